@@ -11,6 +11,8 @@ To read in order:
   ``keepers`` and ``copies`` (who has whose copies);
 - in a process: ``actor`` and ``store`` (of copies);
 - ``policy`` (when to copy, and when to give up), ``report`` and ``metrics``.
+
+What follows from a death is in ``journal`` (what is asked again) and ``replacer`` (what happens in turn).
 """
 
 from cluster.recovery.policy import Recovery

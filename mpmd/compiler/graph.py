@@ -1,4 +1,4 @@
-"""A step cut into work, as the later passes hand it over. Like the passes, these hold jaxpr equations.
+"""A step cut into work, as ``split``, ``shard`` and ``place`` leave it, in jaxpr equations.
 
 Grammar, from the step in work to the one that is ready to be lowered::
 

@@ -1,6 +1,6 @@
 """The names of values and executables in a plan.
 
-The grammar, with the rules of ``ir.py``::
+The grammar, with the rules of ``tasks.py``::
 
     name             ::= path                                         an argument: args[0]['w']
                        | "constant_" position                         a constant of the step

@@ -1,8 +1,9 @@
 """The language that a train step is written in.
 
 ``annotate.py`` marks where stages end and ``reduce.py`` is ``treduce``, the loop over microbatches: start
-reading there. ``gradients.py`` says both in one word, ``pieces.py`` cuts batches and layers evenly,
-``carry.py`` hands values from one microbatch to the next, ``per_group.py`` and ``callbacks.py`` are functions
-that need to know their group or run in the driver. ``decisions.py`` is the way in for a plan that decides
-what the step leaves open. Nothing here knows the compiler.
+reading there. ``gradients.py`` has ``value_and_grad`` and ``grad``, which cut a batch and are such a loop.
+``operations.py`` says what combines the results of microbatches, ``carry.py`` hands values from one
+microbatch to the next, and ``pieces.py`` cuts batches and layers evenly. ``per_group.py`` has functions
+that are traced for each group, and ``callbacks.py`` those that run in the driver. By ``decisions.py``, the
+planner provides what a step leaves open, such as its schedule. Nothing here knows the compiler.
 """

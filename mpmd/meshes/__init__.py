@@ -1,1 +1,1 @@
-"""Meshes, along which the groups of a step are: in this process, and described for compiling alone."""
+"""Meshes of groups: of this process's devices in ``mesh.py``, only described in ``abstract_mesh.py``."""

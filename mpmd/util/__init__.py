@@ -1,1 +1,1 @@
-"""Tools that know no step: tables, trees of values, text files, private directories, clocks."""
+"""Tools that know no step: tables, pytrees, text files, private directories, clocks, garbage collection."""

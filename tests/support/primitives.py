@@ -27,7 +27,7 @@ WITHOUT_RULE = {
     "random_gamma": "draws again until it accepts, for all elements at once",
     "select_and_scatter_add": "its windows overlap",
     "tile": "repeats a dimension, of which the parts would have to be in turns",
-    "unstack": "takes its operand apart: see cut_layers/assemblies.py",
+    "unstack": "takes its operand apart: see cut_layers/concat_and_slice.py",
 }
 """Why each has none."""
 

@@ -1,16 +1,19 @@
 """The second pass: a ``TracedStep`` enters, a ``CutStep`` leaves.
 
 ``cut_layers.py`` lists the phases: scans over layers are cut at their marks, and with them the arrays that
-they scan over; callbacks are taken out of scans (``host_callbacks.py``); marks get the numbers of their
-stages (``number_marks.py``); equations that nothing needs are removed (``dead_code.py``).
+they scan over; callbacks are taken out of scans (``host_callbacks.py``); equations that nothing needs are
+removed (``dead_code.py``); and marks get the numbers of their stages, before and after that
+(``number_marks.py``).
 
-``cut_stacks`` in ``cut.py`` is where to start reading of the first phase. ``dimension_graph.py`` goes through
-the step once and notes, by the rules in ``jaxprs/rules.py`` and ``concat_and_slice.py``, which dimensions of
-its values are the same; ``dimensions.py`` has what follows: which of them count layers, and where they are
-cut. ``rewrite.py`` goes through it again and writes an equation for each part, or, where no rule applies, one
-of the whole; ``scans.py`` is the rule for scans, which ``marked_scans.py`` reads, and ``values.py`` has the
-values in parts. ``scans_over_data.py`` warns of marks in scans that are none over layers. The passes that
-follow know nothing of stacks.
+``cut_stacks`` in ``cut.py`` is where to start reading of the first phase. Loops that index arrays are first
+rewritten as scans over them (``index_loops.py``, with ``integers.py``, ``accesses.py``, ``row_wise.py`` and
+``row_blocks.py``). ``dimension_graph.py`` goes through the step once and notes, by the rules in
+``jaxprs/rules.py`` and ``concat_and_slice.py``, which dimensions of its values are the same;
+``dimensions.py`` has what follows: which of them count layers, and where they are cut. ``rewrite.py`` goes
+through it again and writes an equation for each layer range, or, where no rule applies, one of the whole;
+``scans.py`` is the rule for scans, which ``marked_scans.py`` reads, ``recompute.py`` that for scans under
+``jax.checkpoint``, and ``values.py`` has the values in layer ranges. ``scans_over_data.py`` warns of marks
+in scans that are not over layers. The passes that follow know nothing of stacks.
 """
 
 from mpmd.compiler.cut_layers.cut_layers import cut_layers

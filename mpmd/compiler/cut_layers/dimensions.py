@@ -1,9 +1,10 @@
 """Finds out which dimensions count layers, and where they are cut.
 
 Dimensions that are one and the same are a class, found by union. A scan over layers says where the classes
-of what it scans over are cut; everything else follows: a class of dimensions of which parts are cut is cut
-there and where these parts begin and end, and parts of what is cut are cut where it is. Where a dimension is
-cut is a fraction of it, because merging it with others changes its size.
+of what it scans over are cut. The cuts spread along inclusions, where one dimension is a part of another,
+as of a slice: a part is cut where the whole is, and a whole that is not cut yet is cut where its parts are,
+and where they begin and end. Where a dimension is cut is a fraction of it, because merging it with others
+changes its size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rule for scans over layers: one for each layer range, with a mark between those of different stages."""
+"""The rule for scans over layers: a scan for each layer range, with marks where stages end in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warns of marks in scans over time, or over rows, whose iterations are no layers."""
+"""Warns of marks in scans over time or over rows, whose iterations are not layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scans along whose iterations nothing mixes the elements of a dimension, such as that of ``jax.vmap``.
+"""Scans that mix nothing along some dimension, such as that of ``jax.vmap``, in any of their iterations.
 
 They can be computed in parts along that dimension, each by a scan of its own: so an optimizer that iterates
 on all layers' weights at once does it on each part.

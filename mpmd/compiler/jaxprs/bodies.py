@@ -1,4 +1,4 @@
-"""Bodies of loops, and of rematerialised functions in them, which are opened where they have marks."""
+"""Changes the bodies of loops, and opens rematerialised functions in them: those that have marks inside."""
 
 from __future__ import annotations
 

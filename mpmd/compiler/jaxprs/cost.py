@@ -1,4 +1,4 @@
-"""Which equations are cheap enough to run once for each reader of their result."""
+"""What equations cost, by primitive: which are cheap, elementwise, exact, or fused with their readers."""
 
 from __future__ import annotations
 

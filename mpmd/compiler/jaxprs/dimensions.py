@@ -1,8 +1,9 @@
 """Follows through equations along which mesh axes the dimensions of values are sharded.
 
-It is a guess at what XLA's partitioner will do, in the direction of the computation only. It decides where
-sums are cut into parts, and nothing else, so a wrong guess costs time and changes no result. Which dimensions
-of operands are those of results, it reads in the table of rules; a guess of place is enough.
+It is a guess at what XLA's partitioner will do, in the direction of the computation only. By it ``shard``
+keeps rows sharded, gathers weights and cuts sums, and the planner predicts; so a wrong guess costs time and
+changes no result. The table of rules says which dimensions of operands are those of results; a dimension of
+which it says nothing is taken to stay in its place.
 """
 
 from __future__ import annotations

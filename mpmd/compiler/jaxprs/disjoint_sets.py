@@ -1,4 +1,4 @@
-"""Which things are one and the same, found by union of those that are said to be."""
+"""Disjoint sets, by union-find: which things are the same, from pairs that are."""
 
 from __future__ import annotations
 

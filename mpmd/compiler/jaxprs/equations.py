@@ -1,4 +1,4 @@
-"""Helpers on jaxprs that more than one pass needs."""
+"""Reads and makes equations: their operands, bodies, types and sizes, and jaxprs of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The equations of jaxprs as one flat list of operations on numbered values, without bodies.
 
-What reads equations needs no rules for rematerialised functions and loops then: each rematerialised function
-has values of its own, and the body of a loop is there once, with the number of its iterations.
+So its readers need no rules for rematerialised functions and loops: each rematerialised function has values
+of its own, and the body of a loop is there once, with the number of its iterations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replaces the meshes that equations are traced under, or name, and what depends on them."""
+"""Replaces the meshes that equations name or were traced under, and the shardings over these meshes."""
 
 from __future__ import annotations
 

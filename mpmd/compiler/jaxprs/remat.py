@@ -1,4 +1,4 @@
-"""Opens rematerialised functions."""
+"""Opens rematerialised functions: their equations take their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls a jaxpr as it is: an equation of one jaxpr within another."""
+"""The primitive ``call_jaxpr``: one jaxpr calls another, without being traced again."""
 
 from __future__ import annotations
 

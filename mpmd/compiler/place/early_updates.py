@@ -1,9 +1,10 @@
-"""Has what no later loop needs run before it, where that frees memory and has no group wait.
+"""Runs an update before a later loop that does not need it, where that frees memory and no group waits.
 
-An optimizer's update of weights that later loops do not read may come after all loops, but the gradients are
-in memory until then. It runs before a loop if all that it reads is on its group, so that no group waits for
-another one; if the group would wait at the beginning of the loop, or is the one that is done last with it
-anyway, so that the step takes no longer; and if it gives up more memory than it needs.
+On which groups it runs is known by then (``place.py``). An optimizer's update of weights that later loops
+do not read may come after all loops, but the gradients are in memory until then. It runs before a loop if
+all that it reads is on its group, so that no group waits for another one; if the group would wait at the
+beginning of the loop, or is the one that is done last with it anyway, so that the step takes no longer; and
+if it gives up more memory than it needs.
 """
 
 from __future__ import annotations

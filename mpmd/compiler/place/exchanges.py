@@ -1,4 +1,4 @@
-"""Numbers the exchanges between groups outside the loop."""
+"""Says how many exchanges between groups come before each equation outside of loops."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Decides where everything outside of loops lives: on which groups each value is and each equation runs.
 
-A value lives on a set of groups. Three rules, applied until nothing changes:
+A value lives on a set of groups. It is large if it has more than one element. Three rules, applied until
+nothing changes:
 
 1. An equation runs where its large operands are. When those are on different groups, it runs on the one
    that has most of their bytes, and the rest is sent there.
@@ -8,7 +9,10 @@ A value lives on a set of groups. Three rules, applied until nothing changes:
    its result is read: each such group is sent the scalars and computes the rest itself. So does what
    repeats a smaller array, such as the norms of rows.
 3. State stays where it is: a result that a next step takes as an argument is on the groups that read the
-   argument.
+   argument. What is read outside of loops alone, such as an optimizer's state, is where its update runs.
+
+So the update of a weight runs on the group of the stage that reads the weight. If several do, it runs on the
+one where its gradients are added, and the others are sent the new weight.
 
 A gathered copy of a value is made by each group whose tasks read it: the value is sent, and not the copy.
 

@@ -1,11 +1,13 @@
 """The fourth pass: a ``TaskGraph`` enters, a ``ShardedGraph`` leaves.
 
-``infer_specs.py`` says how values outside the loop and accumulators are sharded within a group; ``reads.py``
-tells weights from the batch; ``microbatch_dimensions.py`` keeps the rows of a batch sharded that the step
-cuts; ``gather.py`` has weights gathered once per step, if asked to; ``partial_accumulators.py`` has sums over
-a sharded batch stay in parts until the loop has ended, and ``partial_sums.py`` explains how: ``sums.py`` cuts
-the equations that sum, and ``linear.py`` says what may be done to parts as to the whole. Before all that,
-``forwarded_results.py`` gives results values of their own where they are asked for with other specs.
+First, ``forwarded_results.py`` copies results that are also other results or arguments, with another spec.
+Then ``infer_specs.py`` says how accumulators and values outside the loop are sharded within a group, and
+``reads.py`` tells weights from the batch. ``microbatch_dimensions.py`` keeps the rows of a batch sharded
+that the step cuts into microbatches, and ``gather.py`` has weights gathered once per step, if asked to.
+
+Last, ``partial_accumulators.py`` has accumulators hold partial sums until the loop has ended.
+``partial_sums.py`` explains how: ``sums.py`` has the rules for equations that sum, ``linear.py`` says what
+may be done to partial sums as to the whole, and ``make_partial_sums.py`` converts between the two.
 """
 
 from mpmd.compiler.shard.shard import shard

@@ -1,4 +1,4 @@
-"""Gives results specs of their own, where they are arguments, or other results, with another spec."""
+"""Copies results that are also arguments, or other results, and are to have another spec than these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Finds out how values outside the loop are sharded, from the shardings of arguments and results."""
+"""Spreads the specs of arguments and results to accumulators and to other values outside the loop.
+
+So a weight's gradient accumulator gets the spec of the weight, and so does state that the step makes
+itself. State that is passed in does not: like any argument, Adam's moments keep the spec of the caller or
+of the passed array, and are replicated without one. Only ``mpmd.plan`` gives them the spec of their weight.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +48,9 @@ def _decided(step: CutStep, specs: ArgumentSpecs) -> dict[Var, Spec]:
 def _spread(eqns: Sequence[JaxprEqn], decided: Mapping[Var, Spec]) -> dict[Var, Spec]:
     """Extends specs through elementwise equations, among values of the same shape.
 
-    So the gradient accumulators and the optimizer's state of a weight are sharded like the weight: what an
-    optimizer combines element by element has to be together. Where two specs meet, neither spreads.
+    So the gradient accumulators of a weight, and what is made of them, are sharded like the weight: what an
+    optimizer combines element by element has to be together. What is decided stays as it is. Where two specs
+    meet, such as those of a weight and of moments that are sharded otherwise, neither spreads.
     """
     classes = elementwise_classes(eqns)
     specs_of: dict[Var, set[Spec]] = {}

@@ -1,4 +1,4 @@
-"""Finds the values of outside that the loops' tasks do not read as wholes, such as the batch."""
+"""Finds the values from outside the loop that tasks do not read as wholes, such as the batch."""
 
 from __future__ import annotations
 

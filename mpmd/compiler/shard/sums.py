@@ -1,6 +1,6 @@
-"""Cuts equations that sum over a sharded dimension into parts, one for each shard of it.
+"""Rewrites an equation that sums over a sharded dimension to give partial sums, one for each shard of it.
 
-Each of these is what XLA would end with an all-reduce.
+As it was, XLA would end it with an all-reduce.
 """
 
 from __future__ import annotations

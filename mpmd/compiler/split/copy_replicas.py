@@ -1,4 +1,4 @@
-"""Gives each work the replicas that it reads."""
+"""Puts into the work of each stage the cheap equations that all their readers compute themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has work that comes after the update of a carried value read a copy of what it was before."""
+"""Keeps a copy of a carried value for work that reads the old value after its update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the loop's equations that every reader computes itself instead of receiving the result."""
+"""Finds the cheap equations of the loop that every reader computes itself instead of receiving the result."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """The first pass: a user's function and the shapes of its arguments enter, a ``TracedStep`` leaves.
 
-``trace.py`` says for which types of arguments the function is traced. ``to_jaxpr.py`` composes the rest: JAX
-traces the function (``traced_within.py``), meshes of devices become abstract (``abstract_meshes.py``),
+``trace.py`` says for which types of arguments the function is traced. ``to_jaxpr.py`` composes the rest:
+JAX traces the function (``traced_within.py``), meshes of devices become abstract (``abstract_meshes.py``),
 equations get their canonical form (``jaxprs/canonical.py``), what cannot be compiled is refused
-(``check_loop.py``), and the arguments that a next step takes from the results are found
-(``fed_back.py``).
+(``check_loop.py``), and the results that the next step takes as arguments are found (``fed_back.py``).
 """
 
 from mpmd.compiler.trace.trace import trace

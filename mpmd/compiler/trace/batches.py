@@ -1,4 +1,4 @@
-"""Finds the arguments of which loops take microbatches, and nothing else is read."""
+"""Finds the arguments that nothing reads but loops, which take one microbatch of them at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces a train step, with the state as later steps have it."""
+"""Traces a train step for the types that its state has after the first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has JAX trace a step within a mesh, over which specs without a mesh are, and types of values."""
+"""Has JAX trace a step within a mesh: what specs without a mesh, and the types of values, refer to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says which arguments a scan does not take, of which JAX says no more than that their sizes differ."""
+"""Names the arguments whose sizes differ where JAX refuses a scan; JAX says the sizes alone."""
 
 from __future__ import annotations
 

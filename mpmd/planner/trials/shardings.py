@@ -1,4 +1,4 @@
-"""The shardings of a step's arguments under a candidate."""
+"""The shardings of a step's arguments under a candidate; optimizer state has the spec of its weight."""
 
 from __future__ import annotations
 
