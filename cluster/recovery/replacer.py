@@ -1,8 +1,8 @@
 """Recovery from the death of a group, and from the failure of a step that has taken its inputs over.
 
 A thread has the group replaced and all groups go back to the last committed snapshot, and then repeats the
-requests in the journal. Meanwhile steps wait to be submitted. Callers notice nothing else. When a step has failed, all
-groups stay and go back.
+requests in the journal. Meanwhile steps wait to be submitted. Callers notice nothing else. When a step has
+failed, all groups stay and go back.
 """
 
 from __future__ import annotations
