@@ -47,7 +47,7 @@ class SpecsOfCalls:
         self._given: dict[Any, tuple[Spec | None, ...]] = {}
         self._usable = functools.cache(self._find_usable)
 
-    def are_own(self, call: Call) -> tuple[bool, ...]:
+    def are_of_arrays(self, call: Call) -> tuple[bool, ...]:
         """For each leaf, whether its spec is that of the passed array; otherwise the user gave it."""
         if self._is_open:
             return (True,) * len(call.leaves)

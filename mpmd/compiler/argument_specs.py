@@ -78,8 +78,8 @@ class ArgumentPlacements:
         """Those that are asked for."""
         if step.loops:
             return cls.anywhere(step)
-        arguments = _of_parts(step.argument_leaves, request.held)
-        return cls(arguments, _of_parts(step.result_leaves, request.wanted))
+        arguments = _of_parts(step.argument_leaves, request.argument_placements)
+        return cls(arguments, _of_parts(step.result_leaves, request.result_placements))
 
 
 def _of_parts(leaves: Sequence[Leaf], placements: Sequence[Placement] | None) -> tuple[Placement, ...]:
@@ -104,9 +104,10 @@ def _fitting_parts(leaves: Sequence[Leaf], request: CompileRequest) -> tuple[Spe
         shapes = leaf.stack.shapes(leaf.shape) if leaf.stack else (leaf.shape,)
         return not any(_is_indivisible(spec, shape, request.submeshes) for shape in shapes)
 
+    are_of_arrays = request.specs_are_of_arrays or [False] * len(leaves)
     fitting = tuple(
-        None if own and spec and not fits(leaf, spec) else spec
-        for leaf, spec, own in zip(leaves, specs, request.own_specs or [False] * len(leaves), strict=True)
+        None if is_of_array and spec and not fits(leaf, spec) else spec
+        for leaf, spec, is_of_array in zip(leaves, specs, are_of_arrays, strict=True)
     )
     return fitting if any(fitting) or fitting == tuple(specs) else None
 
@@ -119,7 +120,7 @@ def _or_held_or_returned(
 ) -> list[Spec | None]:
     """The spec of each argument: the one asked for, or else as it is held, or else as it is returned."""
     returned = dict(zip((result.var for result in step.results), results, strict=True))
-    held = _of_parts(step.argument_leaves, request.held)
+    held = _of_parts(step.argument_leaves, request.argument_placements)
     specs: list[Spec | None] = []
     for argument, given, placement in zip(step.arguments, asked, held, strict=True):
         spec = _as_held(aval_of(argument.var).shape, placement, request.submeshes) if given is None else given

@@ -30,16 +30,16 @@ class CompileRequest:
       donated: for each argument leaf, whether the caller gives it up; none if none is.
       in_specs: for each argument leaf how it is sharded within a group; ``None`` for one, or for all:
         replicated.
-      own_specs: for each argument leaf, whether its spec is that of the array that is passed, rather than one
-        that the caller asks for: it is replicated where that does not fit the parts that it is in.
+      specs_are_of_arrays: for each argument leaf, whether its spec is that of the array that is passed
+        rather than of the caller: it is replicated where that does not fit the parts that it is in.
       out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
         to the compiler.
       partial_sums: which accumulators may hold partial sums over the devices of a group.
       gather: when weights that are sharded over the batch's axes are gathered.
-      held: for a function without a loop, where each argument leaf is already; ``ANYWHERE`` for one that
-        the caller sends. One without a spec in ``in_specs`` has the spec that it is held with, and one that
-        is held in parts is read in these parts.
-      wanted: for a function without a loop, where each result leaf is to be, and in which parts;
+      argument_placements: for a function without a loop, where each argument leaf is; ``ANYWHERE`` for one
+        that the caller sends. One without a spec in ``in_specs`` has the spec that it is held with, and one
+        that is held in parts is read in these parts.
+      result_placements: for a function without a loop, where each result leaf is to be, and in which parts;
         ``ANYWHERE``: where it is made. Their specs are those of ``out_specs``.
     """
 
@@ -49,19 +49,19 @@ class CompileRequest:
     submeshes: Sequence[AbstractMesh]
     donated: Sequence[bool] = ()
     in_specs: Sequence[Spec | None] | None = None
-    own_specs: Sequence[bool] | None = None
+    specs_are_of_arrays: Sequence[bool] | None = None
     out_specs: Callable[[Any], Sequence[Spec | None]] | None = None
     partial_sums: PartialSums = "replicated"
     gather: Gather = "task"
-    held: Sequence[Placement] | None = None
-    wanted: Sequence[Placement] | None = None
+    argument_placements: Sequence[Placement] | None = None
+    result_placements: Sequence[Placement] | None = None
 
     @property
     def argument_stacks(self) -> tuple[Stack | None, ...]:
         """How each argument leaf is in parts already; none if none is."""
-        return tuple(placement.stack for placement in self.held or ())
+        return tuple(placement.stack for placement in self.argument_placements or ())
 
     @property
     def result_stacks(self) -> tuple[Stack | None, ...]:
         """How each result leaf is to be in parts; none if none is."""
-        return tuple(placement.stack for placement in self.wanted or ())
+        return tuple(placement.stack for placement in self.result_placements or ())

@@ -34,8 +34,8 @@ def compile_init(fun: Callable, call: Call, argument: Any, mesh: GroupMesh) -> C
         submeshes=mesh.abstract_submeshes,
         donated=call.donated,
         out_specs=functools.partial(_specs_of, argument),
-        held=call.placements(mesh.runtime),
-        wanted=[leaf.placement for leaf in jax.tree.leaves(argument)],
+        argument_placements=call.placements(mesh.runtime),
+        result_placements=[leaf.placement for leaf in jax.tree.leaves(argument)],
     )
     compiled = compile_step(request)
     if compiled.step.loops:

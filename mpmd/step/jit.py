@@ -281,12 +281,12 @@ class MpmdFunction:
             kwargs=kwargs,
             submeshes=submeshes,
             in_specs=in_specs,
-            own_specs=self._in_specs.are_own(call),
+            specs_are_of_arrays=self._in_specs.are_of_arrays(call),
             out_specs=out_specs,
             donated=call.donated,
             partial_sums=options.partial_sums,
             gather=options.gather,
-            held=held,
+            argument_placements=held,
         )
         compiled = compile_step(request)
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)

@@ -34,7 +34,7 @@ def trace(request: CompileRequest) -> TracedStep:
         args, kwargs = jax.tree.unflatten(treedef, avals)
         return to_jaxpr(request.fun, args, kwargs, request.submeshes, specs, request.donated)
 
-    specs_as_held = _or_as_held(request.in_specs, request.held)
+    specs_as_held = _or_as_held(request.in_specs, request.argument_placements)
     first = traced(leaves, specs_as_held)
     # A loop's arguments come from anywhere: types follow from the call alone.
     type_specs = request.in_specs if first.has_loop else specs_as_held
