@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, subjaxprs
+from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.source import nearness_to_user, where
 from mpmd.compiler.steps import CutStep, Loop
 from mpmd.errors import (
@@ -175,8 +176,7 @@ def _within(eqn: JaxprEqn, inner: Jaxpr, dependent: set[Var]) -> set[Var]:
         seeds = set() if dependent.isdisjoint(operands(eqn)) else set(inner.invars)
     inside = _dependent(inner.eqns, seeds)
     if eqn.primitive.name == "scan":
-        first, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
-        carry = list(zip(inner.invars[first : first + num_carry], inner.outvars, strict=False))
+        carry = list(zip(inner.invars[scan_operands(eqn).carry], inner.outvars, strict=False))
         while further := {before for before, after in carry if after in inside} - inside:
             inside = _dependent(inner.eqns, inside | further)
     return inside
