@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 
 NAMELESS = DebugInfo("mpmd", "mpmd", None, None)
@@ -35,12 +35,29 @@ def with_scan_constants(params: Mapping[str, Any], count: int) -> dict[str, Any]
 
     JAX 0.11 replaced the numbers of operands of each kind by a tree that has a leaf for each operand.
     """
+    if not count:
+        return dict(params)
     if "num_consts" in params:
         return {**params, "num_consts": params["num_consts"] + count}
     from jax._src import flattree  # type: ignore[attr-defined]
 
     consts, carry, xs = params["ft_in"].unpack()
     return {**params, "ft_in": flattree.pack(((flattree.nones(count), consts), carry, xs))}
+
+
+def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The function that a ``call_hi_primitive`` calls; ``None`` for other equations.
+
+    JAX 0.12 has ``jnp.searchsorted`` as one, whose parameter is the function and no jaxpr of it.
+    """
+    if eqn.primitive.name != "call_hi_primitive":
+        return None
+    primitive = eqn.params["_prim"]
+
+    def of_leaves(*leaves: Any) -> list[Any]:
+        return jax.tree.leaves(primitive.expand(*jax.tree.unflatten(primitive.in_tree, leaves)))
+
+    return jax.make_jaxpr(of_leaves)(*(atom.aval for atom in eqn.invars))
 
 
 def current_context() -> Any:

@@ -22,7 +22,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding
 
-from mpmd.compat import with_scan_constants
+from mpmd.compat import expanded, with_scan_constants
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     as_called,
@@ -87,8 +87,9 @@ def called(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The function of an equation that does nothing but call it, such as one under ``jit``."""
     if eqn.primitive.name in _CALLS:
         return next(value for value in eqn.params.values() if isinstance(value, ClosedJaxpr))
-    solve = solution(eqn)
-    return None if solve is None else closed(solve)
+    if (solve := solution(eqn)) is not None:
+        return closed(solve)
+    return expanded(eqn)
 
 
 def _bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:

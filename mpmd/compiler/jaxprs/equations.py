@@ -85,8 +85,8 @@ def make_jaxpr(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequenc
 
 
 def closed(jaxpr: Jaxpr) -> core.ClosedJaxpr:
-    """A jaxpr without constants as a closed one."""
-    return core.ClosedJaxpr(jaxpr, ())
+    """A jaxpr without constants as a closed one. Since JAX 0.12 it is one already."""
+    return jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(jaxpr, ())
 
 
 def free_variables(eqns: Iterable[JaxprEqn]) -> list[Var]:
