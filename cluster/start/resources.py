@@ -144,7 +144,7 @@ class SharedDevices(NamedTuple):
 
 
 Place = Reservation | SharedDevices
-"""Where a process runs."""
+"""The reservation of a process, or the devices that it shares."""
 
 
 def reserve_together(

@@ -1,4 +1,4 @@
-"""How a step's arguments and results are sharded, and where they are, as far as its caller decides it."""
+"""The shardings and places of a step's arguments and results, as far as its caller decides them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpmd.ir.stack import Leaf, per_part
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentSpecs:
-    """How arguments and results are sharded within groups.
+    """The shardings of arguments and results within groups.
 
     Attributes:
       leaves: for each leaf of the arguments; ``None`` for one, or for all: replicated.
@@ -60,7 +60,7 @@ class ArgumentSpecs:
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentPlacements:
-    """Where arguments are before a step, and results are to be after it; ``ANYWHERE``: as it is best.
+    """The placements of arguments before a step and of results after it; ``ANYWHERE``: the compiler chooses.
 
     With a loop, whose stages say where everything is, all are ``ANYWHERE``.
     """
@@ -83,7 +83,7 @@ class ArgumentPlacements:
 
 
 def _of_parts(leaves: Sequence[Leaf], placements: Sequence[Placement] | None) -> tuple[Placement, ...]:
-    """Where each part of leaves is, if they are there in these parts."""
+    """The placement of each part of leaves; ``ANYWHERE`` for leaves that are held in other parts."""
     of_parts: list[Placement] = []
     for leaf, placement in zip(leaves, placements or [ANYWHERE] * len(leaves), strict=True):
         there = placement if placement.stack == leaf.stack else ANYWHERE

@@ -58,10 +58,10 @@ class CompileRequest:
 
     @property
     def argument_stacks(self) -> tuple[Stack | None, ...]:
-        """How each argument leaf is in parts already; none if none is."""
+        """The stack that each argument leaf is in; empty if none is in parts."""
         return tuple(placement.stack for placement in self.argument_placements or ())
 
     @property
     def result_stacks(self) -> tuple[Stack | None, ...]:
-        """How each result leaf is to be in parts; none if none is."""
+        """The stack that each result leaf is to be in; empty if none is."""
         return tuple(placement.stack for placement in self.result_placements or ())

@@ -27,7 +27,7 @@ from mpmd.validation import bool_fault, callable_fault, int_fault, positions_fau
 Reduction = Literal["mean", "sum"] | Callable[..., Any]
 
 _SHOWN = 5
-"""How many leaves an error names."""
+"""The number of leaves that an error names."""
 
 
 def value_and_grad(

@@ -14,7 +14,7 @@ from mpmd.util.tables import first_few
 from mpmd.validation import int_fault, raise_faults
 
 _SHOWN = 5
-"""How many leaves an error names: a list of numbers has as many leaves as numbers."""
+"""The number of leaves that an error names: a list of numbers has as many leaves as numbers."""
 
 _PASS_ARRAYS = (
     "pass arrays (each number in a list is a leaf of its own; np.asarray makes one array of the list)"

@@ -8,7 +8,7 @@ from typing import Literal
 from mpmd.ir.plan import AnyTask, GroupProgram, Name, OutsideTask, Plan, Recv, TaskType
 
 Kind = Literal["parameters", "arguments", "accumulators", "activations", "outside", "received"]
-"""What a value is for, as ``mpmd.memory.group.MemoryParts`` describes it."""
+"""The purpose of a value, as ``mpmd.memory.group.MemoryParts`` describes it."""
 
 
 def kinds_of(plan: Plan, program: GroupProgram, updated: Collection[Name]) -> dict[Name, Kind]:

@@ -15,7 +15,7 @@ from mpmd.util.tables import first_few
 from mpmd.validation import int_fault, raise_faults
 
 StageValue = tuple[Literal["activation", "gradient"], int, int]
-"""What one task makes and another needs: a stage's output or the gradient of its input, for a microbatch."""
+"""A value from one task to another: a stage's output or the gradient of its input, for a microbatch."""
 
 
 def makes(task: Task) -> StageValue | None:

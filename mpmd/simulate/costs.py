@@ -13,7 +13,7 @@ from mpmd.ir.plan import Cell, Edge, OutsideTask, TaskKind, TaskType
 from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, type_fault
 
 DEFAULT_TIMES: Mapping[TaskKind, float] = {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW": 1}
-"""How long tasks take by default."""
+"""The default durations of tasks."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ _MessageKey = tuple[Edge, int]
 
 
 MessageBytes = Callable[[Edge, Name], float]
-"""How many bytes a value has on the link of an edge."""
+"""The bytes of a value on the link of an edge."""
 
 
 def plan_workload(plan: Plan, costs: Costs, sizes: Topology | MessageBytes | None = None) -> Workload:

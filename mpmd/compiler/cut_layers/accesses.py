@@ -58,7 +58,7 @@ class Access:
 
 
 def access_of(eqn: JaxprEqn, rows: Mapping[Var, np.ndarray], length: int) -> Access | None:
-    """How an equation takes or changes other rows of its first operand in each iteration.
+    """The rows of its first operand that an equation takes or changes in each iteration.
 
     The rows have to ascend with what is scanned over, by as many as an iteration has at least.
 

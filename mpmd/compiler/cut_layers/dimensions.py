@@ -35,11 +35,11 @@ class _Inclusion(NamedTuple):
     reverses: bool
 
     def below(self, cuts: Iterable[Fraction]) -> set[Fraction]:
-        """Where the part is cut, if the whole is cut there."""
+        """The cut points of the part, given those of the whole."""
         return _inner(1 - cut if self.reverses else (cut - self.start) / self.size for cut in cuts)
 
     def above(self, cuts: Iterable[Fraction]) -> set[Fraction]:
-        """Where the whole is cut, if the part is cut there: also where the part begins and ends."""
+        """The cut points of the whole, given those of the part: also the ends of the part."""
         inside = (1 - cut if self.reverses else self.start + cut * self.size for cut in cuts)
         return _inner([self.start, self.start + self.size, *inside])
 
@@ -118,7 +118,7 @@ class Dimensions:
         return tuple(stop - start for start, stop in itertools.pairwise(ends))
 
     def stack(self, atom: Atom) -> Stack | None:
-        """How a value is in parts; ``None`` if it is whole, as one of which two dimensions are cut."""
+        """The stack of a value in parts; ``None`` if it is whole, as one of which two dimensions are cut."""
         if not isinstance(atom, Var):
             return None
         shape = shape_of(atom)

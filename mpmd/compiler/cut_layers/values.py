@@ -70,7 +70,7 @@ class Values:
         return Values(self.dimensions, self.gathered, self.origin)
 
     def planned(self, atom: Atom) -> Stack | None:
-        """How a value is to be in layer ranges."""
+        """The stack that a value is planned to be in; ``None`` for a whole value."""
         if not isinstance(atom, Var):
             return None
         if atom not in self._stacks:
@@ -78,7 +78,7 @@ class Values:
         return self._stacks[atom]
 
     def stack(self, atom: Atom) -> Stack | None:
-        """How a value that is made is in layer ranges."""
+        """The stack that a value was computed in; ``None`` for a whole value."""
         return self.planned(atom) if isinstance(atom, Var) and atom in self._ranges else None
 
     def bind(self, var: Var) -> tuple[Var, ...]:

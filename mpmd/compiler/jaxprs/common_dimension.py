@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.compiler.jaxprs.equations import shape_of
 
 Promise = Literal["exact", "shared", "guess"]
-"""How far a dimension can be relied on.
+"""The promise of a dimension.
 
 - ``exact``: equations of the same primitive, each for a part of the dimension, give the same values.
 - ``shared``: devices that divide the dimension can share the work. A partitioner of arrays can do more than

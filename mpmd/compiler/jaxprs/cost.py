@@ -1,4 +1,4 @@
-"""What equations cost, by primitive: which are cheap, elementwise, exact, or fused with their readers."""
+"""Costs of equations, by primitive: which are cheap, elementwise, exact, or fused with their readers."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _axes_along(
 
 
 def _number(axes: Axes, mesh: Mapping[str, int]) -> int:
-    """How many parts there are along axes."""
+    """The number of parts along axes."""
     return math.prod(mesh[axis] for axis in axes)
 
 

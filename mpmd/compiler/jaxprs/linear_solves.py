@@ -8,7 +8,7 @@ from mpmd.compiler.jaxprs.equations import Atom, aval_of, make_jaxpr
 
 
 def solution(eqn: JaxprEqn) -> Jaxpr | None:
-    """How the equation finds its results, as a jaxpr of all its operands; ``None`` for other equations.
+    """The solution of the equation, as a jaxpr of all its operands; ``None`` for other equations.
 
     The other functions in its parameters are for derivatives.
     """

@@ -1,4 +1,4 @@
-"""Where equations come from: the user's lines, and the transformations that made them."""
+"""The sources of equations: the user's lines, and the transformations that made them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much work equations are: operations, and what they read and write of memory."""
+"""The work of equations: operations, and bytes that they read and write."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class ExecutableTable:
         return tuple(self._avals[var.aval] for var in variables)
 
     def spec_of(self, var: Var, mpmd_idx: int) -> Spec | None:
-        """How a variable is sharded on a group; ``None`` where its compiler chooses."""
+        """The spec of a variable on a group; ``None`` where its compiler chooses."""
         submesh, shape = self.meshes.submeshes[mpmd_idx], aval_of(var).shape
         spec = self.specs.get(var, self.default if submesh.size > 1 and shape else ())
         return None if spec is None else fitting(spec, shape, submesh.shape)

@@ -154,7 +154,7 @@ class _Lowering:
         )
 
     def _uses_by_group(self) -> dict[Var, collections.Counter[int]]:
-        """How often each group reads each outer variable."""
+        """The number of times that each group reads each outer variable."""
         uses: dict[Var, collections.Counter[int]] = collections.defaultdict(collections.Counter)
         for placed in self._placed.eqns:
             for var in operands(placed.eqn):

@@ -18,11 +18,11 @@ from mpmd.compiler.graph import GroupSet, TaskGraph
 from mpmd.compiler.jaxprs.equations import aval_of, operands, size
 
 _Slot = tuple[int, int]
-"""How many loops run before, and a group."""
+"""A number of loops that run before, and a group."""
 
 
 class EarlyUpdates:
-    """How many loops run before each equation, given how many may at most.
+    """The number of loops that run before each equation, given the most that may.
 
     Args:
       stage_groups: the group of each stage.
@@ -84,7 +84,7 @@ class EarlyUpdates:
         return self._with_operands(segments)
 
     def _earliest(self, i: int, known: Mapping[Var, int]) -> int | None:
-        """How many loops run before all that an equation reads is on its groups; ``None`` if it is not."""
+        """The number of loops before an equation's operands are on its groups; ``None`` if they never are."""
         eqn = self._eqns[i]
         if eqn.effects or any(
             var not in known or not self._runs[i] <= self._homes[var] for var in operands(eqn)

@@ -157,7 +157,7 @@ class _Placer:
         return reading
 
     def _segments_of_equations(self) -> list[int]:
-        """How many loops run before each equation: those before the first one that needs it.
+        """The number of loops that run before each equation: those before the first one that needs it.
 
         What no loop needs comes after all, so that no loop waits for it, unless ``early_updates.py`` finds
         a better segment. Callbacks stay where they are.
@@ -301,7 +301,7 @@ class _Placer:
         return is_cheap(eqn) and (self._has_loop or scalars or is_exact(eqn))
 
     def _unread(self, eqn: JaxprEqn) -> GroupSet:
-        """Where to run what only feeds a next step: scalars, such as a step counter, are for everyone."""
+        """The groups of equations that only feed a next step: scalars, such as a step counter, go to all."""
         if not self._has_loop:
             return frozenset({0})
         scalars = all(size(atom) == 1 for atom in (*eqn.invars, *eqn.outvars))

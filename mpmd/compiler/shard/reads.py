@@ -36,7 +36,7 @@ class LoopReads(NamedTuple):
 
 
 def loop_reads(graph: TaskGraph) -> LoopReads:
-    """How the equations of each stage's work read values of outside."""
+    """The reads of outer values by the equations of each stage's work."""
     indices = {loop.index for loop in graph.step.loops}
     outside = [*(a.var for a in graph.step.arguments), *(c.var for c in graph.step.constants)]
     outside += [var for eqn in graph.outer for var in eqn.outvars]

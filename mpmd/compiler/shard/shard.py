@@ -59,7 +59,7 @@ def shard(
 def _outer_dimensions(
     sharded: ShardedGraph, submesh: AbstractMesh, whole: Mapping[Var, int]
 ) -> dict[Var, Dimensions]:
-    """How arguments are sharded and what is computed of them outside the loop, as far as known.
+    """The shardings of arguments, and of values computed from them outside of loops, as far as known.
 
     Args:
       whole: for values the dimension that counts microbatches, along which they are not sharded.
