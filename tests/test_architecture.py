@@ -31,6 +31,8 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory",
     "mpmd.simulate": "mpmd.ir mpmd.memory mpmd.schedules mpmd.validation",
     "mpmd.render": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.util mpmd.validation",
+    "mpmd.attribution": "mpmd.ir",
+    "mpmd.profile": "mpmd.attribution mpmd.ir",
     # Chooses how to run a step.
     "mpmd.planner": "",
     "mpmd.planner.fusions": "mpmd.compiler.jaxprs",
@@ -133,8 +135,8 @@ MAY_IMPORT = {
     "mpmd.checkpoint": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.meshes "
     "mpmd.runtime mpmd.validation",
     "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.checkpoint mpmd.compat mpmd.compiler.pipeline "
-    "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.runtime "
-    "mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
+    "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.profile "
+    "mpmd.runtime mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",
     "mpmd": "",
     # Programs, which nothing imports. They use the public names, as a user's program does.

@@ -44,7 +44,10 @@ class Ours:
             call = self._signature.bind((self._state, *self._batch), {})
             (self._state, _), future = self._step.submit(call, profile=True)
             futures.append(future)
-        return [[event for reply in future.replies() for event in reply.events] for future in futures]
+        return [
+            [event for reply in future.replies() for times in reply.times for event in times.events()]
+            for future in futures
+        ]
 
     def close(self) -> None:
         self._mesh.close()

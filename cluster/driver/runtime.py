@@ -279,8 +279,13 @@ class RayRuntime(RuntimeBase):
 
 
 def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:
-    """The reply of a group's first process, once all have replied."""
-    return replies[0] if len(replies) == 1 else joined(replies, lambda each: each[0])
+    """The reply of a group's first process, with the times of all, once all have replied."""
+    return replies[0] if len(replies) == 1 else joined(replies, _with_all_times)
+
+
+def _with_all_times(replies: Sequence[StepReply]) -> StepReply:
+    times = tuple(times for reply in replies for times in reply.times)
+    return dataclasses.replace(replies[0], times=times)
 
 
 def _of_all(replies: Sequence[LoadReply]) -> LoadReply:

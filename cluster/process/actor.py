@@ -7,7 +7,6 @@ import dataclasses
 import os
 import socket
 import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -95,8 +94,6 @@ class GroupActor:
         self._shipments: dict[int, Shipment] = {}
         self._cancelled: set[int] = set()  # the shipments that the driver gave up before they arrived
         self._forever = threading.Event()
-        # The monotonic clock is this node's own; the wall clocks of nodes agree.
-        self._clock_offset = time.time() - time.perf_counter()
 
     def __repr__(self) -> str:
         return self._member.endpoint.name  # Ray labels log lines with it
@@ -137,6 +134,8 @@ class GroupActor:
             agree=self._agreement.agree,
             activity=self._activity,
             of_donated=_OF_DONATED,
+            rank=self._member.rank,
+            is_alone=True,
         )
         return self._info()
 
@@ -238,7 +237,7 @@ class GroupActor:
         try:
             arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
             self.release(request.released)
-            reply = self._worker.run_step(dataclasses.replace(request, released=NOTHING_RELEASED), arrays)
+            return self._worker.run_step(dataclasses.replace(request, released=NOTHING_RELEASED), arrays)
         except StepAborted:
             if self._router.lost is not None:
                 raise self._router.lost from None
@@ -248,12 +247,6 @@ class GroupActor:
             if self._member.shape.num_processes > 1 and world.is_lost(error.__cause__):
                 raise world.WorldLostError(str(error)) from error
             raise
-        offset = self._clock_offset
-        events = tuple(
-            dataclasses.replace(event, start=event.start + offset, end=event.end + offset)
-            for event in reply.events
-        )
-        return dataclasses.replace(reply, events=events)
 
     def _host_array(self, value: PackedValue) -> np.ndarray | HostParts:
         """The value that the group keeps: a copy where Ray has brought it, because Ray reuses its memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -65,6 +66,7 @@ class SliceTransport(Transport):
         self._sent = {key: route.sent_by(rank) for key, route in routes.items() if key[0] == here}
         landing_of = functools.cache(functools.partial(_landing, submesh, rank))
         self._received = {key: landing_of(route) for key, route in routes.items() if key[1] == here}
+        self._arrived = 0
         self._device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
@@ -80,12 +82,13 @@ class SliceTransport(Transport):
     def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
         landing = self._received[message[1:]]
         parts: list[dict[Box, Array]] = [{} for _ in landing.avals]
-        reason = None
+        reason, self._arrived = None, time.perf_counter_ns()  # where no slice is for this process
         try:
             for process, expected in landing.parts.items():
                 src = self._endpoint.number_of(message.src, process)
                 between = MessageId(message.step, src, self._endpoint.number, message.tag)
                 arrays = self._transport.recv(between, [self._device] * len(expected))
+                self._arrived = max(self._arrived, self._transport.arrived)
                 for part, array in zip(expected, arrays, strict=True):
                     parts[part.value][part.box] = array
         except StepAborted as aborted:
@@ -97,6 +100,11 @@ class SliceTransport(Transport):
             for i, array in zip(landing.scattered, gathered, strict=True):
                 landed[i] = array
         return landed
+
+    @property
+    def arrived(self) -> int:
+        """As of ``Transport``: when the last slice had arrived."""
+        return self._arrived
 
     def abort(self, step: int, reason: str) -> None:
         self._transport.abort(step, reason)

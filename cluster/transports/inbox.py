@@ -74,15 +74,19 @@ class Inbox:
 
     Args:
       name_of: what messages to users call the process with a number.
+
+    Attributes:
+      arrived: when the message that was taken last had arrived, in nanoseconds of ``time.perf_counter_ns``.
     """
 
     def __init__(self, name_of: Callable[[int], str] = "group {}".format) -> None:
         self.name_of = name_of
+        self.arrived = 0
         self._lock = threading.Lock()
         self._closed = False
         self._step = 0
         self._taking_part: frozenset[int] | None = None  # the processes; None: all
-        self._arrived: dict[MessageId, Arrival] = {}
+        self._arrived: dict[MessageId, tuple[int, Arrival]] = {}
         self._aborted: dict[int, str] = {}
         self._disconnected: dict[int, _Loss] = {}
         self.lost: PeerLostError | None = None
@@ -113,14 +117,14 @@ class Inbox:
             self._step, self._taking_part, self.lost = step, taking_part, None
             self._aborted = {number: why for number, why in self._aborted.items() if number >= step}
             outdated = [self._arrived.pop(message) for message in list(self._arrived) if message.step < step]
-        for arrival in outdated:
+        for _, arrival in outdated:
             arrival.drop()
 
     def add(self, message: MessageId, arrival: Arrival) -> None:
         """Adds a message that has arrived; drops it when its step is over or aborted."""
         with self._lock:
             if message.step >= self._step and message.step not in self._aborted:
-                self._arrived[message] = arrival
+                self._arrived[message] = time.perf_counter_ns(), arrival
                 return
         arrival.drop()
 
@@ -132,8 +136,9 @@ class Inbox:
 
     def take(self, message: MessageId) -> Arrival:
         """Waits for a message and removes it. Raises as ``wait`` does."""
-        while (arrival := self._arrived.pop(message, None)) is None:
+        while (item := self._arrived.pop(message, None)) is None:
             self._wait_for_headers(message.step, None)
+        self.arrived, arrival = item
         return arrival
 
     def wait(self, step: int, ready: Callable[[], bool], poll_seconds: float | None = None) -> None:
@@ -204,9 +209,9 @@ class Inbox:
             if step >= self._step:
                 self._aborted.setdefault(step, reason)
             dropped = [self._arrived.pop(m, None) for m in list(self._arrived) if m.step == step]
-        for arrival in dropped:
-            if arrival is not None:  # the waiting thread takes messages without the lock
-                arrival.drop()
+        for item in dropped:
+            if item is not None:  # the waiting thread takes messages without the lock
+                item[1].drop()
         self.wake()
 
     def close(self) -> None:

@@ -37,6 +37,10 @@ class PeerTransport(Transport, abc.ABC):
     def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
         return self._inbox.take(message).open(shardings)
 
+    @property
+    def arrived(self) -> int:
+        return self._inbox.arrived
+
     def abort(self, step: int, reason: str) -> None:
         self._inbox.abort(step, reason)
 

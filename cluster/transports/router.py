@@ -88,6 +88,10 @@ class Router:
     def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
         return self._routes[message.src].recv(message, shardings)
 
+    @property
+    def arrived(self) -> int:
+        return self._inbox.arrived
+
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
         """Takes a message that the actor of another group sends through the object store."""
         self._object_store.deliver(message, packed)

@@ -12,6 +12,7 @@ from mpmd.explanation.explain import explain_plan
 from mpmd.explanation.explanation import Explanation
 from mpmd.explanation.mistakes import warn_of_mistakes, warn_of_undonated_state
 from mpmd.explanation.report import Report, report
+from mpmd.explanation.tasks import sources_of
 from mpmd.explanation.work import warn_of_uneven_work
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "explain_plan",
     "operation_costs",
     "report",
+    "sources_of",
     "warn_of_mistakes",
     "warn_of_undonated_state",
     "warn_of_uneven_work",

@@ -69,6 +69,14 @@ class TaskSummary:
         return table(header, rows)
 
 
+def sources_of(tasks: Sequence[TaskSummary]) -> dict[str, tuple[str, ...]]:
+    """For each executable the user's functions that it runs, as text, largest first."""
+    return {
+        task.executable: tuple(_function(share.line) for share in task.functions if share.line is not None)
+        for task in tasks
+    }
+
+
 def task_table(tasks: Sequence[TaskSummary]) -> str:
     """A table with one line for equal tasks. Bytes are those on each device; XLA's are its temporaries."""
     sizes = ("takes", "makes", "XLA")

@@ -12,9 +12,14 @@ from mpmd.validation import raise_faults, type_fault
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """The wait of a group for a message of another group; prints as ``wait for group 2``."""
+    """The wait of a group for a message of another group; prints as ``wait for group 2``.
+
+    Attributes:
+      tag: the number of the message on its edge; ``None``: unknown.
+    """
 
     src: int
+    tag: int | None = None
 
     def __str__(self) -> str:
         return f"wait for group {self.src}"

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from mpmd.ir.events import Event
 from mpmd.ir.plan import GroupProgram, Name, Plan
 from mpmd.runtime.activity import Activity
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.operations import Compiled, Operations, StepState
+from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import Transport
 
@@ -74,7 +74,7 @@ class Executor:
         inputs: list[jax.Array],
         told: list[Told],
         refused: NonFinitePolicy | None = None,
-        events: list[Event] | None = None,
+        recording: Recording | None = None,
     ) -> list[jax.Array]:
         """Runs one step.
 
@@ -84,7 +84,7 @@ class Executor:
             is emptied: a value is freed after its last use only if nothing else refers to it.
           told: the list that gets the operands which tasks tell the driver.
           refused: the values that are errors, if any.
-          events: the list to which each task and each wait is added with its times; or ``None``.
+          recording: gets the times of tasks, waits and sends; or ``None``.
 
         Returns: the values of ``output_names``.
         Raises: ``TaskError`` when a task fails here, ``StepAborted`` when another group's did.
@@ -92,7 +92,7 @@ class Executor:
         assert len(inputs) == len(self.input_names), f"{len(inputs)} inputs for {self.input_names}"
         table: list[Any] = [*inputs, *self._constants, *[None] * self._made]
         inputs.clear()
-        state = StepState(number, table, told, refused, events, self._activity)
+        state = StepState(number, table, told, refused, recording, self._activity)
         for operation in self._operations:
             operation.perform(state)
         # A result that was received may still be in the host's memory.

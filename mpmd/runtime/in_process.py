@@ -66,6 +66,10 @@ class InProcessTransport:
             arrays if self._in_host_memory[self._mpmd_idx] else jax.device_put(list(arrays), list(shardings))
         )
 
+    @property
+    def arrived(self) -> int:
+        return self._mailboxes[self._mpmd_idx].arrived
+
     def abort(self, step: int, reason: str) -> None:
         self._mailboxes[self._mpmd_idx].abort(step, reason)
 

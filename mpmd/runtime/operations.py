@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import jax
 
 from mpmd.errors import NonFiniteError, TaskError
-from mpmd.ir.events import Event, Wait
 from mpmd.ir.plan import (
     AnyTask,
     Free,
@@ -25,8 +24,10 @@ from mpmd.ir.plan import (
     Task,
     Tell,
 )
+from mpmd.ir.process_times import SendTime, TaskTime, WaitTime
 from mpmd.runtime.activity import Activity, Kind
 from mpmd.runtime.nonfinite import NonFinitePolicy, first_refused, passed_on
+from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import Told
 from mpmd.runtime.transport import MessageId, Transport
 
@@ -41,7 +42,7 @@ class StepState:
       table: its values by slot.
       told: the list of the operands that tasks tell the driver, still on the devices.
       refused: the values that are errors, if any.
-      events: the list that its events are added to, if any.
+      recording: the record of its times, if there is to be one.
       activity: the record of the group's current operation.
     """
 
@@ -49,13 +50,13 @@ class StepState:
     table: list[Any]
     told: list[Told]
     refused: NonFinitePolicy | None
-    events: list[Event] | None
+    recording: Recording | None
     activity: Activity
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunTask:
-    """Calls an executable. Waits for it to end if ``synchronous``, or if the step has events.
+    """Calls an executable. Waits for it to end if ``synchronous``, or if the step is recorded.
 
     ``text`` is the task's name in errors, ``label`` that in traces.
     """
@@ -76,13 +77,13 @@ class RunTask:
 
     def perform(self, state: StepState) -> None:
         """Raises ``TaskError`` when the executable fails."""
-        table, events = state.table, state.events
-        start = time.perf_counter()
-        state.activity.now = (self, state.number, start)
+        table, recording = state.table, state.recording
+        state.activity.now = (self, state.number, time.perf_counter())
+        before = None if recording is None else (time.perf_counter_ns(), recording.processor_time())
         try:
             with jax.profiler.TraceAnnotation(self.label, group=self.mpmd_idx):
                 results = self.call(*[table[slot] for slot in self.inputs])
-                if results and (self.synchronous or events is not None):
+                if results and (self.synchronous or recording is not None):
                     results[-1].block_until_ready()  # an executable's results become ready together
         except Exception as error:
             message = f"{self.text} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
@@ -91,8 +92,11 @@ class RunTask:
             table[slot] = None
         for slot, result in zip(self.outputs, results, strict=True):
             table[slot] = result
-        if events is not None:
-            events.append(Event(self.mpmd_idx, self.task, start, time.perf_counter()))
+        if recording is not None and before is not None:
+            start, processor = before
+            end, used = time.perf_counter_ns(), recording.processor_time()
+            of_task = None if used is None or processor is None else used - processor
+            recording.tasks.append(TaskTime(self.task, start, end, of_task))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,8 +114,11 @@ class SendMessage:
 
     def perform(self, state: StepState) -> None:
         state.activity.now = (self, state.number, time.perf_counter())
+        start = time.perf_counter_ns()
         arrays = [state.table[slot] for slot in self.values]
         self.transport.send(MessageId(state.number, self.src, self.dst, self.tag), arrays)
+        if state.recording is not None:
+            state.recording.sends.append(SendTime(self.dst, self.tag, start, time.perf_counter_ns()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,18 +138,18 @@ class ReceiveMessage:
 
     def perform(self, state: StepState) -> None:
         """Raises ``StepAborted`` when the step fails elsewhere."""
-        start = time.perf_counter()
-        state.activity.now = (self, state.number, start)
+        state.activity.now = (self, state.number, time.perf_counter())
+        start = time.perf_counter_ns()
         message = MessageId(state.number, self.src, self.dst, self.tag)
-        waiting = Wait(self.src)
-        with jax.profiler.TraceAnnotation(str(waiting), group=self.dst):
+        with jax.profiler.TraceAnnotation(f"wait for group {self.src}", group=self.dst):
             received = self.transport.recv(message, self.shardings)
             if self.on_devices:  # once, and not by each task that reads them
                 received = jax.device_put(list(received), list(self.shardings))
         for slot, array in zip(self.values, received, strict=True):
             state.table[slot] = array
-        if state.events is not None:
-            state.events.append(Event(self.dst, waiting, start, time.perf_counter()))
+        if state.recording is not None:
+            arrived, end = self.transport.arrived, time.perf_counter_ns()
+            state.recording.waits.append(WaitTime(self.src, self.tag, start, end, arrived))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

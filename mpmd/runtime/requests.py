@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
 
-from mpmd.ir.events import Event
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import OutsideTask, Task
+from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.reshard import Box, box_of, intersection, within
 from mpmd.runtime.nonfinite import NonFinitePolicy
 
@@ -96,7 +96,7 @@ class StepRequest:
       failed: why the step has failed before: it is not run again, its outputs are lost, its inputs stay.
       groups: those that take part in the step, and that a group may wait for; by default, all.
       refused: NaNs or infinities, where the caller has them be errors.
-      profile: whether the reply is to have the step's events.
+      profile: whether the reply is to have the times of the group's processes.
     """
 
     program: int
@@ -129,11 +129,31 @@ class Told:
 
 @dataclasses.dataclass(frozen=True)
 class StepReply:
-    """A group's reply to a step: its small results, its events if asked for, and its callbacks' operands."""
+    """A group's reply to a step.
+
+    Attributes:
+      inline: its small results.
+      times: those of the group's processes, if they were asked for.
+      told: the operands of callbacks.
+    """
 
     inline: Mapping[Handle, np.ndarray]
-    events: tuple[Event, ...] = ()
+    times: tuple[ProcessTimes, ...] = ()
     told: tuple[Told, ...] = ()
+
+
+def told_on_host(told: Told) -> Told:
+    """The same message with its values in the host's memory."""
+    return dataclasses.replace(told, values=tuple(map(np.asarray, told.values)))
+
+
+def readable_told(told: Iterable[Told]) -> Iterator[Told]:
+    """The operands that were told before a step failed; on accelerators later ones cannot be read."""
+    for member in told:
+        try:
+            yield told_on_host(member)
+        except RuntimeError:  # the failure of the step, which is being reported
+            return
 
 
 def add_told(error: BaseException, told: Sequence[Told]) -> None:

@@ -29,7 +29,14 @@ class Transport(Protocol):
     their buffers; received arrays belong to the caller, who does not write to them. Blocking: ``send`` does
     not block while the receiver is at the same step or at the one before; a message is sent before it is
     asked for, and ``recv`` waits until it has arrived. Every wait ends when the step is aborted.
+
+    Attributes:
+      arrived: when the message that ``recv`` has returned last had arrived here, in nanoseconds of
+        ``time.perf_counter_ns``.
     """
+
+    @property
+    def arrived(self) -> int: ...
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None: ...
 

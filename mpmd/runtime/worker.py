@@ -6,13 +6,12 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 
 from mpmd.errors import StepAborted
-from mpmd.ir.events import Event
 from mpmd.ir.plan import Executable, Name, Plan, Spec
 from mpmd.ir.routes import held_specs
 from mpmd.program import Function, Variant
@@ -29,6 +28,7 @@ from mpmd.runtime.compiling import (
 from mpmd.runtime.device_memory import measured_peak, memory_limit
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
+from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import (
     INLINE_BYTES,
     Handle,
@@ -39,6 +39,8 @@ from mpmd.runtime.requests import (
     StepRequest,
     Told,
     add_told,
+    readable_told,
+    told_on_host,
 )
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import to_sharding
@@ -98,6 +100,8 @@ class GroupWorker:
         group have come to the step; raises ``StepAborted`` in all of them when one cannot run it.
       activity: the record of its current operation; ``None``: a new one.
       of_donated: the text in errors about values that a failed step has taken over.
+      rank: the number of this process within the group.
+      is_alone: whether no other group is in this process.
     """
 
     def __init__(
@@ -108,9 +112,13 @@ class GroupWorker:
         agree: Callable[[int, str | None], None] = lambda step, reason: None,
         activity: Activity | None = None,
         of_donated: str = DONATED_IN_PROCESS,
+        rank: int = 0,
+        is_alone: bool = False,
     ):
         self.mpmd_idx = mpmd_idx
         self._of_donated = of_donated
+        self._rank = rank
+        self._is_alone = is_alone
         self.submesh = submesh
         self._transport_of = transport_of
         self._agree = agree
@@ -223,6 +231,7 @@ class GroupWorker:
           host_arrays: the values that the group is sent with this step, or the parts that this process needs.
             They are the worker's from now on.
         """
+        recording = Recording(self._is_alone) if request.profile else None
         self.release(request.released)
         program = self._programs[request.program]
         told: list[Told] = []
@@ -234,13 +243,16 @@ class GroupWorker:
         ):
             try:
                 inputs = self._take_inputs(program, request, host_arrays)
-                events: list[Event] | None = [] if request.profile else None
-                outputs = program.executor.execute(request.step, inputs, told, request.refused, events)
+                if recording is not None:
+                    recording.ready = time.perf_counter_ns()
+                outputs = program.executor.execute(request.step, inputs, told, request.refused, recording)
+                if recording is not None:
+                    recording.finished = time.perf_counter_ns()
                 self.activity.now = (_FINISHING, request.step, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
-                on_host = tuple(map(_on_host, told))
+                on_host = tuple(map(told_on_host, told))
             except Exception as error:
-                add_told(error, tuple(_readable(told)))
+                add_told(error, tuple(readable_told(told)))
                 lost = LostValue(self._reason(error, request))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
@@ -249,7 +261,8 @@ class GroupWorker:
                 for handle in request.transient:
                     self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
-        return StepReply(inline, tuple(events or ()), on_host)
+        times = () if recording is None else (recording.times(self.mpmd_idx, self._rank),)
+        return StepReply(inline, times, on_host)
 
     def _reason(self, error: Exception, request: StepRequest) -> str:
         """Why the outputs of a failed step are lost."""
@@ -370,19 +383,6 @@ class GroupWorker:
         self._copies.clear()
         self._programs.clear()
         self._ahead.clear()
-
-
-def _on_host(told: Told) -> Told:
-    return dataclasses.replace(told, values=tuple(map(np.asarray, told.values)))
-
-
-def _readable(told: Iterable[Told]) -> Iterator[Told]:
-    """The operands that were told before a step failed; on accelerators later ones cannot be read."""
-    for member in told:
-        try:
-            yield _on_host(member)
-        except RuntimeError:  # the failure of the step, which is being reported
-            return
 
 
 def _put(array: np.ndarray | HostParts, sharding: jax.sharding.Sharding) -> jax.Array:

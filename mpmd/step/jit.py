@@ -23,10 +23,10 @@ from mpmd.compat import trace_context
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.compiler.request import CompileRequest, Gather, PartialSums
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
-from mpmd.ir.events import Event
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec
 from mpmd.meshes.mesh import GroupMesh, mesh_fault
+from mpmd.profile.profile import Profile
 from mpmd.runtime.protocol import Runtime
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
@@ -207,11 +207,11 @@ class MpmdFunction:
         return LoweredStep(compiled, stable, self._mesh, self._signature)
 
     def profile(
-        self, *args: Any, trace_dir: str | os.PathLike | None = None, **kwargs: Any
-    ) -> tuple[Any, tuple[Event, ...]]:
-        """Runs a step as ``LoadedStep.profile`` does; compiles it first where a call would."""
+        self, *args: Any, steps: int = 1, trace_dir: str | os.PathLike | None = None, **kwargs: Any
+    ) -> Profile:
+        """Runs steps as ``LoadedStep.profile`` does; compiles first where a call would."""
         call = self._signature.bind(args, kwargs)
-        return self._load(call).profile(*args, trace_dir=trace_dir, **kwargs)
+        return self._load(call).profile(*args, steps=steps, trace_dir=trace_dir, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """An attribute of the compiled step, such as ``report``, if the function was compiled just once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import warnings
@@ -21,13 +22,13 @@ from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.arguments.signature import CallSignature
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.errors import MESH_CLOSED
-from mpmd.explanation import Report, report, warn_of_undonated_state
-from mpmd.ir.events import Event
+from mpmd.explanation import Report, report, sources_of, warn_of_undonated_state
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import InputLeaf, Plan
 from mpmd.ir.routes import Topology
 from mpmd.ir.stack import Stack
 from mpmd.meshes.mesh import GroupMesh
+from mpmd.profile.profile import Profile
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import make_run_folder, write_traces
@@ -38,9 +39,10 @@ from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.step_future import StepFuture
 from mpmd.step.initialize import compile_init
 from mpmd.step.planned_step import PlannedStep, explain
+from mpmd.step.record_steps import check_repeatable, record_steps
 from mpmd.step.submitted_step import DonatedState, StepResults, SubmittedStep
 from mpmd.util.stopwatch import Stopwatch
-from mpmd.validation import callable_fault, raise_faults
+from mpmd.validation import callable_fault, int_fault, raise_faults
 from mpmd.verify import verify
 
 
@@ -193,28 +195,48 @@ class LoadedStep(PlannedStep):
         return self.submit(self._signature.bind(args, kwargs))[0]
 
     def profile(
-        self, *args: Any, trace_dir: str | os.PathLike | None = None, **kwargs: Any
-    ) -> tuple[Any, tuple[Event, ...]]:
-        """Runs a step, waits for it, and returns its result and the events of all groups, with their times.
+        self, *args: Any, steps: int = 1, trace_dir: str | os.PathLike | None = None, **kwargs: Any
+    ) -> Profile:
+        """Runs steps, waits for each, and returns the last result with the times of all processes.
+
+        ``result, events = step.profile(...)`` has the result and the events of the last step. Each task is
+        waited for while a step is recorded, which an accelerator's queue of tasks would otherwise hide.
 
         Args:
-          args, kwargs: the step's.
+          args, kwargs: the step's; those of the first one, if there are several.
+          steps: the number of steps, of which each takes the state that the one before has returned. Medians
+            of tasks that run once a step, such as the optimizer's, need several.
           trace_dir: a directory of the driver's machine to which ``jax.profiler``'s traces of all processes
             of all groups are brought, with the names of tasks in them. XProf and TensorBoard open it, and
             Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads it. A step
             that fails leaves the traces until then. Traces that are lost, as where a group dies and recovers
             meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state.
 
-        Raises: ``ValueError`` when ``trace_dir`` cannot be written, ``TypeError`` when it is no path, both
-          before anything runs; ``RuntimeError`` when a process is being traced already; and as a call.
+        Raises: ``ValueError`` when ``trace_dir`` cannot be written, for less than one step, and for several
+          steps with a donated argument that no result replaces; ``TypeError`` when ``trace_dir`` is no path;
+          all before anything runs; ``RuntimeError`` when a process is being traced already; and as a call.
         """
         call = self._signature.bind(args, kwargs)
+        raise_faults(int_fault("steps", steps), title="step.profile: ")
         self._expected.check_serves(call)
+        fed_back = dict(self._compiled.step.fed_back_leaves)
+        if steps > 1:
+            check_repeatable(call, fed_back)
         tracing = contextlib.nullcontext() if trace_dir is None else self._traced(make_run_folder(trace_dir))
         with tracing:
-            result, future = self.submit(call, profile=True)
-            replies = future.replies()
-        return result, tuple(event for reply in replies for event in reply.events)
+            result, recorded = record_steps(
+                functools.partial(self.submit, profile=True), call, fed_back, steps
+            )
+        state = (self.plan.inputs[i].name for i, _ in self._compiled.step.fed_back)
+        return Profile(
+            plan=self.plan,
+            topology=self.topology,
+            recorded=recorded,
+            sources=sources_of(explain(self).tasks),
+            compile_seconds=self._seconds,
+            updated=frozenset(name for name in state if name),
+            result=result,
+        )
 
     @contextlib.contextmanager
     def _traced(self, folder: pathlib.Path) -> Iterator[None]:

@@ -130,7 +130,8 @@ def test_freed_values_are_gone_after_the_next_step(two_groups):
 def test_profiled_steps_tell_when_tasks_ran(two_groups):
     driver = ProgramDriver(two_groups.runtime, train_program(), train_values(), TRAIN_FEEDBACK)
     futures, _ = driver.step(profile=True)
-    events = [e for future in futures.values() for e in future.result(SECONDS).events]
+    times = [times for future in futures.values() for times in future.result(SECONDS).times]
+    events = [event for of_process in times for event in of_process.events()]
     ends = {(e.mpmd_idx, e.label): e.end for e in events}
     starts = {(e.mpmd_idx, e.label): e.start for e in events}
     assert ends[0, "fwd_0__0"] <= starts[1, "fwd_1__0"] + 1e-3  # clocks agree to better than a task

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mpmd.ir.events import Event, Wait
+from mpmd.ir.events import Event
 from mpmd.ir.plan import Aval, Plan, Recv
 from mpmd.ir.routes import held_specs
 from mpmd.program import Program
 from mpmd.runtime.activity import Activity
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.operations import Compiled
+from mpmd.runtime.recording import Recording
 from mpmd.runtime.transport import Array, MessageId
 from mpmd.sharding import to_sharding
 
@@ -39,6 +40,7 @@ class Rehearsal:
         executables: Mapping[str, Compiled],
     ):
         plan = program.plan
+        self._mpmd_idx = mpmd_idx
         specs = held_specs(plan, mpmd_idx, submesh.shape)
         shardings = {name: to_sharding(spec, submesh) for name, spec in specs.items()}
         constants = [leaf.name for leaf in plan.constants_of(mpmd_idx)]
@@ -70,15 +72,17 @@ class Rehearsal:
             for kept, (aval, sharding, _) in zip(self._kept, self._leaves, strict=True)
         ]
         jax.block_until_ready(inputs)
-        events: list[Event] = []
+        recording = Recording()
         with jax.debug_nans(False), jax.debug_infs(False):  # arbitrary values may make some
-            jax.block_until_ready(self._executor.execute(0, inputs, [], events=events))
-        tasks = [event for event in events if not isinstance(event.activity, Wait)]
-        return [(run.executable, event) for run, event in zip(self._runs, tasks, strict=True)]
+            jax.block_until_ready(self._executor.execute(0, inputs, [], recording=recording))
+        events = (task.event(self._mpmd_idx) for task in recording.tasks)
+        return [(run.executable, event) for run, event in zip(self._runs, events, strict=True)]
 
 
 class _Present:
     """A transport whose messages are all in the host's memory from the start; sent ones are dropped."""
+
+    arrived = 0
 
     def __init__(self, plan: Plan, mpmd_idx: int):
         avals = plan.avals()

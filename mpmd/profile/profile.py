@@ -1,0 +1,69 @@
+"""A profile: the recorded times of one or several steps, with the plan that they followed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from mpmd.attribution.clocks import MatchedStep, Senders, match
+from mpmd.ir.events import Event
+from mpmd.ir.plan import Edge, Plan
+from mpmd.ir.process_times import RecordedStep
+from mpmd.ir.routes import Routes, Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The recorded times of steps. Unpacks into the last step's result and its events.
+
+    Attributes:
+      plan: the programs that the groups ran.
+      topology: the processes of the groups.
+      recorded: each recorded step, as the driver and all processes recorded it.
+      sources: for each executable, the user's functions that it runs with their lines, as text; those with
+        the most operations first.
+      compile_seconds: how long each pass of the compiler took, as in ``step.report()``.
+      updated: the names of the arguments that the step returns updated.
+      result: that of the last step; ``None`` in a profile that was loaded from a file.
+    """
+
+    plan: Plan
+    topology: Topology
+    recorded: tuple[RecordedStep, ...]
+    sources: Mapping[str, tuple[str, ...]]
+    compile_seconds: Mapping[str, float]
+    updated: frozenset[str]
+    result: Any = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.result
+        yield self.events
+
+    @functools.cached_property
+    def steps(self) -> tuple[MatchedStep, ...]:
+        """The recorded steps by the driver's clock, each in nanoseconds since its call."""
+        return match(self.recorded, _senders(self.plan, self.topology))
+
+    @functools.cached_property
+    def events(self) -> tuple[Event, ...]:
+        """The tasks and waits of the first process of each group in the last step, by group and start.
+
+        In seconds since the driver's call.
+        """
+        first = (times for times in self.steps[-1].processes if times.rank == 0)
+        return tuple(event for times in first for event in times.events())
+
+
+def _senders(plan: Plan, topology: Topology) -> Senders:
+    """The ranks from which each process gets its slices of a message."""
+    if all(group.num_processes == 1 for group in topology.groups):
+        return lambda edge, tag, rank: (0,)
+    routes = Routes(plan, topology)
+    of_group = functools.cache(routes.of_group)
+
+    def senders(edge: Edge, tag: int, rank: int) -> Collection[int]:
+        return of_group(edge[1])[*edge, tag].received_by(rank).keys()
+
+    return senders
