@@ -13,6 +13,7 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Edge, Plan
 from mpmd.ir.process_times import RecordedStep
 from mpmd.ir.routes import Routes, Topology
+from mpmd.profile.memory import MemoryOverTime, memory_over_time
 from mpmd.profile.saving import read_profile, write_profile
 from mpmd.util.tables import first_few
 from mpmd.validation import path_fault, raise_faults
@@ -70,6 +71,11 @@ class Profile:
     def steps(self) -> tuple[MatchedStep, ...]:
         """The recorded steps by the driver's clock, each in nanoseconds since its call."""
         return match(self.recorded, _senders(self.plan, self.topology))
+
+    @functools.cached_property
+    def memory(self) -> tuple[MemoryOverTime, ...]:
+        """For each group, the bytes that each of its devices held over the last step, by their purpose."""
+        return memory_over_time(self.plan, self.steps[-1], self.updated)
 
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:
