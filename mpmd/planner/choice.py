@@ -24,7 +24,7 @@ from mpmd.planner.choice_table import (
     text_table,
 )
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Profile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile
 from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
@@ -70,7 +70,7 @@ class Choice:
     _step: Callable = dataclasses.field(repr=False)
     _static: Mapping[str, Any] = dataclasses.field(repr=False)
     _realized: Realized = dataclasses.field(repr=False)
-    _profiles: tuple[Profile, ...] = dataclasses.field(repr=False)
+    _profiles: tuple[LayerProfile, ...] = dataclasses.field(repr=False)
 
     @property
     def best(self) -> Row:

@@ -13,7 +13,7 @@ from typing import Any
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.collectives import INNERMOST_FIRST
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
 
 _PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 from mpmd.simulate import Link
 
 INNERMOST_FIRST: tuple[Kind, ...] = ("model", "sequence", "data")

@@ -10,7 +10,7 @@ import pytest
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import Place, all_gather, all_reduce, axis_links, message_link
-from mpmd.planner.profile import Division, Layer, TaskWork
+from mpmd.planner.layer_profile import Division, Layer, TaskWork
 from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
 from mpmd.planner.search.formula import evaluate

@@ -15,7 +15,7 @@ from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.flat import FlatEquations
 from mpmd.compiler.jaxprs.work import total_operations
-from mpmd.planner.profile import TaskWork
+from mpmd.planner.layer_profile import TaskWork
 from mpmd.planner.profiling.layered_step import LayeredStep
 from mpmd.planner.profiling.ownership import nbytes
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.profile import Kind, Profile
+from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
 from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.partition import unevenness
@@ -50,7 +50,7 @@ class SearchSpace:
     constraints: Constraints
 
     @property
-    def profile(self) -> Profile:
+    def profile(self) -> LayerProfile:
         return self.model.profile
 
     @property

@@ -12,7 +12,7 @@ from mpmd.planner.choice_table import seconds_text
 from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Kind, Profile
+from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.search_space import SearchSpace
@@ -81,13 +81,13 @@ def _cells(row: StageCost) -> list[str]:
     ]
 
 
-def stage_profile(profile: Profile, cluster: Hardware, candidate: Candidate) -> StageProfile:
+def stage_profile(profile: LayerProfile, cluster: Hardware, candidate: Candidate) -> StageProfile:
     """The table for a loop of a step, with the microbatches, remat and FSDP of a candidate."""
     rows = profile.rows // candidate.num_microbatches
     return StageProfile(tuple(_rows(profile, cluster, candidate)), rows)
 
 
-def _rows(profile: Profile, cluster: Hardware, candidate: Candidate) -> Iterator[StageCost]:
+def _rows(profile: LayerProfile, cluster: Hardware, candidate: Candidate) -> Iterator[StageCost]:
     model = CostModel(profile, cluster)
     space, settings, alone = (
         SearchSpace(model, Constraints()),

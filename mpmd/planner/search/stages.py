@@ -20,7 +20,7 @@ from mpmd.planner.collectives import (
     share_a_node,
 )
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Profile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.costs import layer_seconds
 from mpmd.planner.search.layer_arrays import (
     Array,
@@ -56,7 +56,7 @@ class Table:
 class CostModel:
     """The costs of a step's layers on a cluster; they are computed once for each group's settings."""
 
-    def __init__(self, profile: Profile, cluster: Hardware):
+    def __init__(self, profile: LayerProfile, cluster: Hardware):
         self.profile, self.cluster, self.arrays = profile, cluster, LayerArrays(profile)
         self._tables: dict[GroupSettings, Table] = {}
 

@@ -16,7 +16,7 @@ from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
 from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.collectives import Place, places_of
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Profile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_all_reduces, message_bytes, task_seconds
@@ -54,7 +54,7 @@ class Realized:
         return simulate(self.plan, self.costs, topology=self.message_bytes)
 
 
-def decisions_of(candidate: Candidate, profiles: Sequence[Profile]) -> Decisions:
+def decisions_of(candidate: Candidate, profiles: Sequence[LayerProfile]) -> Decisions:
     """The decisions under which a step is traced for a candidate.
 
     Args:
