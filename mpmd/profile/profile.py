@@ -7,7 +7,12 @@ import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from mpmd.attribution.accounts import Account
+from mpmd.attribution.attribution import Attribution, attribute
 from mpmd.attribution.clocks import MatchedStep, Senders, match
+from mpmd.attribution.gaps import Gap
+from mpmd.attribution.measured import measure
+from mpmd.attribution.path import Segment
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Edge, Plan
 from mpmd.ir.process_times import RecordedStep
@@ -45,6 +50,26 @@ class Profile:
     def steps(self) -> tuple[MatchedStep, ...]:
         """The recorded steps by the driver's clock, each in nanoseconds since its call."""
         return match(self.recorded, _senders(self.plan, self.topology))
+
+    @functools.cached_property
+    def attribution(self) -> Attribution:
+        """The causes of the idle time of the recorded step of median length; medians are of all of them."""
+        return attribute(measure(self.plan, self.steps, self.topology))
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """The spans in which groups ran no task, with their causes in nanoseconds, by group and start."""
+        return self.attribution.gaps
+
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        """The parts of the time at which each operation ended, in nanoseconds, by operation."""
+        return self.attribution.accounts
+
+    @property
+    def critical_path(self) -> tuple[Segment, ...]:
+        """The tasks, messages and other spans that the step's end came after, from the call to the return."""
+        return self.attribution.critical_path
 
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:
