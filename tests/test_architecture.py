@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory",
     "mpmd.simulate": "mpmd.ir mpmd.memory mpmd.schedules mpmd.validation",
     "mpmd.render": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.util mpmd.validation",
-    "mpmd.attribution": "mpmd.ir",
+    "mpmd.attribution": "mpmd.ir mpmd.simulate",
     "mpmd.profile": "mpmd.attribution mpmd.ir mpmd.memory mpmd.util mpmd.validation",
     # Chooses how to run a step.
     "mpmd.planner": "",

@@ -8,7 +8,12 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from mpmd.attribution.accounts import Account
+from mpmd.attribution.attribution import Attribution, attribute
 from mpmd.attribution.clocks import MatchedStep, Senders, match
+from mpmd.attribution.gaps import Gap
+from mpmd.attribution.measured import measure
+from mpmd.attribution.path import Segment
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Edge, Plan
 from mpmd.ir.process_times import RecordedStep
@@ -76,6 +81,26 @@ class Profile:
     def memory(self) -> tuple[MemoryOverTime, ...]:
         """For each group, the bytes that each of its devices held over the last step, by their purpose."""
         return memory_over_time(self.plan, self.steps[-1], self.updated)
+
+    @functools.cached_property
+    def attribution(self) -> Attribution:
+        """The causes of the idle time of the recorded step of median length; medians are of all of them."""
+        return attribute(measure(self.plan, self.steps, self.topology))
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """The spans in which groups ran no task, with their causes in nanoseconds, by group and start."""
+        return self.attribution.gaps
+
+    @property
+    def accounts(self) -> tuple[Account, ...]:
+        """The parts of the time at which each operation ended, in nanoseconds, by operation."""
+        return self.attribution.accounts
+
+    @property
+    def critical_path(self) -> tuple[Segment, ...]:
+        """The tasks, messages and other spans that the step's end came after, from the call to the return."""
+        return self.attribution.critical_path
 
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:

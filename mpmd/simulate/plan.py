@@ -23,7 +23,7 @@ from mpmd.memory import sizes_on_devices
 from mpmd.simulate.costs import Costs, types_of
 from mpmd.simulate.workload import Instant, MessageTable, Workload
 
-_MessageKey = tuple[Edge, int]
+MessageKey = tuple[Edge, int]
 """The edge and the tag of a message."""
 
 
@@ -47,6 +47,17 @@ def plan_workload(plan: Plan, costs: Costs, sizes: Topology | MessageBytes | Non
     for program in plan.programs:
         builder.add(program)
     return builder.workload()
+
+
+def message_keys(plan: Plan) -> tuple[MessageKey, ...]:
+    """The edge and the tag of each message of ``plan_workload``, by its number."""
+    keys = (
+        ((program.mpmd_idx, send.dst), send.tag)
+        for program in plan.programs
+        for send in program.instructions
+        if isinstance(send, Send)
+    )
+    return tuple(dict.fromkeys(keys))
 
 
 def _message_bytes(plan: Plan, sizes: Topology | MessageBytes | None) -> MessageBytes:
@@ -79,16 +90,16 @@ class _WorkloadBuilder:
         self._at_start: list[float] = []
         self._at_end: list[tuple[float, ...]] = []
         self._resident: list[float] = []
-        self._sent: dict[_MessageKey, tuple[int, float]] = {}
-        self._readers: dict[_MessageKey, int] = {}
-        self._received: dict[_MessageKey, int] = {}
+        self._sent: dict[MessageKey, tuple[int, float]] = {}
+        self._readers: dict[MessageKey, int] = {}
+        self._received: dict[MessageKey, int] = {}
 
     def add(self, program: GroupProgram) -> None:
         """Adds the operations of a group, and the messages that it sends and awaits."""
         group = program.mpmd_idx
         self._sizes = sizes_on_devices(self._plan, group)
         self._resident.append(self._bytes(self._plan.resident(group)))
-        pending: dict[Name, _MessageKey] = {}
+        pending: dict[Name, MessageKey] = {}
         self._add_operation(Instant("the arguments"))
         for instruction in program.instructions:
             match instruction:
@@ -149,14 +160,14 @@ class _WorkloadBuilder:
         self._at_start.append(growth + temporaries)
         self._at_end.append((-temporaries,) if temporaries else ())
 
-    def _wait(self, values: Iterable[Name], pending: dict[Name, _MessageKey]) -> None:
+    def _wait(self, values: Iterable[Name], pending: dict[Name, MessageKey]) -> None:
         """Makes the last operation wait for the messages of these values that no operation awaits yet."""
         for name in values:
             if name in pending and (message := pending.pop(name)) not in self._readers:
                 self._readers[message] = len(self._tasks) - 1
                 self._at_start[-1] += self._received[message]
 
-    def _wait_alone(self, values: Sequence[Name], pending: dict[Name, _MessageKey]) -> None:
+    def _wait_alone(self, values: Sequence[Name], pending: dict[Name, MessageKey]) -> None:
         """Does the same for an operation of its own, which is no task, if there is a message to wait for."""
         if any(name in pending for name in values):
             self._add_operation(Instant(", ".join(values)))

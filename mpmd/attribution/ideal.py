@@ -1,0 +1,125 @@
+"""The ideal schedule of a measured step: equal stages, free messages, and nothing between tasks.
+
+A task takes in it the mean of its kind over the stages of its loop, an outside task the mean over all groups.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+
+from mpmd.attribution.measured import Measured
+from mpmd.ir.plan import LoopStages, OutsideTask, TaskKind, TaskType
+from mpmd.simulate.costs import DEFAULT_TIMES, Costs, types_of
+from mpmd.simulate.workload import Instant, Workload, run
+
+_Types = tuple[TaskType, ...]
+_Kinds = tuple[int, tuple[TaskKind, ...]]
+"""A loop and the kinds of a cell."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ideal:
+    """The times of operations in the ideal schedule, in nanoseconds.
+
+    Attributes:
+      starts, ends: by operation.
+      makespan: when the last group ends.
+    """
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    makespan: int
+
+    @property
+    def durations(self) -> tuple[int, ...]:
+        """The time of each operation."""
+        return tuple(end - start for start, end in zip(self.starts, self.ends, strict=True))
+
+
+def ideal_of(measured: Measured) -> Ideal:
+    """The ideal schedule of a step's medians."""
+    workload = measured.workload
+    durations = equal_durations(workload, measured.loops)
+    (times,) = run(dataclasses.replace(workload, costs=Costs(), durations=durations), 1)
+    starts = [int(start) for start in times.starts]  # sums of whole numbers
+    ends = [start + int(time) for start, time in zip(starts, durations, strict=True)]
+    return Ideal(tuple(starts), tuple(ends), max(map(int, times.ends), default=0))
+
+
+def equal_durations(workload: Workload, loops: Sequence[LoopStages]) -> list[float]:
+    """The time of each operation if all stages of a loop were equal, and outside work divided evenly."""
+    medians: dict[_Types, int] = {}
+    outside: dict[tuple[int, OutsideTask], int] = {}
+    for group in range(workload.mpmd_dim):
+        for operation in workload.operations(group):
+            task, median = workload.tasks[operation], int(workload.durations[operation])
+            if isinstance(task, OutsideTask):
+                outside[group, task] = median
+            elif not isinstance(task, Instant):
+                medians[types_of(task)] = median
+    of_cells = _equal_cells(medians, loops)
+    of_outside: dict[OutsideTask, int] = collections.defaultdict(int)
+    for (_, outside_task), median in outside.items():
+        of_outside[outside_task] += median
+    durations: list[float] = []
+    for task in workload.tasks:
+        if isinstance(task, OutsideTask):
+            durations.append(of_outside[task] // workload.mpmd_dim)
+        else:
+            durations.append(0 if isinstance(task, Instant) else of_cells[types_of(task)])
+    return durations
+
+
+def _equal_cells(medians: Mapping[_Types, int], loops: Sequence[LoopStages]) -> dict[_Types, int]:
+    """The time of each cell with equal stages.
+
+    That of a fused cell is the sum of its members' means, times what fused cells of these kinds take in the
+    mean for each nanosecond of their members alone: that XLA runs them faster together is no imbalance.
+    """
+    first = [loop.first_stage for loop in loops[1:]]
+
+    def kinds_of(types: _Types) -> _Kinds:
+        return sum(stage <= types[0].stage for stage in first), tuple(kind for kind, _ in types)
+
+    alone = members_alone(medians)
+    of_kind: dict[_Kinds, list[int]] = collections.defaultdict(list)
+    for member, time in alone.items():
+        of_kind[kinds_of((member,))].append(time)
+    means = {kind: round(statistics.fmean(times)) for kind, times in of_kind.items()}
+    together: dict[_Kinds, int] = collections.defaultdict(int)
+    apart: dict[_Kinds, int] = collections.defaultdict(int)
+    for types, median in medians.items():
+        together[kinds_of(types)] += median
+        apart[kinds_of(types)] += sum(alone[member] for member in types)
+    equal = {}
+    for types in medians:
+        kinds, whole = kinds_of(types), sum(means[kinds_of((member,))] for member in types)
+        is_fused = len(types) > 1 and apart[kinds]
+        equal[types] = whole * together[kinds] // apart[kinds] if is_fused else whole
+    return equal
+
+
+def members_alone(medians: Mapping[_Types, int]) -> dict[TaskType, int]:
+    """The time of each type of task: its own, or its share of the fused cells that it runs in.
+
+    Members share in proportion to the mean of their kinds' own times; a kind that never runs alone counts in
+    proportion to ``DEFAULT_TIMES``.
+    """
+    alone = {types[0]: median for types, median in medians.items() if len(types) == 1}
+    by_kind: dict[TaskKind, list[int]] = collections.defaultdict(list)
+    for (kind, _), median in alone.items():
+        by_kind[kind].append(median)
+    known = {kind: round(statistics.fmean(times)) for kind, times in by_kind.items()}
+    defaults = sum(DEFAULT_TIMES[kind] for kind in known)
+    unit = sum(known.values()) / defaults if defaults else 1.0
+    shares: dict[TaskType, list[int]] = collections.defaultdict(list)
+    for types, median in medians.items():
+        weights = [known.get(kind) or round(DEFAULT_TIMES[kind] * unit * 1000) / 1000 for kind, _ in types]
+        for member, weight in zip(types, weights, strict=True):
+            shares[member].append(int(median * weight // (sum(weights) or 1)))
+    return alone | {
+        member: round(statistics.fmean(times)) for member, times in shares.items() if member not in alone
+    }

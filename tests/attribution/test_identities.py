@@ -1,0 +1,217 @@
+"""All parts add up, for drawn times of every schedule; and one disturbance alone blames no other cause."""
+
+import dataclasses
+import functools
+import itertools
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mpmd
+from mpmd.attribution.attribution import attribute
+from mpmd.attribution.measured import measure
+from mpmd.ir.plan import OutsideTask
+from mpmd.schedules import FAMILIES, Eager1F1B
+from tests.support.models import batch, mse, weights
+from tests.support.parity import mesh_of
+from tests.support.plans import pipeline_plan
+from tests.support.programs.several_loops import gradients
+from tests.support.programs.table import descend
+from tests.support.recorded_steps import Timing, matched_steps, unit_time
+from tests.support.small_plans import lowered
+
+NAMED = ("imbalance", "jitter", "message", "handling", "outside", "late_begin", "driver")
+
+
+def two_loops():
+    """A step of two loops with schedules of their own, the second behind the first one's update."""
+
+    def step(params, xs, ys):
+        for schedule in (mpmd.Std1F1B(4), mpmd.ZeroBubble(4)):
+            total, grads = gradients(mse, params, (xs, ys), schedule)
+            params = descend(params, grads)
+        return params, total
+
+    mesh = mpmd.AbstractMpmdMesh({"stage": 4}, "stage")
+    return mpmd.jit(step, mesh).lower(weights(4), *batch(6))
+
+
+@pytest.fixture(scope="module")
+def compiled_plans():
+    fused = mpmd.Interleaved1F1B(4, 2, fuse_steady_state=True)
+    uneven = [{"data": 2}, {"data": 1}, {"data": 4}]
+    return {
+        "two loops": two_loops().plan,
+        "fused": lowered(fused, [{"data": 1}] * 2).plan,
+        "uneven groups": lowered(Eager1F1B(3, fuse_steady_state=True), uneven).plan,
+        "overlapped": lowered(mpmd.DualPipeV(4, 2), [{"data": 1}] * 2).plan,
+    }
+
+
+COMPILED = ("two loops", "fused", "uneven groups", "overlapped")
+
+
+def check(attribution):
+    measured, gaps = attribution.measured, attribution.gaps
+    for gap in gaps:
+        assert sum(gap.causes) == gap.end - gap.start > 0
+        assert min(gap.causes) >= 0
+        assert gap.causes.elsewhere <= gap.most_elsewhere
+        assert all(0 < culprit.nanoseconds <= gap.end - gap.start for culprit in gap.culprits)
+    for group in measured.groups:
+        idle = measured.idle(group)
+        assert (
+            sum(attribution.by_group[group]) == idle == sum(g.end - g.start for g in gaps if g.group == group)
+        )
+    assert sum(attribution.total) == sum(map(measured.idle, measured.groups))
+    assert tuple(map(sum, attribution.accounts)) == measured.ends
+    path = attribution.critical_path
+    assert path[0].start == 0
+    assert path[-1].end == measured.returned
+    assert all(before.end == after.start for before, after in itertools.pairwise(path))
+
+
+def drawn_timing(rng):
+    """A step in which everything is disturbed."""
+    speeds = [rng.uniform(0.7, 1.4) for _ in range(64)]
+
+    def duration(group, task):
+        noise = rng.lognormvariate(0, 0.1) * (3 if rng.random() < 0.02 else 1)
+        stage = 0 if isinstance(task, OutsideTask) else task.tasks[0].stage
+        return round(unit_time(group, task) * speeds[stage] * noise)
+
+    return Timing(
+        duration=duration,
+        flight=lambda edge: rng.randint(0, 300_000),
+        handling=lambda: rng.randint(0, 50_000),
+        sending=rng.choice([0, 20_000]),
+        received=lambda group: rng.randint(0, 500_000),
+        arguments=lambda group: rng.choice([0, 100_000]),
+        reply=rng.randint(0, 10_000),
+    )
+
+
+def of_family(family, groups, microbatches):
+    return pipeline_plan(FAMILIES[family].build(groups), microbatches)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(list(FAMILIES)), st.integers(1, 6), st.integers(1, 10), st.integers(1, 3), st.integers()
+)
+def test_all_parts_add_up(family, groups, extra, steps, seed):
+    rng = random.Random(seed)
+    plan = of_family(family, groups, 2 * groups + extra)
+    recorded = matched_steps(plan, *(drawn_timing(rng) for _ in range(steps)))
+    check(attribute(measure(plan, recorded)))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers())
+def test_all_parts_of_compiled_plans_add_up(compiled_plans, name, seed):
+    plan = compiled_plans[name]
+    check(attribute(measure(plan, matched_steps(plan, drawn_timing(random.Random(seed))))))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(list(FAMILIES)), st.integers(2, 4), st.integers(0, 30_000_000), st.integers())
+def test_all_parts_add_up_by_clocks_that_are_wrong(family, groups, error, seed):
+    rng = random.Random(seed)
+    plan = of_family(family, groups, 2 * groups)
+    (step,) = matched_steps(plan, drawn_timing(rng))
+    processes = tuple(times.shifted(rng.randint(-error, error)) for times in step.processes)
+    check(attribute(measure(plan, [dataclasses.replace(step, processes=processes)])))
+
+
+def disturbed(cause, plan):
+    """The times of steps in which one thing is not ideal."""
+    last = len(plan.programs) - 1
+
+    def slow_stage(group, task):
+        is_slow = not isinstance(task, OutsideTask) and task.tasks[0].stage == 1
+        return unit_time(group, task) * (3 if is_slow else 2) // 2
+
+    def hiccups(microbatch, group, task):
+        is_slow = not isinstance(task, OutsideTask) and task.tasks[0].microbatch == microbatch
+        return unit_time(group, task) * (4 if is_slow else 1)
+
+    def slow_update(group, task):
+        is_slow = isinstance(task, OutsideTask) and task.side == "after" and group == 0
+        return unit_time(group, task) * (50 if is_slow else 1)
+
+    if cause == "jitter":  # medians are those of steps of which each has its slow microbatch
+        return [Timing(duration=functools.partial(hiccups, microbatch)) for microbatch in range(3)]
+    timing = {
+        None: Timing(),
+        "imbalance": Timing(duration=slow_stage),
+        "message": Timing(flight=lambda edge: 200_000 * (1 + edge[0])),
+        "handling": Timing(handling=lambda: 50_000, sending=20_000),
+        "outside": Timing(duration=slow_update),
+        "late_begin": Timing(arguments=lambda group: 3_000_000 if group in (0, last) else 0),
+        "driver": Timing(received=lambda group: 1_000_000 * (1 + group), reply=50_000),
+    }
+    return [timing[cause]]
+
+
+def assert_names_alone(plan, cause):
+    attribution = attribute(measure(plan, matched_steps(plan, *disturbed(cause, plan))))
+    check(attribution)
+    blamed = {name for name in NAMED if getattr(attribution.total, name)}
+    assert blamed == ({cause} if cause else set()), attribution.total
+
+
+@pytest.mark.parametrize("cause", [None, *NAMED])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_disturbance_alone_is_named(family, cause):
+    assert_names_alone(of_family(family, 4, 10), cause)
+
+
+@pytest.mark.parametrize("cause", [None, "jitter", "message", "handling", "late_begin", "driver"])
+@pytest.mark.parametrize("name", ["fused", "overlapped"])
+def test_one_disturbance_of_fused_tasks_alone_is_named(compiled_plans, name, cause):
+    assert_names_alone(compiled_plans[name], cause)
+
+
+def test_the_ideal_schedule_has_nothing_elsewhere():
+    for family in FAMILIES:
+        plan = of_family(family, 4, 10)
+        attribution = attribute(measure(plan, matched_steps(plan, Timing())))
+        assert attribution.total == (attribution.total.fill, 0, 0, 0, 0, 0, 0, 0, 0)
+        assert attribution.ideal.makespan == attribution.measured.returned
+
+
+def test_a_delay_that_travels_through_all_groups_keeps_its_name():
+    plan = of_family("Std1F1B", 8, 16)
+
+    def duration(group, task):
+        return unit_time(group, task) * (10 if str(task) == "fwd_0__8" else 1)
+
+    timing = Timing(duration=duration, flight=lambda edge: 10_000)
+    attribution = attribute(measure(plan, matched_steps(plan, timing)))
+    for causes in attribution.by_group[1:]:
+        assert causes.jitter > 8_000_000
+    blamed = {
+        str(attribution.measured.workload.tasks[culprit.operation])
+        for gap in attribution.gaps
+        for culprit in gap.culprits
+        if culprit.cause == "jitter"
+    }
+    assert blamed == {"fwd_0__8"}
+
+
+def test_a_step_in_process_adds_up():
+    def step(params, xs, ys):
+        loss, grads = gradients(mse, params, (xs, ys), mpmd.Interleaved1F1B(4, 2))
+        return descend(params, grads), loss
+
+    with mesh_of(2) as mesh:
+        loaded = mpmd.jit(step, mesh).lower(weights(4), *batch(6)).compile()
+        profile = loaded.profile(jax.tree.map(jnp.asarray, weights(4)), *batch(6), steps=3)
+    check(profile.attribution)
+    assert profile.gaps == profile.attribution.gaps
+    assert sum(map(sum, (gap.causes for gap in profile.gaps))) > 0

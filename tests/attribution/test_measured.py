@@ -1,0 +1,78 @@
+"""Recorded steps become columns by operation, message and group."""
+
+import dataclasses
+
+import pytest
+
+from mpmd.attribution.attribution import attribute
+from mpmd.attribution.measured import measure
+from mpmd.schedules import Interleaved1F1B, Std1F1B
+from mpmd.simulate import simulate
+from mpmd.simulate.costs import Costs
+from mpmd.simulate.plan import message_keys, plan_workload
+from tests.support.plans import pipeline_plan
+from tests.support.recorded_steps import OUTSIDE, UNITS, Timing, matched_steps, unit_time
+
+PLAN = pipeline_plan(Std1F1B(3), 4)
+
+
+def test_a_step_without_disturbances_is_the_simulated_one():
+    measured = measure(PLAN, matched_steps(PLAN, Timing()))
+    outside = {(g, run.task): OUTSIDE for g in range(3) for run in PLAN.programs[g].runs}
+    simulated = simulate(PLAN, Costs(kinds=UNITS, outside=outside))
+    assert measured.returned == simulated.makespan
+    times = [
+        (measured.starts[i], measured.ends[i]) for group in measured.groups for i in measured.tasks(group)
+    ]
+    assert times == [(event.start, event.end) for event in simulated.events]
+
+
+def test_messages_have_the_numbers_of_the_workload():
+    for plan in (PLAN, pipeline_plan(Interleaved1F1B(4, 2), 4)):
+        workload = plan_workload(plan, Costs())
+        assert [edge for edge, _ in message_keys(plan)] == [
+            workload.edge(message) for message in range(len(workload.messages.readers))
+        ]
+
+
+def test_medians_are_of_all_steps_and_the_step_is_the_median_one():
+    slow = Timing(duration=lambda group, task: unit_time(group, task) * (3 if group == 1 else 1))
+    late = Timing(received=lambda group: 1000)
+    measured = measure(PLAN, matched_steps(PLAN, slow, late, Timing()))
+    assert (measured.step, measured.steps) == (1, 3)
+    assert measured.received == (1000,) * 3
+    assert list(measured.workload.durations) == [
+        0 if end == start else end - start for start, end in zip(measured.starts, measured.ends, strict=True)
+    ]
+
+
+def test_a_group_of_several_processes_has_the_times_of_its_last_one():
+    (step,) = matched_steps(PLAN, Timing(flight=lambda edge: 5000, handling=lambda: 300))
+    faster = [
+        dataclasses.replace(times.shifted(-7 * (times.mpmd_idx + 1)), rank=1) for times in step.processes
+    ]
+    together = dataclasses.replace(step, processes=(*step.processes, *faster))
+    assert measure(PLAN, [together]) == measure(PLAN, [step])
+
+
+def test_times_of_another_plan_are_refused():
+    (step,) = matched_steps(PLAN, Timing())
+    with pytest.raises(ValueError, match=r"group 0 ran bwd_0__0 where the plan has fwd_0__3"):
+        measure(pipeline_plan(Std1F1B(4), 4), [step])
+    with pytest.raises(ValueError, match="the times of group 2 are not recorded"):
+        measure(PLAN, [dataclasses.replace(step, processes=step.processes[:2])])
+    with pytest.raises(ValueError, match="no recorded step"):
+        measure(PLAN, [])
+    with pytest.raises(ValueError, match="the plan has no group 2"):
+        measure(pipeline_plan(Std1F1B(2), 4), [step])
+
+
+def test_a_group_without_a_part_in_the_step_is_idle_throughout():
+    lone = dataclasses.replace(
+        PLAN, programs=(*PLAN.programs, dataclasses.replace(PLAN.programs[0], mpmd_idx=3, instructions=()))
+    )
+    (step,) = matched_steps(PLAN, Timing(received=lambda group: 1000))
+    attribution = attribute(measure(lone, [step]))
+    (gap,) = (gap for gap in attribution.gaps if gap.group == 3)
+    assert (gap.start, gap.end) == (0, step.returned)
+    assert sum(gap.causes) == step.returned
