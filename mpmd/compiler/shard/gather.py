@@ -21,14 +21,14 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
-from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, without
 from mpmd.compiler.jaxprs.equations import substitute
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, axes_in, without
 from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
 def gather_weights(
     sharded: ShardedGraph,
-    dimensions: Mapping[Var, Dimensions],
+    dimensions: Mapping[Var, ShardedDimensions],
     axes: Set[str],
     submeshes: Sequence[AbstractMesh],
     left: Set[Var],
@@ -69,7 +69,7 @@ _copied = jax.jit(lambda x: [jnp.copy(x)])
 
 def _axes_to_gather(
     graph: TaskGraph,
-    dimensions: Mapping[Var, Dimensions],
+    dimensions: Mapping[Var, ShardedDimensions],
     axes: Set[str],
     submeshes: Sequence[AbstractMesh],
 ) -> Mapping[Var, Set[str]]:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from mpmd.compiler.jaxprs.dimensions import dimensions_of
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compiler.jaxprs.sharded_dimensions import dimensions_of
 
 Positions = tuple[int, ...]
 

@@ -12,8 +12,8 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from mpmd.compiler.jaxprs.dimensions import Axes
 from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.jaxprs.sharded_dimensions import Axes
 from mpmd.compiler.jaxprs.traced import traced_eqns
 
 

@@ -19,9 +19,9 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from mpmd.compiler.graph import TaskGraph
-from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, sharded
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.jaxprs.rules import likely_dimensions
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, sharded
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import indivisible
@@ -45,7 +45,7 @@ def microbatch_dimensions(outer: Sequence[JaxprEqn], read: Mapping[Var, int]) ->
 
 def with_rows_sharded(
     graph: TaskGraph,
-    dimensions: Mapping[Var, Dimensions],
+    dimensions: Mapping[Var, ShardedDimensions],
     whole: Mapping[Var, int],
     submeshes: Sequence[AbstractMesh],
 ) -> TaskGraph:

@@ -34,13 +34,6 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
-from mpmd.compiler.jaxprs.dimensions import (
-    Axes,
-    Dimensions,
-    follow_into,
-    follow_into_scan,
-    sharded,
-)
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -50,6 +43,13 @@ from mpmd.compiler.jaxprs.equations import (
     operands,
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.sharded_dimensions import (
+    Axes,
+    ShardedDimensions,
+    follow_into,
+    follow_into_scan,
+    sharded,
+)
 from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions, placement_axes
 from mpmd.compiler.shard.make_partial_sums import (
     PartialSum,
@@ -78,7 +78,7 @@ class RewrittenEqns:
 
 def as_partial_sums(
     eqns: Sequence[JaxprEqn],
-    dimensions: Mapping[Var, Dimensions],
+    dimensions: Mapping[Var, ShardedDimensions],
     wanted: Allowed,
     carry: Mapping[Var, Var],
     read: Iterable[Atom],
@@ -145,7 +145,7 @@ class _Walk:
     def __init__(
         self,
         eqns: Sequence[JaxprEqn],
-        dimensions: Mapping[Var, Dimensions],
+        dimensions: Mapping[Var, ShardedDimensions],
         candidates: Allowed,
         maker: PartialSumMaker,
         old: Mapping[Var, PartialSum] | None = None,
@@ -248,7 +248,7 @@ class _Body:
 
 
 def _rewritten_remat(
-    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartialSumMaker
+    eqn: JaxprEqn, sharding: Sequence[ShardedDimensions], wanted: Allowed, maker: PartialSumMaker
 ) -> _Body:
     jaxpr: Jaxpr = eqn.params["jaxpr"]
     dimensions = follow_into(jaxpr, sharding, jaxpr.eqns, maker.mesh.shape)
@@ -260,7 +260,7 @@ def _rewritten_remat(
 
 
 def _rewritten_scan(
-    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartialSumMaker
+    eqn: JaxprEqn, sharding: Sequence[ShardedDimensions], wanted: Allowed, maker: PartialSumMaker
 ) -> _Body:
     jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
     dimensions = follow_into_scan(eqn, sharding, jaxpr.eqns, maker.mesh.shape)

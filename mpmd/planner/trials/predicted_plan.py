@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jax.extend.core import Jaxpr
 
-from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, dimensions_of, follow, sharded
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, dimensions_of, follow, sharded
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Aval, Executable, Name, Plan, Recv, Run, Spec
 from mpmd.ir.specs import fitting, num_parts
@@ -123,11 +123,13 @@ class _Predictor:
         )
 
 
-def _fitting(spec: Spec, aval: Aval, mesh: Mapping[str, int]) -> Dimensions:
+def _fitting(spec: Spec, aval: Aval, mesh: Mapping[str, int]) -> ShardedDimensions:
     return dimensions_of(fitting(spec, aval.shape, mesh), len(aval.shape))
 
 
-def _results(jaxpr: Jaxpr, operands: list[Dimensions], mesh: Mapping[str, int]) -> list[Dimensions]:
+def _results(
+    jaxpr: Jaxpr, operands: list[ShardedDimensions], mesh: Mapping[str, int]
+) -> list[ShardedDimensions]:
     known = follow(jaxpr.eqns, dict(zip(jaxpr.invars, operands, strict=True)), mesh)
     return [sharded(atom, known) for atom in jaxpr.outvars]
 
