@@ -50,7 +50,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     follow_into_scan,
     sharded,
 )
-from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions, placement_axes
+from mpmd.compiler.shard.linear import constrained_axes, is_sharding_constraint, is_zero, linear_positions
 from mpmd.compiler.shard.make_partial_sums import (
     PartialSum,
     PartialSumMaker,
@@ -123,7 +123,7 @@ def _candidates(eqns: Sequence[JaxprEqn], wanted: Allowed, uses: Mapping[Var, in
         results = [var for var in eqn.outvars if not is_dropped(var)]
         if not results or any(var not in found for var in results):
             continue
-        axes = frozenset.intersection(*(found[var] for var in results)) - placement_axes(eqn)
+        axes = frozenset.intersection(*(found[var] for var in results)) - constrained_axes(eqn)
         for position in {i for positions in linear_positions(eqn) for i in positions}:
             if isinstance(atom := eqn.invars[position], Var) and atom not in wanted:
                 reads_left[atom] -= 1
@@ -179,7 +179,7 @@ class _Walk:
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
         """Adds an equation for each part at once of an equation that is linear in the parts."""
-        if is_placement(eqn):  # a wish for the whole value
+        if is_sharding_constraint(eqn):  # it asks for the whole value
             self.partial[eqn.outvars[0]] = self.partial[operands(eqn)[0]]
             return
         inputs: list[Atom] = list(eqn.invars)
