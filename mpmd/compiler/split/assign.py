@@ -11,9 +11,9 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.jaxprs.source import is_transposed, where
+from mpmd.compiler.split.duplicates import Duplicate, is_weight
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
-from mpmd.compiler.split.replicate import Replica, is_weight
 from mpmd.errors import CompileError, PerformanceWarning
 from mpmd.ir.plan import TaskKind, TaskType
 from mpmd.language.callbacks import callback_of
@@ -28,9 +28,9 @@ class AssignedEqn:
 
 
 def assign(
-    body: LoopBody, replicas: Mapping[Var, Replica], order: MicrobatchOrder
+    body: LoopBody, duplicates: Mapping[Var, Duplicate], order: MicrobatchOrder
 ) -> tuple[AssignedEqn, ...]:
-    """The work that each equation belongs to. Replicas are left out: they belong to their readers.
+    """The work that each equation belongs to. Duplicates are left out: they belong to their readers.
 
     1. Work that ends with a mark has the backward slice of the mark's operands, without what earlier work
        has. Only equations made by transposition count as backward; the others are residuals or the loss, and
@@ -40,7 +40,7 @@ def assign(
        the work after the latest mark among them. If it reads a parameter that is on other stages only, it
        belongs to the next of those stages, if that is later. A parameter is on the stages in whose slices it
        is read; if there are none, on the stage in which its first reader is written.
-    3. An equation that reads only loop constants, and is too expensive to be a replica, belongs to its
+    3. An equation that reads only loop constants, and is too expensive to be duplicated, belongs to its
        earliest reader. So does one that reads only what is carried from microbatch to microbatch. What no
        stage reads of that, such as a count, belongs to the first work that reads the carried value.
 
@@ -48,23 +48,23 @@ def assign(
     as well. Where there is one stage, all equations are of that stage.
 
     Args:
-      replicas: the variables of equations that are computed wherever they are read.
+      duplicates: the variables of equations that are computed wherever they are read.
 
     Raises: ``CompileError`` for a callback that reads the state of an operation.
 
     Warns: ``PerformanceWarning`` when a microbatch would have to pass the stages a second position, as for a
       penalty on derivatives that were taken through marks. All of that belongs to the latest work so far.
     """
-    return _Assignment(body, replicas, order).run()
+    return _Assignment(body, duplicates, order).run()
 
 
 class _Assignment:
-    def __init__(self, body: LoopBody, replicas: Mapping[Var, Replica], order: MicrobatchOrder):
+    def __init__(self, body: LoopBody, duplicates: Mapping[Var, Duplicate], order: MicrobatchOrder):
         self._body = body
         self._eqns = eqns = [member.eqn for member in body.eqns]
-        self._replicas = replicas
+        self._duplicates = duplicates
         self._order = order
-        self._own = [i for i, eqn in enumerate(eqns) if not any(var in replicas for var in eqn.outvars)]
+        self._own = [i for i, eqn in enumerate(eqns) if not any(var in duplicates for var in eqn.outvars)]
         self._maker = {var: i for i in self._own for var in eqns[i].outvars}
         self._positions: list[int | None] = [None] * len(eqns)
         self._states = {result.state for result in body.results if result.state is not None}
@@ -156,8 +156,8 @@ class _Assignment:
     def _parameters(self, i: int) -> set[Var]:
         found: set[Var] = set()
         for var in operands(self._eqns[i]):
-            if var in self._replicas:
-                found |= self._replicas[var].weights
+            if var in self._duplicates:
+                found |= self._duplicates[var].weights
             elif var not in self._maker and var not in self._states and is_weight(var):
                 found.add(var)
         return found

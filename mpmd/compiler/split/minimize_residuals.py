@@ -26,7 +26,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import free_variables, operands
-from mpmd.compiler.split.replicate import Replica
+from mpmd.compiler.split.duplicates import Duplicate
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
 from mpmd.ir.plan import TaskType
 from mpmd.keys import to_aval
@@ -53,15 +53,15 @@ class MinimizedWork:
 
 
 def minimize_residuals(
-    eqns: Mapping[TaskType, Eqns], results: Set[Var], states: Set[Var], replicas: Mapping[Var, Replica]
+    eqns: Mapping[TaskType, Eqns], results: Set[Var], states: Set[Var], duplicates: Mapping[Var, Duplicate]
 ) -> MinimizedWork:
     """Moves cheap equations of forwards that only the stage's own backward reads to that backward.
 
     Args:
-      eqns: the equations of each work, with replicas, in the order of a microbatch.
+      eqns: the equations of each work, with duplicates, in the order of a microbatch.
       results: the variables that accumulators are updated to.
       states: the variables of accumulators before that, which nothing else may read.
-      replicas: the variables of equations that their readers compute for themselves.
+      duplicates: the variables of equations that their readers compute for themselves.
 
     Returns: the work in the same order, without equations that nothing reads any more.
     """
@@ -75,7 +75,7 @@ def minimize_residuals(
             forward = eqns[work]
             elsewhere = set().union(*(read[other] for other in eqns if other not in (work, backward)))
             scans = ForwardScans(forward, eqns[backward], elsewhere | results)
-            residuals = _Residuals(forward, eqns[backward], made | states, elsewhere, replicas, scans)
+            residuals = _Residuals(forward, eqns[backward], made | states, elsewhere, duplicates, scans)
             kept, again = residuals.chosen()
             forward, reading = scans.keeping(forward, eqns[backward], kept)
             minimized[work] = forward
@@ -85,7 +85,7 @@ def minimize_residuals(
 
 
 def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
-    """The backward with what it recomputes, and with its own replicas, in the order of the forward."""
+    """The backward with what it recomputes, and with its own duplicates, in the order of the forward."""
     own = {var for eqn in forward for var in eqn.outvars}
     wanted = again | {var for eqn in backward for var in eqn.outvars}
     shared = [eqn for eqn in forward if not wanted.isdisjoint(eqn.outvars)]
@@ -123,12 +123,12 @@ class _Residuals:
         backward: Eqns,
         unavailable: Set[Var],
         elsewhere: Set[Var],
-        replicas: Mapping[Var, Replica],
+        duplicates: Mapping[Var, Duplicate],
         scans: ForwardScans,
     ):
         self._unavailable = unavailable
         self._elsewhere = elsewhere
-        self._replicas = replicas
+        self._duplicates = duplicates
         self._maker = {var: eqn for eqn in forward for var in eqn.outvars}
         self._scans = scans
         self._read: list[Node] = [
@@ -168,8 +168,8 @@ class _Residuals:
         eqn = self._maker.get(node)
         if eqn is None:
             return False
-        replica = self._replicas.get(node)
-        return is_cheaper_than_memory(eqn) if replica is None else not replica.once_per_stage
+        duplicate = self._duplicates.get(node)
+        return is_cheaper_than_memory(eqn) if duplicate is None else not duplicate.once_per_stage
 
     def _cost(self, node: Node) -> int:
         if isinstance(node, Row):

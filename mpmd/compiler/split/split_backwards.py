@@ -26,7 +26,7 @@ from mpmd.ir.plan import Cell, TaskType
 
 
 def split_backwards(
-    eqns: Mapping[TaskType, Sequence[JaxprEqn]], tasks: Iterable[Iterable[Cell]], replicas: Collection[Var]
+    eqns: Mapping[TaskType, Sequence[JaxprEqn]], tasks: Iterable[Iterable[Cell]], duplicates: Collection[Var]
 ) -> tuple[StageWork, ...]:
     """The work, with two halves of the backward of each stage for which the schedule has ``bwdA`` tasks.
 
@@ -35,7 +35,7 @@ def split_backwards(
 
     Args:
       eqns: the equations of each work, in the order of a microbatch.
-      replicas: the variables that each reader computes itself.
+      duplicates: the variables that each reader computes itself.
     """
     halved = {task.stage for cells in tasks for cell in cells for task in cell.tasks if task.kind == "bwdA"}
     divided: list[StageWork] = []
@@ -43,7 +43,7 @@ def split_backwards(
     for stage in stages:
         if stage.work.kind == "bwd" and stage.work.stage in halved:
             outside = {var for other in stages if other is not stage for var in other.reads}
-            divided += [half for half in _halves(stage, outside, replicas) if half.eqns]
+            divided += [half for half in _halves(stage, outside, duplicates) if half.eqns]
         else:
             divided.append(stage)
     return tuple(divided)
@@ -62,7 +62,9 @@ def _one_work(work: TaskType, eqns: Sequence[JaxprEqn], reads: Sequence[Var], re
     return StageWork(work, tuple(eqns), tuple(reads), made)
 
 
-def _halves(backward: StageWork, outside: Set[Var], replicas: Collection[Var]) -> tuple[StageWork, StageWork]:
+def _halves(
+    backward: StageWork, outside: Set[Var], duplicates: Collection[Var]
+) -> tuple[StageWork, StageWork]:
     """The work ``bwdA`` and ``bwdW`` of a stage's ``bwd``.
 
     Rematerialized functions are opened, since their barriers against merging with the forward have no use in
@@ -73,7 +75,7 @@ def _halves(backward: StageWork, outside: Set[Var], replicas: Collection[Var]) -
     """
     eqns = without_remat(backward.eqns)
     first, second = _divide(eqns, outside & set(backward.makes))
-    second = _with_replicas(first, second, replicas)
+    second = _with_duplicates(first, second, duplicates)
     stage = backward.work.stage
     reads = free_variables(second)
     return (
@@ -135,14 +137,14 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
     return one, two
 
 
-def _with_replicas(
-    first: Sequence[JaxprEqn], second: Sequence[JaxprEqn], replicas: Collection[Var]
+def _with_duplicates(
+    first: Sequence[JaxprEqn], second: Sequence[JaxprEqn], duplicates: Collection[Var]
 ) -> list[JaxprEqn]:
-    """``second`` with copies of the replicas that it reads of ``first``."""
+    """``second`` with copies of the duplicates that it reads of ``first``."""
     read = set(free_variables(second))
     copies: list[JaxprEqn] = []
     for eqn in reversed(first):
-        if any(var in replicas and var in read for var in eqn.outvars):
+        if any(var in duplicates and var in read for var in eqn.outvars):
             copies.append(eqn)
             read.update(operands(eqn))
     return [*reversed(copies), *second]
