@@ -122,8 +122,10 @@ def _or_held_or_returned(
     returned = dict(zip((result.var for result in step.results), results, strict=True))
     held = _of_parts(step.argument_leaves, request.argument_placements)
     specs: list[Spec | None] = []
-    for argument, given, placement in zip(step.arguments, asked, held, strict=True):
-        spec = _as_held(aval_of(argument.var).shape, placement, request.submeshes) if given is None else given
+    for argument, asked_spec, placement in zip(step.arguments, asked, held, strict=True):
+        spec = asked_spec
+        if spec is None:
+            spec = _as_held(aval_of(argument.var).shape, placement, request.submeshes)
         specs.append(returned.get(argument.var) if spec is None else spec)
     return specs
 

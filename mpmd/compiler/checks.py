@@ -175,8 +175,8 @@ def _wrong_parts(step: CutStep) -> Iterator[str]:
     ends = ((step.argument_leaves, step.arguments), (step.result_leaves, step.results))
     for leaves, variables in ends:
         shapes = [shape for leaf in leaves for shape in _shapes_of_parts(leaf)]
-        if shapes != (found := [tuple(aval_of(member.var).shape) for member in variables]):
-            yield f"the parts of leaves have the shapes {shapes}, but the values {found}"
+        if shapes != (value_shapes := [tuple(aval_of(member.var).shape) for member in variables]):
+            yield f"the parts of leaves have the shapes {shapes}, but the values {value_shapes}"
 
 
 def _shapes_of_parts(leaf: Leaf) -> tuple[tuple[int, ...], ...]:
@@ -268,9 +268,9 @@ def _changing_accumulators(sharded: ShardedGraph) -> Iterator[str]:
 
 def _unplaced(placed: PlacedGraph) -> Iterator[str]:
     graph, groups = placed.graph, set(range(placed.mpmd_dim))
-    made = {var for member in placed.eqns for var in member.eqn.outvars}
-    wanted = {var for eqn in graph.outer for var in eqn.outvars if not is_dropped(var)}
-    yield from (f"nothing makes {var}" for var in wanted - made)
+    computed = {var for member in placed.eqns for var in member.eqn.outvars}
+    outer_results = {var for eqn in graph.outer for var in eqn.outvars if not is_dropped(var)}
+    yield from (f"nothing makes {var}" for var in outer_results - computed)
     if not set(placed.stage_groups) <= groups:
         yield f"stages are on groups {placed.stage_groups} of {placed.mpmd_dim}"
     for member in placed.eqns:

@@ -265,9 +265,9 @@ class CutStep:
         return _result_lines(names, results, next_of)
 
 
-def _names(given: Iterable[tuple[Var, str]], constants: Iterable[Var]) -> Names:
+def _names(names: Iterable[tuple[Var, str]], constants: Iterable[Var]) -> Names:
     """Names of variables, of which some have one already."""
-    return Names({**dict(given), **{var: f"constant_{i}" for i, var in enumerate(constants)}})
+    return Names({**dict(names), **{var: f"constant_{i}" for i, var in enumerate(constants)}})
 
 
 def _argument_lines(names: Names, arguments: Iterable[Var], constants: Collection[Var]) -> list[str]:

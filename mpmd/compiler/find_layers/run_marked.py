@@ -89,7 +89,7 @@ class _Run:
 
     def _mark(self, position: int) -> None:
         handed_over = self._crossing.at(position)
-        marked = _marked([self._values[var] for var in handed_over], Boundary(None, found=True))
+        marked = _marked([self._values[var] for var in handed_over], Boundary(None, by_auto_marks=True))
         self._values.update(zip(handed_over, marked, strict=True))
 
     def _run(self, start: int, stop: int) -> None:
@@ -171,7 +171,7 @@ def _run_scan(
         body = jax.checkpoint(body, policy=remat.policy, prevent_cse=False)
     carried = _handed_over(params["jaxpr"].jaxpr, roles.carry)
     every = tuple(b - a for a, b in itertools.pairwise([0, *ends]))
-    boundary = Boundary(None, every=every, has_rest=True, found=True)
+    boundary = Boundary(None, every=every, has_rest=True, by_auto_marks=True)
 
     def one(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         results = list(body(*consts, *carry, *x))

@@ -69,12 +69,12 @@ def shared_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
 def likely_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
     """The common dimensions, and guesses of the others, also of primitives without a rule."""
     rule = RULES.get(eqn.primitive.name)
-    found = list(rule.dimensions(eqn)) if rule else []
+    likely = list(rule.dimensions(eqn)) if rule else []
     if rule is None or not rule.moves:
-        known = {place for one in found for place in one.outs.items()}
+        known = {pair for one in likely for pair in one.outs.items()}
         if len(known) < sum(len(shape_of(var)) for var in eqn.outvars):
-            found += (one for one in _in_place(eqn) if known.isdisjoint(one.outs.items()))
-    return found
+            likely += (one for one in _in_place(eqn) if known.isdisjoint(one.outs.items()))
+    return likely
 
 
 def _in_place(eqn: JaxprEqn) -> Iterator[CommonDimension]:

@@ -68,9 +68,9 @@ def follow(
       mesh: the size of each mesh axis.
       whole: for values that reshapes make, a dimension along which they are not to be sharded.
     """
-    found = dict(known)
+    dimensions_by_var = dict(known)
     for eqn in eqns:
-        operands = [sharded(atom, found) for atom in eqn.invars]
+        operands = [sharded(atom, dimensions_by_var) for atom in eqn.invars]
         if any(map(any, operands)) or eqn.primitive.name == "sharding_constraint":
             results: Sequence[ShardedDimensions]
             if eqn.primitive.name == "sharding_constraint":
@@ -81,8 +81,8 @@ def follow(
                 results = _results(eqn, operands, mesh)
             for var, dimensions in zip(eqn.outvars, results, strict=True):
                 if any(dimensions):
-                    found[var] = dimensions
-    return found
+                    dimensions_by_var[var] = dimensions
+    return dimensions_by_var
 
 
 def follow_into(
@@ -103,10 +103,10 @@ def follow_into_scan(
     positions = scan_operands(eqn)
     inside = list(operands)
     inside[positions.xs] = [dimensions[1:] for dimensions in inside[positions.xs]]
-    found = follow_into(jaxpr, inside, eqns, mesh)
+    in_body = follow_into(jaxpr, inside, eqns, mesh)
     for i, atom in zip(range(positions.carry.start, positions.carry.stop), jaxpr.outvars, strict=False):
         if not any(inside[i]):
-            inside[i] = sharded(atom, found)
+            inside[i] = sharded(atom, in_body)
     return follow_into(jaxpr, inside, eqns, mesh)
 
 
@@ -116,13 +116,13 @@ def _results(
     """The dimensions of an equation's results."""
     if eqn.primitive is remat_p:
         jaxpr: Jaxpr = eqn.params["jaxpr"]
-        found = follow_into(jaxpr, operands, jaxpr.eqns, mesh)
-        return [sharded(atom, found) for atom in jaxpr.outvars]
+        in_body = follow_into(jaxpr, operands, jaxpr.eqns, mesh)
+        return [sharded(atom, in_body) for atom in jaxpr.outvars]
     if eqn.primitive is scan_p:
         jaxpr = eqn.params["jaxpr"].jaxpr
-        found = follow_into_scan(eqn, operands, jaxpr.eqns, mesh)
+        in_body = follow_into_scan(eqn, operands, jaxpr.eqns, mesh)
         return [
-            ((),) * (len(aval_of(var).shape) - len(aval_of(atom).shape)) + sharded(atom, found)
+            ((),) * (len(aval_of(var).shape) - len(aval_of(atom).shape)) + sharded(atom, in_body)
             for var, atom in zip(eqn.outvars, jaxpr.outvars, strict=True)
         ]
     results: list[list[Axes]] = [[()] * len(aval_of(var).shape) for var in eqn.outvars]

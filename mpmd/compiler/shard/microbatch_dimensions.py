@@ -34,13 +34,13 @@ def microbatch_dimensions(outer: Sequence[JaxprEqn], read: Mapping[Var, int]) ->
       outer: the equations outside of the loop, in order.
       read: for values of outside the dimension at whose index tasks read.
     """
-    found = dict(read)
+    dimension_of = dict(read)
     for eqn in reversed(outer):
-        dimension = found.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        dimension = dimension_of.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
         if dimension is not None:
-            for var, own in _dimension_of_operands(eqn, dimension):
-                found.setdefault(var, own)
-    return found
+            for var, operand_dimension in _dimension_of_operands(eqn, dimension):
+                dimension_of.setdefault(var, operand_dimension)
+    return dimension_of
 
 
 def with_rows_sharded(

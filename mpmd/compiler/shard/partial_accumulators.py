@@ -100,9 +100,11 @@ def _rewritten(
     """
     # A state that the function of a microbatch reads itself is no sum.
     sums = [a for a in accumulators if a.work == member.work and not a.is_carry]
-    wanted = {a.updated: allowed[a.updated] for a in sums}
+    allowed_sums = {a.updated: allowed[a.updated] for a in sums}
     updated_of = {a.state: a.updated for a in sums}
-    return as_partial_sums(member.eqns, dimensions, wanted, updated_of, [*member.makes, *wanted], maker)
+    return as_partial_sums(
+        member.eqns, dimensions, allowed_sums, updated_of, [*member.makes, *allowed_sums], maker
+    )
 
 
 def _live_work(member: StageWork, rewritten: RewrittenEqns, accumulators: Sequence[Accumulator]) -> StageWork:

@@ -67,7 +67,7 @@ def minimize_residuals(
     """
     minimized = dict(eqns)
     recomputed: set[Var] = set()
-    made = {var for of_work in eqns.values() for eqn in of_work for var in eqn.outvars}
+    computed = {var for of_work in eqns.values() for eqn in of_work for var in eqn.outvars}
     read = {work: set(free_variables(of_work)) for work, of_work in eqns.items()}
     for work in eqns:
         backward = TaskType("bwd", work.stage)
@@ -75,7 +75,7 @@ def minimize_residuals(
             forward = eqns[work]
             elsewhere = set().union(*(read[other] for other in eqns if other not in (work, backward)))
             scans = ForwardScans(forward, eqns[backward], elsewhere | results)
-            residuals = _Residuals(forward, eqns[backward], made | states, elsewhere, duplicates, scans)
+            residuals = _Residuals(forward, eqns[backward], computed | states, elsewhere, duplicates, scans)
             kept, again = residuals.chosen()
             forward, reading = scans.keeping(forward, eqns[backward], kept)
             minimized[work] = forward
@@ -86,10 +86,10 @@ def minimize_residuals(
 
 def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
     """The backward with what it recomputes, and with its own duplicates, in the order of the forward."""
-    own = {var for eqn in forward for var in eqn.outvars}
-    wanted = again | {var for eqn in backward for var in eqn.outvars}
-    shared = [eqn for eqn in forward if not wanted.isdisjoint(eqn.outvars)]
-    return [*shared, *(eqn for eqn in backward if own.isdisjoint(eqn.outvars))]
+    of_forward = {var for eqn in forward for var in eqn.outvars}
+    of_backward = again | {var for eqn in backward for var in eqn.outvars}
+    shared = [eqn for eqn in forward if not of_backward.isdisjoint(eqn.outvars)]
+    return [*shared, *(eqn for eqn in backward if of_forward.isdisjoint(eqn.outvars))]
 
 
 def _without_dead(eqns: dict[TaskType, Eqns], results: Set[Var]) -> dict[TaskType, Eqns]:
@@ -153,14 +153,14 @@ class _Residuals:
 
     def _derivations(self) -> dict[Node, set[Node] | None]:
         """For each value that the backward needs, those that make it; ``None`` if it has to be kept."""
-        found: dict[Node, set[Node] | None] = {}
+        derivations: dict[Node, set[Node] | None] = {}
         stack = list(self._read)
         while stack:
             node = stack.pop()
-            if node not in found:
-                sources = found[node] = self._sources(node) if self._is_cheap(node) else None
+            if node not in derivations:
+                sources = derivations[node] = self._sources(node) if self._is_cheap(node) else None
                 stack.extend(sources or ())
-        return found
+        return derivations
 
     def _is_cheap(self, node: Node) -> bool:
         if isinstance(node, Row):

@@ -51,15 +51,15 @@ def split_backwards(
 
 def _stage_work(eqns: Mapping[TaskType, Sequence[JaxprEqn]]) -> list[StageWork]:
     """The work with what it reads and makes."""
-    reads = {work: free_variables(own) for work, own in eqns.items()}
+    reads = {work: free_variables(eqns_of_work) for work, eqns_of_work in eqns.items()}
     read = {var for variables in reads.values() for var in variables}
-    return [_one_work(work, own, reads[work], read) for work, own in eqns.items()]
+    return [_one_work(work, eqns_of_work, reads[work], read) for work, eqns_of_work in eqns.items()]
 
 
 def _one_work(work: TaskType, eqns: Sequence[JaxprEqn], reads: Sequence[Var], read: Set[Var]) -> StageWork:
     """The work of these equations; it makes those of their variables that others read."""
-    made = tuple(var for eqn in eqns for var in eqn.outvars if var in read)
-    return StageWork(work, tuple(eqns), tuple(reads), made)
+    makes = tuple(var for eqn in eqns for var in eqn.outvars if var in read)
+    return StageWork(work, tuple(eqns), tuple(reads), makes)
 
 
 def _halves(
@@ -84,9 +84,9 @@ def _halves(
     )
 
 
-def _divide(eqns: Sequence[JaxprEqn], wanted: Iterable[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations that the wanted variables need, and the others; what has a part in both becomes two."""
-    needed = set(wanted)
+def _divide(eqns: Sequence[JaxprEqn], results: Iterable[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """The equations that the results need, and the others; one that both need becomes two."""
+    needed = set(results)
     first: list[JaxprEqn] = []
     second: list[JaxprEqn] = []
     for eqn in reversed(eqns):
@@ -94,12 +94,12 @@ def _divide(eqns: Sequence[JaxprEqn], wanted: Iterable[Var]) -> tuple[list[Jaxpr
         if not now:
             second.append(eqn)
             continue
-        own = [eqn]
+        now_needed = [eqn]
         if len(now) < len(eqn.outvars):
-            own, rest = _take_apart(eqn, now)
+            now_needed, rest = _take_apart(eqn, now)
             second.extend(reversed(rest))
-        first.extend(reversed(own))
-        needed.update(free_variables(own))
+        first.extend(reversed(now_needed))
+        needed.update(free_variables(now_needed))
     return first[::-1], second[::-1]
 
 
@@ -119,9 +119,9 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
     body: Jaxpr = eqn.params["jaxpr"].jaxpr
     eqns = without_remat(body.eqns)
     while True:  # until every carried value that the first scan reads is carried by it
-        wanted = [atom for i in now if isinstance(atom := body.outvars[i], Var)]
-        first, second = _divide(eqns, wanted)
-        read = {*free_variables(first), *wanted}
+        outputs = [atom for i in now if isinstance(atom := body.outvars[i], Var)]
+        first, second = _divide(eqns, outputs)
+        read = {*free_variables(first), *outputs}
         read_carry = {i for i, var in enumerate(scan.carry) if var in read}
         if read_carry <= now:
             break
