@@ -1,4 +1,4 @@
-"""What Alpa would have chosen for the same costs: ``python -m benchmarks.plan_vs_alpa``.
+"""The plans that Alpa would have chosen for the same costs: ``python -m benchmarks.plan_vs_alpa``.
 
 Alpa (Zheng et al., 2022, arXiv:2201.12023, section 5.2) minimises ``sum of stages + (B - 1) * slowest stage``
 over runs of layers and submeshes, which have a power of two of devices or whole nodes, and share out all

@@ -27,10 +27,10 @@ from mpmd.errors import GroupDiedError
 from mpmd.util.stopwatch import Stopwatch
 
 _LOOK_SECONDS = 1.0
-"""How often to look whether groups are to move."""
+"""The seconds between two looks whether groups are to move."""
 
 _SAVE_SECONDS = 10.0
-"""How long a checkpoint that is being saved may keep a group on a node that is to end. Others wait for it."""
+"""The seconds for which saving a checkpoint may keep a group on a node that is to end. Others wait for it."""
 
 _REASONS = {
     DRAINED: "its node is to end",

@@ -19,7 +19,7 @@ from ray.util.placement_group import (
 )
 
 _QUIET_SECONDS = 2.0
-"""How long ``reserve`` waits before it prints that it waits."""
+"""The seconds that ``reserve`` waits before it prints that it waits."""
 
 _TAKEN_SECONDS = 5.0
 """Ray reserves within this time what it has just had free, unless somebody else has taken it."""

@@ -24,7 +24,7 @@ _MAX_PIECES = min(os.sysconf("SC_IOV_MAX"), 1024)
 """The most that one system call writes."""
 
 _ENCRYPTED_BYTES = 128 * 1024
-"""How much is encrypted at a time."""
+"""The bytes that are encrypted at a time."""
 
 
 class Connection:

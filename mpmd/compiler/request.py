@@ -13,10 +13,10 @@ from mpmd.ir.plan import Spec
 from mpmd.ir.stack import Stack
 
 PartialSums = Literal["replicated", "all", "none"]
-"""Which accumulators may hold partial sums over the devices of a group: see ``mpmd.jit``."""
+"""The accumulators that may hold partial sums over the devices of a group: see ``mpmd.jit``."""
 
 Gather = Literal["task", "step"]
-"""When weights that are sharded over the batch's axes are gathered: see ``mpmd.jit``."""
+"""The time at which weights that are sharded over the batch's axes are gathered: see ``mpmd.jit``."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mpmd.runtime.requests import Handle
 from mpmd.sharding import to_sharding
 
 JsonSpec = Mapping[str, Any]
-"""What TensorStore opens an array by."""
+"""A JSON description by which TensorStore opens an array."""
 
 Region = tuple[Any, ...]
 """A slice for each dimension."""

@@ -252,7 +252,7 @@ class GroupWorker:
         return StepReply(inline, tuple(events or ()), on_host)
 
     def _reason(self, error: Exception, request: StepRequest) -> str:
-        """Why the outputs of a failed step are lost."""
+        """The reason why the outputs of a failed step are lost, as text."""
         if isinstance(error, LostValueError):
             return error.reason
         return f"{error}. {self._of_donated}" if request.donated else str(error)

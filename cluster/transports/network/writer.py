@@ -31,7 +31,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Iterator[list[memoryview]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.error: OSError | None = None
-        """Why the connection has ended, if writing has shown it."""
+        """The error by which writing has shown that the connection has ended, if it has."""
 
     def start(self) -> None:
         """Starts the thread."""

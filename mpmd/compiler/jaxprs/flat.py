@@ -55,7 +55,7 @@ class Passed(NamedTuple):
 
 
 class _Scope(NamedTuple):
-    """Where equations are: the numbers of variables, how often they are computed, and where operations go."""
+    """The surroundings of equations: numbers of variables, how often they run, and the list of operations."""
 
     numbers: dict[Var, Value]
     times: int
@@ -148,7 +148,7 @@ class FlatEquations:
                 self._hand(value, inputs[positions.carry.start + i], 0, into=True)
 
     def _while(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
-        """How often a ``while`` runs is not known; it counts once."""
+        """A ``while`` counts once: the number of its iterations is not known."""
         body: Jaxpr = eqn.params["body_jaxpr"].jaxpr
         first = eqn.params["cond_nconsts"]
         constants = eqn.params["body_nconsts"]

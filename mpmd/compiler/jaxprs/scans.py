@@ -1,4 +1,4 @@
-"""Which operands and results of a scan are constant, carried, or one slice per iteration."""
+"""Tells which operands and results of a scan are constant, carried, or one slice per iteration."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class EarlyUpdates:
         return segments
 
     def _slots(self, segments: Sequence[int]) -> set[_Slot]:
-        """Where updates are that have been advanced."""
+        """The segments and groups of updates that have been advanced."""
         return {(segments[i], group) for i in self._advanced(segments) for group in self._runs[i]}
 
     def _advanced(self, segments: Sequence[int]) -> list[int]:

@@ -100,7 +100,7 @@ def _loop(
     least: float,
     at_once: float,
 ) -> Loop:
-    """When each group ends the loop, and how long it computes.
+    """The time at which each group ends the loop, and the seconds that it computes.
 
     Args:
       orders: of the schedule, for each simulated number of microbatches.

@@ -50,7 +50,7 @@ class Realized:
         return sum(len(jaxpr.eqns) for jaxpr in jaxprs.values()) + instructions // 2
 
     def simulation(self) -> Simulation:
-        """When each group does what."""
+        """The times of the tasks of each group."""
         return simulate(self.plan, self.costs, topology=self.message_bytes)
 
 
