@@ -13,7 +13,7 @@ from mpmd.arguments.call import Call
 from mpmd.arguments.specs import input_specs
 from mpmd.arrays.array import MpmdArray
 from mpmd.ir.plan import Spec
-from mpmd.ir.specs import indivisible, num_parts
+from mpmd.ir.specs import indivisible, num_shards
 from mpmd.sharding import to_spec
 
 
@@ -91,7 +91,7 @@ class SpecsOfCalls:
         usable = to_spec(PartitionSpec(*map(self._of_groups, spec)))
         if any(any(indivisible(usable, shape, sizes)) for sizes in self._sizes):
             return None
-        return usable if any(num_parts(usable, sizes) > 1 for sizes in self._sizes) else None
+        return usable if any(num_shards(usable, sizes) > 1 for sizes in self._sizes) else None
 
     def _of_groups(self, entry: Any) -> tuple[str, ...] | str | None:
         """The axes of one entry of a spec that groups have, other than the one along which they are."""

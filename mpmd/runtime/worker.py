@@ -32,7 +32,7 @@ from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueErr
 from mpmd.runtime.requests import (
     INLINE_BYTES,
     Handle,
-    HostParts,
+    HostSlices,
     LoadReply,
     Released,
     StepReply,
@@ -216,7 +216,7 @@ class GroupWorker:
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
 
-    def run_step(self, request: StepRequest, host_arrays: dict[Handle, np.ndarray | HostParts]) -> StepReply:
+    def run_step(self, request: StepRequest, host_arrays: dict[Handle, np.ndarray | HostSlices]) -> StepReply:
         """Runs one step. When it fails, its outputs are lost, and reading them raises the reason.
 
         Args:
@@ -261,7 +261,7 @@ class GroupWorker:
         self,
         program: _CompiledProgram,
         request: StepRequest,
-        host_arrays: dict[Handle, np.ndarray | HostParts],
+        host_arrays: dict[Handle, np.ndarray | HostSlices],
     ) -> list[jax.Array]:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in host_arrays:
@@ -385,7 +385,7 @@ def _readable(told: Iterable[Told]) -> Iterator[Told]:
             return
 
 
-def _put(array: np.ndarray | HostParts, sharding: jax.sharding.Sharding) -> jax.Array:
+def _put(array: np.ndarray | HostSlices, sharding: jax.sharding.Sharding) -> jax.Array:
     """The array on the devices; each of several processes has at least the shards of its devices."""
     if isinstance(array, np.ndarray) and sharding.is_fully_addressable:
         return jax.device_put(array, sharding)

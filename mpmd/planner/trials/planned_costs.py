@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from mpmd.ir.plan import Edge, Name, Plan
 from mpmd.ir.routes import held_specs
-from mpmd.ir.specs import axes_of, num_parts
+from mpmd.ir.specs import axes_of, num_shards
 from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, axis_links, shards_on_a_node, share_a_node
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.trials.device_work import DeviceWork
@@ -90,7 +90,7 @@ def message_bytes(plan: Plan, cluster: Hardware, device_ranges: Sequence[DeviceR
     def nbytes(edge: Edge, name: Name) -> float:
         source, target = (device_ranges[group] for group in edge)
         axes, spec = plan.submesh(edge[1]), specs[edge[1]][name]
-        of_device = avals[name].nbytes / num_parts(spec, axes)
+        of_device = avals[name].nbytes / num_shards(spec, axes)
         if share_a_node(cluster, source, target):
             return of_device
         return of_device * shards_on_a_node(cluster, target, axes_of(spec))

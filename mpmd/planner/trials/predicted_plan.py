@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr
 from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, dimensions_of, follow, sharded
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Aval, Executable, Name, Plan, Recv, Run, Spec
-from mpmd.ir.specs import fitting, num_parts
+from mpmd.ir.specs import fitting, num_shards
 from mpmd.planner.trials.device_work import DeviceWork, device_work
 from mpmd.program import Program
 
@@ -135,4 +135,4 @@ def _results(
 
 
 def _bytes(aval: Aval, spec: Spec, mesh: Mapping[str, int]) -> int:
-    return aval.nbytes // num_parts(spec, mesh)
+    return aval.nbytes // num_shards(spec, mesh)
