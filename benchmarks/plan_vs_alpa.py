@@ -1,4 +1,4 @@
-"""What Alpa would have chosen for the same costs: ``python -m benchmarks.plan_vs_alpa``.
+"""The plans that Alpa would have chosen for the same costs: ``python -m benchmarks.plan_vs_alpa``.
 
 Alpa (Zheng et al., 2022, arXiv:2201.12023, section 5.2) minimises ``sum of stages + (B - 1) * slowest stage``
 over runs of layers and submeshes, which have a power of two of devices or whole nodes, and share out all
@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.measure import Table
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
-from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
+from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, Submesh
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.formula import Evaluation, evaluate
@@ -66,7 +66,7 @@ def _options(model: CostModel, number: int, remat: bool) -> Iterator[_Option]:
         powers = size & (size - 1) == 0 and size <= per_node
         if (powers or size % per_node == 0) and model.profile.rows // number % submesh["data"] == 0:
             table = model.table(
-                model.group_settings(Place(0, submesh), StepSettings(number, remat, fsdp=False))
+                model.group_settings(DeviceRange(0, submesh), StepSettings(number, remat, fsdp=False))
             )
             range_costs = StageRangeCosts.of(
                 table, 2 * model.cluster.task_overhead, np.zeros(len(model.profile.layers) + 1)

@@ -34,7 +34,7 @@ def findings_text(findings: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Why the values of a step are where they are. ``str(explanation)`` is an overview.
+    """The reasons why the values of a step are where they are. ``str(explanation)`` is an overview.
 
     ``findings`` are sentences on facts that the user probably did not intend: a group with most of the work,
     or without a backward, or a value that is sent again and again. ``loops`` have the stages of

@@ -117,8 +117,8 @@ def _picked(rows: Sequence[Row], shown: int) -> list[tuple[int, Row, list[Row]]]
         alike.setdefault(_but_for_schedule(row), []).append((number, row))
     return [
         (number, row, [other for _, other in others])
-        for place, ((number, row), *others) in enumerate(alike.values())
-        if place < shown or row.label
+        for rank, ((number, row), *others) in enumerate(alike.values())
+        if rank < shown or row.label
     ]
 
 

@@ -63,21 +63,21 @@ class LoadReply:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostParts:
+class HostSlices:
     """The slices of a host array that one of several processes of a group is sent: those of its devices.
 
-    Indexed by the part of a device, as the whole array would be.
+    Indexed by the shard of a device, as the whole array would be.
     """
 
     shape: tuple[int, ...]
-    parts: Mapping[Box, np.ndarray]
+    slices: Mapping[Box, np.ndarray]
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         asked = box_of(index, self.shape)
-        for box, part in self.parts.items():
+        for box, piece in self.slices.items():
             if intersection(box, asked) == asked:
-                return part[within(asked, box)]
-        raise AssertionError(f"{asked} was not sent, but {', '.join(map(str, self.parts))}")
+                return piece[within(asked, box)]
+        raise AssertionError(f"{asked} was not sent, but {', '.join(map(str, self.slices))}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import (
     INLINE_BYTES,
     Handle,
-    HostParts,
+    HostSlices,
     LoadReply,
     Released,
     StepReply,
@@ -224,7 +224,7 @@ class GroupWorker:
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
 
-    def run_step(self, request: StepRequest, host_arrays: dict[Handle, np.ndarray | HostParts]) -> StepReply:
+    def run_step(self, request: StepRequest, host_arrays: dict[Handle, np.ndarray | HostSlices]) -> StepReply:
         """Runs one step. When it fails, its outputs are lost, and reading them raises the reason.
 
         Args:
@@ -265,7 +265,7 @@ class GroupWorker:
         return StepReply(inline, times, on_host)
 
     def _reason(self, error: Exception, request: StepRequest) -> str:
-        """Why the outputs of a failed step are lost."""
+        """The reason why the outputs of a failed step are lost, as text."""
         if isinstance(error, LostValueError):
             return error.reason
         return f"{error}. {self._of_donated}" if request.donated else str(error)
@@ -274,7 +274,7 @@ class GroupWorker:
         self,
         program: _CompiledProgram,
         request: StepRequest,
-        host_arrays: dict[Handle, np.ndarray | HostParts],
+        host_arrays: dict[Handle, np.ndarray | HostSlices],
     ) -> list[jax.Array]:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in host_arrays:
@@ -385,7 +385,7 @@ class GroupWorker:
         self._ahead.clear()
 
 
-def _put(array: np.ndarray | HostParts, sharding: jax.sharding.Sharding) -> jax.Array:
+def _put(array: np.ndarray | HostSlices, sharding: jax.sharding.Sharding) -> jax.Array:
     """The array on the devices; each of several processes has at least the shards of its devices."""
     if isinstance(array, np.ndarray) and sharding.is_fully_addressable:
         return jax.device_put(array, sharding)

@@ -122,8 +122,8 @@ class CellLowering:
         # Accumulators come first on both sides, so that each is updated in its own buffer.
         reads = [*before, *(var for var in fused.reads if var not in before)]
         makes = [self._updated(*update) for update in updates.items()]
-        makes += [made for work, offset in works for made in self._made(work, offset, works)]
-        outputs = [fused.variables[made.var, made.offset] for made in makes]
+        makes += [value for work, offset in works for value in self._made(work, offset, works)]
+        outputs = [fused.variables[value.var, value.offset] for value in makes]
         told = [var for eqn, _, _ in fused.callbacks for var in operands(eqn)]
         origins = [fused.origin[var] for var in reads]
         stands_for = {fused_var: var for (var, _), fused_var in fused.variables.items()}
@@ -136,7 +136,7 @@ class CellLowering:
             indices=tuple(offset for var, offset in origins if var in self._indices),
             updates=tuple(a.state for a in updates),
             makes=tuple(makes),
-            sent=tuple(i for i, made in enumerate(makes) if made.receivers),
+            sent=tuple(i for i, value in enumerate(makes) if value.receivers),
             callbacks=tuple(self._callbacks(fused)),
         )
 
@@ -169,7 +169,7 @@ class CellLowering:
 
     def _made(self, work: TaskType, offset: int, works: CellWork) -> Iterator[CellValue]:
         """The values that work makes for tasks outside its cell."""
-        own = self._stage_groups[work.stage]
+        group = self._stage_groups[work.stage]
         for position, var in enumerate(self._stage_work[work].makes):
             readers = [
                 reader
@@ -178,7 +178,7 @@ class CellLowering:
             ]
             if readers:
                 groups = {self._stage_groups[reader.stage] for reader in readers}
-                yield CellValue(var, offset, _pattern(work, position), tuple(sorted(groups - {own})))
+                yield CellValue(var, offset, _pattern(work, position), tuple(sorted(groups - {group})))
 
 
 def _pattern(work: TaskType, position: int) -> str:

@@ -168,10 +168,10 @@ class _Lowering:
             uses[result.var].update(groups)
         return uses
 
-    def _send(self, src: int, wanted: Mapping[Name, Iterable[int]]) -> None:
+    def _send(self, src: int, receivers_of: Mapping[Name, Iterable[int]]) -> None:
         """Sends values to other groups, one message for each."""
         by_group: dict[int, list[Name]] = collections.defaultdict(list)
-        for name, groups in wanted.items():
+        for name, groups in receivers_of.items():
             for group in groups:
                 by_group[group].append(name)
         for dst, names in sorted(by_group.items()):
@@ -182,12 +182,12 @@ class _Lowering:
 
     def _send_arguments(self) -> None:
         """Sends arguments from where they stay to the other groups that read them."""
-        wanted: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
+        receivers_by_source: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
         for argument in self._step.arguments:
             homes = self._placed.homes[argument.var]
             if elsewhere := self._uses[argument.var].keys() - homes:
-                wanted[min(homes)][argument.path] = sorted(elsewhere)
-        for group, names in sorted(wanted.items()):
+                receivers_by_source[min(homes)][argument.path] = sorted(elsewhere)
+        for group, names in sorted(receivers_by_source.items()):
             self._send(group, names)
 
     def _outside(self, segment: int) -> None:
@@ -292,10 +292,10 @@ class _Lowering:
         self._send(group, {outputs[i]: lowered.makes[i].receivers for i in lowered.sent})
 
     def _send_results(self, accumulators: Iterable[Accumulator], states: Mapping[Var, Name]) -> None:
-        wanted: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
+        receivers_by_source: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
         for accumulator in accumulators:
             name = self._names[accumulator.result] = states[accumulator.state]
             group = self._placed.stage_groups[accumulator.work.stage]
-            wanted[group][name] = sorted(self._uses[accumulator.result].keys() - {group})
-        for group, names in sorted(wanted.items()):
+            receivers_by_source[group][name] = sorted(self._uses[accumulator.result].keys() - {group})
+        for group, names in sorted(receivers_by_source.items()):
             self._send(group, names)

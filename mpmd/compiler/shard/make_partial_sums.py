@@ -12,8 +12,8 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from mpmd.compiler.jaxprs.dimensions import Axes
 from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.jaxprs.sharded_dimensions import Axes
 from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
@@ -41,8 +41,8 @@ def as_function(eqn: JaxprEqn) -> Callable[..., list[jax.Array]]:
     params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
 
     def results(*operands: jax.Array) -> list[jax.Array]:
-        made = eqn.primitive.bind(*operands, **params)
-        return made if eqn.primitive.multiple_results else [made]
+        outputs = eqn.primitive.bind(*operands, **params)
+        return outputs if eqn.primitive.multiple_results else [outputs]
 
     return results
 

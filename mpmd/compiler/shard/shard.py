@@ -10,8 +10,8 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
-from mpmd.compiler.jaxprs.dimensions import Dimensions, axes_in, dimensions_of, follow
 from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, axes_in, dimensions_of, follow
 from mpmd.compiler.request import Gather, PartialSums
 from mpmd.compiler.shard.forwarded_results import with_results_apart
 from mpmd.compiler.shard.gather import gather_weights
@@ -58,7 +58,7 @@ def shard(
 
 def _outer_dimensions(
     sharded: ShardedGraph, submesh: AbstractMesh, whole: Mapping[Var, int]
-) -> dict[Var, Dimensions]:
+) -> dict[Var, ShardedDimensions]:
     """The shardings of arguments, and of values computed from them outside of loops, as far as known.
 
     Args:
@@ -69,7 +69,7 @@ def _outer_dimensions(
     return follow(sharded.graph.outer, known, submesh.shape, whole)
 
 
-def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> Dimensions:
+def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> ShardedDimensions:
     return dimensions_of(specs[var], len(aval_of(var).shape))
 
 

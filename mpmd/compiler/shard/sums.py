@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.dimensions import Axes, Dimensions
 from mpmd.compiler.jaxprs.rules import common_dimensions
+from mpmd.compiler.jaxprs.sharded_dimensions import Axes, ShardedDimensions
 from mpmd.compiler.shard.linear import is_zero
 from mpmd.compiler.shard.make_partial_sums import as_function
 
@@ -38,7 +38,7 @@ class CutSum:
 
 def cut_sum(
     eqn: JaxprEqn,
-    operands: Sequence[Dimensions],
+    operands: Sequence[ShardedDimensions],
     allowed: frozenset[str],
     mesh: Mapping[str, int],
     makers: Mapping[Var, JaxprEqn],

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
+from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, Submesh
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
@@ -107,7 +107,7 @@ class SearchSpace:
     def unevenness(self) -> dict[str, Array]:
         """The least unevenness of stages on one device, by the number of stages."""
         one_device = self.model.group_settings(
-            Place(0, {}), StepSettings(self.numbers_of_microbatches[-1], remat=False, fsdp=False)
+            DeviceRange(0, {}), StepSettings(self.numbers_of_microbatches[-1], remat=False, fsdp=False)
         )
         layers = self.model.table(one_device).layers
         return {

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.choice_table import seconds_text
-from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
+from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, Submesh
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import Kind, LayerProfile
@@ -104,7 +104,7 @@ def _rows(profile: LayerProfile, cluster: Hardware, candidate: Candidate) -> Ite
         for stop in range(first + 1, len(profile.layers) + 1):
             for sizes in all_sizes:
                 submesh = dict(zip(INNERMOST_FIRST, sizes, strict=True))
-                until = model.table(model.group_settings(Place(0, submesh), settings)).until
+                until = model.table(model.group_settings(DeviceRange(0, submesh), settings)).until
                 forward, backward = (
                     alone * float(until[name][stop] - until[name][first]) for name in ("forward", "backward")
                 )
