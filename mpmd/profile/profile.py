@@ -8,11 +8,15 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mpmd.attribution.accounts import Account
+from mpmd.attribution.alternatives import Alternative, alternatives_of
 from mpmd.attribution.attribution import Attribution, attribute
 from mpmd.attribution.clocks import MatchedStep, Senders, match
+from mpmd.attribution.findings import Finding, findings_of
 from mpmd.attribution.gaps import Gap
 from mpmd.attribution.measured import measure
+from mpmd.attribution.model import StepModel
 from mpmd.attribution.path import Segment
+from mpmd.attribution.scenarios import Scenario, scenarios_of
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Edge, Plan
 from mpmd.ir.process_times import RecordedStep
@@ -70,6 +74,25 @@ class Profile:
     def critical_path(self) -> tuple[Segment, ...]:
         """The tasks, messages and other spans that the step's end came after, from the call to the return."""
         return self.attribution.critical_path
+
+    @functools.cached_property
+    def scenarios(self) -> tuple[Scenario, ...]:
+        """The length of the step if single things were otherwise, by simulation."""
+        return scenarios_of(self._model)
+
+    @functools.cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Other schedules and numbers of microbatches with the times of this step, by simulation."""
+        return alternatives_of(self._model, self.plan)
+
+    @functools.cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """Sentences on where the time went, those first that would save the most."""
+        return findings_of(self.attribution, self.scenarios, self.alternatives)
+
+    @functools.cached_property
+    def _model(self) -> StepModel:
+        return StepModel.of(self.attribution)
 
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:
