@@ -16,7 +16,7 @@ MAY_IMPORT = {
     # Shared ground.
     "mpmd.compat": "",
     "mpmd.errors": "",
-    "mpmd.ir": "mpmd.validation",
+    "mpmd.ir": "mpmd.util mpmd.validation",
     "mpmd.validation": "",
     "mpmd.version": "",
     "mpmd.util": "mpmd.validation",
@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory",
     "mpmd.simulate": "mpmd.ir mpmd.memory mpmd.schedules mpmd.validation",
     "mpmd.render": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.util mpmd.validation",
-    "mpmd.attribution": "mpmd.ir mpmd.simulate",
+    "mpmd.attribution": "mpmd.ir mpmd.memory mpmd.schedules mpmd.simulate mpmd.util",
     "mpmd.profile": "mpmd.attribution mpmd.ir mpmd.memory mpmd.util mpmd.validation",
     # Chooses how to run a step.
     "mpmd.planner": "",
@@ -161,7 +161,10 @@ NEVER_REACHES = [
 
 PROGRAMS = {"mpmd.__main__", "cluster.trial"}
 
-WITHOUT_JAX = "mpmd mpmd.schedules mpmd.simulate mpmd.verify mpmd.render mpmd.cli".split()
+WITHOUT_JAX = (
+    "mpmd mpmd.attribution.findings mpmd.cli mpmd.profile.profile mpmd.render mpmd.schedules mpmd.simulate "
+    "mpmd.verify"
+).split()
 
 
 def module_of(path):

@@ -5,4 +5,7 @@ by operation, message and group. ``links`` says what each operation started afte
 run if stages were equal and messages free, ``accounts`` what the time of its end is made of; ``gaps``
 divides idle time by these, and ``path`` follows the links back. ``attribution`` has all of them. All times
 are whole nanoseconds, and all parts add up exactly.
+
+``model`` simulates the step with single things changed: ``scenarios`` are such changes, ``alternatives``
+other schedules and numbers of microbatches, and ``findings`` say in words what the largest would save.
 """

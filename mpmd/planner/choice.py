@@ -29,6 +29,7 @@ from mpmd.planner.search.stage_profile import StageProfile, stage_profile
 from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
 from mpmd.step.jit import MpmdFunction, jit
+from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import human_bytes
 from mpmd.validation import int_fault, raise_faults
 
@@ -36,8 +37,8 @@ SHOWN = 10
 """The number of the best candidates in the text, beside the alternatives to a pipeline."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Choice(ShownAsText):
     """The result of ``mpmd.plan``; ``print(choice)`` is the table of candidates, and why others lost.
 
     ::

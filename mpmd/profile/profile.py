@@ -9,24 +9,32 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from mpmd.attribution.accounts import Account
+from mpmd.attribution.alternatives import Alternative, alternatives_of
 from mpmd.attribution.attribution import Attribution, attribute
 from mpmd.attribution.clocks import MatchedStep, Senders, match
+from mpmd.attribution.findings import Finding, findings_of
 from mpmd.attribution.gaps import Gap
 from mpmd.attribution.measured import measure
+from mpmd.attribution.model import StepModel
 from mpmd.attribution.path import Segment
+from mpmd.attribution.scenarios import Scenario, scenarios_of
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Edge, Plan
 from mpmd.ir.process_times import RecordedStep
 from mpmd.ir.routes import Routes, Topology
 from mpmd.profile.memory import MemoryOverTime, memory_over_time
 from mpmd.profile.saving import read_profile, write_profile
+from mpmd.profile.text import profile_text
+from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import first_few
 from mpmd.validation import path_fault, raise_faults
 
 
-@dataclasses.dataclass(frozen=True)
-class Profile:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Profile(ShownAsText):
     """The recorded times of steps. Unpacks into the last step's result and its events.
+
+    ``print(profile)`` shows where the time of each group went, and the first findings.
 
     Attributes:
       plan: the programs that the groups ran.
@@ -50,6 +58,9 @@ class Profile:
     def __iter__(self) -> Iterator[Any]:
         yield self.result
         yield self.events
+
+    def __str__(self) -> str:
+        return profile_text(self.attribution, self.findings, len(self.recorded))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the profile without its result to a file, which ``Profile.load`` reads.
@@ -101,6 +112,25 @@ class Profile:
     def critical_path(self) -> tuple[Segment, ...]:
         """The tasks, messages and other spans that the step's end came after, from the call to the return."""
         return self.attribution.critical_path
+
+    @functools.cached_property
+    def scenarios(self) -> tuple[Scenario, ...]:
+        """The length of the step if single things were otherwise, by simulation."""
+        return scenarios_of(self._model)
+
+    @functools.cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Other schedules and numbers of microbatches with the times of this step, by simulation."""
+        return alternatives_of(self._model, self.plan)
+
+    @functools.cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """Sentences on where the time went, those first that would save the most."""
+        return findings_of(self.attribution, self.scenarios, self.alternatives)
+
+    @functools.cached_property
+    def _model(self) -> StepModel:
+        return StepModel.of(self.attribution)
 
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:

@@ -1,0 +1,230 @@
+"""Findings: sentences on a measured step, ordered by what the simulator says that each would save."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import statistics
+from collections.abc import Iterator, Mapping
+
+from mpmd.attribution.alternatives import Alternative
+from mpmd.attribution.attribution import Attribution
+from mpmd.attribution.gaps import Culprit
+from mpmd.attribution.model import flight_times
+from mpmd.attribution.scenarios import Scenario, like_others, twice_as_fast
+from mpmd.attribution.texts import change_text, less_text, processor_text, task_text, time_text, types_text
+from mpmd.ir.plan import Cell, Task
+from mpmd.simulate.costs import types_of
+
+LEAST_SHARE = 0.001
+"""The share of a step that a finding saves at least."""
+
+CONSTANT_FACTOR = 1.5
+"""From here on, a task's median over the mean of its kind is called slow, and not merely uneven."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A fact about a measured step, and what to change it would save.
+
+    Attributes:
+      text: in plain words.
+      cause: the cause of idle time, as in ``Causes``; ``"schedule"`` and ``"microbatches"`` for changes of
+        these.
+      saves_ns: the nanoseconds by which the step would be shorter, by simulation.
+      share_saved: these by the length of the simulated step.
+    """
+
+    text: str
+    cause: str
+    saves_ns: int
+    share_saved: float
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def findings_of(
+    attribution: Attribution,
+    scenarios: tuple[Scenario, ...],
+    alternatives: tuple[Alternative, ...],
+) -> tuple[Finding, ...]:
+    """The findings, those that save the most first."""
+    writer = _Writer(attribution, scenarios, alternatives)
+    findings = [finding for finding in writer.all() if finding.share_saved >= LEAST_SHARE]
+    return tuple(sorted(findings, key=lambda finding: -finding.saves_ns))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Writer:
+    attribution: Attribution
+    scenarios: tuple[Scenario, ...]
+    alternatives: tuple[Alternative, ...]
+
+    def all(self) -> Iterator[Finding]:
+        by_name = {scenario.name: scenario for scenario in self.scenarios}
+        whole = by_name["measured"].makespan or 1
+        texts = {
+            "equal stages": self._imbalance,
+            "no jitter": self._jitter,
+            "no handling": self._handling,
+            "outside work divided": self._outside,
+            "arguments at once": self._late_begin,
+            "no driver": self._driver,
+        }
+        for name, text in texts.items():
+            scenario = by_name[name]
+            share = scenario.saves / whole
+            yield Finding(text(less_text(share)), scenario.cause, scenario.saves, share)
+        yield from self._links(by_name, whole)
+        yield from self._schedules(whole)
+
+    def _imbalance(self, less: str) -> str:
+        """The group with the most work in loops, and its slowest type of task."""
+        loads = loop_times(self.attribution)
+        group = max(range(len(loads)), key=loads.__getitem__)
+        factor = loads[group] / (statistics.fmean(loads) or 1)
+        text = f"group {group} has {factor:.2f} times the work of the mean group"
+        slowest, slowness, operation = self._slowest_type(group)
+        if slowness >= CONSTANT_FACTOR:
+            why = processor_text(self.attribution.measured, operation)
+            note = f" ({why})" if why else ""
+            text += f", and {slowest} takes {slowness:.1f} times the mean of all stages{note}"
+        return f"{text}; with equal stages the step would take {less}"
+
+    def _slowest_type(self, group: int) -> tuple[str, float, int]:
+        """A group's type of task that most exceeds the mean of its kind, the factor, and one such task."""
+        workload, equal_times = self.attribution.measured.workload, self.attribution.ideal.durations
+        slowest, most, example = "", 0.0, -1
+        for operation in workload.operations(group):
+            task, equal = workload.tasks[operation], equal_times[operation]
+            if isinstance(task, Cell) and equal:
+                factor = workload.durations[operation] / equal
+                if factor > most:
+                    most, example = factor, operation
+                    slowest = types_text(types_of(task))
+        return slowest, most, example
+
+    def _jitter(self, less: str) -> str:
+        culprit = self._worst("jitter")
+        if culprit is None:
+            return f"tasks take longer at some times than at others; without that the step would take {less}"
+        measured, operation = self.attribution.measured, culprit.operation
+        took = measured.ends[operation] - measured.starts[operation]
+        factor = took / (measured.workload.durations[operation] or 1)
+        where = task_text(self.attribution, operation)
+        why = processor_text(measured, operation)
+        note = f"; {why}" if why else ""
+        return (
+            f"{where} took {factor:.1f} times its median ({time_text(took)}{note}); without such tasks the "
+            f"step would take {less}"
+        )
+
+    def _handling(self, less: str) -> str:
+        total, busy = self.attribution.total, sum(map(self.attribution.measured.idle, self._groups))
+        share = total.handling / (busy or 1)
+        return (
+            f"{share:.0%} of the idle time is between tasks: executables are called, messages taken in and "
+            f"handed over; without it the step would take {less}"
+        )
+
+    def _outside(self, less: str) -> str:
+        where = ""
+        if culprit := self._worst("outside"):
+            where = f", most of all by {task_text(self.attribution, culprit.operation)}"
+        return f"groups wait for work outside the loops{where}; divided evenly the step would take {less}"
+
+    def _late_begin(self, less: str) -> str:
+        measured = self.attribution.measured
+        late = {group: measured.began(group) - measured.received[group] for group in self._groups}
+        group = max(late, key=late.__getitem__)
+        return (
+            f"group {group} had the step's arguments {time_text(late[group])} after its request; if all had "
+            f"them at once the step would take {less}"
+        )
+
+    def _driver(self, less: str) -> str:
+        measured = self.attribution.measured
+        first, last = min(measured.received), max(measured.received)
+        reply = measured.returned - max(measured.ends[measured.final(group)] for group in self._groups)
+        group = measured.received.index(last)
+        text = f"the driver called {time_text(first)} late"
+        if last > first:
+            text += f", group {group} {time_text(last)} late"
+        return (
+            f"{text}, and had all replies {time_text(reply)} after the last was sent; without that the step "
+            f"would take {less}"
+        )
+
+    def _links(self, by_name: Mapping[str, Scenario], whole: int) -> Iterator[Finding]:
+        flights = flight_times(self.attribution)
+        for edge, time in flights.items():
+            if faster := by_name.get(twice_as_fast(edge)):
+                usual = by_name.get(like_others(edge))
+                text = f"link {edge[0]} to {edge[1]}: twice as fast saves {faster.saves / whole:.1%}"
+                if usual:
+                    others = statistics.median(flights[other] for other in flights if other != edge)
+                    beside = f"{time / others:.1f} times those" if others else "beside nothing"
+                    text += (
+                        f"; its messages take {time_text(time)}, {beside} of the other links: as fast as "
+                        f"these the step would take {less_text(usual.saves / whole)}"
+                    )
+                saves = (usual or faster).saves
+                yield Finding(text, "message", saves, saves / whole)
+
+    def _schedules(self, whole: int) -> Iterator[Finding]:
+        """The best other schedule, the best without more memory, and the better number of microbatches."""
+        own = max((task.microbatch for task in self._members()), default=0) + 1
+        others = [each for each in self.alternatives if each.num_microbatches == own]
+        frugal = [each for each in others if each.extra_bytes is not None and each.extra_bytes <= 0]
+        for best in dict.fromkeys([*others[:1], *frugal[:1]]):
+            share = best.saves / whole
+            stages = "" if best.num_stages == self._num_stages() else f" of {best.num_stages} stages"
+            text = f"the schedule {best.schedule}{stages} with these times: {change_text(share, best)}"
+            yield Finding(text, "schedule", best.saves, share)
+        for best in [each for each in self.alternatives if each.num_microbatches != own][:1]:
+            share = best.saves / whole
+            size = "half" if best.num_microbatches > own else "twice"
+            text = (
+                f"{best.num_microbatches} microbatches of {size} the size, if tasks take {size} the time: "
+                f"{change_text(share, best)}"
+            )
+            yield Finding(text, "microbatches", best.saves, share)
+
+    @property
+    def _groups(self) -> range:
+        return self.attribution.measured.groups
+
+    def _members(self) -> Iterator[Task]:
+        tasks = self.attribution.measured.workload.tasks
+        return (member for task in tasks if isinstance(task, Cell) for member in task.tasks)
+
+    def _num_stages(self) -> int:
+        return 1 + max((task.stage for task in self._members()), default=0)
+
+    def _worst(self, cause: str) -> Culprit | None:
+        """The operation that has the most of a cause in all gaps together."""
+        blamed: collections.Counter[int] = collections.Counter()
+        for gap in self.attribution.gaps:
+            for culprit in gap.culprits:
+                if culprit.cause == cause:
+                    blamed[culprit.operation] += culprit.nanoseconds
+        if not blamed:
+            return None
+        operation, nanoseconds = blamed.most_common(1)[0]
+        return Culprit(operation, cause, nanoseconds)
+
+
+def loop_times(attribution: Attribution) -> list[int]:
+    """For each group, the time of its tasks in loops, by their medians."""
+    workload = attribution.measured.workload
+    return [
+        int(
+            sum(
+                workload.durations[i]
+                for i in workload.operations(group)
+                if isinstance(workload.tasks[i], Cell)
+            )
+        )
+        for group in attribution.measured.groups
+    ]

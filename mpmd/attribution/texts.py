@@ -1,0 +1,64 @@
+"""Times, changes and tasks as text for findings."""
+
+from __future__ import annotations
+
+from mpmd.attribution.alternatives import Alternative
+from mpmd.attribution.attribution import Attribution
+from mpmd.attribution.measured import Measured
+from mpmd.ir.plan import Cell, TaskType
+from mpmd.simulate.costs import types_of
+from mpmd.util.tables import human_bytes
+
+CONTENDED = 0.7
+"""The part of a task's time up to which its processor time tells that it was kept from the processor."""
+
+
+def time_text(nanoseconds: float) -> str:
+    """A time with a unit that suits it, e.g. ``12.3 ms``."""
+    for scale, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        if abs(nanoseconds) >= scale:
+            return f"{nanoseconds / scale:.3g} {unit}"
+    return f"{nanoseconds:.0f} ns"
+
+
+def less_text(share: float) -> str:
+    """A share of a step that is saved, e.g. ``5.6% less``."""
+    return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}"
+
+
+def change_text(share: float, alternative: Alternative) -> str:
+    """The time and the memory of an alternative, e.g. ``12.0% less, 1.1 GiB more``."""
+    if alternative.extra_bytes is None:
+        return less_text(share)
+    if alternative.extra_bytes == 0:
+        return f"{less_text(share)}, as much memory"
+    more = "more" if alternative.extra_bytes > 0 else "less"
+    return f"{less_text(share)}, {human_bytes(abs(alternative.extra_bytes))} {more}"
+
+
+def task_text(attribution: Attribution, operation: int) -> str:
+    """A task, e.g. ``fwd_2 on group 1 for microbatch 4``."""
+    measured = attribution.measured
+    task = measured.workload.tasks[operation]
+    group = next(g for g in measured.groups if operation in measured.operations(g))
+    if not isinstance(task, Cell):
+        return f"{task} on group {group}"
+    microbatches = sorted({member.microbatch for member in task.tasks})
+    which = f"microbatch{'es' if len(microbatches) > 1 else ''} {', '.join(map(str, microbatches))}"
+    return f"{types_text(types_of(task))} on group {group} for {which}"
+
+
+def types_text(types: tuple[TaskType, ...]) -> str:
+    """The types of a cell, e.g. ``fwd_2`` or ``fwd_3 with bwd_3``."""
+    return " with ".join(map(str, types))
+
+
+def processor_text(measured: Measured, operation: int) -> str:
+    """The use of the processor by a task; "" if it is not known."""
+    took = measured.ends[operation] - measured.starts[operation]
+    used = measured.processor[operation]
+    if used is None or not took:
+        return ""
+    if used < CONTENDED * took:
+        return f"its process computed for {used / took:.0%} of that: it slept, or others had the cores"
+    return "its process computed throughout"

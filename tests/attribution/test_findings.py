@@ -1,0 +1,199 @@
+"""Findings are ordered by what they would save, and the planted fault is the first one."""
+
+import dataclasses
+import random
+import re
+
+import pytest
+
+from mpmd.attribution.alternatives import alternatives_of
+from mpmd.attribution.attribution import attribute
+from mpmd.attribution.findings import findings_of
+from mpmd.attribution.measured import measure
+from mpmd.attribution.model import StepModel
+from mpmd.attribution.scenarios import scenarios_of
+from mpmd.ir.plan import LoopStages, OutsideTask
+from mpmd.schedules import FAMILIES, ForwardOnly, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble
+from tests.support.plans import pipeline_plan
+from tests.support.recorded_steps import Timing, matched_steps, unit_time
+
+PLAN = pipeline_plan(Std1F1B(4), 16)
+
+
+def explained(plan, *timings):
+    attribution = attribute(measure(plan, matched_steps(plan, *timings)))
+    model = StepModel.of(attribution)
+    scenarios, alternatives = scenarios_of(model), alternatives_of(model, plan)
+    return (
+        attribution,
+        {s.name: s for s in scenarios},
+        findings_of(attribution, scenarios, alternatives),
+    )
+
+
+def noisy(**others):
+    """Times as a real step has them: some noise, messages and handling."""
+    rng = random.Random(0)
+    duration = others.pop("duration", unit_time)
+    defaults = {
+        "duration": lambda group, task: round(duration(group, task) * rng.uniform(0.98, 1.02)),
+        "flight": lambda edge: 10_000,
+        "handling": lambda: 5_000,
+        "received": lambda group: 20_000,
+    }
+    return Timing(**{**defaults, **others})
+
+
+def is_cell(task, stage):
+    return not isinstance(task, OutsideTask) and task.tasks[0].stage == stage
+
+
+def sleeps_always(group, task):
+    return unit_time(group, task) + (4_000_000 if is_cell(task, 2) else 0)
+
+
+def sleeps_at_times(group, task):
+    return unit_time(group, task) + {"fwd_2__4": 40_000_000, "bwd_1__9": 10_000_000}.get(str(task), 0)
+
+
+def uneven(group, task):
+    return unit_time(group, task) * (3 if is_cell(task, 3) else 2) // 2
+
+
+def test_a_straggler_is_the_first_finding():
+    timing = noisy(duration=sleeps_always, processor=lambda group, task: 0.2 if is_cell(task, 2) else 1.0)
+    _, _, findings = explained(PLAN, timing, timing, timing)
+    assert findings[0].cause == "imbalance"
+    assert "group 2 has 2." in findings[0].text
+    assert "fwd_2 takes" in findings[0].text
+    assert "its process computed for 20% of that: it slept, or others had the cores" in findings[0].text
+
+
+def test_a_straggler_at_times_is_the_first_finding():
+    timing = noisy(duration=sleeps_at_times, processor=lambda group, task: 0.99)
+    _, scenarios, findings = explained(PLAN, timing)
+    assert findings[0].cause == "jitter"
+    assert findings[0].text.startswith("fwd_2 on group 2 for microbatch 4 took 4")
+    assert "its process computed throughout" in findings[0].text
+    assert findings[0].saves_ns == scenarios["no jitter"].saves > 45_000_000
+
+
+def test_a_slow_link_is_the_first_finding():
+    slow = noisy(flight=lambda edge: 20_000_000 if edge == (1, 2) else 10_000)
+    _, scenarios, findings = explained(PLAN, slow)
+    assert findings[0].cause == "message"
+    whole = scenarios["measured"].makespan
+    less = scenarios["link 1 to 2 like the others"].saves / whole
+    twice = scenarios["link 1 to 2 twice as fast"].saves / whole
+    assert findings[0].text == (
+        f"link 1 to 2: twice as fast saves {twice:.1%}; its messages take 20 ms, 2000.0 times those of the "
+        f"other links: as fast as these the step would take {less:.1%} less"
+    )
+    assert less > twice > 0.2
+    assert findings[0].saves_ns == scenarios["link 1 to 2 like the others"].saves
+
+
+def test_links_that_are_all_slow_are_findings_each():
+    _, scenarios, findings = explained(PLAN, noisy(flight=lambda edge: 500_000))
+    assert "link 1 to 2 like the others" not in scenarios
+    share = scenarios["link 1 to 2 twice as fast"].saves / scenarios["measured"].makespan
+    assert f"link 1 to 2: twice as fast saves {share:.1%}" in [finding.text for finding in findings]
+
+
+def test_unequal_stages_are_the_first_finding():
+    _, scenarios, findings = explained(PLAN, noisy(duration=uneven))
+    assert findings[0].cause == "imbalance"
+    assert re.match(
+        r"group 3 has 1\.3[34] times the work of the mean group; with equal stages", findings[0].text
+    )
+    less = 1 - scenarios["equal stages"].makespan / scenarios["measured"].makespan
+    assert findings[0].text.endswith(f"the step would take {less:.1%} less")
+    assert findings[0].share_saved == pytest.approx(less)
+
+
+def test_a_late_driver_is_the_first_finding():
+    _, _, findings = explained(PLAN, noisy(received=lambda group: 12_000_000 * (1 + group), reply=3_000_000))
+    assert findings[0].cause == "driver"
+    assert findings[0].text.startswith("the driver called 12 ms late, group 3 48 ms late")
+    assert "3 ms after the last was sent" in findings[0].text
+
+
+def test_late_arguments_are_the_first_finding():
+    _, _, findings = explained(PLAN, noisy(arguments=lambda group: 30_000_000 if group == 0 else 0))
+    assert findings[0].cause == "late_begin"
+    assert findings[0].text.startswith("group 0 had the step's arguments 30 ms after its request")
+
+
+def test_work_outside_of_loops_is_the_first_finding():
+    def duration(group, task):
+        return unit_time(group, task) * (80 if isinstance(task, OutsideTask) and group == 0 else 1)
+
+    _, _, findings = explained(PLAN, noisy(duration=duration))
+    assert findings[0].cause == "outside"
+    assert "before_0 on group 0" in findings[0].text or "after_0 on group 0" in findings[0].text
+
+
+def test_a_schedule_with_a_large_bubble_is_told_a_better_one():
+    plan = pipeline_plan(GPipe(4), 8)
+    attribution, _, findings = explained(plan, Timing())
+    best = findings[0]
+    assert best.cause == "schedule"
+    assert best.text.startswith("the schedule ")
+    assert "with these times:" in best.text
+    assert attribution.total.fill == sum(attribution.total)
+
+
+def test_findings_are_ordered_by_what_they_save():
+    for plan in (PLAN, pipeline_plan(Interleaved1F1B(8, 4), 8), pipeline_plan(ZeroBubble(4), 8)):
+        _, _, findings = explained(plan, noisy(duration=uneven))
+        saved = [finding.saves_ns for finding in findings]
+        assert saved == sorted(saved, reverse=True)
+        assert all(finding.share_saved >= 0.001 for finding in findings)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_schedule_has_findings(family):
+    for groups in (1, 3):
+        _, scenarios, findings = explained(pipeline_plan(FAMILIES[family].build(groups), 6), noisy())
+        assert scenarios["ideal"].makespan <= scenarios["measured"].makespan
+        assert all(0 < finding.share_saved < 1 for finding in findings)
+
+
+def test_scenarios_without_a_disturbance_save_nothing():
+    _, scenarios, _ = explained(PLAN, Timing())
+    assert {name: scenario.saves for name, scenario in scenarios.items() if scenario.saves} == {}
+    assert scenarios["measured"].makespan == 500_000 * 2 + 19 * 3_000_000
+
+
+def test_the_model_is_close_to_the_measured_step():
+    attribution, scenarios, _ = explained(PLAN, noisy(duration=sleeps_always))
+    assert scenarios["measured"].makespan == pytest.approx(attribution.measured.returned, rel=0.01)
+
+
+def test_alternatives_are_simulated_with_the_times_of_the_step():
+    attribution = attribute(measure(PLAN, matched_steps(PLAN, Timing())))
+    alternatives = alternatives_of(StepModel.of(attribution), PLAN)
+    by_name = {(each.schedule, each.num_stages): each for each in alternatives}
+    # A residual is the activation that a forward reads, and on the last stage also the one that it makes;
+    # those of the first stage are arguments.
+    gpipe, zero_bubble = by_name["GPipe", 4], by_name["ZeroBubble", 4]
+    assert (gpipe.saves, zero_bubble.saves) == (0, 6_000_000)
+    assert gpipe.extra_bytes == 12 * 32
+    assert zero_bubble.makespan == attribution.measured.returned - zero_bubble.saves
+
+
+def test_half_and_twice_the_microbatches():
+    plan = dataclasses.replace(PLAN, loops=(LoopStages("Std1F1B", 0, 4, 16),))
+    attribution = attribute(measure(plan, matched_steps(plan, Timing())))
+    alternatives = alternatives_of(StepModel.of(attribution), plan)
+    saves = {each.num_microbatches: each.saves for each in alternatives if each.schedule == "Std1F1B"}
+    # Each of 3 groups ahead fills for one microbatch, of 3 ms.
+    assert saves == {8: 3 * 3_000_000 - 3 * 6_000_000, 32: 3 * 3_000_000 - 3 * 1_500_000}
+
+
+def test_steps_of_several_loops_or_without_backwards_have_no_alternatives():
+    forward = pipeline_plan(ForwardOnly(3, 3), 5)
+    several = dataclasses.replace(PLAN, loops=(LoopStages("", 0, 2, 16), LoopStages("", 2, 2, 16)))
+    for plan in (forward, several):
+        attribution = attribute(measure(plan, matched_steps(plan, Timing())))
+        assert alternatives_of(StepModel.of(attribution), plan) == ()
