@@ -111,9 +111,11 @@ def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None 
         raise ValueError("there is no recorded step to explain")
     workload = plan_workload(plan, Costs(), topology)
     recorded = [_StepTimes.of(plan, step) for step in steps]
+    took = [
+        [span.end - span.start for of_group in times.groups for span in of_group.tasks] for times in recorded
+    ]
     chosen = sorted(range(len(steps)), key=lambda i: (steps[i].returned, i))[(len(steps) - 1) // 2]
-    durations = _medians(workload, recorded)
-    workload = dataclasses.replace(workload, durations=durations)
+    workload = with_medians(workload, took)
     return _columns(plan, workload, recorded[chosen], step=chosen, steps=len(steps))
 
 
@@ -208,20 +210,25 @@ class _StepTimes:
         return _StepTimes(tuple(groups), step.returned)
 
 
-def _medians(workload: Workload, steps: Sequence[_StepTimes]) -> list[float]:
-    """For each operation, the median of its type's durations in all steps, in whole nanoseconds."""
-    keys = [
-        None if isinstance(task, Instant) else type_of(group, task)
+def with_medians(workload: Workload, steps: Sequence[Sequence[int]]) -> Workload:
+    """The workload with the median of its type as each operation's duration.
+
+    Args:
+      steps: the times of all tasks in each step, by group.
+    """
+    tasks = [
+        (group, workload.tasks[operation])
         for group in range(workload.mpmd_dim)
-        for task in workload.tasks[workload.bounds[group] : workload.bounds[group + 1]]
+        for operation in workload.operations(group)
     ]
-    durations: dict[TypeKey, list[int]] = collections.defaultdict(list)
+    keys = [None if isinstance(task, Instant) else type_of(group, task) for group, task in tasks]
+    times: dict[TypeKey, list[int]] = collections.defaultdict(list)
     for step in steps:
-        spans = (span for group in step.groups for span in group.tasks)
-        for key, span in zip(filter(None, keys), spans, strict=True):
-            durations[key].append(span.end - span.start)
-    medians = {key: int(statistics.median(of_type)) for key, of_type in durations.items()}
-    return [0 if key is None else medians[key] for key in keys]
+        for key, time in zip(filter(None, keys), step, strict=True):
+            times[key].append(time)
+    medians = {key: int(statistics.median(of_type)) for key, of_type in times.items()}
+    durations: list[float] = [0 if key is None else medians[key] for key in keys]
+    return dataclasses.replace(workload, durations=durations)
 
 
 def _columns(plan: Plan, workload: Workload, times: _StepTimes, step: int, steps: int) -> Measured:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
+
 from mpmd.attribution.alternatives import Alternative
 from mpmd.attribution.attribution import Attribution
+from mpmd.attribution.gaps import Gap
 from mpmd.attribution.measured import Measured
 from mpmd.ir.plan import Cell, TaskType
 from mpmd.simulate.costs import types_of
@@ -40,12 +43,37 @@ def task_text(attribution: Attribution, operation: int) -> str:
     """A task, e.g. ``fwd_2 on group 1 for microbatch 4``."""
     measured = attribution.measured
     task = measured.workload.tasks[operation]
-    group = next(g for g in measured.groups if operation in measured.operations(g))
+    group = group_of(attribution, operation)
     if not isinstance(task, Cell):
         return f"{task} on group {group}"
     microbatches = sorted({member.microbatch for member in task.tasks})
     which = f"microbatch{'es' if len(microbatches) > 1 else ''} {', '.join(map(str, microbatches))}"
     return f"{types_text(types_of(task))} on group {group} for {which}"
+
+
+def gap_text(attribution: Attribution, gap: Gap) -> str:
+    """The reason of a gap as ``Simulation.gaps`` words it, with its causes, the largest first.
+
+    E.g. ``waits for bwd_1__0 of group 1: fill 2.1 ms, message 30 µs``.
+    """
+    named = sorted(zip(gap.causes._fields, gap.causes, strict=True), key=lambda item: -item[1])
+    causes = ", ".join(f"{cause.replace('_', ' ')} {time_text(time)}" for cause, time in named if time)
+    return f"{_waits_text(attribution, gap)}: {causes}"
+
+
+def _waits_text(attribution: Attribution, gap: Gap) -> str:
+    if gap.after < 0:
+        return "nothing left to do"
+    if gap.waited < 0:
+        return "begins" if gap.before < 0 else "goes on to its next task"
+    task, group = attribution.measured.workload.tasks[gap.waited], group_of(attribution, gap.waited)
+    first = "its first input, " if gap.before < 0 else ""
+    return f"waits for {first}{task} of group {group}"
+
+
+def group_of(attribution: Attribution, operation: int) -> int:
+    """The group of an operation."""
+    return bisect.bisect_right(attribution.measured.workload.bounds, operation) - 1
 
 
 def types_text(types: tuple[TaskType, ...]) -> str:

@@ -15,7 +15,10 @@ from mpmd.simulate.workload import Instant, StepTimes, Workload
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
-    """A span in which a group is idle, and the reason: it waits, sends, or has nothing left to do."""
+    """A span in which a group is idle, and the reason: it waits, sends, or has nothing left to do.
+
+    ``mpmd.attribution.simulated`` has the causes of the same spans, as of those of a measured step.
+    """
 
     mpmd_idx: int
     start: float
@@ -33,13 +36,15 @@ class Simulation:
       mpmd_dim: the number of groups.
       makespan: when the last group ends the last step.
       period: the time between the ends of the last two steps; of a single step, its makespan.
+      workload: the operations and messages of a step.
+      times: when they ran, in each step.
     """
 
     mpmd_dim: int
     makespan: float
     period: float
-    _workload: Workload = dataclasses.field(repr=False)
-    _times: tuple[StepTimes, ...] = dataclasses.field(repr=False)
+    workload: Workload = dataclasses.field(repr=False)
+    times: tuple[StepTimes, ...] = dataclasses.field(repr=False)
 
     @staticmethod
     def of(workload: Workload, times: tuple[StepTimes, ...]) -> Simulation:
@@ -49,8 +54,8 @@ class Simulation:
             mpmd_dim=workload.mpmd_dim,
             makespan=last,
             period=last - before,
-            _workload=workload,
-            _times=times,
+            workload=workload,
+            times=times,
         )
 
     @functools.cached_property
@@ -83,9 +88,9 @@ class Simulation:
     @property
     def busy(self) -> tuple[float, ...]:
         """For each group, the time that it spends on tasks."""
-        bounds = self._workload.bounds
+        bounds = self.workload.bounds
         return tuple(
-            sum(sum(step.durations[bounds[i] : bounds[i + 1]]) for step in self._times)
+            sum(sum(step.durations[bounds[i] : bounds[i + 1]]) for step in self.times)
             for i in range(self.mpmd_dim)
         )
 
@@ -105,8 +110,8 @@ class Simulation:
         return self.makespan * self.mpmd_dim / busy - 1 if busy else 0.0
 
     def _events(self, mpmd_idx: int) -> Iterator[Event]:
-        work = self._workload
-        for step in self._times:
+        work = self.workload
+        for step in self.times:
             for operation in work.operations(mpmd_idx):
                 task = work.tasks[operation]
                 if not isinstance(task, Instant):
@@ -114,8 +119,8 @@ class Simulation:
                     yield Event(mpmd_idx, task, start, start + step.durations[operation])
 
     def _gaps(self, mpmd_idx: int) -> Iterator[Gap]:
-        work, time = self._workload, 0.0
-        for step in self._times:
+        work, time = self.workload, 0.0
+        for step in self.times:
             for operation in work.operations(mpmd_idx):
                 if step.starts[operation] > time:
                     yield from self._waits(mpmd_idx, operation, step, time)
@@ -129,7 +134,7 @@ class Simulation:
 
     def _waits(self, mpmd_idx: int, operation: int, step: StepTimes, time: float) -> Iterator[Gap]:
         """The gaps of a group that is free from ``time`` on and waits for the messages of an operation."""
-        work, message = self._workload, step.causes[operation]
+        work, message = self.workload, step.causes[operation]
         sender = work.messages.senders[message]
         source, _ = work.edge(message)
         sent = max(time, step.starts[sender] + step.durations[sender])
@@ -140,8 +145,8 @@ class Simulation:
 
     def _blocked(self, operation: int) -> range:
         """The messages that the group has to deliver before it goes on after an operation."""
-        sends = self._workload.sends
-        return range(sends[operation], sends[operation + 1]) if self._workload.costs.blocking else range(0)
+        sends = self.workload.sends
+        return range(sends[operation], sends[operation + 1]) if self.workload.costs.blocking else range(0)
 
     def _memory(self, mpmd_idx: int) -> Iterator[tuple[float, float]]:
         arrivals = sorted(self._arrivals(mpmd_idx))
@@ -153,20 +158,20 @@ class Simulation:
 
     def _arrivals(self, mpmd_idx: int) -> Iterator[tuple[float, float]]:
         """The times of messages to a group, and the memory that they take."""
-        work = self._workload
-        for step in self._times:
+        work = self.workload
+        for step in self.times:
             for message in work.received[mpmd_idx]:
                 sender = work.messages.senders[message]
                 yield step.starts[sender] + step.durations[sender], work.arriving[message]
 
     def _changes(self, mpmd_idx: int) -> Iterator[tuple[float, float]]:
         """The changes of memory that a group makes itself."""
-        work, time = self._workload, 0.0
+        work, time = self.workload, 0.0
         used: dict[int, float] = collections.defaultdict(float)
         for message in work.received[mpmd_idx]:
             used[work.messages.readers[message]] += work.arriving[message]
         held = 0.0
-        for step in self._times:
+        for step in self.times:
             yield time, work.resident[mpmd_idx] - held
             held = work.resident[mpmd_idx]
             for operation in work.operations(mpmd_idx):
