@@ -119,7 +119,7 @@ class StepRequest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class CallbackOperands:
     """A message of a task to the driver: the number of a callback of the program, and whole operands."""
 
     callback: int
@@ -133,15 +133,15 @@ class StepReply:
 
     inline: Mapping[Handle, np.ndarray]
     events: tuple[Event, ...] = ()
-    told: tuple[Told, ...] = ()
+    callback_operands: tuple[CallbackOperands, ...] = ()
 
 
-def add_told(error: BaseException, told: Sequence[Told]) -> None:
-    """Adds the operands that tasks told to a step's error, which travels in place of the reply."""
-    error.told = (*getattr(error, "told", ()), *told)  # type: ignore[attr-defined]
+def add_callback_operands(error: BaseException, callback_operands: Sequence[CallbackOperands]) -> None:
+    """Adds the operands of callbacks to a step's error, which travels in place of the reply."""
+    error.callback_operands = (*getattr(error, "callback_operands", ()), *callback_operands)  # type: ignore[attr-defined]
 
 
-def told_by(reply: Future[StepReply]) -> tuple[Told, ...]:
-    """The operands that a group has told, whether it has finished the step or failed to."""
+def callback_operands_of(reply: Future[StepReply]) -> tuple[CallbackOperands, ...]:
+    """The operands of callbacks that a group has sent, whether it has finished the step or failed to."""
     error = reply.exception()
-    return reply.result().told if error is None else getattr(error, "told", ())
+    return reply.result().callback_operands if error is None else getattr(error, "callback_operands", ())

@@ -31,14 +31,14 @@ from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.requests import (
     INLINE_BYTES,
+    CallbackOperands,
     Handle,
     HostSlices,
     LoadReply,
     Released,
     StepReply,
     StepRequest,
-    Told,
-    add_told,
+    add_callback_operands,
 )
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import to_sharding
@@ -225,7 +225,7 @@ class GroupWorker:
         """
         self.release(request.released)
         program = self._programs[request.program]
-        told: list[Told] = []
+        callback_operands: list[CallbackOperands] = []
         with (
             jax.enable_x64(program.enable_x64),
             jax.debug_nans(False),  # by which JAX would look at all that a task makes
@@ -235,12 +235,14 @@ class GroupWorker:
             try:
                 inputs = self._take_inputs(program, request, host_arrays)
                 events: list[Event] | None = [] if request.profile else None
-                outputs = program.executor.execute(request.step, inputs, told, request.refused, events)
+                outputs = program.executor.execute(
+                    request.step, inputs, callback_operands, request.refused, events
+                )
                 self.activity.now = (_FINISHING, request.step, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
-                on_host = tuple(map(_on_host, told))
+                on_host = tuple(map(_on_host, callback_operands))
             except Exception as error:
-                add_told(error, tuple(_readable(told)))
+                add_callback_operands(error, tuple(_readable(callback_operands)))
                 lost = LostValue(self._reason(error, request))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
@@ -372,13 +374,13 @@ class GroupWorker:
         self._ahead.clear()
 
 
-def _on_host(told: Told) -> Told:
-    return dataclasses.replace(told, values=tuple(map(np.asarray, told.values)))
+def _on_host(sent: CallbackOperands) -> CallbackOperands:
+    return dataclasses.replace(sent, values=tuple(map(np.asarray, sent.values)))
 
 
-def _readable(told: Iterable[Told]) -> Iterator[Told]:
-    """The operands that were told before a step failed; on accelerators later ones cannot be read."""
-    for member in told:
+def _readable(callback_operands: Iterable[CallbackOperands]) -> Iterator[CallbackOperands]:
+    """The operands that were there before a step failed; on accelerators later ones cannot be read."""
+    for member in callback_operands:
         try:
             yield _on_host(member)
         except RuntimeError:  # the failure of the step, which is being reported
