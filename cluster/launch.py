@@ -104,7 +104,7 @@ def launch(
         default one per process, or less where the cluster has fewer CPUs than processes. XLA's thread pool
         gets this size, or by default that of the process's share of its node.
       gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``. With
-        a part of one, such as 0.25, groups of one device share a GPU, and each takes this part of the memory
+        a fraction, such as 0.25, groups of one device share a GPU, and each takes this fraction of the memory
         that JAX takes of a GPU: three quarters. ``XLA_PYTHON_CLIENT_MEM_FRACTION`` in ``runtime_env`` takes
         precedence.
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.

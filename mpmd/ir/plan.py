@@ -8,7 +8,7 @@ The grammar of its text::
     instruction  ::= outputs "=" "run" task "[" executable-name "]" inputs    compute
                    | "send" values "->" group "#" tag                 hand over, keep
                    | values "=" "recv" "<-" group "#" tag             post a receive
-                   | "tell" values "to callback" number "of" task     hand to the driver, keep
+                   | "call callback" number "of" task "with" values   hand to the driver, keep
                    | "free" values                                    drop the buffers
 
     loop         ::= schedule ":" stages "," microbatches     shown where there are several
@@ -169,7 +169,7 @@ class Free:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tell:
+class HostCall:
     """Hands values to the driver, which calls the user's function ``callback`` with them, for a task."""
 
     values: tuple[Name, ...]
@@ -177,10 +177,10 @@ class Tell:
     task: Task | OutsideTask
 
     def __str__(self) -> str:
-        return f"tell {', '.join(self.values)} to callback {self.callback} of {self.task}"
+        return f"call callback {self.callback} of {self.task} with {', '.join(self.values)}"
 
 
-Instruction = Run | Send | Recv | Tell | Free
+Instruction = Run | Send | Recv | HostCall | Free
 
 
 @dataclasses.dataclass(frozen=True)

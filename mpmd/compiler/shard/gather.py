@@ -1,6 +1,6 @@
 """Has weights that are sharded over the batch's axes gathered once per step, before the loop.
 
-A task that multiplies its part of a microbatch with such a weight gathers the weight first: in every
+A task that multiplies its share of a microbatch with such a weight gathers the weight first: in every
 microbatch, and in the backward again. Here tasks read a copy instead, whose spec has none of the batch's
 axes, so the equation before the loop that makes the copy is the only one to gather. The sharded weight stays
 for what reads it outside the loop. Each group whose tasks read a weight makes its own copy (see ``place``),

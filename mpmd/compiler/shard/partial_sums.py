@@ -61,12 +61,12 @@ from mpmd.compiler.shard.make_partial_sums import (
 from mpmd.compiler.shard.sums import cut_sum
 
 Allowed = Mapping[Var, frozenset[str]]
-"""For each value that may be in parts, the mesh axes along which it may."""
+"""For each value that may be held as partial sums, the mesh axes along which it may."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RewrittenEqns:
-    """Equations that make parts of some values, and what they make or read them as.
+    """Equations that make partial sums of some values, and these partial sums.
 
     ``partial`` has the targets, ``carry`` the old values of what is carried.
     """
@@ -84,11 +84,11 @@ def as_partial_sums(
     read: Iterable[Atom],
     maker: PartialSumMaker,
 ) -> RewrittenEqns:
-    """Equations that compute in parts what they can of the ``targets``.
+    """Equations that compute as partial sums what they can of the ``targets``.
 
     Args:
       dimensions: how values are sharded, as far as known.
-      carry: for old values of what is carried, the new ones, which are targets. They are in parts both or
+      carry: for old values of what is carried, the new ones, which are targets. They are partial sums both or
         neither.
       read: what is read behind the equations, each as often as it is.
     """
@@ -134,7 +134,7 @@ def _candidates(eqns: Sequence[JaxprEqn], targets: Allowed, uses: Mapping[Var, i
 
 
 class _Walk:
-    """The equations with those that make parts of candidates, and the parts.
+    """The equations with those that make partial sums of candidates, and these partial sums.
 
     All whole values are still defined, so that whatever reads one may; those that nobody reads are dead code.
 
@@ -168,17 +168,17 @@ class _Walk:
                 self._add_partial_sum(eqn, frozenset.intersection(*targets.values()))
 
     def _add_partial_sum(self, eqn: JaxprEqn, allowed: frozenset[str]) -> None:
-        """Adds equations that make the parts of an equation's results, if there are any."""
+        """Adds equations that make the partial sums of an equation's results, if there are any."""
         for positions in linear_positions(eqn):
             if operand_sums := [p for i in positions if (p := partial_sum_of(eqn.invars[i], self.partial))]:
                 self._add_linear(eqn, positions, operand_sums[0].axes)
                 return
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         if cut := cut_sum(eqn, sharding, allowed, self._maker.mesh.shape, self._makers):
-            self._add(eqn, cut.parts, eqn.invars, cut.axes, cut.cut_points)
+            self._add(eqn, cut.partial_sums, eqn.invars, cut.axes, cut.cut_points)
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
-        """Adds an equation for each part at once of an equation that is linear in the parts."""
+        """Adds one equation for all partial sums of an equation that is linear in them."""
         if is_sharding_constraint(eqn):  # it asks for the whole value
             self.partial[eqn.outvars[0]] = self.partial[operands(eqn)[0]]
             return
@@ -201,13 +201,13 @@ class _Walk:
     def _add(
         self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, cut_points: Hashable
     ) -> None:
-        """Adds equations that make the parts of an equation's results, which are cut at ``cut_points``."""
+        """Adds equations that make the partial sums of results, with operands cut at ``cut_points``."""
         eqns, partial_sums = self._maker.make(fun, inputs, axes, partial_sum_key(eqn, cut_points))
         self.eqns.extend(new.replace(source_info=eqn.source_info) for new in eqns)
         self.partial.update(zip(eqn.outvars, partial_sums, strict=True))
 
     def _add_body(self, eqn: JaxprEqn, targets: Allowed) -> None:
-        """Adds a scan or a rematerialized function with results in parts instead of one with whole ones."""
+        """Adds a scan or a rematerialized function with partial sums as results instead of whole ones."""
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         rewritten = _rewritten_scan if eqn.primitive is scan_p else _rewritten_remat
         body = rewritten(eqn, sharding, targets, self._maker)
@@ -224,7 +224,7 @@ class _Walk:
             self.eqns.append(self._maker.sum_up(self.partial[whole], whole))
 
     def _add_first(self, whole: Var, stacked: PartialSum) -> None:
-        """Adds the equation that brings the parts in front of the iterations of a scan that stacks them."""
+        """Adds the equation that puts partial sums in front of the iterations of a scan that stacks them."""
         eqns, (self.partial[whole],) = self._maker.make(
             lambda x: [jnp.moveaxis(x, 1, 0)], [stacked.var], stacked.axes, "stacked"
         )
@@ -233,12 +233,12 @@ class _Walk:
 
 @dataclasses.dataclass(frozen=True)
 class _Body:
-    """An equation with a body that computes parts.
+    """An equation with a body that computes partial sums.
 
     Attributes:
-      operands: for positions of operands that are in parts, those that the body reads.
-      results: for positions of results that are in parts, those that the equation makes.
-      stacked: which of the results a scan stacks; their parts are in the second dimension.
+      operands: for positions of operands that are partial sums, those that the body reads.
+      results: for positions of results that are partial sums, those that the equation makes.
+      stacked: which of the results a scan stacks; their partial sums are in the second dimension.
     """
 
     params: dict[str, Any]
@@ -297,7 +297,7 @@ def _partial_results(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> dict[int, Partia
 
 
 def _with_partial_sums(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> Jaxpr:
-    """The jaxpr with rewritten equations; it reads and returns the parts."""
+    """The jaxpr with rewritten equations; it reads and returns the partial sums."""
     invars = [rewritten.carry[var].var if var in rewritten.carry else var for var in jaxpr.invars]
     outvars: list[Atom] = list(jaxpr.outvars)
     for i, partial in _partial_results(jaxpr, rewritten).items():

@@ -23,10 +23,10 @@ class LoopReads(NamedTuple):
     """Values of outside that tasks do not read as wholes.
 
     Attributes:
-      by_index: those of which a task reads the part at the microbatch index: the batch.
+      by_index: those of which a task reads the slice at the microbatch index: the batch.
       dimensions: for those of them of which microbatches are taken as they are, the dimension that counts
-        these. So too for the values of which scans outside of the loop read a part at the index of an
-        iteration: what no stage has a part in is computed by such a scan.
+        these. So too for the values of which scans outside of the loop read a slice at the index of an
+        iteration: what no stage computes is computed by such a scan.
       by_device: those that a function reads which computes with what each device holds, a ``shard_map``.
     """
 

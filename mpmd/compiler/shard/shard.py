@@ -32,10 +32,10 @@ def shard(
     """The graph with what is known of shardings, and with what is gathered or summed up once per step.
 
     Args:
-      submeshes: the shape of each group's submesh. There are as many parts as devices along an axis, so only
-        axes of the same size in all groups make parts.
+      submeshes: the shape of each group's submesh. There are as many partial sums as devices along an
+        axis, so only axes of the same size in all groups make any.
       specs: how arguments and results are sharded.
-      partial_sums: which accumulators may hold parts.
+      partial_sums: which accumulators may hold partial sums.
       gather: when weights that are sharded over the batch's axes are gathered.
     """
     graph = with_results_apart(graph, specs)
