@@ -78,8 +78,8 @@ MAY_IMPORT = {
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.memory "
     "mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
-    "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.render mpmd.schedules "
-    "mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version",
+    "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.profile mpmd.render "
+    "mpmd.schedules mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.steps": "mpmd.compiler.jaxprs mpmd.ir mpmd.language mpmd.schedules mpmd.util",
