@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 import mpmd
-from tests.support.browser import FLAGS, HELP, chromium
+from tests.support.browser import started_browser
 from tests.support.drawn_profiles import drawn_profile
 from tests.support.schedule_plans import plan_of_schedule
 
@@ -43,15 +43,8 @@ def comparison_file(profile, balanced_profile, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def browser():
-    executable = chromium()
-    if executable is None:
-        pytest.skip(HELP)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+    with started_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
