@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.ready-docs
+SITE := build/site
 
-.PHONY: demo test test-slow test-page test-versions bench device chaos lint types clean
+.PHONY: demo test test-slow test-page test-site test-versions docs bench device chaos lint types clean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
@@ -18,6 +20,14 @@ test-slow: $(READY)
 test-page: $(READY)
 	$(VENV)/bin/python -m tests.support.browser  # says how to get Chromium where there is none
 	$(VENV)/bin/python -m pytest tests/page
+
+test-site: docs
+	$(VENV)/bin/python -m tests.support.browser
+	SITE=$(SITE) $(VENV)/bin/python -m pytest tests/site
+
+docs: $(DOCS_READY)  # static files in $(SITE), of which a server needs no more
+	rm -rf $(SITE)
+	$(VENV)/bin/sphinx-build -q -E -W --keep-going -d build/doctrees docs $(SITE)
 
 test-versions: $(READY)
 	$(VENV)/bin/nox
@@ -42,6 +52,10 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --upgrade pip
 	$(VENV)/bin/pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(DOCS_READY): $(READY)
+	$(VENV)/bin/pip install --quiet --editable '.[docs]'
 	touch $@
 
 clean:

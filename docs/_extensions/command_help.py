@@ -1,0 +1,29 @@
+"""The directive ``command-help``: the help of a command of ``mpmd``, as ``mpmd COMMAND --help`` prints it."""
+
+import os
+import subprocess
+import sys
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+
+COLUMNS = "78"
+
+
+class CommandHelp(SphinxDirective):
+    """Takes the words of the command as its content."""
+
+    has_content = True
+
+    def run(self):
+        command = [sys.executable, "-m", "mpmd", *" ".join(self.content).split(), "--help"]
+        environment = {**os.environ, "COLUMNS": COLUMNS, "NO_COLOR": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise self.error(f"{' '.join(command)}: {done.stderr}")
+        return [nodes.literal_block(done.stdout, done.stdout, language="none")]
+
+
+def setup(app):
+    app.add_directive("command-help", CommandHelp)
+    return {"parallel_read_safe": True}

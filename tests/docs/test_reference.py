@@ -1,0 +1,94 @@
+"""The reference has every public name once, in the section of the glossary, and every command."""
+
+import argparse
+import functools
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import cluster
+import mpmd
+from mpmd.cli.main import _parser
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {path.stem: path.read_text() for path in (DOCS / "reference").glob("*.md")}
+DIRECTIVES = [
+    (page, name)
+    for page, text in PAGES.items()
+    for name in re.findall(r"^\.\. (?:auto\w+|py:data):: ([\w.]+)", text, re.MULTILINE)
+]
+GLOSSARY = re.split(r"^## ", (DOCS / "glossary.md").read_text(), flags=re.MULTILINE)[1:]
+SECTIONS = {
+    text.partition("\n")[0].lower().replace(" ", "_"): set(re.findall(r"`([^`]+)`", text))
+    for text in GLOSSARY
+}
+
+MODULES = (mpmd, mpmd.simulate, mpmd.render, mpmd.checkpoint, cluster)
+PACKAGES = {"mpmd.checkpoint", "mpmd.render", "mpmd.simulate"}
+PUBLIC = sorted(
+    {f"{module.__name__}.{name}" for module in MODULES for name in module.__all__ if not name.startswith("_")}
+    - PACKAGES
+)
+
+
+def object_of(name):
+    module, _, rest = name.partition(".")
+    path = rest.split(".")
+    while len(path) > 1 and importlib.util.find_spec(f"{module}.{path[0]}"):
+        module, path = f"{module}.{path[0]}", path[1:]
+    return functools.reduce(getattr, path, importlib.import_module(module))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_there_once(name):
+    value = object_of(name)
+    described = [(page, other) for page, other in DIRECTIVES if object_of(other) is value]
+    assert len(described) == 1
+    page, other = described[0]
+    assert other == name or f"`{name}`" in PAGES[page]
+
+
+@pytest.mark.parametrize("name", sorted(PACKAGES))
+def test_every_package_of_public_names_is_there(name):
+    assert any(f"`{name}`" in text for text in PAGES.values())
+
+
+def test_no_name_is_there_twice():
+    names = [name for _, name in DIRECTIVES]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("page", "name"), [pair for pair in DIRECTIVES if pair[1] in PUBLIC])
+def test_names_are_in_the_section_that_the_glossary_has_them_in(page, name):
+    assert name in SECTIONS[page]
+
+
+@pytest.mark.parametrize(("page", "name"), DIRECTIVES)
+def test_every_name_exists(page, name):
+    assert object_of(name) is not None
+
+
+def test_the_signature_of_jit_is_that_of_the_function():
+    """Overloads have signatures of their own, which the page replaces."""
+    written = re.search(r"autofunction:: mpmd\.jit\((.*)\)", PAGES["writing_a_step"])[1]
+    parameters = inspect.signature(mpmd.jit).parameters.values()
+    named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    shown = [f"{parameter.name}={parameter.default!r}" for parameter in named]
+    assert [part for part in written.split(", ") if part != "*"] == shown
+
+
+def test_every_command_is_there():
+    def commands(parser, words=()):
+        nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        if words:
+            yield " ".join(words)
+        for action in nested:
+            for word, child in action.choices.items():
+                yield from commands(child, (*words, word))
+
+    shown = re.findall(r"```\{command-help\}\n(.*?)\n```", PAGES["the_command_line"])
+    assert shown == [*commands(_parser())]
+    assert [f"## mpmd {command}" for command in shown] == re.findall("## .*", PAGES["the_command_line"])
