@@ -1,1 +1,1 @@
-"""What steps cost, measured beside other ways to run the same training: ``python -m benchmarks``."""
+"""The cost of steps, measured beside other ways to run the same training: ``python -m benchmarks``."""

@@ -48,7 +48,7 @@ LOADING, STEPS_RUN, COPYING, SAVING, READING = "loading", "steps", "copying valu
 RECOVERING, TOGETHER = "recovering", "with its keeper"
 MOMENTS = (LOADING, STEPS_RUN, COPYING, SAVING, READING, RECOVERING, TOGETHER)
 MOMENT_SECONDS = 20.0
-"""How long a moment is waited for."""
+"""The seconds for which a moment is awaited."""
 
 STOPPED_SECONDS = 4.0
 """In this run, a process that does not answer for so long counts as dead, so that it does not take hours."""

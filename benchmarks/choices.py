@@ -39,7 +39,7 @@ def run(conditions: Conditions) -> Result:
 
 
 SOURCES = ("simulation", "measurement")
-"""Where the numbers of the table come from."""
+"""The sources of the numbers of the table."""
 
 
 def _rankings(where: Where, conditions: Conditions) -> dict[str, list[Ranked]]:
@@ -56,7 +56,7 @@ def _rankings(where: Where, conditions: Conditions) -> dict[str, list[Ranked]]:
 
 
 def _longer(rows: Sequence[Ranked]) -> float:
-    """How much longer the first row takes than the best one."""
+    """The ratio of the time of the first row to that of the best one."""
     return rows[0].median / min(row.median for row in rows)
 
 

@@ -25,7 +25,7 @@ _PROFILED_STEPS = 20
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What a workload took.
+    """The measured times of a workload.
 
     Attributes:
       seconds: of a step, by the peer's key.
@@ -52,7 +52,7 @@ class Comparison:
         return statistics.median(self.seconds[key])
 
     def ratio(self, key: str, other: str) -> float:
-        """How many times longer one peer takes than the other."""
+        """The ratio of the times of two peers."""
         return ratio(self.seconds[key], self.seconds[other])
 
     def data(self) -> dict:

@@ -1,4 +1,4 @@
-"""How long it takes to compile a train step of a GPT, pass by pass.
+"""The time to compile a train step of a GPT, pass by pass.
 
     python benchmarks/compile_time.py           24 layers on 8 groups, then how the time grows
     python benchmarks/compile_time.py --xla     24 layers on 8 groups, to the end: XLA on each group too
@@ -215,7 +215,7 @@ def compile_and_export(step: Step, mesh: GroupMesh) -> tuple[CompiledStep, dict[
 
 
 def print_devices(args: argparse.Namespace, step: Step) -> None:
-    """How long it takes to load a step on groups of one and of several devices, data parallel.
+    """Prints the time to load a step on groups of one and of several devices, data parallel.
 
     Processor time is that of this process; on Ray the groups, each with a share of the cores, have theirs.
     """

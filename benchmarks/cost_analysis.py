@@ -1,4 +1,4 @@
-"""What XLA says that compiled stages cost, beside what they take: ``python -m benchmarks.cost_analysis``.
+"""XLA's costs of compiled stages, beside their times: ``python -m benchmarks.cost_analysis``.
 
 Forward and backward of several stages, on one device of this process. ``Compiled.cost_analysis()`` has
 operations and bytes of what XLA has made of a stage; the plan's work has those of its equations. Both are
@@ -41,7 +41,7 @@ class Stage:
     weights: tuple[tuple[int, ...], ...]
 
     def backward(self, weights: Any, x: jax.Array) -> Any:
-        """What a pipeline runs of it: the gradients of weights and of what enters."""
+        """The gradients that a pipeline computes: those of weights and of the input."""
         return jax.grad(lambda *args: (self.function(*args) ** 2).sum(), argnums=(0, 1))(weights, x)
 
 

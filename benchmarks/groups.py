@@ -1,4 +1,4 @@
-"""Where steps that are predicted run: groups of one device each, in process and on Ray."""
+"""The groups that predicted steps run on, of one device each, in process and on Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Where:
 
 
 def places_of(conditions: Conditions) -> list[Where]:
-    """Where to run."""
+    """The groups to run on, on Ray and in process."""
     if conditions.quick:
         return [Where(2, True), Where(4, False)]
     return [Where(groups, on_ray) for on_ray in (True, False) for groups in (2, 4)]

@@ -1,4 +1,4 @@
-"""What making the state of a train step takes of the driver's memory and of the groups'.
+"""The memory of the driver and of the groups that making the state of a train step takes.
 
 Run ``python -m benchmarks.init_memory --megabytes 1024``: parameters of this size, with the two moments of
 Adam, are made by ``step.init`` on four Ray actors, and by ``jax.jit`` in one process for comparison.

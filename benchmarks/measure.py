@@ -21,7 +21,7 @@ Times = Sequence[float]
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much to measure.
+    """The effort of a measurement.
 
     Attributes:
       repetitions: how often each thing is measured.
@@ -38,7 +38,7 @@ class Effort:
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """What a suite is run under.
+    """The conditions under which a suite runs.
 
     Attributes:
       cores: that everything may use in all.
@@ -69,12 +69,12 @@ def interleaved(things: Mapping[str, Callable[[], float]], repetitions: int) -> 
 
 
 def ratio(these: Times, those: Times) -> float:
-    """How many times longer these took: the median over repetitions of the ratios within each."""
+    """The ratio of these times to others: the median over repetitions of the ratios within each."""
     return statistics.median(a / b for a, b in zip(these, those, strict=True))
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """The seconds that a call takes."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -103,7 +103,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a number is meant to be: at most ``limit``, or at least."""
+    """The bound of a number: at most ``limit``, or at least."""
 
     what: str
     value: float
@@ -135,7 +135,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a suite found: tables and targets for people, ``data`` for programs (plain JSON values)."""
+    """The result of a suite: tables and targets for people, ``data`` for programs (plain JSON values)."""
 
     tables: Sequence[Table]
     targets: Sequence[Target]
@@ -146,7 +146,7 @@ class Result:
 
 
 def machine_facts() -> dict[str, str]:
-    """What the numbers depend on: the machine, what else it does, and the versions."""
+    """The facts that the numbers depend on: the machine, its load, and the versions."""
     packages = ("jax", "jaxlib", "ray", "numpy", "optax", "torch")
     installed = [name for name in packages if importlib.util.find_spec(name)]
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"

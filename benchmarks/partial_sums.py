@@ -1,4 +1,4 @@
-"""What crosses the devices of a group in every microbatch, beside the same step with it done once per step.
+"""The traffic between a group's devices in every microbatch, beside that of the same step once per step.
 
 Two groups of several CPU devices in one process, matrices that are large beside the microbatches, as weights
 are where gradients cost most. Between such devices a collective is a copy in memory; over a network the
@@ -33,7 +33,7 @@ QUICK = ((2, 4),)
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How weights are held, and what is done once per step. Ratios are to the first way to hold them so."""
+    """A way to hold weights, with what is done once per step. Ratios are to the first way to hold them so."""
 
     name: str
     spec: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How long a search for a plan takes: ``python -m benchmarks.plan_search``.
+"""The time of a search for a plan: ``python -m benchmarks.plan_search``.
 
 Seconds are of processor time, on one core; the memory is the most that the process has had so far.
 """

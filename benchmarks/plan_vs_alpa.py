@@ -1,4 +1,4 @@
-"""What Alpa would have chosen for the same costs: ``python -m benchmarks.plan_vs_alpa``.
+"""The plans that Alpa would have chosen for the same costs: ``python -m benchmarks.plan_vs_alpa``.
 
 Alpa (Zheng et al., 2022, arXiv:2201.12023, section 5.2) minimises ``sum of stages + (B - 1) * slowest stage``
 over runs of layers and submeshes, which have a power of two of devices or whole nodes, and share out all
@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.measure import Table
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
-from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
+from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, Submesh
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.profile import Profile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.partition import StageRangeCosts
@@ -40,7 +40,7 @@ class _Option:
     range_costs: StageRangeCosts
 
 
-def alpa_choice(made: Profile, cluster: Cluster, number: int, remat: bool) -> Evaluation | None:
+def alpa_choice(made: LayerProfile, cluster: Cluster, number: int, remat: bool) -> Evaluation | None:
     """The candidate of Alpa's objective; ``None`` if it finds none that fits."""
     model = CostModel(made, cluster)
     options = [*_options(model, number, remat)]
@@ -66,7 +66,7 @@ def _options(model: CostModel, number: int, remat: bool) -> Iterator[_Option]:
         powers = size & (size - 1) == 0 and size <= per_node
         if (powers or size % per_node == 0) and model.profile.rows // number % submesh["data"] == 0:
             table = model.table(
-                model.group_settings(Place(0, submesh), StepSettings(number, remat, fsdp=False))
+                model.group_settings(DeviceRange(0, submesh), StepSettings(number, remat, fsdp=False))
             )
             range_costs = StageRangeCosts.of(
                 table, 2 * model.cluster.task_overhead, np.zeros(len(model.profile.layers) + 1)
@@ -108,7 +108,7 @@ def _shortest_sum(
     return found[0], stages
 
 
-def problems() -> Iterator[tuple[str, Profile, Cluster, int]]:
+def problems() -> Iterator[tuple[str, LayerProfile, Cluster, int]]:
     """Names, steps, clusters and numbers of microbatches."""
     heavy_head = gpt(num_layers=12, width=1024, heads=16, length=1024, vocabulary=256_000, rows=64)
     uneven = [layer(str(i), 1e12 * (1 + i % 5), entering=10**7, residuals=10**7) for i in range(14)]
@@ -125,7 +125,7 @@ def words(evaluation: Evaluation) -> str:
     return f"{'+'.join(map(str, sizes))} devices ({', '.join(axes)}), {candidate.schedule.name}"
 
 
-def ratios(made: Profile, cluster: Cluster, number: int) -> tuple[str, ...]:
+def ratios(made: LayerProfile, cluster: Cluster, number: int) -> tuple[str, ...]:
     """Alpa's choice, ours with as much open as Alpa has and with more, and the ratios of the steps."""
     alpa = alpa_choice(made, cluster, number, remat=False)
     given = Constraints(num_microbatches=number, remat=False, fsdp=False)

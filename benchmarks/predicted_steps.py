@@ -36,10 +36,10 @@ from mpmd.step.loaded_step import LoadedStep
 
 SLEEP_SECONDS = 0.01
 MEASUREMENTS = 3
-"""How often the tasks of a step are measured."""
+"""The number of measurements of the tasks of a step."""
 
 RETURNED_BYTES = 2**18
-"""What is as large is given back to the system when it is freed, so that it does not count any more."""
+"""The size from which on freed memory is given back to the system, so that it does not count any more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Times:
 
     @property
     def spread(self) -> float:
-        """How far measurements of the same step are apart, as a share of their median."""
+        """The range of measurements of the same step, as a share of their median."""
         return (max(self.run) - min(self.run)) / self.median
 
 
@@ -148,7 +148,7 @@ class Groups:
         return completed(sizes, {}, found.known)
 
     def described(self) -> str:
-        """What was found of the devices."""
+        """The calibrated speeds of the devices, as text."""
         found = self.cluster
         link = found.device_link
         return (
@@ -158,7 +158,7 @@ class Groups:
         )
 
     def _realize(self, case: Case) -> tuple[Realized, Callable[[], Realized]]:
-        """What the equations tell, and what measured tasks tell."""
+        """The prediction from the equations, and a function that predicts from measured tasks."""
         candidate = Candidate(
             case.layers, ({"data": 1},) * self._groups, case.schedule, case.microbatches, False, False
         )
@@ -168,7 +168,7 @@ class Groups:
         return formula, lambda: measured(formula, candidate, self.cluster, None)
 
     def _compiled(self, case: Case) -> tuple[LoadedStep, Callable[[], Any], np.ndarray, np.ndarray]:
-        """What makes a ``RunningStep``."""
+        """The arguments of a ``RunningStep``."""
         step = mpmd.jit(scheduled_step(case.layers, case.schedule, OPTIMIZER), self._mesh, donate_argnums=0)
         state, xs, ys = case.arguments()
         return step.compile(state, xs, ys), case.init, xs, ys
@@ -207,7 +207,7 @@ class Groups:
         return ranked(case, self.cluster, self._mesh, anywhere, repetitions)
 
     def peaks(self, case: Case) -> list[Peak]:
-        """What processes of groups allocate for a step, on top of what they have when it is compiled."""
+        """The memory that processes of groups allocate for a step, once it is compiled."""
         formula, measure_tasks = self._realize(case)
         compiled = self._compiled(case)
         pids = [group.pid for group in self._mesh.groups]
@@ -236,7 +236,7 @@ AXES = {"data": 1, "sequence": 1, "model": 1}
 
 
 def sleep_seconds(task: Task, sleeps: Sequence[float]) -> float:
-    """How long a task sleeps: a backward twice as long as a forward, or as two halves."""
+    """The seconds that a task sleeps: a backward twice as long as a forward, or as two halves."""
     return SLEEP_SECONDS * sleeps[task.stage] * (2 if task.kind == "bwd" else 1)
 
 

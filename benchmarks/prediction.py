@@ -1,4 +1,4 @@
-"""What the planner predicts of steps, and what they take when they run, side by side.
+"""The planner's predictions of steps, beside the measurements of the same steps.
 
 Steps are a chain of square layers with Adam. A step time is that of several steps in a row. It is predicted
 by simulating the plan: with tasks that were measured (``measured tasks``) and, as ``formula``, with the work
@@ -194,7 +194,7 @@ def _yes(is_within: bool) -> str:
 
 
 def _miss(predicted: float, measured: float) -> float:
-    """How far a prediction is from what was measured, as a share of that."""
+    """The distance of a prediction from the measurement, as a share of that."""
     return abs(predicted / measured - 1)
 
 

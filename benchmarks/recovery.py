@@ -1,4 +1,4 @@
-"""What snapshots cost a training loop, and how long groups take to recover, by the size of their state.
+"""The cost of snapshots to a training loop, and the time of a recovery, by the size of the groups' state.
 
 With and without recovery, in turns: ten steps, in which one snapshot is begun, and the value of the last
 loss. Then a group is killed, and its place is taken by a process that has to be started, or by a spare. What

@@ -1,4 +1,4 @@
-"""How long simulating takes: ``python -m benchmarks.simulate [groups] [microbatches]``."""
+"""The time of simulations: ``python -m benchmarks.simulate [groups] [microbatches]``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's time goes into, by group."""
+"""The division of a step's time, by group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What starting costs, phase by phase, and what JAX's persistent compilation cache saves of it.
+"""The time to start, phase by phase, without and with JAX's persistent compilation cache.
 
 A process that has never run anything launches the groups on Ray, compiles a train step and runs it once:
 first with an empty cache, then again with what the first run has left there.
@@ -31,7 +31,7 @@ _APART = ("export", "load")
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """How long each phase took, in seconds, in the order in which they came; and the loss of the step."""
+    """The seconds of each phase, in the order in which they came, and the loss of the step."""
 
     seconds: Mapping[str, float]
     loss: float

@@ -1,4 +1,4 @@
-"""How fast groups exchange messages, by transport and size.
+"""The speed of messages between groups, by transport and size.
 
 Two actors on one machine, each on a core of its own as if both computed, send arrays to each other through
 every transport; and, beside it, through memory that they share and a pipe, and through a TCP connection over
@@ -322,7 +322,7 @@ def _streams(found: Found) -> Table:
 
 
 def _over_tcp(found: Found) -> Table:
-    """What can connect nodes, beside the connection itself."""
+    """The transports that can connect nodes, beside the connection itself."""
     names = [name for name in WAYS if name != SHARED_MEMORY]
     rows = []
     for size, times in found.items():

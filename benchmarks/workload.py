@@ -1,4 +1,4 @@
-"""What is run, and with what: plain data, so that processes without JAX can read it too."""
+"""Workloads and the settings of peers: plain data, so that processes without JAX can read it too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a peer is set up with: the work, the cores that it may use in all, and the Ray to join."""
+    """The setup of a peer: the work, the cores that it may use in all, and the Ray to join."""
 
     workload: Workload
     cores: int

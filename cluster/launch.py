@@ -22,8 +22,8 @@ from cluster.process.compilation_cache import check_cache
 from cluster.protocol.process_info import ProcessInfo
 from cluster.protocol.versions import versions_here
 from cluster.recovery.actor import RecoverableActor
+from cluster.recovery.allocations import Allocations
 from cluster.recovery.metrics import RecoveryMetrics
-from cluster.recovery.places import Places
 from cluster.recovery.policy import Recovery, check_recovery
 from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacements import Replacements
@@ -104,7 +104,7 @@ def launch(
         default one per process, or less where the cluster has fewer CPUs than processes. XLA's thread pool
         gets this size, or by default that of the process's share of its node.
       gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``. With
-        a part of one, such as 0.25, groups of one device share a GPU, and each takes this part of the memory
+        a fraction, such as 0.25, groups of one device share a GPU, and each takes this fraction of the memory
         that JAX takes of a GPU: three quarters. ``XLA_PYTHON_CLIENT_MEM_FRACTION`` in ``runtime_env`` takes
         precedence.
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
@@ -255,8 +255,8 @@ def _start_actors(
     if recovery is not None:
         mpmd_idxs = [member.mpmd_idx for member in members]
         of_members, of_spares = reservations[: len(members)], reservations[len(members) :]
-        places = Places(of_members, processes.bundles, mpmd_idxs, share_after, options.timeout)
-        replacements = Replacements(starter, places, of_spares)
+        allocations = Allocations(of_members, processes.bundles, mpmd_idxs, share_after, options.timeout)
+        replacements = Replacements(starter, allocations, of_spares)
         replacements.start_spares()
     actors = StartingActors(handles, processes.endpoints, options.timeout)
     infos = open_groups(actors, members, versions_here())

@@ -28,6 +28,7 @@ from .meshes.mesh import MpmdMesh
 from .planner.choice import Choice
 from .planner.choose import plan
 from .planner.cluster import Cluster
+from .profile.profile import Profile
 from .runtime.device_trace import collective_seconds
 from .schedules import (
     CustomSchedule,
@@ -82,6 +83,7 @@ __all__ = [
     "Op",
     "PerformanceWarning",
     "PlanError",
+    "Profile",
     "Schedule",
     "SharedWeightsWarning",
     "StateLostError",

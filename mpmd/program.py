@@ -33,7 +33,7 @@ class Program:
       jaxprs: the equations of each ``Run``, by group and task, with inputs and outputs in the plan's order.
         Unlike an executable, which equal tasks share, a jaxpr has the lines of the user's program that it
         comes from. Jaxprs explain the plan; they do not run.
-      callbacks: the functions that the driver calls, by the numbers that ``Tell`` has.
+      callbacks: the functions that the driver calls, by the numbers that ``HostCall`` has.
       python_calls: the callbacks that are part of executables, each with the user's line: those whose results
         are read. They run only in the process in which the step was traced.
       compiled: the executables that the groups have compiled already, because their specs were open: the name

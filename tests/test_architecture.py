@@ -16,7 +16,7 @@ MAY_IMPORT = {
     # Shared ground.
     "mpmd.compat": "",
     "mpmd.errors": "",
-    "mpmd.ir": "mpmd.validation",
+    "mpmd.ir": "mpmd.util mpmd.validation",
     "mpmd.validation": "",
     "mpmd.version": "",
     "mpmd.util": "mpmd.validation",
@@ -32,11 +32,11 @@ MAY_IMPORT = {
     "mpmd.simulate": "mpmd.ir mpmd.memory mpmd.schedules mpmd.validation",
     "mpmd.render": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.util mpmd.validation",
     "mpmd.attribution": "mpmd.ir mpmd.memory mpmd.schedules mpmd.simulate mpmd.util",
-    "mpmd.profile": "mpmd.attribution mpmd.ir",
+    "mpmd.profile": "mpmd.attribution mpmd.ir mpmd.memory mpmd.util mpmd.validation",
     # Chooses how to run a step.
     "mpmd.planner": "",
     "mpmd.planner.fusions": "mpmd.compiler.jaxprs",
-    "mpmd.planner.profile": "",
+    "mpmd.planner.layer_profile": "",
     "mpmd.planner.calibrate": "mpmd.ir mpmd.language mpmd.schedules mpmd.simulate mpmd.validation",
     "mpmd.planner.hardware": "mpmd.memory mpmd.simulate mpmd.validation",
     "mpmd.planner.record_steps": "mpmd.ir mpmd.meshes mpmd.step",
@@ -44,35 +44,36 @@ MAY_IMPORT = {
     "mpmd.validation",
     "mpmd.planner.cluster": "mpmd.planner.hardware mpmd.planner.local_devices mpmd.planner.record_steps "
     "mpmd.validation",
-    "mpmd.planner.candidate": "mpmd.planner.profile mpmd.schedules",
-    "mpmd.planner.constraints": "mpmd.planner.profile mpmd.schedules mpmd.validation",
-    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.profile mpmd.simulate",
+    "mpmd.planner.candidate": "mpmd.planner.layer_profile mpmd.schedules",
+    "mpmd.planner.constraints": "mpmd.planner.layer_profile mpmd.schedules mpmd.validation",
+    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.util",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware",
     "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
     "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace "
-    "mpmd.ir mpmd.keys mpmd.language mpmd.planner.fusions mpmd.planner.profile mpmd.schedules mpmd.util",
+    "mpmd.ir mpmd.keys mpmd.language mpmd.planner.fusions mpmd.planner.layer_profile mpmd.schedules "
+    "mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.labels "
-    "mpmd.planner.profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
+    "mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
     "mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.steps mpmd.ir mpmd.language mpmd.memory mpmd.meshes mpmd.planner.candidate "
-    "mpmd.planner.collectives mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.profile "
+    "mpmd.planner.collectives mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.layer_profile "
     "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate "
     "mpmd.step",
-    "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.profile",
+    "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
     "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.trials",
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
-    "mpmd.planner.profile mpmd.util",
+    "mpmd.planner.layer_profile mpmd.util",
     "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.hardware mpmd.planner.profile mpmd.planner.search mpmd.planner.trials mpmd.simulate "
+    "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.search mpmd.planner.trials mpmd.simulate "
     "mpmd.step mpmd.util mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
-    "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.profile mpmd.planner.reasons "
+    "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
     "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
     "mpmd.memory mpmd.simulate mpmd.util mpmd.validation mpmd.verify",

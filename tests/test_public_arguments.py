@@ -22,7 +22,7 @@ PUBLIC = {public.name: public for public in public_functions()}
 NO_FUNCTIONS = {"Add", "Max", "Mean", "MessageBytes", "Op", "Schedule", "__version__", "handler"}
 """Objects, a type, the interfaces of operations and schedules, which others write, and what takes nothing."""
 
-RESULTS = {"Choice", "ClusterMesh", "Gap", "MpmdArray", "Simulation"}
+RESULTS = {"Choice", "ClusterMesh", "Gap", "MpmdArray", "Profile", "Simulation"}
 """Made by other functions; the methods of an ``MpmdArray`` are those of ``jax.Array``."""
 
 CLASSES = (
@@ -30,6 +30,7 @@ CLASSES = (
     mpmd.Cluster,
     mpmd.CustomSchedule,
     mpmd.MpmdMesh,
+    mpmd.Profile,
     mpmd.TaskTimes,
     cluster.ClusterMesh,
     LoadedStep,
@@ -48,6 +49,7 @@ OF_NOTHING = {
     "Choice.stage_profile",
     "ClusterMesh.resize",
     "CustomSchedule.from_file",
+    "Profile.load",
     "collective_seconds",
     "grad",
 }

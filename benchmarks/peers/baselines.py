@@ -65,7 +65,7 @@ class TaskTimes(Sequential):
         return dataclasses.replace(call, executable=executable)
 
     def events(self, steps: int) -> list[Event]:
-        """When each task of so many steps ran."""
+        """The times at which the tasks of so many steps ran."""
         self._events.clear()
         self.run(steps)
         return self._events

@@ -1,4 +1,4 @@
-"""What the benchmarks are about: the step compiled by ``mpmd``, in one process and on Ray."""
+"""The subject of the benchmarks: the step compiled by ``mpmd``, in one process and on Ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpmd.arrays.array import StepFuture
 from mpmd.ir.events import Event
 
 START_SECONDS = 240.0
-"""How long actors may take to start on a busy machine."""
+"""The seconds that actors may take to start on a busy machine."""
 
 
 class Ours:
@@ -38,7 +38,7 @@ class Ours:
         return float(loss)
 
     def profiled(self, steps: int) -> list[list[Event]]:
-        """What all groups did, and when, in each of so many steps in a row, none of which is waited for."""
+        """The events of all groups in each of so many steps in a row, none of which is awaited."""
         futures: list[StepFuture] = []
         for _ in range(steps):
             call = self._signature.bind((self._state, *self._batch), {})

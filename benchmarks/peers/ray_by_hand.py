@@ -22,10 +22,10 @@ _IN_FLIGHT = 2
 """Steps submitted at a time."""
 
 _COMPILE_SECONDS = 240.0
-"""How long a step may take. Compiled graphs give up after 10 s unless told, and the first step compiles."""
+"""The seconds that a step may take: by default graphs give up after 10 s, and the first step compiles."""
 
 _HEADER_BYTES = 2**14
-"""What a message may have besides its arrays."""
+"""The bytes that a message may have besides its arrays."""
 
 
 class Stage:

@@ -19,7 +19,7 @@ from mpmd.program import arguments, jitted
 from mpmd.sharding import to_sharding
 
 Slot = int
-"""Where a group has a value, in one table for all groups."""
+"""The slot in which a group has a value, in one table for all groups."""
 
 
 @dataclasses.dataclass
@@ -38,7 +38,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """What a group does in every step: put the batch into slots, call, and make the new state the old one."""
+    """A group's program of a step: put the batch into slots, call, and make the new state the old one."""
 
     calls: list[Call]
     feeds: list[tuple[Slot, np.ndarray]]
@@ -107,7 +107,7 @@ class StagePrograms:
             table[argument] = table[result]
 
     def edges(self) -> set[Edge]:
-        """Which group sends to which."""
+        """The pairs of groups of which the first sends to the second."""
         return {edge for group in self.groups for call in group.calls for edge, _ in call.sends}
 
     def wait(self, table: list) -> float:

@@ -1,4 +1,4 @@
-"""The parts of a step's host arrays that each process is sent: those that its devices hold."""
+"""The slices of a step's host arrays that each process is sent: those that its devices hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpmd.ir.routes import Topology
 from mpmd.runtime.requests import Handle, StepRequest
 
 Boxes = tuple[Box, ...] | None
-"""The parts of an array; ``None`` for all of it."""
+"""The slices of an array; ``None`` for all of it."""
 
 
 class HostArguments:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from cluster.protocol.process_info import ProcessInfo
 from mpmd.errors import GroupDiedError
+from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import table
 
 _MOST_CHARACTERS = 100
@@ -27,8 +28,8 @@ class ProcessStatus:
     pending: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Status:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Status(ShownAsText):
     """All processes of a mesh at one moment; prints as a table."""
 
     processes: tuple[ProcessStatus, ...]

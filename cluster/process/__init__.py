@@ -2,5 +2,5 @@
 
 To read in order: ``actor`` (the methods), ``devices`` (of the group), ``compilation_cache`` (of JAX),
 ``world`` and ``agreement`` (the processes of a group: how they meet, and how they leave a step together),
-``slices`` and ``parts`` (messages between groups of several processes).
+``slices`` and ``array_slices`` (messages between groups of several processes).
 """

@@ -40,7 +40,7 @@ from mpmd.runtime.lost_values import DONATED_IN_PROCESS
 from mpmd.runtime.requests import (
     NOTHING_RELEASED,
     Handle,
-    HostParts,
+    HostSlices,
     LoadReply,
     Released,
     StepReply,
@@ -248,15 +248,15 @@ class GroupActor:
                 raise world.WorldLostError(str(error)) from error
             raise
 
-    def _host_array(self, value: PackedValue) -> np.ndarray | HostParts:
+    def _host_array(self, value: PackedValue) -> np.ndarray | HostSlices:
         """The value that the group keeps: a copy where Ray has brought it, because Ray reuses its memory."""
-        parts = {}
-        for index, packed in value.parts:
+        slices = {}
+        for index, packed in value.slices:
             array = unpack(packed) if self._server is not None else unpack(packed).copy()
             if index is None:
                 return array
-            parts[box_of(index, value.shape)] = array
-        return HostParts(value.shape, parts)
+            slices[box_of(index, value.shape)] = array
+        return HostSlices(value.shape, slices)
 
     def release(self, released: Released) -> None:
         """Drops values and programs, also those that were shipped and not loaded."""
@@ -267,7 +267,7 @@ class GroupActor:
         self._worker.release(released)
 
     def fetch(self, handle: Handle) -> PackedValue:
-        """The parts that this process has of a value, after the steps requested before.
+        """The slices that this process has of a value, after the steps requested before.
 
         Of what several devices of the group have, one returns it.
         """

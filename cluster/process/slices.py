@@ -10,12 +10,12 @@ from typing import NamedTuple
 import jax
 
 from cluster.process.agreement import Agreement
-from cluster.process.parts import assemble, is_on_host, part_of
+from cluster.process.array_slices import assemble, is_on_host, slice_of
 from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir.plan import Aval
 from mpmd.ir.reshard import Box
-from mpmd.ir.routes import Part, Route
+from mpmd.ir.routes import Route, Slice
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.sharding import to_sharding
 
@@ -25,14 +25,14 @@ class _Landing(NamedTuple):
 
     Attributes:
       avals: of the message's values.
-      parts: what each process of the sender sends.
-      shardings: of each value when its parts are there.
+      slices: what each process of the sender sends.
+      shardings: of each value when its slices are there.
       scattered: the positions of the values that the group's tasks read in other shardings.
       gather: makes those, together with the group's other processes.
     """
 
     avals: tuple[Aval, ...]
-    parts: Mapping[int, tuple[Part, ...]]
+    slices: Mapping[int, tuple[Slice, ...]]
     shardings: tuple[jax.sharding.Sharding, ...]
     scattered: tuple[int, ...]
     gather: jax.stages.Compiled | None
@@ -70,31 +70,31 @@ class SliceTransport(Transport):
         self._device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        for process, parts in self._sent[message[1:]].items():
+        for process, slices in self._sent[message[1:]].items():
             dst = self._endpoint.number_of(message.dst, process)
             between = MessageId(message.step, self._endpoint.number, dst, message.tag)
             try:
-                self._transport.send(between, [part_of(arrays[part.value], part.box) for part in parts])
+                self._transport.send(between, [slice_of(arrays[piece.value], piece.box) for piece in slices])
             except StepAborted:
                 # Nobody waits for the message any more. The group leaves the step where it next agrees.
                 return
 
     def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
         landing = self._received[message[1:]]
-        parts: list[dict[Box, Array]] = [{} for _ in landing.avals]
+        slices: list[dict[Box, Array]] = [{} for _ in landing.avals]
         reason, self._arrived = None, time.perf_counter_ns()  # where no slice is for this process
         try:
-            for process, expected in landing.parts.items():
+            for process, expected in landing.slices.items():
                 src = self._endpoint.number_of(message.src, process)
                 between = MessageId(message.step, src, self._endpoint.number, message.tag)
                 arrays = self._transport.recv(between, [self._device] * len(expected))
                 self._arrived = max(self._arrived, self._transport.arrived)
-                for part, array in zip(expected, arrays, strict=True):
-                    parts[part.value][part.box] = array
+                for piece, array in zip(expected, arrays, strict=True):
+                    slices[piece.value][piece.box] = array
         except StepAborted as aborted:
             reason = str(aborted)
         self._agreement.agree(message.step, reason)
-        landed = [assemble(*value) for value in zip(landing.avals, landing.shardings, parts, strict=True)]
+        landed = [assemble(*value) for value in zip(landing.avals, landing.shardings, slices, strict=True)]
         if landing.gather is not None:
             gathered = _run(landing.gather, [landed[i] for i in landing.scattered], message)
             for i, array in zip(landing.scattered, gathered, strict=True):
@@ -127,7 +127,7 @@ def _landing(submesh: jax.sharding.Mesh, process: int, route: Route) -> _Landing
         gather = identity.lower(*avals).compile()
     return _Landing(
         avals=tuple(passage.aval for passage in route.passages),
-        parts=route.received_by(process),
+        slices=route.received_by(process),
         shardings=tuple(to_sharding(passage.landing, submesh) for passage in route.passages),
         scattered=scattered,
         gather=gather,

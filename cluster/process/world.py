@@ -15,7 +15,7 @@ _HEARTBEAT_SECONDS = 120
 """The driver notices earlier that a process hangs, and then ends the group."""
 
 _SHUTDOWN_SECONDS = 5
-"""How long a process that ends waits for the others to end."""
+"""The seconds that a process that ends waits for the others to end."""
 
 _MARGIN_SECONDS = 30
 """The driver, which has waited before, says what is wrong; JAX would only end the process."""

@@ -32,19 +32,19 @@ def unpack(packed: PackedArray) -> np.ndarray:
 
 
 class PackedValue(NamedTuple):
-    """A process's share of a value: the shape, and parts by index, which is ``None`` for all of it."""
+    """A process's share of a value: the shape, and slices by index, which is ``None`` for all of it."""
 
     shape: tuple[int, ...]
-    parts: tuple[tuple[tuple[slice, ...] | None, PackedArray], ...]
+    slices: tuple[tuple[tuple[slice, ...] | None, PackedArray], ...]
 
 
 def join(values: Sequence[PackedValue]) -> np.ndarray:
-    """The value of which each process has sent its parts; as by ``unpack`` where one has all of it."""
-    parts = [part for value in values for part in value.parts]
-    index, packed = parts[0]
+    """The value of which each process has sent its slices; as by ``unpack`` where one has all of it."""
+    slices = [piece for value in values for piece in value.slices]
+    index, packed = slices[0]
     if index is None:
         return unpack(packed)
     array = np.empty(values[0].shape, packed.dtype)
-    for index, packed in parts:
+    for index, packed in slices:
         array[index] = unpack(packed)
     return array

@@ -1,4 +1,4 @@
-"""Has a mesh survive the death of its groups, and moves groups to other places.
+"""Has a mesh survive the death of its groups, and moves groups to other nodes or devices.
 
 To read in order:
 
@@ -6,9 +6,9 @@ To read in order:
   asked again), ``journal`` and ``logged`` (the log of it), ``snapshots`` (copies of all values), ``saving``
   (to storage);
 - what happens to groups: ``replacer`` (when one dies), ``mover`` and ``migrations`` (when one has to leave
-  its place), ``process_pool`` (the processes), ``liveness_waiter`` (waits for them), ``replacements`` (what
-  takes their place), ``places`` and ``sharing`` (where that is), ``termination`` (what is told to end),
-  ``keepers`` and ``copies`` (who has whose copies);
+  its node), ``process_pool`` (the processes), ``liveness_waiter`` (waits for them), ``replacements`` (what
+  takes their place), ``allocations`` and ``sharing`` (on which nodes and devices), ``termination`` (what is
+  told to end), ``keepers`` and ``copies`` (who has whose copies);
 - in a process: ``actor`` and ``store`` (of copies);
 - ``policy`` (when to copy, and when to give up), ``report`` and ``metrics``.
 

@@ -131,12 +131,12 @@ class RecoverableActor(GroupActor):
 
     @ray.method(concurrency_group="snapshots")
     def hand_over(self, process: int, number: int, base: int, index: int) -> Chunk:
-        """A part of a process's snapshot, for ``keep``."""
+        """A chunk of a process's snapshot, for ``keep``."""
         return self._stores[process].chunks(number, base)[index]
 
     @ray.method(concurrency_group="snapshots")
     def keep(self, process: int, number: int, base: int, index: int, chunk: Chunk) -> None:
-        """Takes in a part of a process's snapshot. With the first one, all but the base is dropped.
+        """Takes in a chunk of a process's snapshot. With the first one, all but the base is dropped.
 
         Raises: ``DamagedCopyError`` when it is not as it was made.
         """

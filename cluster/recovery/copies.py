@@ -115,7 +115,7 @@ class Copies:
     def _copy(
         self, copies: Sequence[Copy], snapshot: int, base: int, is_wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Part by part, which Ray carries, so that neither the driver nor Ray's memory has to hold it all."""
+        """Copies chunk by chunk, so that neither the driver nor Ray's memory has to hold a whole snapshot."""
         actors = self._actors
         counting: Calls = {
             actors[copy.src].count_chunks.remote(copy.owner, snapshot, base): copy.src for copy in copies
@@ -124,15 +124,15 @@ class Copies:
         counts = dict(zip(copies, ray.get(list(counting)), strict=True))
         for index in range(max(counts.values(), default=0)):
             current = [copy for copy in copies if index < counts[copy]]
-            parts: list[ray.ObjectRef] = [
+            chunks: list[ray.ObjectRef] = [
                 actors[c.src].hand_over.remote(c.owner, snapshot, base, index) for c in current
             ]
             # An actor's later calls wait for those whose arguments are not there yet, so they have to be.
-            handing_over = {part: copy.src for part, copy in zip(parts, current, strict=True)}
+            handing_over = {chunk: copy.src for chunk, copy in zip(chunks, current, strict=True)}
             self._waiter.wait_for(handing_over, is_wanted, fetch=False)
             keeping: Calls = {
-                actors[c.dst].keep.remote(c.owner, snapshot, base, index, part): c.dst
-                for c, part in zip(current, parts, strict=True)
+                actors[c.dst].keep.remote(c.owner, snapshot, base, index, chunk): c.dst
+                for c, chunk in zip(current, chunks, strict=True)
             }
-            del parts, handing_over
+            del chunks, handing_over
             self._waiter.wait_for(keeping, is_wanted)

@@ -21,7 +21,7 @@ Pings = dict[int, tuple[float, ray.ObjectRef]]
 """The pings that are not answered, by the number of the process: when it was pinged, and the call."""
 
 _POLL_SECONDS = 0.25
-"""How often a wait checks that it is still wanted, and that those whom it waits for are alive."""
+"""The seconds between two checks that a wait is still needed, and that those whom it waits for are alive."""
 
 
 class SupersededError(RuntimeError):

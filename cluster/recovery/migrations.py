@@ -1,10 +1,10 @@
-"""Finds groups that are to move to other places, and starts processes there before."""
+"""Finds groups that are to move to other nodes or devices, and starts their processes there before."""
 
 from __future__ import annotations
 
 import time
 
-from cluster.recovery.places import PROMPT_SECONDS
+from cluster.recovery.allocations import PROMPT_SECONDS
 from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.termination import TerminationNotices
 
@@ -20,27 +20,33 @@ class Migrations:
         self._notices = TerminationNotices()
         self._avoided: dict[str, float] = {}  # nodes, and since when
 
-    def misplaced(self) -> dict[int, str]:
+    def groups_to_move(self) -> dict[int, str]:
         """The groups that are to move, and why: ``drained``, ``shrunk`` or ``grown``."""
         now = time.monotonic()
         for number in self._notices.told(self._pool.actors):
             self._avoided.setdefault(self._pool.infos[number].node_id, now)
         self._avoided = {node: since for node, since in self._avoided.items() if now - since < _AVOID_SECONDS}
-        self._pool.places.avoided = frozenset(self._avoided)
-        return self._pool.places.misplaced()
+        self._pool.allocations.avoided = frozenset(self._avoided)
+        return self._pool.allocations.groups_to_move()
 
     def prepare(self, mpmd_idx: int, may_use_spares: bool) -> bool:
         """Has processes ready that a group is to be replaced with, and returns whether it is to be replaced.
 
-        It is not, when there is no better place for it, unless its processes were told to end.
+        It is not, when there is no better allocation for it, unless its processes were told to end.
         Raises: ``RuntimeError`` when the processes cannot be had.
         """
         pool = self._pool
-        numbers = pool.places.numbers_of(mpmd_idx)
+        numbers = pool.allocations.numbers_of(mpmd_idx)
         if may_use_spares and pool.replacements.count_ready_spares() >= len(numbers):
             return True
-        places = pool.places.find(mpmd_idx, pool.infos, seconds=PROMPT_SECONDS, check=pool.check_open)
-        elsewhere = {number: place for number, place in places.items() if place != pool.places.of(number)}
+        allocations = pool.allocations.find(
+            mpmd_idx, pool.infos, seconds=PROMPT_SECONDS, check=pool.check_open
+        )
+        elsewhere = {
+            number: allocation
+            for number, allocation in allocations.items()
+            if allocation != pool.allocations.of(number)
+        }
         if elsewhere:
             pool.replacements.prepare(elsewhere, pool.timeout)
         return bool(elsewhere or self._notices.told(pool.actors) & set(numbers))

@@ -1,4 +1,4 @@
-"""Moves groups to other places while a program runs: when nodes are to end, or return, or on request.
+"""Moves groups to other nodes or devices while steps run: when nodes are to end, or return, or on request.
 
 A move is a recovery from a death that was awaited: steps wait, all values are copied, other processes take
 the place of the group's, and nothing has to be run again.
@@ -27,10 +27,10 @@ from mpmd.errors import GroupDiedError
 from mpmd.util.stopwatch import Stopwatch
 
 _LOOK_SECONDS = 1.0
-"""How often to look whether groups are to move."""
+"""The seconds between two looks whether groups are to move."""
 
 _SAVE_SECONDS = 10.0
-"""How long a checkpoint that is being saved may keep a group on a node that is to end. Others wait for it."""
+"""The seconds for which saving a checkpoint may keep a group on a node that is to end. Others wait for it."""
 
 _REASONS = {
     DRAINED: "its node is to end",
@@ -63,7 +63,7 @@ class Mover:
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
     def resize(self, num_places: int, timeout: float) -> None:
-        """Has so many groups, the first ones, have a place of their own. The others share with them.
+        """Has the processes of the first ``num_places`` groups have reservations. The others share with them.
 
         Blocks until they have moved, and what they have left is given back.
         Args:
@@ -72,14 +72,14 @@ class Mover:
         Raises: ``RuntimeError`` when there is no room within ``timeout`` seconds; groups then move as soon as
           there is.
         """
-        requests, places = self._requests, self._pool.places
-        if num_places < requests.num_groups and not places.can_share:
+        requests, allocations = self._requests, self._pool.allocations
+        if num_places < requests.num_groups and not allocations.can_share:
             raise RuntimeError(
                 "resize: groups may not share devices here: the mesh was launched with "
                 "Recovery(share_after=None), or on a platform whose devices belong to one process"
             )
         with requests.changed:
-            places.num_own = num_places
+            allocations.num_own = num_places
             self._wake.set()
             requests.changed.wait_for(lambda: requests.error is not None or self._is_settled, timeout)
             if requests.error is not None:
@@ -94,15 +94,15 @@ class Mover:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether each group is where it is to be, and no move is under way: its end gives places back."""
+        """Whether each group is where it is to be, and no move is under way: its end gives resources back."""
         return not self._late and not self._requests.is_paused
 
     @property
     def _late(self) -> list[int]:
         """The groups that share and are not to, or the other way round; and those that are moving."""
-        places = self._pool.places
+        allocations = self._pool.allocations
         sharing = {p.mpmd_idx for p in self._pool.infos if p.shares_with is not None}
-        late = [i for i in range(self._requests.num_groups) if (i in sharing) == (i < places.num_own)]
+        late = [i for i in range(self._requests.num_groups) if (i in sharing) == (i < allocations.num_own)]
         return late or sorted(self._requests.dead)
 
     def look_after(self) -> None:
@@ -112,9 +112,9 @@ class Mover:
         """
         if self._requests.dead:
             return
-        misplaced = self._migrations.misplaced()
-        self._replacer.leaving |= {i for i, kind in misplaced.items() if kind == DRAINED}
-        for mpmd_idx, kind in misplaced.items():
+        groups_to_move = self._migrations.groups_to_move()
+        self._replacer.leaving |= {i for i, kind in groups_to_move.items() if kind == DRAINED}
+        for mpmd_idx, kind in groups_to_move.items():
             try:
                 self._pool.check_open()
                 self._move(mpmd_idx, kind)
@@ -125,7 +125,7 @@ class Mover:
                 if self._pool.stop.is_set():  # which may be why
                     return
                 self.say(f"group {mpmd_idx} does not move, though {_REASONS[kind]}: {error}", mpmd_idx)
-        if not misplaced:
+        if not groups_to_move:
             self._pool.replacements.start_spares()  # for which there was no room before
 
     def say(self, message: str, mpmd_idx: int | None = None) -> None:
@@ -139,8 +139,8 @@ class Mover:
         self._check_saves(kind)
         watch, attempt = Stopwatch(), self._requests.journal.attempt
         with watch("prepared"):
-            has_place = self._migrations.prepare(mpmd_idx, may_use_spares=kind == DRAINED)
-        if not has_place:
+            has_allocation = self._migrations.prepare(mpmd_idx, may_use_spares=kind == DRAINED)
+        if not has_allocation:
             raise RuntimeError("there is no other place for it")
         death = GroupDiedError(f"group {mpmd_idx} moves: {_REASONS[kind]}", mpmd_idx)
         with self._paused():
@@ -220,7 +220,7 @@ def _watch(mover: weakref.ref[Mover], wake: threading.Event, pool: ProcessPool) 
         wake.wait(_LOOK_SECONDS)
         wake.clear()
         if pool.stop.is_set():
-            pool.release()  # the mesh was closed, perhaps before the last place was requested
+            pool.release()  # the mesh was closed, perhaps before the last reservation was requested
             return
         alive = mover()
         if alive is None or not session.is_connected:

@@ -18,10 +18,10 @@ from cluster.driver.ray_session import RaySession
 from cluster.driver.runtime import LoadRequests
 from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.protocol.versions import versions_here
+from cluster.recovery.allocations import NoAllocationError, NodeGoneError
 from cluster.recovery.copies import Copies, CopiesLostError
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.liveness_waiter import Calls, LivenessWaiter, Pings, ProcessLostError, SupersededError
-from cluster.recovery.places import NodeGoneError, NoPlaceError
 from cluster.recovery.replacements import Replacements
 from cluster.start.connect import StartingActors, connect_driver, connect_groups, open_groups
 from cluster.tcp.connection import Connection
@@ -49,7 +49,7 @@ class ProcessPool:
     """The running processes.
 
     Args:
-      replacements: starts others in the places of ``actors``.
+      replacements: starts others in the allocations of ``actors``.
       actors: one for each process.
       placement: where they are; kept up to date.
       transport, encryption: as ``launch`` was asked.
@@ -74,7 +74,7 @@ class ProcessPool:
         limits: Limits,
     ):
         self.replacements = replacements
-        self.places = replacements.places
+        self.allocations = replacements.allocations
         self._members = replacements.starter.members
         self.actors = list(actors)
         self.processes = tuple(member.endpoint for member in self._members)
@@ -101,7 +101,7 @@ class ProcessPool:
         self, connections: Sequence[Connection], on_death: Callable[[GroupDiedError], object]
     ) -> ActorCalls:
         """Makes calls on the processes that there are now, over the driver's connections with them."""
-        placement_groups = self.places.placement_groups
+        placement_groups = self.allocations.placement_groups
         return ActorCalls(
             self.actors, self.processes, placement_groups, connections, self.infos, self._limits, on_death
         )
@@ -141,7 +141,7 @@ class ProcessPool:
                 snapshot, lost, dying = BEGINNING, str(error), set()
             except (SupersededError, RecoveryError):
                 raise
-            except Exception as error:  # a death; or there is no place, and there will be none next time
+            except Exception as error:  # a death; or there is no allocation, and there will be none next time
                 dying = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self._waiter.find_dead()
                 self._count(error, dying, count_failure)
                 dying |= self._unusable(dying)
@@ -199,10 +199,10 @@ class ProcessPool:
         """
         if dying and not self._unloaded & set(dying):
             return
-        if not isinstance(failure, NoPlaceError):
+        if not isinstance(failure, NoAllocationError):
             try:
-                self.places.check_nodes(range(len(self.actors)))
-            except NodeGoneError:  # the processes that were there will start in other places
+                self.allocations.check_nodes(range(len(self.actors)))
+            except NodeGoneError:  # the processes that were there will get other allocations
                 return
         count_failure(failure)
 
@@ -233,7 +233,7 @@ class ProcessPool:
 
         def replace_dead() -> None:
             self.check_open()
-            self.places.check_nodes(self._numbers_of(self._unopened))
+            self.allocations.check_nodes(self._numbers_of(self._unopened))
             try:
                 self._waiter.check_alive(set(resetting.values()), pings, self._limits)
             except ProcessLostError as error:
@@ -317,4 +317,4 @@ class ProcessPool:
         for actor in self.actors:
             self._session.kill(actor)
         self.replacements.discard()
-        self._session.remove(self.places.placement_groups)
+        self._session.remove(self.allocations.placement_groups)

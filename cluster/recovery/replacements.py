@@ -1,4 +1,4 @@
-"""Processes that take the place of dead ones, or of those that move."""
+"""Processes that take over from dead ones, or of those that move."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ray.actor import ActorHandle
 
 from cluster.driver.ray_session import RaySession
 from cluster.protocol.process_info import ProcessInfo
-from cluster.recovery.places import Places
+from cluster.recovery.allocations import Allocations
 from cluster.start.actors import ActorStarter
-from cluster.start.resources import Place, Reservation, SharedDevices
+from cluster.start.resources import Allocation, Reservation, SharedDevices
 
 _ANSWER_SECONDS = 5.0
 """A process that was prepared and does not answer within this time is not used."""
@@ -25,19 +25,19 @@ class Replacements:
 
     Args:
       starter: starts them.
-      places: of all processes; kept up to date.
-      spares: the places of those that are to wait for others to die.
+      allocations: of all processes; kept up to date.
+      spares: the allocations of those that are to wait for others to die.
     """
 
-    def __init__(self, starter: ActorStarter, places: Places, spares: Sequence[Reservation]):
+    def __init__(self, starter: ActorStarter, allocations: Allocations, spares: Sequence[Reservation]):
         self.starter = starter
-        self.places = places
-        places.placement_groups.update(place.placement_group for place in spares)
+        self.allocations = allocations
+        allocations.placement_groups.update(allocation.placement_group for allocation in spares)
         self._num_spares = len(spares)
         self._free = list(spares)
         self._lock = threading.Lock()
         self._spares: list[tuple[ActorHandle, Reservation, ray.ObjectRef]] = []
-        self._prepared: dict[int, tuple[ActorHandle, Place]] = {}
+        self._prepared: dict[int, tuple[ActorHandle, Allocation]] = {}
         self._session = RaySession()
 
     # Spares.
@@ -48,16 +48,16 @@ class Replacements:
         While groups wait for room, they go first.
         """
         with self._lock:
-            good = self.places.good_nodes() if self._free else frozenset()
-            while len(self._spares) < self._num_spares and not self.places.is_short:
-                place = self._free.pop() if self._free else None
-                if place is None or self.places.node_of(place) not in good:
-                    place = self.places.request_spare(self.starter.resources[0].bundle)
-                actor = self.starter.start(0, place)
-                self._spares.append((actor, place, actor.warm_up.remote()))
+            good = self.allocations.good_nodes() if self._free else frozenset()
+            while len(self._spares) < self._num_spares and not self.allocations.is_short:
+                allocation = self._free.pop() if self._free else None
+                if allocation is None or self.allocations.node_of(allocation) not in good:
+                    allocation = self.allocations.request_spare(self.starter.resources[0].bundle)
+                actor = self.starter.start(0, allocation)
+                self._spares.append((actor, allocation, actor.warm_up.remote()))
             self._free.clear()
-            prepared = [place for _, place in self._prepared.values()]
-            self.places.give_back([*prepared, *(place for _, place, _ in self._spares)])
+            prepared = [allocation for _, allocation in self._prepared.values()]
+            self.allocations.give_back([*prepared, *(allocation for _, allocation, _ in self._spares)])
 
     def await_spares(self, timeout: float) -> None:
         """Waits until the spares are ready. Raises ``RuntimeError`` when they are not in time."""
@@ -68,37 +68,39 @@ class Replacements:
         ray.get(starting)
 
     def count_ready_spares(self) -> int:
-        """The number of spares that could take a place now."""
+        """The number of spares that could replace a process now."""
         with self._lock:
-            good = self.places.good_nodes()
+            good = self.allocations.good_nodes()
             return sum(self._is_ready(spare, good) for spare in self._spares)
 
     def _is_ready(self, spare: tuple[ActorHandle, Reservation, ray.ObjectRef], good: Collection[str]) -> bool:
-        _, place, ready = spare
-        return bool(ray.wait([ready], timeout=0)[0]) and self.places.node_of(place) in good
+        _, allocation, ready = spare
+        return bool(ray.wait([ready], timeout=0)[0]) and self.allocations.node_of(allocation) in good
 
     def _take_spare(self) -> tuple[ActorHandle, Reservation] | None:
-        good = self.places.good_nodes() if self._spares else frozenset()
+        good = self.allocations.good_nodes() if self._spares else frozenset()
         for spare in list(self._spares):
             if not self._is_ready(spare, good):
                 continue
             self._spares.remove(spare)
-            actor, place, ready = spare
+            actor, allocation, ready = spare
             if not _has_failed(ready):
-                return actor, place
-            self._free.append(place)
+                return actor, allocation
+            self._free.append(allocation)
         return None
 
     # Moves.
 
-    def prepare(self, places: Mapping[int, Place], timeout: float) -> None:
+    def prepare(self, allocations: Mapping[int, Allocation], timeout: float) -> None:
         """Starts processes that others will be replaced with, and waits until they are up.
 
         Raises: ``RuntimeError`` when that takes longer than ``timeout`` seconds, or one cannot start.
         """
-        started = {number: self.starter.start(number, place) for number, place in places.items()}
+        started = {
+            number: self.starter.start(number, allocation) for number, allocation in allocations.items()
+        }
         with self._lock:
-            self._prepared |= {number: (actor, places[number]) for number, actor in started.items()}
+            self._prepared |= {number: (actor, allocations[number]) for number, actor in started.items()}
         try:
             ray.get([actor.warm_up.remote() for actor in started.values()], timeout=timeout)
         except ray.exceptions.RayError as error:
@@ -124,9 +126,9 @@ class Replacements:
 
         Args:
           infos: where all processes are, or have been.
-          check: is called now and then while this waits for a place, and raises to wait no longer.
+          check: is called now and then while this waits for an allocation, and raises to wait no longer.
 
-        Raises: ``NoPlaceError``.
+        Raises: ``NoAllocationError``.
         """
         with self._lock:
             actors: dict[int, ActorHandle] = {}
@@ -134,29 +136,31 @@ class Replacements:
                 taken = self._prepared.pop(number, None)
                 taken = taken if taken is not None and _is_alive(taken[0]) else self._take_spare()
                 if taken is not None:
-                    actors[number], place = taken
+                    actors[number], allocation = taken
                     actors[number].adopt.remote(self.starter.members[number])
-                    self._leave(number, place)
+                    self._leave(number, allocation)
             start = time.monotonic()
             for mpmd_idx in sorted({self.starter.members[n].mpmd_idx for n in numbers if n not in actors}):
                 waited = time.monotonic() - start  # for the groups before, and for this one as well
-                places = self.places.find(mpmd_idx, infos, numbers, check=check, waited=waited)
-                for number in places.keys() - actors.keys():
-                    self._leave(number, places[number])
-                    actors[number] = self.starter.start(number, places[number])
+                allocations = self.allocations.find(mpmd_idx, infos, numbers, check=check, waited=waited)
+                for number in allocations.keys() - actors.keys():
+                    self._leave(number, allocations[number])
+                    actors[number] = self.starter.start(number, allocations[number])
             return actors
 
-    def _leave(self, number: int, place: Place) -> None:
-        """A process is at another place from now on; a spare may start where it was."""
-        before = self.places.of(number)
-        if isinstance(before, Reservation) and before != place:
+    def _leave(self, number: int, allocation: Allocation) -> None:
+        """A process has another allocation from now on; a spare may start where it was."""
+        before = self.allocations.of(number)
+        if isinstance(before, Reservation) and before != allocation:
             self._free.append(before)
-        self.places.assign(number, place)
+        self.allocations.assign(number, allocation)
 
     def placed(self, number: int, info: ProcessInfo) -> ProcessInfo:
         """The record of a process, completed by the group with which it shares."""
-        place = self.places.of(number)
-        group = self.starter.members[place.host].mpmd_idx if isinstance(place, SharedDevices) else None
+        allocation = self.allocations.of(number)
+        group = (
+            self.starter.members[allocation.host].mpmd_idx if isinstance(allocation, SharedDevices) else None
+        )
         return dataclasses.replace(info, shares_with=group)
 
 

@@ -82,7 +82,7 @@ class Requests:
     # Whether groups can be asked.
 
     def refusal(self, handles: Collection[Handle]) -> BaseException | None:
-        """Why a request with these handles cannot be made, as a new error."""
+        """A new error that says why a request with these handles cannot be made."""
         if self.error is not None:
             return copy_of(self.error)
         if self._loss is not None and min(handles, default=self._first_handle) < self._first_handle:

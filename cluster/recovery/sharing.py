@@ -11,7 +11,7 @@ from cluster.protocol.process_info import ProcessInfo
 def choose_hosts(
     guests: Mapping[int, int], hosts: Mapping[int, ProcessInfo], shares_with: Mapping[int, int]
 ) -> dict[int, int]:
-    """For each process without a place, one whose devices it shares: the nodes with the fewest guests first.
+    """For each process without a reservation, one whose devices it shares: fewest guests first.
 
     Processes are named by their numbers.
 

@@ -15,7 +15,7 @@ from cluster.recovery.policy import Recovery
 from cluster.recovery.requests import FROM_DISK, Requests
 
 _DEATH_SECONDS = 90.0
-"""When a snapshot has failed because of a death, the driver hears of the death within this time."""
+"""The seconds within which the driver hears of a death that made a snapshot fail."""
 
 
 class Snapshots:

@@ -29,57 +29,57 @@ class DamagedCopyError(RuntimeError):
 
 
 class SavedValue(NamedTuple):
-    """A process's copy of a value: its type, and the bytes of each part that the process's devices hold.
+    """A process's copy of a value: its type, and the bytes of each shard that the process's devices hold.
 
-    ``digests`` are those of the parts when the value was copied.
+    ``digests`` are those of the shards when the value was copied.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     spec: Spec
-    parts: tuple[tuple[Box, np.ndarray], ...]
+    shards: tuple[tuple[Box, np.ndarray], ...]
     digests: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for _, part in self.parts)
+        return sum(shard.nbytes for _, shard in self.shards)
 
     @property
     def is_intact(self) -> bool:
         """Whether all bytes are as they were when the value was copied."""
-        return self.digests == tuple(digest_of(part.data) for _, part in self.parts)
+        return self.digests == tuple(digest_of(shard.data) for _, shard in self.shards)
 
     def copied(self, allocate: Allocate) -> SavedValue:
         """The same in other memory."""
-        return self._replace(parts=tuple((box, _filled(allocate, part)) for box, part in self.parts))
+        return self._replace(shards=tuple((box, _filled(allocate, shard)) for box, shard in self.shards))
 
 
 Saved = SavedValue | LostValue
 
 
 def save(array: jax.Array, submesh: jax.sharding.Mesh, allocate: Allocate) -> SavedValue:
-    """Copies what this process has of an array to host memory; of equal parts, one."""
+    """Copies what this process has of an array to host memory; of equal shards, one."""
     shards = {_box(shard.index, array.shape): shard.data for shard in array.addressable_shards}
     data = {box: _bytes(np.asarray(shard)) for box, shard in shards.items()}
     return SavedValue(
         shape=array.shape,
         dtype=array.dtype,
         spec=spec_of(array.sharding, submesh, array.ndim),
-        parts=tuple((box, _filled(allocate, part)) for box, part in data.items()),
-        digests=tuple(digest_of(part.data) for part in data.values()),
+        shards=tuple((box, _filled(allocate, shard)) for box, shard in data.items()),
+        digests=tuple(digest_of(shard.data) for shard in data.values()),
     )
 
 
 def restore(saved: SavedValue, submesh: jax.sharding.Mesh) -> jax.Array:
     """The array on this process's devices. It shares no memory with what was saved."""
     sharding = to_sharding(saved.spec, submesh)
-    parts = {
+    data_of = {
         box: data.view(saved.dtype).reshape([stop - start for start, stop in box])
-        for box, data in saved.parts
+        for box, data in saved.shards
     }
     shards = [
         # A copy for each device: device_put may alias it, whatever may_alias says of arrays of numpy's.
-        jax.device_put(parts[_box(index or (), saved.shape)].copy(), device)
+        jax.device_put(data_of[_box(index or (), saved.shape)].copy(), device)
         for device, index in sharding.addressable_devices_indices_map(saved.shape).items()
     ]
     return jax.make_array_from_single_device_arrays(saved.shape, sharding, shards)
@@ -170,8 +170,8 @@ class SnapshotStore:
         for handle in self._values.keys() - kept:
             value = self._values.pop(handle)
             if not isinstance(value, LostValue):
-                for _, part in value.parts:
-                    self._free[part.nbytes].append(part)
+                for _, shard in value.shards:
+                    self._free[shard.nbytes].append(shard)
 
     def values(self, number: int) -> dict[Handle, Saved]:
         """The values of a snapshot."""
@@ -205,4 +205,4 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+    return tuple(interval.indices(size)[:2] for interval, size in zip(index, shape, strict=True))

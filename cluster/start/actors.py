@@ -13,11 +13,11 @@ from cluster.process.actor import GroupActor
 from cluster.protocol.endpoint import Member
 from cluster.start.environment import visible_devices
 from cluster.start.process_resources import ProcessResources
-from cluster.start.resources import Place, Reservation
+from cluster.start.resources import Allocation, Reservation
 
 
 class ActorStarter:
-    """Starts actors in places.
+    """Starts actors, each in its allocation.
 
     Args:
       members: the processes, in the order of their numbers.
@@ -38,18 +38,18 @@ class ActorStarter:
         self._compilation_cache = compilation_cache
         self._actor_class = ray.remote(concurrency_groups=dict(actor_class.CONCURRENCY_GROUPS))(actor_class)  # type: ignore[call-overload]
 
-    def start(self, number: int, place: Place) -> ActorHandle:
+    def start(self, number: int, allocation: Allocation) -> ActorHandle:
         """Starts the actor of a process; in a bundle as soon as Ray has it."""
         resources = self.resources[number]
         runtime_env = dict(resources.runtime_env)
-        if isinstance(place, Reservation):
+        if isinstance(allocation, Reservation):
             cpus, gpus = resources.bundle["CPU"], resources.bundle.get("GPU", 0)
-            where: Any = PlacementGroupSchedulingStrategy(place.placement_group, place.bundle_index)
+            where: Any = PlacementGroupSchedulingStrategy(allocation.placement_group, allocation.bundle_index)
         else:
             cpus = gpus = 0
-            where = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+            where = NodeAffinitySchedulingStrategy(allocation.node_id, soft=False)
             variables = runtime_env["env_vars"]
-            shown = visible_devices(variables["JAX_PLATFORMS"], place.accelerators)
+            shown = visible_devices(variables["JAX_PLATFORMS"], allocation.accelerators)
             runtime_env["env_vars"] = {**variables, **shown}
         return self._actor_class.options(
             num_cpus=cpus,

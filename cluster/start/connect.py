@@ -22,7 +22,7 @@ from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 
 _CHECK_SECONDS = 0.25
-"""How often a wait for actors is checked."""
+"""The seconds between two checks of a wait for actors."""
 
 
 class StartingActors(NamedTuple):

@@ -67,7 +67,7 @@ def gpu_memory(variables: Mapping[str, str], gpus: float | None, shares: bool) -
 
     Args:
       variables: those that the user wants in the process.
-      gpus: that are reserved for the process. With a part of one it takes this part of what JAX takes of a
+      gpus: that are reserved for the process. With a fraction it takes this fraction of what JAX takes of a
         GPU, so that the processes that share it fit into it.
       shares: whether other processes may come to its GPU later. Then it takes memory when it needs some.
     """

@@ -13,7 +13,7 @@ from cluster.ray_compat import check_release, without_messages_to_user
 from cluster.start.resources import live_nodes
 
 _REACHABLE_SECONDS = 10
-"""How long a cluster may take to accept a connection."""
+"""The seconds that a cluster may take to accept a connection."""
 
 
 def connect_to_ray(address: str | None) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from ray.util.placement_group import (
 )
 
 _QUIET_SECONDS = 2.0
-"""How long ``reserve`` waits before it prints that it waits."""
+"""The seconds that ``reserve`` waits before it prints that it waits."""
 
 _TAKEN_SECONDS = 5.0
 """Ray reserves within this time what it has just had free, unless somebody else has taken it."""
@@ -143,7 +143,7 @@ class SharedDevices(NamedTuple):
     accelerators: tuple[str, ...]
 
 
-Place = Reservation | SharedDevices
+Allocation = Reservation | SharedDevices
 """The reservation of a process, or the devices that it shares."""
 
 
@@ -156,7 +156,7 @@ def reserve_together(
       bundles: one for each process.
       teams: the numbers of those that belong together; each number is in one of them.
 
-    Returns: the place of each process, and its node.
+    Returns: the allocation of each process, and its node.
     Raises: as ``reserve``.
     """
     group = reserve(bundles, timeout)
@@ -185,12 +185,12 @@ def reserve_separately(
             remove_all(groups)
             raise
         if are_there:
-            places = {
+            allocations = {
                 number: Reservation(group, index)
                 for group, team in zip(groups, teams, strict=True)
                 for index, number in enumerate(team)
             }
-            return [places[number] for number in range(len(bundles))], nodes
+            return [allocations[number] for number in range(len(bundles))], nodes
         remove_all(groups)  # somebody else was faster
 
 

@@ -22,7 +22,7 @@ _MAX_GREETINGS = 256
 """The most greetings under way; beyond that the oldest is given up that has proven nothing."""
 
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Why a connection that has arrived cannot be accepted now; it stays in the queue of the system."""
+"""The errors for which no connection can be accepted now; one that has come stays in the system's queue."""
 
 _SHORTAGE_SECONDS = 0.05
 """The pause, in a shortage, before the next try to accept. Greetings that were silent longer are given up."""

@@ -24,7 +24,7 @@ _MAX_PIECES = min(os.sysconf("SC_IOV_MAX"), 1024)
 """The most that one system call writes."""
 
 _ENCRYPTED_BYTES = 128 * 1024
-"""How much is encrypted at a time."""
+"""The bytes that are encrypted at a time."""
 
 
 class Connection:
@@ -43,14 +43,14 @@ class Connection:
         self._incoming = RecordReader(tcp, ahead)
 
     def encoded(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-        """The bytes to write for these, in parts, which are made when they are asked for.
+        """The bytes to write for these, in records, which are made when they are asked for.
 
-        Parts have to be written in the order in which they are made.
+        Records have to be written in the order in which they are made.
         """
         return self._outgoing.records(pieces)
 
-    def write_part(self, part: list[memoryview], wait: bool) -> None:
-        """Writes from the front of a part what one system call takes, and removes it from the list.
+    def write_some(self, record: list[memoryview], wait: bool) -> None:
+        """Writes from the front of a record what one system call takes, and removes it from the list.
 
         Args:
           wait: until the network takes something.
@@ -58,22 +58,22 @@ class Connection:
         Raises: ``OSError`` when the connection has ended.
         """
         try:
-            written = self._tcp.sendmsg(part[:_MAX_PIECES], [], 0 if wait else socket.MSG_DONTWAIT)
+            written = self._tcp.sendmsg(record[:_MAX_PIECES], [], 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         count = 0
-        while count < len(part) and written >= part[count].nbytes:
-            written -= part[count].nbytes
+        while count < len(record) and written >= record[count].nbytes:
+            written -= record[count].nbytes
             count += 1
-        del part[:count]
+        del record[:count]
         if written:
-            part[0] = part[0][written:]
+            record[0] = record[0][written:]
 
     def write(self, pieces: Iterable[memoryview]) -> None:
         """Returns when the network has taken all. After an ``OSError`` the connection must end."""
-        for part in self.encoded(pieces):
-            while part:
-                self.write_part(part, wait=True)
+        for record in self.encoded(pieces):
+            while record:
+                self.write_some(record, wait=True)
 
     def read_into(self, buffer: memoryview) -> None:
         """Waits until the buffer is full. One thread at a time may call this.
@@ -169,11 +169,11 @@ def _joined(pieces: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
     num_bytes = 0
     for piece in pieces:
         for start in range(0, piece.nbytes, _ENCRYPTED_BYTES):
-            part = piece[start : start + _ENCRYPTED_BYTES]
-            if num_bytes + part.nbytes > _ENCRYPTED_BYTES:
+            chunk = piece[start : start + _ENCRYPTED_BYTES]
+            if num_bytes + chunk.nbytes > _ENCRYPTED_BYTES:
                 yield b"".join(small)
                 small, num_bytes = [], 0
-            small.append(part)
-            num_bytes += part.nbytes
+            small.append(chunk)
+            num_bytes += chunk.nbytes
     if small:
         yield small[0] if len(small) == 1 else b"".join(small)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from cluster.tcp.credentials import Credentials, Handshake
 
 _CHECK_SECONDS = 0.2
-"""How often who connects checks that it is still wanted."""
+"""The seconds between two checks of an end that connects that its connection is still needed."""
 
 _PAUSE_SECONDS = 0.01
 """The pause before a process tries again to connect, where the other end has a full queue."""

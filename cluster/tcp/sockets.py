@@ -18,7 +18,7 @@ UNREACHABLE_SECONDS = 60
 """A peer that acknowledges nothing for this long, or accepts no data, counts as lost."""
 
 _IDLE_SECONDS, _PROBE_SECONDS = 30, 10
-"""When a connection is idle, and how often it is probed then: networks drop connections without traffic."""
+"""The seconds after which a connection is idle, and between probes of it: networks drop idle connections."""
 
 
 class Address(NamedTuple):

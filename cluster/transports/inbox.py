@@ -18,7 +18,7 @@ from mpmd.errors import StepAborted
 from mpmd.runtime.transport import Array, MessageId
 
 ABORT_REASON_SECONDS = 5.0
-"""How long a group that has lost a peer waits for the driver, which knows the reason, to abort the step."""
+"""The seconds that a group without a peer waits for the driver, which knows the reason, to abort the step."""
 
 _MAX_POLL_SECONDS = 0.02
 """The longest interval between two polls of a condition that no event reports."""

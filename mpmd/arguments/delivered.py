@@ -17,10 +17,10 @@ from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
 
 
-def held_part(leaf: Any, stack: Stack | None, part: int) -> MpmdArray | None:
+def held_range(leaf: Any, stack: Stack | None, layer_range: int) -> MpmdArray | None:
     """The array of a layer range, if groups hold the leaf cut as this stack is."""
     is_held = isinstance(leaf, MpmdArray) and leaf.stack == stack
-    return leaf.parts[part] if is_held else None
+    return leaf.parts[layer_range] if is_held else None
 
 
 class Argument:
@@ -37,22 +37,23 @@ class Argument:
         self._donated = donated
         self._stack = stack
 
-    def on(self, placement: Placement, part: int, runtime: Runtime, delivery: Delivery) -> Handle:
+    def on(self, placement: Placement, layer_range: int, runtime: Runtime, delivery: Delivery) -> Handle:
         """A handle of a layer range for groups that read it; a value that they lack joins the delivery.
 
         Args:
           placement: the groups that read the range, and its spec there.
-          part: its number; 0 of a leaf that is read as one value.
+          layer_range: its number; 0 of a leaf that is read as one value.
         """
         leaf = self._leaf
-        held = held_part(leaf, self._stack, part)
+        held = held_range(leaf, self._stack, layer_range)
         if held is not None and held.is_on(runtime, placement.mpmd_idxs):
             return held.handle
         # Only an array that cannot change or be deleted is the same at the next call.
         lasts = isinstance(leaf, jax.Array) and not isinstance(leaf, MpmdArray) and not self._donated
-        piece = Piece(leaf, self._stack.names[part] if self._stack else "", placement) if lasts else None
+        name = self._stack.names[layer_range] if self._stack else ""
+        piece = Piece(leaf, name, placement) if lasts else None
         handle = None if piece is None else delivery.find(piece)
-        return delivery.send(self._values[part], placement, piece) if handle is None else handle
+        return delivery.send(self._values[layer_range], placement, piece) if handle is None else handle
 
     @functools.cached_property
     def _values(self) -> tuple[np.ndarray, ...]:

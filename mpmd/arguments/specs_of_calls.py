@@ -13,7 +13,7 @@ from mpmd.arguments.call import Call
 from mpmd.arguments.specs import input_specs
 from mpmd.arrays.array import MpmdArray
 from mpmd.ir.plan import Spec
-from mpmd.ir.specs import indivisible, num_parts
+from mpmd.ir.specs import indivisible, num_shards
 from mpmd.sharding import to_spec
 
 
@@ -44,14 +44,14 @@ class SpecsOfCalls:
         self._mpmd_axis_name = mpmd_axis_name
         self._sizes = [dict(submesh.shape) for submesh in submeshes]
         self._can_shard = any(submesh.size > 1 for submesh in submeshes)
-        self._given: dict[Any, tuple[Spec | None, ...]] = {}
+        self._explicit: dict[Any, tuple[Spec | None, ...]] = {}
         self._usable = functools.cache(self._find_usable)
 
     def are_of_arrays(self, call: Call) -> tuple[bool, ...]:
         """For each leaf, whether its spec is that of the passed array; otherwise the user gave it."""
         if self._is_open:
             return (True,) * len(call.leaves)
-        return tuple(spec is None for spec in self._given_for(call))
+        return tuple(spec is None for spec in self._explicit_specs(call))
 
     def of(self, call: Call) -> tuple[Spec | None, ...] | None:
         """The specs; ``None`` for a replicated leaf, or for all when nothing is given and all are replicated.
@@ -63,20 +63,20 @@ class SpecsOfCalls:
         if self._is_open:
             specs = tuple(map(self._of_array, call.leaves))
             return specs if any(specs) else None
-        given = self._given_for(call)
-        if None not in given:
-            return given
-        pairs = zip(given, call.leaves, strict=True)
+        specs_of_leaves = self._explicit_specs(call)
+        if None not in specs_of_leaves:
+            return specs_of_leaves
+        pairs = zip(specs_of_leaves, call.leaves, strict=True)
         return tuple(self._of_array(leaf) if spec is None else spec for spec, leaf in pairs)
 
-    def _given_for(self, call: Call) -> tuple[Spec | None, ...]:
-        given = self._given.get(call.key)
-        if given is None:
+    def _explicit_specs(self, call: Call) -> tuple[Spec | None, ...]:
+        specs_of_leaves = self._explicit.get(call.key)
+        if specs_of_leaves is None:
             specs = input_specs(
                 self._in_specs, call, self._axis_names, self._mpmd_axis_name, self._of_keywords
             )
-            given = self._given[call.key] = tuple(specs)
-        return given
+            specs_of_leaves = self._explicit[call.key] = tuple(specs)
+        return specs_of_leaves
 
     def _of_array(self, leaf: Any) -> Spec | None:
         """The usable spec that a passed array has, if it has any."""
@@ -91,7 +91,7 @@ class SpecsOfCalls:
         usable = to_spec(PartitionSpec(*map(self._of_groups, spec)))
         if any(any(indivisible(usable, shape, sizes)) for sizes in self._sizes):
             return None
-        return usable if any(num_parts(usable, sizes) > 1 for sizes in self._sizes) else None
+        return usable if any(num_shards(usable, sizes) > 1 for sizes in self._sizes) else None
 
     def _of_groups(self, entry: Any) -> tuple[str, ...] | str | None:
         """The axes of one entry of a spec that groups have, other than the one along which they are."""

@@ -330,10 +330,19 @@ class MpmdArray(jax.Array):
 
     def __repr__(self) -> str:
         state = ", deleted" if self.is_deleted() else ""
+        known = self._inline_now()
+        value = "" if known is None else f"{known if known.ndim == 0 else known.tolist()}, "
         return (
-            f"MpmdArray(shape={self.shape}, dtype={self.dtype}, mpmd_idxs={self.mpmd_idxs}, "
+            f"MpmdArray({value}shape={self.shape}, dtype={self.dtype}, mpmd_idxs={self.mpmd_idxs}, "
             f"spec={self.spec}{state})"
         )
+
+    def _inline_now(self) -> np.ndarray | None:
+        """A small value that has come with the reply of its step, such as a loss. Does not wait."""
+        if self.is_deleted() or is_key(self):
+            return None
+        reply = self._future.reply_now(self.mpmd_idxs[0])
+        return None if reply is None else reply.inline.get(self._handle)
 
 
 def to_host(tree: Any) -> Any:

@@ -58,7 +58,7 @@ class StackedMpmdArray(MpmdArray):
 
     @property
     def placement(self) -> Placement:
-        return Placement.of_parts(self.stack, tuple(part.mpmd_idxs for part in self.parts), self._spec)
+        return Placement.of_ranges(self.stack, tuple(part.mpmd_idxs for part in self.parts), self._spec)
 
     @property
     def handle(self) -> Handle:

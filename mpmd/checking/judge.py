@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from mpmd.checking.perturb import eps_of
+from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import table
 
 _FACTOR = 8
@@ -61,8 +62,8 @@ class LeafCheck:
     verdict: Verdict
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Check(ShownAsText):
     """The result of ``mpmd.check``; ``str(check)`` is a table with a line for each leaf.
 
     Attributes:

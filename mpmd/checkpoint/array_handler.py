@@ -56,14 +56,14 @@ class MpmdArrayHandler(type_handlers.ArrayHandler):
         rows = list(zip(values, infos, args or [type_handlers.SaveArgs()] * len(values), strict=True))
         there = [row for row in rows if isinstance(row[0], MpmdArray)]
         here = [row for row in rows if not isinstance(row[0], MpmdArray)]
-        parts = saving.copy_out(saving.leaves_to_save(there))
-        writing = self._write(parts, saving.local_leaves(here))
+        copies = saving.copy_out(saving.leaves_to_save(there))
+        writing = self._write(copies, saving.local_leaves(here))
         return [orbax_futures.CommitFutureAwaitingContractedSignals(writing, name="mpmd_array_handler")]
 
-    async def _write(self, parts: Sequence[saving.Part], local: Sequence[saving.LocalLeaf]) -> None:
-        metadata = await saving.write(parts) if parts else []
+    async def _write(self, copies: Sequence[saving.GroupCopy], local: Sequence[saving.LocalLeaf]) -> None:
+        metadata = await saving.write(copies) if copies else []
         metadata += await saving.write_local(local)
-        there = {leaf.info.name: leaf.info for part in parts for leaf in part.leaves}.values()
+        there = {leaf.info.name: leaf.info for group_copy in copies for leaf in group_copy.leaves}.values()
         infos = [*there, *(leaf.info for leaf in local)]
         first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         shardings = [first] * len(there) + [leaf.array.sharding for leaf in local]

@@ -22,7 +22,7 @@ from mpmd.meshes.mesh import GroupMesh
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
 from mpmd.runtime.step_future import StepFuture
-from mpmd.runtime.storage import JsonSpec, StoredArray, part_of
+from mpmd.runtime.storage import JsonSpec, StoredArray, region_of
 
 
 @dataclasses.dataclass
@@ -32,8 +32,8 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
     Attributes:
       aval: shape, dtype and weak type.
       placement: the groups, how it is sharded over the submesh of each, replicated where that does not
-        divide, and in which parts.
-      submeshes: for each part, those of its groups.
+        divide, and in which layer ranges.
+      submeshes: for each layer range, those of its groups.
       runtime: runs the groups.
     """
 
@@ -49,7 +49,7 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
         return cls(
             aval=array.aval,
             placement=array.placement,
-            submeshes=tuple(part.submeshes for part in array.parts),
+            submeshes=tuple(layers.submeshes for layers in array.parts),
             runtime=array.runtime,
         )
 
@@ -60,13 +60,13 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
             aval=leaf.aval,
             placement=leaf.placement,
             submeshes=tuple(
-                tuple(mesh.abstract_submeshes[group] for group in part.mpmd_idxs)
-                for part in leaf.placement.parts
+                tuple(mesh.abstract_submeshes[group] for group in layers.mpmd_idxs)
+                for layers in leaf.placement.ranges
             ),
             runtime=mesh.runtime,
         )
 
-    def parts(self, opened_by: JsonSpec) -> list[_Part]:
+    def ranges(self, opened_by: JsonSpec) -> list[_RangeToRead]:
         """The layer ranges for groups to read; the array itself, if it is one value.
 
         Args:
@@ -74,22 +74,24 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
         """
         stack, described = self.placement.stack, raw(self.aval)
         if stack is None:
-            return [_Part(self.aval, self.placement, StoredArray(opened_by, described.dtype, self.spec))]
-        parts = []
-        places = zip(stack.shapes(self.aval.shape), stack.slices, self.placement.parts, strict=True)
-        for shape, part, place in places:
+            return [
+                _RangeToRead(self.aval, self.placement, StoredArray(opened_by, described.dtype, self.spec))
+            ]
+        ranges = []
+        cut = zip(stack.shapes(self.aval.shape), stack.slices, self.placement.ranges, strict=True)
+        for shape, layers, placement in cut:
             aval = jax.ShapeDtypeStruct(shape, self.aval.dtype, weak_type=self.aval.weak_type)
-            start = [part.start if dim == stack.axis else 0 for dim in range(len(described.shape))]
-            opened = part_of(opened_by, start, raw(aval).shape)
-            parts.append(_Part(aval, place, StoredArray(opened, described.dtype, self.spec)))
-        return parts
+            start = [layers.start if dim == stack.axis else 0 for dim in range(len(described.shape))]
+            opened = region_of(opened_by, start, raw(aval).shape)
+            ranges.append(_RangeToRead(aval, placement, StoredArray(opened, described.dtype, self.spec)))
+        return ranges
 
     @property
     def spec(self) -> Spec:
         return self.placement.spec or ()
 
 
-class _Part(NamedTuple):
+class _RangeToRead(NamedTuple):
     """An array that groups read, or a layer range of one that some of them read."""
 
     aval: jax.ShapeDtypeStruct
@@ -102,20 +104,22 @@ async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRes
 
     Raises: ``CheckpointError``, ``GroupDiedError``.
     """
-    parts = [arg.parts(orbax_internals.read_spec(info)) for info, arg in zip(infos, args, strict=True)]
-    handles = [[arg.runtime.next_handle() for _ in ranges] for arg, ranges in zip(args, parts, strict=True)]
+    ranges_of = [arg.ranges(orbax_internals.read_spec(info)) for info, arg in zip(infos, args, strict=True)]
+    handles = [
+        [arg.runtime.next_handle() for _ in ranges] for arg, ranges in zip(args, ranges_of, strict=True)
+    ]
     stored: dict[Runtime, dict[int, dict[Handle, StoredArray]]] = {}
-    for arg, ranges, names in zip(args, parts, handles, strict=True):
-        for part, handle in zip(ranges, names, strict=True):
-            for mpmd_idx in part.placement.mpmd_idxs:
-                stored.setdefault(arg.runtime, {}).setdefault(mpmd_idx, {})[handle] = part.stored
+    for arg, ranges, names in zip(args, ranges_of, handles, strict=True):
+        for layers, handle in zip(ranges, names, strict=True):
+            for mpmd_idx in layers.placement.mpmd_idxs:
+                stored.setdefault(arg.runtime, {}).setdefault(mpmd_idx, {})[handle] = layers.stored
     reading = {
         runtime: {i: call(runtime.read, i, arrays) for i, arrays in by_group.items()}
         for runtime, by_group in stored.items()
     }
     arrays = [
         _array(arg, ranges, names, reading[arg.runtime])
-        for arg, ranges, names in zip(args, parts, handles, strict=True)
+        for arg, ranges, names in zip(args, ranges_of, handles, strict=True)
     ]
     for runtime, futures in reading.items():
         await results(futures, f"read its part of the checkpoint {infos[0].parent_dir}")
@@ -124,20 +128,23 @@ async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRes
 
 
 def _array(
-    arg: GroupRestoreArgs, parts: Sequence[_Part], handles: Sequence[Handle], reading: Mapping[int, Future]
+    arg: GroupRestoreArgs,
+    ranges: Sequence[_RangeToRead],
+    handles: Sequence[Handle],
+    reading: Mapping[int, Future],
 ) -> MpmdArray:
     """The array of the values that groups are reading."""
     arrays = tuple(
         MpmdArray(
-            aval=part.aval,
-            mpmd_idxs=part.placement.mpmd_idxs,
+            aval=layers.aval,
+            mpmd_idxs=layers.placement.mpmd_idxs,
             spec=arg.spec,
             submeshes=submeshes,
             runtime=arg.runtime,
             handle=handle,
-            future=StepFuture({i: reading[i] for i in part.placement.mpmd_idxs}),
+            future=StepFuture({i: reading[i] for i in layers.placement.mpmd_idxs}),
         )
-        for part, submeshes, handle in zip(parts, arg.submeshes, handles, strict=True)
+        for layers, submeshes, handle in zip(ranges, arg.submeshes, handles, strict=True)
     )
     stack = arg.placement.stack
     return arrays[0] if stack is None else StackedMpmdArray(arg.aval, stack, arrays)

@@ -22,7 +22,7 @@ from mpmd.keys import encode, is_key, raw
 from mpmd.runtime import storage
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
-from mpmd.runtime.storage import HostShard, JsonSpec, copied_out, part_of
+from mpmd.runtime.storage import HostShard, JsonSpec, copied_out, region_of
 
 Row = tuple[Any, type_handlers.ParamInfo, type_handlers.SaveArgs]
 """An array, and Orbax's arguments for it."""
@@ -36,7 +36,7 @@ class Leaf(NamedTuple):
 
     Attributes:
       whole: the array that is saved.
-      array: itself, or the part of it, which begins at the layer ``first``.
+      array: itself, or the layer range of it, which begins at the layer ``first``.
       handle: taken when it is asked for: later steps may take the array over.
       chunk_shape: in which ``whole`` is written.
     """
@@ -50,8 +50,8 @@ class Leaf(NamedTuple):
     args: type_handlers.SaveArgs
 
 
-class Part(NamedTuple):
-    """The arrays that one group saves."""
+class GroupCopy(NamedTuple):
+    """The copies of the arrays that one group saves."""
 
     mpmd_idx: int
     copy: Handle
@@ -94,25 +94,25 @@ def _leaves_of(
     array: MpmdArray, info: type_handlers.ParamInfo, args: type_handlers.SaveArgs
 ) -> Iterator[Leaf]:
     """The leaves of an array, one for each layer range. A chunk is in one shard of one range."""
-    stack, parts = array.placement.stack, array.parts
-    shards = [NamedSharding(part.submesh, part.spec).shard_shape(part.shape) for part in parts]
+    stack, ranges = array.placement.stack, array.parts
+    shards = [NamedSharding(layers.submesh, layers.spec).shard_shape(layers.shape) for layers in ranges]
     chunk = tuple(map(math.gcd, *shards)) if stack else shards[0]
-    starts = [part.start for part in stack.slices] if stack else [0]
-    for part, first in zip(parts, starts, strict=True):
-        yield Leaf(array, part, first, part.handle, chunk, info, args)
+    starts = [layers.start for layers in stack.slices] if stack else [0]
+    for layers, first in zip(ranges, starts, strict=True):
+        yield Leaf(array, layers, first, layers.handle, chunk, info, args)
 
 
-def copy_out(leaves: Sequence[Leaf]) -> list[Part]:
+def copy_out(leaves: Sequence[Leaf]) -> list[GroupCopy]:
     """Asks groups to copy the arrays that they save; of an array on several groups, the first group."""
     by_group: dict[int, list[Leaf]] = collections.defaultdict(list)
     for leaf in leaves:
         by_group[leaf.array.mpmd_idxs[0]].append(leaf)
-    parts = []
+    copies = []
     for mpmd_idx, mine in sorted(by_group.items()):
         runtime = mine[0].array.runtime
         copy, handles = runtime.next_handle(), list(dict.fromkeys(leaf.handle for leaf in mine))
-        parts.append(Part(mpmd_idx, copy, call(runtime.copy_out, mpmd_idx, copy, handles), mine))
-    return parts
+        copies.append(GroupCopy(mpmd_idx, copy, call(runtime.copy_out, mpmd_idx, copy, handles), mine))
+    return copies
 
 
 async def write_local(leaves: Sequence[LocalLeaf]) -> list[Any]:
@@ -136,35 +136,37 @@ def _local_spec(leaf: LocalLeaf) -> orbax_internals.WriteSpec:
     return orbax_internals.write_spec(leaf.info, leaf.args, described, shard, LOCAL_WRITER, leaf.key_impl)
 
 
-async def write(parts: Sequence[Part]) -> list[Any]:
+async def write(copies: Sequence[GroupCopy]) -> list[Any]:
     """Asks groups to write their copies, and waits until they have.
 
     Returns: Orbax's metadata of each array.
     Raises: ``CheckpointError``, ``GroupDiedError``.
     """
-    runtime = parts[0].leaves[0].array.runtime
-    infos = [leaf.info for part in parts for leaf in part.leaves]
+    runtime = copies[0].leaves[0].array.runtime
+    infos = [leaf.info for group_copy in copies for leaf in group_copy.leaves]
     try:
         for info in infos:
             await info.await_path_creation()
         directory = infos[0].parent_dir
         what = f"write its part of the checkpoint {directory}"
-        await results({part.mpmd_idx: part.copied for part in parts}, what)
-        specs = {part.mpmd_idx: _write_specs(part, runtime) for part in parts}
+        await results({group_copy.mpmd_idx: group_copy.copied for group_copy in copies}, what)
+        specs = {group_copy.mpmd_idx: _write_specs(group_copy, runtime) for group_copy in copies}
         writing = {
-            part.mpmd_idx: call(runtime.write, part.mpmd_idx, part.copy, _opened_by(specs[part.mpmd_idx]))
-            for part in parts
+            group_copy.mpmd_idx: call(
+                runtime.write, group_copy.mpmd_idx, group_copy.copy, _opened_by(specs[group_copy.mpmd_idx])
+            )
+            for group_copy in copies
         }
         written = await results(writing, what)
     finally:
-        for part in parts:
-            runtime.free((part.mpmd_idx,), part.copy)
+        for group_copy in copies:
+            runtime.free((group_copy.mpmd_idx,), group_copy.copy)
     for mpmd_idx, sizes in written.items():
         _check_arrived(directory, mpmd_idx, sizes)
     metadata = {
         leaf.info.name: spec.metadata
-        for part in parts
-        for leaf, (_, spec) in zip(part.leaves, specs[part.mpmd_idx][0], strict=True)
+        for group_copy in copies
+        for leaf, (_, spec) in zip(group_copy.leaves, specs[group_copy.mpmd_idx][0], strict=True)
     }
     return list(metadata.values())
 
@@ -172,24 +174,24 @@ async def write(parts: Sequence[Part]) -> list[Any]:
 _ProcessSpecs = list[list[tuple[Handle, orbax_internals.WriteSpec]]]
 
 
-def _write_specs(part: Part, runtime: Runtime) -> _ProcessSpecs:
+def _write_specs(group_copy: GroupCopy, runtime: Runtime) -> _ProcessSpecs:
     """The specifications by which each process of a group writes its leaves."""
     return [
-        [(leaf.handle, _write_spec(leaf, _writer(part.mpmd_idx, rank))) for leaf in part.leaves]
-        for rank in range(runtime.processes_per_group[part.mpmd_idx])
+        [(leaf.handle, _write_spec(leaf, _writer(group_copy.mpmd_idx, rank))) for leaf in group_copy.leaves]
+        for rank in range(runtime.processes_per_group[group_copy.mpmd_idx])
     ]
 
 
 def _write_spec(leaf: Leaf, writer: str) -> orbax_internals.WriteSpec:
-    whole, part, stack = leaf.whole, leaf.array, leaf.whole.placement.stack
-    described, of_range = raw(whole.aval), raw(part.aval)
+    whole, layers, stack = leaf.whole, leaf.array, leaf.whole.placement.stack
+    described, of_range = raw(whole.aval), raw(layers.aval)
     chunk_shape = leaf.chunk_shape + described.shape[whole.ndim :]
     key_impl = key_impl_name(whole.dtype) if is_key(whole) else None
     spec = orbax_internals.write_spec(leaf.info, leaf.args, described, chunk_shape, writer, key_impl)
     if stack is None:
         return spec
     start = [leaf.first if dim == stack.axis else 0 for dim in range(len(of_range.shape))]
-    return spec._replace(opened_by=part_of(spec.opened_by, start, of_range.shape))
+    return spec._replace(opened_by=region_of(spec.opened_by, start, of_range.shape))
 
 
 def _opened_by(specs: _ProcessSpecs) -> list[list[tuple[Handle, JsonSpec]]]:

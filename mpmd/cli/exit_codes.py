@@ -10,6 +10,6 @@ class ExitCode(enum.IntEnum):
 
     OK = 0
     FAULT = 1
-    """What was checked has a fault: a schedule, or the installation."""
+    """The schedule or the installation that was checked has a fault."""
     USAGE = 2
     """The command line is wrong, or a file cannot be read or written."""

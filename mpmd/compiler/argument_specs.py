@@ -13,7 +13,7 @@ from mpmd.compiler.steps import CutStep
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import indivisible
-from mpmd.ir.stack import Leaf, per_part
+from mpmd.ir.stack import Leaf, per_layer_range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +44,10 @@ class ArgumentSpecs:
 
         Raises: what ``request.out_specs`` raises.
         """
-        leaves = _fitting_parts(step.argument_leaves, request)
+        leaves = _fitting_ranges(step.argument_leaves, request)
         out_specs = request.out_specs(step.out_shape) if request.out_specs else None
-        results = per_part(step.result_leaves, out_specs or [None] * len(step.result_leaves))
-        asked = per_part(step.argument_leaves, leaves or [None] * len(step.argument_leaves))
+        results = per_layer_range(step.result_leaves, out_specs or [None] * len(step.result_leaves))
+        asked = per_layer_range(step.argument_leaves, leaves or [None] * len(step.argument_leaves))
         known = asked if step.loops else _or_held_or_returned(step, asked, results, request)
         is_known = leaves is not None or any(known) or out_specs is not None
         return cls(
@@ -78,21 +78,21 @@ class ArgumentPlacements:
         """Those that are asked for."""
         if step.loops:
             return cls.anywhere(step)
-        arguments = _of_parts(step.argument_leaves, request.argument_placements)
-        return cls(arguments, _of_parts(step.result_leaves, request.result_placements))
+        arguments = _of_ranges(step.argument_leaves, request.argument_placements)
+        return cls(arguments, _of_ranges(step.result_leaves, request.result_placements))
 
 
-def _of_parts(leaves: Sequence[Leaf], placements: Sequence[Placement] | None) -> tuple[Placement, ...]:
-    """The placement of each part of leaves; ``ANYWHERE`` for leaves that are held in other parts."""
-    of_parts: list[Placement] = []
+def _of_ranges(leaves: Sequence[Leaf], placements: Sequence[Placement] | None) -> tuple[Placement, ...]:
+    """The placement of each layer range of leaves; ``ANYWHERE`` for leaves that are held in other ranges."""
+    of_ranges: list[Placement] = []
     for leaf, placement in zip(leaves, placements or [ANYWHERE] * len(leaves), strict=True):
         there = placement if placement.stack == leaf.stack else ANYWHERE
-        of_parts += there.parts if there.stack else [there] * len(leaf.names)
-    return tuple(of_parts)
+        of_ranges += there.ranges if there.stack else [there] * len(leaf.names)
+    return tuple(of_ranges)
 
 
-def _fitting_parts(leaves: Sequence[Leaf], request: CompileRequest) -> tuple[Spec | None, ...] | None:
-    """The specs of leaves, where arrays whose own spec does not fit all of their parts are replicated.
+def _fitting_ranges(leaves: Sequence[Leaf], request: CompileRequest) -> tuple[Spec | None, ...] | None:
+    """The specs of leaves, where arrays whose own spec does not fit all of their layer ranges are replicated.
 
     Specs that were asked for are left to be refused.
     """
@@ -120,10 +120,12 @@ def _or_held_or_returned(
 ) -> list[Spec | None]:
     """The spec of each argument: the one asked for, or else as it is held, or else as it is returned."""
     returned = dict(zip((result.var for result in step.results), results, strict=True))
-    held = _of_parts(step.argument_leaves, request.argument_placements)
+    held = _of_ranges(step.argument_leaves, request.argument_placements)
     specs: list[Spec | None] = []
-    for argument, given, placement in zip(step.arguments, asked, held, strict=True):
-        spec = _as_held(aval_of(argument.var).shape, placement, request.submeshes) if given is None else given
+    for argument, asked_spec, placement in zip(step.arguments, asked, held, strict=True):
+        spec = asked_spec
+        if spec is None:
+            spec = _as_held(aval_of(argument.var).shape, placement, request.submeshes)
         specs.append(returned.get(argument.var) if spec is None else spec)
     return specs
 

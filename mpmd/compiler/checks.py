@@ -47,7 +47,7 @@ def check_cut_step(step: CutStep) -> None:
     eqns = itertools.chain(*step.outside, *(loop.eqns for loop in step.loops))
     faults = [*canonical_faults(eqns), *_undefined_in_step(step), *_misplaced_marks(step)]
     faults += _mismatched_state(step)
-    _raise("cut step", step, [*faults, *_wrong_parts(step)])
+    _raise("cut step", step, [*faults, *_wrong_layer_ranges(step)])
 
 
 def check_task_graph(graph: TaskGraph) -> None:
@@ -171,15 +171,15 @@ def _mismatched_state(step: CutStep) -> Iterator[str]:
             yield f"{step.arguments[i].path} is {argument}, but its next value is {result}"
 
 
-def _wrong_parts(step: CutStep) -> Iterator[str]:
+def _wrong_layer_ranges(step: CutStep) -> Iterator[str]:
     ends = ((step.argument_leaves, step.arguments), (step.result_leaves, step.results))
     for leaves, variables in ends:
-        shapes = [shape for leaf in leaves for shape in _shapes_of_parts(leaf)]
-        if shapes != (found := [tuple(aval_of(member.var).shape) for member in variables]):
-            yield f"the parts of leaves have the shapes {shapes}, but the values {found}"
+        shapes = [shape for leaf in leaves for shape in _shapes_of_ranges(leaf)]
+        if shapes != (value_shapes := [tuple(aval_of(member.var).shape) for member in variables]):
+            yield f"the parts of leaves have the shapes {shapes}, but the values {value_shapes}"
 
 
-def _shapes_of_parts(leaf: Leaf) -> tuple[tuple[int, ...], ...]:
+def _shapes_of_ranges(leaf: Leaf) -> tuple[tuple[int, ...], ...]:
     return leaf.stack.shapes(leaf.shape) if leaf.stack else (leaf.shape,)
 
 
@@ -268,9 +268,9 @@ def _changing_accumulators(sharded: ShardedGraph) -> Iterator[str]:
 
 def _unplaced(placed: PlacedGraph) -> Iterator[str]:
     graph, groups = placed.graph, set(range(placed.mpmd_dim))
-    made = {var for member in placed.eqns for var in member.eqn.outvars}
-    wanted = {var for eqn in graph.outer for var in eqn.outvars if not is_dropped(var)}
-    yield from (f"nothing makes {var}" for var in wanted - made)
+    computed = {var for member in placed.eqns for var in member.eqn.outvars}
+    outer_results = {var for eqn in graph.outer for var in eqn.outvars if not is_dropped(var)}
+    yield from (f"nothing makes {var}" for var in outer_results - computed)
     if not set(placed.stage_groups) <= groups:
         yield f"stages are on groups {placed.stage_groups} of {placed.mpmd_dim}"
     for member in placed.eqns:

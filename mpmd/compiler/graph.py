@@ -114,7 +114,7 @@ class ShardedGraph:
 
     Attributes:
       specs: how outer variables and accumulators are sharded, as far as that is known. The accumulator of
-        partial sums has one dimension more than the sum, the first one, in which the parts are.
+        partial sums has one dimension more than the sum, the first one, which counts them.
       gathered: for each gathered copy that tasks read, the sharded value that an equation before the loop
         makes it of.
     """

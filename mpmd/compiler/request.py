@@ -13,10 +13,10 @@ from mpmd.ir.plan import Spec
 from mpmd.ir.stack import Stack
 
 PartialSums = Literal["replicated", "all", "none"]
-"""Which accumulators may hold partial sums over the devices of a group: see ``mpmd.jit``."""
+"""The accumulators that may hold partial sums over the devices of a group: see ``mpmd.jit``."""
 
 Gather = Literal["task", "step"]
-"""When weights that are sharded over the batch's axes are gathered: see ``mpmd.jit``."""
+"""The time at which weights that are sharded over the batch's axes are gathered: see ``mpmd.jit``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +31,15 @@ class CompileRequest:
       in_specs: for each argument leaf how it is sharded within a group; ``None`` for one, or for all:
         replicated.
       specs_are_of_arrays: for each argument leaf, whether its spec is that of the array that is passed
-        rather than of the caller: it is replicated where that does not fit the parts that it is in.
+        rather than of the caller: it is replicated where that does not fit the layer ranges that it is in.
       out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
         to the compiler.
       partial_sums: which accumulators may hold partial sums over the devices of a group.
       gather: when weights that are sharded over the batch's axes are gathered.
       argument_placements: for a function without a loop, where each argument leaf is; ``ANYWHERE`` for one
         that the caller sends. One without a spec in ``in_specs`` has the spec that it is held with, and one
-        that is held in parts is read in these parts.
-      result_placements: for a function without a loop, where each result leaf is to be, and in which parts;
+        that is held in layer ranges is read in these.
+      result_placements: for a function without a loop, the placement that each result leaf is to have;
         ``ANYWHERE``: where it is made. Their specs are those of ``out_specs``.
     """
 
@@ -58,7 +58,7 @@ class CompileRequest:
 
     @property
     def argument_stacks(self) -> tuple[Stack | None, ...]:
-        """The stack that each argument leaf is in; empty if none is in parts."""
+        """The stack that each argument leaf is in; empty if none is in layer ranges."""
         return tuple(placement.stack for placement in self.argument_placements or ())
 
     @property

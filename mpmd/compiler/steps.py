@@ -30,7 +30,7 @@ from mpmd.util.tree import paths
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """A leaf of the step's arguments, or a part of one, such as ``args[0].params['w'][0:2]``.
+    """A leaf of the step's arguments, or a layer range of one, such as ``args[0].params['w'][0:2]``.
 
     Attributes:
       donated: whether the caller gives it up.
@@ -51,7 +51,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A leaf of the step's result, or a part of one.
+    """A leaf of the step's result, or a layer range of one.
 
     ``var`` may be an argument, and the variable of several results.
     """
@@ -196,18 +196,18 @@ class TracedStep:
 class CutStep:
     """A step over flat arguments, each a value of one group: equations and loops in turn.
 
-    Scans are cut where stages end, and all that goes along with them is in parts. Equations and loops that no
-    result needs are gone.
+    Scans are cut where stages end, and all that goes along with them is in layer ranges. Equations and loops
+    that no result needs are gone.
 
     Attributes:
       loops: in the order in which they are written, which is one of their data.
       outside: the equations before the first loop, between each two loops, and after the last one; of a
         function without a loop, all. The compiler may move them.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
-      argument_leaves, result_leaves: what the arguments and results are parts of, in order.
+      argument_leaves, result_leaves: the leaves that the arguments and results are layer ranges of, in order.
       fed_back_leaves: pairs of an argument leaf's and a result leaf's position that a training loop will
         connect.
-      fed_back: the same of arguments and results, where leaves are in the same parts.
+      fed_back: the same of arguments and results, where leaves are in the same layer ranges.
       explicit_specs: the specs of variables, outside and inside the loop, whose types said how they are
         sharded, as types do along explicit mesh axes. The types of these variables no longer do.
     """
@@ -265,9 +265,9 @@ class CutStep:
         return _result_lines(names, results, next_of)
 
 
-def _names(given: Iterable[tuple[Var, str]], constants: Iterable[Var]) -> Names:
+def _names(names: Iterable[tuple[Var, str]], constants: Iterable[Var]) -> Names:
     """Names of variables, of which some have one already."""
-    return Names({**dict(given), **{var: f"constant_{i}" for i, var in enumerate(constants)}})
+    return Names({**dict(names), **{var: f"constant_{i}" for i, var in enumerate(constants)}})
 
 
 def _argument_lines(names: Names, arguments: Iterable[Var], constants: Collection[Var]) -> list[str]:

@@ -17,6 +17,7 @@ from mpmd.explanation.leaves import (
 from mpmd.explanation.tasks import TaskSummary, task_table
 from mpmd.explanation.traffic import EdgeTraffic, edge_table
 from mpmd.ir.plan import LoopStages, loop_lines
+from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import first_few
 from mpmd.validation import raise_faults, str_fault
 
@@ -32,9 +33,9 @@ def findings_text(findings: Sequence[str]) -> str:
     return "\n".join(["look at this:", *(f"  - {text}" for text in findings)]) if findings else ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Explanation:
-    """Why the values of a step are where they are. ``str(explanation)`` is an overview.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation(ShownAsText):
+    """The reasons why the values of a step are where they are. ``str(explanation)`` is an overview.
 
     ``findings`` are sentences on facts that the user probably did not intend: a group with most of the work,
     or without a backward, or a value that is sent again and again. ``loops`` have the stages of

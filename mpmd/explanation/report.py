@@ -11,6 +11,7 @@ from mpmd.explanation.explanation import findings_text
 from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, loop_lines
 from mpmd.ir.routes import Routes, Topology
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
+from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import aligned, human_bytes
 from mpmd.verify import Verified
 
@@ -62,8 +63,8 @@ class GroupReport:
         return self.devices_per_process * self.peak_bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report(ShownAsText):
     """The tasks and the needs of each group, and the seconds of compiling; ``str(report)`` is three tables.
 
     Attributes:

@@ -8,8 +8,8 @@ The grammar, with the rules of ``tasks.py``::
                        | single "." position                          an output of a task: fwd_2__1.0
                        | type ".state" number "@" microbatch          an accumulator after a microbatch
                        | outside "." group "." position               made outside of loops: after_0.2.1
-                       | single "." "told" position                   for the driver: fwd_2__1.told0
-                       | outside "." group "." "told" position        for the driver: after_0.2.told0
+                       | single "." "operand" position                for the driver: fwd_2__1.operand0
+                       | outside "." group "." "operand" position     for the driver: after_0.2.operand0
     executable-name  ::= base ["'" number] ["@" number]               fwd_1, fwd_1'2, fwd_1@1
     base             ::= type ("+" type)* | outside "." group         fwd_3+bwd_3, after_0.1
     type             ::= kind "_" stage                               fwd_2
@@ -41,9 +41,9 @@ def output_pattern(kind: TaskKind, stage: int, position: int) -> str:
     return f"{kind}_{stage}__%d.{position}"
 
 
-def told_pattern(kind: TaskKind, stage: int, position: int) -> str:
-    """The name of an operand for the driver: ``fwd_2__%d.told0``, with ``%d`` for the microbatch."""
-    return f"{kind}_{stage}__%d.told{position}"
+def callback_operand_pattern(kind: TaskKind, stage: int, position: int) -> str:
+    """The name of an operand of a callback: ``fwd_2__%d.operand0``, with ``%d`` for the microbatch."""
+    return f"{kind}_{stage}__%d.operand{position}"
 
 
 def state_pattern(kind: TaskKind, stage: int, accumulator: int) -> str:
@@ -60,9 +60,9 @@ def outside_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
     return f"{task}.{mpmd_idx}.{position}"
 
 
-def outside_told_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
-    """The name of an operand that is told to the driver outside the loop: ``after_0.2.told0``."""
-    return f"{task}.{mpmd_idx}.told{position}"
+def outside_callback_operand_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
+    """The name of an operand of a callback outside the loop: ``after_0.2.operand0``."""
+    return f"{task}.{mpmd_idx}.operand{position}"
 
 
 def variant_name(name: str, number: int) -> str:

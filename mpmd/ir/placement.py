@@ -14,26 +14,26 @@ class Placement:
 
     Attributes:
       stack: its cut into layer ranges; ``None``: it is one value, or that is not decided.
-      part_idxs: the groups of each layer range; ``mpmd_idxs`` are the groups of all.
+      range_idxs: the groups of each layer range; ``mpmd_idxs`` are the groups of all.
     """
 
     mpmd_idxs: tuple[int, ...] = ()
     spec: Spec | None = None
     stack: Stack | None = None
-    part_idxs: tuple[tuple[int, ...], ...] = ()
+    range_idxs: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of_parts(cls, stack: Stack, part_idxs: tuple[tuple[int, ...], ...], spec: Spec | None) -> Placement:
+    def of_ranges(cls, stack: Stack, range_idxs: tuple[tuple[int, ...], ...], spec: Spec | None) -> Placement:
         """The placement of an array in layer ranges."""
-        groups = sorted({group for groups in part_idxs for group in groups})
-        return cls(tuple(groups), spec, stack, part_idxs)
+        groups = sorted({group for groups in range_idxs for group in groups})
+        return cls(tuple(groups), spec, stack, range_idxs)
 
     @property
-    def parts(self) -> tuple[Placement, ...]:
+    def ranges(self) -> tuple[Placement, ...]:
         """The placement of each layer range; of an array that is one value, itself."""
         if self.stack is None:
             return (self,)
-        return tuple(Placement(groups, self.spec) for groups in self.part_idxs)
+        return tuple(Placement(groups, self.spec) for groups in self.range_idxs)
 
 
 ANYWHERE = Placement()

@@ -8,7 +8,7 @@ The grammar of its text::
     instruction  ::= outputs "=" "run" task "[" executable-name "]" inputs    compute
                    | "send" values "->" group "#" tag                 hand over, keep
                    | values "=" "recv" "<-" group "#" tag             post a receive
-                   | "tell" values "to callback" number "of" task     hand to the driver, keep
+                   | "call callback" number "of" task "with" values   hand to the driver, keep
                    | "free" values                                    drop the buffers
 
     loop         ::= schedule ":" stages "," microbatches     shown where there are several
@@ -44,6 +44,8 @@ from mpmd.ir.tasks import TaskKind as TaskKind
 from mpmd.ir.tasks import TaskType as TaskType
 from mpmd.ir.tasks import parse_cell as parse_cell
 from mpmd.ir.tasks import parse_task as parse_task
+from mpmd.util.notebook import ShownAsText
+from mpmd.util.tables import aligned, first_few, human_bytes
 
 Name = str
 """The name of a value, unique in the plan."""
@@ -167,7 +169,7 @@ class Free:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tell:
+class HostCall:
     """Hands values to the driver, which calls the user's function ``callback`` with them, for a task."""
 
     values: tuple[Name, ...]
@@ -175,10 +177,10 @@ class Tell:
     task: Task | OutsideTask
 
     def __str__(self) -> str:
-        return f"tell {', '.join(self.values)} to callback {self.callback} of {self.task}"
+        return f"call callback {self.callback} of {self.task} with {', '.join(self.values)}"
 
 
-Instruction = Run | Send | Recv | Tell | Free
+Instruction = Run | Send | Recv | HostCall | Free
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,9 +280,11 @@ def loop_lines(loops: Sequence[LoopStages]) -> list[str]:
     return ["loops:", *(f"  loop {number}, {loop}" for number, loop in enumerate(loops))]
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Plan(ShownAsText):
     """One training step of all groups. ``str(plan)`` is the whole plan, and begins with the programs.
+
+    A notebook or a terminal shows a summary.
 
     ``submeshes`` are those of the groups; without any, each group is one device. Stages are numbered through
     all ``loops``.
@@ -302,6 +306,31 @@ class Plan:
         for field in ("executables", "inputs", "constants", "outputs"):
             lines += [f"{field}:", *(f"  {part}" for part in getattr(self, field))]
         return "\n".join(lines)
+
+    def text(self) -> str:
+        """The whole plan."""
+        return str(self)
+
+    def shown(self) -> str:
+        """The loops, and a line for each group: its stages, its tasks, its messages, its arguments."""
+        header = ("group", "devices", "stages", "tasks", "messages sent", "arguments")
+        rows = [header, *(self._summary_row(program) for program in self.programs)]
+        loops = [str(loop) for loop in self.loops] or ["no loop"]
+        return "\n".join([*loops, *aligned(rows, left=()), "plan.text() has all instructions"])
+
+    def _summary_row(self, program: GroupProgram) -> tuple[str, ...]:
+        cells = [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
+        stages = sorted({task.stage for cell in cells for task in cell.tasks})
+        sends = sum(isinstance(instruction, Send) for instruction in program.instructions)
+        nbytes = sum(leaf.aval.nbytes for leaf in self.inputs_of(program.mpmd_idx).values())
+        return (
+            str(program.mpmd_idx),
+            " ".join(f"{axis} {size}" for axis, size in self.submesh(program.mpmd_idx).items()) or "1",
+            first_few(map(str, stages)),
+            str(len(program.runs)),
+            str(sends),
+            human_bytes(nbytes),
+        )
 
     def stage_text(self, stage: int) -> str:
         """The name of a stage to users: ``stage 1``; of several loops, ``stage 1 of loop 0``."""

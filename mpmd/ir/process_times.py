@@ -129,7 +129,7 @@ class RecordedStep:
       driver: the place of the driver.
       called: when the driver called the step.
       returned: when it had the replies of all groups.
-      processes: by group and rank.
+      processes: by group and rank; groups without a part in the step have none.
     """
 
     driver: Host

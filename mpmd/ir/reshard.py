@@ -1,6 +1,6 @@
 """The slices of a value that processes send to one another when it goes from one group to another.
 
-Groups of different shapes, and of several processes, hold different parts of a value in different processes.
+Groups of different shapes, and of several processes, hold other regions of a value in other processes.
 Both ends find the transfers by themselves, because they follow from the plan: from the shape, the specs, the
 sizes of both submeshes and how many processes each group has.
 """
@@ -21,13 +21,13 @@ Interval = tuple[int, int]
 """The first index and the one after the last."""
 
 Box = tuple[Interval, ...]
-"""A part of a value: an interval for each dimension."""
+"""A region of a value: an interval for each dimension."""
 
 _SHARED_BYTES = 2**16
-"""From this size on, what several processes hold is sent by all of them, a part each."""
+"""From this size on, regions that several processes hold are sent by all of them, a slice each."""
 
 GATHERED_BYTES = 2**22
-"""From this size on, it pays that processes gather among themselves what several of them read."""
+"""From this size on, it pays that processes gather among themselves regions that several of them read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _elements_held(shape: Sequence[int], spec: Spec, group: GroupShape) -> int:
 
 
 class Transfer(NamedTuple):
-    """A part of a value that process ``src`` of one group sends to process ``dst`` of another one."""
+    """A region of a value that process ``src`` of one group sends to process ``dst`` of another one."""
 
     src: int
     dst: int
@@ -85,7 +85,7 @@ class Transfer(NamedTuple):
 
 
 def boxes_by_process(shape: Sequence[int], spec: Spec, group: GroupShape) -> tuple[tuple[Box, ...], ...]:
-    """The different parts of a value that the devices of each process of a group hold."""
+    """The different regions of a value that the devices of each process of a group hold."""
     held: list[dict[Box, None]] = [{} for _ in range(group.num_processes)]
     coordinates = itertools.product(*map(range, group.axes.values()))
     for device, at in enumerate(coordinates):
@@ -95,7 +95,7 @@ def boxes_by_process(shape: Sequence[int], spec: Spec, group: GroupShape) -> tup
 
 
 def _box(shape: Sequence[int], spec: Spec, axes: Mapping[str, int], position: Mapping[str, int]) -> Box:
-    """The part that the device at a position of the submesh holds."""
+    """The region that the device at a position of the submesh holds."""
     box = []
     for size, entry in itertools.zip_longest(shape, spec[: len(shape)]):
         index, parts = 0, 1
@@ -110,9 +110,10 @@ def _box(shape: Sequence[int], spec: Spec, axes: Mapping[str, int], position: Ma
 def transfers(aval: Aval, src_spec: Spec, src: GroupShape, dst_spec: Spec, dst: GroupShape) -> list[Transfer]:
     """The transfers by which every process of ``dst`` gets the shards of its devices, each element once.
 
-    The parts of the sender and those of the receiver are cut along one another's edges. A part that several
-    processes hold is sent by the one with the least to send so far; parts with few holders come first. Parts
-    that lie side by side and go the same way are merged. A part that several processes read travels to each.
+    The shards of the sender and those of the receiver are cut along one another's edges. A region that
+    several processes hold is sent by the one with the least to send so far; regions with few holders come
+    first. Regions that lie side by side and go the same way are merged. One that several processes read
+    travels to each.
     """
     holders = _processes_by_box(boxes_by_process(aval.shape, src_spec, src))
     readers = _processes_by_box(boxes_by_process(aval.shape, dst_spec, dst))
@@ -171,8 +172,8 @@ def _shared(box: Box, num_senders: int, num_pieces: int, itemsize: int) -> Itera
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """The part of a value of this shape that an index selects."""
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+    """The region of a value of this shape that an index selects."""
+    return tuple(interval.indices(size)[:2] for interval, size in zip(index, shape, strict=True))
 
 
 def intersection(a: Box, b: Box) -> Box | None:

@@ -20,15 +20,15 @@ class Topology:
     Attributes:
       groups: the shape of each group.
       gathering: the edges over which a large value travels once, though several processes of the receiver
-        read the same parts of it: these gather the parts among themselves.
+        read the same regions of it: these gather them among themselves.
     """
 
     groups: tuple[GroupShape, ...]
     gathering: frozenset[Edge] = frozenset()
 
 
-class Part(NamedTuple):
-    """A part of one of the values of a message."""
+class Slice(NamedTuple):
+    """A region of one of the values of a message."""
 
     value: int
     box: Box
@@ -69,21 +69,21 @@ class Route:
 
     passages: tuple[Passage, ...]
 
-    def sent_by(self, process: int) -> dict[int, tuple[Part, ...]]:
+    def sent_by(self, process: int) -> dict[int, tuple[Slice, ...]]:
         """The slices that a process of the sender sends to each process of the receiver."""
-        return self._parts(lambda transfer: transfer.dst if transfer.src == process else None)
+        return self._slices(lambda transfer: transfer.dst if transfer.src == process else None)
 
-    def received_by(self, process: int) -> dict[int, tuple[Part, ...]]:
+    def received_by(self, process: int) -> dict[int, tuple[Slice, ...]]:
         """The slices that a process of the receiver gets from each process of the sender, in order."""
-        return self._parts(lambda transfer: transfer.src if transfer.dst == process else None)
+        return self._slices(lambda transfer: transfer.src if transfer.dst == process else None)
 
-    def _parts(self, peer_of) -> dict[int, tuple[Part, ...]]:
-        parts: dict[int, list[Part]] = collections.defaultdict(list)
+    def _slices(self, peer_of) -> dict[int, tuple[Slice, ...]]:
+        slices: dict[int, list[Slice]] = collections.defaultdict(list)
         for value, passage in enumerate(self.passages):
             for transfer in passage.transfers:
                 if (peer := peer_of(transfer)) is not None:
-                    parts[peer].append(Part(value, transfer.box))
-        return {peer: tuple(of_peer) for peer, of_peer in sorted(parts.items())}
+                    slices[peer].append(Slice(value, transfer.box))
+        return {peer: tuple(of_peer) for peer, of_peer in sorted(slices.items())}
 
 
 class Routes:

@@ -31,7 +31,7 @@ def axes_of(spec: Spec) -> set[str]:
     return {axis for entry in spec for axis in _axes(entry)}
 
 
-def num_parts(spec: Spec, sizes: Mapping[str, int]) -> int:
+def num_shards(spec: Spec, sizes: Mapping[str, int]) -> int:
     """The number of different shards into which a spec cuts a value; each device holds one of them."""
     return math.prod(_shards(entry, sizes) for entry in spec)
 

@@ -34,13 +34,13 @@ class Stack:
     @property
     def regions(self) -> tuple[Region, ...]:
         """The index of each layer range in the whole array."""
-        return tuple((*[slice(None)] * self.axis, part) for part in self.slices)
+        return tuple((*[slice(None)] * self.axis, layers) for layers in self.slices)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The regions as text, such as ``[0:2]`` or ``[:, 0:2]``."""
         before = ":, " * self.axis
-        return tuple(f"[{before}{part.start}:{part.stop}]" for part in self.slices)
+        return tuple(f"[{before}{layers.start}:{layers.stop}]" for layers in self.slices)
 
     def shapes(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The shapes of the layer ranges of an array of this shape."""
@@ -50,9 +50,9 @@ class Stack:
         """The layer ranges of an array."""
         return tuple(array[region] for region in self.regions)
 
-    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def join(self, ranges: Sequence[np.ndarray]) -> np.ndarray:
         """The array of these layer ranges."""
-        return np.concatenate(parts, self.axis)
+        return np.concatenate(ranges, self.axis)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +77,6 @@ class Leaf:
         return tuple(self.path + name for name in self.stack.names) if self.stack else (self.path,)
 
 
-def per_part(leaves: Sequence[Leaf], values: Sequence[Any]) -> list[Any]:
+def per_layer_range(leaves: Sequence[Leaf], values: Sequence[Any]) -> list[Any]:
     """The values of leaves, each repeated for every layer range of its leaf."""
     return [value for leaf, value in zip(leaves, values, strict=True) for _ in leaf.names]

@@ -23,7 +23,7 @@ class Boundary:
       every, num_stages: the iterations of the scan around it after which a stage ends, as the user wrote it.
       in_scan: whether a mark in a scan made it, as one of several ends of stages.
       has_rest: whether the scan has more iterations than ``every``; these belong to the next stage.
-      found: whether ``mpmd.auto_marks`` found it, as the end of a layer; no user wrote it.
+      by_auto_marks: whether ``mpmd.auto_marks`` wrote it, at the end of a layer, and not the user.
       stage: the stage that ends there, once the compiler has numbered the marks of a loop.
     """
 
@@ -33,7 +33,7 @@ class Boundary:
     num_stages: int | None = None
     in_scan: bool = False
     has_rest: bool = False
-    found: bool = False
+    by_auto_marks: bool = False
 
     @property
     def is_of_scan(self) -> bool:
@@ -72,7 +72,7 @@ def mark_text(eqn: JaxprEqn, line: str | None) -> str:
     Args:
       line: the user's line that the equation comes from, if it is known.
     """
-    if eqn.params["boundary"].found:
+    if eqn.params["boundary"].by_auto_marks:
         called = f", called at {line}" if line else ""
         return f"the end of a stage that mpmd.plan or auto_marks(num_stages=...) has chosen{called},"
     return f"mark_stage_end at {line or 'an unknown line'}"

@@ -46,7 +46,7 @@ class HostCallback:
       scans: the scans around the call, without the microbatch loop. They stack the operands.
       conditional: whether the first operand, a bool, says if the function is called.
       avals: of the operands of one call.
-      literals: the operands that are known, by their positions; tasks tell the others.
+      literals: the operands that are known, by their positions; tasks send the others.
     """
 
     primitive: Primitive
@@ -68,13 +68,13 @@ class HostCallback:
 
         Args:
           microbatch: that of the task; ``None`` outside the loop.
-          values: the operands that it told, as the plan has them, stacked by the scans.
+          values: the operands that it sent, as the plan has them, stacked by the scans.
         """
         for index in np.ndindex(*(scan.length for scan in self.scans)):
-            told = [np.asarray(value[index]) for value in values]
-            if self.conditional and not told.pop(0):
+            sent = [np.asarray(value[index]) for value in values]
+            if self.conditional and not sent.pop(0):
                 continue
-            remaining = iter(told)
+            remaining = iter(sent)
             operands = [
                 self.literals[i] if i in self.literals else next(remaining) for i in range(len(self.avals))
             ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from mpmd.ir.plan import AnyTask, Edge, Free, GroupProgram, Name, Plan, Recv, Run
-from mpmd.memory.kinds import kinds_of, sums_of
+from mpmd.ir.plan import AnyTask, Edge, GroupProgram, Name, Plan, Run
+from mpmd.memory.kinds import KINDS, Kind, kinds_of
 from mpmd.memory.messages import EarliestArrival, Holding, MessageKey, Stay, kept_bytes, largest_sent, stays
 from mpmd.memory.sizes import sizes_on_devices
+from mpmd.memory.values import held_moments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +68,17 @@ class GroupMemory:
 
 
 class _Moment(NamedTuple):
-    """A moment in a group's program; ``live`` are the bytes of values, ``in_flight`` those of messages."""
+    """A moment in a group's program; ``in_flight`` are the bytes of messages that are not in use."""
 
-    task: AnyTask | None
-    live: int
+    run: Run | None
+    by_kind: tuple[int, ...]
     temporaries: int
     in_flight: int
+
+    @property
+    def live(self) -> int:
+        """The bytes of values."""
+        return sum(self.by_kind)
 
     @property
     def total(self) -> int:
@@ -128,21 +134,15 @@ class _Group:
 
     def memory(self, kept: Mapping[Edge, int], updated: Collection[Name]) -> GroupMemory:
         """The memory of the devices, given the bytes that are kept for the messages of all edges."""
-        held: dict[Name, int] = {}
-        live, worst, worst_position = 0, _Moment(None, 0, 0, 0), 0
-        for position, moment in enumerate(self._moments(held)):
-            live = max(live, moment.live)
-            if moment.total > worst.total:
-                worst, worst_position = moment, position
-        held = {}
-        for position, _ in enumerate(self._moments(held)):
-            if position == worst_position:
-                break
-        sums = sums_of(held, kinds_of(self._plan, self._program, updated))
-        sent = self._of_sent(kept)
-        temporaries = worst.temporaries if self._compiled else None
-        parts = MemoryParts(**sums, messages=worst.in_flight + sent, temporaries=temporaries)
-        return GroupMemory(live, parts, worst.task)
+        moments = list(self._moments(kinds_of(self._plan, self._program, updated)))
+        worst = max(moments, key=lambda moment: moment.total)
+        parts = MemoryParts(
+            **dict(zip(KINDS, worst.by_kind, strict=True)),
+            messages=worst.in_flight + self._of_sent(kept),
+            temporaries=worst.temporaries if self._compiled else None,
+        )
+        live = max(moment.live for moment in moments)
+        return GroupMemory(live, parts, worst.run.task if worst.run else None)
 
     def _of_sent(self, kept: Mapping[Edge, int]) -> int:
         """The bytes that transports hold here of the messages that the group sends."""
@@ -152,51 +152,13 @@ class _Group:
             if self._holding(edge) in (Holding.SLOTS, Holding.COPIED)
         )
 
-    def _moments(self, held: dict[Name, int]) -> Iterator[_Moment]:
-        """The moments from before the first instruction to after the last one.
-
-        Args:
-          held: is updated with the bytes of the values that the group holds at each of them.
-        """
-        sizes, total = self._sizes, 0
+    def _moments(self, kinds: Mapping[Name, Kind]) -> Iterator[_Moment]:
+        """The moments from before the first instruction to after the last one."""
         in_flight = self._in_flight()
-        arriving: dict[Name, Recv] = {}
-
-        def hold(names: Sequence[Name]) -> int:
-            held.update((name, sizes[name]) for name in names)
-            return sum(held[name] for name in names)
-
-        def take(names: Sequence[Name]) -> int:
-            """Begins to use messages."""
-            taken = 0
-            for name in names:
-                if (recv := arriving.get(name)) is not None:
-                    for value in recv.values:
-                        del arriving[value]
-                    taken += hold(recv.values)
-            return taken
-
-        total += hold(tuple(self._plan.resident(self._program.mpmd_idx)))
-        yield _Moment(None, total, 0, in_flight[0])
-        for position, instruction in enumerate(self._program.instructions):
-            match instruction:
-                case Run(task, executable, inputs, outputs):
-                    total += take(inputs)
-                    for i in self._plan.executable(executable).donated:
-                        total -= held.pop(inputs[i])
-                    total += hold(outputs)
-                    yield _Moment(task, total, self._temporaries[executable], in_flight[position])
-                case Recv(values):
-                    arriving |= dict.fromkeys(values, instruction)
-                    yield _Moment(None, total, 0, in_flight[position])
-                case _:
-                    if taken := take(instruction.values):
-                        total += taken
-                        yield _Moment(None, total, 0, in_flight[position])
-                    if isinstance(instruction, Free):
-                        total -= sum(held.pop(name) for name in instruction.values)
-        total += take(tuple(arriving))
-        yield _Moment(None, total, 0, in_flight[-1])
+        for moment in held_moments(self._plan, self._program, self._sizes, kinds):
+            if not moment.is_after_free:
+                temporaries = self._temporaries[moment.run.executable] if moment.run else 0
+                yield _Moment(moment.run, moment.by_kind, temporaries, in_flight[max(moment.position, 0)])
 
     def _in_flight(self) -> list[int]:
         """For each position and the end, the bytes of messages that may be there and unused.

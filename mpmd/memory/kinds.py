@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Literal
+from collections.abc import Collection
+from typing import Literal, get_args
 
 from mpmd.ir.plan import AnyTask, GroupProgram, Name, OutsideTask, Plan, Recv, TaskType
 
 Kind = Literal["parameters", "arguments", "accumulators", "activations", "outside", "received"]
 """The purpose of a value, as ``mpmd.memory.group.MemoryParts`` describes it."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""All purposes, in the order in which amounts by purpose are listed."""
 
 
 def kinds_of(plan: Plan, program: GroupProgram, updated: Collection[Name]) -> dict[Name, Kind]:
@@ -51,11 +54,3 @@ def _accumulates(maker: AnyTask, reader: AnyTask, donated: bool) -> bool:
 def _types(task: AnyTask) -> set[TaskType]:
     assert not isinstance(task, OutsideTask)
     return {member.type for member in task.tasks}
-
-
-def sums_of(held: Mapping[Name, int], kinds: Mapping[Name, Kind]) -> dict[Kind, int]:
-    """The bytes of values by their purpose."""
-    sums: dict[Kind, int] = {}
-    for name, nbytes in held.items():
-        sums[kinds[name]] = sums.get(kinds[name], 0) + nbytes
-    return sums

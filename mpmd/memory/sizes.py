@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mpmd.ir.plan import Aval, Name, Plan, Spec
 from mpmd.ir.routes import held_specs
-from mpmd.ir.specs import num_parts
+from mpmd.ir.specs import num_shards
 
 
 def device_bytes(aval: Aval, spec: Spec | None, sizes: Mapping[str, int]) -> int:
@@ -15,7 +15,7 @@ def device_bytes(aval: Aval, spec: Spec | None, sizes: Mapping[str, int]) -> int
     Args:
       sizes: of the submesh's axes.
     """
-    return aval.nbytes // num_parts(spec or (), sizes)
+    return aval.nbytes // num_shards(spec or (), sizes)
 
 
 def sizes_on_devices(plan: Plan, mpmd_idx: int) -> dict[Name, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 from mpmd.schedules import Schedule
 
 

@@ -24,11 +24,12 @@ from mpmd.planner.choice_table import (
     text_table,
 )
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Profile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile
 from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
 from mpmd.step.jit import MpmdFunction, jit
+from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import human_bytes
 from mpmd.validation import int_fault, raise_faults
 
@@ -36,8 +37,8 @@ SHOWN = 10
 """The number of the best candidates in the text, beside the alternatives to a pipeline."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Choice(ShownAsText):
     """The result of ``mpmd.plan``; ``print(choice)`` is the table of candidates, and why others lost.
 
     ::
@@ -70,7 +71,7 @@ class Choice:
     _step: Callable = dataclasses.field(repr=False)
     _static: Mapping[str, Any] = dataclasses.field(repr=False)
     _realized: Realized = dataclasses.field(repr=False)
-    _profiles: tuple[Profile, ...] = dataclasses.field(repr=False)
+    _profiles: tuple[LayerProfile, ...] = dataclasses.field(repr=False)
 
     @property
     def best(self) -> Row:

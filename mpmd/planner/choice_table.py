@@ -13,7 +13,7 @@ from typing import Any
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.collectives import INNERMOST_FIRST
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
 
 _PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")
@@ -117,8 +117,8 @@ def _picked(rows: Sequence[Row], shown: int) -> list[tuple[int, Row, list[Row]]]
         alike.setdefault(_but_for_schedule(row), []).append((number, row))
     return [
         (number, row, [other for _, other in others])
-        for place, ((number, row), *others) in enumerate(alike.values())
-        if place < shown or row.label
+        for rank, ((number, row), *others) in enumerate(alike.values())
+        if rank < shown or row.label
     ]
 
 

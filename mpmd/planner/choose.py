@@ -13,7 +13,7 @@ from mpmd.planner.candidate import Row
 from mpmd.planner.choice import Choice
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 from mpmd.planner.reasons import shortage, slower_because
 from mpmd.planner.rerank import Limits, Ranking, rerank
 from mpmd.planner.search.multi_loop import loops_as_written, search_loops

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 from mpmd.simulate import Link
 
 INNERMOST_FIRST: tuple[Kind, ...] = ("model", "sequence", "data")
@@ -25,7 +25,7 @@ Submesh = Mapping[Kind, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class DeviceRange:
     """The devices of a group: from device ``start`` on, as many as ``submesh`` has."""
 
     start: int
@@ -40,24 +40,24 @@ class Place:
         return self.start + self.num_devices
 
 
-def places_of(submeshes: tuple[Submesh, ...]) -> tuple[Place, ...]:
-    """The places of groups on consecutive devices, from device 0 on."""
-    places, start = [], 0
+def device_ranges_of(submeshes: tuple[Submesh, ...]) -> tuple[DeviceRange, ...]:
+    """The devices of groups on consecutive devices, from device 0 on."""
+    device_ranges, start = [], 0
     for submesh in submeshes:
-        places.append(Place(start, submesh))
-        start = places[-1].stop
-    return tuple(places)
+        device_ranges.append(DeviceRange(start, submesh))
+        start = device_ranges[-1].stop
+    return tuple(device_ranges)
 
 
-def axis_links(cluster: Hardware, place: Place) -> tuple[Link, ...]:
+def axis_links(cluster: Hardware, device_range: DeviceRange) -> tuple[Link, ...]:
     """The slowest link of the rings along each axis, ``INNERMOST_FIRST``.
 
     Rings that leave a node share its link: as many rings as the node has devices that no ring joins.
     """
     links, stride = [], 1
     for kind in INNERMOST_FIRST:
-        block = stride * place.submesh.get(kind, 1)
-        starts = range(place.start, place.stop, block)
+        block = stride * device_range.submesh.get(kind, 1)
+        starts = range(device_range.start, device_range.stop, block)
         if all(_same_node(cluster, first, first + block) for first in starts):
             links.append(cluster.device_link)
         else:
@@ -77,7 +77,7 @@ def all_reduce(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
 
 
 def all_gather(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
-    """The seconds of an all-gather of values of ``nbytes`` bytes, of which ``size`` devices have equal parts.
+    """The seconds of an all-gather of values of ``nbytes`` bytes, of which ``size`` devices have shards.
 
     A reduce-scatter takes as long: both are one half of the ring of ``all_reduce``.
     """
@@ -85,41 +85,41 @@ def all_gather(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
     return np.where(nbytes > 0, steps / size * nbytes / link.bandwidth + steps * link.latency, 0.0)
 
 
-def message_link(cluster: Hardware, source: Place, target: Place) -> Link:
+def message_link(cluster: Hardware, source: DeviceRange, target: DeviceRange) -> Link:
     """The link of a message between two groups, for the bytes that a device of the target receives.
 
     Within a node each device has a link of its own. Between nodes the devices of a node share one, over which
-    each part of a value comes once, however many devices receive it.
+    each shard of a value comes once, however many devices receive it.
     """
     if source.start == target.start:
         return Link()
     if share_a_node(cluster, source, target):
         return cluster.device_link
     on_a_node = min(target.num_devices, cluster.devices_per_node)
-    parts = max(1, on_a_node // target.submesh.get("model", 1))
-    return Link(cluster.node_link.latency, cluster.node_link.bandwidth / parts)
+    shards = max(1, on_a_node // target.submesh.get("model", 1))
+    return Link(cluster.node_link.latency, cluster.node_link.bandwidth / shards)
 
 
-def share_a_node(cluster: Hardware, source: Place, target: Place) -> bool:
+def share_a_node(cluster: Hardware, source: DeviceRange, target: DeviceRange) -> bool:
     """Whether all devices of two groups are on one node."""
     return _same_node(cluster, min(source.start, target.start), max(source.stop, target.stop))
 
 
-def parts_on_a_node(cluster: Hardware, place: Place, divided: Collection[str]) -> int:
-    """The number of parts of a value that the devices of one node receive together.
+def shards_on_a_node(cluster: Hardware, device_range: DeviceRange, divided: Collection[str]) -> int:
+    """The number of shards of a value that the devices of one node receive together.
 
     Where a group begins within a node, it is the number for a group that begins at the start of a node.
 
     Args:
       divided: the axes along which the value is divided.
     """
-    parts, left = 1, min(place.num_devices, cluster.devices_per_node)
+    shards, left = 1, min(device_range.num_devices, cluster.devices_per_node)
     for kind in INNERMOST_FIRST:
-        size = place.submesh.get(kind, 1)
+        size = device_range.submesh.get(kind, 1)
         if kind in divided:
-            parts *= min(size, left)
+            shards *= min(size, left)
         left = max(1, left // size)
-    return parts
+    return shards
 
 
 def _same_node(cluster: Hardware, start: int, stop: int) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 from mpmd.schedules import Schedule
 from mpmd.schedules.families import FAMILIES
 from mpmd.validation import (

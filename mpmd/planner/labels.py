@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from mpmd.planner.candidate import Candidate, Row
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 
 ALTERNATIVES: dict[str, tuple[Kind | None, bool]] = {
     "one device": (None, False),

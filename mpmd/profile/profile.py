@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -21,11 +22,19 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Edge, Plan
 from mpmd.ir.process_times import RecordedStep
 from mpmd.ir.routes import Routes, Topology
+from mpmd.profile.memory import MemoryOverTime, memory_over_time
+from mpmd.profile.saving import read_profile, write_profile
+from mpmd.profile.text import profile_text
+from mpmd.util.notebook import ShownAsText
+from mpmd.util.tables import first_few
+from mpmd.validation import path_fault, raise_faults
 
 
-@dataclasses.dataclass(frozen=True)
-class Profile:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Profile(ShownAsText):
     """The recorded times of steps. Unpacks into the last step's result and its events.
+
+    ``print(profile)`` shows where the time of each group went, and the first findings.
 
     Attributes:
       plan: the programs that the groups ran.
@@ -50,10 +59,39 @@ class Profile:
         yield self.result
         yield self.events
 
+    def __str__(self) -> str:
+        return profile_text(self.attribution, self.findings, len(self.recorded))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the profile without its result to a file, which ``Profile.load`` reads.
+
+        Raises ``OSError`` when the file cannot be written.
+        """
+        raise_faults(path_fault("path", path))
+        write_profile(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """Reads a profile of ``save``; its ``result`` is ``None``.
+
+        Raises: ``OSError`` when the file cannot be read, ``ValueError`` when it is no profile, or one of
+          another version; ``TypeError`` when ``path`` is no path.
+        """
+        raise_faults(path_fault("path", path))
+        profile = read_profile(Profile, path)
+        if fault := _fault_of(profile):
+            raise ValueError(f"{path} is a damaged profile: {fault}")
+        return profile
+
     @functools.cached_property
     def steps(self) -> tuple[MatchedStep, ...]:
         """The recorded steps by the driver's clock, each in nanoseconds since its call."""
         return match(self.recorded, _senders(self.plan, self.topology))
+
+    @functools.cached_property
+    def memory(self) -> tuple[MemoryOverTime, ...]:
+        """For each group, the bytes that each of its devices held over the last step, by their purpose."""
+        return memory_over_time(self.plan, self.steps[-1], self.updated)
 
     @functools.cached_property
     def attribution(self) -> Attribution:
@@ -102,6 +140,20 @@ class Profile:
         """
         first = (times for times in self.steps[-1].processes if times.rank == 0)
         return tuple(event for times in first for event in times.events())
+
+
+def _fault_of(profile: Profile) -> str | None:
+    """The times that a profile from a file lacks, as text. Groups without a part in the step have none."""
+    working = {program.mpmd_idx for program in profile.plan.programs if program.instructions}
+    ranks = [range(group.num_processes) for group in profile.topology.groups]
+    expected = {(group, rank) for group in working for rank in ranks[group]}
+    if not profile.recorded:
+        return "it has no step"
+    for step in profile.recorded:
+        recorded = {(times.mpmd_idx, times.rank) for times in step.processes}
+        if missing := expected - recorded:
+            return f"a step lacks the times of process {first_few(map(str, sorted(missing)))}"
+    return None
 
 
 def _senders(plan: Plan, topology: Topology) -> Senders:

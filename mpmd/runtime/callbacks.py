@@ -13,7 +13,7 @@ import jax
 from mpmd.errors import CallbackError
 from mpmd.ir.plan import Plan, Task
 from mpmd.language.callbacks import HostCallback
-from mpmd.runtime.requests import StepReply, Told, told_by
+from mpmd.runtime.requests import CallbackOperands, StepReply, callback_operands_of
 
 _logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class CallbackThread:
     ) -> Future[None]:
         """Makes a step's calls when all groups have replied, or have failed to; returns at once.
 
-        Of a step that failed, what was told until then. Lines that tasks print begin with the plan's names of
+        Of a step that failed, the operands until then. Lines that tasks print begin with the plan's names of
         their stages.
 
         Returns: a future that raises ``CallbackError`` when a function raised; what comes after it in the
@@ -60,28 +60,28 @@ def _call_all(
 ) -> None:
     concurrent.futures.wait(replies)
     calls = [
-        (order, callbacks[told.callback], told, operands)
+        (order, callbacks[sent.callback], sent, operands)
         for reply in replies
-        for told in told_by(reply)
-        for order, operands in callbacks[told.callback].calls(_microbatch(told), told.values)
+        for sent in callback_operands_of(reply)
+        for order, operands in callbacks[sent.callback].calls(_microbatch(sent), sent.values)
     ]
     with jax.enable_x64(enable_x64):
-        for _, callback, told, operands in sorted(calls, key=lambda call: call[0]):
+        for _, callback, sent, operands in sorted(calls, key=lambda call: call[0]):
             try:
-                callback.call(operands, _mark(told, plan))
+                callback.call(operands, _mark(sent, plan))
             except Exception as error:
-                where = f"{callback}, {_mark(told, plan).strip() or told.task}"
+                where = f"{callback}, {_mark(sent, plan).strip() or sent.task}"
                 failure = CallbackError(f"{where}, raised {type(error).__name__}: {error}")
                 _logger.error("%s", failure, exc_info=error)  # also if no result of the step is ever read
                 raise failure from error
 
 
-def _microbatch(told: Told) -> int | None:
-    return told.task.microbatch if isinstance(told.task, Task) else None
+def _microbatch(sent: CallbackOperands) -> int | None:
+    return sent.task.microbatch if isinstance(sent.task, Task) else None
 
 
-def _mark(told: Told, plan: Plan) -> str:
+def _mark(sent: CallbackOperands, plan: Plan) -> str:
     """The text in front of a line that a task prints."""
-    if not isinstance(told.task, Task):
+    if not isinstance(sent.task, Task):
         return ""
-    return f"[{plan.stage_text(told.task.stage)}, microbatch {told.task.microbatch}] "
+    return f"[{plan.stage_text(sent.task.stage)}, microbatch {sent.task.microbatch}] "

@@ -19,8 +19,8 @@ The result are its output specs, with those that the group's compiler has chosen
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """The choices of the groups' compilers.
+class ChosenSpecs:
+    """The specs that the groups' compilers chose, and the executables that they compiled for them.
 
     Attributes:
       variants: the variant that each group runs, by the group and the run.
@@ -33,7 +33,7 @@ class Choice:
     specs: Mapping[tuple[int, Name], Spec]
 
 
-def choose_specs(program: Program, compile: Compile) -> Choice:
+def choose_specs(program: Program, compile: Compile) -> ChosenSpecs:
     """Compiles all executables of groups, and returns the choices of their compilers.
 
     Values are followed from producer to reader, across groups: a reader takes a value in the sharding that
@@ -73,7 +73,7 @@ class _Chooser:
         self._for_value: dict[tuple[int, Name], list[tuple[int, Run | Recv]]] = collections.defaultdict(list)
         self._for_variant: dict[Variant, list[tuple[int, Run]]] = collections.defaultdict(list)
 
-    def run(self) -> Choice:
+    def run(self) -> ChosenSpecs:
         while self._ready or self._compiling:
             while self._ready:
                 mpmd_idx, instruction = self._ready.popleft()
@@ -87,7 +87,7 @@ class _Chooser:
                 self._chosen.setdefault(variant, future.result())
                 self._ready.extend(self._for_variant.pop(variant, ()))
         assert not self._for_value, "the programs wait for one another: verify should have refused them"
-        return Choice(self._variants, self._chosen, self._specs)
+        return ChosenSpecs(self._variants, self._chosen, self._specs)
 
     def _try_run(self, mpmd_idx: int, run: Run) -> None:
         executable = self._plan.executable(run.executable)

@@ -17,7 +17,7 @@ from mpmd.runtime.activity import Activity
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.operations import Compiled, Operations, StepState
 from mpmd.runtime.recording import Recording
-from mpmd.runtime.requests import Told
+from mpmd.runtime.requests import CallbackOperands
 from mpmd.runtime.transport import Transport
 
 
@@ -72,7 +72,7 @@ class Executor:
         self,
         number: int,
         inputs: list[jax.Array],
-        told: list[Told],
+        callback_operands: list[CallbackOperands],
         refused: NonFinitePolicy | None = None,
         recording: Recording | None = None,
     ) -> list[jax.Array]:
@@ -82,7 +82,7 @@ class Executor:
           number: the step's, equal on all groups; it names the step's messages.
           inputs: the values of ``input_names``. Those that the program donates are gone afterwards. The list
             is emptied: a value is freed after its last use only if nothing else refers to it.
-          told: the list that gets the operands which tasks tell the driver.
+          callback_operands: the list that gets the operands of callbacks.
           refused: the values that are errors, if any.
           recording: gets the times of tasks, waits and sends; or ``None``.
 
@@ -92,7 +92,7 @@ class Executor:
         assert len(inputs) == len(self.input_names), f"{len(inputs)} inputs for {self.input_names}"
         table: list[Any] = [*inputs, *self._constants, *[None] * self._made]
         inputs.clear()
-        state = StepState(number, table, told, refused, recording, self._activity)
+        state = StepState(number, table, callback_operands, refused, recording, self._activity)
         for operation in self._operations:
             operation.perform(state)
         # A result that was received may still be in the host's memory.

@@ -28,7 +28,7 @@ from mpmd.runtime.device_trace import DeviceTrace, TraceFiles
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import STEP_DROPPED, Handle, HostParts, Released, StepReply, StepRequest
+from mpmd.runtime.requests import STEP_DROPPED, Handle, HostSlices, Released, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.step_gate import StepGate
 from mpmd.runtime.storage import JsonSpec, StoredArray
@@ -240,7 +240,7 @@ class InProcessRuntime(RuntimeBase):
         self._mailboxes[mpmd_idx].begin_step(request.step)
         try:
             sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
-            owned: dict[Handle, np.ndarray | HostParts] = {h: _owned(sent.pop(h)) for h in list(sent)}
+            owned: dict[Handle, np.ndarray | HostSlices] = {h: _owned(sent.pop(h)) for h in list(sent)}
             return group.worker.run_step(request, owned)
         except StepAborted:
             raise

@@ -14,6 +14,7 @@ from mpmd.ir.plan import (
     AnyTask,
     Free,
     GroupProgram,
+    HostCall,
     Instruction,
     Name,
     OutsideTask,
@@ -22,13 +23,12 @@ from mpmd.ir.plan import (
     Run,
     Send,
     Task,
-    Tell,
 )
 from mpmd.ir.process_times import SendTime, TaskTime, WaitTime
 from mpmd.runtime.activity import Activity, Kind
 from mpmd.runtime.nonfinite import NonFinitePolicy, first_refused, passed_on
 from mpmd.runtime.recording import Recording
-from mpmd.runtime.requests import Told
+from mpmd.runtime.requests import CallbackOperands
 from mpmd.runtime.transport import MessageId, Transport
 
 Compiled = Callable[..., Sequence[jax.Array]]
@@ -40,7 +40,7 @@ class StepState:
 
     Attributes:
       table: its values by slot.
-      told: the list of the operands that tasks tell the driver, still on the devices.
+      callback_operands: the list of the operands of callbacks, still on the devices.
       refused: the values that are errors, if any.
       recording: the record of its times, if there is to be one.
       activity: the record of the group's current operation.
@@ -48,7 +48,7 @@ class StepState:
 
     number: int
     table: list[Any]
-    told: list[Told]
+    callback_operands: list[CallbackOperands]
     refused: NonFinitePolicy | None
     recording: Recording | None
     activity: Activity
@@ -164,14 +164,14 @@ class TellDriver:
         arrays = tuple(state.table[slot] for slot in self.values)
         for array in arrays:
             array.copy_to_host_async()
-        state.told.append(Told(self.callback, self.task, arrays))
+        state.callback_operands.append(CallbackOperands(self.callback, self.task, arrays))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckValues:
     """Looks for NaNs or infinities, if the caller refuses them, in the values that a task passes on.
 
-    It comes after the operands that the task tells the driver.
+    It comes after the operands of the task's callbacks.
     """
 
     task: AnyTask
@@ -248,7 +248,7 @@ class Operations:
 
     def _of(self, instruction: Instruction) -> Iterator[Operation]:
         """The operations of an instruction; a receive and a free give theirs later."""
-        if not isinstance(instruction, Tell):
+        if not isinstance(instruction, HostCall):
             yield from self._checks()
         match instruction:
             case Recv(values):
@@ -260,7 +260,7 @@ class Operations:
                 yield from self._receive(values)
                 slots = self._slots_of(values)
                 yield SendMessage(self._transport, slots, src=self._here, dst=dst, tag=tag)
-            case Tell(values, callback, task):
+            case HostCall(values, callback, task):
                 yield from self._receive(values)
                 yield TellDriver(self._slots_of(values), callback, task)
             case Free(values):

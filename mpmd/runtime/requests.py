@@ -63,21 +63,21 @@ class LoadReply:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostParts:
+class HostSlices:
     """The slices of a host array that one of several processes of a group is sent: those of its devices.
 
-    Indexed by the part of a device, as the whole array would be.
+    Indexed by the shard of a device, as the whole array would be.
     """
 
     shape: tuple[int, ...]
-    parts: Mapping[Box, np.ndarray]
+    slices: Mapping[Box, np.ndarray]
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         asked = box_of(index, self.shape)
-        for box, part in self.parts.items():
+        for box, piece in self.slices.items():
             if intersection(box, asked) == asked:
-                return part[within(asked, box)]
-        raise AssertionError(f"{asked} was not sent, but {', '.join(map(str, self.parts))}")
+                return piece[within(asked, box)]
+        raise AssertionError(f"{asked} was not sent, but {', '.join(map(str, self.slices))}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ class StepRequest:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class CallbackOperands:
     """A message of a task to the driver: the number of a callback of the program, and whole operands."""
 
     callback: int
@@ -134,34 +134,34 @@ class StepReply:
     Attributes:
       inline: its small results.
       times: those of the group's processes, if they were asked for.
-      told: the operands of callbacks.
+      callback_operands: the operands of callbacks.
     """
 
     inline: Mapping[Handle, np.ndarray]
     times: tuple[ProcessTimes, ...] = ()
-    told: tuple[Told, ...] = ()
+    callback_operands: tuple[CallbackOperands, ...] = ()
 
 
-def told_on_host(told: Told) -> Told:
-    """The same message with its values in the host's memory."""
-    return dataclasses.replace(told, values=tuple(map(np.asarray, told.values)))
+def operands_on_host(operands: CallbackOperands) -> CallbackOperands:
+    """The same operands in the host's memory."""
+    return dataclasses.replace(operands, values=tuple(map(np.asarray, operands.values)))
 
 
-def readable_told(told: Iterable[Told]) -> Iterator[Told]:
-    """The operands that were told before a step failed; on accelerators later ones cannot be read."""
-    for member in told:
+def readable_operands(operands: Iterable[CallbackOperands]) -> Iterator[CallbackOperands]:
+    """The operands of calls before a step failed; on accelerators later ones cannot be read."""
+    for member in operands:
         try:
-            yield told_on_host(member)
+            yield operands_on_host(member)
         except RuntimeError:  # the failure of the step, which is being reported
             return
 
 
-def add_told(error: BaseException, told: Sequence[Told]) -> None:
-    """Adds the operands that tasks told to a step's error, which travels in place of the reply."""
-    error.told = (*getattr(error, "told", ()), *told)  # type: ignore[attr-defined]
+def add_callback_operands(error: BaseException, operands: Sequence[CallbackOperands]) -> None:
+    """Adds the operands of callbacks to a step's error, which travels in place of the reply."""
+    error.callback_operands = (*getattr(error, "callback_operands", ()), *operands)  # type: ignore[attr-defined]
 
 
-def told_by(reply: Future[StepReply]) -> tuple[Told, ...]:
-    """The operands that a group has told, whether it has finished the step or failed to."""
+def callback_operands_of(reply: Future[StepReply]) -> tuple[CallbackOperands, ...]:
+    """The operands of callbacks that a group has sent, whether it has finished the step or failed to."""
     error = reply.exception()
-    return reply.result().told if error is None else getattr(error, "told", ())
+    return reply.result().callback_operands if error is None else getattr(error, "callback_operands", ())

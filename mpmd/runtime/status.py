@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import table
 
 
@@ -24,8 +25,8 @@ class GroupStatus:
     pending: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Status:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Status(ShownAsText):
     """The groups of an ``MpmdMesh`` at one moment; prints as a table."""
 
     groups: tuple[GroupStatus, ...]

@@ -52,6 +52,12 @@ class StepFuture:
             called.result()
         return reply
 
+    def reply_now(self, mpmd_idx: int) -> StepReply | None:
+        """The reply of a group if it is there and the group's part has not failed. Does not wait."""
+        reply = self._replies[mpmd_idx]
+        has_reply = reply.done() and not reply.cancelled() and reply.exception() is None
+        return reply.result() if has_reply else None
+
     def _reply(self, mpmd_idx: int) -> StepReply:
         try:
             return self._replies[mpmd_idx].result()

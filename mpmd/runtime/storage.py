@@ -17,7 +17,7 @@ from mpmd.runtime.requests import Handle
 from mpmd.sharding import to_sharding
 
 JsonSpec = Mapping[str, Any]
-"""What TensorStore opens an array by."""
+"""A JSON description by which TensorStore opens an array."""
 
 Region = tuple[Any, ...]
 """A slice for each dimension."""
@@ -29,7 +29,7 @@ _CONTEXT = {
 
 
 class HostShard(NamedTuple):
-    """A part of a value, in host memory."""
+    """A region of a value, in host memory."""
 
     region: Region
     data: np.ndarray
@@ -43,11 +43,11 @@ class StoredArray(NamedTuple):
     spec: Spec
 
 
-def part_of(opened_by: JsonSpec, start: Sequence[int], shape: Sequence[int]) -> JsonSpec:
+def region_of(opened_by: JsonSpec, start: Sequence[int], shape: Sequence[int]) -> JsonSpec:
     """TensorStore's specification of a region of an array, as an array of its own.
 
     Args:
-      start: the first index of the part, for each dimension.
+      start: the first index of the region, for each dimension.
     """
     output = [{"input_dimension": dim, "offset": offset} for dim, offset in enumerate(start)]
     transform = {"input_inclusive_min": [0] * len(shape), "input_shape": list(shape), "output": output}
@@ -94,9 +94,9 @@ def write(copies: Mapping[Handle, Sequence[HostShard]], specs: Sequence[tuple[Ha
 
 
 def _check_chunks(array: Any, region: Region) -> None:
-    """Asserts that chunks are written whole: of one that two processes write, one part would be lost."""
+    """Asserts that chunks are written whole: of one that two processes write, one share would be lost."""
     chunk = array.chunk_layout.write_chunk.shape or ()  # None of a scalar
-    whole = all((part.start or 0) % size == 0 for part, size in zip(region, chunk, strict=True))
+    whole = all((interval.start or 0) % size == 0 for interval, size in zip(region, chunk, strict=True))
     assert whole, f"{region} is not made of whole chunks of {chunk}"
 
 
@@ -117,22 +117,22 @@ def read(stored: Mapping[Handle, StoredArray], submesh: jax.sharding.Mesh) -> di
 
 
 class _Reading:
-    """Reads the parts of one array that this process's devices are to hold, each once."""
+    """Reads the regions of one array that this process's devices are to hold, each once."""
 
     def __init__(self, opened: Any, stored: StoredArray, submesh: jax.sharding.Mesh):
         self._shape = tuple(opened.shape)
         self._dtype = stored.dtype
         self._sharding = to_sharding(fitting(stored.spec, self._shape, submesh.shape), submesh)
         regions = self._sharding.addressable_devices_indices_map(self._shape).values()
-        self._parts: dict[str, Any] = {}
+        self._regions: dict[str, Any] = {}
         for region in regions:
-            if str(region) not in self._parts:  # slices are no keys before Python 3.12
-                self._parts[str(region)] = opened[region].read()
+            if str(region) not in self._regions:  # slices are no keys before Python 3.12
+                self._regions[str(region)] = opened[region].read()
 
-    def _part(self, region: Region | None) -> np.ndarray:
-        return np.asarray(self._parts[str(region)].result()).astype(self._dtype, copy=False)
+    def _region(self, region: Region | None) -> np.ndarray:
+        return np.asarray(self._regions[str(region)].result()).astype(self._dtype, copy=False)
 
     def result(self) -> jax.Array:
-        """Waits for the parts."""
+        """Waits for the regions."""
         with jax.enable_x64(True):  # so that no value is narrowed
-            return jax.make_array_from_callback(self._shape, self._sharding, self._part)
+            return jax.make_array_from_callback(self._shape, self._sharding, self._region)

@@ -31,16 +31,16 @@ from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueErr
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import (
     INLINE_BYTES,
+    CallbackOperands,
     Handle,
-    HostParts,
+    HostSlices,
     LoadReply,
     Released,
     StepReply,
     StepRequest,
-    Told,
-    add_told,
-    readable_told,
-    told_on_host,
+    add_callback_operands,
+    operands_on_host,
+    readable_operands,
 )
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import to_sharding
@@ -224,7 +224,7 @@ class GroupWorker:
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
 
-    def run_step(self, request: StepRequest, host_arrays: dict[Handle, np.ndarray | HostParts]) -> StepReply:
+    def run_step(self, request: StepRequest, host_arrays: dict[Handle, np.ndarray | HostSlices]) -> StepReply:
         """Runs one step. When it fails, its outputs are lost, and reading them raises the reason.
 
         Args:
@@ -234,7 +234,7 @@ class GroupWorker:
         recording = Recording(self._is_alone) if request.profile else None
         self.release(request.released)
         program = self._programs[request.program]
-        told: list[Told] = []
+        callback_operands: list[CallbackOperands] = []
         with (
             jax.enable_x64(program.enable_x64),
             jax.debug_nans(False),  # by which JAX would look at all that a task makes
@@ -245,14 +245,16 @@ class GroupWorker:
                 inputs = self._take_inputs(program, request, host_arrays)
                 if recording is not None:
                     recording.ready = time.perf_counter_ns()
-                outputs = program.executor.execute(request.step, inputs, told, request.refused, recording)
+                outputs = program.executor.execute(
+                    request.step, inputs, callback_operands, request.refused, recording
+                )
                 if recording is not None:
                     recording.finished = time.perf_counter_ns()
                 self.activity.now = (_FINISHING, request.step, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
-                on_host = tuple(map(told_on_host, told))
+                on_host = tuple(map(operands_on_host, callback_operands))
             except Exception as error:
-                add_told(error, tuple(readable_told(told)))
+                add_callback_operands(error, tuple(readable_operands(callback_operands)))
                 lost = LostValue(self._reason(error, request))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
@@ -265,7 +267,7 @@ class GroupWorker:
         return StepReply(inline, times, on_host)
 
     def _reason(self, error: Exception, request: StepRequest) -> str:
-        """Why the outputs of a failed step are lost."""
+        """The reason why the outputs of a failed step are lost, as text."""
         if isinstance(error, LostValueError):
             return error.reason
         return f"{error}. {self._of_donated}" if request.donated else str(error)
@@ -274,7 +276,7 @@ class GroupWorker:
         self,
         program: _CompiledProgram,
         request: StepRequest,
-        host_arrays: dict[Handle, np.ndarray | HostParts],
+        host_arrays: dict[Handle, np.ndarray | HostSlices],
     ) -> list[jax.Array]:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in host_arrays:
@@ -385,7 +387,7 @@ class GroupWorker:
         self._ahead.clear()
 
 
-def _put(array: np.ndarray | HostParts, sharding: jax.sharding.Sharding) -> jax.Array:
+def _put(array: np.ndarray | HostSlices, sharding: jax.sharding.Sharding) -> jax.Array:
     """The array on the devices; each of several processes has at least the shards of its devices."""
     if isinstance(array, np.ndarray) and sharding.is_fully_addressable:
         return jax.device_put(array, sharding)

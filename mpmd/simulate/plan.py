@@ -10,13 +10,13 @@ from mpmd.ir.plan import (
     Edge,
     Free,
     GroupProgram,
+    HostCall,
     Name,
     OutsideTask,
     Plan,
     Recv,
     Run,
     Send,
-    Tell,
 )
 from mpmd.ir.routes import Routes, Topology
 from mpmd.memory import sizes_on_devices
@@ -119,7 +119,7 @@ class _WorkloadBuilder:
                 case Recv(values, src, tag):
                     pending |= dict.fromkeys(values, ((src, group), tag))
                     self._received[(src, group), tag] = self._bytes(values)
-                case Tell(values):
+                case HostCall(values):
                     self._wait_alone(values, pending)
                 case Free(values):
                     self._wait_alone(values, pending)

@@ -139,9 +139,9 @@ class LoadedStep(PlannedStep):
 
         Raises: ``ValueError`` when the step was compiled for no such argument, or for a static one.
         """
-        parts = iter(self.plan.inputs)
+        inputs = iter(self.plan.inputs)
         leaves = [
-            ArgumentLeaf(leaf.path, aval, _placement(leaf.stack, [next(parts) for _ in leaf.names]))
+            ArgumentLeaf(leaf.path, aval, _placement(leaf.stack, [next(inputs) for _ in leaf.names]))
             for leaf, aval in zip(self._argument_leaves, self._expected.avals, strict=True)
         ]
         return self._expected.argument(argnum, self._signature.names, leaves)
@@ -350,11 +350,11 @@ class LoadedStep(PlannedStep):
         inputs = iter(enumerate(self.plan.inputs))
         for i, leaf in enumerate(self._argument_leaves):
             argument = Argument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
-            for part in range(len(leaf.names)):
+            for layer_range in range(len(leaf.names)):
                 position, read = next(inputs)
                 if read.name is not None:
                     placement = Placement(read.mpmd_idxs, read.spec)
-                    handles[position] = argument.on(placement, part, runtime, delivery)
+                    handles[position] = argument.on(placement, layer_range, runtime, delivery)
         return handles
 
     def _requests(
@@ -383,11 +383,11 @@ class LoadedStep(PlannedStep):
         }
 
 
-def _placement(stack: Stack | None, parts: Sequence[InputLeaf]) -> Placement:
+def _placement(stack: Stack | None, ranges: Sequence[InputLeaf]) -> Placement:
     """The placement in which a step reads a leaf; group 0 for a leaf that it does not read."""
-    spec = next((part.spec for part in parts if part.mpmd_idxs), ())
-    part_idxs = tuple(part.mpmd_idxs or (0,) for part in parts)
-    return Placement(part_idxs[0], spec) if stack is None else Placement.of_parts(stack, part_idxs, spec)
+    spec = next((layers.spec for layers in ranges if layers.mpmd_idxs), ())
+    range_idxs = tuple(layers.mpmd_idxs or (0,) for layers in ranges)
+    return Placement(range_idxs[0], spec) if stack is None else Placement.of_ranges(stack, range_idxs, spec)
 
 
 def _unload(runtime: weakref.ref[Runtime], program: int) -> None:

@@ -10,11 +10,15 @@ from mpmd.ir.plan import Plan
 from mpmd.ir.routes import Topology
 from mpmd.simulate import Costs, Simulation
 from mpmd.simulate import simulate as simulate_plan
+from mpmd.util.notebook import ShownAsText
 from mpmd.validation import int_fault, raise_faults, shown, type_fault
 
 
-class PlannedStep(abc.ABC):
+class PlannedStep(ShownAsText, abc.ABC):
     """A step with a verified plan: one that is only planned, or one that the groups have loaded."""
+
+    def shown(self) -> str:
+        return f"{type(self).__name__} with the plan of {self.plan.shown()}"
 
     @property
     @abc.abstractmethod

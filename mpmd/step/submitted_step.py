@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh
 
-from mpmd.arguments.delivered import held_part
+from mpmd.arguments.delivered import held_range
 from mpmd.arrays.array import MpmdArray
 from mpmd.arrays.stacked_array import StackedMpmdArray
 from mpmd.compiler.steps import CutStep
 from mpmd.ir.plan import OutputLeaf
-from mpmd.ir.stack import Leaf, Stack, per_part
+from mpmd.ir.stack import Leaf, Stack, per_layer_range
 from mpmd.runtime.in_flight import FedBack, QueuedStep
 from mpmd.runtime.interrupts import DeferredInterrupt, drop_queued
 from mpmd.runtime.protocol import Runtime
@@ -25,11 +25,11 @@ from mpmd.runtime.step_future import StepFuture
 
 
 class _Pair(NamedTuple):
-    """A part of an argument, and the output that takes its place."""
+    """A layer range of an argument, and the output that takes its place."""
 
     leaf: int
     stack: Stack | None
-    part: int
+    layer_range: int
     output: int
 
 
@@ -38,7 +38,7 @@ class DonatedState:
 
     Args:
       argument_leaves: those of the step.
-      fed_back: pairs of the positions of a part of an argument and of the output that takes its place.
+      fed_back: pairs of the positions of a layer range of an argument and of the output that takes its place.
       donated: for each leaf, whether the caller gives it up.
       outputs: those of the plan.
     """
@@ -50,10 +50,10 @@ class DonatedState:
         donated: Sequence[bool],
         outputs: Sequence[OutputLeaf],
     ):
-        parts = [
-            (i, leaf.stack, part) for i, leaf in enumerate(argument_leaves) for part in range(len(leaf.names))
+        ranges = [
+            (i, leaf.stack, n) for i, leaf in enumerate(argument_leaves) for n in range(len(leaf.names))
         ]
-        pairs = [_Pair(*parts[argument], output) for argument, output in fed_back]
+        pairs = [_Pair(*ranges[argument], output) for argument, output in fed_back]
         self._pairs = [pair for pair in pairs if donated[pair.leaf]]
         # Without the step, its caller has to have the state. Elsewhere only numbers to look at may be lost.
         is_small = all(leaf.aval.nbytes <= INLINE_BYTES for leaf in outputs)
@@ -63,7 +63,7 @@ class DonatedState:
         self, leaves: Sequence[Any], runtime: Runtime, results: Sequence[MpmdArray]
     ) -> list[tuple[MpmdArray, MpmdArray]]:
         """The donated arrays of a call that groups have, each with the result that takes its place."""
-        held = [(held_part(leaves[pair.leaf], pair.stack, pair.part), pair) for pair in self._pairs]
+        held = [(held_range(leaves[pair.leaf], pair.stack, pair.layer_range), pair) for pair in self._pairs]
         return [
             (array, results[pair.output])
             for array, pair in held
@@ -113,30 +113,30 @@ class StepResults:
         ]
 
     def joined(self, arrays: Sequence[MpmdArray]) -> Any:
-        """The result as the caller gets it, of the arrays of its parts."""
-        parts = iter(arrays)
-        leaves = [_joined(leaf, tuple(next(parts) for _ in leaf.names)) for leaf in self._leaves]
+        """The result as the caller gets it, of the arrays of its layer ranges."""
+        rest = iter(arrays)
+        leaves = [_joined(leaf, tuple(next(rest) for _ in leaf.names)) for leaf in self._leaves]
         return jax.tree.unflatten(self._tree, leaves)
 
 
 def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    """The shape, dtype and weak type of each part of the results.
+    """The shape, dtype and weak type of each layer range of the results.
 
     Weak types are those that JAX has traced: the equations that passes write do not keep them.
     """
-    weak = per_part(leaves, [leaf.weak_type for leaf in leaves])
+    weak = per_layer_range(leaves, [leaf.weak_type for leaf in leaves])
     return [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak)
         for aval, is_weak in zip(avals, weak, strict=True)
     ]
 
 
-def _joined(leaf: Leaf, parts: tuple[MpmdArray, ...]) -> MpmdArray:
-    """The array of its parts."""
+def _joined(leaf: Leaf, ranges: tuple[MpmdArray, ...]) -> MpmdArray:
+    """The array of its layer ranges."""
     if leaf.stack is None:
-        return parts[0]
+        return ranges[0]
     aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-    return StackedMpmdArray(aval, leaf.stack, parts)
+    return StackedMpmdArray(aval, leaf.stack, ranges)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mpmd.ir.plan import Edge, Instruction, Name, Plan, Recv, Run, Send, Tell
+from mpmd.ir.plan import Edge, HostCall, Instruction, Name, Plan, Recv, Run, Send
 from mpmd.memory import EarliestArrival
 from mpmd.verify.structure import describe
 
@@ -160,7 +160,7 @@ def channels_of(plan: Plan, order: Sequence[int]) -> Channels:
         instruction = plan.programs[group].instructions[position]
         if isinstance(instruction, Run):
             read(group, position, instruction.inputs)
-        elif isinstance(instruction, Tell):
+        elif isinstance(instruction, HostCall):
             read(group, position, instruction.values)
         elif isinstance(instruction, Send):
             read(group, position, instruction.values)

@@ -10,6 +10,7 @@ from mpmd.ir.plan import (
     Executable,
     Free,
     GroupProgram,
+    HostCall,
     Instruction,
     Name,
     OutputLeaf,
@@ -17,7 +18,6 @@ from mpmd.ir.plan import (
     Recv,
     Run,
     Send,
-    Tell,
 )
 
 
@@ -78,7 +78,7 @@ class _LifetimeChecker:
                 for name in values:
                     self._define(name)
                     self._arriving[name] = instruction
-            case Tell(values=values):
+            case HostCall(values=values):
                 for name in values:
                     self._read(name)
             case Free(values=values):

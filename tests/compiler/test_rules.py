@@ -8,7 +8,6 @@ from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import mpmd
-from mpmd.compiler.jaxprs.dimensions import follow, sharded
 from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.rules import (
     RULES,
@@ -18,6 +17,7 @@ from mpmd.compiler.jaxprs.rules import (
     part_params,
     shared_dimensions,
 )
+from mpmd.compiler.jaxprs.sharded_dimensions import follow, sharded
 from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions
 from mpmd.planner.profiling.microbatch import origin_of
 from tests.support.primitives import WITHOUT_RULE

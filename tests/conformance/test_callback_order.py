@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.errors import CallbackError
-from mpmd.ir.plan import Run, Tell
+from mpmd.ir.plan import HostCall, Run
 from tests.support.models import batch, init, layer, make_step, mse, weights
 from tests.support.parity import assert_close, mesh_of
 from tests.support.programs.scanned_layers import stacked
@@ -155,7 +155,7 @@ def test_scanned_layers_tell_on_their_groups(computed_again):
     with mesh_of(2) as mesh:
         wanted = in_order(step, mesh, seen, *args)
         tells = [
-            [one for one in program.instructions if isinstance(one, Tell)]
+            [one for one in program.instructions if isinstance(one, HostCall)]
             for program in programs(step, mesh, *args)
         ]
     runs = 1 if computed_again == "nothing" else 2
@@ -276,7 +276,7 @@ def test_equal_stages_share_executables():
         run.executable for program in plan.programs[1:3] for run in program.runs if "fwd" in run.label
     ]
     assert len(set(forwards)) == 1
-    tells = [i for i in plan.programs[1].instructions if isinstance(i, Tell)]
+    tells = [i for i in plan.programs[1].instructions if isinstance(i, HostCall)]
     assert [str(tell.task) for tell in tells] == [f"fwd_1__{i}" for i in range(4)]
     made = {name for i in plan.programs[1].instructions if isinstance(i, Run) for name in i.outputs}
     assert all(set(tell.values) <= made for tell in tells)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 import mpmd
-from mpmd.ir.plan import Free, Recv, Run, Send, Tell
+from mpmd.ir.plan import Free, HostCall, Recv, Run, Send
 from mpmd.memory.sizes import sizes_on_devices
 from tests.support.parity import assert_stays, raw, uneven_mesh_of
 from tests.support.random_programs import (
@@ -99,7 +99,7 @@ def check_plan(plan, peak_bytes):
 
 def reads(instruction):
     match instruction:
-        case Run(inputs=values) | Send(values=values) | Tell(values=values):
+        case Run(inputs=values) | Send(values=values) | HostCall(values=values):
             return set(values)
     return set()
 

@@ -9,8 +9,8 @@ import pytest
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
-from mpmd.planner.collectives import Place, all_gather, all_reduce, axis_links, message_link
-from mpmd.planner.profile import Division, Layer, TaskWork
+from mpmd.planner.collectives import DeviceRange, all_gather, all_reduce, axis_links, message_link
+from mpmd.planner.layer_profile import Division, Layer, TaskWork
 from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
 from mpmd.planner.search.formula import evaluate
@@ -27,16 +27,16 @@ FAST = Cluster(1, 8, 1e12, 1e12, 1e15, Link(0, math.inf), Link(0, math.inf))
 
 
 def test_axes_within_a_node_have_its_links():
-    assert axis_links(TWO_NODES, Place(4, {"model": 2, "data": 2})) == (Link(1e-6, 100e9),) * 3
+    assert axis_links(TWO_NODES, DeviceRange(4, {"model": 2, "data": 2})) == (Link(1e-6, 100e9),) * 3
 
 
 def test_rings_between_nodes_share_their_link():
-    model, _, data = axis_links(TWO_NODES, Place(0, {"model": 4, "data": 2}))
+    model, _, data = axis_links(TWO_NODES, DeviceRange(0, {"model": 4, "data": 2}))
     assert (model, data) == (Link(1e-6, 100e9), Link(1e-5, 2.5e9))
 
 
 def test_a_group_across_the_border_of_nodes_has_the_slow_link():
-    assert axis_links(TWO_NODES, Place(2, {"model": 4}))[0] == Link(1e-5, 10e9)
+    assert axis_links(TWO_NODES, DeviceRange(2, {"model": 4}))[0] == Link(1e-5, 10e9)
 
 
 def test_sums_over_devices_take_the_time_of_a_ring():
@@ -47,9 +47,16 @@ def test_sums_over_devices_take_the_time_of_a_ring():
 
 
 def test_messages_between_nodes_share_the_link_by_distinct_parts():
-    assert message_link(TWO_NODES, Place(0, {"data": 2}), Place(2, {"data": 2})) == TWO_NODES.device_link
-    assert message_link(TWO_NODES, Place(0, {"data": 4}), Place(4, {"data": 4})) == Link(1e-5, 2.5e9)
-    assert message_link(TWO_NODES, Place(0, {"model": 4}), Place(4, {"model": 4})) == Link(1e-5, 10e9)
+    assert (
+        message_link(TWO_NODES, DeviceRange(0, {"data": 2}), DeviceRange(2, {"data": 2}))
+        == TWO_NODES.device_link
+    )
+    assert message_link(TWO_NODES, DeviceRange(0, {"data": 4}), DeviceRange(4, {"data": 4})) == Link(
+        1e-5, 2.5e9
+    )
+    assert message_link(TWO_NODES, DeviceRange(0, {"model": 4}), DeviceRange(4, {"model": 4})) == Link(
+        1e-5, 10e9
+    )
 
 
 def evaluated(parts, schedule, number, cluster=FAST, rows=None, submesh=None, **flags):
@@ -188,7 +195,7 @@ def test_a_cut_is_the_shortest_of_all():
     seconds, number = [5.0, 1.0, 1.0, 4.0, 2.0, 2.0], 4
     made = profile(tuple(layer("", 1e12 * time / 3) for time in seconds), number)
     model = CostModel(made, FAST)
-    table = model.table(model.group_settings(Place(0, {}), StepSettings(number, False, False)))
+    table = model.table(model.group_settings(DeviceRange(0, {}), StepSettings(number, False, False)))
     range_costs = StageRangeCosts.of(table, 0.0, np.zeros(7))
 
     def bound(cut):

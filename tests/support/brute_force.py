@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.profile import Kind, Profile
+from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.stages import CostModel
 from mpmd.schedules import FAMILIES, Schedule
@@ -56,13 +56,13 @@ def _schedules(num_stages: int, has_backward: bool) -> Iterator[Schedule]:
                 continue
 
 
-def _submeshes(profile: Profile, devices: int) -> list[dict[Kind, int]]:
+def _submeshes(profile: LayerProfile, devices: int) -> list[dict[Kind, int]]:
     sizes = [[n for n in range(1, devices + 1) if _divides(profile, kind, n)] for kind in KINDS]
     products = (dict(zip(KINDS, choice, strict=True)) for choice in itertools.product(*sizes))
     return [submesh for submesh in products if math.prod(submesh.values()) <= devices]
 
 
-def _divides(profile: Profile, kind: Kind, number: int) -> bool:
+def _divides(profile: LayerProfile, kind: Kind, number: int) -> bool:
     if kind == "data":
         return profile.rows % number == 0
     divisions = [layer.divisions[kind] for layer in profile.layers if kind in layer.divisions]

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from mpmd.ir.plan import Edge, Free, Name, Plan, Recv, Run, Send, Tell
+from mpmd.ir.plan import Edge, Free, HostCall, Name, Plan, Recv, Run, Send
 
 
 @dataclasses.dataclass(eq=False)
@@ -22,11 +22,11 @@ class Buffer:
 
 @dataclasses.dataclass
 class Meaning:
-    """For each result what it is, on each group that has it; how often each thing is computed, and told."""
+    """The term of each result on each group; how often each term is computed, and each callback called."""
 
     results: dict[tuple[str, int], int] = dataclasses.field(default_factory=dict)
     computed: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
-    told: collections.Counter[tuple] = dataclasses.field(default_factory=collections.Counter)
+    callbacks: collections.Counter[tuple] = dataclasses.field(default_factory=collections.Counter)
 
 
 _terms: dict[tuple, int] = {}
@@ -94,10 +94,10 @@ def _run(plan: Plan, group: int, channels: dict, found: Meaning) -> Iterator[boo
             case Recv():
                 assert not held.keys() & set(i.values), "a value is there already"
                 held.update(dict.fromkeys(i.values, ((i.src, group), i.tag)))
-            case Tell():
+            case HostCall():
                 for name in i.values:
                     yield from wait(name)
-                found.told[i.callback, str(i.task), *(held[name].read() for name in i.values)] += 1
+                found.callbacks[i.callback, str(i.task), *(held[name].read() for name in i.values)] += 1
             case Free():
                 for name in i.values:
                     del held[name]

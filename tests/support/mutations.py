@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 
 from mpmd.errors import PlanError
-from mpmd.ir.plan import Aval, Free, GroupProgram, Instruction, Plan, Recv, Run, Send, Tell
+from mpmd.ir.plan import Aval, Free, GroupProgram, HostCall, Instruction, Plan, Recv, Run, Send
 from mpmd.verify import verify
 from tests.support.meaning import meaning
 
@@ -109,7 +109,7 @@ def _of_instruction(plan: Plan, group: int, this: Instruction) -> Iterator[tuple
             for tag in (this.tag - 1, this.tag + 1):
                 yield "another tag", dataclasses.replace(this, tag=tag)
             yield from _of_names(plan, this, "values")
-        case Tell() | Free():
+        case HostCall() | Free():
             yield from _of_names(plan, this, "values")
 
 

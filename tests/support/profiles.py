@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from mpmd.planner.cluster import Cluster
-from mpmd.planner.profile import Division, Kind, Layer, Profile, TaskWork
+from mpmd.planner.layer_profile import Division, Kind, Layer, LayerProfile, TaskWork
 from mpmd.simulate import Link
 
 
@@ -16,7 +16,7 @@ def gpt(
     length: int = 2048,
     vocabulary: int = 51200,
     rows: int = 1536,
-) -> Profile:
+) -> LayerProfile:
     """A transformer as GPT-3's, in bfloat16, with adam's moments and a copy of the weights in float32.
 
     Operations and the bytes of activations are those of Narayanan et al., 2021, arXiv:2104.04473, appendix,
@@ -85,7 +85,7 @@ def _block(index: int, width: int, heads: int, length: int) -> Layer:
     )
 
 
-def u_net(depth: int = 4, rows: int = 256) -> Profile:
+def u_net(depth: int = 4, rows: int = 256) -> LayerProfile:
     """Convolutions whose images shrink and grow again, with values that skip from one side to the other."""
     levels = [*range(depth), *reversed(range(depth))]
     layers = []
@@ -129,7 +129,7 @@ def layer(
     )
 
 
-def profile(layers: tuple[Layer, ...], rows: int, **others) -> Profile:
+def profile(layers: tuple[Layer, ...], rows: int, **others) -> LayerProfile:
     """A profile for microbatches of one row; what is not given is nothing."""
     defaults = {
         "rows": rows,
@@ -143,7 +143,7 @@ def profile(layers: tuple[Layer, ...], rows: int, **others) -> Profile:
         "has_backward": True,
         "specs": {},
     }
-    return Profile(layers=layers, **(defaults | others))
+    return LayerProfile(layers=layers, **(defaults | others))
 
 
 def a100s(nodes: int = 64) -> Cluster:

@@ -37,6 +37,11 @@ def batch():
     return jnp.asarray(BATCH)
 
 
+def profile_of(step):
+    """A profile of a step that has not run."""
+    return mpmd.Profile(step.plan, step.topology, (), {}, {}, frozenset())
+
+
 LISTS = mpmd.GPipe(2).tasks(2)
 SIMULATION = mpmd.simulate.simulate(LISTS)
 TIMES = {"fwd": 1.0, "bwd": 2.0, "bwdA": 1.0, "bwdW": 1.0}
@@ -347,10 +352,12 @@ def of_steps() -> list[Public]:
             Public(
                 f"{type(step).__name__}.profile",
                 of_batch(step.profile),
-                {"trace_dir": ("text?", "traces")},
+                {"steps": ("count",), "trace_dir": ("text?", "traces")},
             )
             for step in (there.step, there.loaded)
         ),
+        Public("Profile.save", profile_of(there.lowered).save, {"path": path}),
+        Public("Profile.load", mpmd.Profile.load, {"path": path}),
         Public("collective_seconds", mpmd.collective_seconds, {"trace_dir": ("text",)}),
         Public("LoadedStep.restore", there.loaded.restore, {"path": path, "argnum": argnum}),
         Public("LoadedStep.argument_leaves", there.loaded.argument_leaves, {"argnum": argnum}),

@@ -13,13 +13,13 @@ from mpmd.ir.plan import (
     Executable,
     Free,
     GroupProgram,
+    HostCall,
     InputLeaf,
     OutputLeaf,
     Plan,
     Recv,
     Send,
     Task,
-    Tell,
 )
 from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B
 from mpmd.verify import verify
@@ -146,10 +146,10 @@ PROGRAMS = {
         put(run_of("after_0", "update", ("g", "h"), ("out",)), 3),
         "donates h, which instruction 1 sends and the message may still need",
     ),
-    "tell what was freed": (
+    "call back with freed values": (
         1,
-        lambda i: i.insert(3, Tell(("x", "h"), 0, Task("fwd", 1, 0))),
-        "instruction 3 (tell x, h to callback 0 of fwd_1__0) uses h, which was freed in instruction 2",
+        lambda i: i.insert(3, HostCall(("x", "h"), 0, Task("fwd", 1, 0))),
+        "instruction 3 (call callback 0 of fwd_1__0 with x, h) uses h, which was freed in instruction 2",
     ),
     "retarget a send to itself": (0, put(Send(("h",), 0, 0), 1), "has no other group at its other end"),
     "send to nobody": (0, put(Send(("h",), 7, 0), 1), "(send h -> 7 #0) has no other group"),

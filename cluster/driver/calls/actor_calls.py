@@ -40,10 +40,10 @@ from mpmd.errors import MESH_CLOSED, GroupDiedError, StepAborted
 from mpmd.runtime.activity import Doing
 
 _POLL_SECONDS = 1.0
-"""How often the thread checks, while there are no events, that Ray is connected and the groups are alive."""
+"""The seconds between two checks, without events, that Ray is connected and the groups are alive."""
 
 STATUS_SECONDS = 2.0
-"""How long ``status`` waits for processes to say what they are doing."""
+"""The seconds that ``status`` waits for processes to say what they are doing."""
 
 HOLD_SECONDS = 5.0
 """Seconds that processes may take to say which step they have begun last, before later ones are dropped."""

@@ -9,16 +9,16 @@ from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupDiedError
 
 PING_SECONDS = 10.0
-"""How often processes are pinged while a reply is awaited."""
+"""The seconds between two pings of processes while a reply is awaited."""
 
 UNRESPONSIVE_SECONDS = 60.0
 """A process that leaves a ping unanswered for this long is stopped, or hangs."""
 
 DEATH_REPORT_SECONDS = 5.0
-"""How long after the end of a process's connection Ray, which knows the reason, may report the death."""
+"""The seconds that Ray, which knows the reason, has to report a death once the connection has ended."""
 
 _DOUBT_SECONDS = 1.0
-"""How much later than a process its peers may notice that it is gone, and be the reason that is reported."""
+"""The seconds that a loss which peers have noticed waits longer than that for a better reason."""
 
 
 @dataclasses.dataclass

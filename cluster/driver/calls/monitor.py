@@ -14,7 +14,7 @@ from mpmd.errors import GroupDiedError, StepTimeoutError
 from mpmd.runtime.activity import Doing
 
 DIVIDED_SECONDS = 60.0
-"""How long after a step's failure all processes of a group have to have left it, once one of them has."""
+"""The seconds that processes of a group have to leave a failed step, once one of them has left it."""
 
 
 class Monitor:

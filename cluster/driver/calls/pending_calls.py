@@ -113,7 +113,7 @@ class PendingCalls:
             return sum(call.process == process and not call.endless for call in self._calls.values())
 
     def death_of(self, mpmd_idx: int) -> GroupDiedError | None:
-        """Why a group is dead; ``None`` when it is not."""
+        """The reason why a group is dead; ``None`` when it is not."""
         return self._dead.get(mpmd_idx)
 
     def running(self, step: int) -> list[Endpoint]:

@@ -11,10 +11,10 @@ from mpmd.runtime.activity import Doing, Kind
 from mpmd.validation import Fault, number_fault
 
 ANSWER_SECONDS = 1.0
-"""How long a step that has taken too long goes on, for its processes to say what they are doing."""
+"""The seconds that processes have to say what they are doing before a late step is ended."""
 
 LEAVE_SECONDS = 10.0
-"""How long after a step was ended its groups have to leave it."""
+"""The seconds after the end of a step in which its groups have to leave it."""
 
 _LEAST_INTERVAL = 0.5
 """Seconds between two questions to the same process, at least."""
@@ -125,7 +125,7 @@ class Watchdog:
         return self._since + (self._limits.step_timeout or 0.0)
 
     def late_step(self, now: float) -> StepTimeoutError | None:
-        """Why the oldest step is to be ended now; said once."""
+        """The reason to end the oldest step now; said once."""
         if self._step is None or self._ended is not None or not self._is_late(now):
             return None
         if now < self._late_at + ANSWER_SECONDS:

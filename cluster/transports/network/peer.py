@@ -146,7 +146,7 @@ class Peer:
 
 
 def _reason(*errors: Exception | None) -> str:
-    """Why a connection has ended, from what reading and writing have raised."""
+    """The reason why a connection has ended, from the errors of reading and of writing."""
     for error in errors:
         if isinstance(error, OSError) and error.errno in _UNREACHABLE:
             return f"the network has not reached it for {UNREACHABLE_SECONDS} s ({error})"

@@ -31,7 +31,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Iterator[list[memoryview]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.error: OSError | None = None
-        """Why the connection has ended, if writing has shown it."""
+        """The error by which writing has shown that the connection has ended, if it has."""
 
     def start(self) -> None:
         """Starts the thread."""
@@ -46,36 +46,36 @@ class Writer:
         with self._lock:
             if self._is_closed or self.error is not None:
                 return
-            parts = self._connection.encoded(views)
+            records = self._connection.encoded(views)
             if self._is_idle and sum(view.nbytes for view in views) <= _INLINE_BYTES:
-                for part in parts:
-                    self._write(part, wait=False)
-                    if part:
-                        parts = chain([part], parts)
+                for record in records:
+                    self._write(record, wait=False)
+                    if record:
+                        records = chain([record], records)
                         break
                 else:
                     return
             self._is_idle = False
-            self._queue.put(parts)
+            self._queue.put(records)
 
     def _run(self) -> None:
-        while (parts := self._queue.get()) is not None:
-            for part in parts:
-                while part and self.error is None:
-                    self._write(part, wait=True)
+        while (records := self._queue.get()) is not None:
+            for record in records:
+                while record and self.error is None:
+                    self._write(record, wait=True)
                 if self.error is not None:
                     break
-            del parts, part  # an idle thread must not keep the last message's arrays
+            del records, record  # an idle thread must not keep the last message's arrays
             with self._lock:
                 self._is_idle = self._queue.empty()
 
-    def _write(self, part: list[memoryview], wait: bool) -> None:
+    def _write(self, record: list[memoryview], wait: bool) -> None:
         """Writes from the front of the list, and removes what is written; all, if that fails."""
         try:
-            self._connection.write_part(part, wait)
+            self._connection.write_some(record, wait)
         except OSError as error:
             self.error = error
-            part.clear()
+            record.clear()
             self._connection.end()  # so that the end that reads notices, too
 
     def close(self) -> None:

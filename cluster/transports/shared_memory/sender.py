@@ -20,7 +20,7 @@ from cluster.transports.window import SendWindow
 from mpmd.runtime.transport import Array, MessageId
 
 _POLL_SECONDS = 2e-4
-"""How soon a sender that waits for its receiver checks again; later it checks less often."""
+"""The seconds until a sender that waits for its receiver checks again; later it checks less often."""
 
 _CHUNK_BYTES = 128 * 1024
 """The bytes that are copied at a time, and added to the digest while they are in a processor's cache."""

@@ -9,7 +9,7 @@ removed (``dead_code.py``); and marks get the numbers of their stages, before an
 rewritten as scans over them (``index_loops.py``, with ``integers.py``, ``accesses.py``, ``row_wise.py`` and
 ``row_blocks.py``). ``dimension_graph.py`` goes through the step once and notes, by the rules in
 ``jaxprs/rules.py`` and ``concat_and_slice.py``, which dimensions of its values are the same;
-``dimensions.py`` has what follows: which of them count layers, and where they are cut. ``rewrite.py`` goes
+``layer_dimensions.py`` concludes which of them count layers, and where they are cut. ``rewrite.py`` goes
 through it again and writes an equation for each layer range, or, where no rule applies, one of the whole;
 ``scans.py`` is the rule for scans, which ``marked_scans.py`` reads, ``recompute.py`` that for scans under
 ``jax.checkpoint``, and ``values.py`` has the values in layer ranges. ``scans_over_data.py`` warns of marks

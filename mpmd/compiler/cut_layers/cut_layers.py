@@ -15,7 +15,7 @@ from mpmd.compiler.cut_layers.number_marks import number_live_marks, number_mark
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.steps import Argument, Constant, CutStep, Loop, Result, TracedStep
-from mpmd.ir.stack import Leaf, Stack, per_part
+from mpmd.ir.stack import Leaf, Stack, per_layer_range
 from mpmd.language.reduce import treduce_p
 from mpmd.util.tree import paths
 
@@ -87,7 +87,7 @@ def _cut_step(
     """The step of these equations and loops, of which each argument and result is a layer range of a leaf."""
     argument_leaves = tuple(map(_leaf, traced.argument_paths, traced.jaxpr.invars, cut.argument_stacks))
     result_leaves = tuple(map(_leaf, paths(traced.out_shape), traced.jaxpr.outvars, cut.result_stacks))
-    donated = per_part(argument_leaves, traced.donated)
+    donated = per_layer_range(argument_leaves, traced.donated)
     read = _variables_read(outside, loops)
     return CutStep(
         arguments=tuple(map(Argument, _names(argument_leaves), cut.jaxpr.invars, donated)),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.concat_and_slice import concats_and_slices
-from mpmd.compiler.cut_layers.dimensions import Dimensions
+from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
 from mpmd.compiler.cut_layers.marked_scans import LayerScan, read_scan
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
 from mpmd.compiler.jaxprs.rules import exact_dimensions
@@ -26,7 +26,7 @@ class DimensionGraph:
       scans: its scans outside of other scans, by the ``id`` of their equations.
     """
 
-    dimensions: Dimensions
+    dimensions: LayerDimensions
     scans: Mapping[int, LayerScan]
 
     def sizes(self, scan: LayerScan) -> tuple[int, ...] | None:
@@ -57,7 +57,7 @@ class _GraphMaker:
     """Collects what equations say. Faults are of marks that do not fit their scans."""
 
     def __init__(self) -> None:
-        self.dimensions = Dimensions()
+        self.dimensions = LayerDimensions()
         self.scans: dict[int, LayerScan] = {}
         self.faults: list[str] = []
 

@@ -183,11 +183,11 @@ def _lift_from_remat(
     eqns, outvars, lifted = _opened(body, at)
     results = [*outvars, *_variables_of(lifted)]
     smaller = make_jaxpr(body.invars, eqns, results)
-    told = [Var(aval_of(atom)) for atom in results[len(outvars) :]]
+    operands_outside = [Var(aval_of(atom)) for atom in results[len(outvars) :]]
     params = {**eqn.params, "jaxpr": smaller}
     return [
-        eqn.replace(params=params, outvars=[*eqn.outvars, *told], effects=smaller.effects),
-        *_outside(lifted, told),
+        eqn.replace(params=params, outvars=[*eqn.outvars, *operands_outside], effects=smaller.effects),
+        *_outside(lifted, operands_outside),
     ]
 
 
@@ -196,7 +196,7 @@ def _lift_from_conditional(
 ) -> list[JaxprEqn | _Lifted]:
     branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
     opened = [_opened_branch(branch.jaxpr, (*at, i)) for i, branch in enumerate(branches)]
-    told = [Var(aval_of(atom)) for _, _, lifted in opened for atom in _variables_of(lifted)]
+    operands_outside = [Var(aval_of(atom)) for _, _, lifted in opened for atom in _variables_of(lifted)]
     smaller = []
     for i, branch in enumerate(branches):
         eqns, outvars, _ = opened[i]
@@ -211,8 +211,8 @@ def _lift_from_conditional(
     effects = frozenset().union(*(branch.jaxpr.effects for branch in smaller))
     params = {**eqn.params, "branches": tuple(smaller)}
     return [
-        eqn.replace(params=params, outvars=[*eqn.outvars, *told], effects=effects),
-        *_outside([member for _, _, lifted in opened for member in lifted], told),
+        eqn.replace(params=params, outvars=[*eqn.outvars, *operands_outside], effects=effects),
+        *_outside([member for _, _, lifted in opened for member in lifted], operands_outside),
     ]
 
 

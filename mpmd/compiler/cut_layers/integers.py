@@ -212,7 +212,7 @@ _FUNCTIONS: dict[str, Callable] = {
     "squeeze": np.asarray,
     "sub": np.subtract,
 }
-"""How elements are evaluated; results of another shape or type get it anyway."""
+"""The evaluation of elements; results of another shape or type get it anyway."""
 
 _RULES: dict[str, Callable] = {
     **{name: _ufunc(function) for name, function in _FUNCTIONS.items()},

@@ -252,7 +252,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _place(eqn: JaxprEqn, mark: Mark) -> str:
-    if mark.boundary.found:
+    if mark.boundary.by_auto_marks:
         return mark_text(eqn, line_of(eqn))
     name = mark.boundary.name
     return f"{where(eqn)}: {name!r}" if name else where(eqn)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.cut_layers.dimensions import Dimensions
+from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
 from mpmd.compiler.cut_layers.recompute import Passed
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, size
 from mpmd.compiler.jaxprs.source import line_of, where
@@ -54,7 +54,7 @@ class Values:
       passed: for what scans have stacked, the scan.
     """
 
-    def __init__(self, dimensions: Dimensions, gathered: Gathered, origin: dict[Var, Var]):
+    def __init__(self, dimensions: LayerDimensions, gathered: Gathered, origin: dict[Var, Var]):
         self.dimensions = dimensions
         self.gathered = gathered
         self.origin = origin

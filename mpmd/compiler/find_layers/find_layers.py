@@ -42,8 +42,8 @@ _BLOCKS = 0.7
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Place:
-    """A place between two layers: before an equation, and, of a scan over layers, after some iterations."""
+class LayerEnd:
+    """The end of a layer: before an equation, and, of a scan over layers, after some iterations."""
 
     equation: int
     iterations: int = 0
@@ -54,13 +54,13 @@ class Layer:
     """A part of a function.
 
     Attributes:
-      start, end: the places between which it is.
+      start, end: the end of the layer before, and its own.
       work: operations, where a byte of memory traffic counts as ``OPERATIONS_PER_BYTE``.
       leaving: bytes that it and the layers before it hand over at its end; 0 of the last one.
     """
 
-    start: Place
-    end: Place
+    start: LayerEnd
+    end: LayerEnd
     work: float
     leaving: int
 
@@ -130,9 +130,9 @@ class _Finder:
         return self._before[stop] - self._before[start]
 
     def layers(self, count: int | None) -> tuple[Layer, ...]:
-        places = sorted({*self._of_blocks(), *self._of_the_rest()})
-        places = [Place(0), *(place for place in places if self._leaving(place)), Place(len(self._eqns))]
-        layers = [self._layer(start, end) for start, end in itertools.pairwise(places)]
+        ends = sorted({*self._of_blocks(), *self._of_the_rest()})
+        ends = [LayerEnd(0), *(end for end in ends if self._leaving(end)), LayerEnd(len(self._eqns))]
+        layers = [self._layer(start, end) for start, end in itertools.pairwise(ends)]
         usual = self._typical_work()
         return tuple(
             _merged(layers, lambda layer: usual * (_SMALL if self._has_product(layer) else 1.0), count)
@@ -148,15 +148,15 @@ class _Finder:
             )
             yield from (dataclasses.replace(run, start=start + run.start) for run in runs)
 
-    def _of_blocks(self) -> Iterator[Place]:
+    def _of_blocks(self) -> Iterator[LayerEnd]:
         """The ends of blocks: between iterations of scans, and between repeated parts."""
         for i in self._scans:
-            yield from (Place(i, done) for done in range(self._eqns[i].params["length"]))
-            yield Place(i + 1)
+            yield from (LayerEnd(i, done) for done in range(self._eqns[i].params["length"]))
+            yield LayerEnd(i + 1)
         for run in self._runs:
-            yield from map(Place, run.ends)
+            yield from map(LayerEnd, run.ends)
 
-    def _of_the_rest(self) -> Iterator[Place]:
+    def _of_the_rest(self) -> Iterator[LayerEnd]:
         """The ends of parts of the equations that are in no block."""
         blocks = sorted((*self.scan_ranges, *self.run_ranges))
         for start, stop in _gaps(blocks, len(self._eqns)):
@@ -166,7 +166,7 @@ class _Finder:
                 self._typical_work(),
                 self._usual_leaving(),
             ):
-                yield Place(start + position)
+                yield LayerEnd(start + position)
 
     def _typical_work(self) -> float:
         """The work of the layer in the middle of the work of all blocks; without any, of parts."""
@@ -185,28 +185,28 @@ class _Finder:
 
     def _usual_leaving(self) -> float | None:
         """The median of the bytes that blocks hand over; ``None`` without blocks."""
-        leaving = [self._leaving(place) for place in self._of_blocks()]
+        leaving = [self._leaving(end) for end in self._of_blocks()]
         return statistics.median(leaving) if leaving else None
 
     def _has_product(self, layer: Layer) -> bool:
         stop = layer.end.equation + bool(layer.end.iterations)
         return any(map(has_product, self._eqns[layer.start.equation : stop]))
 
-    def _leaving(self, place: Place) -> int:
-        if not place.iterations:
-            return self._crossing.bytes_at(place.equation) or 0
-        eqn = self._eqns[place.equation]
+    def _leaving(self, end: LayerEnd) -> int:
+        if not end.iterations:
+            return self._crossing.bytes_at(end.equation) or 0
+        eqn = self._eqns[end.equation]
         return sum(map(nbytes, eqn.invars[scan_operands(eqn).carry]))
 
-    def _layer(self, start: Place, end: Place) -> Layer:
+    def _layer(self, start: LayerEnd, end: LayerEnd) -> Layer:
         leaving = self._leaving(end) if end.equation < len(self._eqns) else 0
         return Layer(start, end, self._work_before(end) - self._work_before(start), leaving)
 
-    def _work_before(self, place: Place) -> float:
-        work = self._before[place.equation]
-        if place.iterations:
-            share = place.iterations / self._eqns[place.equation].params["length"]
-            work += share * self._work[place.equation]
+    def _work_before(self, end: LayerEnd) -> float:
+        work = self._before[end.equation]
+        if end.iterations:
+            share = end.iterations / self._eqns[end.equation].params["length"]
+            work += share * self._work[end.equation]
         return work
 
 

@@ -1,4 +1,4 @@
-"""Divides a sequence of work into pieces, at places where little is handed over."""
+"""Divides a sequence of work into pieces, at positions where little is handed over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _HANDING_OVER = 0.5
-"""The cost of a usual place, over that of a piece of the usual work."""
+"""The cost of a usual position, over that of a piece of the usual work."""
 
 _MOST_CROSSING = 4
 """No piece ends where more than so many times the usual bytes are handed over, such as scores of words."""
@@ -21,14 +21,14 @@ def best_pieces(
     """The positions that divide a sequence into pieces of about the usual work.
 
     The cost of a piece is the square of its share of the usual work, plus that of a usual piece, so that
-    pieces of the usual work are best. The cost of a place is proportional to the bytes handed over there.
+    pieces of the usual work are best. The cost of a position is proportional to the bytes handed over there.
 
     Args:
       work: of each element.
       crossing: the bytes handed over before each element, and behind the last one; ``None`` where no value is
         handed over, and no piece can end.
       usual: the work of a piece.
-      usual_crossing: the bytes that a usual place hands over; ``None``: the median of all places.
+      usual_crossing: the bytes that a usual position hands over; ``None``: the median of all positions.
     """
     if sum(work) < 1.5 * usual:
         return []
@@ -38,20 +38,20 @@ def best_pieces(
     if usual_crossing is None:
         usual_crossing = statistics.median(crossing[at] or 0 for at in seams)
     most = _MOST_CROSSING * max(usual_crossing, 1)
-    places = [0, *(at for at in seams if (crossing[at] or 0) <= most), len(work)]
-    before = np.concatenate([[0.0], np.cumsum(work)])[places] / usual
-    cost = np.zeros(len(places))
-    previous = np.zeros(len(places), int)
-    for end in range(1, len(places)):
+    positions = [0, *(at for at in seams if (crossing[at] or 0) <= most), len(work)]
+    before = np.concatenate([[0.0], np.cumsum(work)])[positions] / usual
+    cost = np.zeros(len(positions))
+    previous = np.zeros(len(positions), int)
+    for end in range(1, len(positions)):
         of_piece = (before[end] - before[:end]) ** 2 + 1
-        of_place = _HANDING_OVER * (crossing[places[end]] or 0) / max(usual_crossing, 1)
+        of_position = _HANDING_OVER * (crossing[positions[end]] or 0) / max(usual_crossing, 1)
         total = cost[:end] + of_piece
         previous[end] = int(np.argmin(total))
-        cost[end] = total[previous[end]] + (of_place if end + 1 < len(places) else 0.0)
+        cost[end] = total[previous[end]] + (of_position if end + 1 < len(positions) else 0.0)
     chosen = []
     end = int(previous[-1])
     while end:
-        chosen.append(places[end])
+        chosen.append(positions[end])
         end = int(previous[end])
     return chosen[::-1]
 

@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 
 from mpmd.compiler.find_layers.crossing import Crossing
-from mpmd.compiler.find_layers.find_layers import OPERATIONS_PER_BYTE, Place
+from mpmd.compiler.find_layers.find_layers import OPERATIONS_PER_BYTE, LayerEnd
 from mpmd.compiler.find_layers.open_function import OpenFunction, Rematerialised
 from mpmd.compiler.jaxprs.equations import (
     Atom,
@@ -33,10 +33,10 @@ def run_marked(
     function: OpenFunction,
     crossing: Crossing,
     arguments: Sequence[Any],
-    stage_ends: Sequence[Place],
-    remat_ends: Sequence[Place] | None = None,
+    stage_ends: Sequence[LayerEnd],
+    remat_ends: Sequence[LayerEnd] | None = None,
 ) -> list[Any]:
-    """The results of a function whose stages end at some places.
+    """The results of a function whose stages end with some layers.
 
     Values that are handed over there are marked, except for those that readers can compute from inputs. These
     are computed where they are read first, and again by each function under ``jax.checkpoint`` that reads
@@ -56,8 +56,8 @@ class _Run:
         function: OpenFunction,
         crossing: Crossing,
         arguments: Sequence[Any],
-        stage_ends: Sequence[Place],
-        remat_ends: Sequence[Place] | None,
+        stage_ends: Sequence[LayerEnd],
+        remat_ends: Sequence[LayerEnd] | None,
     ):
         self._jaxpr = jaxpr = function.jaxpr
         self._remat = function.remat
@@ -71,7 +71,7 @@ class _Run:
         self._last_read.update((atom, len(jaxpr.eqns)) for atom in jaxpr.outvars if isinstance(atom, Var))
 
     def results(self) -> list[Any]:
-        marked = {place.equation for place in self._stage_ends if not place.iterations}
+        marked = {end.equation for end in self._stage_ends if not end.iterations}
         for start, stop in itertools.pairwise(self._edges()):
             if start in marked:
                 self._mark(start)
@@ -82,14 +82,14 @@ class _Run:
         """The positions where a stage, a function under ``jax.checkpoint`` or a cut scan begins or ends."""
         count = len(self._jaxpr.eqns)
         edges = {0, count}
-        for place in (*self._stage_ends, *(self._remat_ends or ())):
-            edges |= {place.equation, place.equation + bool(place.iterations)}
+        for end in (*self._stage_ends, *(self._remat_ends or ())):
+            edges |= {end.equation, end.equation + bool(end.iterations)}
         edges |= {i for i in range(1, count) if self._remat[i] is not self._remat[i - 1]}
         return sorted(edges)
 
     def _mark(self, position: int) -> None:
         handed_over = self._crossing.at(position)
-        marked = _marked([self._values[var] for var in handed_over], Boundary(None, found=True))
+        marked = _marked([self._values[var] for var in handed_over], Boundary(None, by_auto_marks=True))
         self._values.update(zip(handed_over, marked, strict=True))
 
     def _run(self, start: int, stop: int) -> None:
@@ -100,12 +100,10 @@ class _Run:
         remat = self._remat[start]
         if remat is None and self._remat_ends is not None and not _are_rematerialised(of_layers):
             remat = Rematerialised(policy=None, prevent_cse=True)
-        within = [
-            place for place in (*self._stage_ends, *(self._remat_ends or ())) if place.equation == start
-        ]
-        if any(place.iterations for place in within):
+        within = [end for end in (*self._stage_ends, *(self._remat_ends or ())) if end.equation == start]
+        if any(end.iterations for end in within):
             (scan,) = of_layers
-            ends = [place.iterations for place in self._stage_ends if place.equation == start]
+            ends = [end.iterations for end in self._stage_ends if end.equation == start]
             results = _run_scan(scan, self._read(scan.invars), [end for end in ends if end], remat)
             self._values.update(zip(scan.outvars, results, strict=True))
             return
@@ -173,7 +171,7 @@ def _run_scan(
         body = jax.checkpoint(body, policy=remat.policy, prevent_cse=False)
     carried = _handed_over(params["jaxpr"].jaxpr, roles.carry)
     every = tuple(b - a for a, b in itertools.pairwise([0, *ends]))
-    boundary = Boundary(None, every=every, has_rest=True, found=True)
+    boundary = Boundary(None, every=every, has_rest=True, by_auto_marks=True)
 
     def one(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         results = list(body(*consts, *carry, *x))

@@ -66,7 +66,7 @@ def stages_of(
 def _of_loop(loop: JaxprEqn) -> Stages:
     body: Jaxpr = loop.params["body"]
     ends = _longest_chain(body, _direction(body))
-    written = any(not mark.boundary.found for _, mark in marks_in(body))
+    written = any(not mark.boundary.by_auto_marks for _, mark in marks_in(body))
     schedule = loop.params["schedule"]
     ends_with_mark = written and schedule is not None and schedule.num_stages == ends
     return Stages(
@@ -104,7 +104,7 @@ def _longest_chain(body: Jaxpr, forward: bool) -> int:
     longest = of_auto_marks = 0
     for eqn in body.eqns:
         ends = _ends(eqn, forward)
-        of_auto_marks += ends if any(mark.boundary.found for _, mark in _marks(eqn)) else 0
+        of_auto_marks += ends if any(mark.boundary.by_auto_marks for _, mark in _marks(eqn)) else 0
         before = max((passed.get(var, 0) for var in operands(eqn)), default=0)
         longest = max(longest, before + ends)
         passed.update(dict.fromkeys(eqn.outvars, before + ends))

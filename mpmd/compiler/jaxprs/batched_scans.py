@@ -43,13 +43,13 @@ def batched_body(
     body = _Body(eqn, dimensions_of)
     position, dim = next(iter(dimension.ins.items()))
     seed = next((var, dim - lead) for i, lead, var in body.operands if i == position)
-    members = next(found for found in body.groups() if found.get(seed[0]) == seed[1])
+    members = next(group for group in body.groups() if group.get(seed[0]) == seed[1])
     renamed: dict[Var, Var] = {var: _resized(var, dim, size) for var, dim in members.items()}
 
     eqns = []
     for inner in body.eqns:
-        found = _along(inner, members, dimensions_of)
-        params = {**inner.params, **(part_params(inner, found, size) if found else {})}
+        common_dimension = _along(inner, members, dimensions_of)
+        params = {**inner.params, **(part_params(inner, common_dimension, size) if common_dimension else {})}
         outvars = [renamed.get(var, var) for var in inner.outvars]
         eqns.append(substitute(inner, renamed).replace(outvars=outvars, params=params))
     invars = [renamed.get(var, var) for var in body.jaxpr.invars]

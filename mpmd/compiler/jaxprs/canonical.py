@@ -203,11 +203,13 @@ class _Scope:
         if not before:
             return eqn
         name, params, invars = eqn.primitive.name, dict(eqn.params), list(eqn.invars)
-        made = [self._body(body, name in _WITH_OWN_VARIABLES) for body in before]
-        bodies = [jaxpr for jaxpr, _ in made]
+        canonical = [self._body(body, name in _WITH_OWN_VARIABLES) for body in before]
+        bodies = [jaxpr for jaxpr, _ in canonical]
         if _are_same(bodies, [body.jaxpr for body in before]):
             return eqn
-        read = [[self._constant(var, value) for var, value in constants.items()] for _, constants in made]
+        read = [
+            [self._constant(var, value) for var, value in constants.items()] for _, constants in canonical
+        ]
         if name == "while":
             first = params["cond_nconsts"]
             invars = [*read[0], *invars[:first], *read[1], *invars[first:]]
@@ -227,10 +229,10 @@ class _Scope:
 
 def _with_others(branch: Jaxpr, number: int, constants: Sequence[Sequence[Var]]) -> Jaxpr:
     """A branch that takes the constants of all branches, in their order."""
-    own = len(constants[number])
+    num_constants = len(constants[number])
     before = [Var(var.aval) for of_branch in constants[:number] for var in of_branch]
     behind = [Var(var.aval) for of_branch in constants[number + 1 :] for var in of_branch]
-    invars = [*before, *branch.invars[:own], *behind, *branch.invars[own:]]
+    invars = [*before, *branch.invars[:num_constants], *behind, *branch.invars[num_constants:]]
     return with_eqns(branch, branch.eqns, invars=invars)
 
 
@@ -251,10 +253,10 @@ def _with_bodies(eqn: JaxprEqn, params: Mapping[str, Any], bodies: Iterable[Jaxp
 def _constraint(value: Atom, sharding: NamedSharding, call: JaxprEqn) -> JaxprEqn:
     """An equation that says how a value is sharded, where a call said it."""
     mesh = with_auto_axes(sharding.mesh)
-    wanted = NamedSharding(mesh, sharding.spec)
+    constraint = NamedSharding(mesh, sharding.spec)
     shape = jax.ShapeDtypeStruct(aval_of(value).shape, aval_of(value).dtype)
     with within(mesh) if isinstance(mesh, AbstractMesh) else contextlib.nullcontext():
-        jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, wanted))(shape)
+        jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, constraint))(shape)
     (eqn,) = jaxpr.eqns
     outvars = [Var(aval_of(value))]
     return eqn.replace(invars=[value], outvars=outvars, source_info=call.source_info, ctx=call.ctx)

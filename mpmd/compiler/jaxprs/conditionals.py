@@ -25,10 +25,10 @@ def can_be_split(eqn: JaxprEqn) -> bool:
 def with_results(eqn: JaxprEqn, kept: Collection[int]) -> JaxprEqn:
     """The conditional with the results at the positions ``kept`` alone, and what they need."""
     branches = eqn.params["branches"]
-    wanted = [i in kept for i in range(len(eqn.outvars))]
-    used = [partial_eval.dce_jaxpr(branch.jaxpr, wanted)[1] for branch in branches]
+    is_kept = [i in kept for i in range(len(eqn.outvars))]
+    used = [partial_eval.dce_jaxpr(branch.jaxpr, is_kept)[1] for branch in branches]
     needed = [any(flags) for flags in zip(*used, strict=True)]
-    smaller = tuple(closed(partial_eval.dce_jaxpr(branch.jaxpr, wanted, needed)[0]) for branch in branches)
+    smaller = tuple(closed(partial_eval.dce_jaxpr(branch.jaxpr, is_kept, needed)[0]) for branch in branches)
     predicate, *operands = eqn.invars
     return eqn.replace(
         invars=[predicate, *(atom for atom, is_needed in zip(operands, needed, strict=True) if is_needed)],

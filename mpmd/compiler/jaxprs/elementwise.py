@@ -1,4 +1,4 @@
-"""Which values are combined with one another element by element."""
+"""Finds the values that are combined with one another element by element."""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ def as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
 
     If only the call has a line of the user's own files, as where a library uses ``jit``, that is its line.
     """
-    own, outer = eqn.source_info, call.source_info
-    traceback = own.traceback if nearness_to_user(eqn) >= nearness_to_user(call) else outer.traceback
-    source_info = own.replace(traceback=traceback, name_stack=outer.name_stack + own.name_stack)
+    inner, outer = eqn.source_info, call.source_info
+    traceback = inner.traceback if nearness_to_user(eqn) >= nearness_to_user(call) else outer.traceback
+    source_info = inner.replace(traceback=traceback, name_stack=outer.name_stack + inner.name_stack)
     return eqn.replace(source_info=source_info)
 
 

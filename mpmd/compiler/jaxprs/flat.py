@@ -55,11 +55,11 @@ class Passed(NamedTuple):
 
 
 class _Scope(NamedTuple):
-    """Where equations are: the numbers of variables, how often they are computed, and where operations go."""
+    """The surroundings of equations: numbers of variables, how often they run, and the list of operations."""
 
     numbers: dict[Var, Value]
     times: int
-    found: list[Operation]
+    operations: list[Operation]
 
 
 @dataclasses.dataclass
@@ -81,9 +81,9 @@ class FlatEquations:
 
     def add(self, eqns: Iterable[JaxprEqn]) -> list[Operation]:
         """The operations of equations."""
-        found: list[Operation] = []
-        self._add(eqns, _Scope(self._numbers, 1, found))
-        return found
+        operations: list[Operation] = []
+        self._add(eqns, _Scope(self._numbers, 1, operations))
+        return operations
 
     def _number(self, var: Var, numbers: dict[Var, Value]) -> Value:
         if var not in numbers:
@@ -107,22 +107,22 @@ class FlatEquations:
                 self._cond(eqn, reads, scope)
             else:
                 makes = tuple(self._number(var, scope.numbers) for var in eqn.outvars)
-                scope.found.append(Operation(eqn, reads, makes, scope.times))
+                scope.operations.append(Operation(eqn, reads, makes, scope.times))
 
     def _of_atom(self, atom: Atom, numbers: dict[Var, Value]) -> Value | None:
         return self._number(atom, numbers) if isinstance(atom, Var) else None
 
     def _body(
-        self, jaxpr: Jaxpr, reads: Iterable[Value | None], times: int, found: list[Operation]
+        self, jaxpr: Jaxpr, reads: Iterable[Value | None], times: int, operations: list[Operation]
     ) -> list[Value | None]:
         """Adds the equations of a jaxpr that reads values. Returns the values of its results."""
-        given = zip(jaxpr.invars, reads, strict=True)
-        inside = {var: self._new(var.aval) if value is None else value for var, value in given}
-        self._add(jaxpr.eqns, _Scope(inside, times, found))
+        inputs = zip(jaxpr.invars, reads, strict=True)
+        inside = {var: self._new(var.aval) if value is None else value for var, value in inputs}
+        self._add(jaxpr.eqns, _Scope(inside, times, operations))
         return [self._of_atom(atom, inside) for atom in jaxpr.outvars]
 
     def _inner(self, jaxpr: Jaxpr, eqn: JaxprEqn, reads: Iterable[Value | None], scope: _Scope) -> None:
-        results = self._body(jaxpr, reads, scope.times, scope.found)
+        results = self._body(jaxpr, reads, scope.times, scope.operations)
         for var, value in zip(eqn.outvars, results, strict=True):
             if value is None or var in scope.numbers:
                 self._hand(self._number(var, scope.numbers), value, 0, into=False)
@@ -136,27 +136,27 @@ class FlatEquations:
     def _scan(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
         body: Jaxpr = eqn.params["jaxpr"].jaxpr
         positions = scan_operands(eqn)
-        given = list(reads)
+        inputs = list(reads)
         for i, var in enumerate(body.invars[positions.consts.stop :], positions.consts.stop):
-            given[i] = self._new(var.aval)
-            self._hand(reads[i], given[i], int(i >= positions.xs.start), into=True)
-        results = self._body(body, given, scope.times * eqn.params["length"], scope.found)
+            inputs[i] = self._new(var.aval)
+            self._hand(reads[i], inputs[i], int(i >= positions.xs.start), into=True)
+        results = self._body(body, inputs, scope.times * eqn.params["length"], scope.operations)
         for i, (var, value) in enumerate(zip(eqn.outvars, results, strict=True)):
             is_stacked = i >= positions.num_carry
             self._hand(self._number(var, scope.numbers), value, int(is_stacked), into=False)
             if not is_stacked:
-                self._hand(value, given[positions.carry.start + i], 0, into=True)
+                self._hand(value, inputs[positions.carry.start + i], 0, into=True)
 
     def _while(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
-        """How often a ``while`` runs is not known; it counts once."""
+        """A ``while`` counts once: the number of its iterations is not known."""
         body: Jaxpr = eqn.params["body_jaxpr"].jaxpr
         first = eqn.params["cond_nconsts"]
         constants = eqn.params["body_nconsts"]
-        given = list(reads[first : first + constants])
+        consts = list(reads[first : first + constants])
         carried = [self._new(var.aval) for var in body.invars[constants:]]
         for value, inside in zip(reads[first + constants :], carried, strict=True):
             self._hand(value, inside, 0, into=True)
-        results = self._body(body, [*given, *carried], scope.times, scope.found)
+        results = self._body(body, [*consts, *carried], scope.times, scope.operations)
         for var, value, inside in zip(eqn.outvars, results, carried, strict=True):
             self._hand(self._number(var, scope.numbers), value, 0, into=False)
             self._hand(value, inside, 0, into=True)
@@ -169,9 +169,9 @@ class FlatEquations:
 
 def readers(operations: Iterable[Operation]) -> Mapping[Value, list[Operation]]:
     """For each value the operations that read it."""
-    found: dict[Value, list[Operation]] = {}
+    readers_of: dict[Value, list[Operation]] = {}
     for operation in operations:
         for value in dict.fromkeys(operation.reads):
             if value is not None:
-                found.setdefault(value, []).append(operation)
-    return found
+                readers_of.setdefault(value, []).append(operation)
+    return readers_of

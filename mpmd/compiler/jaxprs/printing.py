@@ -19,11 +19,11 @@ class Names:
     """Names variables in the order in which they are first asked for: a, b, ..., z, ba, bb, ...
 
     Args:
-      given: the names of variables that have one, such as arguments.
+      names: those of variables that have one, such as arguments.
     """
 
-    def __init__(self, given: Mapping[Var, str]):
-        self._names = dict(given)
+    def __init__(self, names: Mapping[Var, str]):
+        self._names = dict(names)
         self._count = 0
 
     def of(self, atom: Atom) -> str:

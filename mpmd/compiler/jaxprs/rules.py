@@ -2,9 +2,9 @@
 
 A new primitive is one entry of ``RULES``; one that is elementwise is a name in ``ELEMENTWISE``, which
 ``cost.py`` reads, too. These read the table: the cut of layers, scans in parts, partial sums, the planner's
-classes and microbatches, and the shardings that ``dimensions.py`` guesses. Without an entry they compute from
-whole values: more slowly, with the same results. A test names the primitives without an entry, each with the
-reason (``tests/support/primitives.py``).
+classes and microbatches, and the shardings that ``sharded_dimensions.py`` guesses. Without an entry they
+compute from whole values: more slowly, with the same results. A test names the primitives without an entry,
+each with the reason (``tests/support/primitives.py``).
 
 Other tables say other things of a primitive, and their defaults are safe, too: whether it is cheap
 (``cost.py``), whether it is a product or a view (``work.py``), in which operands it is linear
@@ -27,7 +27,9 @@ from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.equations import shape_of
 from mpmd.compiler.jaxprs.indexed_dimensions import gather_dimensions, gather_params, scatter_dimensions
 
-Dimensions = Callable[[JaxprEqn], Iterable[CommonDimension]]
+FindDimensions = Callable[[JaxprEqn], Iterable[CommonDimension]]
+"""Lists the dimensions that an equation's operands and results have in common."""
+
 PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping[str, Any]]
 
 
@@ -43,7 +45,7 @@ class Rule:
         nothing of, such as one that is sorted, are probably where they were.
     """
 
-    dimensions: Dimensions
+    dimensions: FindDimensions
     part_params: PartParams = lambda eqn, dimension, size: {}
     moves: bool = False
 
@@ -67,12 +69,12 @@ def shared_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
 def likely_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
     """The common dimensions, and guesses of the others, also of primitives without a rule."""
     rule = RULES.get(eqn.primitive.name)
-    found = list(rule.dimensions(eqn)) if rule else []
+    likely = list(rule.dimensions(eqn)) if rule else []
     if rule is None or not rule.moves:
-        known = {place for one in found for place in one.outs.items()}
+        known = {pair for one in likely for pair in one.outs.items()}
         if len(known) < sum(len(shape_of(var)) for var in eqn.outvars):
-            found += (one for one in _in_place(eqn) if known.isdisjoint(one.outs.items()))
-    return found
+            likely += (one for one in _in_place(eqn) if known.isdisjoint(one.outs.items()))
+    return likely
 
 
 def _in_place(eqn: JaxprEqn) -> Iterator[CommonDimension]:
@@ -134,7 +136,7 @@ def _elementwise(eqn: JaxprEqn, but: Collection[int] = ()) -> Iterator[CommonDim
             yield CommonDimension(dict.fromkeys(along, d), dict.fromkeys(results, d))
 
 
-def _but(param: str) -> Dimensions:
+def _but(param: str) -> FindDimensions:
     """All dimensions but those that a parameter names."""
 
     def rule(eqn: JaxprEqn) -> Iterable[CommonDimension]:
@@ -152,7 +154,7 @@ def _leading(eqn: JaxprEqn) -> Iterator[CommonDimension]:
             yield CommonDimension({0: d}, {0: d})
 
 
-def _batched(rank: int) -> Dimensions:
+def _batched(rank: int) -> FindDimensions:
     """The dimensions before the last ``rank`` of the first operand, which the operation takes whole."""
 
     def rule(eqn: JaxprEqn) -> Iterator[CommonDimension]:
@@ -186,7 +188,7 @@ def _reduced_windows(eqn: JaxprEqn) -> Iterator[CommonDimension]:
             yield CommonDimension({0: d}, {0: d})
 
 
-def _reduction(combine: Callable[[Any, Any], Any] | None) -> Dimensions:
+def _reduction(combine: Callable[[Any, Any], Any] | None) -> FindDimensions:
     """All dimensions; those that are reduced only where results of parts can be combined."""
 
     def rule(eqn: JaxprEqn) -> Iterator[CommonDimension]:

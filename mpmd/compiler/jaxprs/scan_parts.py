@@ -34,7 +34,7 @@ class ScanParts:
         self._xs: dict[Var, Atom] = dict(zip(self._body.invars[xs], eqn.invars[xs], strict=True))
 
     def carried(self, results: Set[int]) -> list[int]:
-        """Which of the results are carried from one iteration to the next."""
+        """Those of the results that are carried from one iteration to the next."""
         return sorted(i for i in results if i < len(self.carry))
 
     def part(
@@ -77,11 +77,11 @@ class ScanParts:
             return [*final, *stacks]
 
         operands = [*consts.values(), *(self._initial[i] for i in carried), *xs.values()]
-        made, values = traced_eqns(scan, operands)
-        own = [self._eqn.outvars[i] for i in (*carried, *stacked)]
-        extras = [Var(aval_of(value)) for value in values[len(own) :]]
-        made = [eqn.replace(source_info=self._eqn.source_info) for eqn in made]
-        return named(made, values, [*own, *extras]), extras
+        new_eqns, values = traced_eqns(scan, operands)
+        outvars = [self._eqn.outvars[i] for i in (*carried, *stacked)]
+        extras = [Var(aval_of(value)) for value in values[len(outvars) :]]
+        new_eqns = [eqn.replace(source_info=self._eqn.source_info) for eqn in new_eqns]
+        return named(new_eqns, values, [*outvars, *extras]), extras
 
 
 def named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]) -> list[JaxprEqn]:
@@ -89,11 +89,11 @@ def named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]
 
     A result of a scan that is one of its operands, or another result, is not among those of the equation.
     """
-    made = {var for eqn in eqns for var in eqn.outvars}
+    computed = {var for eqn in eqns for var in eqn.outvars}
     renamed: dict[Var, Var] = {}
     copied: list[tuple[Var, Atom]] = []
     for name, value in zip(names, values, strict=True):
-        if isinstance(value, Var) and value in made and value not in renamed:
+        if isinstance(value, Var) and value in computed and value not in renamed:
             renamed[value] = name
         else:
             copied.append((name, value))

@@ -1,4 +1,4 @@
-"""Which operands and results of a scan are constant, carried, or one slice per iteration."""
+"""Tells which operands and results of a scan are constant, carried, or one slice per iteration."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def computed(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
     ``lax.scan`` leaves out of its equation what the body returns as it is: then the equation would have fewer
     results than the body.
     """
-    given = set(map(id, inputs))
-    return [jnp.copy(value) if id(value) in given else value for value in values]
+    input_ids = set(map(id, inputs))
+    return [jnp.copy(value) if id(value) in input_ids else value for value in values]
 
 
 def without_copies(eqn: JaxprEqn) -> JaxprEqn:
     """A scan that was made of a body with ``computed`` results, which now returns its inputs as they are."""
     body: Jaxpr = eqn.params["jaxpr"].jaxpr
-    given = set(body.invars)
+    inputs = set(body.invars)
     copied = {
         inner.outvars[0]: inner.invars[0]
         for inner in body.eqns
-        if inner.primitive.name in ("copy", "copy_p") and given.issuperset(operands(inner))
+        if inner.primitive.name in ("copy", "copy_p") and inputs.issuperset(operands(inner))
     }
     outvars = [copied.get(atom, atom) if isinstance(atom, Var) else atom for atom in body.outvars]
     smaller, used = partial_eval.dce_jaxpr(body.replace(outvars=outvars), [True] * len(outvars), True)

@@ -78,7 +78,7 @@ class WithoutTypes:
         invars = [self._atom(atom, renamed) for atom in eqn.invars]
         outvars = [self.variable(var) for var in eqn.outvars]
         if eqn.primitive.name in ("reshard", "mesh_cast"):
-            sharding = self._wanted(eqn)
+            sharding = self._constraint_of(eqn)
             if sharding is None:
                 renamed[outvars[0]] = invars[0]
             else:
@@ -119,7 +119,7 @@ class WithoutTypes:
                 return None
         return value
 
-    def _wanted(self, eqn: JaxprEqn) -> NamedSharding | None:
+    def _constraint_of(self, eqn: JaxprEqn) -> NamedSharding | None:
         """The sharding that a ``reshard`` gives its operand; ``None`` where that changes nothing.
 
         Functions that run within an ``Auto`` part of a step are entered and left by such equations, too.
@@ -140,17 +140,17 @@ class WithoutTypes:
         left = PartitionSpec.UNCONSTRAINED if _other_axes(sharding.mesh) else None
         ndim = len(aval_of(result).shape)
         entries = [left if entry is None else entry for entry in _entries(sharding, ndim)]
-        wanted = NamedSharding(mesh, PartitionSpec(*entries))
-        if wanted not in self._constrain:
-            constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=wanted)
-            self._constrain[wanted] = jax.jit(lambda x: [constrain(x)])
+        new_sharding = NamedSharding(mesh, PartitionSpec(*entries))
+        if new_sharding not in self._constrain:
+            constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=new_sharding)
+            self._constrain[new_sharding] = jax.jit(lambda x: [constrain(x)])
         with within(mesh):
-            made, (last,) = traced_eqns(self._constrain[wanted], [value])
-        assert made and made[-1].outvars == [last], "a constraint is one equation"
+            constraints, (last,) = traced_eqns(self._constrain[new_sharding], [value])
+        assert constraints and constraints[-1].outvars == [last], "a constraint is one equation"
         source, context = eqn.source_info, self._context(eqn)
-        for new in made[:-1]:
+        for new in constraints[:-1]:
             yield new.replace(source_info=source, ctx=context)
-        yield made[-1].replace(outvars=[result], source_info=source, ctx=context)
+        yield constraints[-1].replace(outvars=[result], source_info=source, ctx=context)
 
     def _context(self, eqn: JaxprEqn) -> Any:
         """JAX's settings when the equation was traced, but for the types of the mesh's axes."""
@@ -198,6 +198,6 @@ def _asked_for(eqn: JaxprEqn) -> NamedSharding | None:
     if isinstance(asked := eqn.params.get("out_sharding"), NamedSharding) and is_explicit(asked.mesh):
         return asked
     # Equations that make arrays of scalars, such as zeros, say this of replicated ones, too.
-    made = eqn.params.get("sharding")
-    splits = isinstance(made, NamedSharding) and is_explicit(made.mesh) and any(made.spec)
-    return made if splits else None
+    initial = eqn.params.get("sharding")
+    splits = isinstance(initial, NamedSharding) and is_explicit(initial.mesh) and any(initial.spec)
+    return initial if splits else None

@@ -26,14 +26,14 @@ def has_product(eqn: JaxprEqn) -> bool:
 
 def operations(eqn: JaxprEqn) -> int:
     """Multiplications and additions of a matrix product or convolution; else one for each output element."""
-    made = sum(map(size, eqn.outvars))
+    num_elements = sum(map(size, eqn.outvars))
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        return 2 * made * math.prod(aval_of(eqn.invars[0]).shape[axis] for axis in contracted)
+        return 2 * num_elements * math.prod(aval_of(eqn.invars[0]).shape[axis] for axis in contracted)
     if eqn.primitive.name == "conv_general_dilated":
         kernel = aval_of(eqn.invars[1]).shape
-        return 2 * made * math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-    return made
+        return 2 * num_elements * math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+    return num_elements
 
 
 def total_operations(eqns: Iterable[JaxprEqn]) -> int:

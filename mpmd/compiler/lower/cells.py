@@ -12,7 +12,7 @@ from mpmd.compiler.graph import Accumulator, TaskGraph
 from mpmd.compiler.jaxprs.equations import make_jaxpr, operands
 from mpmd.compiler.lower.executables import ExecutableTable
 from mpmd.compiler.lower.fuse import FusedWork, fuse
-from mpmd.ir.names import INDEX_PATTERN, output_pattern, state_pattern, told_pattern
+from mpmd.ir.names import INDEX_PATTERN, callback_operand_pattern, output_pattern, state_pattern
 from mpmd.ir.plan import Cell, TaskKind, TaskType
 from mpmd.language.callbacks import HostCallback
 
@@ -51,7 +51,7 @@ class LoweredCell:
     """A cell for any microbatch.
 
     The executable takes ``reads`` and returns ``makes``, of which the first are what becomes of the states
-    ``updates``, and then what ``callbacks`` are told. ``indices`` are the offsets of the microbatch indices
+    ``updates``, and then the operands of ``callbacks``. ``indices`` are the offsets of the microbatch indices
     that it reads, ``sent`` the positions of what other groups get.
     """
 
@@ -122,21 +122,23 @@ class CellLowering:
         # Accumulators come first on both sides, so that each is updated in its own buffer.
         reads = [*before, *(var for var in fused.reads if var not in before)]
         makes = [self._updated(*update) for update in updates.items()]
-        makes += [made for work, offset in works for made in self._made(work, offset, works)]
-        outputs = [fused.variables[made.var, made.offset] for made in makes]
-        told = [var for eqn, _, _ in fused.callbacks for var in operands(eqn)]
+        makes += [value for work, offset in works for value in self._made(work, offset, works)]
+        outputs = [fused.variables[value.var, value.offset] for value in makes]
+        callback_operands = [var for eqn, _, _ in fused.callbacks for var in operands(eqn)]
         origins = [fused.origin[var] for var in reads]
         stands_for = {fused_var: var for (var, _), fused_var in fused.variables.items()}
         label = "+".join(str(work) for work, _ in works)
         group = self._stage_groups[works[0][0].stage]
         return LoweredCell(
-            executable=self._table.add(label, group, reads, fused.eqns, outputs, told, stands_for),
-            jaxpr=make_jaxpr(reads, fused.eqns, [*outputs, *told]),
+            executable=self._table.add(
+                label, group, reads, fused.eqns, outputs, callback_operands, stands_for
+            ),
+            jaxpr=make_jaxpr(reads, fused.eqns, [*outputs, *callback_operands]),
             reads=tuple(self._read(var, offset, works) for var, offset in origins),
             indices=tuple(offset for var, offset in origins if var in self._indices),
             updates=tuple(a.state for a in updates),
             makes=tuple(makes),
-            sent=tuple(i for i, made in enumerate(makes) if made.receivers),
+            sent=tuple(i for i, value in enumerate(makes) if value.receivers),
             callbacks=tuple(self._callbacks(fused)),
         )
 
@@ -145,7 +147,9 @@ class CellLowering:
         for eqn, work, offset in fused.callbacks:
             first = count[work, offset]
             count[work, offset] += len(eqn.invars)
-            patterns = (told_pattern(work.kind, work.stage, first + i) for i in range(len(eqn.invars)))
+            patterns = (
+                callback_operand_pattern(work.kind, work.stage, first + i) for i in range(len(eqn.invars))
+            )
             yield CellCallback(eqn.params["callback"], work, offset, tuple(patterns))
 
     def _read(self, var: Var, offset: int, works: CellWork) -> CellValue:
@@ -169,7 +173,7 @@ class CellLowering:
 
     def _made(self, work: TaskType, offset: int, works: CellWork) -> Iterator[CellValue]:
         """The values that work makes for tasks outside its cell."""
-        own = self._stage_groups[work.stage]
+        group = self._stage_groups[work.stage]
         for position, var in enumerate(self._stage_work[work].makes):
             readers = [
                 reader
@@ -178,7 +182,7 @@ class CellLowering:
             ]
             if readers:
                 groups = {self._stage_groups[reader.stage] for reader in readers}
-                yield CellValue(var, offset, _pattern(work, position), tuple(sorted(groups - {own})))
+                yield CellValue(var, offset, _pattern(work, position), tuple(sorted(groups - {group})))
 
 
 def _pattern(work: TaskType, position: int) -> str:

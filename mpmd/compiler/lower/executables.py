@@ -51,14 +51,14 @@ class ExecutableTable:
         invars: Sequence[Var],
         eqns: Sequence[JaxprEqn],
         outvars: Sequence[Var],
-        told: Sequence[Var],
+        callback_operands: Sequence[Var],
         stands_for: Mapping[Var, Var] = MappingProxyType({}),
     ) -> str:
         """Returns the name of an executable for equations on a group: ``name``, or that of an equal one.
 
         Args:
           eqns: callbacks among them are left out.
-          told: what the driver is told for them, whole: further outputs, replicated.
+          callback_operands: those of these callbacks, whole: further outputs, replicated.
           stands_for: for variables that are those of another microbatch, the variables of the step.
         """
         eqns = self.meshes.moved([eqn for eqn in eqns if callback_of(eqn) is None], mpmd_idx)
@@ -66,7 +66,7 @@ class ExecutableTable:
             tuple(self.spec_of(stands_for.get(var, var), mpmd_idx) for var in variables)
             for variables in (invars, outvars)
         )
-        outvars, out_specs = [*outvars, *told], (*out_specs, *((),) * len(told))
+        outvars, out_specs = [*outvars, *callback_operands], (*out_specs, *((),) * len(callback_operands))
         key = (fingerprint(invars, eqns, outvars), in_specs, out_specs, self.meshes.submeshes[mpmd_idx])
         if key not in self._known:
             name = self._unused(name)

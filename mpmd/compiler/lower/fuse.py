@@ -34,7 +34,7 @@ class FusedWork:
 def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Mapping[Var, Var]) -> FusedWork:
     """Puts the equations of tasks, each a work with its microbatch, after one another.
 
-    An equation that several tasks of one microbatch have, because it is a replica, is kept once. Tasks of
+    An equation that several tasks of one microbatch have, because it is duplicated, is kept once. Tasks of
     different microbatches get different variables. When several of them update a state, each reads what the
     one before it wrote.
 

@@ -65,10 +65,11 @@ class GroupMeshes:
                 return eqn
             with within(submesh):
                 jaxpr = traced_for_group(eqn.params["fun"], avals_of(eqn.invars))
-            if (found := _shapes(jaxpr.out_avals)) != (wanted := _shapes(avals_of(eqn.outvars))):
+            shapes, on_first_group = _shapes(jaxpr.out_avals), _shapes(avals_of(eqn.outvars))
+            if shapes != on_first_group:
                 raise CompileError(
-                    f"a function under per_group at {where(eqn)} returns {found} on group {mpmd_idx}, whose "
-                    f"submesh is {dict(submesh.shape)}, but {wanted} on group 0"
+                    f"a function under per_group at {where(eqn)} returns {shapes} on group {mpmd_idx}, whose "
+                    f"submesh is {dict(submesh.shape)}, but {on_first_group} on group 0"
                 )
             return eqn.replace(primitive=call_p, params={"call_jaxpr": jaxpr, "name": "per_group"})
 

@@ -24,13 +24,14 @@ from mpmd.compiler.lower.executables import ExecutableTable
 from mpmd.compiler.lower.group_meshes import GroupMeshes
 from mpmd.compiler.lower.liveness import add_frees_and_donations
 from mpmd.errors import CompileError
-from mpmd.ir.names import constant_name, index_name, outside_name, outside_told_name
+from mpmd.ir.names import constant_name, index_name, outside_callback_operand_name, outside_name
 from mpmd.ir.plan import (
     AnyTask,
     Aval,
     Cell,
     ConstantLeaf,
     GroupProgram,
+    HostCall,
     InputLeaf,
     Instruction,
     LoopStages,
@@ -43,7 +44,6 @@ from mpmd.ir.plan import (
     Send,
     Spec,
     Task,
-    Tell,
 )
 from mpmd.keys import encode, to_aval
 from mpmd.language.callbacks import HostCallback, callback_of
@@ -168,10 +168,10 @@ class _Lowering:
             uses[result.var].update(groups)
         return uses
 
-    def _send(self, src: int, wanted: Mapping[Name, Iterable[int]]) -> None:
+    def _send(self, src: int, receivers_of: Mapping[Name, Iterable[int]]) -> None:
         """Sends values to other groups, one message for each."""
         by_group: dict[int, list[Name]] = collections.defaultdict(list)
-        for name, groups in wanted.items():
+        for name, groups in receivers_of.items():
             for group in groups:
                 by_group[group].append(name)
         for dst, names in sorted(by_group.items()):
@@ -182,12 +182,12 @@ class _Lowering:
 
     def _send_arguments(self) -> None:
         """Sends arguments from where they stay to the other groups that read them."""
-        wanted: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
+        receivers_by_source: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
         for argument in self._step.arguments:
             homes = self._placed.homes[argument.var]
             if elsewhere := self._uses[argument.var].keys() - homes:
-                wanted[min(homes)][argument.path] = sorted(elsewhere)
-        for group, names in sorted(wanted.items()):
+                receivers_by_source[min(homes)][argument.path] = sorted(elsewhere)
+        for group, names in sorted(receivers_by_source.items()):
             self._send(group, names)
 
     def _outside(self, segment: int) -> None:
@@ -230,26 +230,26 @@ class _Lowering:
             return
         reads = free_variables(eqns)
         callbacks = [eqn for eqn in eqns if callback_of(eqn)]
-        told = [var for eqn in callbacks for var in operands(eqn)]
+        callback_operands = [var for eqn in callbacks for var in operands(eqn)]
         for i, var in enumerate(makes):
             # Groups that compute the same value call it the same.
             self._names.setdefault(var, outside_name(task, group, i))
-        executable = self._table.add(f"{task}.{group}", group, reads, eqns, makes, told)
-        self._jaxprs[group, task] = make_jaxpr(reads, eqns, [*makes, *told])
+        executable = self._table.add(f"{task}.{group}", group, reads, eqns, makes, callback_operands)
+        self._jaxprs[group, task] = make_jaxpr(reads, eqns, [*makes, *callback_operands])
         inputs, outputs = ([self._names[var] for var in variables] for variables in (reads, makes))
-        told_names = [outside_told_name(task, group, i) for i in range(len(told))]
-        self._programs[group].append(Run(task, executable, tuple(inputs), (*outputs, *told_names)))
-        rest = iter(told_names)
+        operand_names = [outside_callback_operand_name(task, group, i) for i in range(len(callback_operands))]
+        self._programs[group].append(Run(task, executable, tuple(inputs), (*outputs, *operand_names)))
+        rest = iter(operand_names)
         for eqn in callbacks:
             values = tuple(next(rest) for _ in eqn.invars)
-            self._tell(group, values, eqn.params["callback"], task)
+            self._call_back(group, values, eqn.params["callback"], task)
         self._send(group, {self._names[var]: self._receivers(var, group, sources) for var in makes})
 
-    def _tell(
+    def _call_back(
         self, group: int, values: tuple[Name, ...], callback: HostCallback, task: Task | OutsideTask
     ) -> None:
         number = self._callbacks.setdefault(callback, len(self._callbacks))
-        self._programs[group].append(Tell(values, number, task))
+        self._programs[group].append(HostCall(values, number, task))
 
     def _receivers(self, var: Var, group: int, sources: Mapping[Var, tuple[int, int]]) -> list[int]:
         """The groups that get a value made outside the loop from ``group``."""
@@ -279,23 +279,23 @@ class _Lowering:
         for offset in lowered.indices:
             self._index_groups[first + offset].add(group)
         states.update(zip(lowered.updates, outputs, strict=False))
-        told = [
+        callback_operands = [
             tuple(pattern % (first + callback.offset) for pattern in callback.patterns)
             for callback in lowered.callbacks
         ]
-        all_outputs = (*outputs, *itertools.chain(*told))
+        all_outputs = (*outputs, *itertools.chain(*callback_operands))
         self._programs[group].append(Run(cell, lowered.executable, inputs, all_outputs))
-        for callback, values in zip(lowered.callbacks, told, strict=True):
+        for callback, values in zip(lowered.callbacks, callback_operands, strict=True):
             task = Task(callback.work.kind, callback.work.stage, first + callback.offset)
-            self._tell(group, values, callback.callback, task)
+            self._call_back(group, values, callback.callback, task)
         self._jaxprs[group, cell] = lowered.jaxpr
         self._send(group, {outputs[i]: lowered.makes[i].receivers for i in lowered.sent})
 
     def _send_results(self, accumulators: Iterable[Accumulator], states: Mapping[Var, Name]) -> None:
-        wanted: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
+        receivers_by_source: dict[int, dict[Name, Iterable[int]]] = collections.defaultdict(dict)
         for accumulator in accumulators:
             name = self._names[accumulator.result] = states[accumulator.state]
             group = self._placed.stage_groups[accumulator.work.stage]
-            wanted[group][name] = sorted(self._uses[accumulator.result].keys() - {group})
-        for group, names in sorted(wanted.items()):
+            receivers_by_source[group][name] = sorted(self._uses[accumulator.result].keys() - {group})
+        for group, names in sorted(receivers_by_source.items()):
             self._send(group, names)

@@ -13,7 +13,7 @@ from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.errors import CompileError
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import axes_of, indivisible
-from mpmd.ir.stack import Leaf, per_part
+from mpmd.ir.stack import Leaf, per_layer_range
 
 _REMEDY = "leave the axis out of its spec, shard another dimension, or pad this one"
 
@@ -45,8 +45,8 @@ def check_specs(
 
 
 def _axes_of_layers(leaves: Sequence[Leaf]) -> list[int | None]:
-    """For each part of the leaves, which of its dimensions counts layers; ``None`` of leaves in one part."""
-    return per_part(leaves, [leaf.stack.axis if leaf.stack else None for leaf in leaves])
+    """For each layer range of leaves, the dimension that counts layers; ``None`` without layer ranges."""
+    return per_layer_range(leaves, [leaf.stack.axis if leaf.stack else None for leaf in leaves])
 
 
 def _faults(

@@ -109,7 +109,7 @@ class EarlyUpdates:
         return segments
 
     def _slots(self, segments: Sequence[int]) -> set[_Slot]:
-        """Where updates are that have been advanced."""
+        """The segments and groups of updates that have been advanced."""
         return {(segments[i], group) for i in self._advanced(segments) for group in self._runs[i]}
 
     def _advanced(self, segments: Sequence[int]) -> list[int]:
@@ -120,11 +120,11 @@ class EarlyUpdates:
         segment, group = slot
         moved = {i for i in self._advanced(segments) if segments[i] == segment and group in self._runs[i]}
         read = {var for i in moved for var in operands(self._eqns[i])}
-        made = {var for i in moved for var in self._eqns[i].outvars}
-        kept = [var for var in made if var in self._returned or self._readers[var] - moved]
+        computed = {var for i in moved for var in self._eqns[i].outvars}
+        kept = [var for var in computed if var in self._returned or self._readers[var] - moved]
         freed = [
             var
-            for var in (read - made) & self._freed
+            for var in (read - computed) & self._freed
             if var not in self._returned and self._last_loop[var] < segment and self._readers[var] <= moved
         ]
         return sum(map(_bytes, kept)) - sum(map(_bytes, freed))

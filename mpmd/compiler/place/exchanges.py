@@ -49,8 +49,8 @@ def _earliest_levels(
     maker: dict[Var, int] = {}
     levels: list[dict[int, int]] = []
     for i, eqn in enumerate(eqns):
-        made = (maker[var] for var in operands(eqn) if var in maker)
-        sources = [j for j in made if segments[j] == segments[i]]
+        makers = (maker[var] for var in operands(eqn) if var in maker)
+        sources = [j for j in makers if segments[j] == segments[i]]
         levels.append(
             {
                 group: max((_available(levels[source], group) for source in sources), default=0)

@@ -87,7 +87,7 @@ class _Placer:
         self._returned = set(self._results)
         held = zip(self._arguments, placements.arguments, strict=True)
         self._held = {var: frozenset(there.mpmd_idxs) for var, there in held if there.mpmd_idxs}
-        self._wanted = [frozenset(there.mpmd_idxs) for there in placements.results]
+        self._asked = [frozenset(there.mpmd_idxs) for there in placements.results]
         self._stage_groups = stage_groups
         self._loop_reads = self._groups_reading_in_loop()
         self._accumulated = {a.result: frozenset({stage_groups[a.work.stage]}) for a in graph.accumulators}
@@ -133,7 +133,7 @@ class _Placer:
         A scalar that a next call takes as an argument is on all groups that hold the argument. A large result
         that is made of scalars alone is needed once.
         """
-        required: dict[int, GroupSet] = {i: groups for i, groups in enumerate(self._wanted) if groups}
+        required: dict[int, GroupSet] = {i: groups for i, groups in enumerate(self._asked) if groups}
         for argument, i in self._step.fed_back:
             var = self._arguments[argument]
             if size(var) == 1 and var in self._held:
@@ -185,11 +185,11 @@ class _Placer:
         graph = self._graph
         reads = [(var, member.work.stage) for member in graph.stage_work for var in member.reads]
         reads += [(a.initial, a.work.stage) for a in graph.accumulators]
-        found: dict[Var, int] = {}
+        first_loops: dict[Var, int] = {}
         for var, stage in reads:
             loop = self._step.loop_of(stage)
-            found[var] = min(found.get(var, loop), loop)
-        return found
+            first_loops[var] = min(first_loops.get(var, loop), loop)
+        return first_loops
 
     def _anchor_all(self) -> None:
         """For each variable the groups of its large operands, if any, or else those that it prefers.
@@ -280,20 +280,20 @@ class _Placer:
             demanded[var] |= required.get(i, NOWHERE)
         runs = [NOWHERE] * len(self._eqns)
         for i, eqn in reversed(list(enumerate(self._eqns))):
-            wanted = frozenset().union(*(demanded[var] for var in eqn.outvars))
-            runs[i] = self._groups_to_run(eqn, self._anchor_of[i], wanted)
+            readers = frozenset().union(*(demanded[var] for var in eqn.outvars))
+            runs[i] = self._groups_to_run(eqn, self._anchor_of[i], readers)
             for var in operands(eqn):
                 demanded[var] |= runs[i]
         return runs, demanded
 
-    def _groups_to_run(self, eqn: JaxprEqn, anchor: GroupSet, wanted: GroupSet) -> GroupSet:
+    def _groups_to_run(self, eqn: JaxprEqn, anchor: GroupSet, readers: GroupSet) -> GroupSet:
         if anchor:
-            able = (anchor & wanted) or frozenset({min(anchor)})
+            able = (anchor & readers) or frozenset({min(anchor)})
             return able if self._has_loop else frozenset({min(able)})
-        if not wanted:
+        if not readers:
             groups = self._preference(eqn) or self._unread(eqn)
             return frozenset({min(groups)}) if eqn.effects else groups  # which are to happen once
-        return wanted if self._may_repeat(eqn) else frozenset({min(wanted)})
+        return readers if self._may_repeat(eqn) else frozenset({min(readers)})
 
     def _may_repeat(self, eqn: JaxprEqn) -> bool:
         """Whether each group that wants what an equation makes computes it for itself."""

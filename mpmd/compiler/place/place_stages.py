@@ -73,7 +73,7 @@ def _best_shift(graph: TaskGraph, placed: Mapping[int, int], rows: Mapping[int, 
 
 
 def _held(graph: TaskGraph, placed: Mapping[int, int]) -> dict[Var, GroupSet]:
-    """Where state is, what loops have accumulated, and what is made of such arrays and has their size.
+    """The groups of state, of accumulated values, and of values made of such arrays that have their size.
 
     Only as far as the loops before decide it. The batch comes from the caller, wherever it is read.
     """

@@ -9,8 +9,8 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import TaskGraph
-from mpmd.compiler.jaxprs.dimensions import dimensions_of
 from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.jaxprs.sharded_dimensions import dimensions_of
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.steps import Result
 from mpmd.ir.plan import Spec

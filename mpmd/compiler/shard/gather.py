@@ -1,6 +1,6 @@
 """Has weights that are sharded over the batch's axes gathered once per step, before the loop.
 
-A task that multiplies its part of a microbatch with such a weight gathers the weight first: in every
+A task that multiplies its share of a microbatch with such a weight gathers the weight first: in every
 microbatch, and in the backward again. Here tasks read a copy instead, whose spec has none of the batch's
 axes, so the equation before the loop that makes the copy is the only one to gather. The sharded weight stays
 for what reads it outside the loop. Each group whose tasks read a weight makes its own copy (see ``place``),
@@ -21,14 +21,14 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
-from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, without
 from mpmd.compiler.jaxprs.equations import substitute
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, axes_in, without
 from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
 def gather_weights(
     sharded: ShardedGraph,
-    dimensions: Mapping[Var, Dimensions],
+    dimensions: Mapping[Var, ShardedDimensions],
     axes: Set[str],
     submeshes: Sequence[AbstractMesh],
     left: Set[Var],
@@ -44,11 +44,11 @@ def gather_weights(
     graph, specs = sharded.graph, dict(sharded.specs)
     gathered: dict[Var, Var] = {}
     eqns: list[JaxprEqn] = []
-    for var, found in _axes_to_gather(graph, dimensions, axes, submeshes).items():
-        if found and var not in left:
+    for var, gathered_axes in _axes_to_gather(graph, dimensions, axes, submeshes).items():
+        if gathered_axes and var not in left:
             copies, (gathered[var],) = traced_eqns(_copied, [var])
             eqns += copies
-            specs[gathered[var]] = as_spec(without(dimensions[var], found))
+            specs[gathered[var]] = as_spec(without(dimensions[var], gathered_axes))
     changed = dataclasses.replace(
         graph,
         outer=(*graph.outer, *eqns),
@@ -69,7 +69,7 @@ _copied = jax.jit(lambda x: [jnp.copy(x)])
 
 def _axes_to_gather(
     graph: TaskGraph,
-    dimensions: Mapping[Var, Dimensions],
+    dimensions: Mapping[Var, ShardedDimensions],
     axes: Set[str],
     submeshes: Sequence[AbstractMesh],
 ) -> Mapping[Var, Set[str]]:
@@ -81,11 +81,11 @@ def _axes_to_gather(
         for cell in cells
         for task in cell.tasks
     }
-    found: dict[Var, set[str]] = collections.defaultdict(set)
+    axes_of: dict[Var, set[str]] = collections.defaultdict(set)
     for member in graph.stage_work:
         if (submesh := submesh_of.get(member.work.stage)) is None:
             continue  # place refuses a schedule with more groups than there are
         for var in member.reads:
             sharding = axes_in(dimensions.get(var, ()))
-            found[var] |= {axis for axis in sharding & axes if submesh.shape[axis] > 1}
-    return found
+            axes_of[var] |= {axis for axis in sharding & axes if submesh.shape[axis] > 1}
+    return axes_of

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from mpmd.compiler.jaxprs.dimensions import dimensions_of
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compiler.jaxprs.sharded_dimensions import dimensions_of
 
 Positions = tuple[int, ...]
 
@@ -19,7 +19,7 @@ _IN_THE_FIRST = frozenset(
     slice split squeeze transpose
     """.split()
 )
-_PLACEMENT = frozenset("reshard sharding_constraint".split())
+_SHARDING_CONSTRAINTS = frozenset("reshard sharding_constraint".split())
 _IN_ALL = frozenset("add add_any concatenate sub".split())
 _IN_SOME: Mapping[str, Positions] = {
     "dynamic_update_slice": (0, 1),
@@ -36,7 +36,9 @@ def linear_positions(eqn: JaxprEqn) -> tuple[Positions, ...]:
     as a product is. Floating-point numbers count as real numbers. What has no rule is linear in nothing.
     """
     name, operands = eqn.primitive.name, tuple(range(len(eqn.invars)))
-    if name in _IN_THE_FIRST | _PLACEMENT or (name in ("convert_element_type", "div") and _keeps_sums(eqn)):
+    if name in _IN_THE_FIRST | _SHARDING_CONSTRAINTS or (
+        name in ("convert_element_type", "div") and _keeps_sums(eqn)
+    ):
         return ((0,),)
     if name in _IN_ALL:
         return (operands,)
@@ -49,17 +51,17 @@ def linear_positions(eqn: JaxprEqn) -> tuple[Positions, ...]:
     return ()
 
 
-def is_placement(eqn: JaxprEqn) -> bool:
+def is_sharding_constraint(eqn: JaxprEqn) -> bool:
     """Whether an equation only says where its operand should be."""
-    return eqn.primitive.name in _PLACEMENT
+    return eqn.primitive.name in _SHARDING_CONSTRAINTS
 
 
-def placement_axes(eqn: JaxprEqn) -> frozenset[str]:
+def constrained_axes(eqn: JaxprEqn) -> frozenset[str]:
     """The mesh axes that shard a value where an equation says that it should be.
 
     Partial sums along one of them would have to be whole in that dimension: what was to be split is gathered.
     """
-    sharding = eqn.params.get("sharding") if is_placement(eqn) else None
+    sharding = eqn.params.get("sharding") if is_sharding_constraint(eqn) else None
     entries = getattr(sharding, "spec", None) or ()
     return frozenset(
         axis for entry in entries if isinstance(entry, str | tuple) for axis in dimensions_of((entry,), 1)[0]

@@ -12,8 +12,8 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from mpmd.compiler.jaxprs.dimensions import Axes
 from mpmd.compiler.jaxprs.equations import Atom
+from mpmd.compiler.jaxprs.sharded_dimensions import Axes
 from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
@@ -41,8 +41,8 @@ def as_function(eqn: JaxprEqn) -> Callable[..., list[jax.Array]]:
     params = {k: None if k in ("sharding", "out_sharding") else v for k, v in eqn.params.items()}
 
     def results(*operands: jax.Array) -> list[jax.Array]:
-        made = eqn.primitive.bind(*operands, **params)
-        return made if eqn.primitive.multiple_results else [made]
+        outputs = eqn.primitive.bind(*operands, **params)
+        return outputs if eqn.primitive.multiple_results else [outputs]
 
     return results
 
@@ -61,20 +61,20 @@ class PartialSumMaker:
     def make(
         self, fun: Callable, inputs: Sequence[Atom], axes: Axes, key: Hashable
     ) -> tuple[list[JaxprEqn], list[PartialSum]]:
-        """The equations of ``fun(*inputs)``, a list of values in parts, and what they make.
+        """The equations of ``fun(*inputs)``, a list of partial sums, and what they make.
 
-        The parts are put where the shards are that they come from; the other dimensions are left to XLA.
+        Partial sums are put where the shards are that they come from; the other dimensions are left to XLA.
 
         Args:
           key: equal for functions that are equal.
         """
 
-        def pinned(parts):
-            spec = PartitionSpec(axes, *[PartitionSpec.UNCONSTRAINED] * (parts.ndim - 1))
-            return lax.with_sharding_constraint(parts, NamedSharding(self.mesh, spec))
+        def pinned(sums):
+            spec = PartitionSpec(axes, *[PartitionSpec.UNCONSTRAINED] * (sums.ndim - 1))
+            return lax.with_sharding_constraint(sums, NamedSharding(self.mesh, spec))
 
         if (key, axes) not in self._traced:
-            self._traced[key, axes] = jax.jit(lambda *xs: [pinned(parts) for parts in fun(*xs)])
+            self._traced[key, axes] = jax.jit(lambda *xs: [pinned(sums) for sums in fun(*xs)])
         eqns, variables = traced_eqns(self._traced[key, axes], inputs)
         return eqns, [PartialSum(var, axes) for var in variables]
 
@@ -82,18 +82,18 @@ class PartialSumMaker:
         """Equations that make partial sums of a whole value: the value itself, then zeros."""
         number = math.prod(self.mesh.shape[axis] for axis in axes)
 
-        def parts(x):
+        def with_zeros(x):
             shape = (number, *x.shape)
             is_first = lax.broadcasted_iota(jnp.int32, shape, 0) == 0
             return [lax.select(is_first, jnp.broadcast_to(x, shape), jnp.zeros(shape, x.dtype))]
 
-        eqns, (first,) = self.make(parts, [whole], axes, "first part")
+        eqns, (first,) = self.make(with_zeros, [whole], axes, "first")
         return eqns, first
 
-    def sum_up(self, parts: PartialSum, whole: Var) -> JaxprEqn:
+    def sum_up(self, partial: PartialSum, whole: Var) -> JaxprEqn:
         """The equation that makes a whole value of its partial sums."""
-        (eqn,), _ = traced_eqns(_summed, [parts.var])
+        (eqn,), _ = traced_eqns(_summed, [partial.var])
         return eqn.replace(outvars=[whole])
 
 
-_summed = jax.jit(lambda parts: [lax.reduce_sum(parts, (0,))])
+_summed = jax.jit(lambda sums: [lax.reduce_sum(sums, (0,))])

@@ -19,9 +19,9 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from mpmd.compiler.graph import TaskGraph
-from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, sharded
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.jaxprs.rules import likely_dimensions
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, sharded
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import indivisible
@@ -34,18 +34,18 @@ def microbatch_dimensions(outer: Sequence[JaxprEqn], read: Mapping[Var, int]) ->
       outer: the equations outside of the loop, in order.
       read: for values of outside the dimension at whose index tasks read.
     """
-    found = dict(read)
+    dimension_of = dict(read)
     for eqn in reversed(outer):
-        dimension = found.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        dimension = dimension_of.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
         if dimension is not None:
-            for var, own in _dimension_of_operands(eqn, dimension):
-                found.setdefault(var, own)
-    return found
+            for var, operand_dimension in _dimension_of_operands(eqn, dimension):
+                dimension_of.setdefault(var, operand_dimension)
+    return dimension_of
 
 
 def with_rows_sharded(
     graph: TaskGraph,
-    dimensions: Mapping[Var, Dimensions],
+    dimensions: Mapping[Var, ShardedDimensions],
     whole: Mapping[Var, int],
     submeshes: Sequence[AbstractMesh],
 ) -> TaskGraph:

@@ -9,8 +9,15 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import Accumulator, ShardedGraph, StageWork
-from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, axes_in, dimensions_of, follow, without
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
+from mpmd.compiler.jaxprs.sharded_dimensions import (
+    ShardedDimensions,
+    as_spec,
+    axes_in,
+    dimensions_of,
+    follow,
+    without,
+)
 from mpmd.compiler.request import PartialSums
 from mpmd.compiler.shard.make_partial_sums import PartialSum, PartialSumMaker
 from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, as_partial_sums, live_eqns
@@ -20,7 +27,7 @@ from mpmd.ir.plan import Spec
 def with_partial_sums(
     sharded: ShardedGraph,
     submesh: AbstractMesh,
-    outer: Mapping[Var, Dimensions],
+    outer: Mapping[Var, ShardedDimensions],
     axes_of_partial_sums: frozenset[str],
     partial_sums: PartialSums,
 ) -> ShardedGraph:
@@ -75,7 +82,7 @@ def _allowed(
     }
 
 
-def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> Dimensions:
+def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> ShardedDimensions:
     return dimensions_of(specs[var], len(aval_of(var).shape))
 
 
@@ -83,7 +90,7 @@ def _rewritten(
     member: StageWork,
     accumulators: Sequence[Accumulator],
     allowed: Allowed,
-    dimensions: Mapping[Var, Dimensions],
+    dimensions: Mapping[Var, ShardedDimensions],
     maker: PartialSumMaker,
 ) -> RewrittenEqns:
     """The equations of a work that make partial sums of what it adds to accumulators.
@@ -93,9 +100,11 @@ def _rewritten(
     """
     # A state that the function of a microbatch reads itself is no sum.
     sums = [a for a in accumulators if a.work == member.work and not a.is_carry]
-    wanted = {a.updated: allowed[a.updated] for a in sums}
+    allowed_sums = {a.updated: allowed[a.updated] for a in sums}
     updated_of = {a.state: a.updated for a in sums}
-    return as_partial_sums(member.eqns, dimensions, wanted, updated_of, [*member.makes, *wanted], maker)
+    return as_partial_sums(
+        member.eqns, dimensions, allowed_sums, updated_of, [*member.makes, *allowed_sums], maker
+    )
 
 
 def _live_work(member: StageWork, rewritten: RewrittenEqns, accumulators: Sequence[Accumulator]) -> StageWork:

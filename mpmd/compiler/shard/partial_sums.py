@@ -34,13 +34,6 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
-from mpmd.compiler.jaxprs.dimensions import (
-    Axes,
-    Dimensions,
-    follow_into,
-    follow_into_scan,
-    sharded,
-)
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -50,7 +43,14 @@ from mpmd.compiler.jaxprs.equations import (
     operands,
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
-from mpmd.compiler.shard.linear import is_placement, is_zero, linear_positions, placement_axes
+from mpmd.compiler.jaxprs.sharded_dimensions import (
+    Axes,
+    ShardedDimensions,
+    follow_into,
+    follow_into_scan,
+    sharded,
+)
+from mpmd.compiler.shard.linear import constrained_axes, is_sharding_constraint, is_zero, linear_positions
 from mpmd.compiler.shard.make_partial_sums import (
     PartialSum,
     PartialSumMaker,
@@ -61,14 +61,14 @@ from mpmd.compiler.shard.make_partial_sums import (
 from mpmd.compiler.shard.sums import cut_sum
 
 Allowed = Mapping[Var, frozenset[str]]
-"""For each value that may be in parts, the mesh axes along which it may."""
+"""For each value that may be held as partial sums, the mesh axes along which it may."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RewrittenEqns:
-    """Equations that make parts of some values, and what they make or read them as.
+    """Equations that make partial sums of some values, and these partial sums.
 
-    ``partial`` has the values that were wanted, ``carry`` the old ones of what is carried.
+    ``partial`` has the targets, ``carry`` the old values of what is carried.
     """
 
     eqns: tuple[JaxprEqn, ...]
@@ -78,25 +78,25 @@ class RewrittenEqns:
 
 def as_partial_sums(
     eqns: Sequence[JaxprEqn],
-    dimensions: Mapping[Var, Dimensions],
-    wanted: Allowed,
+    dimensions: Mapping[Var, ShardedDimensions],
+    targets: Allowed,
     carry: Mapping[Var, Var],
     read: Iterable[Atom],
     maker: PartialSumMaker,
 ) -> RewrittenEqns:
-    """Equations that compute in parts what they can of the ``wanted`` values.
+    """Equations that compute as partial sums what they can of the ``targets``.
 
     Args:
       dimensions: how values are sharded, as far as known.
-      carry: for old values of what is carried, the new ones, which are wanted. They are in parts both or
+      carry: for old values of what is carried, the new ones, which are targets. They are partial sums both or
         neither.
       read: what is read behind the equations, each as often as it is.
     """
     uses = collections.Counter(atom for eqn in eqns for atom in operands(eqn))
     uses.update(atom for atom in read if isinstance(atom, Var))
-    candidates = _candidates(eqns, wanted, uses)
+    candidates = _candidates(eqns, targets, uses)
     read_whole = {new for old, new in carry.items() if old not in candidates}
-    candidates = _candidates(eqns, _without(wanted, read_whole), uses)
+    candidates = _candidates(eqns, _without(targets, read_whole), uses)
     first = _Walk(eqns, dimensions, candidates, maker)
     pairs = {old: new for old, new in carry.items() if new in first.partial}
     old_partial = {
@@ -105,36 +105,36 @@ def as_partial_sums(
     }
     second = _Walk(eqns, dimensions, candidates, maker, old_partial)
     if any(second.partial[new].axes != old_partial[old].axes for old, new in pairs.items()):
-        return as_partial_sums(eqns, dimensions, _without(wanted, set(carry.values())), {}, read, maker)
-    partial = {var: second.partial[var] for var in wanted if var in second.partial and var not in read_whole}
+        return as_partial_sums(eqns, dimensions, _without(targets, set(carry.values())), {}, read, maker)
+    partial = {var: second.partial[var] for var in targets if var in second.partial and var not in read_whole}
     return RewrittenEqns(tuple(second.eqns), partial, old_partial)
 
 
-def _without(wanted: Allowed, others: set[Var]) -> Allowed:
-    return {var: axes for var, axes in wanted.items() if var not in others}
+def _without(targets: Allowed, others: set[Var]) -> Allowed:
+    return {var: axes for var, axes in targets.items() if var not in others}
 
 
-def _candidates(eqns: Sequence[JaxprEqn], wanted: Allowed, uses: Mapping[Var, int]) -> Allowed:
-    """The values that are only read on the way to wanted ones, by equations that are linear in them."""
+def _candidates(eqns: Sequence[JaxprEqn], targets: Allowed, uses: Mapping[Var, int]) -> Allowed:
+    """The values that are only read on the way to targets, by equations that are linear in them."""
     reads_left = dict(uses)
     axes_of: dict[Var, frozenset[str]] = {}  # of values that are read on the way, and maybe elsewhere
-    found = {var: axes for var, axes in wanted.items() if uses[var] == 1}
+    candidates = {var: axes for var, axes in targets.items() if uses[var] == 1}
     for eqn in reversed(eqns):
         results = [var for var in eqn.outvars if not is_dropped(var)]
-        if not results or any(var not in found for var in results):
+        if not results or any(var not in candidates for var in results):
             continue
-        axes = frozenset.intersection(*(found[var] for var in results)) - placement_axes(eqn)
+        axes = frozenset.intersection(*(candidates[var] for var in results)) - constrained_axes(eqn)
         for position in {i for positions in linear_positions(eqn) for i in positions}:
-            if isinstance(atom := eqn.invars[position], Var) and atom not in wanted:
+            if isinstance(atom := eqn.invars[position], Var) and atom not in targets:
                 reads_left[atom] -= 1
                 axes_of[atom] = axes_of.get(atom, axes) & axes
                 if not reads_left[atom]:
-                    found[atom] = axes_of[atom]
-    return found
+                    candidates[atom] = axes_of[atom]
+    return candidates
 
 
 class _Walk:
-    """The equations with those that make parts of candidates, and the parts.
+    """The equations with those that make partial sums of candidates, and these partial sums.
 
     All whole values are still defined, so that whatever reads one may; those that nobody reads are dead code.
 
@@ -145,7 +145,7 @@ class _Walk:
     def __init__(
         self,
         eqns: Sequence[JaxprEqn],
-        dimensions: Mapping[Var, Dimensions],
+        dimensions: Mapping[Var, ShardedDimensions],
         candidates: Allowed,
         maker: PartialSumMaker,
         old: Mapping[Var, PartialSum] | None = None,
@@ -158,28 +158,28 @@ class _Walk:
             self._maker.sum_up(partial, var) for var, partial in self.partial.items()
         ]
         for eqn in eqns:
-            wanted = {var: candidates[var] for var in eqn.outvars if var in candidates}
-            if not wanted:
+            targets = {var: candidates[var] for var in eqn.outvars if var in candidates}
+            if not targets:
                 self.eqns.append(eqn)
             elif eqn.primitive in (remat_p, scan_p):
-                self._add_body(eqn, wanted)
+                self._add_body(eqn, targets)
             else:
                 self.eqns.append(eqn)
-                self._add_partial_sum(eqn, frozenset.intersection(*wanted.values()))
+                self._add_partial_sum(eqn, frozenset.intersection(*targets.values()))
 
     def _add_partial_sum(self, eqn: JaxprEqn, allowed: frozenset[str]) -> None:
-        """Adds equations that make the parts of an equation's results, if there are any."""
+        """Adds equations that make the partial sums of an equation's results, if there are any."""
         for positions in linear_positions(eqn):
-            if found := [p for i in positions if (p := partial_sum_of(eqn.invars[i], self.partial))]:
-                self._add_linear(eqn, positions, found[0].axes)
+            if operand_sums := [p for i in positions if (p := partial_sum_of(eqn.invars[i], self.partial))]:
+                self._add_linear(eqn, positions, operand_sums[0].axes)
                 return
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         if cut := cut_sum(eqn, sharding, allowed, self._maker.mesh.shape, self._makers):
-            self._add(eqn, cut.parts, eqn.invars, cut.axes, cut.cut_points)
+            self._add(eqn, cut.partial_sums, eqn.invars, cut.axes, cut.cut_points)
 
     def _add_linear(self, eqn: JaxprEqn, positions: Sequence[int], axes: Axes) -> None:
-        """Adds an equation for each part at once of an equation that is linear in the parts."""
-        if is_placement(eqn):  # a wish for the whole value
+        """Adds one equation for all partial sums of an equation that is linear in them."""
+        if is_sharding_constraint(eqn):  # it asks for the whole value
             self.partial[eqn.outvars[0]] = self.partial[operands(eqn)[0]]
             return
         inputs: list[Atom] = list(eqn.invars)
@@ -201,16 +201,16 @@ class _Walk:
     def _add(
         self, eqn: JaxprEqn, fun: Callable, inputs: Sequence[Atom], axes: Axes, cut_points: Hashable
     ) -> None:
-        """Adds equations that make the parts of an equation's results, which are cut at ``cut_points``."""
-        eqns, made = self._maker.make(fun, inputs, axes, partial_sum_key(eqn, cut_points))
+        """Adds equations that make the partial sums of results, with operands cut at ``cut_points``."""
+        eqns, partial_sums = self._maker.make(fun, inputs, axes, partial_sum_key(eqn, cut_points))
         self.eqns.extend(new.replace(source_info=eqn.source_info) for new in eqns)
-        self.partial.update(zip(eqn.outvars, made, strict=True))
+        self.partial.update(zip(eqn.outvars, partial_sums, strict=True))
 
-    def _add_body(self, eqn: JaxprEqn, wanted: Allowed) -> None:
-        """Adds a scan or a rematerialized function with results in parts instead of one with whole ones."""
+    def _add_body(self, eqn: JaxprEqn, targets: Allowed) -> None:
+        """Adds a scan or a rematerialized function with partial sums as results instead of whole ones."""
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
         rewritten = _rewritten_scan if eqn.primitive is scan_p else _rewritten_remat
-        body = rewritten(eqn, sharding, wanted, self._maker)
+        body = rewritten(eqn, sharding, targets, self._maker)
         invars = list(eqn.invars)
         for i, partial in body.operands.items():
             invars[i] = self._as_partial_sum(invars[i], partial.axes).var
@@ -224,7 +224,7 @@ class _Walk:
             self.eqns.append(self._maker.sum_up(self.partial[whole], whole))
 
     def _add_first(self, whole: Var, stacked: PartialSum) -> None:
-        """Adds the equation that brings the parts in front of the iterations of a scan that stacks them."""
+        """Adds the equation that puts partial sums in front of the iterations of a scan that stacks them."""
         eqns, (self.partial[whole],) = self._maker.make(
             lambda x: [jnp.moveaxis(x, 1, 0)], [stacked.var], stacked.axes, "stacked"
         )
@@ -233,12 +233,12 @@ class _Walk:
 
 @dataclasses.dataclass(frozen=True)
 class _Body:
-    """An equation with a body that computes parts.
+    """An equation with a body that computes partial sums.
 
     Attributes:
-      operands: for positions of operands that are in parts, those that the body reads.
-      results: for positions of results that are in parts, those that the equation makes.
-      stacked: which of the results a scan stacks; their parts are in the second dimension.
+      operands: for positions of operands that are partial sums, those that the body reads.
+      results: for positions of results that are partial sums, those that the equation makes.
+      stacked: which of the results a scan stacks; their partial sums are in the second dimension.
     """
 
     params: dict[str, Any]
@@ -248,27 +248,27 @@ class _Body:
 
 
 def _rewritten_remat(
-    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartialSumMaker
+    eqn: JaxprEqn, sharding: Sequence[ShardedDimensions], targets: Allowed, maker: PartialSumMaker
 ) -> _Body:
     jaxpr: Jaxpr = eqn.params["jaxpr"]
     dimensions = follow_into(jaxpr, sharding, jaxpr.eqns, maker.mesh.shape)
     rewritten = as_partial_sums(
-        jaxpr.eqns, dimensions, _wanted_inside(eqn, jaxpr, wanted), {}, jaxpr.outvars, maker
+        jaxpr.eqns, dimensions, _targets_inside(eqn, jaxpr, targets), {}, jaxpr.outvars, maker
     )
     results = {i: _outside(partial) for i, partial in _partial_results(jaxpr, rewritten).items()}
     return _Body({**eqn.params, "jaxpr": _with_partial_sums(jaxpr, rewritten)}, {}, results)
 
 
 def _rewritten_scan(
-    eqn: JaxprEqn, sharding: Sequence[Dimensions], wanted: Allowed, maker: PartialSumMaker
+    eqn: JaxprEqn, sharding: Sequence[ShardedDimensions], targets: Allowed, maker: PartialSumMaker
 ) -> _Body:
     jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
     dimensions = follow_into_scan(eqn, sharding, jaxpr.eqns, maker.mesh.shape)
     positions = scan_operands(eqn)
-    wanted = _wanted_inside(eqn, jaxpr, wanted)
+    targets = _targets_inside(eqn, jaxpr, targets)
     pairs = zip(jaxpr.invars[positions.carry], jaxpr.outvars, strict=False)
-    carry = {old: new for old, new in pairs if isinstance(new, Var) and new in wanted}
-    rewritten = as_partial_sums(jaxpr.eqns, dimensions, wanted, carry, jaxpr.outvars, maker)
+    carry = {old: new for old, new in pairs if isinstance(new, Var) and new in targets}
+    rewritten = as_partial_sums(jaxpr.eqns, dimensions, targets, carry, jaxpr.outvars, maker)
     before = {i: rewritten.carry[var] for i, var in enumerate(jaxpr.invars) if var in rewritten.carry}
     inside = _partial_results(jaxpr, rewritten)
     stacked = frozenset(i for i in inside if i >= positions.num_carry)
@@ -285,19 +285,19 @@ def _outside(inside: PartialSum, leading: tuple[int, ...] = ()) -> PartialSum:
     return PartialSum(Var(jax.core.ShapedArray((*leading, *aval.shape), aval.dtype)), inside.axes)
 
 
-def _wanted_inside(eqn: JaxprEqn, jaxpr: Jaxpr, wanted: Allowed) -> Allowed:
-    """The wanted results of an equation, as values of its body."""
+def _targets_inside(eqn: JaxprEqn, jaxpr: Jaxpr, targets: Allowed) -> Allowed:
+    """The targets among the results of an equation, as values of its body."""
     pairs = zip(eqn.outvars, jaxpr.outvars, strict=True)
-    return {atom: wanted[var] for var, atom in pairs if var in wanted and isinstance(atom, Var)}
+    return {atom: targets[var] for var, atom in pairs if var in targets and isinstance(atom, Var)}
 
 
 def _partial_results(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> dict[int, PartialSum]:
-    found = ((i, partial_sum_of(atom, rewritten.partial)) for i, atom in enumerate(jaxpr.outvars))
-    return {i: partial for i, partial in found if partial}
+    partial_sums = ((i, partial_sum_of(atom, rewritten.partial)) for i, atom in enumerate(jaxpr.outvars))
+    return {i: partial for i, partial in partial_sums if partial}
 
 
 def _with_partial_sums(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> Jaxpr:
-    """The jaxpr with rewritten equations; it reads and returns the parts."""
+    """The jaxpr with rewritten equations; it reads and returns the partial sums."""
     invars = [rewritten.carry[var].var if var in rewritten.carry else var for var in jaxpr.invars]
     outvars: list[Atom] = list(jaxpr.outvars)
     for i, partial in _partial_results(jaxpr, rewritten).items():
@@ -305,9 +305,9 @@ def _with_partial_sums(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> Jaxpr:
     return make_jaxpr(invars, live_eqns(rewritten.eqns, outvars), outvars)
 
 
-def live_eqns(eqns: Sequence[JaxprEqn], wanted: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
-    """The equations that make what is wanted, or have effects."""
-    needed = {atom for atom in wanted if isinstance(atom, Var)}
+def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
+    """The equations that make the results, or have effects."""
+    needed = {atom for atom in results if isinstance(atom, Var)}
     kept: list[JaxprEqn] = []
     for eqn in reversed(eqns):
         if eqn.effects or not needed.isdisjoint(eqn.outvars):

@@ -23,10 +23,10 @@ class LoopReads(NamedTuple):
     """Values of outside that tasks do not read as wholes.
 
     Attributes:
-      by_index: those of which a task reads the part at the microbatch index: the batch.
+      by_index: those of which a task reads the slice at the microbatch index: the batch.
       dimensions: for those of them of which microbatches are taken as they are, the dimension that counts
-        these. So too for the values of which scans outside of the loop read a part at the index of an
-        iteration: what no stage has a part in is computed by such a scan.
+        these. So too for the values of which scans outside of the loop read a slice at the index of an
+        iteration: what no stage computes is computed by such a scan.
       by_device: those that a function reads which computes with what each device holds, a ``shard_map``.
     """
 
@@ -41,56 +41,56 @@ def loop_reads(graph: TaskGraph) -> LoopReads:
     outside = [*(a.var for a in graph.step.arguments), *(c.var for c in graph.step.constants)]
     outside += [var for eqn in graph.outer for var in eqn.outvars]
     origins = {var: frozenset({var}) for var in outside}
-    found = LoopReads(set(), {}, set())
+    in_loops = LoopReads(set(), {}, set())
     for member in graph.stage_work:
-        _walk(member.eqns, origins, indices, found)
+        _walk(member.eqns, origins, indices, in_loops)
     of_scans = LoopReads(set(), {}, set())
     for eqn in graph.outer:
         if eqn.primitive is scan_p:
             for body, passed in _bodies(eqn):
                 known = {var: frozenset({atom}) for var, atom in passed if isinstance(atom, Var)}
                 _walk(body.eqns, known, set(filter(_is_index, body.invars[scan_operands(eqn).xs])), of_scans)
-    return found._replace(dimensions={**of_scans.dimensions, **found.dimensions})
+    return in_loops._replace(dimensions={**of_scans.dimensions, **in_loops.dimensions})
 
 
 def _is_index(var: Var) -> bool:
     return aval_of(var).shape == () and jnp.issubdtype(aval_of(var).dtype, jnp.integer)
 
 
-def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], found: LoopReads) -> None:
-    """Adds to ``found`` what equations read, given the variables that are computed of the index."""
+def _walk(eqns: Iterable[JaxprEqn], origins: Origins, indices: set[Var], loop_reads: LoopReads) -> None:
+    """Adds to ``loop_reads`` what equations read, given the variables that are computed of the index."""
     origins, indices = dict(origins), set(indices)
     for eqn in eqns:
         read = [var for var in operands(eqn) if var in origins]
         by_index = not indices.isdisjoint(operands(eqn))
         if eqn.primitive is per_group_p or eqn.primitive.name == "shard_map":
-            found.by_device.update(*(origins[var] for var in read))
+            loop_reads.by_device.update(*(origins[var] for var in read))
         elif bodies := list(_bodies(eqn)):
             for body, passed in bodies:
                 _walk(
                     body.eqns,
                     {var: origins[atom] for var, atom in passed if isinstance(atom, Var) and atom in origins},
                     {var for var, atom in passed if isinstance(atom, Var) and atom in indices},
-                    found,
+                    loop_reads,
                 )
         elif by_index and not is_elementwise(eqn):
             largest = max(map(size, eqn.outvars), default=0)
-            found.by_index.update(*(origins[var] for var in read if size(var) >= max(2, largest)))
+            loop_reads.by_index.update(*(origins[var] for var in read if size(var) >= max(2, largest)))
             if eqn.primitive.name == "dynamic_slice" and eqn.invars[0] in read:
-                _add_dimension(eqn, origins[eqn.invars[0]], indices, found)
+                _add_dimension(eqn, origins[eqn.invars[0]], indices, loop_reads)
         if by_index:
             indices.update(var for var in eqn.outvars if size(var) == 1)
         elif read and len(read) == len(operands(eqn)):
             origins |= dict.fromkeys(eqn.outvars, frozenset().union(*(origins[var] for var in read)))
 
 
-def _add_dimension(eqn: JaxprEqn, origin: frozenset[Var], indices: set[Var], found: LoopReads) -> None:
+def _add_dimension(eqn: JaxprEqn, origin: frozenset[Var], indices: set[Var], loop_reads: LoopReads) -> None:
     """Adds the dimension at whose index a ``dynamic_slice`` takes a microbatch of the value that it is of."""
     sizes = eqn.params["slice_sizes"]
     starts = [i for i, start in enumerate(eqn.invars[1:]) if isinstance(start, Var) and start in indices]
     of_value = [var for var in origin if aval_of(var).shape == aval_of(eqn.invars[0]).shape]
     if len(origin) == len(of_value) == len(starts) == 1 and sizes[starts[0]] == 1:
-        found.dimensions[of_value[0]] = starts[0]
+        loop_reads.dimensions[of_value[0]] = starts[0]
 
 
 def _bodies(eqn: JaxprEqn) -> Iterator[tuple[Jaxpr, list[tuple[Var, Atom]]]]:

@@ -10,8 +10,8 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
-from mpmd.compiler.jaxprs.dimensions import Dimensions, axes_in, dimensions_of, follow
 from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, axes_in, dimensions_of, follow
 from mpmd.compiler.request import Gather, PartialSums
 from mpmd.compiler.shard.forwarded_results import with_results_apart
 from mpmd.compiler.shard.gather import gather_weights
@@ -32,10 +32,10 @@ def shard(
     """The graph with what is known of shardings, and with what is gathered or summed up once per step.
 
     Args:
-      submeshes: the shape of each group's submesh. There are as many parts as devices along an axis, so only
-        axes of the same size in all groups make parts.
+      submeshes: the shape of each group's submesh. There are as many partial sums as devices along an
+        axis, so only axes of the same size in all groups make any.
       specs: how arguments and results are sharded.
-      partial_sums: which accumulators may hold parts.
+      partial_sums: which accumulators may hold partial sums.
       gather: when weights that are sharded over the batch's axes are gathered.
     """
     graph = with_results_apart(graph, specs)
@@ -58,7 +58,7 @@ def shard(
 
 def _outer_dimensions(
     sharded: ShardedGraph, submesh: AbstractMesh, whole: Mapping[Var, int]
-) -> dict[Var, Dimensions]:
+) -> dict[Var, ShardedDimensions]:
     """The shardings of arguments, and of values computed from them outside of loops, as far as known.
 
     Args:
@@ -69,7 +69,7 @@ def _outer_dimensions(
     return follow(sharded.graph.outer, known, submesh.shape, whole)
 
 
-def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> Dimensions:
+def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> ShardedDimensions:
     return dimensions_of(specs[var], len(aval_of(var).shape))
 
 

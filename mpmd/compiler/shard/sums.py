@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.dimensions import Axes, Dimensions
 from mpmd.compiler.jaxprs.rules import common_dimensions
+from mpmd.compiler.jaxprs.sharded_dimensions import Axes, ShardedDimensions
 from mpmd.compiler.shard.linear import is_zero
 from mpmd.compiler.shard.make_partial_sums import as_function
 
 CutPoint = tuple[int, int]
-"""A dimension of an operand, and the number of parts that it is cut into."""
+"""A dimension of an operand, and the number of pieces that it is cut into."""
 
 
 SUMS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
@@ -29,21 +29,21 @@ SUMS = frozenset({"dot_general", "reduce_sum", "scatter-add"})
 
 @dataclasses.dataclass(frozen=True)
 class CutSum:
-    """``parts(*operands)`` has a new leading dimension, sharded along ``axes``, over which it sums up."""
+    """``partial_sums(*operands)`` has a new leading dimension that counts them, sharded along ``axes``."""
 
     axes: Axes
-    parts: Callable[..., Sequence[jax.Array]]
+    partial_sums: Callable[..., Sequence[jax.Array]]
     cut_points: tuple[tuple[CutPoint, ...], ...]  # for each operand
 
 
 def cut_sum(
     eqn: JaxprEqn,
-    operands: Sequence[Dimensions],
+    operands: Sequence[ShardedDimensions],
     allowed: frozenset[str],
     mesh: Mapping[str, int],
     makers: Mapping[Var, JaxprEqn],
 ) -> CutSum | None:
-    """An equation's sum in parts along mesh axes that are ``allowed``, if it sums over such dimensions.
+    """An equation's partial sums along mesh axes that are ``allowed``, if it sums over such dimensions.
 
     Args:
       operands: how the equation's operands are sharded.
@@ -60,7 +60,7 @@ def cut_sum(
     cut_points: list[list[CutPoint]] = [[] for _ in operands]
     for one in dimensions:
         if one.is_reduced:
-            number = cutter.parts(one.size(eqn), *(operands[i][d] for i, d in one.ins.items()))
+            number = cutter.num_pieces(one.size(eqn), *(operands[i][d] for i, d in one.ins.items()))
             for i, d in one.ins.items() if number > 1 else ():
                 cut_points[i].append((d, number))
     if not cutter.axes:
@@ -77,10 +77,10 @@ class _Cutter:
     mesh: Mapping[str, int]
     axes: Axes = ()
 
-    def parts(self, size: int, *ends: Axes) -> int:
-        """In how many parts a dimension is cut that is sharded like this, as far as known at either end.
+    def num_pieces(self, size: int, *ends: Axes) -> int:
+        """The number of pieces of a dimension that is sharded like this, as far as known at either end.
 
-        Of an end's axes the first ones count, because the parts have to be whole pieces of the dimension.
+        Of an end's axes the first ones count, because the pieces have to be contiguous.
         """
         known = [axes for axes in ends if axes]
         if not known or known[0] != known[-1]:
@@ -98,7 +98,7 @@ class _Cutter:
 
 
 def _cut(x: jax.Array, cut_points: Sequence[CutPoint]) -> jax.Array:
-    """``x`` with dimensions cut into parts; the parts of all come first, as one dimension."""
+    """``x`` with dimensions cut into pieces; those of all come first, as one dimension."""
     if not cut_points:
         return x
     number_of = dict(cut_points)

@@ -116,7 +116,7 @@ class _Builder:
             eqns.setdefault(work, []).extend(updates)
         return Accumulation(
             accumulators=tuple(self._accumulators),
-            eqns={work: tuple(own) for work, own in eqns.items()},
+            eqns={work: tuple(eqns_of_work) for work, eqns_of_work in eqns.items()},
             before=tuple(self._before),
             after=tuple(self._after),
         )
@@ -165,11 +165,11 @@ class _Builder:
             return
         self._split_sums.update(inner_sums)
         parts: list[Var] = []
-        for _, own in sorted(by_stage.items()):
+        for _, of_stage in sorted(by_stage.items()):
             start = self._zeros(initial) if parts else self._initial(initial)
-            work = max((self.work(summand) or latest for summand in own), key=self._order.position)
+            work = max((self.work(summand) or latest for summand in of_stage), key=self._order.position)
             parts.append(Var(result.aval))
-            self._add_part(work, own, start, parts[-1])
+            self._add_part(work, of_stage, start, parts[-1])
         eqns, _ = traced_eqns(lambda *values: [_sum_in_order(values, aval_of(result).dtype)], parts)
         self._after.extend([*eqns[:-1], eqns[-1].replace(outvars=[result])])
 
@@ -194,9 +194,9 @@ class _Builder:
         return self._make_before(lambda x: jnp.copy(jnp.zeros_like(x)), state)
 
     def _make_before(self, fun: Callable, state: Atom) -> Var:
-        eqns, (made,) = traced_eqns(lambda x: [fun(x)], [state])
+        eqns, (initial,) = traced_eqns(lambda x: [fun(x)], [state])
         self._before.extend(eqns)
-        return made
+        return initial
 
     def _summands(self, value: Atom) -> tuple[list[Atom], list[Var]]:
         """The summands of ``value``, if it is a sum that nothing else reads, and the sums in between.
@@ -253,10 +253,11 @@ def _scan_outside(loop: Loop, body: LoopBody, result: LoopResult) -> list[JaxprE
     needed, used = partial_eval.dce_jaxpr(whole, [True], instantiate)
     outer = [var for var, is_used in zip(outer, used[: len(outer)], strict=True) if is_used]
     scan = partial(as_scan, body=needed, summed=(result.state is None,), length=loop.num_microbatches)
-    made, (final,) = traced_eqns(scan, [*outer, result.initial])
-    if not any(final in eqn.outvars for eqn in made):  # the state never changes, and JAX leaves it out
+    new_eqns, (final,) = traced_eqns(scan, [*outer, result.initial])
+    if not any(final in eqn.outvars for eqn in new_eqns):  # the state never changes, and JAX leaves it out
         copies, (final,) = traced_eqns(lambda x: [jnp.copy(x)], [final])
-        made = [*made, *copies]
+        new_eqns = [*new_eqns, *copies]
     return [
-        eqn.replace(outvars=[result.result if var is final else var for var in eqn.outvars]) for eqn in made
+        eqn.replace(outvars=[result.result if var is final else var for var in eqn.outvars])
+        for eqn in new_eqns
     ]

@@ -11,9 +11,9 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from mpmd.compiler.jaxprs.equations import operands, size
 from mpmd.compiler.jaxprs.source import is_transposed, where
+from mpmd.compiler.split.duplicates import Duplicate, is_weight
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
-from mpmd.compiler.split.replicate import Replica, is_weight
 from mpmd.errors import CompileError, PerformanceWarning
 from mpmd.ir.plan import TaskKind, TaskType
 from mpmd.language.callbacks import callback_of
@@ -28,9 +28,9 @@ class AssignedEqn:
 
 
 def assign(
-    body: LoopBody, replicas: Mapping[Var, Replica], order: MicrobatchOrder
+    body: LoopBody, duplicates: Mapping[Var, Duplicate], order: MicrobatchOrder
 ) -> tuple[AssignedEqn, ...]:
-    """The work that each equation belongs to. Replicas are left out: they belong to their readers.
+    """The work that each equation belongs to. Duplicates are left out: they belong to their readers.
 
     1. Work that ends with a mark has the backward slice of the mark's operands, without what earlier work
        has. Only equations made by transposition count as backward; the others are residuals or the loss, and
@@ -40,7 +40,7 @@ def assign(
        the work after the latest mark among them. If it reads a parameter that is on other stages only, it
        belongs to the next of those stages, if that is later. A parameter is on the stages in whose slices it
        is read; if there are none, on the stage in which its first reader is written.
-    3. An equation that reads only loop constants, and is too expensive to be a replica, belongs to its
+    3. An equation that reads only loop constants, and is too expensive to be duplicated, belongs to its
        earliest reader. So does one that reads only what is carried from microbatch to microbatch. What no
        stage reads of that, such as a count, belongs to the first work that reads the carried value.
 
@@ -48,24 +48,26 @@ def assign(
     as well. Where there is one stage, all equations are of that stage.
 
     Args:
-      replicas: the variables of equations that are computed wherever they are read.
+      duplicates: the variables of equations that are computed wherever they are read.
 
     Raises: ``CompileError`` for a callback that reads the state of an operation.
 
     Warns: ``PerformanceWarning`` when a microbatch would have to pass the stages a second position, as for a
       penalty on derivatives that were taken through marks. All of that belongs to the latest work so far.
     """
-    return _Assignment(body, replicas, order).run()
+    return _Assignment(body, duplicates, order).run()
 
 
 class _Assignment:
-    def __init__(self, body: LoopBody, replicas: Mapping[Var, Replica], order: MicrobatchOrder):
+    def __init__(self, body: LoopBody, duplicates: Mapping[Var, Duplicate], order: MicrobatchOrder):
         self._body = body
         self._eqns = eqns = [member.eqn for member in body.eqns]
-        self._replicas = replicas
+        self._duplicates = duplicates
         self._order = order
-        self._own = [i for i, eqn in enumerate(eqns) if not any(var in replicas for var in eqn.outvars)]
-        self._maker = {var: i for i in self._own for var in eqns[i].outvars}
+        self._assignable = [
+            i for i, eqn in enumerate(eqns) if not any(var in duplicates for var in eqn.outvars)
+        ]
+        self._maker = {var: i for i in self._assignable for var in eqns[i].outvars}
         self._positions: list[int | None] = [None] * len(eqns)
         self._states = {result.state for result in body.results if result.state is not None}
         self._stages_reading: dict[Var, set[int]] = {}  # for each parameter, the stages that read it
@@ -81,7 +83,7 @@ class _Assignment:
         self._check_callbacks()
         closed_by = self._slices(self._body.closing)
         self._find_stages_reading(closed_by)
-        for i in self._own:
+        for i in self._assignable:
             self._set(i, self._placed(i, closed_by.get(i)))
         self._place_floating()
         self._place_carried()
@@ -132,16 +134,20 @@ class _Assignment:
         for i, position in positions.items():
             self._add_stage_reading(i, position)
         known = set(self._stages_reading)
-        for i in self._own:
+        for i in self._assignable:
             if i in positions or is_transposed(self._eqns[i]):
                 continue
-            made = (positions.get(self._maker[var]) for var in operands(self._eqns[i]) if var in self._maker)
-            latest = max((t for t in (*made, self._body.eqns[i].earliest) if t is not None), default=None)
+            operand_positions = (
+                positions.get(self._maker[var]) for var in operands(self._eqns[i]) if var in self._maker
+            )
+            latest = max(
+                (t for t in (*operand_positions, self._body.eqns[i].earliest) if t is not None), default=None
+            )
             if latest is not None and not self._order.is_backward(latest):
                 # A weight belongs to the stage in which it is written, not to that of the other operand.
-                own = self._parameters(i) - known
-                positions[i] = max(latest, self._body.eqns[i].written) if own else latest
-                for parameter in own:
+                parameters = self._parameters(i) - known
+                positions[i] = max(latest, self._body.eqns[i].written) if parameters else latest
+                for parameter in parameters:
                     self._stages_reading.setdefault(parameter, set()).add(positions[i])
 
     def _set(self, i: int, position: int | None) -> None:
@@ -154,20 +160,24 @@ class _Assignment:
             self._stages_reading.setdefault(parameter, set()).add(self._order.work(position).stage)
 
     def _parameters(self, i: int) -> set[Var]:
-        found: set[Var] = set()
+        parameters: set[Var] = set()
         for var in operands(self._eqns[i]):
-            if var in self._replicas:
-                found |= self._replicas[var].weights
+            if var in self._duplicates:
+                parameters |= self._duplicates[var].weights
             elif var not in self._maker and var not in self._states and is_weight(var):
-                found.add(var)
-        return found
+                parameters.add(var)
+        return parameters
 
     def _placed(self, i: int, closed_by: int | None) -> int | None:
         """The position of an equation, or ``None`` where its readers must decide."""
         order, eqn = self._order, self._eqns[i]
-        made = [self._positions[self._maker[var]] for var in operands(eqn) if var in self._maker]
+        operand_positions = [self._positions[self._maker[var]] for var in operands(eqn) if var in self._maker]
         latest = max(
-            (position for position in (*made, self._body.eqns[i].earliest) if position is not None),
+            (
+                position
+                for position in (*operand_positions, self._body.eqns[i].earliest)
+                if position is not None
+            ),
             default=None,
         )
         if latest is None and order.num_stages == 1:
@@ -188,8 +198,8 @@ class _Assignment:
         It belongs to the stage whose weights made the value. An example is the keys of a decoder's second
         block, which read what the encoder made.
         """
-        made = (var for var in operands(self._eqns[i]) if size(var) > 1 and var in self._maker)
-        here = any(self._positions[self._maker[var]] == latest for var in made)
+        arrays = (var for var in operands(self._eqns[i]) if size(var) > 1 and var in self._maker)
+        here = any(self._positions[self._maker[var]] == latest for var in arrays)
         return here and self._order.is_backward(latest)
 
     def _warn(self, i: int, position: int) -> None:
@@ -213,11 +223,11 @@ class _Assignment:
 
     def _place_floating(self) -> None:
         readers: dict[int, list[int]] = {}
-        for i in self._own:
+        for i in self._assignable:
             for var in operands(self._eqns[i]):
                 if var in self._maker:
                     readers.setdefault(self._maker[var], []).append(i)
-        for i in reversed(self._own):
+        for i in reversed(self._assignable):
             if self._positions[i] is None:
                 positions = [self._positions[reader] for reader in readers.get(i, ())]
                 first = min((position for position in positions if position is not None), default=None)
@@ -234,20 +244,20 @@ class _Assignment:
         updated: dict[Var, int] = {}  # the position of the work that updates each carried value
         for states in self._carried_together():
             makers = [self._maker.get(self._carried[state]) for state in states]
-            made = self._known_positions(i for i in makers if i is not None)
-            reading = (i for i in self._own if not states.isdisjoint(operands(self._eqns[i])))
-            first = min(self._known_positions(reading), default=max(made, default=0))
+            known = self._known_positions(i for i in makers if i is not None)
+            reading = (i for i in self._assignable if not states.isdisjoint(operands(self._eqns[i])))
+            first = min(self._known_positions(reading), default=max(known, default=0))
             for state in states:
                 for i in self._unplaced_slice(self._carried[state]):
                     self._set(i, first)
                 maker = self._maker.get(self._carried[state])
                 position = None if maker is None else self._positions[maker]
                 updated[state] = first if position is None else position
-        for i in self._own:
+        for i in self._assignable:
             if self._positions[i] is None:
                 read = operands(self._eqns[i])
-                made = self._known_positions(self._maker[var] for var in read if var in self._maker)
-                self._set(i, max((*made, *(updated[var] for var in read if var in updated)), default=None))
+                known = self._known_positions(self._maker[var] for var in read if var in self._maker)
+                self._set(i, max((*known, *(updated[var] for var in read if var in updated)), default=None))
 
     def _known_positions(self, equations: Iterable[int]) -> list[int]:
         positions = (self._positions[i] for i in equations)
@@ -255,14 +265,14 @@ class _Assignment:
 
     def _unplaced_slice(self, value: Var | None) -> set[int]:
         """The equations without a position that a value is made by, through others without one."""
-        found: set[int] = set()
+        unplaced: set[int] = set()
         stack: list[Any] = [value]
         while stack:
             i = self._maker.get(stack.pop())
-            if i is not None and i not in found and self._positions[i] is None:
-                found.add(i)
+            if i is not None and i not in unplaced and self._positions[i] is None:
+                unplaced.add(i)
                 stack.extend(operands(self._eqns[i]))
-        return found
+        return unplaced
 
     def _carried_together(self) -> list[set[Var]]:
         """The carried values, those together of which one is updated with another by unplaced equations."""

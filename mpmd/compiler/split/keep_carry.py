@@ -31,7 +31,7 @@ def keep_carry(
     Raises: ``CompileError`` for work that reads a carried value before the work that updates it: a microbatch
       could not begin before the one before it has reached that stage.
     """
-    kept: dict[TaskType, Eqns] = {work: list(own) for work, own in eqns.items()}
+    kept: dict[TaskType, Eqns] = {work: list(eqns_of_work) for work, eqns_of_work in eqns.items()}
     faults: dict[str, None] = {}
     for a in accumulators:
         if not a.is_carry:

@@ -26,7 +26,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import free_variables, operands
-from mpmd.compiler.split.replicate import Replica
+from mpmd.compiler.split.duplicates import Duplicate
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
 from mpmd.ir.plan import TaskType
 from mpmd.keys import to_aval
@@ -53,21 +53,21 @@ class MinimizedWork:
 
 
 def minimize_residuals(
-    eqns: Mapping[TaskType, Eqns], results: Set[Var], states: Set[Var], replicas: Mapping[Var, Replica]
+    eqns: Mapping[TaskType, Eqns], results: Set[Var], states: Set[Var], duplicates: Mapping[Var, Duplicate]
 ) -> MinimizedWork:
     """Moves cheap equations of forwards that only the stage's own backward reads to that backward.
 
     Args:
-      eqns: the equations of each work, with replicas, in the order of a microbatch.
+      eqns: the equations of each work, with duplicates, in the order of a microbatch.
       results: the variables that accumulators are updated to.
       states: the variables of accumulators before that, which nothing else may read.
-      replicas: the variables of equations that their readers compute for themselves.
+      duplicates: the variables of equations that their readers compute for themselves.
 
     Returns: the work in the same order, without equations that nothing reads any more.
     """
     minimized = dict(eqns)
     recomputed: set[Var] = set()
-    made = {var for of_work in eqns.values() for eqn in of_work for var in eqn.outvars}
+    computed = {var for of_work in eqns.values() for eqn in of_work for var in eqn.outvars}
     read = {work: set(free_variables(of_work)) for work, of_work in eqns.items()}
     for work in eqns:
         backward = TaskType("bwd", work.stage)
@@ -75,7 +75,7 @@ def minimize_residuals(
             forward = eqns[work]
             elsewhere = set().union(*(read[other] for other in eqns if other not in (work, backward)))
             scans = ForwardScans(forward, eqns[backward], elsewhere | results)
-            residuals = _Residuals(forward, eqns[backward], made | states, elsewhere, replicas, scans)
+            residuals = _Residuals(forward, eqns[backward], computed | states, elsewhere, duplicates, scans)
             kept, again = residuals.chosen()
             forward, reading = scans.keeping(forward, eqns[backward], kept)
             minimized[work] = forward
@@ -85,11 +85,11 @@ def minimize_residuals(
 
 
 def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
-    """The backward with what it recomputes, and with its own replicas, in the order of the forward."""
-    own = {var for eqn in forward for var in eqn.outvars}
-    wanted = again | {var for eqn in backward for var in eqn.outvars}
-    shared = [eqn for eqn in forward if not wanted.isdisjoint(eqn.outvars)]
-    return [*shared, *(eqn for eqn in backward if own.isdisjoint(eqn.outvars))]
+    """The backward with what it recomputes, and with its own duplicates, in the order of the forward."""
+    of_forward = {var for eqn in forward for var in eqn.outvars}
+    of_backward = again | {var for eqn in backward for var in eqn.outvars}
+    shared = [eqn for eqn in forward if not of_backward.isdisjoint(eqn.outvars)]
+    return [*shared, *(eqn for eqn in backward if of_forward.isdisjoint(eqn.outvars))]
 
 
 def _without_dead(eqns: dict[TaskType, Eqns], results: Set[Var]) -> dict[TaskType, Eqns]:
@@ -123,12 +123,12 @@ class _Residuals:
         backward: Eqns,
         unavailable: Set[Var],
         elsewhere: Set[Var],
-        replicas: Mapping[Var, Replica],
+        duplicates: Mapping[Var, Duplicate],
         scans: ForwardScans,
     ):
         self._unavailable = unavailable
         self._elsewhere = elsewhere
-        self._replicas = replicas
+        self._duplicates = duplicates
         self._maker = {var: eqn for eqn in forward for var in eqn.outvars}
         self._scans = scans
         self._read: list[Node] = [
@@ -153,14 +153,14 @@ class _Residuals:
 
     def _derivations(self) -> dict[Node, set[Node] | None]:
         """For each value that the backward needs, those that make it; ``None`` if it has to be kept."""
-        found: dict[Node, set[Node] | None] = {}
+        derivations: dict[Node, set[Node] | None] = {}
         stack = list(self._read)
         while stack:
             node = stack.pop()
-            if node not in found:
-                sources = found[node] = self._sources(node) if self._is_cheap(node) else None
+            if node not in derivations:
+                sources = derivations[node] = self._sources(node) if self._is_cheap(node) else None
                 stack.extend(sources or ())
-        return found
+        return derivations
 
     def _is_cheap(self, node: Node) -> bool:
         if isinstance(node, Row):
@@ -168,8 +168,8 @@ class _Residuals:
         eqn = self._maker.get(node)
         if eqn is None:
             return False
-        replica = self._replicas.get(node)
-        return is_cheaper_than_memory(eqn) if replica is None else not replica.once_per_stage
+        duplicate = self._duplicates.get(node)
+        return is_cheaper_than_memory(eqn) if duplicate is None else not duplicate.once_per_stage
 
     def _cost(self, node: Node) -> int:
         if isinstance(node, Row):

@@ -61,8 +61,8 @@ class ForwardScans:
         """
         read = {var for eqn in forward for var in operands(eqn)}
         by_rows = _read_by_rows(backward) - read - elsewhere
-        found = [eqn for eqn in forward if _is_open(eqn) and not by_rows.isdisjoint(eqn.outvars)]
-        self._scans = [_ForwardScan(number, eqn, by_rows) for number, eqn in enumerate(found)]
+        scans = [eqn for eqn in forward if _is_open(eqn) and not by_rows.isdisjoint(eqn.outvars)]
+        self._scans = [_ForwardScan(number, eqn, by_rows) for number, eqn in enumerate(scans)]
         self.rows: dict[Var, Row] = {}
         for scan in self._scans:
             self.rows |= scan.rows
@@ -87,8 +87,8 @@ class ForwardScans:
         stacks: dict[Row, Var] = {}
         replaced: dict[int, list[JaxprEqn]] = {}
         for scan in self._scans:
-            replaced[id(scan.eqn)], made = scan.keeping(kept)
-            stacks |= made
+            replaced[id(scan.eqn)], new_stacks = scan.keeping(kept)
+            stacks |= new_stacks
         new_forward = [new for eqn in forward for new in replaced.get(id(eqn), [eqn])]
         return new_forward, [new for eqn in backward for new in self._reading(eqn, stacks)]
 
@@ -112,10 +112,10 @@ class ForwardScans:
         new = with_eqns(body, eqns, outvars=[lookup(atom, renamed) for atom in body.outvars])
         changed = eqn.replace(params={**eqn.params, "jaxpr": ClosedJaxpr(new, ())})
         results = {i for i, var in enumerate(eqn.outvars) if i < roles.num_carry or not is_dropped(var)}
-        made, _ = ScanParts(changed).part(
+        new_eqns, _ = ScanParts(changed).part(
             eqns, results, extra_inputs=again.stacked, extra_constants=again.constants
         )
-        return made
+        return new_eqns
 
 
 class _ForwardScan:
@@ -172,14 +172,14 @@ class _ForwardScan:
             if i < self._num_carry
             or (named.get(self.rows[var]) is var if var in self.rows else not is_dropped(var))
         }
-        wanted = [self._outvars[i] for i in results] + [row.var for row in new]
-        eqns = _needed(self._eqns, wanted)
-        made, stacks = ScanParts(self.eqn).part(eqns, results, extra_outputs=[row.var for row in new])
-        return made, named | dict(zip(new, stacks, strict=True))
+        outputs = [self._outvars[i] for i in results] + [row.var for row in new]
+        eqns = _needed(self._eqns, outputs)
+        new_eqns, stacks = ScanParts(self.eqn).part(eqns, results, extra_outputs=[row.var for row in new])
+        return new_eqns, named | dict(zip(new, stacks, strict=True))
 
-    def making(self, wanted: Iterable[Var], is_there: Collection[Var]) -> list[JaxprEqn]:
+    def making(self, values: Iterable[Var], is_there: Collection[Var]) -> list[JaxprEqn]:
         """The equations of the body that make values of what is there."""
-        return _needed(self._eqns, [var for var in wanted if var not in is_there], is_there)
+        return _needed(self._eqns, [var for var in values if var not in is_there], is_there)
 
 
 class _Again:
@@ -196,12 +196,12 @@ class _Again:
         self.stacked: dict[Var, Atom] = {}
         self.constants: dict[Var, Atom] = {}
 
-    def add(self, scan: _ForwardScan, wanted: Sequence[Var], stacks: Mapping[Row, Var]) -> None:
+    def add(self, scan: _ForwardScan, values: Sequence[Var], stacks: Mapping[Row, Var]) -> None:
         """Adds what makes values of a scan's body of what is kept of it."""
         kept = {row.var: var for row, var in stacks.items() if row.scan == scan.number}
-        eqns = scan.making(wanted, {*kept, *scan.constants, *scan.stacked})
+        eqns = scan.making(values, {*kept, *scan.constants, *scan.stacked})
         renamed: dict[Var, Var] = {}
-        for var in dict.fromkeys([*free_variables(eqns), *(var for var in wanted if var in kept)]):
+        for var in dict.fromkeys([*free_variables(eqns), *(var for var in values if var in kept)]):
             renamed[var] = new = Var(var.aval)
             if var in scan.constants:
                 self.constants[new] = scan.constants[var]
@@ -212,7 +212,7 @@ class _Again:
             self.eqns.append(substitute(eqn, renamed).replace(outvars=outvars))
             for var, new in zip(eqn.outvars, outvars, strict=True):
                 renamed.setdefault(var, new)
-        self.names |= {Row(scan.number, var): renamed[var] for var in wanted}
+        self.names |= {Row(scan.number, var): renamed[var] for var in values}
 
 
 def _read_by_rows(eqns: Eqns) -> set[Var]:
@@ -234,12 +234,12 @@ def _is_open(eqn: JaxprEqn) -> bool:
     return eqn.primitive is scan_p and not eqn.effects
 
 
-def _needed(eqns: Eqns, wanted: Iterable[Atom], is_there: Collection[Var] = ()) -> list[JaxprEqn]:
-    """The equations that make what is wanted, of what is there."""
-    missing = {atom for atom in wanted if isinstance(atom, Var)}
-    found: list[JaxprEqn] = []
+def _needed(eqns: Eqns, results: Iterable[Atom], is_there: Collection[Var] = ()) -> list[JaxprEqn]:
+    """The equations that make the results of what is there."""
+    missing = {atom for atom in results if isinstance(atom, Var)}
+    needed: list[JaxprEqn] = []
     for eqn in reversed(eqns):
         if not missing.isdisjoint(eqn.outvars):
-            found.append(eqn)
+            needed.append(eqn)
             missing.update(var for var in operands(eqn) if var not in is_there)
-    return found[::-1]
+    return needed[::-1]

@@ -10,12 +10,12 @@ from mpmd.compiler.graph import Accumulator, StageWork, TaskGraph
 from mpmd.compiler.split.accumulate import Accumulation, accumulate
 from mpmd.compiler.split.assign import assign
 from mpmd.compiler.split.check_schedule_fits import check_schedule_fits, checked_tasks
-from mpmd.compiler.split.copy_replicas import copy_replicas
+from mpmd.compiler.split.copy_duplicates import copy_duplicates
+from mpmd.compiler.split.duplicates import find_duplicates
 from mpmd.compiler.split.keep_carry import check_carry, keep_carry
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.minimize_residuals import minimize_residuals
 from mpmd.compiler.split.remove_marks import remove_marks
-from mpmd.compiler.split.replicate import find_replicas
 from mpmd.compiler.split.split_backwards import split_backwards
 from mpmd.compiler.steps import CutStep, Loop
 from mpmd.ir.plan import Cell
@@ -51,20 +51,20 @@ def _split_loop(loop: Loop) -> _SplitLoop:
     order = MicrobatchOrder(loop.stages)
     # 1. The marks go; what they said about the equations around them stays.
     body = remove_marks(loop, order)
-    # 2. Some equations are computed by whatever reads them.
-    replicas = find_replicas(body, loop.index)
+    # 2. Cheap equations are duplicated: each work that reads one computes it itself.
+    duplicates = find_duplicates(body, loop.index)
     # 3. Every other equation belongs to one work.
-    assigned = assign(body, replicas, order)
+    assigned = assign(body, duplicates, order)
     # 4. The loop's results become accumulators of the work that contributes to them.
     accumulation = accumulate(loop, body, assigned, order)
-    # 5. Each work gets the replicas that it reads.
-    complete = copy_replicas(accumulation.eqns, body, replicas, order)
+    # 5. Each work gets the duplicates that it reads.
+    complete = copy_duplicates(accumulation.eqns, body, duplicates, order)
     # 6. Backwards compute again what forwards need not keep for them.
-    minimized = minimize_residuals(complete, accumulation.updated, accumulation.states, replicas)
+    minimized = minimize_residuals(complete, accumulation.updated, accumulation.states, duplicates)
     # 7. What is carried from microbatch to microbatch is read by the work that updates it.
     kept = keep_carry(minimized.eqns, accumulation.accumulators, order)
     # 8. Backwards become two halves where the schedule has tasks for them.
-    stage_work = split_backwards(kept, tasks, replicas.keys() | minimized.recomputed)
+    stage_work = split_backwards(kept, tasks, duplicates.keys() | minimized.recomputed)
     accumulators = tuple(_with_half(accumulator, stage_work) for accumulator in accumulation.accumulators)
     check_carry(loop.schedule, stage_work, accumulators)
     # 9. The schedule has a task for all work, in an order that gives the loop's results.

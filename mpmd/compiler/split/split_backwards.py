@@ -26,7 +26,7 @@ from mpmd.ir.plan import Cell, TaskType
 
 
 def split_backwards(
-    eqns: Mapping[TaskType, Sequence[JaxprEqn]], tasks: Iterable[Iterable[Cell]], replicas: Collection[Var]
+    eqns: Mapping[TaskType, Sequence[JaxprEqn]], tasks: Iterable[Iterable[Cell]], duplicates: Collection[Var]
 ) -> tuple[StageWork, ...]:
     """The work, with two halves of the backward of each stage for which the schedule has ``bwdA`` tasks.
 
@@ -35,7 +35,7 @@ def split_backwards(
 
     Args:
       eqns: the equations of each work, in the order of a microbatch.
-      replicas: the variables that each reader computes itself.
+      duplicates: the variables that each reader computes itself.
     """
     halved = {task.stage for cells in tasks for cell in cells for task in cell.tasks if task.kind == "bwdA"}
     divided: list[StageWork] = []
@@ -43,7 +43,7 @@ def split_backwards(
     for stage in stages:
         if stage.work.kind == "bwd" and stage.work.stage in halved:
             outside = {var for other in stages if other is not stage for var in other.reads}
-            divided += [half for half in _halves(stage, outside, replicas) if half.eqns]
+            divided += [half for half in _halves(stage, outside, duplicates) if half.eqns]
         else:
             divided.append(stage)
     return tuple(divided)
@@ -51,18 +51,20 @@ def split_backwards(
 
 def _stage_work(eqns: Mapping[TaskType, Sequence[JaxprEqn]]) -> list[StageWork]:
     """The work with what it reads and makes."""
-    reads = {work: free_variables(own) for work, own in eqns.items()}
+    reads = {work: free_variables(eqns_of_work) for work, eqns_of_work in eqns.items()}
     read = {var for variables in reads.values() for var in variables}
-    return [_one_work(work, own, reads[work], read) for work, own in eqns.items()]
+    return [_one_work(work, eqns_of_work, reads[work], read) for work, eqns_of_work in eqns.items()]
 
 
 def _one_work(work: TaskType, eqns: Sequence[JaxprEqn], reads: Sequence[Var], read: Set[Var]) -> StageWork:
     """The work of these equations; it makes those of their variables that others read."""
-    made = tuple(var for eqn in eqns for var in eqn.outvars if var in read)
-    return StageWork(work, tuple(eqns), tuple(reads), made)
+    makes = tuple(var for eqn in eqns for var in eqn.outvars if var in read)
+    return StageWork(work, tuple(eqns), tuple(reads), makes)
 
 
-def _halves(backward: StageWork, outside: Set[Var], replicas: Collection[Var]) -> tuple[StageWork, StageWork]:
+def _halves(
+    backward: StageWork, outside: Set[Var], duplicates: Collection[Var]
+) -> tuple[StageWork, StageWork]:
     """The work ``bwdA`` and ``bwdW`` of a stage's ``bwd``.
 
     Rematerialized functions are opened, since their barriers against merging with the forward have no use in
@@ -73,7 +75,7 @@ def _halves(backward: StageWork, outside: Set[Var], replicas: Collection[Var]) -
     """
     eqns = without_remat(backward.eqns)
     first, second = _divide(eqns, outside & set(backward.makes))
-    second = _with_replicas(first, second, replicas)
+    second = _with_duplicates(first, second, duplicates)
     stage = backward.work.stage
     reads = free_variables(second)
     return (
@@ -82,9 +84,9 @@ def _halves(backward: StageWork, outside: Set[Var], replicas: Collection[Var]) -
     )
 
 
-def _divide(eqns: Sequence[JaxprEqn], wanted: Iterable[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations that the wanted variables need, and the others; what has a part in both becomes two."""
-    needed = set(wanted)
+def _divide(eqns: Sequence[JaxprEqn], results: Iterable[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """The equations that the results need, and the others; one that both need becomes two."""
+    needed = set(results)
     first: list[JaxprEqn] = []
     second: list[JaxprEqn] = []
     for eqn in reversed(eqns):
@@ -92,12 +94,12 @@ def _divide(eqns: Sequence[JaxprEqn], wanted: Iterable[Var]) -> tuple[list[Jaxpr
         if not now:
             second.append(eqn)
             continue
-        own = [eqn]
+        now_needed = [eqn]
         if len(now) < len(eqn.outvars):
-            own, rest = _take_apart(eqn, now)
+            now_needed, rest = _take_apart(eqn, now)
             second.extend(reversed(rest))
-        first.extend(reversed(own))
-        needed.update(free_variables(own))
+        first.extend(reversed(now_needed))
+        needed.update(free_variables(now_needed))
     return first[::-1], second[::-1]
 
 
@@ -117,9 +119,9 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
     body: Jaxpr = eqn.params["jaxpr"].jaxpr
     eqns = without_remat(body.eqns)
     while True:  # until every carried value that the first scan reads is carried by it
-        wanted = [atom for i in now if isinstance(atom := body.outvars[i], Var)]
-        first, second = _divide(eqns, wanted)
-        read = {*free_variables(first), *wanted}
+        outputs = [atom for i in now if isinstance(atom := body.outvars[i], Var)]
+        first, second = _divide(eqns, outputs)
+        read = {*free_variables(first), *outputs}
         read_carry = {i for i, var in enumerate(scan.carry) if var in read}
         if read_carry <= now:
             break
@@ -135,14 +137,14 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
     return one, two
 
 
-def _with_replicas(
-    first: Sequence[JaxprEqn], second: Sequence[JaxprEqn], replicas: Collection[Var]
+def _with_duplicates(
+    first: Sequence[JaxprEqn], second: Sequence[JaxprEqn], duplicates: Collection[Var]
 ) -> list[JaxprEqn]:
-    """``second`` with copies of the replicas that it reads of ``first``."""
+    """``second`` with copies of the duplicates that it reads of ``first``."""
     read = set(free_variables(second))
     copies: list[JaxprEqn] = []
     for eqn in reversed(first):
-        if any(var in replicas and var in read for var in eqn.outvars):
+        if any(var in duplicates and var in read for var in eqn.outvars):
             copies.append(eqn)
             read.update(operands(eqn))
     return [*reversed(copies), *second]

@@ -24,13 +24,13 @@ def find_batches(step: Jaxpr, eqns: Sequence[JaxprEqn]) -> set[Var]:
     read_otherwise = set(_variables(step.outvars))
     taken: set[Var] = set()
     for eqn in reversed(eqns):
-        found: set[Var] = set()
+        taken_here: set[Var] = set()
         if eqn.primitive is treduce_p:
-            found = _taken_by(eqn)
+            taken_here = _taken_by(eqn)
         elif eqn.primitive.name in _REARRANGED and taken.difference(read_otherwise).issuperset(eqn.outvars):
-            found = set(operands(eqn))
-        taken |= found
-        read_otherwise.update(var for var in operands(eqn) if var not in found)
+            taken_here = set(operands(eqn))
+        taken |= taken_here
+        read_otherwise.update(var for var in operands(eqn) if var not in taken_here)
     return taken.difference(read_otherwise).intersection(step.invars)
 
 

@@ -47,9 +47,15 @@ def traced_within_submesh(
         names_mesh = "shard_map" in str(error)
         if is_explicit(submeshes[0]) and not names_mesh:
             raise
-        own = mesh_of_refused_shard_map(functools.partial(traced, submeshes[0])) if names_mesh else None
+        refused_mesh = (
+            mesh_of_refused_shard_map(functools.partial(traced, submeshes[0])) if names_mesh else None
+        )
         sizes = {submesh.size for submesh in submeshes}
-        meshes = (own.abstract_mesh, NO_MESH) if own is not None and own.size in sizes else (NO_MESH,)
+        meshes = (
+            (refused_mesh.abstract_mesh, NO_MESH)
+            if refused_mesh is not None and refused_mesh.size in sizes
+            else (NO_MESH,)
+        )
         for mesh in meshes:
             with contextlib.suppress(ValueError, RuntimeError):
                 return traced(mesh)

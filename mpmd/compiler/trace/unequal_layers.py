@@ -24,16 +24,16 @@ def unequal_layers(error: ValueError, args: tuple, kwargs: dict[str, Any]) -> Co
     Args:
       error: what JAX has raised while it traced a step of these arguments.
     """
-    found = _JAX_SAYS.match(str(error))
-    if found is None:
+    match = _JAX_SAYS.match(str(error))
+    if match is None:
         return None
-    sizes = sorted({int(number) for number in re.findall(r"\d+", found[0])}, reverse=True)
+    sizes = sorted({int(number) for number in re.findall(r"\d+", match[0])}, reverse=True)
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((args, kwargs))]
     named = list(zip(argument_paths(args, kwargs), shapes, strict=True))
     lists = {size: [path for path, shape in named if shape[:1] == (size,)] for size in sizes}
     arguments = "; ".join(f"{size} in {_listed(paths)}" for size, paths in lists.items() if paths)
     return CompileError(
-        f"the scan at {_line(error)} takes a slice of each array in each iteration, but {found[0]}. "
+        f"the scan at {_line(error)} takes a slice of each array in each iteration, but {match[0]}. "
         + (f"Of the step's arguments, the first axis has {arguments}. " if arguments else "")
         + "Stack what layers have of their own once for each layer, along the first axis; the body reads "
         "what all layers share from outside of the scan"

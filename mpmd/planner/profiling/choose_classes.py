@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Mapping, Set
 
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 from mpmd.planner.profiling.class_costs import ClassCosts
 from mpmd.planner.profiling.classes import Class
 from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep

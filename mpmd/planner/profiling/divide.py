@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
-from mpmd.planner.profile import Division, Kind
+from mpmd.planner.layer_profile import Division, Kind
 from mpmd.planner.profiling.accumulated import Accumulated
 from mpmd.planner.profiling.choose_classes import choose_classes
 from mpmd.planner.profiling.layered_step import LayeredStep, before_loops

@@ -13,7 +13,7 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.compiler.graph import StageWork, TaskGraph
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
 from mpmd.ir.plan import TaskType
-from mpmd.ir.stack import per_part
+from mpmd.ir.stack import per_layer_range
 from mpmd.planner.profiling.classes import ClassedOperation, DimensionClasses, classed
 from mpmd.planner.profiling.microbatch import MicrobatchDim, microbatch_dims
 from mpmd.planner.profiling.ownership import Ownership, ownership_of
@@ -96,7 +96,7 @@ class LayeredStep:
     def leaf_of_argument(self) -> dict[Var, int]:
         """The position of each argument's leaf; a stacked leaf has several arguments."""
         step = self.graph.step
-        positions = per_part(step.argument_leaves, range(len(step.argument_leaves)))
+        positions = per_layer_range(step.argument_leaves, range(len(step.argument_leaves)))
         return {argument.var: i for argument, i in zip(step.arguments, positions, strict=True)}
 
     def nbytes(self, value: Value) -> float:

@@ -74,7 +74,7 @@ def origin_of(var: Var, dim: int, eqns: Sequence[JaxprEqn]) -> tuple[Var, int] |
 
     Returns: ``None`` if it is no dimension of an argument.
     """
-    makers = {made: eqn for eqn in eqns for made in eqn.outvars}
+    makers = {outvar: eqn for eqn in eqns for outvar in eqn.outvars}
     while (eqn := makers.get(var)) is not None:
         uses = (use for use in shared_dimensions(eqn) if use.outs.get(eqn.outvars.index(var)) == dim)
         ins = next((use.ins for use in uses), {})

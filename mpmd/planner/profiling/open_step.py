@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mpmd.compiler.find_layers.stages_of import EACH_LAYER, Stages, stages_of
 from mpmd.compiler.graph import TaskGraph
-from mpmd.planner.profile import Profile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.profiling.profile_step import profiles_of_graph
 from mpmd.planner.profiling.tracing import traced_layers
 from mpmd.util.garbage import without_garbage_collection
@@ -21,7 +21,7 @@ class ProfiledStep(NamedTuple):
     A step without a loop has one profile, and ``written`` is empty. Each stage of the graph is a layer.
     """
 
-    profiles: tuple[Profile, ...]
+    profiles: tuple[LayerProfile, ...]
     written: tuple[Stages, ...]
     graph: TaskGraph
 
@@ -64,7 +64,7 @@ def profile_step(
     )
 
 
-def profile_of(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Profile:
+def profile_of(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> LayerProfile:
     """The profile of a step with one loop, or none."""
     (profile,) = profile_step(step, args, kwargs).profiles
     return profile

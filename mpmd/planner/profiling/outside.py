@@ -15,7 +15,7 @@ from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.flat import FlatEquations
 from mpmd.compiler.jaxprs.work import total_operations
-from mpmd.planner.profile import TaskWork
+from mpmd.planner.layer_profile import TaskWork
 from mpmd.planner.profiling.layered_step import LayeredStep
 from mpmd.planner.profiling.ownership import nbytes
 
@@ -25,14 +25,14 @@ def work_outside(step: LayeredStep) -> tuple[TaskWork, ...]:
     graph = step.graph
     if not graph.step.loops:
         return (_work((), 2 * sum(map(nbytes, step.ownership.weights))),)
-    places = _by_loop(graph)
+    eqns_by_loop = _by_loop(graph)
     entering = {argument.var for argument in graph.step.arguments}
     entering |= {accumulator.result for accumulator in graph.accumulators}
     works = []
-    for number, eqns in enumerate(places):
+    for number, eqns in enumerate(eqns_by_loop):
         computed = {var for eqn in eqns for var in eqn.outvars}
         read = {var for eqn in eqns for var in operands(eqn)} & entering
-        moved = read | (computed & _read_after(graph, places, number))
+        moved = read | (computed & _read_after(graph, eqns_by_loop, number))
         works.append(_work(eqns, sum(map(nbytes, moved))))
         entering |= computed
     return tuple(works)
@@ -41,18 +41,18 @@ def work_outside(step: LayeredStep) -> tuple[TaskWork, ...]:
 def _by_loop(graph: TaskGraph) -> list[list[JaxprEqn]]:
     """For each loop, the equations that depend on its results, and not on those of a later loop."""
     after: dict[Var, int] = {a.result: graph.step.loop_of(a.work.stage) for a in graph.accumulators}
-    places: list[list[JaxprEqn]] = [[] for _ in graph.step.loops]
+    eqns_by_loop: list[list[JaxprEqn]] = [[] for _ in graph.step.loops]
     for eqn in graph.outer:
-        place = max((after.get(var, 0) for var in operands(eqn)), default=0)
-        places[place].append(eqn)
-        after |= dict.fromkeys(eqn.outvars, place)
-    return places
+        loop = max((after.get(var, 0) for var in operands(eqn)), default=0)
+        eqns_by_loop[loop].append(eqn)
+        after |= dict.fromkeys(eqn.outvars, loop)
+    return eqns_by_loop
 
 
-def _read_after(graph: TaskGraph, places: Sequence[Sequence[JaxprEqn]], number: int) -> set[Var]:
+def _read_after(graph: TaskGraph, eqns_by_loop: Sequence[Sequence[JaxprEqn]], number: int) -> set[Var]:
     """The variables that are results, or read after the loop's own equations outside."""
     read = {result.var for result in graph.step.results}
-    for eqn in itertools.chain.from_iterable(places[number + 1 :]):
+    for eqn in itertools.chain.from_iterable(eqns_by_loop[number + 1 :]):
         read.update(operands(eqn))
     for member in graph.stage_work:
         if graph.step.loop_of(member.work.stage) > number:

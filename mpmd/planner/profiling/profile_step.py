@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
-from mpmd.planner.profile import Kind, Layer, Profile, TaskWork
+from mpmd.planner.layer_profile import Kind, Layer, LayerProfile, TaskWork
 from mpmd.planner.profiling.divide import Divider
 from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep, layered
 from mpmd.planner.profiling.outside import work_outside
@@ -18,7 +18,7 @@ from mpmd.planner.profiling.traffic import traffic
 from mpmd.planner.profiling.whole_step import whole_step
 
 
-def profiles_of_graph(graph: TaskGraph) -> tuple[Profile, ...]:
+def profiles_of_graph(graph: TaskGraph) -> tuple[LayerProfile, ...]:
     """The profile of each loop of a step whose stages are layers; a step without loops has one profile."""
     step = layered(graph) if graph.step.loops else whole_step(graph)
     return tuple(map(_Profiler(step).profile, range(len(step.loops))))
@@ -33,11 +33,11 @@ class _Profiler:
         self._rows = self._divider.classes["data"]
         self._outside = work_outside(step)
 
-    def profile(self, number: int) -> Profile:
+    def profile(self, number: int) -> LayerProfile:
         """The table of a loop."""
         step, loop = self._step, self._step.loops[number]
         rows = next((d.size for d in loop.microbatch if step.classes.of(d.value, d.dim) in self._rows), 1)
-        return Profile(
+        return LayerProfile(
             layers=tuple(self._layer(layer, loop) for layer in loop.layers),
             rows=rows * loop.num_microbatches,
             microbatch_rows=rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpmd.planner.collectives import INNERMOST_FIRST
 from mpmd.planner.labels import ALTERNATIVES
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 from mpmd.planner.search.candidates import best_of, best_of_shape
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.search_space import SearchSpace, Shape, divisors

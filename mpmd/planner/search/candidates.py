@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.collectives import message_link, places_of
+from mpmd.planner.collectives import device_ranges_of, message_link
 from mpmd.planner.search.even_groups import even_groups
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.layer_arrays import Array
@@ -58,14 +58,14 @@ def _cuts(space: SearchSpace, shape: Shape) -> list[tuple[int, ...]]:
 
 def _range_costs(space: SearchSpace, shape: Shape, homes: tuple[int, ...]) -> list[StageRangeCosts]:
     """For each stage, the costs of ranges of layers on its group."""
-    model, places = space.model, places_of(shape.submeshes)
+    model, device_ranges = space.model, device_ranges_of(shape.submeshes)
     overhead = (1 + space.profile.has_backward) * model.cluster.task_overhead
     known: dict[object, StageRangeCosts] = {}
     range_costs = []
     for stage, home in enumerate(homes):
-        group_settings = model.group_settings(places[home], shape.settings)
-        before = places[homes[stage - 1]] if stage else places[home]
-        link = message_link(model.cluster, before, places[home])
+        group_settings = model.group_settings(device_ranges[home], shape.settings)
+        before = device_ranges[homes[stage - 1]] if stage else device_ranges[home]
+        link = message_link(model.cluster, before, device_ranges[home])
         if (group_settings, link) not in known:
             table = model.table(group_settings)
             known[group_settings, link] = StageRangeCosts.of(

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Kind, Profile
+from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.schedules import FAMILIES, Schedule
 
 
-def combined(constraints: Constraints, profile: Profile) -> Constraints:
+def combined(constraints: Constraints, profile: LayerProfile) -> Constraints:
     """The constraints with all that follows from them and from the step."""
     layers = constraints.layers_per_stage
     if layers is None and profile.are_stages:
@@ -33,7 +33,7 @@ def _num_submeshes(constraints: Constraints) -> int | None:
     return len(constraints.submesh) if isinstance(constraints.submesh, tuple) else None
 
 
-def contradictions(constraints: Constraints, profile: Profile, cluster: Hardware) -> Iterator[str]:
+def contradictions(constraints: Constraints, profile: LayerProfile, cluster: Hardware) -> Iterator[str]:
     """All conflicts, each with the numbers. ``constraints`` are as ``combined`` returns them."""
     yield from _of_stages(constraints, profile)
     yield from _of_groups(constraints, profile, cluster)
@@ -42,7 +42,7 @@ def contradictions(constraints: Constraints, profile: Profile, cluster: Hardware
     yield from _of_submesh(constraints, profile, cluster)
 
 
-def _of_stages(constraints: Constraints, profile: Profile) -> Iterator[str]:
+def _of_stages(constraints: Constraints, profile: LayerProfile) -> Iterator[str]:
     layers, stages, num_layers = constraints.layers_per_stage, constraints.num_stages, len(profile.layers)
     if layers is not None and profile.are_stages and layers != (1,) * num_layers:
         yield f"the step's marks make {num_layers} stages, which layers_per_stage={layers} cannot cut anew"
@@ -68,7 +68,7 @@ def _of_stages(constraints: Constraints, profile: Profile) -> Iterator[str]:
         )
 
 
-def _of_groups(constraints: Constraints, profile: Profile, cluster: Hardware) -> Iterator[str]:
+def _of_groups(constraints: Constraints, profile: LayerProfile, cluster: Hardware) -> Iterator[str]:
     groups, devices = constraints.groups, cluster.nodes * cluster.devices_per_node
     if groups is None:
         return
@@ -80,7 +80,7 @@ def _of_groups(constraints: Constraints, profile: Profile, cluster: Hardware) ->
         yield f"groups={groups} need a stage each; the step has {stages} {what}"
 
 
-def _of_schedule(constraints: Constraints, profile: Profile, devices: int) -> Iterator[str]:
+def _of_schedule(constraints: Constraints, profile: LayerProfile, devices: int) -> Iterator[str]:
     schedule = constraints.schedule
     if schedule is None:
         return
@@ -98,7 +98,7 @@ def _of_schedule(constraints: Constraints, profile: Profile, devices: int) -> It
         yield from _of_family(constraints, profile, devices)
 
 
-def _of_family(constraints: Constraints, profile: Profile, devices: int) -> Iterator[str]:
+def _of_family(constraints: Constraints, profile: LayerProfile, devices: int) -> Iterator[str]:
     """The refusal of a family that has a schedule of none of the open sizes, for the last of these."""
     assert isinstance(constraints.schedule, str), f"{constraints.schedule} has a size"
     most = constraints.num_stages or len(profile.layers)
@@ -115,7 +115,7 @@ def _of_family(constraints: Constraints, profile: Profile, devices: int) -> Iter
         yield refusal
 
 
-def _of_microbatches(constraints: Constraints, profile: Profile) -> Iterator[str]:
+def _of_microbatches(constraints: Constraints, profile: LayerProfile) -> Iterator[str]:
     number = constraints.num_microbatches
     if number is not None and profile.num_microbatches not in (None, number):
         yield (
@@ -126,7 +126,7 @@ def _of_microbatches(constraints: Constraints, profile: Profile) -> Iterator[str
         yield f"num_microbatches={number} does not divide the {profile.rows} rows of the batch"
 
 
-def _of_submesh(constraints: Constraints, profile: Profile, cluster: Hardware) -> Iterator[str]:
+def _of_submesh(constraints: Constraints, profile: LayerProfile, cluster: Hardware) -> Iterator[str]:
     devices, groups = cluster.nodes * cluster.devices_per_node, constraints.groups or 1
     if not constraints.submeshes:
         if constraints.fsdp and devices == 1:
@@ -154,7 +154,9 @@ def _of_submesh(constraints: Constraints, profile: Profile, cluster: Hardware) -
         yield from _of_division(submesh, constraints, profile)
 
 
-def _of_division(submesh: Mapping[Kind, int], constraints: Constraints, profile: Profile) -> Iterator[str]:
+def _of_division(
+    submesh: Mapping[Kind, int], constraints: Constraints, profile: LayerProfile
+) -> Iterator[str]:
     rows = profile.rows // (constraints.num_microbatches or 1)
     for kind, number in submesh.items():
         sizes = [layer.divisions[kind].largest for layer in profile.layers if kind in layer.divisions]

@@ -64,7 +64,7 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
     ]
     work, steps = stages.of_groups(per_stage), stages.of_groups(stages.totals("step"))
     delayed = stages.of_groups(of_weights)
-    devices = sum(place.num_devices for place in stages.places) / len(work)
+    devices = sum(device_range.num_devices for device_range in stages.device_ranges) / len(work)
     alone, together = (
         float(time_together(space.model.cluster, groups, devices)) for groups in (1.0, float(len(work)))
     )

@@ -79,7 +79,7 @@ class _CoreSharing:
     def of(stages: Stages) -> _CoreSharing:
         """The times for the groups of a candidate."""
         cluster, groups = stages.model.cluster, stages.candidate.schedule.mpmd_dim
-        devices = sum(place.num_devices for place in stages.places) / groups
+        devices = sum(device_range.num_devices for device_range in stages.device_ranges) / groups
         return _CoreSharing(
             alone=time_alone(cluster),
             together=float(time_together(cluster, float(groups), devices)),
@@ -100,7 +100,7 @@ def _loop(
     least: float,
     at_once: float,
 ) -> Loop:
-    """When each group ends the loop, and how long it computes.
+    """The time at which each group ends the loop, and the seconds that it computes.
 
     Args:
       orders: of the schedule, for each simulated number of microbatches.
@@ -155,7 +155,7 @@ def _step_seconds(stages: Stages) -> list[float]:
         for group, layer in dict(zip(homes, layers, strict=True)).items():
             others = [other for other in dict.fromkeys(homes) if other != group]
             for other in others[:1]:
-                link = message_link(model.cluster, stages.places[group], stages.places[other])
+                link = message_link(model.cluster, stages.device_ranges[group], stages.device_ranges[other])
                 share = _share_of_layer(stages, group, layer, "gradients", nbytes)
                 steps[group] += 2 * (link.latency + share / link.bandwidth)
     return steps

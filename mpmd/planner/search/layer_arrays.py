@@ -11,7 +11,7 @@ import numpy as np
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import INNERMOST_FIRST, Submesh
-from mpmd.planner.profile import Division, Layer, Profile
+from mpmd.planner.layer_profile import Division, Layer, LayerProfile
 from mpmd.simulate import Link
 
 Array = np.ndarray
@@ -62,7 +62,7 @@ def group_settings_of(submesh: Submesh, links: tuple[Link, ...], settings: StepS
 class LayerArrays:
     """A profile's numbers: arrays by layer, and tuples of arrays by axis, ``INNERMOST_FIRST``."""
 
-    profile: Profile
+    profile: LayerProfile
 
     @functools.cached_property
     def forward(self) -> tuple[Array, ...]:

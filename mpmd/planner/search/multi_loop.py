@@ -19,7 +19,7 @@ from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.collectives import Submesh
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Profile, TaskWork
+from mpmd.planner.layer_profile import LayerProfile, TaskWork
 from mpmd.planner.reasons import ranked, shortage
 from mpmd.planner.search.candidates import best_of, best_of_shape
 from mpmd.planner.search.contradictions import combined, contradictions
@@ -95,7 +95,7 @@ class _Loop:
 
 
 def search_loops(
-    profiles: Sequence[Profile],
+    profiles: Sequence[LayerProfile],
     cluster: Hardware,
     constraints: Sequence[Constraints],
     budget: SearchBudget = USUAL,
@@ -131,7 +131,10 @@ def search_loops(
 
 
 def loops_as_written(
-    profiles: Sequence[Profile], cluster: Hardware, schedules: Sequence[Schedule], constraints: Constraints
+    profiles: Sequence[LayerProfile],
+    cluster: Hardware,
+    schedules: Sequence[Schedule],
+    constraints: Constraints,
 ) -> Row | None:
     """The best candidate with the schedules that the loops have themselves.
 
@@ -145,7 +148,7 @@ def loops_as_written(
     return dataclasses.replace(rows[0], label="as written")
 
 
-def _kinds(profiles: Sequence[Profile]) -> list[int]:
+def _kinds(profiles: Sequence[LayerProfile]) -> list[int]:
     """For each loop the number of the first one like it: of the same layers, or under the same decisions."""
     kinds: list[int] = []
     for number, profile in enumerate(profiles):
@@ -159,7 +162,7 @@ def _kinds(profiles: Sequence[Profile]) -> list[int]:
     return kinds
 
 
-def _layers(profile: Profile) -> Profile:
+def _layers(profile: LayerProfile) -> LayerProfile:
     """The profile of the loop's layers alone, without the state of other loops and the work outside."""
     layers = tuple(dataclasses.replace(layer, state=0) for layer in profile.layers)
     return dataclasses.replace(profile, layers=layers, outside=TaskWork(0.0, 0.0), batch=0, decision_index=0)
@@ -167,7 +170,7 @@ def _layers(profile: Profile) -> Profile:
 
 def _loops(
     kinds: Mapping[int, int],
-    profiles: Sequence[Profile],
+    profiles: Sequence[LayerProfile],
     cluster: Hardware,
     constraints: Sequence[Constraints],
     budget: SearchBudget,

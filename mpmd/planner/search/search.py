@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from mpmd.planner.candidate import Row
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Profile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.reasons import ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
 from mpmd.planner.search.candidates import best_of_shape
@@ -58,7 +58,7 @@ USUAL = SearchBudget()
 
 
 def search(
-    profile: Profile, cluster: Hardware, constraints: Constraints = OPEN, budget: SearchBudget = USUAL
+    profile: LayerProfile, cluster: Hardware, constraints: Constraints = OPEN, budget: SearchBudget = USUAL
 ) -> tuple[Row, ...]:
     """The best candidates, the shortest step first, and the alternatives to a pipeline.
 
@@ -75,7 +75,7 @@ def search(
     return ranked(rows, cluster, NUM_ROWS)
 
 
-def search_space(profile: Profile, cluster: Hardware, constraints: Constraints) -> SearchSpace:
+def search_space(profile: LayerProfile, cluster: Hardware, constraints: Constraints) -> SearchSpace:
     """The choices that constraints leave. Raises ``ValueError`` with all conflicts among them."""
     constraints = combined(constraints, profile)
     if faults := [*contradictions(constraints, profile, cluster)]:
@@ -98,7 +98,7 @@ def evaluated_rows(space: SearchSpace, budget: SearchBudget) -> list[Row]:
 
 
 def as_written(
-    profile: Profile, cluster: Hardware, schedule: Schedule, constraints: Constraints = OPEN
+    profile: LayerProfile, cluster: Hardware, schedule: Schedule, constraints: Constraints = OPEN
 ) -> Row | None:
     """The best candidate with the schedule that the step has itself, whether it fits in memory or not.
 

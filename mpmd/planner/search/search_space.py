@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
+from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, Submesh
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.profile import Kind, Profile
+from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
 from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.partition import unevenness
@@ -50,7 +50,7 @@ class SearchSpace:
     constraints: Constraints
 
     @property
-    def profile(self) -> Profile:
+    def profile(self) -> LayerProfile:
         return self.model.profile
 
     @property
@@ -107,7 +107,7 @@ class SearchSpace:
     def unevenness(self) -> dict[str, Array]:
         """The least unevenness of stages on one device, by the number of stages."""
         one_device = self.model.group_settings(
-            Place(0, {}), StepSettings(self.numbers_of_microbatches[-1], remat=False, fsdp=False)
+            DeviceRange(0, {}), StepSettings(self.numbers_of_microbatches[-1], remat=False, fsdp=False)
         )
         layers = self.model.table(one_device).layers
         return {

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.choice_table import seconds_text
-from mpmd.planner.collectives import INNERMOST_FIRST, Place, Submesh
+from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, Submesh
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Kind, Profile
+from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.search_space import SearchSpace
@@ -81,13 +81,13 @@ def _cells(row: StageCost) -> list[str]:
     ]
 
 
-def stage_profile(profile: Profile, cluster: Hardware, candidate: Candidate) -> StageProfile:
+def stage_profile(profile: LayerProfile, cluster: Hardware, candidate: Candidate) -> StageProfile:
     """The table for a loop of a step, with the microbatches, remat and FSDP of a candidate."""
     rows = profile.rows // candidate.num_microbatches
     return StageProfile(tuple(_rows(profile, cluster, candidate)), rows)
 
 
-def _rows(profile: Profile, cluster: Hardware, candidate: Candidate) -> Iterator[StageCost]:
+def _rows(profile: LayerProfile, cluster: Hardware, candidate: Candidate) -> Iterator[StageCost]:
     model = CostModel(profile, cluster)
     space, settings, alone = (
         SearchSpace(model, Constraints()),
@@ -104,7 +104,7 @@ def _rows(profile: Profile, cluster: Hardware, candidate: Candidate) -> Iterator
         for stop in range(first + 1, len(profile.layers) + 1):
             for sizes in all_sizes:
                 submesh = dict(zip(INNERMOST_FIRST, sizes, strict=True))
-                until = model.table(model.group_settings(Place(0, submesh), settings)).until
+                until = model.table(model.group_settings(DeviceRange(0, submesh), settings)).until
                 forward, backward = (
                     alone * float(until[name][stop] - until[name][first]) for name in ("forward", "backward")
                 )

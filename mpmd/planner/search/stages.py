@@ -13,14 +13,14 @@ from mpmd.ir.tasks import TaskType
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import (
     INNERMOST_FIRST,
-    Place,
+    DeviceRange,
     axis_links,
+    device_ranges_of,
     message_link,
-    places_of,
     share_a_node,
 )
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Profile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.costs import layer_seconds
 from mpmd.planner.search.layer_arrays import (
     Array,
@@ -56,7 +56,7 @@ class Table:
 class CostModel:
     """The costs of a step's layers on a cluster; they are computed once for each group's settings."""
 
-    def __init__(self, profile: Profile, cluster: Hardware):
+    def __init__(self, profile: LayerProfile, cluster: Hardware):
         self.profile, self.cluster, self.arrays = profile, cluster, LayerArrays(profile)
         self._tables: dict[GroupSettings, Table] = {}
 
@@ -69,10 +69,10 @@ class CostModel:
             self._tables[group_settings] = Table(layers, until)
         return self._tables[group_settings]
 
-    def group_settings(self, place: Place, settings: StepSettings) -> GroupSettings:
-        """The settings of a group at a place."""
-        links = axis_links(self.cluster, place)
-        return group_settings_of(place.submesh, links, settings)
+    def group_settings(self, device_range: DeviceRange, settings: StepSettings) -> GroupSettings:
+        """The settings of a group on some devices."""
+        links = axis_links(self.cluster, device_range)
+        return group_settings_of(device_range.submesh, links, settings)
 
 
 class Stages:
@@ -80,7 +80,7 @@ class Stages:
 
     Attributes:
       homes: the group of each stage.
-      places, tables: of each group.
+      device_ranges, tables: of each group.
       firsts, stops: the first layer of each stage, and the first of the next.
     """
 
@@ -88,9 +88,10 @@ class Stages:
         sizes = candidate.layers_per_stage
         assert len(sizes) == len(homes), f"{sizes} are layers of {len(sizes)} stages, not of {len(homes)}"
         self.model, self.candidate, self.homes = model, candidate, homes
-        self.places = places_of(candidate.submeshes)
+        self.device_ranges = device_ranges_of(candidate.submeshes)
         self.group_settings = [
-            model.group_settings(place, StepSettings.of(candidate)) for place in self.places
+            model.group_settings(device_range, StepSettings.of(candidate))
+            for device_range in self.device_ranges
         ]
         self.tables = [model.table(group_settings) for group_settings in self.group_settings]
         self.stops = list(accumulate(candidate.layers_per_stage))
@@ -112,7 +113,7 @@ class Stages:
 
     def of_groups(self, numbers: list[float]) -> list[float]:
         """For each group, the sum over its stages."""
-        sums = [0.0] * len(self.places)
+        sums = [0.0] * len(self.device_ranges)
         for home, number in zip(self.homes, numbers, strict=True):
             sums[home] += number
         return sums
@@ -131,7 +132,9 @@ class Stages:
         for stage in range(1, len(self.homes)):
             before, after = self.homes[stage - 1], self.homes[stage]
             for sender, reader, task in ((before, after, stage - 1), (after, before, stage)):
-                link = message_link(self.model.cluster, self.places[sender], self.places[reader])
+                link = message_link(
+                    self.model.cluster, self.device_ranges[sender], self.device_ranges[reader]
+                )
                 nbytes = self.message_bytes(stage, reader) * self._copies(stage, sender, reader)
                 time = nbytes / link.bandwidth
                 kinds = ("fwd",) if task < stage else ("bwd", "bwdA")
@@ -145,14 +148,14 @@ class Stages:
         Within a node each device receives its part over a link of its own. Between nodes the devices along
         ``model`` share a link, on which a value that is not divided counts once.
         """
-        if share_a_node(self.model.cluster, self.places[sender], self.places[reader]):
+        if share_a_node(self.model.cluster, self.device_ranges[sender], self.device_ranges[reader]):
             return 1.0
         along_model = self.model.arrays.shares("received", self.group_settings[reader].sizes)[MODEL]
         return 1 / float(along_model[self.firsts[stage]])
 
     def skipped_bytes(self) -> list[float]:
         """For each group, the bytes of waiting values that go past layers, on each device."""
-        waiting = [0.0] * len(self.places)
+        waiting = [0.0] * len(self.device_ranges)
         for source, target, layer, nbytes in self._skips:
             group = self.homes[target]
             waiting[group] += (target - source + 1) * nbytes * self._share(group, layer)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpmd.planner.collectives import Place, Submesh, message_link
+from mpmd.planner.collectives import DeviceRange, Submesh, message_link
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
 from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.search_space import SearchSpace, Shape
@@ -113,7 +113,7 @@ def _shapes(
 ) -> Iterator[Shape]:
     """The best shapes of groups with a submesh: the shortest steps, or the one with the ``least`` memory."""
     size = math.prod(submesh.values())
-    table = space.model.table(space.model.group_settings(Place(0, submesh), settings))
+    table = space.model.table(space.model.group_settings(DeviceRange(0, submesh), settings))
     seconds = _step_seconds(space, forms, submesh, settings, table)
     nbytes = _memory(forms, table)
     allowed = np.isfinite(seconds) & (forms.groups * size <= space.num_devices)
@@ -138,7 +138,7 @@ def _step_seconds(
 ) -> Array:
     """The seconds of a step, for each family and number of groups."""
     cluster, size = space.model.cluster, math.prod(submesh.values())
-    link = message_link(cluster, Place(0, submesh), Place(size, submesh))
+    link = message_link(cluster, DeviceRange(0, submesh), DeviceRange(size, submesh))
     hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
     overhead = settings.num_microbatches * forms.tasks * cluster.task_overhead
     layers = table.total("forward") + table.total("backward")

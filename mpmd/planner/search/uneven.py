@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpmd.planner.collectives import Place, Submesh, message_link
+from mpmd.planner.collectives import DeviceRange, Submesh, message_link
 from mpmd.planner.search.layer_arrays import Array, StepSettings
 from mpmd.planner.search.partition import StageRangeCosts
 from mpmd.planner.search.search_space import SearchSpace
@@ -156,7 +156,7 @@ def _option(
 ) -> _Option:
     model, size = space.model, math.prod(submesh.values())
     table = _table(space, settings, submesh)
-    link = message_link(model.cluster, Place(0, submesh), Place(size, submesh))
+    link = message_link(model.cluster, DeviceRange(0, submesh), DeviceRange(size, submesh))
     hops = np.append(2 * (link.latency + table.layers["entering"] / link.bandwidth), 0.0)
     overhead = (1 + space.profile.has_backward) * model.cluster.task_overhead
     rows = np.ix_(bounds, bounds)
@@ -167,5 +167,5 @@ def _option(
 
 
 def _table(space: SearchSpace, settings: StepSettings, submesh: Submesh):
-    group_settings = space.model.group_settings(Place(0, submesh), settings)
+    group_settings = space.model.group_settings(DeviceRange(0, submesh), settings)
     return space.model.table(group_settings)

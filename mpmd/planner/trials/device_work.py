@@ -17,7 +17,6 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, scan_p
 
 from mpmd.compiler.jaxprs.cost import is_elementwise, is_fused
-from mpmd.compiler.jaxprs.dimensions import Dimensions, axes_in, follow, follow_into_scan, sharded
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
@@ -29,6 +28,13 @@ from mpmd.compiler.jaxprs.equations import (
 )
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.sharded_dimensions import (
+    ShardedDimensions,
+    axes_in,
+    follow,
+    follow_into_scan,
+    sharded,
+)
 from mpmd.compiler.jaxprs.work import operations
 from mpmd.planner.fusions import memory_values
 
@@ -85,9 +91,9 @@ def _added(some: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]
 
 def device_work(
     jaxpr: Jaxpr,
-    inputs: Sequence[Dimensions],
+    inputs: Sequence[ShardedDimensions],
     mesh: Mapping[str, int],
-    outputs: Sequence[Dimensions | None] | None = None,
+    outputs: Sequence[ShardedDimensions | None] | None = None,
     free_inputs: Collection[Var] = (),
 ) -> DeviceWork:
     """The work of each device for a jaxpr.
@@ -126,8 +132,8 @@ def _constants(eqns: Sequence[JaxprEqn], known: Collection[Var]) -> set[Var]:
 
 
 def _with_constants(
-    eqns: Sequence[JaxprEqn], constants: Collection[Var], known: Mapping[Var, Dimensions]
-) -> dict[Var, Dimensions]:
+    eqns: Sequence[JaxprEqn], constants: Collection[Var], known: Mapping[Var, ShardedDimensions]
+) -> dict[Var, ShardedDimensions]:
     """The known shardings, with those of constants, such as zeros that are scattered into.
 
     A constant is sharded like the first result computed from it that has its shape.
@@ -143,8 +149,8 @@ def _with_constants(
 
 
 def _with_addends(
-    jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], known: Mapping[Var, Dimensions]
-) -> dict[Var, Dimensions]:
+    jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], known: Mapping[Var, ShardedDimensions]
+) -> dict[Var, ShardedDimensions]:
     """The known shardings, with those of values that only their single reader determines.
 
     So a gradient is sharded like the accumulator that it is added to, and each device gets its part of the
@@ -167,7 +173,9 @@ def _with_addends(
     return extended
 
 
-def _gathering(atom: Var, known: Dimensions, required: Dimensions, mesh: Mapping[str, int]) -> DeviceWork:
+def _gathering(
+    atom: Var, known: ShardedDimensions, required: ShardedDimensions, mesh: Mapping[str, int]
+) -> DeviceWork:
     """The work to gather a result along the axes by which it is sharded and must not be."""
     axes = {axis for axis in axes_in(known) - axes_in(required) if mesh[axis] > 1}
     left = math.prod(mesh[axis] for axis in axes_in(known) - axes)
@@ -194,7 +202,7 @@ class _Fusions:
         jaxpr: Jaxpr,
         eqns: Sequence[JaxprEqn],
         constants: Collection[Var],
-        known: Mapping[Var, Dimensions],
+        known: Mapping[Var, ShardedDimensions],
         mesh: Mapping[str, int],
     ):
         self._eqns, self._known, self._mesh = eqns, known, mesh
@@ -277,7 +285,7 @@ class _Fusions:
             works.append(device_work(body, inside, self._mesh))
         return max(works, key=lambda work: (work.operations, work.nbytes))
 
-    def _of_scan(self, eqn: JaxprEqn, body: Jaxpr, shardings: Sequence[Dimensions]) -> DeviceWork:
+    def _of_scan(self, eqn: JaxprEqn, body: Jaxpr, shardings: Sequence[ShardedDimensions]) -> DeviceWork:
         """The work of all iterations of a scan."""
         positions = scan_operands(eqn)
         within = follow_into_scan(eqn, shardings, body.eqns, self._mesh)
@@ -303,7 +311,7 @@ class _Fusions:
 
 
 def _crossing(
-    eqn: JaxprEqn, shardings: Sequence[Dimensions], result_axes: set[str]
+    eqn: JaxprEqn, shardings: Sequence[ShardedDimensions], result_axes: set[str]
 ) -> tuple[set[str], dict[str, Atom]]:
     """The axes along which results are all-reduced, and those along which a value is gathered or scattered.
 

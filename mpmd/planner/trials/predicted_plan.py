@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from jax.extend.core import Jaxpr
 
-from mpmd.compiler.jaxprs.dimensions import Dimensions, as_spec, dimensions_of, follow, sharded
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, dimensions_of, follow, sharded
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Aval, Executable, Name, Plan, Recv, Run, Spec
-from mpmd.ir.specs import fitting, num_parts
+from mpmd.ir.specs import fitting, num_shards
 from mpmd.planner.trials.device_work import DeviceWork, device_work
 from mpmd.program import Program
 
@@ -123,14 +123,16 @@ class _Predictor:
         )
 
 
-def _fitting(spec: Spec, aval: Aval, mesh: Mapping[str, int]) -> Dimensions:
+def _fitting(spec: Spec, aval: Aval, mesh: Mapping[str, int]) -> ShardedDimensions:
     return dimensions_of(fitting(spec, aval.shape, mesh), len(aval.shape))
 
 
-def _results(jaxpr: Jaxpr, operands: list[Dimensions], mesh: Mapping[str, int]) -> list[Dimensions]:
+def _results(
+    jaxpr: Jaxpr, operands: list[ShardedDimensions], mesh: Mapping[str, int]
+) -> list[ShardedDimensions]:
     known = follow(jaxpr.eqns, dict(zip(jaxpr.invars, operands, strict=True)), mesh)
     return [sharded(atom, known) for atom in jaxpr.outvars]
 
 
 def _bytes(aval: Aval, spec: Spec, mesh: Mapping[str, int]) -> int:
-    return aval.nbytes // num_parts(spec, mesh)
+    return aval.nbytes // num_shards(spec, mesh)

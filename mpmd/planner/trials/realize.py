@@ -14,9 +14,9 @@ from mpmd.ir.plan import Plan
 from mpmd.language.decisions import Decisions, decided, in_order
 from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
 from mpmd.planner.candidate import Candidate, Prediction
-from mpmd.planner.collectives import Place, places_of
+from mpmd.planner.collectives import DeviceRange, device_ranges_of
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Profile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_all_reduces, message_bytes, task_seconds
@@ -50,11 +50,11 @@ class Realized:
         return sum(len(jaxpr.eqns) for jaxpr in jaxprs.values()) + instructions // 2
 
     def simulation(self) -> Simulation:
-        """When each group does what."""
+        """The times of the tasks of each group."""
         return simulate(self.plan, self.costs, topology=self.message_bytes)
 
 
-def decisions_of(candidate: Candidate, profiles: Sequence[Profile]) -> Decisions:
+def decisions_of(candidate: Candidate, profiles: Sequence[LayerProfile]) -> Decisions:
     """The decisions under which a step is traced for a candidate.
 
     Args:
@@ -113,14 +113,14 @@ def lower(
 
 def simulated(step: LoweredStep, candidate: Candidate, cluster: Hardware) -> Realized:
     """The plan of a candidate with its costs by the work of the plan's equations."""
-    places = places_of(candidate.submeshes)
+    device_ranges = device_ranges_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program)
-    seconds = task_seconds(predicted.plan, predicted.work, cluster, places)
+    seconds = task_seconds(predicted.plan, predicted.work, cluster, device_ranges)
     alone = {key: time * time_alone(cluster) for key, time in seconds.items()}
-    costs = _costs(predicted.plan, alone, cluster, places)
-    sent = message_bytes(predicted.plan, cluster, places)
+    costs = _costs(predicted.plan, alone, cluster, device_ranges)
+    sent = message_bytes(predicted.plan, cluster, device_ranges)
     realized = _realized(step, predicted.plan, costs, cluster, sent, "simulation")
-    all_reduces = longest_all_reduces(predicted.plan, predicted.work, cluster, places)
+    all_reduces = longest_all_reduces(predicted.plan, predicted.work, cluster, device_ranges)
     return _communicating(realized, all_reduces / realized.prediction.seconds)
 
 
@@ -128,23 +128,28 @@ def measured(
     before: Realized, candidate: Candidate, cluster: Hardware, devices: Sequence[jax.Device] | None
 ) -> Realized:
     """The same plan with measured tasks, run on this process's devices, as many at a time as a node has."""
-    places = places_of(candidate.submeshes)
-    of_node = max(cluster.devices_per_node, *(place.num_devices for place in places))
+    device_ranges = device_ranges_of(candidate.submeshes)
+    of_node = max(cluster.devices_per_node, *(device_range.num_devices for device_range in device_ranges))
     devices = jax.local_devices() if devices is None else devices
     tasks = measure_tasks(before.step, devices[:of_node])
-    shares = [float(time_alone_of(cluster, together, _mean_devices(places))) for together in tasks.together]
+    shares = [
+        float(time_alone_of(cluster, together, _mean_devices(device_ranges))) for together in tasks.together
+    ]
     alone = {
         (group, name): (time + cluster.task_overhead) * shares[group]
         for (group, name), time in tasks.seconds.items()
     }
-    costs = _costs(tasks.plan, alone, cluster, places)
-    sent = message_bytes(tasks.plan, cluster, places)
+    costs = _costs(tasks.plan, alone, cluster, device_ranges)
+    sent = message_bytes(tasks.plan, cluster, device_ranges)
     realized = _realized(before.step, tasks.plan, costs, cluster, sent, "measurement")
     return _communicating(realized, before.prediction.communication)
 
 
 def _costs(
-    plan: Plan, alone: Mapping[tuple[int, str], float], cluster: Hardware, places: Sequence[Place]
+    plan: Plan,
+    alone: Mapping[tuple[int, str], float],
+    cluster: Hardware,
+    device_ranges: Sequence[DeviceRange],
 ) -> Costs:
     """The costs of a plan.
 
@@ -153,13 +158,13 @@ def _costs(
     """
     return dataclasses.replace(
         costs_of(plan, alone),
-        links=edge_links(cluster, places),
-        at_once=groups_at_once(cluster, _mean_devices(places)),
+        links=edge_links(cluster, device_ranges),
+        at_once=groups_at_once(cluster, _mean_devices(device_ranges)),
     )
 
 
-def _mean_devices(places: Sequence[Place]) -> float:
-    return sum(place.num_devices for place in places) / len(places)
+def _mean_devices(device_ranges: Sequence[DeviceRange]) -> float:
+    return sum(device_range.num_devices for device_range in device_ranges) / len(device_ranges)
 
 
 def _realized(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from mpmd.ir.plan import Spec
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import INNERMOST_FIRST
-from mpmd.planner.profile import Kind
+from mpmd.planner.layer_profile import Kind
 from mpmd.planner.trials.step_arguments import StepArguments
 
 AXES: tuple[Kind, ...] = tuple(reversed(INNERMOST_FIRST))

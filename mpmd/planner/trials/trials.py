@@ -17,7 +17,7 @@ from mpmd.arguments.specs import input_specs
 from mpmd.ir.plan import Spec
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.profile import Profile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.profiling import profile_step
 from mpmd.planner.trials.realize import Realized, decisions_of, lower, simulated
 from mpmd.planner.trials.shardings import AXES, argument_specs
@@ -88,7 +88,7 @@ class Trials:
     def __init__(self, step_spec: StepSpec, cluster: Hardware, num_layers: int | None = None):
         self._step_spec, self._cluster = step_spec, cluster
         profiled = profile_step(step_spec.function, *step_spec.arguments, num_layers)
-        self.profiles: tuple[Profile, ...] = profiled.profiles
+        self.profiles: tuple[LayerProfile, ...] = profiled.profiles
         self.written_schedules = tuple(loop.schedule for loop in profiled.written)
         self._arguments = step_arguments(profiled.graph.step)
 

@@ -11,7 +11,7 @@ from cluster.protocol.packing import unpack
 from mpmd.ir.plan import Aval
 from mpmd.ir.reshard import GroupShape, box_of, boxes_by_process
 from mpmd.ir.routes import Topology
-from mpmd.runtime.requests import HostParts, StepRequest
+from mpmd.runtime.requests import HostSlices, StepRequest
 from tests.support.plans import pipeline_plan
 
 ARRAY = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -19,7 +19,7 @@ SHAPE = GroupShape({"x": 2, "y": 2}, 2)
 
 
 def packed(spec, array=ARRAY, shape=SHAPE):
-    """The parts that each process is sent of an array that is the argument of a group."""
+    """The slices that each process is sent of an array that is the argument of a group."""
     plan = pipeline_plan(mpmd.ForwardOnly(1, 1), 1)
     leaf = dataclasses.replace(plan.inputs[0], aval=Aval(array.shape, str(array.dtype), array.itemsize))
     plan = dataclasses.replace(plan, inputs=(dataclasses.replace(leaf, name="w", spec=spec),))
@@ -29,7 +29,7 @@ def packed(spec, array=ARRAY, shape=SHAPE):
 
 
 def sizes(values):
-    return [sum(packed.bits.size for _, packed in value.parts) for value in values]
+    return [sum(packed.bits.size for _, packed in value.slices) for value in values]
 
 
 @pytest.mark.parametrize(
@@ -39,27 +39,27 @@ def test_each_process_gets_its_part_and_finds_its_devices_parts_in_it(spec):
     values = packed(spec)
     assert sizes(values) == [32, 32]
     for value, boxes in zip(values, boxes_by_process(ARRAY.shape, spec, SHAPE), strict=True):
-        parts = HostParts(value.shape, {box_of(i, value.shape): unpack(array) for i, array in value.parts})
+        slices = HostSlices(value.shape, {box_of(i, value.shape): unpack(array) for i, array in value.slices})
         for box in boxes:
             index = tuple(slice(*interval) for interval in box)
-            np.testing.assert_array_equal(parts[index], ARRAY[index])
+            np.testing.assert_array_equal(slices[index], ARRAY[index])
 
 
 def test_parts_that_lie_side_by_side_travel_as_one_view():
     first, second = packed((("x", "y"),))
-    ((_, rows),) = first.parts
+    ((_, rows),) = first.slices
     assert np.shares_memory(unpack(rows), ARRAY)
-    assert len(second.parts) == 1
+    assert len(second.slices) == 1
 
 
 @pytest.mark.parametrize("spec", [(), ("y",)], ids=str)
 def test_what_all_processes_need_is_sent_whole(spec):
     for value in packed(spec):
-        ((index, array),) = value.parts
+        ((index, array),) = value.slices
         assert index is None
         assert np.shares_memory(unpack(array), ARRAY)
 
 
 def test_arrays_without_elements_and_groups_of_one_process_get_arrays_whole():
-    assert [value.parts[0][0] for value in packed(("x",), array=ARRAY[:0])] == [None, None]
-    assert packed(("x",), shape=GroupShape({"x": 4}))[0].parts[0][0] is None
+    assert [value.slices[0][0] for value in packed(("x",), array=ARRAY[:0])] == [None, None]
+    assert packed(("x",), shape=GroupShape({"x": 4}))[0].slices[0][0] is None

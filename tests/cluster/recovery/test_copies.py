@@ -79,7 +79,7 @@ def copies(processes, monkeypatch):
 
 
 def spoil(process, owner):
-    ((_, part),) = process.store(owner).values(FIRST)[owner].parts
+    ((_, part),) = process.store(owner).values(FIRST)[owner].shards
     part[5] ^= 1
 
 

@@ -1,4 +1,4 @@
-"""Groups that move, with groups, a pool and places that only pretend."""
+"""Groups that move, with groups, a pool and allocations that only pretend."""
 
 import dataclasses
 import threading
@@ -15,7 +15,7 @@ from tests.support.pretended_groups import SOON, Driven, ProcessPool, commit_sna
 from tests.support.public_functions import cluster_mesh
 
 
-class Places:
+class Allocations:
     """In place of where groups are."""
 
     def __init__(self):
@@ -26,7 +26,7 @@ class Places:
 class MovedPool(ProcessPool):
     def __init__(self, failures=()):
         super().__init__(failures)
-        self.places = Places()
+        self.allocations = Allocations()
         self.discarded = 0
         self.silent = set()
 
@@ -49,20 +49,20 @@ class Migrations:
         self.kinds = {}
         self.prepared = []
         self.fault = None
-        self.has_place = True
+        self.has_allocation = True
 
-    def misplaced(self):
+    def groups_to_move(self):
         return dict(self.kinds)
 
     def prepare(self, mpmd_idx, may_use_spares):
         if self.fault:
             raise self.fault
         self.prepared.append((mpmd_idx, may_use_spares))
-        if self.has_place:
+        if self.has_allocation:
             kind = self.kinds.pop(mpmd_idx)
             host = 0 if kind == SHRUNK else None
             self.pool.infos[1] = dataclasses.replace(self.pool.infos[1], shares_with=host)
-        return self.has_place
+        return self.has_allocation
 
 
 class Elastic(Driven):
@@ -254,7 +254,7 @@ def test_a_group_whose_copies_may_be_gone_does_not_move(elastic, capsys):
 
 
 def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
-    elastic.migrations.kinds, elastic.migrations.has_place = {1: DRAINED}, False
+    elastic.migrations.kinds, elastic.migrations.has_allocation = {1: DRAINED}, False
     for _ in range(2):
         elastic.look_after()
     assert capsys.readouterr().err.count("its node is to end: there is no other place for it") == 1
@@ -263,12 +263,12 @@ def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
 
 def test_resizing_moves_groups_or_says_why_not(elastic):
     resize(elastic, 1, {1: SHRUNK})
-    assert elastic._pool.places.num_own == 1
+    assert elastic._pool.allocations.num_own == 1
     assert [report.kind for report in elastic.reports] == [SHRUNK]
     with pytest.raises(RuntimeError, match=r"resize\(2\): group 1 did not move within 0 s.*by itself as"):
         elastic.resize(2, 0.0)
     resize(elastic, 2, {1: GROWN})
-    elastic._pool.places.can_share = False
+    elastic._pool.allocations.can_share = False
     with pytest.raises(RuntimeError, match="groups may not share devices here"):
         elastic.resize(1, SOON)
     assert [report.kind for report in elastic.reports] == [SHRUNK, GROWN]

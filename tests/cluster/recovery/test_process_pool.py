@@ -7,16 +7,16 @@ import pytest
 from cluster.driver.calls.watchdog import Limits
 from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import Placement, ProcessInfo
+from cluster.recovery.allocations import NoAllocationError, NodeGoneError
 from cluster.recovery.copies import CopiesLostError
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.liveness_waiter import ProcessLostError
-from cluster.recovery.places import NodeGoneError, NoPlaceError
 from cluster.recovery.process_pool import ProcessPool
 from mpmd.errors import RecoveryError
 from mpmd.util.stopwatch import Stopwatch
 
 
-class Places:
+class Allocations:
     has_lost_nodes = False
 
     def check_nodes(self, numbers):
@@ -29,10 +29,10 @@ class Scripted(ProcessPool):
 
     def __init__(self, *faults):
         infos = tuple(ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(3))
-        self.fake_places = Places()
+        self.fake_allocations = Allocations()
         starter = SimpleNamespace(members=[SimpleNamespace(endpoint=each) for each in endpoints([1, 1, 1])])
         super().__init__(
-            SimpleNamespace(places=self.fake_places, starter=starter),
+            SimpleNamespace(allocations=self.fake_allocations, starter=starter),
             [None] * 3,
             Placement(infos, {}),
             "auto",
@@ -69,16 +69,16 @@ def test_a_new_process_that_dies_is_a_failure_unless_its_node_is_gone():
     pool = Scripted(death)
     pool.run([0])
     assert pool.counted == [death]
-    pool.faults, pool.fake_places.has_lost_nodes = [death], True
+    pool.faults, pool.fake_allocations.has_lost_nodes = [death], True
     pool.run([0])
     assert pool.counted == [death]
 
 
 def test_a_fault_without_a_death_and_a_lack_of_places_are_failures():
-    fault, shortage = RuntimeError("its devices are in use"), NoPlaceError("no room for group 0")
+    fault, shortage = RuntimeError("its devices are in use"), NoAllocationError("no room for group 0")
     pool = Scripted(fault)
     pool.run([0])
-    pool.faults, pool.fake_places.has_lost_nodes = [shortage], True
+    pool.faults, pool.fake_allocations.has_lost_nodes = [shortage], True
     pool.run([0])
     assert pool.counted == [fault, shortage]
     assert pool.attempts == [({0}, 7)] * 4, "the new process may be why, so it is replaced"
@@ -95,7 +95,7 @@ def test_giving_up_ends_the_attempts():
     def give_up(failure):
         raise RecoveryError(f"the last time because {failure}", 0)
 
-    pool = Scripted(NoPlaceError("no room"), RuntimeError("never raised"))
+    pool = Scripted(NoAllocationError("no room"), RuntimeError("never raised"))
     with pytest.raises(RecoveryError, match="because no room"):
         pool.replace_all([0], {}, 7, Stopwatch(), give_up)
     assert len(pool.attempts) == 1

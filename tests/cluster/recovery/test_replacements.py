@@ -1,4 +1,4 @@
-"""Processes that take the places of others: spares, prepared and new ones. Nothing is started."""
+"""Processes that take over from others: spares, prepared and new ones. Nothing is started."""
 
 import pytest
 
@@ -18,8 +18,8 @@ class Call:
 
 
 class Actor:
-    def __init__(self, number, place):
-        self.number, self.place = number, place
+    def __init__(self, number, allocation):
+        self.number, self.allocation = number, allocation
         self.is_ready = self.is_alive = True
         self.adopted = []
 
@@ -62,36 +62,36 @@ class Starter:
         self.resources = [ProcessResources({"CPU": 1}, {})] * 3
         self.started = []
 
-    def start(self, number, place):
-        self.started.append(Actor(number, place))
+    def start(self, number, allocation):
+        self.started.append(Actor(number, allocation))
         return self.started[-1]
 
 
-class Places:
+class Allocations:
     """Processes 0 to 2 are in the placement groups of these numbers; all but ``lost`` are on good nodes."""
 
     def __init__(self):
         self.placement_groups = {0, 1, 2}
-        self.places = [Reservation(i, 0) for i in range(3)]
+        self.allocations = [Reservation(i, 0) for i in range(3)]
         self.found = {}
         self.lost = set()
         self.is_short = False
         self.kept = None
 
     def of(self, number):
-        return self.places[number]
+        return self.allocations[number]
 
-    def assign(self, number, place):
-        self.places[number] = place
+    def assign(self, number, allocation):
+        self.allocations[number] = allocation
 
     def good_nodes(self):
         return {"good"}
 
-    def node_of(self, place):
-        return "lost" if place.placement_group in self.lost else "good"
+    def node_of(self, allocation):
+        return "lost" if allocation.placement_group in self.lost else "good"
 
     def find(self, mpmd_idx, infos, gone, check, waited):
-        return {mpmd_idx: self.found.get(mpmd_idx, self.places[mpmd_idx])}
+        return {mpmd_idx: self.found.get(mpmd_idx, self.allocations[mpmd_idx])}
 
     def request_spare(self, bundle):
         self.placement_groups.add(10)
@@ -99,7 +99,9 @@ class Places:
 
     def give_back(self, others):
         self.kept = {
-            place.placement_group for place in (*self.places, *others) if isinstance(place, Reservation)
+            allocation.placement_group
+            for allocation in (*self.allocations, *others)
+            if isinstance(allocation, Reservation)
         }
 
 
@@ -110,7 +112,7 @@ def make(monkeypatch):
 
     def make(num_spares=0):
         spares = [Reservation(3 + i, 0) for i in range(num_spares)]
-        replacements = Replacements(Starter(), Places(), spares)
+        replacements = Replacements(Starter(), Allocations(), spares)
         replacements.start_spares()
         return replacements
 
@@ -124,31 +126,31 @@ def replace(replacements, *numbers):
 def test_a_process_that_has_died_is_started_where_it_was(make):
     replacements = make()
     actor = replace(replacements, 1)[1]
-    assert (actor.number, actor.place) == (1, Reservation(1, 0))
+    assert (actor.number, actor.allocation) == (1, Reservation(1, 0))
 
 
 def test_a_spare_takes_the_place_and_another_one_starts_where_that_was(make):
     replacements = make(num_spares=1)
     (spare,) = replacements.starter.started
-    assert replacements.places.placement_groups == {0, 1, 2, 3}
+    assert replacements.allocations.placement_groups == {0, 1, 2, 3}
     assert replace(replacements, 1) == {1: spare}
-    assert replacements.places.of(1) == Reservation(3, 0)
+    assert replacements.allocations.of(1) == Reservation(3, 0)
     replacements.start_spares()
-    assert replacements.starter.started[-1].place == Reservation(1, 0)
-    assert replacements.places.kept == {0, 1, 2, 3}
+    assert replacements.starter.started[-1].allocation == Reservation(1, 0)
+    assert replacements.allocations.kept == {0, 1, 2, 3}
 
 
 def test_where_the_node_is_gone_the_next_spare_needs_another_place(make):
     replacements = make(num_spares=1)
-    replacements.places.lost = {1}
+    replacements.allocations.lost = {1}
     replace(replacements, 1)
-    replacements.places.is_short = True
+    replacements.allocations.is_short = True
     replacements.start_spares()
     assert len(replacements.starter.started) == 1, "groups that wait for room go first"
-    replacements.places.is_short = False
+    replacements.allocations.is_short = False
     replacements.start_spares()
-    assert replacements.starter.started[-1].place == Reservation(10, 0)
-    assert replacements.places.kept == {0, 2, 3, 10}
+    assert replacements.starter.started[-1].allocation == Reservation(10, 0)
+    assert replacements.allocations.kept == {0, 2, 3, 10}
 
 
 @pytest.mark.parametrize("fault", ["late", "dead", "lost"])
@@ -156,7 +158,7 @@ def test_a_spare_that_is_not_there_is_not_used(make, fault):
     replacements = make(num_spares=1)
     (spare,) = replacements.starter.started
     spare.is_ready, spare.is_alive = fault != "late", fault != "dead"
-    replacements.places.lost = {3} if fault == "lost" else set()
+    replacements.allocations.lost = {3} if fault == "lost" else set()
     assert replacements.count_ready_spares() == (fault == "dead")
     assert replace(replacements, 1)[1] is not spare
 
@@ -166,7 +168,7 @@ def test_a_process_that_was_prepared_takes_over_before_spares_do(make):
     replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
     prepared = replacements.starter.started[-1]
     assert replace(replacements, 1) == {1: prepared}
-    assert replacements.places.of(1) == SharedDevices("good", 0, ())
+    assert replacements.allocations.of(1) == SharedDevices("good", 0, ())
     info = ProcessInfo(1, 0, "host", "good", 7, (), ())
     assert replacements.placed(1, info).shares_with == 0
     assert replacements.placed(0, info).shares_with is None
@@ -177,7 +179,7 @@ def test_a_prepared_process_that_has_died_is_not_used(make):
     replacements = make()
     replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
     replacements.starter.started[-1].is_alive = False
-    assert replace(replacements, 1)[1].place == Reservation(1, 0)
+    assert replace(replacements, 1)[1].allocation == Reservation(1, 0)
 
 
 def test_prepared_processes_that_are_not_used_end(make):
@@ -185,4 +187,4 @@ def test_prepared_processes_that_are_not_used_end(make):
     replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
     replacements.discard()
     assert replacements._session.killed == replacements.starter.started
-    assert replace(replacements, 1)[1].place == Reservation(1, 0)
+    assert replace(replacements, 1)[1].allocation == Reservation(1, 0)

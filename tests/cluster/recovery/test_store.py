@@ -22,7 +22,7 @@ def on(spec, array):
 
 
 @pytest.mark.parametrize(
-    ("spec", "array", "num_parts"),
+    ("spec", "array", "num_shards"),
     [
         (P(), np.arange(6.0).reshape(2, 3), 1),
         (P("data"), np.arange(6.0).reshape(2, 3), 2),
@@ -35,10 +35,10 @@ def on(spec, array):
     ],
     ids=str,
 )
-def test_values_come_back_bit_by_bit_and_where_they_were(spec, array, num_parts):
+def test_values_come_back_bit_by_bit_and_where_they_were(spec, array, num_shards):
     value = on(spec, array)
     saved = save(value, SUBMESH, lambda nbytes: np.empty(nbytes, np.uint8))
-    assert len(saved.parts) == num_parts
+    assert len(saved.shards) == num_shards
     assert saved.nbytes == value.nbytes
     back = restore(pickle.loads(pickle.dumps(saved, protocol=5)), SUBMESH)
     assert (back.sharding, back.dtype, back.shape) == (value.sharding, value.dtype, value.shape)
@@ -49,7 +49,7 @@ def test_what_is_restored_shares_no_memory_with_the_copy():
     array = np.arange(64 * 1024, dtype="float32")
     saved = save(on(P(), array), SUBMESH, lambda nbytes: np.empty(nbytes, np.uint8))
     back = restore(saved, SUBMESH)
-    saved.parts[0][1][:] = 7
+    saved.shards[0][1][:] = 7
     np.testing.assert_array_equal(back, array)
 
 
@@ -87,7 +87,7 @@ def test_memory_is_used_again_and_what_is_not_is_given_back():
     for number in range(1, 6):
         store.keep_only(number - 1)
         store.take(number, values(number), SUBMESH)
-        memory.append({data.ctypes.data for _, data in store.values(number)[number].parts})
+        memory.append({data.ctypes.data for _, data in store.values(number)[number].shards})
     assert memory[0] == memory[2] == memory[4]
     assert memory[1] == memory[3] != memory[0]
     store.keep_only(5)

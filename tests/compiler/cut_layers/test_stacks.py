@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 import mpmd
 from mpmd.compiler.cut_layers.cut import cut_stacks
-from mpmd.compiler.cut_layers.dimensions import Dimensions
+from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
 from mpmd.compiler.cut_layers.marked_scans import iterations_of
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.ir.stack import Stack
@@ -229,7 +229,7 @@ def test_keys_are_cut_like_numbers():
 
 
 def test_slices_of_one_dimension_cut_it_where_they_end():
-    dimensions = Dimensions()
+    dimensions = LayerDimensions()
     whole, first, second = (jax.extend.core.Var(jax.core.ShapedArray((n, 2), jnp.float32)) for n in (9, 4, 5))
     dimensions.add_inclusion((whole, 0), (first, 0), 0)
     dimensions.add_inclusion((whole, 0), (second, 0), 4)
@@ -243,7 +243,7 @@ def test_slices_of_one_dimension_cut_it_where_they_end():
 
 def test_a_whole_waits_for_the_parts_that_others_cut():
     """New weights of frozen layers and of trained ones, of which another slice alone says the cuts."""
-    dimensions = Dimensions()
+    dimensions = LayerDimensions()
     old, new, kept, also_kept, trained = (
         (jax.extend.core.Var(jax.core.ShapedArray((n,), jnp.float32)), 0) for n in (6, 6, 4, 4, 2)
     )

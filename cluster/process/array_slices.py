@@ -1,4 +1,4 @@
-"""Parts of arrays as they travel between processes, and arrays that are put together from parts.
+"""Slices of arrays as they travel between processes, and arrays that are put together from slices.
 
 What is in the host's memory is cut and put together there, by numpy; what is on an accelerator stays on it.
 """
@@ -17,20 +17,20 @@ from mpmd.ir.reshard import Box, box_of, intersection, volume, within
 from mpmd.runtime.transport import Array
 
 
-def part_of(array: Array, box: Box) -> Array:
-    """A part of an array; a view where one of this process's devices, of the host, has all of the part."""
+def slice_of(array: Array, box: Box) -> Array:
+    """A slice of an array; a view where one of this process's devices, of the host, has all of the slice."""
     if isinstance(array, np.ndarray):
-        return _part(box, array.dtype, {tuple((0, size) for size in array.shape): array})
+        return _slice(box, array.dtype, {tuple((0, size) for size in array.shape): array})
     shards = array.addressable_shards
-    parts = {box_of(shard.index, array.shape): _viewed(shard.data) for shard in shards}
-    return _part(box, array.dtype, parts)
+    slices = {box_of(shard.index, array.shape): _viewed(shard.data) for shard in shards}
+    return _slice(box, array.dtype, slices)
 
 
-def assemble(aval: Aval, sharding: jax.sharding.Sharding, parts: Mapping[Box, Array]) -> jax.Array:
-    """The array of which this process has got the parts that its devices hold."""
+def assemble(aval: Aval, sharding: jax.sharding.Sharding, slices: Mapping[Box, Array]) -> jax.Array:
+    """The array of which this process has got the slices that its devices hold."""
     indices = sharding.addressable_devices_indices_map(aval.shape)
     boxes = {device: box_of(index or (), aval.shape) for device, index in indices.items()}
-    by_box = {box: _part(box, np.dtype(aval.dtype), parts) for box in dict.fromkeys(boxes.values())}
+    by_box = {box: _slice(box, np.dtype(aval.dtype), slices) for box in dict.fromkeys(boxes.values())}
     shards = [jax.device_put(by_box[box], device) for device, box in boxes.items()]
     return jax.make_array_from_single_device_arrays(aval.shape, sharding, shards)
 
@@ -44,14 +44,14 @@ def _viewed(array: Array) -> Array:
     return np.asarray(array) if is_on_host(array) else array
 
 
-def _part(box: Box, dtype: np.dtype, parts: Mapping[Box, Array]) -> Array:
-    """The elements of a box, all of which the parts have."""
-    for held, array in parts.items():
+def _slice(box: Box, dtype: np.dtype, slices: Mapping[Box, Array]) -> Array:
+    """The elements of a box, all of which the slices have."""
+    for held, array in slices.items():
         if held == box:
             return array
         if intersection(held, box) == box:
             return _viewed(array)[within(box, held)]
-    needed = {held: array for held, array in parts.items() if intersection(held, box) is not None}
+    needed = {held: array for held, array in slices.items() if intersection(held, box) is not None}
     for array in needed.values():
         if isinstance(array, jax.Array) and not is_on_host(array):
             arrays = jax.device_put(list(needed.values()), array.sharding)
@@ -59,10 +59,10 @@ def _part(box: Box, dtype: np.dtype, parts: Mapping[Box, Array]) -> Array:
     return _put_together(box, dtype, needed)
 
 
-def _put_together(box: Box, dtype: np.dtype, parts: Mapping[Box, Array]) -> np.ndarray:
+def _put_together(box: Box, dtype: np.dtype, slices: Mapping[Box, Array]) -> np.ndarray:
     whole = np.empty([stop - start for start, stop in box], dtype)
     filled = 0
-    for held, array in parts.items():
+    for held, array in slices.items():
         common = intersection(held, box)
         assert common is not None, f"{held} has nothing of {box}"
         whole[within(common, box)] = np.asarray(array)[within(common, held)]
@@ -78,9 +78,9 @@ def put_together_on_device(arrays: Sequence[jax.Array], box: Box, held: tuple[Bo
     The arrays are on one device. It is compiled once for each list of boxes.
     """
     whole = jnp.empty([stop - start for start, stop in box], arrays[0].dtype)
-    for array, part in zip(arrays, held, strict=True):
-        common = intersection(part, box)
-        assert common is not None, f"{part} has nothing of {box}"
+    for array, held_box in zip(arrays, held, strict=True):
+        common = intersection(held_box, box)
+        assert common is not None, f"{held_box} has nothing of {box}"
         starts = [start - first for (start, _), (first, _) in zip(common, box, strict=True)]
-        whole = jax.lax.dynamic_update_slice(whole, array[within(common, part)], starts)
+        whole = jax.lax.dynamic_update_slice(whole, array[within(common, held_box)], starts)
     return whole

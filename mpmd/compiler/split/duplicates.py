@@ -15,8 +15,8 @@ from mpmd.compiler.split.remove_marks import LoopBody
 
 
 @dataclasses.dataclass(frozen=True)
-class Replica:
-    """An equation whose value its readers compute themselves.
+class Duplicate:
+    """An equation that each of its readers computes itself, so that its value is neither sent nor kept.
 
     Attributes:
       of_microbatch: depends on the microbatch index.
@@ -31,11 +31,11 @@ class Replica:
     once_per_stage: bool
 
 
-def find_replicas(body: LoopBody, index: Var) -> dict[Var, Replica]:
-    """The replicas among a loop body's equations, by the variables they define.
+def find_duplicates(body: LoopBody, index: Var) -> dict[Var, Duplicate]:
+    """The duplicates among a loop body's equations, by the variables they define.
 
-    An equation is a replica when it is cheap and reads nothing that a stage computes. An equation that mixes
-    parameters with a microbatch is none, even if it is cheap: otherwise every reader of a normalised input
+    An equation is duplicated when it is cheap and reads nothing that a stage computes. An equation that mixes
+    parameters with a microbatch is not, even if it is cheap: otherwise every reader of a normalised input
     would have to hold the parameters. What depends on parameters alone, such as a cast or a transpose, is
     computed by each task that reads it: the weight is on the task's group, and nothing of the weight's size
     is kept or sent per microbatch.
@@ -45,28 +45,28 @@ def find_replicas(body: LoopBody, index: Var) -> dict[Var, Replica]:
     """
     eqns = [member.eqn for member in body.eqns]
     states = {result.state for result in body.results}  # each belongs to one stage
-    replicas: dict[Var, Replica] = {}
+    duplicates: dict[Var, Duplicate] = {}
     computed = {var for eqn in eqns for var in eqn.outvars}
     for eqn in eqns:
         reads = list(operands(eqn))
         if not is_cheap(eqn) or any(var in states for var in reads):
             continue
-        if any(var in computed and var not in replicas for var in reads):
+        if any(var in computed and var not in duplicates for var in reads):
             continue
-        known = [replicas[var] for var in reads if var in replicas]
-        outside = [var for var in reads if var not in replicas and var != index]
-        of_microbatch = index in reads or any(replica.of_microbatch for replica in known)
-        weights = frozenset().union(*(replica.weights for replica in known))
-        takes_slice = of_microbatch and _takes_slice(eqn, index, replicas)
+        known = [duplicates[var] for var in reads if var in duplicates]
+        outside = [var for var in reads if var not in duplicates and var != index]
+        of_microbatch = index in reads or any(duplicate.of_microbatch for duplicate in known)
+        weights = frozenset().union(*(duplicate.weights for duplicate in known))
+        takes_slice = of_microbatch and _takes_slice(eqn, index, duplicates)
         if not takes_slice:
             weights |= {var for var in outside if is_weight(var)}
         if weights and (of_microbatch or has_reduction(eqn)):
             continue
         trivial = takes_slice or not of_microbatch or all(size(var) == 1 for var in reads)
-        trivial |= is_renamed(eqn) and not any(replica.once_per_stage for replica in known)
-        replica = Replica(of_microbatch, weights, not trivial or draws_random_bits(eqn))
-        replicas.update(dict.fromkeys(eqn.outvars, replica))
-    return replicas
+        trivial |= is_renamed(eqn) and not any(duplicate.once_per_stage for duplicate in known)
+        duplicate = Duplicate(of_microbatch, weights, not trivial or draws_random_bits(eqn))
+        duplicates.update(dict.fromkeys(eqn.outvars, duplicate))
+    return duplicates
 
 
 def is_weight(var: Atom) -> bool:
@@ -77,7 +77,7 @@ def is_weight(var: Atom) -> bool:
     return size(var) > 1 and jnp.issubdtype(dtype, jnp.inexact)
 
 
-def _takes_slice(eqn: JaxprEqn, index: Var, replicas: Mapping[Var, Replica]) -> bool:
+def _takes_slice(eqn: JaxprEqn, index: Var, duplicates: Mapping[Var, Duplicate]) -> bool:
     """Whether this is where a microbatch is taken out of a loop constant: one array, the rest scalars."""
     arrays = [var for var in operands(eqn) if size(var) > 1]
-    return len(arrays) == 1 and arrays[0] not in replicas and size(eqn.outvars[0]) < size(arrays[0])
+    return len(arrays) == 1 and arrays[0] not in duplicates and size(eqn.outvars[0]) < size(arrays[0])

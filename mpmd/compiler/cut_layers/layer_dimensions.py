@@ -44,8 +44,8 @@ class _Inclusion(NamedTuple):
         return _inner([self.start, self.start + self.size, *inside])
 
 
-class Dimensions:
-    """Which dimensions of variables are the same, and where they are cut."""
+class LayerDimensions:
+    """The classes of dimensions that are one and the same, and the cuts of each."""
 
     def __init__(self) -> None:
         self._same: DisjointSets[Node] = DisjointSets()

@@ -1,8 +1,8 @@
 """The profile of a step: a table of its layers, made by tracing it once with each layer as a stage.
 
 All bytes and operations are those of the whole layer, on however many devices, for one microbatch of
-``Profile.microbatch_rows`` rows, unless it says otherwise. Those that depend on the rows are proportional to
-them.
+``LayerProfile.microbatch_rows`` rows, unless it says otherwise. Those that depend on the rows are
+proportional to them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Profile:
+class LayerProfile:
     """The table of a loop of a step, or of a step without a loop, which is one layer.
 
     Attributes:

@@ -22,17 +22,17 @@ from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.ir.plan import Spec
 
 Axes = tuple[str, ...]
-Dimensions = tuple[Axes, ...]
+ShardedDimensions = tuple[Axes, ...]
 """For each dimension of a value the mesh axes that it is sharded along, the major one first."""
 
 
-def dimensions_of(spec: Spec, ndim: int) -> Dimensions:
+def dimensions_of(spec: Spec, ndim: int) -> ShardedDimensions:
     """The dimensions of a value of rank ``ndim`` with a spec."""
     entries = tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
     return entries + ((),) * (ndim - len(entries))
 
 
-def as_spec(dimensions: Dimensions) -> Spec:
+def as_spec(dimensions: ShardedDimensions) -> Spec:
     """The spec of a value with these dimensions."""
     entries = list(dimensions)
     while entries and not entries[-1]:
@@ -40,39 +40,39 @@ def as_spec(dimensions: Dimensions) -> Spec:
     return tuple((entry[0] if len(entry) == 1 else entry) or None for entry in entries)
 
 
-def axes_in(dimensions: Dimensions) -> set[str]:
+def axes_in(dimensions: ShardedDimensions) -> set[str]:
     """The mesh axes along which anything is sharded."""
     return {axis for entry in dimensions for axis in entry}
 
 
-def without(dimensions: Dimensions, axes: Collection[str]) -> Dimensions:
+def without(dimensions: ShardedDimensions, axes: Collection[str]) -> ShardedDimensions:
     """The dimensions where nothing is sharded along some axes."""
     return tuple(tuple(axis for axis in entry if axis not in axes) for entry in dimensions)
 
 
-def sharded(atom: Atom, known: Mapping[Var, Dimensions]) -> Dimensions:
+def sharded(atom: Atom, known: Mapping[Var, ShardedDimensions]) -> ShardedDimensions:
     """The dimensions of an equation's operand."""
-    found = known.get(atom) if isinstance(atom, Var) else None
-    return found or ((),) * len(aval_of(atom).shape)
+    dimensions = known.get(atom) if isinstance(atom, Var) else None
+    return dimensions or ((),) * len(aval_of(atom).shape)
 
 
 def follow(
     eqns: Iterable[JaxprEqn],
-    known: Mapping[Var, Dimensions],
+    known: Mapping[Var, ShardedDimensions],
     mesh: Mapping[str, int],
     whole: Mapping[Var, int] = MappingProxyType({}),
-) -> dict[Var, Dimensions]:
+) -> dict[Var, ShardedDimensions]:
     """The known dimensions of operands, extended by those of the results of equations.
 
     Args:
       mesh: the size of each mesh axis.
       whole: for values that reshapes make, a dimension along which they are not to be sharded.
     """
-    found = dict(known)
+    dimensions_by_var = dict(known)
     for eqn in eqns:
-        operands = [sharded(atom, found) for atom in eqn.invars]
+        operands = [sharded(atom, dimensions_by_var) for atom in eqn.invars]
         if any(map(any, operands)) or eqn.primitive.name == "sharding_constraint":
-            results: Sequence[Dimensions]
+            results: Sequence[ShardedDimensions]
             if eqn.primitive.name == "sharding_constraint":
                 results = [_without_twice(_constrained(eqn, operands[0]))]
             elif eqn.primitive.name == "reshape" and eqn.outvars[0] in whole:
@@ -81,20 +81,20 @@ def follow(
                 results = _results(eqn, operands, mesh)
             for var, dimensions in zip(eqn.outvars, results, strict=True):
                 if any(dimensions):
-                    found[var] = dimensions
-    return found
+                    dimensions_by_var[var] = dimensions
+    return dimensions_by_var
 
 
 def follow_into(
-    jaxpr: Jaxpr, operands: Iterable[Dimensions], eqns: Sequence[JaxprEqn], mesh: Mapping[str, int]
-) -> dict[Var, Dimensions]:
+    jaxpr: Jaxpr, operands: Iterable[ShardedDimensions], eqns: Sequence[JaxprEqn], mesh: Mapping[str, int]
+) -> dict[Var, ShardedDimensions]:
     """``follow`` for ``eqns``, which are those of a jaxpr whose inputs are sharded like ``operands``."""
     return follow(eqns, dict(zip(jaxpr.invars, operands, strict=True)), mesh)
 
 
 def follow_into_scan(
-    eqn: JaxprEqn, operands: Sequence[Dimensions], eqns: Sequence[JaxprEqn], mesh: Mapping[str, int]
-) -> dict[Var, Dimensions]:
+    eqn: JaxprEqn, operands: Sequence[ShardedDimensions], eqns: Sequence[JaxprEqn], mesh: Mapping[str, int]
+) -> dict[Var, ShardedDimensions]:
     """``follow`` for ``eqns``, which are those of a scan's body.
 
     What is carried often starts as zeros, of which nothing is known: it is sharded as an iteration leaves it.
@@ -103,24 +103,26 @@ def follow_into_scan(
     positions = scan_operands(eqn)
     inside = list(operands)
     inside[positions.xs] = [dimensions[1:] for dimensions in inside[positions.xs]]
-    found = follow_into(jaxpr, inside, eqns, mesh)
+    in_body = follow_into(jaxpr, inside, eqns, mesh)
     for i, atom in zip(range(positions.carry.start, positions.carry.stop), jaxpr.outvars, strict=False):
         if not any(inside[i]):
-            inside[i] = sharded(atom, found)
+            inside[i] = sharded(atom, in_body)
     return follow_into(jaxpr, inside, eqns, mesh)
 
 
-def _results(eqn: JaxprEqn, operands: Sequence[Dimensions], mesh: Mapping[str, int]) -> Sequence[Dimensions]:
+def _results(
+    eqn: JaxprEqn, operands: Sequence[ShardedDimensions], mesh: Mapping[str, int]
+) -> Sequence[ShardedDimensions]:
     """The dimensions of an equation's results."""
     if eqn.primitive is remat_p:
         jaxpr: Jaxpr = eqn.params["jaxpr"]
-        found = follow_into(jaxpr, operands, jaxpr.eqns, mesh)
-        return [sharded(atom, found) for atom in jaxpr.outvars]
+        in_body = follow_into(jaxpr, operands, jaxpr.eqns, mesh)
+        return [sharded(atom, in_body) for atom in jaxpr.outvars]
     if eqn.primitive is scan_p:
         jaxpr = eqn.params["jaxpr"].jaxpr
-        found = follow_into_scan(eqn, operands, jaxpr.eqns, mesh)
+        in_body = follow_into_scan(eqn, operands, jaxpr.eqns, mesh)
         return [
-            ((),) * (len(aval_of(var).shape) - len(aval_of(atom).shape)) + sharded(atom, found)
+            ((),) * (len(aval_of(var).shape) - len(aval_of(atom).shape)) + sharded(atom, in_body)
             for var, atom in zip(eqn.outvars, jaxpr.outvars, strict=True)
         ]
     results: list[list[Axes]] = [[()] * len(aval_of(var).shape) for var in eqn.outvars]
@@ -134,7 +136,7 @@ def _results(eqn: JaxprEqn, operands: Sequence[Dimensions], mesh: Mapping[str, i
 def _axes_along(
     eqn: JaxprEqn,
     dimension: CommonDimension,
-    operands: Sequence[Dimensions],
+    operands: Sequence[ShardedDimensions],
     size: int,
     mesh: Mapping[str, int],
 ) -> Axes:
@@ -151,7 +153,7 @@ def _number(axes: Axes, mesh: Mapping[str, int]) -> int:
     return math.prod(mesh[axis] for axis in axes)
 
 
-def _without_twice(dimensions: Iterable[Axes]) -> Dimensions:
+def _without_twice(dimensions: Iterable[Axes]) -> ShardedDimensions:
     """Without axes that an earlier dimension has: an axis shards one dimension of a value."""
     seen: set[str] = set()
     result = []
@@ -162,8 +164,8 @@ def _without_twice(dimensions: Iterable[Axes]) -> Dimensions:
 
 
 def _cut_into_microbatches(
-    eqn: JaxprEqn, operand: Dimensions, mesh: Mapping[str, int], whole: int
-) -> Dimensions:
+    eqn: JaxprEqn, operand: ShardedDimensions, mesh: Mapping[str, int], whole: int
+) -> ShardedDimensions:
     """The dimensions of a reshape's result, where that has a dimension that is not to be sharded.
 
     Of dimensions that are merged or split, the first but for that one has the sharding, as far as it divides.
@@ -180,7 +182,7 @@ def _cut_into_microbatches(
     return tuple(result)
 
 
-def _constrained(eqn: JaxprEqn, operand: Dimensions) -> Dimensions:
+def _constrained(eqn: JaxprEqn, operand: ShardedDimensions) -> ShardedDimensions:
     spec = getattr(eqn.params["sharding"], "spec", None)
     if spec is None:
         return operand

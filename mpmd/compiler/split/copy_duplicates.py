@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import operands
+from mpmd.compiler.split.duplicates import Duplicate
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
-from mpmd.compiler.split.replicate import Replica
 from mpmd.ir.plan import TaskType
 
 
-def copy_replicas(
+def copy_duplicates(
     eqns: Mapping[TaskType, Sequence[JaxprEqn]],
     body: LoopBody,
-    replicas: Mapping[Var, Replica],
+    duplicates: Mapping[Var, Duplicate],
     order: MicrobatchOrder,
 ) -> dict[TaskType, tuple[JaxprEqn, ...]]:
-    """Each work with the replicas that it reads, in the order in which a microbatch passes through it."""
+    """Each work with the duplicates that it reads, in the order in which a microbatch passes through it."""
     readers: dict[Var, set[TaskType]] = {}
 
     def add_reader(work: TaskType, eqn: JaxprEqn) -> None:
         for var in operands(eqn):
-            if var in replicas:
+            if var in duplicates:
                 readers.setdefault(var, set()).add(work)
 
     for work, eqns_of_work in eqns.items():
@@ -33,7 +33,7 @@ def copy_replicas(
     copied: dict[TaskType, list[JaxprEqn]] = {}
     for eqn in (member.eqn for member in reversed(body.eqns)):
         works = set().union(*(readers.get(var, ()) for var in eqn.outvars))
-        if works and replicas[eqn.outvars[0]].once_per_stage:
+        if works and duplicates[eqn.outvars[0]].once_per_stage:
             works = _first_of_each_stage(works, order)
         for work in works:
             copied.setdefault(work, []).append(eqn)

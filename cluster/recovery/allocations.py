@@ -1,8 +1,8 @@
-"""Places of the processes of a mesh that recovers: their own reservations, or devices of others.
+"""The allocations of the processes of a mesh that recovers: their own reservations, or devices of others.
 
-A group's own place is a placement group of its own, so that it can be given back when the group leaves it,
-and another one be requested when its node is gone or is to end. While a request waits for room, the group
-shares the devices of processes that have a place.
+A group's reservations are a placement group of their own, so that it can be given back when the group leaves
+it, and another one be requested when its node is gone or is to end. While a request waits for room, the group
+shares the devices of processes that have a reservation.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cluster.ray_compat import draining_nodes
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from cluster.recovery.sharing import choose_hosts
 from cluster.start.resources import (
+    Allocation,
     Bundle,
-    Place,
     Reservation,
     SharedDevices,
     describe_shortage,
@@ -33,10 +33,10 @@ from cluster.start.resources import (
 _POLL_SECONDS = 0.1
 
 PROMPT_SECONDS = 2.0
-"""How long Ray may take to find a place when there is room."""
+"""The seconds that Ray may take to reserve resources where there is room."""
 
 
-class NoPlaceError(RuntimeError):
+class NoAllocationError(RuntimeError):
     """There is neither room for a process, nor another one that it can share devices with."""
 
 
@@ -45,15 +45,15 @@ class NodeGoneError(RuntimeError):
 
 
 class _Request(NamedTuple):
-    """A place that groups' processes wait for, on nodes other than some."""
+    """Reservations that a group's processes wait for, on nodes other than some."""
 
     numbers: tuple[int, ...]
     placement_group: PlacementGroup
     avoided: frozenset[str]
 
 
-class Places:
-    """The place of each process. Processes are named by their numbers. Thread-safe.
+class Allocations:
+    """The allocation of each process. Processes are named by their numbers. Thread-safe.
 
     Args:
       reservations: of the processes, at the start.
@@ -64,7 +64,7 @@ class Places:
 
     Attributes:
       can_share: whether processes may share devices.
-      num_own: groups from this one on are not to have a place of their own.
+      num_own: groups from this one on are to share devices.
       avoided: nodes that are to end, besides those that Ray knows to be drained.
     """
 
@@ -76,7 +76,7 @@ class Places:
         share_after: float | None,
         timeout: float,
     ):
-        self._places: list[Place] = list(reservations)
+        self._allocations: list[Allocation] = list(reservations)
         self._bundles = tuple(bundles)
         self._mpmd_idxs = tuple(mpmd_idxs)
         self._share_after = share_after
@@ -92,13 +92,13 @@ class Places:
         self.num_own = 1 + max(mpmd_idxs)
         self.avoided: frozenset[str] = frozenset()
 
-    def of(self, number: int) -> Place:
-        """The place of a process."""
-        return self._places[number]
+    def of(self, number: int) -> Allocation:
+        """The allocation of a process."""
+        return self._allocations[number]
 
-    def assign(self, number: int, place: Place) -> None:
-        """From now on a process is at a place."""
-        self._places[number] = place
+    def assign(self, number: int, allocation: Allocation) -> None:
+        """From now on a process has an allocation."""
+        self._allocations[number] = allocation
 
     def numbers_of(self, mpmd_idx: int) -> list[int]:
         """The processes of a group."""
@@ -107,7 +107,11 @@ class Places:
     @property
     def shares_with(self) -> dict[int, int]:
         """The processes that share, and with which."""
-        return {n: place.host for n, place in enumerate(self._places) if isinstance(place, SharedDevices)}
+        return {
+            n: allocation.host
+            for n, allocation in enumerate(self._allocations)
+            if isinstance(allocation, SharedDevices)
+        }
 
     # Nodes.
 
@@ -117,32 +121,34 @@ class Places:
 
     def _living_nodes(self) -> frozenset[str]:
         living = frozenset(node["NodeID"] for node in live_nodes())
-        for place in [place for place, node in list(self._nodes.items()) if node not in living]:
-            self._nodes.pop(place, None)  # Ray moves a bundle of a node that is gone, if it can
+        for allocation in [
+            allocation for allocation, node in list(self._nodes.items()) if node not in living
+        ]:
+            self._nodes.pop(allocation, None)  # Ray moves a bundle of a node that is gone, if it can
         return living
 
-    def node_of(self, place: Place) -> str:
-        """Ray's identifier of a place's node; empty while Ray has none for it."""
-        if isinstance(place, SharedDevices):
-            return place.node_id
-        if place not in self._nodes:
-            table = placement_group_table(place.placement_group)
-            node = table["bundles_to_node_id"].get(place.bundle_index, "")
+    def node_of(self, allocation: Allocation) -> str:
+        """Ray's identifier of an allocation's node; empty while Ray has none for it."""
+        if isinstance(allocation, SharedDevices):
+            return allocation.node_id
+        if allocation not in self._nodes:
+            table = placement_group_table(allocation.placement_group)
+            node = table["bundles_to_node_id"].get(allocation.bundle_index, "")
             if not node:
                 return node
-            self._nodes[place] = node
-        return self._nodes[place]
+            self._nodes[allocation] = node
+        return self._nodes[allocation]
 
     def check_nodes(self, numbers: Iterable[int]) -> None:
         """Raises ``NodeGoneError`` when a process's node is gone, so that it is no use to wait for it."""
         living = self._living_nodes()
         for number in numbers:
-            if self.node_of(self._places[number]) not in living:
+            if self.node_of(self._allocations[number]) not in living:
                 raise NodeGoneError(f"the node of process {number} is gone")
 
     # Which groups are to move.
 
-    def misplaced(self) -> dict[int, str]:
+    def groups_to_move(self) -> dict[int, str]:
         """The groups that are to move, and why: ``drained``, ``shrunk`` or ``grown``."""
         with self._lock:
             good, living, kinds = self.good_nodes(), self._living_nodes(), {}
@@ -153,32 +159,34 @@ class Places:
             return kinds
 
     def _kind_of_move(self, mpmd_idx: int, good: Collection[str], living: Collection[str]) -> str | None:
-        places = [self._places[number] for number in self.numbers_of(mpmd_idx)]
-        nodes = {self.node_of(place) for place in places}
+        allocations = [self._allocations[number] for number in self.numbers_of(mpmd_idx)]
+        nodes = {self.node_of(allocation) for allocation in allocations}
         if not nodes <= set(living):
             return None  # it has died
         if not nodes <= set(good):
             return DRAINED
-        if all(isinstance(place, Reservation) for place in places):
+        if all(isinstance(allocation, Reservation) for allocation in allocations):
             return None if mpmd_idx < self.num_own else SHRUNK
         if self._is_granted(mpmd_idx, good):
             return GROWN
-        hosted = (isinstance(place, Reservation) or self._is_valid(place) for place in places)
+        hosted = (
+            isinstance(allocation, Reservation) or self._is_valid(allocation) for allocation in allocations
+        )
         return None if all(hosted) else SHRUNK
 
-    def _is_valid(self, place: SharedDevices) -> bool:
-        host = self._places[place.host]
-        return isinstance(host, Reservation) and self.node_of(host) == place.node_id
+    def _is_valid(self, allocation: SharedDevices) -> bool:
+        host = self._allocations[allocation.host]
+        return isinstance(host, Reservation) and self.node_of(host) == allocation.node_id
 
     def _is_granted(self, mpmd_idx: int, good: Collection[str]) -> bool:
-        """Whether the places that a group waits for are there."""
+        """Whether the reservations that a group waits for are there."""
         waiting = self._requests.get(mpmd_idx)
         if waiting is None:
             return False
         table = placement_group_table(waiting.placement_group)
         return table["state"] == "CREATED" and set(table["bundles_to_node_id"].values()) <= set(good)
 
-    # Finding places.
+    # New allocations.
 
     def find(
         self,
@@ -188,17 +196,17 @@ class Places:
         seconds: float | None = None,
         check: Callable[[], None] = lambda: None,
         waited: float = 0.0,
-    ) -> dict[int, Place]:
-        """A place for each process of a group: where it is, or one of its own, or one that it shares.
+    ) -> dict[int, Allocation]:
+        """An allocation for each process of a group: that of before, a new reservation, or shared devices.
 
         Args:
           infos: where the processes are.
           gone: those that are dead; the group's own do not matter.
           seconds: to wait for room before processes share; by default as the user wants it.
           check: is called while it waits, and raises to wait no longer.
-          waited: the seconds that others have waited for room since this group's place is gone.
+          waited: the seconds that others have waited for room since this group's allocation is gone.
 
-        Raises: ``NoPlaceError``.
+        Raises: ``NoAllocationError``.
         """
         with self._lock:
             return self._find(mpmd_idx, infos, gone, seconds, check, waited)
@@ -211,36 +219,36 @@ class Places:
         seconds: float | None,
         check: Callable[[], None],
         waited: float,
-    ) -> dict[int, Place]:
+    ) -> dict[int, Allocation]:
         good, numbers = self.good_nodes(), self.numbers_of(mpmd_idx)
         may_reserve = mpmd_idx < self.num_own
-        places = {n: self._places[n] for n in numbers}
-        kept: dict[int, Place] = {
-            n: place
-            for n, place in places.items()
-            if isinstance(place, Reservation) and may_reserve and self.node_of(place) in good
+        allocations = {n: self._allocations[n] for n in numbers}
+        kept: dict[int, Allocation] = {
+            n: allocation
+            for n, allocation in allocations.items()
+            if isinstance(allocation, Reservation) and may_reserve and self.node_of(allocation) in good
         }
-        unplaced = [n for n in numbers if n not in kept]
-        if not unplaced:
+        unallocated = [n for n in numbers if n not in kept]
+        if not unallocated:
             return kept
         if seconds is None:
             seconds = self._share_after if self._share_after is not None else self._timeout
-            if self.can_share and all(isinstance(places[n], SharedDevices) for n in unplaced):
+            if self.can_share and all(isinstance(allocations[n], SharedDevices) for n in unallocated):
                 seconds = 0.0  # they have waited before
             seconds = max(seconds - waited, min(seconds, PROMPT_SECONDS))
         if not good:
             seconds = 0.0  # Ray may have another node later, but none now
-        if may_reserve and (reserved := self._await_own(mpmd_idx, unplaced, seconds, check)) is not None:
+        if may_reserve and (reserved := self._await_own(mpmd_idx, unallocated, seconds, check)) is not None:
             return kept | reserved
         living = self._living_nodes()
         try:
             if not self.can_share:
                 raise LookupError("it may not share the devices of others")
-            return kept | self._share(unplaced, infos, gone, good)
+            return kept | self._share(unallocated, infos, gone, good)
         except LookupError as reason:
-            if all(self.node_of(place) in living for place in places.values()):
-                return places  # on a node that is to end, but there is no other
-            raise NoPlaceError(self._shortage(mpmd_idx, unplaced, seconds, str(reason))) from None
+            if all(self.node_of(allocation) in living for allocation in allocations.values()):
+                return allocations  # on a node that is to end, but there is no other
+            raise NoAllocationError(self._shortage(mpmd_idx, unallocated, seconds, str(reason))) from None
 
     def _shortage(self, mpmd_idx: int, numbers: Sequence[int], seconds: float, reason: str) -> str:
         bundles = [self._bundles[number] for number in numbers]
@@ -253,16 +261,16 @@ class Places:
         infos: Sequence[ProcessInfo],
         gone: Collection[int],
         good: Collection[str],
-    ) -> dict[int, Place]:
+    ) -> dict[int, Allocation]:
         hosts = {
             number: infos[number]
-            for number, place in enumerate(self._places)
+            for number, allocation in enumerate(self._allocations)
             if number not in {*numbers, *gone}
-            and isinstance(place, Reservation)
+            and isinstance(allocation, Reservation)
             and self._mpmd_idxs[number] < self.num_own
             and self._mpmd_idxs[number] != self._mpmd_idxs[numbers[0]]
             and infos[number].node_id in good
-            and infos[number].node_id == self.node_of(place)  # and not where it was before it died
+            and infos[number].node_id == self.node_of(allocation)  # and not where it was before it died
         }
         shares_with = {n: host for n, host in self.shares_with.items() if n not in numbers and host in hosts}
         guests = {number: len(infos[number].devices) for number in numbers}
@@ -276,8 +284,8 @@ class Places:
 
     def _await_own(
         self, mpmd_idx: int, numbers: Sequence[int], seconds: float, check: Callable[[], None]
-    ) -> dict[int, Place] | None:
-        """Places of their own for processes of a group; ``None``, and a request, if there are none yet."""
+    ) -> dict[int, Allocation] | None:
+        """Reservations for processes of a group; ``None``, and a request, if there are none yet."""
         deadline = time.monotonic() + seconds
         self._request(mpmd_idx, numbers)
         while not self._is_granted(mpmd_idx, self.good_nodes()):
@@ -290,7 +298,7 @@ class Places:
         return {n: Reservation(granted.placement_group, index) for index, n in enumerate(granted.numbers)}
 
     def _request(self, mpmd_idx: int, numbers: Sequence[int]) -> None:
-        """Requests a place for processes of a group, unless they wait for one that is or may become good."""
+        """Requests reservations for processes of a group, unless they wait for good ones."""
         waiting = self._requests.get(mpmd_idx)
         if waiting is not None:
             table = placement_group_table(waiting.placement_group)
@@ -304,10 +312,10 @@ class Places:
         self._requests[mpmd_idx] = _Request(tuple(numbers), group, self.avoided)
 
     def _renew_request(self, mpmd_idx: int, good: Collection[str]) -> None:
-        """Has a group that shares or is to leave its node wait for a place of its own; and no other group."""
-        places = {number: self._places[number] for number in self.numbers_of(mpmd_idx)}
+        """Has a group that shares or is to leave its node wait for reservations; and no other group."""
+        allocations = {number: self._allocations[number] for number in self.numbers_of(mpmd_idx)}
         waiting = [
-            n for n, p in places.items() if isinstance(p, SharedDevices) or self.node_of(p) not in good
+            n for n, p in allocations.items() if isinstance(p, SharedDevices) or self.node_of(p) not in good
         ]
         if waiting and mpmd_idx < self.num_own:
             self._request(mpmd_idx, waiting)
@@ -320,21 +328,25 @@ class Places:
 
     @property
     def is_short(self) -> bool:
-        """Whether groups wait for places of their own."""
+        """Whether groups wait for reservations."""
         return bool(self._requests)
 
     def request_spare(self, bundle: Mapping[str, float]) -> Reservation:
-        """A place for a spare process, which may not be there yet."""
+        """A reservation for a spare process, which may not be there yet."""
         with self._lock:
             group = request([bundle], self.avoided)
             self.placement_groups.add(group)
             return Reservation(group, 0)
 
-    def give_back(self, others: Iterable[Place] = ()) -> None:
+    def give_back(self, others: Iterable[Allocation] = ()) -> None:
         """Gives back what neither a process nor one of the ``others`` uses, and nobody waits for."""
         with self._lock:
-            places = [place for place in (*self._places, *others) if isinstance(place, Reservation)]
-            used = {place.placement_group for place in places}
+            allocations = [
+                allocation
+                for allocation in (*self._allocations, *others)
+                if isinstance(allocation, Reservation)
+            ]
+            used = {allocation.placement_group for allocation in allocations}
             used |= {waiting.placement_group for waiting in self._requests.values()}
             for group in self.placement_groups - used:
                 self._remove(group)

@@ -1,0 +1,61 @@
+"""Files with a plan and recorded times, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any, TypeVar
+
+from mpmd.ir.tasks import AnyTask, OutsideTask, Task, parse_task
+from mpmd.util.json_data import JsonFormat, Text
+
+FORMAT = "mpmd profile"
+"""The name of the format, which a file has under ``format``."""
+
+VERSION = 1
+"""The version of the format, which changes when files of before cannot be read any more."""
+
+_Data = TypeVar("_Data")
+
+_FORMAT = JsonFormat({AnyTask: Text(parse_task), Task | OutsideTask: Text(parse_task)})
+
+
+def write_profile(profile: Any, path: str | os.PathLike[str]) -> None:
+    """Writes the fields of a profile that count in comparisons. The file is there as a whole or not at all.
+
+    Raises: ``OSError`` when it cannot be written.
+    """
+    content = {"format": FORMAT, "version": VERSION, "profile": _FORMAT.dump(type(profile), profile)}
+    target = pathlib.Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a directory; name a file in it, such as {target / 'step.json'}")
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(content, separators=(",", ":")))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_profile(cls: type[_Data], path: str | os.PathLike[str]) -> _Data:
+    """Reads a profile, an instance of ``cls``, that ``write_profile`` has written.
+
+    Raises: ``OSError`` when the file cannot be read, ``ValueError`` when it is no profile, or one of another
+      version; both name the file.
+    """
+    try:
+        content = json.loads(pathlib.Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a profile: it is not JSON ({error})") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a profile, which step.profile(...).save(path) writes")
+    if content.get("version") != VERSION:
+        raise ValueError(
+            f"{path} is a profile of version {content.get('version')!r}, and this release reads version "
+            f"{VERSION}; read it with the release that wrote it, or profile again"
+        )
+    try:
+        return _FORMAT.load(cls, content.get("profile"))
+    except ValueError as error:
+        raise ValueError(f"{path} is a damaged profile: {error}") from None

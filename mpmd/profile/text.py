@@ -1,0 +1,31 @@
+"""A profile as text: the length of the step, where each group's time went, and the first findings."""
+
+from __future__ import annotations
+
+from mpmd.attribution.attribution import Attribution
+from mpmd.attribution.findings import Finding
+from mpmd.attribution.gaps import Causes
+from mpmd.attribution.texts import time_text
+from mpmd.util.tables import aligned
+
+FINDINGS = 3
+"""The number of findings that a profile shows."""
+
+
+def profile_text(attribution: Attribution, findings: tuple[Finding, ...], num_steps: int) -> str:
+    """The shares of the step that each group worked and was idle, by cause, with the first findings."""
+    length = attribution.measured.returned
+    shown = [name for name in Causes._fields if getattr(attribution.total, name)]
+    rows = [("group", "at work", *(name.replace("_", " ") for name in shown))]
+    for group, causes in enumerate(attribution.by_group):
+        shares = [length - sum(causes), *(getattr(causes, name) for name in shown)]
+        rows.append((str(group), *(f"{share / length:.1%}" for share in shares)))
+    of_steps = f", the median of {num_steps}" if num_steps > 1 else ""
+    return "\n".join(
+        [
+            f"a step of {time_text(length)}{of_steps}; of it, each group was",
+            *aligned(rows, left=()),
+            *(["what would help, by simulation:"] if findings else []),
+            *(f"  - {finding}" for finding in findings[:FINDINGS]),
+        ]
+    )
