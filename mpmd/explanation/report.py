@@ -116,7 +116,7 @@ class Report(ShownAsText):
                 f"{'compiled' if compiled else 'planned'} in seconds:",
                 *aligned([list(passes), [f"{seconds:.2f}" for seconds in passes.values()]], left=()),
                 *filter(None, [findings_text(self.findings)]),
-                *(["the last profile, by what each would save:"] if self.slow else []),
+                *(["what would help, by simulation of the last profile:"] if self.slow else []),
                 *(f"  - {finding}" for finding in self.slow[:SHOWN]),
             ]
         )

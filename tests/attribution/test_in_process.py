@@ -48,7 +48,7 @@ def loaded():
 def test_a_stage_that_sleeps_is_the_first_finding(loaded):
     step, args = loaded
     assert step.report().slow == ()
-    assert "the last profile" not in str(step.report())
+    assert "what would help" not in str(step.report())
     profile = step.profile(*args, steps=3)
     check(profile.attribution)
     assert profile.attribution.measured.steps == 3
@@ -59,5 +59,5 @@ def test_a_stage_that_sleeps_is_the_first_finding(loaded):
     report = step.report()
     assert report.slow == profile.findings
     lines = str(report).splitlines()
-    at = lines.index("the last profile, by what each would save:")
+    at = lines.index("what would help, by simulation of the last profile:")
     assert lines[at + 1 :] == [f"  - {finding}" for finding in profile.findings[:3]]
