@@ -76,8 +76,8 @@ MAY_IMPORT = {
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
-    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.memory "
-    "mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
+    "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
+    "mpmd.memory mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.profile mpmd.render "
     "mpmd.schedules mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version",
     # The compiler. A pass imports no other pass.

@@ -31,7 +31,7 @@ from mpmd.meshes.mesh import GroupMesh
 from mpmd.profile.profile import Profile
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.collectives import Collective
-from mpmd.runtime.device_trace import make_run_folder, write_traces
+from mpmd.runtime.device_trace import make_run_folder
 from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import Runtime
@@ -39,7 +39,7 @@ from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.step_future import StepFuture
 from mpmd.step.initialize import compile_init
 from mpmd.step.planned_step import PlannedStep, explain
-from mpmd.step.record_steps import check_repeatable, record_steps
+from mpmd.step.record_steps import bring_traces, check_repeatable, record_steps
 from mpmd.step.submitted_step import DonatedState, StepResults, SubmittedStep
 from mpmd.util.stopwatch import Stopwatch
 from mpmd.validation import callable_fault, int_fault, raise_faults
@@ -84,6 +84,7 @@ class LoadedStep(PlannedStep):
             if plan.programs[group].instructions or self._inputs[group] or self._outputs[group]
         ]
         self._groups = tuple(taking_part or [0])
+        self._profiled: Profile | None = None  # without its result
         # The compiled steps of ``init``, by its function, which the user may drop.
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
@@ -114,6 +115,7 @@ class LoadedStep(PlannedStep):
         """The tasks and the needs of each group, and the seconds of compiling; printable.
 
         It asks the allocators of the groups' devices for their peaks so far; those of CPUs do not count them.
+        Once the step was profiled, it also has the findings of the last profile.
         """
         runtime = self._runtime()
         return report(
@@ -126,6 +128,7 @@ class LoadedStep(PlannedStep):
             holdings=self._loaded.holdings,
             measured_peaks=runtime.measured_peaks() if runtime else None,
             findings=explain(self).findings,
+            slow=self._profiled.findings if self._profiled else (),
         )
 
     def argument_leaves(self, argnum: int | str = 0) -> Any:
@@ -228,7 +231,7 @@ class LoadedStep(PlannedStep):
                 functools.partial(self.submit, profile=True), call, fed_back, steps
             )
         state = (self.plan.inputs[i].name for i, _ in self._compiled.step.fed_back)
-        return Profile(
+        profile = Profile(
             plan=self.plan,
             topology=self.topology,
             recorded=recorded,
@@ -237,6 +240,8 @@ class LoadedStep(PlannedStep):
             updated=frozenset(name for name in state if name),
             result=result,
         )
+        self._profiled = dataclasses.replace(profile, result=None)
+        return profile
 
     @contextlib.contextmanager
     def _traced(self, folder: pathlib.Path) -> Iterator[None]:
@@ -246,10 +251,10 @@ class LoadedStep(PlannedStep):
         try:
             yield
         except BaseException as error:
-            if lost := _bring_traces(runtime, folder):
+            if lost := bring_traces(runtime, folder):
                 error.add_note(lost)
             raise
-        if lost := _bring_traces(runtime, folder):
+        if lost := bring_traces(runtime, folder):
             warnings.warn(lost, RuntimeWarning, stacklevel=4)
 
     def _running(self) -> Runtime:
@@ -383,15 +388,6 @@ def _placement(stack: Stack | None, ranges: Sequence[InputLeaf]) -> Placement:
     spec = next((layers.spec for layers in ranges if layers.mpmd_idxs), ())
     range_idxs = tuple(layers.mpmd_idxs or (0,) for layers in ranges)
     return Placement(range_idxs[0], spec) if stack is None else Placement.of_ranges(stack, range_idxs, spec)
-
-
-def _bring_traces(runtime: Runtime, folder: pathlib.Path) -> str | None:
-    """Ends and writes the traces. Returns the reason if they are lost."""
-    try:
-        write_traces(folder, runtime.stop_trace())
-    except (RuntimeError, OSError) as error:
-        return f"the traces of this step are lost: {error}"
-    return None
 
 
 def _unload(runtime: weakref.ref[Runtime], program: int) -> None:
