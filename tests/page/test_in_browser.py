@@ -322,7 +322,7 @@ def test_two_steps_side_by_side(open_page, comparison_file):
     assert page.locator("main section:not([hidden]) h2").all_inner_texts()[:2] == ["What changed", "Timeline"]
     assert page.get_by_role("application").count() == 2
     rows = page.locator("#change-causes tbody tr").all_inner_texts()
-    assert any(row.startswith("Unequal stages") for row in rows)
+    assert any(row.startswith("Imbalance") for row in rows)
     assert page.locator("#change-causes tfoot").inner_text().startswith("Step")
     after = page.locator("#idle tbody").first.inner_text()
     page.get_by_role("radio", name="Before").check()

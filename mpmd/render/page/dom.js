@@ -24,7 +24,8 @@ const swatch = (part) => element("i", { className: "swatch", style: { background
 
 const button = (text, onclick, properties = {}) => element("button", { type: "button", onclick, ...properties }, text);
 
-const legendItems = (items) => items.map((part) => element("li", { title: part.meaning }, swatch(part), part.label));
+const legendItems = (items) => items.map((part) => element("li", { title: part.meaning }, swatch(part), part.label,
+  part.gloss ? element("span", { className: "gloss" }, ` ${part.gloss}`) : null));
 
 /** A bar of parts, one behind the other. A part has a colour, a label and an amount; `whole` fills the width. */
 function stack(parts, whole, text, className = "stack") {

@@ -164,6 +164,7 @@ def _wait(subject: Subject, gap: Gap) -> WaitData:
         group=gap.group,
         k=operations.index(gap.after) if gap.after >= 0 else len(operations),
         length=gap.end - gap.start,
+        beyond_fill=sum(causes),
         cause=max(range(len(causes)), key=causes.__getitem__),
         waited=subject.number(gap.waited),
     )

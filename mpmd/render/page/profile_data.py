@@ -6,7 +6,7 @@ from mpmd.attribution.gaps import Causes
 from mpmd.render.page.advice import findings_data, scenarios_data, schedules_data
 from mpmd.render.page.lanes import busy_shares, groups_data, simulated_steps, simulations_data, waits_data
 from mpmd.render.page.memory import memory_data
-from mpmd.render.page.palette import cause_part
+from mpmd.render.page.palette import CAUSES
 from mpmd.render.page.schema import Fact, ProfileData
 from mpmd.render.page.subject import Subject
 from mpmd.render.page.tables import edges_data, path_data, stages_data, types_data
@@ -22,7 +22,7 @@ def profile_data(subject: Subject) -> ProfileData:
         idle=sum(total),
         facts=_facts(subject),
         findings=findings_data(subject),
-        causes=[cause_part(cause, getattr(total, cause)) for cause in Causes._fields],
+        causes=[CAUSES[cause].part(cause, getattr(total, cause)) for cause in Causes._fields],
         types=types_data(subject),
         groups=groups_data(subject, simulated),
         busy=busy_shares(subject),

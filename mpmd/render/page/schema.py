@@ -29,11 +29,13 @@ class FindingData(TypedDict):
 class Part(TypedDict):
     """A cause of idle time, a kind of segment or a purpose of memory, with the sum over the step.
 
-    ``dark`` is the colour on a dark page.
+    ``gloss`` explains the label in a few words, ``meaning`` in a sentence; ``dark`` is the colour on a dark
+    page.
     """
 
     key: str
     label: str
+    gloss: str
     meaning: str
     colour: str
     dark: str
@@ -117,11 +119,12 @@ class PathData(TypedDict):
 
 
 class WaitData(TypedDict):
-    """A long gap: the ``k``-th of a group, with its largest cause and the task that was waited for."""
+    """A long gap: the ``k``-th of a group, its part beyond the fill, and the largest cause of that."""
 
     group: int
     k: int
     length: int
+    beyond_fill: int
     cause: int
     waited: int
 

@@ -52,11 +52,12 @@ function waitsTable(profile) {
     { title: "Group", cell: (wait) => String(wait.group) },
     { title: "Before", className: "text", cell: (wait) => (wait.k < profile.lanes[wait.group].size ? profile.taskName({ lane: profile.lanes[wait.group], k: wait.k }) : "the end of the step") },
     { title: "Idle", cell: (wait) => duration(wait.length) },
-    { title: "Most of it for", className: "text", cell: (wait) => [swatch(profile.causes[wait.cause]), profile.causes[wait.cause].label] },
+    { title: "Beyond fill", cell: (wait) => duration(wait.beyond_fill) },
+    { title: "Most of that", className: "text", cell: (wait) => [swatch(profile.causes[wait.cause]), profile.causes[wait.cause].label] },
     { title: "Waited for", className: "text", cell: (wait) => (wait.waited < 0 ? "" : nameWithGroup(profile, wait.waited)) },
     { title: "", className: "screen", cell: (wait) => button("Show", () => selectGap(profile, wait.group, wait.k, { scroll: true })) },
   ];
-  return [element("h3", {}, "Longest gaps"), table("The longest idle spans", columns, profile.waits)];
+  return [element("h3", {}, "Longest gaps"), table("The gaps with the most idle time beyond the fill of the schedule", columns, profile.waits)];
 }
 
 function pathSection(profile) {

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mpmd.attribution.ideal import members_alone
 from mpmd.ir.plan import Cell, Edge, OutsideTask, TaskType
 from mpmd.render.page.lanes import path_columns
-from mpmd.render.page.palette import OUTSIDE, SEGMENTS, segment_part
+from mpmd.render.page.palette import OUTSIDE, SEGMENTS
 from mpmd.render.page.schema import EdgeData, PathData, PathType, StageData, TypeData
 from mpmd.render.page.subject import Subject
 from mpmd.render.style import colour_of
@@ -88,7 +88,7 @@ def path_data(subject: Subject) -> PathData:
             by_type[type_of_task[task]].append(end - start)
     types = [PathType(type=place, count=len(times), total=sum(times)) for place, times in by_type.items()]
     return PathData(
-        kinds=[segment_part(kind, totals[kind]) for kind in kinds],
+        kinds=[SEGMENTS[kind].part(kind, totals[kind]) for kind in kinds],
         kind=[kinds.index(kind) for kind, *_ in columns],
         task=[task for _, task, _, _ in columns],
         start=[start for _, _, start, _ in columns],
