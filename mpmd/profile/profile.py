@@ -114,7 +114,7 @@ class Profile(ShownAsText):
     def _title(self) -> str:
         """The schedules of the step, and its size."""
         loops = [f"{loop.schedule}, {loop.num_microbatches} microbatches" for loop in self.plan.loops]
-        return "; ".join([*loops, f"{len(self.plan.programs)} groups"])
+        return ", ".join([*loops, f"{len(self.plan.programs)} groups"])
 
     def _subject(self, name: str) -> Subject:
         step = self.steps[self.attribution.measured.step]

@@ -5,7 +5,10 @@ import re
 
 import pytest
 
+import mpmd
 from tests.page.conftest import GROUPS, HOSTILE, MICROBATCHES
+from tests.support.drawn_profiles import drawn_profile
+from tests.support.schedule_plans import plan_of_schedule
 
 pytestmark = pytest.mark.browser
 
@@ -104,6 +107,7 @@ def test_a_selection_is_announced(page):
     pressed(page, "ArrowRight")
     assert card.get_attribute("aria-live") == "polite"
     assert "fwd_0__0" in card.inner_text()
+    assert "Processor time" in card.inner_text()
 
 
 def test_zoom_and_pan_by_keys(page):
@@ -198,6 +202,20 @@ def test_findings_lead_to_tasks(page):
     page.locator("#findings button").first.click()
     assert page.locator("#selected h4").count() == 1
     assert measured(page).evaluate("canvas => canvas === document.activeElement")
+
+
+def test_what_is_shown_is_large_enough_to_see(open_page, tmp_path):
+    """Of a long step, the whole of which is in sight at first."""
+    file = tmp_path / "long.html"
+    drawn_profile(plan_of_schedule(mpmd.Std1F1B(2), 300)).write_html(file)
+    page = open_page(file)
+    whole = width(page)
+    page.locator("#findings button").first.click()
+    assert width(page) < whole / 4
+    page.locator("#zoom-all").click()
+    page.get_by_role("combobox", name="Find").fill("fwd_1__250")
+    page.get_by_role("button", name="Next").click()
+    assert width(page) < whole / 4
 
 
 def test_other_simulations(page):

@@ -12,7 +12,7 @@ from mpmd.ir.tasks import FusedTask, parse_task
 from mpmd.render.page.changes import comparison_data, duration
 from mpmd.render.page.document import document
 from mpmd.render.page.memory import memory_data
-from mpmd.render.page.palette import CAUSES, MEMORY
+from mpmd.render.page.palette import CAUSES, DARK, MEMORY
 from mpmd.render.page.profile_data import profile_data
 from mpmd.render.page.tables import percentile
 from mpmd.schedules import DualPipeV
@@ -39,6 +39,8 @@ def test_times_are_those_of_the_measured_step(profile, data):
     for group, of_group in enumerate(data["groups"]):
         spans = [(measured.starts[i], measured.ends[i]) for i in measured.tasks(group)]
         assert list(columns(of_group)) == spans
+        for took, used in zip(of_group["took"], of_group["processor"], strict=True):
+            assert used == int(0.75 * took)
         assert spans[-1][1] + of_group["idle"][-1] == data["makespan"] == measured.returned
 
 
@@ -223,9 +225,10 @@ def lab(linear):
 
 
 @pytest.mark.parametrize("missing", SEEN_WITHOUT)
-@pytest.mark.parametrize("colours", [[c for _, c, _ in CAUSES.values()], [c for _, c, _ in MEMORY.values()]])
-def test_colours_can_be_told_apart(colours, missing):
-    seen = []
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("table", [CAUSES, MEMORY], ids=["causes", "memory"])
+def test_colours_can_be_told_apart(table, dark, missing):
+    seen, colours = [], [DARK.get(colour, colour) if dark else colour for _, colour, _ in table.values()]
     for colour in colours:
         parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)

@@ -29,6 +29,7 @@ def drawn_profile(
 
     timing = Timing(
         duration=duration,
+        processor=lambda group, task: 0.75,
         flight=lambda edge: rng.randrange(20_000, 200_000),
         handling=lambda: rng.randrange(5_000, 40_000),
         received=lambda group: rng.randrange(50_000, 300_000),

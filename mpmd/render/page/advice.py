@@ -13,12 +13,17 @@ def findings_data(subject: Subject) -> list[FindingData]:
     blamed = _blamed(subject)
     return [
         FindingData(
-            text=f"{finding.text[:1].upper()}{finding.text[1:]}.",
+            text=f"{_capitalized(finding.text)}.",
             saves=finding.share_saved,
             task=blamed.get(finding.cause, -1),
         )
         for finding in subject.findings
     ]
+
+
+def _capitalized(text: str) -> str:
+    """The text with a capital letter, unless it begins with the name of a task."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
 
 
 def _blamed(subject: Subject) -> dict[str, int]:
@@ -35,7 +40,7 @@ def scenarios_data(subject: Subject) -> list[ScenarioData]:
     whole = subject.scenarios[0].makespan if subject.scenarios else 1
     return [
         ScenarioData(
-            name=scenario.name[:1].upper() + scenario.name[1:],
+            name=_capitalized(scenario.name),
             meaning=scenario.text,
             makespan=scenario.makespan,
             saves=scenario.saves / (whole or 1),

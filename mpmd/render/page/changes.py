@@ -20,11 +20,12 @@ def comparison_data(before: ProfileData, after: ProfileData) -> ComparisonData:
 def _parts(before: ProfileData, after: ProfileData) -> list[ChangedPart]:
     """The time of tasks and each cause of idle time, as means over the groups; they add up to the step."""
     pairs = zip(before["causes"], after["causes"], strict=True)
-    tasks = ChangedPart(label="Tasks", colour=BUSY, before=_busy(before), after=_busy(after))
+    tasks = ChangedPart(label="Tasks", colour=BUSY, dark=BUSY, before=_busy(before), after=_busy(after))
     causes = [
         ChangedPart(
             label=cause["label"],
             colour=cause["colour"],
+            dark=cause["dark"],
             before=cause["total"] / len(before["groups"]),
             after=other["total"] / len(after["groups"]),
         )

@@ -78,19 +78,25 @@ BUSY = "#8fa1c4"
 """The colour of tasks of all types together."""
 
 
+DARK = {"#c6cad2": "#5d6472", "#d3d7df": "#5d6472", "#882255": "#8f3fd0"}
+"""The colours that a dark page has instead: of parts that should not stand out, or hardly would."""
+
+
 def cause_part(cause: str, total: int) -> Part:
     """A cause of idle time; one that has no entry is shown by its own name."""
     label, colour, meaning = CAUSES.get(cause, (cause.replace("_", " ").capitalize(), "#777777", ""))
-    return Part(key=cause, label=label, meaning=meaning, colour=colour, total=total)
+    return Part(
+        key=cause, label=label, meaning=meaning, colour=colour, dark=DARK.get(colour, colour), total=total
+    )
 
 
 def segment_part(kind: str, total: int) -> Part:
     """A kind of segment of the critical path."""
     label, colour = SEGMENTS[kind]
-    return Part(key=kind, label=label, meaning="", colour=colour, total=total)
+    return Part(key=kind, label=label, meaning="", colour=colour, dark=colour, total=total)
 
 
 def memory_part(kind: str) -> Part:
     """A purpose of memory."""
     label, colour, meaning = MEMORY[kind]
-    return Part(key=kind, label=label, meaning=meaning, colour=colour, total=0)
+    return Part(key=kind, label=label, meaning=meaning, colour=colour, dark=DARK.get(colour, colour), total=0)

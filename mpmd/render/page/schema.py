@@ -27,12 +27,16 @@ class FindingData(TypedDict):
 
 
 class Part(TypedDict):
-    """A cause of idle time, a kind of segment or a purpose of memory, with the sum over the step."""
+    """A cause of idle time, a kind of segment or a purpose of memory, with the sum over the step.
+
+    ``dark`` is the colour on a dark page.
+    """
 
     key: str
     label: str
     meaning: str
     colour: str
+    dark: str
     total: int
 
 
@@ -58,6 +62,7 @@ class GroupData(TypedDict):
       microbatch: of each task; -1 outside the loops.
       names: those of tasks whose name is not ``label__microbatch``, by place.
       took: how long each task ran.
+      processor: the processor time of each task, of all threads; empty where it is unknown.
       idle: the length of the gap before each task, and of the last one.
       causes: for each cause, the time of each gap; empty where all are 0.
       waited: for each gap, the number of the task that was waited for.
@@ -71,6 +76,7 @@ class GroupData(TypedDict):
     microbatch: list[int]
     names: dict[int, str]
     took: list[int]
+    processor: list[int | None]
     idle: list[int]
     causes: list[list[int]]
     waited: list[int]
@@ -214,6 +220,7 @@ class ChangedPart(TypedDict):
 
     label: str
     colour: str
+    dark: str
     before: float
     after: float
 

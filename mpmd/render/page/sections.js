@@ -9,7 +9,7 @@ const FIRST_FINDINGS = 5;
 
 function findingsSection(profile) {
   const items = profile.findings.map(({ text, saves, task }) => element("li", {},
-    element("span", {}, text, task < 0 ? null : button("Show", () => selectTask(profile, task, { scroll: true }))),
+    element("span", {}, `${text} `, task < 0 ? null : button("Show", () => selectTask(profile, task, { scroll: true }))),
     element("span", { className: "saves" }, `saves ${percent(saves)}`)));
   if (!items.length) return [figures(profile), element("p", {}, "Nothing that one change would mend costs this step any time to speak of.")];
   const list = (some, start) => element("ol", { className: "findings", start, style: { counterReset: `finding ${start - 1}` } }, some);
@@ -36,7 +36,7 @@ function idleSection(profile) {
     })),
   ];
   const foot = ["All", duration(profile.idle), percent(profile.idle / profile.makespan / lanes.length), "",
-    ...shown.map(({ total }) => `${duration(total)}, ${percent(total / Math.max(profile.idle, 1))}`)];
+    ...shown.map(({ total }) => [duration(total), element("br"), percent(total / Math.max(profile.idle, 1))])];
   const meanings = element("details", { className: "note" }, element("summary", {}, "What the causes mean"),
     element("ul", {}, shown.map(({ label, meaning }) => element("li", {}, element("b", {}, label), `: ${meaning}`))));
   return [
@@ -52,9 +52,9 @@ function waitsTable(profile) {
     { title: "Group", cell: (wait) => String(wait.group) },
     { title: "Before", className: "text", cell: (wait) => (wait.k < profile.lanes[wait.group].size ? profile.taskName({ lane: profile.lanes[wait.group], k: wait.k }) : "the end of the step") },
     { title: "Idle", cell: (wait) => duration(wait.length) },
-    { title: "Most of it for", className: "text", cell: (wait) => [swatch(profile.causes[wait.cause].colour), profile.causes[wait.cause].label] },
+    { title: "Most of it for", className: "text", cell: (wait) => [swatch(profile.causes[wait.cause]), profile.causes[wait.cause].label] },
     { title: "Waited for", className: "text", cell: (wait) => (wait.waited < 0 ? "" : nameWithGroup(profile, wait.waited)) },
-    { title: "", cell: (wait) => button("Show", () => selectGap(profile, wait.group, wait.k, { scroll: true })) },
+    { title: "", className: "screen", cell: (wait) => button("Show", () => selectGap(profile, wait.group, wait.k, { scroll: true })) },
   ];
   return [element("h3", {}, "Longest gaps"), table("The longest idle spans", columns, profile.waits)];
 }
@@ -63,7 +63,7 @@ function pathSection(profile) {
   const { kinds, types } = profile.path;
   const parts = kinds.map((kind) => ({ ...kind, amount: kind.total }));
   const columns = [
-    { title: "Task", className: "text", cell: ({ type }) => [swatch(profile.types[type].colour), profile.types[type].label] },
+    { title: "Task", className: "text", cell: ({ type }) => [swatch(profile.types[type]), profile.types[type].label] },
     { title: "Group", cell: ({ type }) => String(profile.types[type].group) },
     { title: "Times", cell: (row) => count(row.count) },
     { title: "Sum", cell: (row) => duration(row.total) },
@@ -74,7 +74,7 @@ function pathSection(profile) {
     element("p", { className: "note" }, "What the end of the step came after, back to its beginning, without a hole."),
     stack(parts, profile.makespan, duration, "stack large"),
     element("ul", { className: "legend", aria: { label: "Parts of the critical path" } }, kinds.filter((kind) => kind.total > 0).map((kind) => element("li", {},
-      swatch(kind.colour), `${kind.label}: ${duration(kind.total)}, ${percent(kind.total / profile.makespan)}`))),
+      swatch(kind), `${kind.label}: ${duration(kind.total)}, ${percent(kind.total / profile.makespan)}`))),
     table("Tasks on the critical path", columns, types),
   ];
 }
@@ -112,7 +112,7 @@ const sourceLines = (sources) => sources.slice(0, 3).flatMap((source, number) =>
 function tasksSection(profile) {
   const busy = Math.max(profile.types.reduce((sum, type) => sum + type.total, 0), 1);
   const columns = [
-    { title: "Task", className: "text", cell: (type) => [swatch(type.colour), type.label], key: (type) => type.label },
+    { title: "Task", className: "text", cell: (type) => [swatch(type), type.label], key: (type) => type.label },
     { title: "Group", cell: (type) => String(type.group), key: (type) => type.group },
     { title: "Count", cell: (type) => count(type.count), key: (type) => type.count },
     { title: "Median", cell: (type) => duration(type.median), key: (type) => type.median },

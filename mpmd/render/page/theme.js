@@ -2,6 +2,7 @@
 
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
+  state.dark = dark;
   readTheme();
   redraw();
 }
