@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-versions bench device chaos lint types clean
+.PHONY: demo test test-slow test-page test-versions bench device chaos lint types clean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
@@ -14,6 +14,10 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(VENV)/bin/python -m pytest -m slow
+
+test-page: $(READY)
+	$(VENV)/bin/python -m tests.support.browser  # says how to get Chromium where there is none
+	$(VENV)/bin/python -m pytest tests/page
 
 test-versions: $(READY)
 	$(VENV)/bin/nox

@@ -4,13 +4,28 @@ The flags must be there before JAX is first imported.
 """
 
 import os
+import signal
+from importlib.metadata import version
 
 import pytest
+from packaging.version import Version
 
-FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+FLAGS = [
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+    # Tests run in as many processes as there are cores: dividing a small module among threads is overhead.
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
+if Version(version("jaxlib")) < Version("0.11.1"):  # later releases abort on the flag
+    # The older emitters compile in less than half the time; numbers differ by rounding at most.
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts its background jobs so, and tests that interrupt a wait would wait until it times out.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "mpmd.simulate": "mpmd.ir mpmd.memory mpmd.schedules mpmd.validation",
     "mpmd.render": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.util mpmd.validation",
     "mpmd.attribution": "mpmd.ir mpmd.memory mpmd.schedules mpmd.simulate mpmd.util",
-    "mpmd.profile": "mpmd.attribution mpmd.ir mpmd.memory mpmd.util mpmd.validation",
+    "mpmd.render.page": "mpmd.attribution mpmd.ir mpmd.memory mpmd.render mpmd.simulate mpmd.version",
+    "mpmd.profile": "mpmd.attribution mpmd.ir mpmd.memory mpmd.render.page mpmd.util mpmd.validation",
     # Chooses how to run a step.
     "mpmd.planner": "",
     "mpmd.planner.fusions": "mpmd.compiler.jaxprs",
@@ -77,8 +78,8 @@ MAY_IMPORT = {
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
     "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
     "mpmd.memory mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
-    "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.render mpmd.schedules "
-    "mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version",
+    "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.profile mpmd.render "
+    "mpmd.schedules mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.steps": "mpmd.compiler.jaxprs mpmd.ir mpmd.language mpmd.schedules mpmd.util",

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mpmd.cli import doctor, plan, schedule
+from mpmd.cli import doctor, plan, report, schedule
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.version import __version__
 
@@ -37,5 +37,6 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     schedule.add_commands(commands)
     plan.add_commands(commands)
+    report.add_commands(commands)
     doctor.add_commands(commands)
     return parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import pathlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -25,9 +26,10 @@ from mpmd.ir.routes import Routes, Topology
 from mpmd.profile.memory import MemoryOverTime, memory_over_time
 from mpmd.profile.saving import read_profile, write_profile
 from mpmd.profile.text import profile_text
+from mpmd.render.page import Subject, page
 from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import first_few
-from mpmd.validation import path_fault, raise_faults
+from mpmd.validation import path_fault, raise_faults, str_fault, type_fault
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -82,6 +84,52 @@ class Profile(ShownAsText):
         if fault := _fault_of(profile):
             raise ValueError(f"{path} is a damaged profile: {fault}")
         return profile
+
+    def write_html(
+        self, path: str | os.PathLike[str], title: str | None = None, before: Profile | None = None
+    ) -> None:
+        """Writes a page for a browser: where the time of the step went, and why groups waited.
+
+        It shows the recorded step of median length. It is one file, which loads nothing from elsewhere.
+
+        Args:
+          title: the heading; ``None``: the schedule and its size.
+          before: a profile to compare with; the page shows both, and what changed by cause.
+
+        Raises ``OSError`` when the file cannot be written; ``TypeError`` for arguments of other types.
+        """
+        raise_faults(
+            path_fault("path", path),
+            str_fault("title", title, optional=True),
+            type_fault("before", before, Profile, "a Profile", optional=True),
+        )
+        title = self._title if title is None else title
+        if before is None:
+            text = page(self._subject("Measured"), title)
+        else:
+            text = page(self._subject("After"), title, before._subject("Before"))
+        pathlib.Path(path).write_text(text, encoding="utf-8")
+
+    @property
+    def _title(self) -> str:
+        """The schedules of the step, and its size."""
+        loops = [f"{loop.schedule}, {loop.num_microbatches} microbatches" for loop in self.plan.loops]
+        return "; ".join([*loops, f"{len(self.plan.programs)} groups"])
+
+    def _subject(self, name: str) -> Subject:
+        step = self.steps[self.attribution.measured.step]
+        return Subject(
+            name=name,
+            plan=self.plan,
+            attribution=self.attribution,
+            findings=self.findings,
+            scenarios=self.scenarios,
+            alternatives=self.alternatives,
+            sources=self.sources,
+            compile_seconds=self.compile_seconds,
+            memory=memory_over_time(self.plan, step, self.updated),
+            clock_error=step.error,
+        )
 
     @functools.cached_property
     def steps(self) -> tuple[MatchedStep, ...]:

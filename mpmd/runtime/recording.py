@@ -8,6 +8,9 @@ import os
 import pathlib
 import platform
 import time
+from collections.abc import Sequence
+
+import jax
 
 from mpmd.ir.process_times import Host, ProcessTimes, SendTime, TaskTime, WaitTime
 
@@ -39,6 +42,11 @@ class Recording:
     received: int = dataclasses.field(default_factory=time.perf_counter_ns)
     ready: int = 0
     finished: int = 0
+
+    def mark_ready(self, inputs: Sequence[jax.Array]) -> None:
+        """The step's arguments are here: waits until they are on the devices."""
+        jax.block_until_ready(inputs)
+        self.ready = time.perf_counter_ns()
 
     def processor_time(self) -> int | None:
         """The processor time of the group so far, if it is known."""

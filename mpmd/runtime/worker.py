@@ -244,7 +244,7 @@ class GroupWorker:
             try:
                 inputs = self._take_inputs(program, request, host_arrays)
                 if recording is not None:
-                    recording.ready = time.perf_counter_ns()
+                    recording.mark_ready(inputs)
                 outputs = program.executor.execute(
                     request.step, inputs, callback_operands, request.refused, recording
                 )

@@ -155,8 +155,8 @@ def test_checkpointed_stages_stay_as_they_are():
 
 @pytest.mark.parametrize("schedule", [mpmd.ZeroBubble(2), mpmd.ZeroBubbleV(4, 2), mpmd.DualPipeV(4, 2)])
 def test_halves_of_a_backward_recompute_what_each_reads(schedule):
-    def stage(p, h):
-        return gelu(p, h) * (h @ p["w"]) + h
+    def stage(p, h):  # with a factor that keeps gradients from growing until rounding is all that is compared
+        return 0.1 * gelu(p, h) * (h @ p["w"]) + h
 
     check(stage, schedule)
     if schedule.num_stages == 2:

@@ -1,0 +1,173 @@
+"""The columns of groups: their tasks, the gaps between them with their causes, and simulated times."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mpmd.attribution.gaps import Causes, Gap
+from mpmd.ir.plan import OutsideTask
+from mpmd.render.page.schema import GroupData, SimulationData, WaitData
+from mpmd.render.page.subject import Subject
+from mpmd.simulate.costs import Costs
+from mpmd.simulate.workload import run
+
+BUSY_SPANS = 400
+"""The number of spans of the overview."""
+
+LONGEST_GAPS = 12
+"""The number of gaps in the list of the longest ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatedStep:
+    """A simulated step of a plan, by operation, in nanoseconds."""
+
+    label: str
+    meaning: str
+    makespan: int
+    starts: Sequence[int]
+    durations: Sequence[int]
+
+
+def simulated_steps(subject: Subject) -> tuple[SimulatedStep, ...]:
+    """The step with median times and nothing between tasks, and the ideal one."""
+    workload, ideal = subject.measured.workload, subject.attribution.ideal
+    (times,) = run(dataclasses.replace(workload, costs=Costs()), 1)
+    return (
+        SimulatedStep(
+            label="Simulated",
+            meaning="median times, free messages, nothing between tasks",
+            makespan=round(max(times.ends, default=0)),
+            starts=tuple(map(round, times.starts)),
+            durations=tuple(map(round, workload.durations)),
+        ),
+        SimulatedStep(
+            label="Ideal",
+            meaning="simulated with equal stages, too",
+            makespan=ideal.makespan,
+            starts=ideal.starts,
+            durations=ideal.durations,
+        ),
+    )
+
+
+def simulations_data(subject: Subject, steps: Sequence[SimulatedStep]) -> list[SimulationData]:
+    """The simulated steps; tasks of one type take the same time in them."""
+    firsts = [operations[0] for operations in subject.types.values()]
+    return [
+        SimulationData(
+            label=step.label,
+            meaning=step.meaning,
+            makespan=step.makespan,
+            took=[step.durations[i] for i in firsts],
+        )
+        for step in steps
+    ]
+
+
+def groups_data(subject: Subject, simulated: Sequence[SimulatedStep]) -> list[GroupData]:
+    """The columns of all groups."""
+    places = {
+        operation: place for place, of_type in enumerate(subject.types.values()) for operation in of_type
+    }
+    gaps: list[dict[int, Gap]] = [{} for _ in subject.tasks]
+    for gap in subject.attribution.gaps:
+        gaps[gap.group][gap.after] = gap
+    return [_group_data(subject, group, gaps[group], places, simulated) for group in subject.measured.groups]
+
+
+def _group_data(
+    subject: Subject,
+    group: int,
+    gaps: dict[int, Gap],
+    places: dict[int, int],
+    simulated: Sequence[SimulatedStep],
+) -> GroupData:
+    measured, operations = subject.measured, subject.tasks[group]
+    took = [measured.ends[i] - measured.starts[i] for i in operations]
+    rows = [gaps.get(i) for i in (*operations, -1)]
+    culprits = [gap.culprits[0] if gap and gap.culprits else None for gap in rows]
+    totals = subject.attribution.by_group[group]
+    return GroupData(
+        type=[places[i] for i in operations],
+        microbatch=[_microbatch(subject, i) for i in operations],
+        names=_names(subject, operations),
+        took=took,
+        idle=_idle([measured.starts[i] for i in operations], took, measured.returned),
+        causes=[
+            [getattr(gap.causes, cause) if gap else 0 for gap in rows] if getattr(totals, cause) else []
+            for cause in Causes._fields
+        ],
+        waited=[subject.number(gap.waited) if gap else -1 for gap in rows],
+        culprit=[subject.number(culprit.operation) if culprit else -1 for culprit in culprits],
+        culprit_cause=[Causes._fields.index(culprit.cause) if culprit else -1 for culprit in culprits],
+        after=[subject.number(subject.attribution.links[i].parent) for i in operations],
+        simulated=[
+            _idle([step.starts[i] for i in operations], [step.durations[i] for i in operations])
+            for step in simulated
+        ],
+        idle_total=measured.idle(group),
+        cause_totals=list(totals),
+    )
+
+
+def _idle(starts: Sequence[int], took: Sequence[int], end: int | None = None) -> list[int]:
+    """The idle time before each task, and before ``end``: mostly zeros, which are shorter than starts."""
+    ends = [start + time for start, time in zip(starts, took, strict=True)]
+    begins = [*starts, *([] if end is None else [end])]
+    return [begin - before for begin, before in zip(begins, [0, *ends], strict=False)]
+
+
+def _microbatch(subject: Subject, operation: int) -> int:
+    task = subject.task(operation)
+    return -1 if isinstance(task, OutsideTask) else task.tasks[0].microbatch
+
+
+def _names(subject: Subject, operations: Sequence[int]) -> dict[int, str]:
+    """The names of cells of several tasks, each of its own microbatch."""
+    tasks = ((k, subject.task(operation)) for k, operation in enumerate(operations))
+    cells = ((k, task.tasks) for k, task in tasks if not isinstance(task, OutsideTask))
+    return {k: " + ".join(map(str, members)) for k, members in cells if len(members) > 1}
+
+
+def busy_shares(subject: Subject) -> list[float]:
+    """The share of groups that run a task, in equal spans of the step."""
+    measured = subject.measured
+    edges = np.linspace(0, measured.returned, BUSY_SPANS + 1)
+    busy = np.zeros(BUSY_SPANS)
+    for operations in subject.tasks:
+        times = np.array([(measured.starts[i], measured.ends[i]) for i in operations]).reshape(-1)
+        if times.size:
+            took = (times[1::2] - times[::2]).cumsum()
+            until = np.column_stack([np.concatenate([[0], took[:-1]]), took]).reshape(-1)
+            busy += np.diff(np.interp(edges, times, until))
+    whole = measured.returned / BUSY_SPANS * len(subject.tasks)
+    return [round(float(share), 3) for share in busy / (whole or 1)]
+
+
+def waits_data(subject: Subject) -> list[WaitData]:
+    """The gaps with the most idle time that the ideal schedule does not have."""
+    gaps = sorted(subject.attribution.gaps, key=lambda gap: gap.causes.fill - (gap.end - gap.start))
+    longest = [gap for gap in gaps[:LONGEST_GAPS] if gap.end - gap.start > gap.causes.fill]
+    return [_wait(subject, gap) for gap in longest]
+
+
+def _wait(subject: Subject, gap: Gap) -> WaitData:
+    operations = subject.tasks[gap.group]
+    causes = gap.causes._replace(fill=0)
+    return WaitData(
+        group=gap.group,
+        k=operations.index(gap.after) if gap.after >= 0 else len(operations),
+        length=gap.end - gap.start,
+        cause=max(range(len(causes)), key=causes.__getitem__),
+        waited=subject.number(gap.waited),
+    )
+
+
+def path_columns(subject: Subject) -> Iterator[tuple[str, int, int, int]]:
+    """The critical path: the kind of each segment, its task, its start and its end."""
+    for segment in subject.attribution.critical_path:
+        yield segment.kind, subject.number(segment.operation), segment.start, segment.end

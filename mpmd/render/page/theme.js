@@ -1,0 +1,29 @@
+// Light and dark: the system's choice, until the button has another. Prints are light.
+
+function setTheme(dark) {
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  readTheme();
+  redraw();
+}
+
+function listenToTheme() {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const print = matchMedia("print");
+  const toggle = byId("dark");
+  let chosen = null;
+  const apply = () => {
+    const dark = chosen ?? system.matches;
+    toggle.setAttribute("aria-pressed", dark);
+    setTheme(dark && !print.matches);
+  };
+  toggle.addEventListener("click", () => {
+    chosen = !(chosen ?? system.matches);
+    apply();
+  });
+  system.addEventListener("change", apply);
+  print.addEventListener("change", () => {
+    apply();
+    drawers.forEach((draw) => draw()); // a print does not wait for a frame
+  });
+  apply();
+}

@@ -1,0 +1,131 @@
+"""``mpmd report``: the page of one profile, or of two."""
+
+import json
+import sys
+
+import pytest
+
+import mpmd
+from mpmd.cli.main import main
+from tests.support.drawn_profiles import drawn_profile
+from tests.support.schedule_plans import plan_of_schedule
+
+
+@pytest.fixture
+def step_json(tmp_path):
+    path = tmp_path / "step.json"
+    drawn_profile(plan_of_schedule(mpmd.Std1F1B(2), 3)).save(path)
+    return path
+
+
+def run(capsys, *arguments):
+    """The exit code, and what is printed and what is said about errors."""
+    try:
+        code = main(["report", *map(str, arguments)])
+    except SystemExit as error:
+        code = error.code
+    return code, *capsys.readouterr()
+
+
+def test_a_page_beside_the_profile(capsys, step_json):
+    page = step_json.with_suffix(".html")
+    assert run(capsys, step_json) == (0, f"{page}\n", "")
+    assert page.read_text().startswith("<!doctype html>")
+    assert "Std1F1B, 3 microbatches" in page.read_text()
+
+
+def test_a_page_elsewhere_replaces_the_file(capsys, step_json, tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("of before")
+    assert run(capsys, step_json, "-o", page) == (0, f"{page}\n", "")
+    assert "of before" not in page.read_text()
+    assert not step_json.with_suffix(".html").exists()
+
+
+def test_two_profiles(capsys, step_json, tmp_path):
+    after = tmp_path / "with <b> & more.json"
+    drawn_profile(plan_of_schedule(mpmd.Std1F1B(2), 3), seed=1).save(after)
+    code, out, err = run(capsys, step_json, after)
+    assert (code, out, err) == (0, f"{after.with_suffix('.html')}\n", "")
+    text = after.with_suffix(".html").read_text()
+    assert "<title>step and with &lt;b&gt; &amp; more</title>" in text
+    assert '"comparison":{"sentences"' in text
+
+
+def test_a_file_that_exists_is_not_replaced_unasked(capsys, step_json):
+    page = step_json.with_suffix(".html")
+    page.write_text("mine")
+    code, out, err = run(capsys, step_json)
+    assert (code, out) == (2, "")
+    assert f"mpmd: error: {page} exists: name the page with -o" in err
+    assert page.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("not JSON", "it is not JSON"),
+        ("[1, 2]", "is not a profile, which step.profile(...).save(path) writes"),
+        ('{"format": "mpmd profile", "version": 999}', "of version 999"),
+        ('{"format": "mpmd profile", "version": 1, "profile": {}}', "is a damaged profile"),
+    ],
+)
+def test_files_that_are_no_profile(capsys, tmp_path, step_json, content, said):
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    for arguments in ([path], [step_json, path], [path, step_json]):
+        code, out, err = run(capsys, *arguments, "-o", tmp_path / "page.html")
+        assert (code, out) == (2, "")
+        assert err.startswith("mpmd: error: ")
+        assert "other.json" in err and said in err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_times_of_another_plan(capsys, step_json):
+    content = json.loads(step_json.read_text())
+    tasks = content["profile"]["recorded"][0]["processes"][0]["tasks"]
+    tasks[0], tasks[1] = tasks[1], tasks[0]
+    step_json.write_text(json.dumps(content))
+    code, _, err = run(capsys, step_json)
+    assert code == 2
+    assert "the times are those of another step" in err
+
+
+def test_no_file_and_a_directory(capsys, tmp_path):
+    code, _, err = run(capsys, tmp_path / "none.json")
+    assert code == 2 and "none.json" in err
+    code, _, err = run(capsys, tmp_path)
+    assert code == 2 and "Is a directory" in err
+
+
+@pytest.mark.parametrize("output", ["page.txt", "none/page.html"])
+def test_outputs_that_cannot_be(capsys, step_json, output):
+    code, _, err = run(capsys, step_json, "-o", step_json.parent / output)
+    assert code == 2
+    assert "usage: mpmd report" in err
+
+
+def test_a_page_that_cannot_be_written(capsys, step_json, tmp_path):
+    (tmp_path / "page.html").symlink_to(tmp_path / "none" / "page.html")
+    code, _, err = run(capsys, step_json, "-o", tmp_path / "page.html")
+    assert code == 2
+    assert err.startswith("mpmd: error: ") and "page.html" in err
+
+
+def test_wrong_arguments_of_write_html(step_json):
+    profile = mpmd.Profile.load(step_json)
+    with pytest.raises(TypeError, match=r"(?s)path.*title.*before"):
+        profile.write_html(3, title=4, before=5)
+
+
+def test_help_says_what_a_profile_is(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert "step.profile" in out and "examples:" in out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux")
+def test_a_name_that_is_no_unicode(capsys, step_json):
+    odd = step_json.rename(step_json.with_name("step-\udcff.json"))
+    code, _, err = run(capsys, odd, odd, "-o", step_json.with_name("page.html"))
+    assert (code, err) == (0, "")

@@ -1,0 +1,316 @@
+"""Pages in Chromium: their content, keys, zoom, search, themes, print. They load nothing else."""
+
+import itertools
+import re
+
+import pytest
+
+from tests.page.conftest import GROUPS, HOSTILE, MICROBATCHES
+
+pytestmark = pytest.mark.browser
+
+SECTIONS = [
+    "Findings",
+    "Timeline",
+    "Idle time",
+    "Critical path",
+    "What if",
+    "Memory",
+    "Tasks",
+    "Messages",
+    "Stages",
+    "Compiling",
+]
+
+
+@pytest.fixture
+def page(open_page, page_file):
+    return open_page(page_file)
+
+
+def measured(page):
+    return page.locator("#panels canvas").first
+
+
+def pressed(page, *keys):
+    """What is selected after keys on the measured timeline."""
+    measured(page).focus()
+    for key in keys:
+        page.keyboard.press(key)
+    return page.locator("#selected").inner_text()
+
+
+def span(page):
+    """The span in sight, as text."""
+    page.wait_for_timeout(60)
+    return page.locator("#span").inner_text()
+
+
+def width(page):
+    """The length of the span in sight in milliseconds."""
+    units = {"ns": 1e-6, "µs": 1e-3, "ms": 1, "s": 1000}
+    start, end = (
+        float(number) * units.get(unit, 0)
+        for number, unit in re.findall(r"([\d.]+)(?: (ns|µs|ms|s))?(?= to|$)", span(page))
+    )
+    return end - start
+
+
+def box_in_sight(page):
+    """The place of the measured timeline, after it was scrolled to."""
+    page.locator("#timeline").evaluate("node => node.scrollIntoView({behavior: 'instant'})")
+    return measured(page).bounding_box()
+
+
+def picture(canvas):
+    return canvas.evaluate("canvas => canvas.toDataURL()")
+
+
+def test_all_sections_are_there(page):
+    titles = page.locator("main section:not([hidden]) h2").all_inner_texts()
+    assert titles == SECTIONS
+    assert page.locator("nav a").all_inner_texts() == SECTIONS
+    for name in titles:
+        page.get_by_role("link", name=name, exact=True).click()
+    assert page.locator("#idle tbody tr").count() >= GROUPS
+    assert page.locator("#tasks tbody tr").count() == 2 * GROUPS
+    assert page.locator("#findings li").count() >= 1
+
+
+def test_names_from_outside_are_shown_as_they_are(page):
+    assert page.title() == f"A step {HOSTILE}"
+    assert page.locator("h1").inner_text() == f"A step {HOSTILE}"
+    assert HOSTILE in page.locator("#tasks").inner_text()
+    assert HOSTILE in page.locator("#stages").inner_text()
+    assert page.locator("img").count() == 0
+
+
+def test_keys_go_from_task_to_gap_to_what_it_waited_for(page):
+    first = pressed(page, "ArrowRight")
+    assert first.startswith("fwd_0__0")
+    assert "Group 0:" in first or "group 0" in first.lower()
+    texts = [pressed(page, "ArrowRight") for _ in range(3 * MICROBATCHES)]
+    waiting = next(text for text in texts if "Waited for bwd_1__0" in text)
+    assert waiting.startswith("Group 0 is idle")
+    page.keyboard.press("Escape")
+    pressed(page, *["ArrowRight"] * (2 + texts.index(waiting)))
+    assert pressed(page, "Enter").startswith("bwd_1__0")
+    assert "of group 1" not in pressed(page, "ArrowDown")
+    assert "Group 2" in page.locator("#selected").inner_text()
+
+
+def test_a_selection_is_announced(page):
+    card = page.get_by_role("status", name="Selection")
+    pressed(page, "ArrowRight")
+    assert card.get_attribute("aria-live") == "polite"
+    assert "fwd_0__0" in card.inner_text()
+
+
+def test_zoom_and_pan_by_keys(page):
+    whole = width(page)
+    pressed(page, "+", "+")
+    assert width(page) == pytest.approx(whole / 4, rel=0.05)
+    before = span(page)
+    pressed(page, "Shift+ArrowRight")
+    assert span(page) != before
+    assert width(page) == pytest.approx(whole / 4, rel=0.05)
+    pressed(page, "-")
+    assert width(page) == pytest.approx(whole / 2, rel=0.05)
+    pressed(page, "0")
+    assert width(page) == pytest.approx(whole)
+
+
+def test_zoom_to_the_selection(page):
+    whole = width(page)
+    pressed(page, "ArrowRight", "f")
+    assert width(page) < whole / 4
+
+
+def test_mouse_drags_wheels_and_selects(page):
+    box = box_in_sight(page)
+    x, y = box["x"] + box["width"] / 2, box["y"] + 10
+    whole = width(page)
+    page.mouse.move(x, y)
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -600)
+    page.keyboard.up("Control")
+    page.wait_for_timeout(100)
+    zoomed = width(page)
+    assert zoomed < whole / 2
+    before = span(page)
+    page.mouse.down()
+    page.mouse.move(x - 200, y, steps=4)
+    page.mouse.up()
+    assert span(page) != before
+    assert width(page) == pytest.approx(zoomed, rel=0.05)
+    assert page.locator("#selected h4").count() == 0  # a drag selects nothing
+    page.mouse.click(x, y)
+    assert page.locator("#selected h4").count() == 1
+
+
+def test_the_wheel_alone_scrolls_the_page(page):
+    box = box_in_sight(page)
+    whole = span(page)
+    page.mouse.move(box["x"] + 300, box["y"] + 10)
+    before = page.evaluate("scrollY")
+    page.mouse.wheel(0, 300)
+    page.wait_for_timeout(400)
+    assert page.evaluate("scrollY") > before + 100
+    assert span(page) == whole
+
+
+def test_the_tip_tells_of_what_is_under_the_pointer(page):
+    box = box_in_sight(page)
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 10)
+    tip = page.locator("#tip")
+    assert tip.is_visible()
+    assert "from" in tip.inner_text()
+    page.mouse.move(5, 5)
+    assert tip.is_hidden()
+
+
+def test_search(page):
+    page.keyboard.press("/")
+    search = page.get_by_role("combobox", name="Find")
+    assert search.evaluate("input => input === document.activeElement")
+    search.fill("bwd_2__5")
+    count = page.locator("#search-count")
+    assert count.inner_text() == "1 found"
+    before = picture(measured(page))
+    search.press("Enter")
+    assert count.inner_text() == "1 of 1"
+    assert page.locator("#selected h4").inner_text().startswith("bwd_2__5")
+    search.fill("bwd_2")
+    assert count.inner_text() == f"{MICROBATCHES} found"
+    search.press("Shift+Enter")
+    assert count.inner_text() == f"{MICROBATCHES} of {MICROBATCHES}"
+    search.fill("bwd_")
+    assert count.inner_text() == f"{GROUPS * MICROBATCHES} found"
+    search.fill("nothing")
+    assert count.inner_text() == "no task"
+    search.press("Escape")
+    assert count.inner_text() == ""
+    page.wait_for_timeout(60)
+    assert picture(measured(page)) != before
+
+
+def test_findings_lead_to_tasks(page):
+    page.locator("#findings button").first.click()
+    assert page.locator("#selected h4").count() == 1
+    assert measured(page).evaluate("canvas => canvas === document.activeElement")
+
+
+def test_other_simulations(page):
+    simulated = page.locator("#panels canvas").nth(1)
+    before = picture(simulated)
+    page.get_by_label("Below").select_option(label="Ideal")
+    page.wait_for_timeout(60)
+    assert picture(simulated) != before
+    assert "Ideal" in simulated.get_attribute("aria-label")
+
+
+def test_tables_sort(page):
+    heads = page.locator("#tasks thead th")
+    median = heads.filter(has_text="Median")
+    assert heads.filter(has_text="Sum").get_attribute("aria-sort") == "descending"
+    median.get_by_role("button").click()
+    first = page.locator("#tasks tbody tr th").first.inner_text()
+    assert (median.get_attribute("aria-sort"), first) == ("descending", "bwd_1")
+    median.get_by_role("button").click()
+    assert median.get_attribute("aria-sort") == "ascending"
+    assert page.locator("#tasks tbody tr th").first.inner_text() != first
+
+
+def test_memory_of_another_group(page):
+    chart = page.locator("#memory canvas")
+    before = chart.get_attribute("aria-label")
+    page.get_by_role("combobox", name="Memory of").select_option(label="group 3")
+    assert "group 3" in chart.get_attribute("aria-label") != before
+
+
+def test_dark_follows_the_system_until_the_switch(open_page, page_file):
+    page = open_page(page_file, color_scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    switch = page.get_by_role("button", name="Dark")
+    assert switch.get_attribute("aria-pressed") == "true"
+    drawn = picture(measured(page))
+    switch.click()
+    page.wait_for_timeout(60)
+    assert switch.get_attribute("aria-pressed") == "false"
+    assert page.evaluate(background) == "rgb(255, 255, 255)" != dark
+    assert picture(measured(page)) != drawn
+    page.emulate_media(color_scheme="light")
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(background) == "rgb(255, 255, 255)"
+
+
+def test_prints_are_light_and_without_controls(open_page, page_file):
+    page = open_page(page_file, color_scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.wait_for_timeout(60)
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator(".controls").first.is_hidden()
+    assert page.get_by_role("button", name="Dark").is_hidden()
+    assert page.locator("#tasks table").is_visible()
+    assert len(page.pdf(print_background=True)) > 20_000
+
+
+@pytest.mark.parametrize("size", [360, 768])
+def test_narrow_screens_scroll_tables_and_not_the_page(open_page, page_file, comparison_file, size):
+    for file in (page_file, comparison_file):
+        page = open_page(file, viewport={"width": size, "height": 740})
+        assert page.evaluate("document.documentElement.scrollWidth") == size
+
+
+def test_roles_and_names_for_screen_readers(page):
+    assert page.locator("html").get_attribute("lang") == "en"
+    assert page.get_by_role("application").count() == 2
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll("button, select, input, canvas, table, section, [role]")]
+        .filter((node) => !node.closest("[aria-hidden]") && node.offsetParent !== null)
+        .filter((node) => !(node.getAttribute("aria-label") || node.getAttribute("aria-labelledby")
+          || node.textContent.trim() || (node.labels && node.labels.length) || node.caption))
+        .map((node) => node.outerHTML.slice(0, 100))"""
+    )
+    assert unnamed == []
+    levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3, h4')].map(h => +h.tagName[1])")
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+def test_contrast_of_text(open_page, page_file):
+    """WCAG 2.1, level AA: 4.5 to 1."""
+    for scheme in ("light", "dark"):
+        page = open_page(page_file, color_scheme=scheme)
+        ratios = page.evaluate(
+            """() => {
+              const luminance = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
+                .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+                .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
+              const paper = luminance(getComputedStyle(document.body).backgroundColor);
+              const texts = document.querySelectorAll("p, a, th, td, dt, dd, h2, h3, li, caption, .saves");
+              return [...texts].map((node) => {
+                const ink = luminance(getComputedStyle(node).color);
+                return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+              });
+            }"""
+        )
+        assert min(ratios) >= 4.5
+
+
+def test_two_steps_side_by_side(open_page, comparison_file):
+    page = open_page(comparison_file)
+    assert page.locator("main section:not([hidden]) h2").all_inner_texts()[:2] == ["What changed", "Timeline"]
+    assert page.get_by_role("application").count() == 2
+    rows = page.locator("#change-causes tbody tr").all_inner_texts()
+    assert any(row.startswith("Unequal stages") for row in rows)
+    assert page.locator("#change-causes tfoot").inner_text().startswith("Step")
+    after = page.locator("#idle tbody").first.inner_text()
+    page.get_by_role("radio", name="Before").check()
+    assert page.locator("#idle tbody").first.inner_text() != after
+    page.get_by_role("combobox", name="Find").fill("fwd_1__1")
+    assert page.locator("#search-count").inner_text() == "2 found"
+    pressed(page, "ArrowRight")
+    page.get_by_role("radio", name="After").check()
+    assert page.locator("#sections section").count() == len(SECTIONS) - 1
