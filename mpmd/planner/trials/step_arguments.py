@@ -1,4 +1,4 @@
-"""Facts about a step's arguments that decide how they are sharded and donated."""
+"""Facts about a step's arguments that decide how they are sharded: which state is of which weight, and so on."""
 
 from __future__ import annotations
 
