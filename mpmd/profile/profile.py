@@ -121,6 +121,7 @@ class Profile(ShownAsText):
         return Subject(
             name=name,
             plan=self.plan,
+            step=step,
             attribution=self.attribution,
             findings=self.findings,
             scenarios=self.scenarios,
@@ -128,7 +129,6 @@ class Profile(ShownAsText):
             sources=self.sources,
             compile_seconds=self.compile_seconds,
             memory=memory_over_time(self.plan, step, self.updated),
-            clock_error=step.error,
         )
 
     @functools.cached_property

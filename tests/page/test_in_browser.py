@@ -22,6 +22,7 @@ SECTIONS = [
     "Tasks",
     "Messages",
     "Stages",
+    "Processes",
     "Compiling",
 ]
 
@@ -85,6 +86,7 @@ def test_names_from_outside_are_shown_as_they_are(page):
     assert page.locator("h1").inner_text() == f"A step {HOSTILE}"
     assert HOSTILE in page.locator("#tasks").inner_text()
     assert HOSTILE in page.locator("#stages").inner_text()
+    assert HOSTILE in page.locator("#processes").inner_text()
     assert page.locator("img").count() == 0
 
 

@@ -160,6 +160,15 @@ def test_stages_have_their_times_and_sources(data):
     assert all(stage["sources"] == ["model.py:12 layer", HOSTILE] for stage in data["stages"])
 
 
+def test_processes_have_their_times_and_nodes(profile, data):
+    step = profile.steps[profile.attribution.measured.step]
+    for shown, process in zip(data["processes"], step.processes, strict=True):
+        assert (shown["group"], shown["rank"], shown["node"]) == (process.mpmd_idx, 0, HOSTILE)
+        assert (
+            0 < shown["received"] == process.received < shown["ready"] < shown["finished"] <= shown["replied"]
+        )
+
+
 def test_memory_is_that_of_the_profile(profile, data):
     for memory, shown in zip(profile._subject("").memory, data["memory"]["groups"], strict=True):
         _, peak = memory.peak

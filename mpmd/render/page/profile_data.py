@@ -9,7 +9,7 @@ from mpmd.render.page.memory import memory_data
 from mpmd.render.page.palette import CAUSES
 from mpmd.render.page.schema import Fact, ProfileData
 from mpmd.render.page.subject import Subject
-from mpmd.render.page.tables import edges_data, path_data, stages_data, types_data
+from mpmd.render.page.tables import edges_data, path_data, processes_data, stages_data, types_data
 
 
 def profile_data(subject: Subject) -> ProfileData:
@@ -34,6 +34,7 @@ def profile_data(subject: Subject) -> ProfileData:
         memory=memory_data(subject),
         edges=edges_data(subject),
         stages=stages_data(subject),
+        processes=processes_data(subject),
         compile=[(phase, seconds) for phase, seconds in subject.compile_seconds.items()],
     )
 
@@ -54,6 +55,6 @@ def _facts(subject: Subject) -> list[Fact]:
     if measured.steps > 1:
         text = f"{measured.step + 1} of {measured.steps}"
         facts.append(Fact(label="Recorded step", value=text, unit="text"))
-    if subject.clock_error:
-        facts.append(Fact(label="Clocks agree within", value=subject.clock_error, unit="time"))
+    if subject.step.error:
+        facts.append(Fact(label="Clocks agree within", value=subject.step.error, unit="time"))
     return facts

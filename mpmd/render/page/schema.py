@@ -195,6 +195,24 @@ class StageData(TypedDict):
     sources: list[str]
 
 
+class ProcessData(TypedDict):
+    """A process of a group: its node, the number of cores that it may use (0: unknown), and its step.
+
+    ``received``, ``ready``, ``finished`` and ``replied`` are as in ``ProcessTimes``, ``error`` is that of its
+    clock.
+    """
+
+    group: int
+    rank: int
+    node: str
+    cores: int
+    received: int
+    ready: int
+    finished: int
+    replied: int
+    error: int
+
+
 class ProfileData(TypedDict):
     """One measured step. ``busy`` has the share of groups that run a task, in equal spans of the step."""
 
@@ -215,6 +233,7 @@ class ProfileData(TypedDict):
     memory: MemoryData | None
     edges: list[EdgeData]
     stages: list[StageData]
+    processes: list[ProcessData]
     compile: list[tuple[str, float]]
 
 

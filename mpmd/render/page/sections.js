@@ -165,6 +165,22 @@ function stagesSection(profile) {
   return [table("Stages, with the functions that do most of their work", columns, profile.stages, { tall: profile.stages.length > 24 })];
 }
 
+function processesSection(profile) {
+  const { processes } = profile;
+  const columns = [
+    { title: "Group", cell: (process) => String(process.group), key: (process) => process.group },
+    { title: "Process", cell: (process) => String(process.rank) },
+    { title: "Node", className: "text", cell: (process) => process.node, key: (process) => process.node },
+    { title: "Cores", cell: (process) => (process.cores ? count(process.cores) : ""), key: (process) => process.cores },
+    { title: "Request", cell: (process) => duration(process.received), key: (process) => process.received },
+    { title: "Ready", cell: (process) => duration(process.ready), key: (process) => process.ready },
+    { title: "Finished", cell: (process) => duration(process.finished), key: (process) => process.finished },
+    { title: "Replied", cell: (process) => duration(process.replied), key: (process) => process.replied },
+    { title: "Error of its clock", cell: (process) => duration(process.error), key: (process) => process.error },
+  ];
+  return [table("Processes: when each had the request, had the arguments, had run its last task, and had replied", columns, processes, { tall: processes.length > 16 })];
+}
+
 function compileSection(profile) {
   const whole = profile.compile.reduce((sum, [, seconds]) => sum + seconds, 0);
   if (!whole) return null;
@@ -186,6 +202,7 @@ const SECTIONS = [
   ["tasks", "Tasks", tasksSection],
   ["messages", "Messages", messagesSection],
   ["stages", "Stages", stagesSection],
+  ["processes", "Processes", processesSection],
   ["compile", "Compiling", compileSection],
 ];
 

@@ -11,7 +11,7 @@ from mpmd.attribution.ideal import members_alone
 from mpmd.ir.plan import Cell, Edge, OutsideTask, TaskType
 from mpmd.render.page.lanes import path_columns
 from mpmd.render.page.palette import OUTSIDE, SEGMENTS
-from mpmd.render.page.schema import EdgeData, PathData, PathType, StageData, TypeData
+from mpmd.render.page.schema import EdgeData, PathData, PathType, ProcessData, StageData, TypeData
 from mpmd.render.page.subject import Subject
 from mpmd.render.style import colour_of
 from mpmd.simulate.costs import types_of
@@ -119,6 +119,24 @@ def edges_data(subject: Subject) -> list[EdgeData]:
         for edge, of_edge in sorted(sizes.items())
     ]
     return sorted(edges, key=lambda edge: -edge["bytes"])
+
+
+def processes_data(subject: Subject) -> list[ProcessData]:
+    """The processes of all groups, by group and rank."""
+    return [
+        ProcessData(
+            group=process.mpmd_idx,
+            rank=process.rank,
+            node=process.host.name,
+            cores=len(process.host.cores),
+            received=process.received,
+            ready=process.ready,
+            finished=process.finished,
+            replied=process.replied,
+            error=subject.step.errors.get(process.host.clock, 0),
+        )
+        for process in subject.step.processes
+    ]
 
 
 def stages_data(subject: Subject) -> list[StageData]:
