@@ -136,6 +136,7 @@ MAY_IMPORT = {
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.runtime "
     "mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",
+    "mpmd.watching": "mpmd.runtime mpmd.validation",
     "mpmd": "",
     # Programs, which nothing imports. They use the public names, as a user's program does.
     "mpmd.__main__": "mpmd.cli",

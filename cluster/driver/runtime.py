@@ -279,8 +279,15 @@ class RayRuntime(RuntimeBase):
 
 
 def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:
-    """The reply of a group's first process, once all have replied."""
-    return replies[0] if len(replies) == 1 else joined(replies, lambda each: each[0])
+    """The reply of a group's first process, once all have replied, with the most memory of any of them."""
+    return replies[0] if len(replies) == 1 else joined(replies, _of_group)
+
+
+def _of_group(replies: Sequence[StepReply]) -> StepReply:
+    measured = [reply.memory for reply in replies if reply.memory is not None]
+    if not measured:
+        return replies[0]
+    return dataclasses.replace(replies[0], memory=functools.reduce(operator.or_, measured))
 
 
 def _of_all(replies: Sequence[LoadReply]) -> LoadReply:

@@ -26,7 +26,7 @@ from mpmd.runtime.compiling import (
     compile_with_open_specs,
     memory_of,
 )
-from mpmd.runtime.device_memory import measured_peak, memory_limit
+from mpmd.runtime.device_memory import measured_peak, memory_limit, memory_use
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.requests import (
@@ -249,7 +249,8 @@ class GroupWorker:
                 for handle in request.transient:
                     self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
-        return StepReply(inline, tuple(events or ()), on_host)
+        memory = memory_use(self.submesh.local_devices) if request.measure_memory else None
+        return StepReply(inline, tuple(events or ()), on_host, memory)
 
     def _reason(self, error: Exception, request: StepRequest) -> str:
         """Why the outputs of a failed step are lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import warnings
@@ -25,7 +26,7 @@ from mpmd.explanation import Report, report, warn_of_undonated_state
 from mpmd.ir.events import Event
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import InputLeaf, Plan
-from mpmd.ir.routes import Topology
+from mpmd.ir.routes import Topology, bytes_per_step
 from mpmd.ir.stack import Stack
 from mpmd.meshes.mesh import GroupMesh
 from mpmd.runtime.argument_cache import Delivery
@@ -36,6 +37,7 @@ from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.step_future import StepFuture
+from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.initialize import compile_init
 from mpmd.step.planned_step import PlannedStep, explain
 from mpmd.step.submitted_step import DonatedState, StepResults, SubmittedStep
@@ -49,18 +51,25 @@ class LoadedStep(PlannedStep):
 
     Called like the function it was made from, with arguments of just these shapes and dtypes. When it is
     dropped, the groups drop the step's executables.
+
+    Args:
+      meter: counts the steps of the function, whatever they were compiled for.
     """
 
-    def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
+    def __init__(
+        self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature, meter: StepMeter
+    ):
         # Groups have the functions, and a program may hold many steps.
         self._compiled = dataclasses.replace(compiled, program=compiled.program.without_functions())
         self._mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
+        self.meter = meter
         self._expected = call
         self._argument_leaves = compiled.step.argument_leaves
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
         self._loaded = loaded = runtime.load(compiled.program)
+        runtime.meters.add(meter)
         weakref.finalize(self, _unload, self._runtime, loaded.number).atexit = False
         resolved = loaded.program.plan
         watch = Stopwatch({**compiled.seconds, **loaded.seconds})
@@ -68,6 +77,7 @@ class LoadedStep(PlannedStep):
             self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
         self._seconds = watch.seconds
         self._plan = plan = loaded.plan
+        self._sent_bytes = functools.cache(functools.partial(bytes_per_step, plan, mesh.topology))
         state = compiled.step.fed_back
         warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
         groups = range(len(plan.programs))
@@ -169,7 +179,8 @@ class LoadedStep(PlannedStep):
         known = self._inits.setdefault(fun, {})
         if key not in known:
             compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
-            known[key] = LoadedStep(compiled, call.described_by(call.avals), self._mesh, signature)
+            meter = StepMeter.of(fun, self._mesh)
+            known[key] = LoadedStep(compiled, call.described_by(call.avals), self._mesh, signature, meter)
         return known[key].submit(call)[0]
 
     def restore(self, path: str | os.PathLike, argnum: int | str = 0) -> Any:
@@ -248,8 +259,9 @@ class LoadedStep(PlannedStep):
         """Submits a step. Returns its result, and the future of the groups' replies.
 
         Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` within a
-          callback of a step, and when the mesh was closed since.
+          callback of a step, and when the mesh was closed since; what ``write`` of ``mpmd.metrics`` raised.
         """
+        self.meter.check()
         self._expected.check_serves(call)
         call.check_donations()
         runtime = self._running()
@@ -267,6 +279,7 @@ class LoadedStep(PlannedStep):
         try:
             self._submit(call, runtime, profile, submitted)
             call.delete_donated_by_host()  # a caller who is interrupted before has them still
+            self.meter.hand_over()
         except BaseException as interrupt:
             if submitted:
                 submitted[0].interrupt(runtime, interrupt)
@@ -282,7 +295,8 @@ class LoadedStep(PlannedStep):
         with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
             arguments = self._collect(call, runtime, delivery)
             number = runtime.next_handle()  # steps are submitted in ascending order
-            requests = self._requests(number, arguments, results, delivery, profile)
+            measure_memory = self.meter.asks_for_memory()
+            requests = self._requests(number, arguments, results, delivery, profile, measure_memory)
             with DeferredInterrupt():
                 try:
                     replies = runtime.submit_step(requests)
@@ -293,6 +307,8 @@ class LoadedStep(PlannedStep):
                     call.delete_donated()
                     raise
                 delivery.commit(replies.values())
+                if measure_memory:
+                    self.meter.read_memory(replies)
                 submitted.append(self._submitted(call, runtime, number, results, replies))
 
     def _submitted(
@@ -314,7 +330,7 @@ class LoadedStep(PlannedStep):
         arrays = self._results.arrays(runtime, handles, future)
         pairs = self._state.pairs(call.leaves, runtime, arrays)
         queued = self._state.queued(number, pairs, replies.values())
-        runtime.in_flight.leave_after(ends, queued)
+        runtime.in_flight.leave_after(ends, queued, self.meter.begin(self._sent_bytes))
         return SubmittedStep(queued, future, self._results.joined(arrays), pairs)
 
     def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
@@ -337,6 +353,7 @@ class LoadedStep(PlannedStep):
         results: Sequence[Handle],
         delivery: Delivery,
         profile: bool,
+        measure_memory: bool,
     ) -> dict[int, StepRequest]:
         """The request to each group that takes part."""
         refused = NonFinitePolicy.here()
@@ -347,6 +364,7 @@ class LoadedStep(PlannedStep):
                 inputs=tuple(arguments[i] for i in self._inputs[group]),
                 outputs=tuple(results[i] for i in self._outputs[group]),
                 donated=tuple(arguments[i] for i in self._inputs[group] if self._plan.inputs[i].donated),
+                measure_memory=measure_memory,
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),
                 refused=refused,
