@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.memory "
     "mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.render mpmd.schedules "
-    "mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version",
+    "mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version mpmd.watching",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.steps": "mpmd.compiler.jaxprs mpmd.ir mpmd.language mpmd.schedules mpmd.util",
@@ -120,8 +120,13 @@ MAY_IMPORT = {
     "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.program mpmd.runtime mpmd.sharding mpmd.util "
     "mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.errors mpmd.ir mpmd.validation",
+    "cluster.watching.keys": "",
+    "cluster.watching.publisher": "cluster.driver cluster.mesh cluster.protocol cluster.ray_compat "
+    "cluster.watching.keys mpmd.runtime mpmd.watching",
+    "cluster.watching.reader": "cluster.ray_compat cluster.start cluster.watching.keys mpmd.watching",
+    "cluster.watching": "",
     "cluster.launch": "cluster.driver cluster.mesh cluster.process cluster.protocol cluster.recovery "
-    "cluster.start cluster.transports mpmd.runtime mpmd.util mpmd.validation",
+    "cluster.start cluster.transports cluster.watching.publisher mpmd.runtime mpmd.util mpmd.validation",
     "cluster.describe": "cluster.launch cluster.start mpmd.ir mpmd.memory mpmd.planner.calibrate "
     "mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
@@ -157,7 +162,7 @@ NEVER_REACHES = [
 ]
 """Packages of which the first does not import the second, by way of others either; programs may."""
 
-PROGRAMS = {"mpmd.__main__", "cluster.trial"}
+PROGRAMS = {"mpmd.__main__", "cluster.trial", "cluster.watching.reader"}
 
 WITHOUT_JAX = "mpmd mpmd.schedules mpmd.simulate mpmd.verify mpmd.render mpmd.cli".split()
 
