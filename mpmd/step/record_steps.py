@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,8 +11,6 @@ import jax
 
 from mpmd.arguments.call import Call
 from mpmd.ir.process_times import RecordedStep
-from mpmd.runtime.device_trace import write_traces
-from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.recording import host_here
 from mpmd.runtime.step_future import StepFuture
 from mpmd.util.tables import first_few
@@ -49,15 +46,6 @@ def record_steps(
         result, step = _recorded(submit, call)
         steps.append(step)
     return result, tuple(steps)
-
-
-def bring_traces(runtime: Runtime, folder: pathlib.Path) -> str | None:
-    """Ends and writes the traces. Returns the reason if they are lost."""
-    try:
-        write_traces(folder, runtime.stop_trace())
-    except (RuntimeError, OSError) as error:
-        return f"the traces of this step are lost: {error}"
-    return None
 
 
 def _recorded(submit: Callable[[Call], tuple[Any, StepFuture]], call: Call) -> tuple[Any, RecordedStep]:
