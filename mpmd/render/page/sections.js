@@ -123,7 +123,7 @@ function tasksSection(profile) {
     { title: "Share", cell: (type) => percent(type.total / busy), key: (type) => type.total },
     { title: "Runs", className: "wide", cell: (type) => sourceLines(type.sources) },
   ];
-  return [table("Tasks by their type, the largest sum first", columns, profile.types, { sorted: 6, tall: profile.types.length > 24 })];
+  return [table("Tasks by their type, the largest sum first; medians are over all recorded steps, the rest over the one shown", columns, profile.types, { sorted: 6, tall: profile.types.length > 24 })];
 }
 
 function messagesSection(profile) {
