@@ -232,7 +232,7 @@ class GroupWorker:
           host_arrays: the values that the group is sent with this step, or the parts that this process needs.
             They are the worker's from now on.
         """
-        recording = Recording(self._is_alone) if request.profile else None
+        recording = Recording(self._is_alone and self._synchronous) if request.profile else None
         self.release(request.released)
         program = self._programs[request.program]
         callback_operands: list[CallbackOperands] = []
