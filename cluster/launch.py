@@ -43,6 +43,7 @@ from cluster.start.resources import (
 )
 from cluster.start.shapes import Request, axis_types_of, check, submeshes_of
 from cluster.transports.choice import AUTO, check_encryption, check_name, holdings
+from cluster.watching.publisher import Publisher
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.util.stopwatch import Stopwatch
 from mpmd.validation import (
@@ -200,8 +201,12 @@ def launch(
             connected = connect(started.actors, started.infos, processes.shapes, transport, encryption, undo)
         recoveries: list[RecoveryReport] = []
         runtime = _runtime_of(processes, started, connected, placement_groups, recoveries, options)
+        publisher = Publisher()
         undo.pop_all()
-    return ClusterMesh(
+    closing = contextlib.ExitStack()
+    closing.callback(on_close)
+    closing.callback(publisher.close)
+    mesh = ClusterMesh(
         topology=connected.topology,
         mpmd_axis_name=mpmd_axis,
         axis_types=axis_types_of(request),
@@ -210,8 +215,10 @@ def launch(
         placement=connected.placement,
         seconds=watch.seconds,
         recoveries=recoveries,
-        on_close=on_close,
+        on_close=closing.close,
     )
+    publisher.start(mesh)
+    return mesh
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,6 +92,11 @@ class ClusterMesh:
         return tuple(self._recoveries)
 
     @property
+    def recovery_seconds(self) -> tuple[float, ...]:
+        """The duration of each of the ``recoveries``."""
+        return tuple(report.total for report in self._recoveries)
+
+    @property
     def groups(self) -> tuple[ProcessInfo, ...]:
         """The process of each group; the first one of several."""
         return tuple(process for process in self.processes if process.rank == 0)

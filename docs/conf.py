@@ -53,5 +53,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings have the types that users need, and signatures stay readable
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_use_param = False  # which would write the text of several parameters for each
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 72

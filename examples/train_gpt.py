@@ -6,8 +6,8 @@
     python examples/train_gpt.py --in-process         without Ray, on four fake devices
     python examples/train_gpt.py --data 2 --model 2 --batch-size 16     groups of four devices
 
-The first steps are also run by plain ``jax.jit`` on one device: the same numbers. A loss curve and a
-timeline of one step are written to ``--output``.
+The first steps are also run by plain ``jax.jit`` on one device: the same numbers. A loss curve, a
+timeline of one step and a page that explains where its time goes are written to ``--output``.
 """
 
 import argparse
@@ -36,6 +36,7 @@ REFERENCE_STEPS = 3
 RELATIVE_LIMIT = 1e-4  # of each leaf's norm, after these steps
 VALIDATIONS = 10
 VALIDATION_BATCHES = 8
+PROFILED_STEPS = 5
 READ_TOGETHER, LEAVE_UNREAD = 10, 2
 
 
@@ -77,7 +78,8 @@ def run(args: argparse.Namespace, config: gpt.GPTConfig, schedule, mesh) -> None
     args.output.mkdir(parents=True, exist_ok=True)
     draw_losses([*first_losses, *losses], validations, args.output / "loss.png")
     draw_timeline(step, state, batch(args.steps), args)
-    print(f"loss.png, timeline.png and timeline.json are in {args.output}/")
+    print(f"loss.png, timeline.png, timeline.json and profile.json are in {args.output}/")
+    print(f"where the time of a step goes: {(args.output / 'profile.html').resolve().as_uri()}")
 
 
 def load_data(args: argparse.Namespace):
@@ -229,8 +231,12 @@ def draw_losses(losses: list[float], validations: dict[int, float], path: pathli
 
 
 def draw_timeline(step, state: TrainState, batch, args: argparse.Namespace) -> None:
-    """Measures when each task of one step ran, and draws it beside the ideal; uses up ``state``."""
-    _, events = step.profile(state, *batch)
+    """Profiles steps, draws the last one beside the ideal, and writes a page of them; uses up ``state``."""
+    profile = step.profile(state, *batch, steps=PROFILED_STEPS)
+    print(f"{profile}\n")
+    profile.save(args.output / "profile.json")
+    profile.write_html(args.output / "profile.html")
+    _, events = profile
     ideal = simulate.simulate(step.plan, simulate.Costs.measured(events))
     title = f"{args.schedule}: one training step on {'one process' if args.in_process else 'Ray'}"
     render.draw_timeline(events, args.output / "timeline.png", title, ideal=ideal)

@@ -54,6 +54,7 @@ from .schedules import (
 from .step.jit import jit, mpmd_jit_with_loop
 from .step.planned_step import explain
 from .version import __version__
+from .watching.metrics import metrics
 
 __all__ = [
     "AbstractMpmdMesh",
@@ -108,6 +109,7 @@ __all__ = [
     "jit",
     "mark_pipeline_boundary",
     "mark_stage_end",
+    "metrics",
     "microbatches",
     "mpmd_jit_with_loop",
     "per_group",

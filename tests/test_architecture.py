@@ -76,10 +76,10 @@ MAY_IMPORT = {
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
-    "mpmd.explanation": "mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.memory "
-    "mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
+    "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
+    "mpmd.memory mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.profile mpmd.render "
-    "mpmd.schedules mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version",
+    "mpmd.schedules mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version mpmd.watching",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.steps": "mpmd.compiler.jaxprs mpmd.ir mpmd.language mpmd.schedules mpmd.util",
@@ -124,8 +124,13 @@ MAY_IMPORT = {
     "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.program mpmd.runtime mpmd.sharding mpmd.util "
     "mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.errors mpmd.ir mpmd.validation",
+    "cluster.watching.keys": "",
+    "cluster.watching.publisher": "cluster.driver cluster.mesh cluster.protocol cluster.ray_compat "
+    "cluster.watching.keys mpmd.runtime mpmd.watching",
+    "cluster.watching.reader": "cluster.ray_compat cluster.start cluster.watching.keys mpmd.watching",
+    "cluster.watching": "",
     "cluster.launch": "cluster.driver cluster.mesh cluster.process cluster.protocol cluster.recovery "
-    "cluster.start cluster.transports mpmd.runtime mpmd.util mpmd.validation",
+    "cluster.start cluster.transports cluster.watching.publisher mpmd.runtime mpmd.util mpmd.validation",
     "cluster.describe": "cluster.launch cluster.start mpmd.ir mpmd.memory mpmd.planner.calibrate "
     "mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
@@ -140,6 +145,7 @@ MAY_IMPORT = {
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.profile "
     "mpmd.runtime mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",
+    "mpmd.watching": "mpmd.runtime mpmd.validation",
     "mpmd": "",
     # Programs, which nothing imports. They use the public names, as a user's program does.
     "mpmd.__main__": "mpmd.cli",
@@ -160,7 +166,7 @@ NEVER_REACHES = [
 ]
 """Packages of which the first does not import the second, by way of others either; programs may."""
 
-PROGRAMS = {"mpmd.__main__", "cluster.trial"}
+PROGRAMS = {"mpmd.__main__", "cluster.trial", "cluster.watching.reader"}
 
 WITHOUT_JAX = (
     "mpmd mpmd.attribution.findings mpmd.cli mpmd.profile.profile mpmd.render mpmd.schedules mpmd.simulate "

@@ -279,13 +279,15 @@ class RayRuntime(RuntimeBase):
 
 
 def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:
-    """The reply of a group's first process, with the times of all, once all have replied."""
-    return replies[0] if len(replies) == 1 else joined(replies, _with_all_times)
+    """The reply of a group's first process, with the times and the most memory of all, when all are there."""
+    return replies[0] if len(replies) == 1 else joined(replies, _of_processes)
 
 
-def _with_all_times(replies: Sequence[StepReply]) -> StepReply:
+def _of_processes(replies: Sequence[StepReply]) -> StepReply:
     times = tuple(times for reply in replies for times in reply.times)
-    return dataclasses.replace(replies[0], times=times)
+    measured = [reply.memory for reply in replies if reply.memory is not None]
+    memory = functools.reduce(operator.or_, measured) if measured else None
+    return dataclasses.replace(replies[0], times=times, memory=memory)
 
 
 def _of_all(replies: Sequence[LoadReply]) -> LoadReply:

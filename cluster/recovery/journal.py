@@ -13,7 +13,8 @@ in and outcomes come out.
 - When a group dies, all groups go back to the committed snapshot, and are asked all that the log has, in the
   same order. The user is told nothing twice; a small result that was given and now differs is an error.
 - A snapshot that fails is given up: the one before stays the one to go back to, and the log grows. One that
-  is under way when a group dies has not failed: it is asked again with the log, under a new number.
+  is under way when a death is noted has not failed: it is asked again with the log, under a new number. If
+  its copy fails before the death is noted, it is given up like any other.
 - A copy that is to be written to storage has to be made again where it was, so a snapshot behind it counts
   only when it is written. A step may not wait for that: rather, the copy is forgotten.
 - When a step fails that has taken inputs over, all groups go back as well, to where its inputs are there. It

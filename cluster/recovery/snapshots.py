@@ -1,4 +1,7 @@
-"""Has groups copy all values now and then, and the copies travel to where they outlive their group."""
+"""Has groups copy all values now and then, and the copies travel to where they outlive their group.
+
+What follows when a group dies meanwhile is in ``journal.py``.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def connect_to_ray(address: str | None) -> Callable[[], None]:
 
 
 def _join_cluster(address: str) -> None:
-    _check_reachable(address)
+    check_reachable(address)
     try:
         with without_messages_to_user():
             ray.init(address=address)
@@ -53,7 +53,7 @@ def _join_cluster(address: str) -> None:
         raise ConnectionError(f"no connection to the Ray cluster at {address}: {error}{hint}") from error
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Raises ``ConnectionError`` for a ``host:port`` where nothing listens: Ray would try it for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "//" not in host:

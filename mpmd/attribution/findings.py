@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from mpmd.attribution.alternatives import Alternative
 from mpmd.attribution.attribution import Attribution
+from mpmd.attribution.balance import Balance
 from mpmd.attribution.gaps import Culprit
 from mpmd.attribution.model import flight_times
 from mpmd.attribution.scenarios import Scenario, like_others, twice_as_fast
@@ -81,10 +82,11 @@ class _Writer:
 
     def _imbalance(self, less: str) -> str:
         """The group with the most work in loops, and its slowest type of task."""
-        loads = loop_times(self.attribution)
-        group = max(range(len(loads)), key=loads.__getitem__)
-        factor = loads[group] / (statistics.fmean(loads) or 1)
-        text = f"group {group} has {factor:.2f} times the work of the mean group"
+        balance = balance_of(self.attribution)
+        if not balance.loads:
+            return f"there is no work in loops; with equal stages the step would take {less}"
+        group = balance.heaviest
+        text = f"group {group} has {balance.factor(group):.2f} times the work of the mean group"
         slowest, slowness, operation = self._slowest_type(group)
         if slowness >= CONSTANT_FACTOR:
             why = processor_text(self.attribution.measured, operation)
@@ -215,16 +217,14 @@ class _Writer:
         return Culprit(operation, cause, nanoseconds)
 
 
-def loop_times(attribution: Attribution) -> list[int]:
-    """For each group, the time of its tasks in loops, by their medians."""
-    workload = attribution.measured.workload
-    return [
-        int(
-            sum(
-                workload.durations[i]
-                for i in workload.operations(group)
-                if isinstance(workload.tasks[i], Cell)
-            )
+def balance_of(attribution: Attribution) -> Balance:
+    """The balance of the times of tasks in loops, by their medians."""
+    measured = attribution.measured
+    workload = measured.workload
+    loads = {
+        group: sum(
+            workload.durations[i] for i in measured.tasks(group) if isinstance(workload.tasks[i], Cell)
         )
-        for group in attribution.measured.groups
-    ]
+        for group in measured.groups
+    }
+    return Balance({group: load for group, load in loads.items() if load})

@@ -73,13 +73,21 @@ class StepModel:
 
 
 def flight_times(attribution: Attribution) -> dict[Edge, int]:
-    """For each edge, the median time of its messages in flight."""
+    """For each edge, the median time in flight of the messages that its receiver waited for, or of all.
+
+    A receiver that computes may be slow to notice that a message has come, which delays nothing.
+    """
     measured = attribution.measured
     workload = measured.workload
     times: dict[Edge, list[int]] = collections.defaultdict(list)
+    awaited: dict[Edge, list[int]] = collections.defaultdict(list)
     for of_operation in measured.receipts:
         for receipt in of_operation:
+            edge = workload.edge(receipt.message)
             sender = workload.messages.senders[receipt.message]
             left = max(measured.ends[sender], measured.sent[receipt.message])
-            times[workload.edge(receipt.message)].append(max(receipt.arrived - left, 0))
-    return {edge: int(statistics.median(of_edge)) for edge, of_edge in sorted(times.items())}
+            flight = max(receipt.arrived - left, 0)
+            times[edge].append(flight)
+            if receipt.arrived > receipt.start:
+                awaited[edge].append(flight)
+    return {edge: int(statistics.median(awaited[edge] or times[edge])) for edge in sorted(times)}

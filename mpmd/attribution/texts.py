@@ -88,5 +88,6 @@ def processor_text(measured: Measured, operation: int) -> str:
     if used is None or not took:
         return ""
     if used < CONTENDED * took:
-        return f"its process computed for {used / took:.0%} of that: it slept, or others had the cores"
+        share = f"its process computed for {used / took:.0%} of that"
+        return f"{share}: it slept, or waited for cores or for other processes of its group"
     return "its process computed throughout"

@@ -7,13 +7,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mpmd.cli import doctor, plan, report, schedule
+from mpmd.cli import doctor, plan, report, schedule, top
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns 0 if all is well, 1 where a check finds a fault, and 2 for wrong usage."""
+    """Runs a command; returns 0 if all is well, 1 where a check finds a fault, and 2 for wrong usage.
+
+    ``ExitCode`` has all that they stand for.
+    """
     options = _parser().parse_args(arguments)
     try:
         code = options.run(options)
@@ -39,4 +42,5 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_commands(commands)
     report.add_commands(commands)
     doctor.add_commands(commands)
+    top.add_commands(commands)
     return parser

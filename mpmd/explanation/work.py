@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from jax.extend.core import Jaxpr
 
+from mpmd.attribution.balance import Balance
 from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.errors import PerformanceWarning
 from mpmd.explanation.uses import numbers_text
@@ -35,14 +36,14 @@ def uneven_work(plan: Plan, work: list[float]) -> Iterator[str]:
         [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
         for program in plan.programs
     ]
-    total, num_groups = sum(work), sum(map(bool, cells))
-    for group, (of_group, cells_of_group) in enumerate(zip(work, cells, strict=True)):
-        if num_groups > 1 and of_group > min(2 / num_groups, 0.75) * total:
-            stages = sorted({task.stage for cell in cells_of_group for task in cell.tasks})
+    balance = Balance({group: work[group] for group, of_group in enumerate(cells) if of_group})
+    for group in balance.loads if len(balance.loads) > 1 else ():
+        if (share := balance.share(group)) > min(2 * balance.even_share, 0.75):
+            stages = sorted({task.stage for cell in cells[group] for task in cell.tasks})
             where = f"{'stage' if len(stages) == 1 else 'stages'} {numbers_text(stages)}"
             yield (
-                f"group {group} ({where}) has {of_group / total:.0%} of the operations of the loop, of which "
-                f"{1 / num_groups:.0%} would be even; the other groups wait for it. Stages end where "
+                f"group {group} ({where}) has {share:.0%} of the operations of the loop, of which "
+                f"{balance.even_share:.0%} would be even; the other groups wait for it. Stages end where "
                 "mark_stage_end is called, and all that comes after the last call is in the last stage, a "
                 "second model without marks too: move the marks, or give it as many of its own; where "
                 "mpmd.plan or auto_marks has chosen the ends of stages, write marks in place of that"

@@ -18,7 +18,7 @@ class TaskTime(NamedTuple):
 
     Attributes:
       processor: the processor time of all threads of the process meanwhile; ``None`` where several groups
-        share the process.
+        share the process, and for tasks of accelerators.
     """
 
     task: AnyTask

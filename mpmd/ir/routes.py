@@ -123,6 +123,11 @@ class Routes:
         return {edge: dict(sorted(of_edge.items())) for edge, of_edge in sent.items()}
 
 
+def bytes_per_step(plan: Plan, topology: Topology) -> int:
+    """The bytes of all messages between groups in one step of a plan, which has no open specs."""
+    return sum(sum(of_edge.values()) for of_edge in Routes(plan, topology).sent_bytes().values())
+
+
 def _passage(topology: Topology, aval: Aval, edge: Edge, src_spec: Spec, dst_spec: Spec) -> Passage:
     src, dst = (topology.groups[group] for group in edge)
     landing = landing_spec(aval, dst_spec, dst) if edge in topology.gathering else dst_spec

@@ -77,6 +77,11 @@ class AbstractMpmdMesh:
         return Topology(tuple(GroupShape(dict(submesh.shape)) for submesh in self._submeshes))
 
     @property
+    def recovery_seconds(self) -> tuple[float, ...]:
+        """None: there are no groups."""
+        return ()
+
+    @property
     def runtime(self) -> Runtime:
         """There is none. Raises ``RuntimeError``."""
         raise RuntimeError(

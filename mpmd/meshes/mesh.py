@@ -50,6 +50,11 @@ class GroupMesh(Protocol):
         """The running groups."""
         ...
 
+    @property
+    def recovery_seconds(self) -> Sequence[float]:
+        """The duration of each recovery so far."""
+        ...
+
 
 class MpmdMesh:
     """Groups of this process's devices: a mesh cut along the axis ``mpmd_axis_name``, or one mesh per group.
@@ -129,6 +134,11 @@ class MpmdMesh:
     def platform(self) -> str:
         """The platform of the devices of the first group: ``cpu``, ``cuda``, ``tpu``."""
         return self.unstack[0].devices.flat[0].platform
+
+    @property
+    def recovery_seconds(self) -> tuple[float, ...]:
+        """None: groups of this process cannot be replaced."""
+        return ()
 
     @functools.cached_property
     def runtime(self) -> InProcessRuntime:

@@ -114,13 +114,14 @@ class Profile(ShownAsText):
     def _title(self) -> str:
         """The schedules of the step, and its size."""
         loops = [f"{loop.schedule}, {loop.num_microbatches} microbatches" for loop in self.plan.loops]
-        return "; ".join([*loops, f"{len(self.plan.programs)} groups"])
+        return ", ".join([*loops, f"{len(self.plan.programs)} groups"])
 
     def _subject(self, name: str) -> Subject:
         step = self.steps[self.attribution.measured.step]
         return Subject(
             name=name,
             plan=self.plan,
+            step=step,
             attribution=self.attribution,
             findings=self.findings,
             scenarios=self.scenarios,
@@ -128,7 +129,6 @@ class Profile(ShownAsText):
             sources=self.sources,
             compile_seconds=self.compile_seconds,
             memory=memory_over_time(self.plan, step, self.updated),
-            clock_error=step.error,
         )
 
     @functools.cached_property

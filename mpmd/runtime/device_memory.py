@@ -1,11 +1,47 @@
-"""The memory of devices: how much each has, and the most that was allocated."""
+"""The memory of devices and of their process: how much there is, and how much is in use."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
+
+
+class MemoryUse(NamedTuple):
+    """The memory in use at the end of a step, in bytes.
+
+    Attributes:
+      host: of the process, in the memory of its machine.
+      device: allocated on the device of the group on which most is; ``None`` where JAX does not count, as on
+        CPUs, whose arrays are in ``host``.
+      device_peak: the most that was ever allocated on one of them; ``None`` as ``device``.
+    """
+
+    host: int
+    device: int | None
+    device_peak: int | None
+
+    def __or__(self, other: MemoryUse) -> MemoryUse:
+        """The larger one of each number."""
+        return MemoryUse(*(_largest(pair) for pair in zip(self, other, strict=True)))  # type: ignore[arg-type]
+
+
+def memory_use(devices: Sequence[jax.Device]) -> MemoryUse:
+    """The memory of this process and of its devices."""
+    stats = [device.memory_stats() or {} for device in devices]
+    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return MemoryUse(
+        host=resident_pages * os.sysconf("SC_PAGE_SIZE"),
+        device=_largest(counted.get("bytes_in_use") for counted in stats),
+        device_peak=_largest(counted.get("peak_bytes_in_use") for counted in stats),
+    )
+
+
+def _largest(numbers: Iterable[int | None]) -> int | None:
+    return max((number for number in numbers if number is not None), default=None)
 
 
 def memory_limit(devices: Sequence[jax.Device]) -> int:

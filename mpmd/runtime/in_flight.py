@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -81,15 +81,25 @@ class StepsInFlight:
         """The step was not submitted."""
         self._places.release()
 
-    def leave_after(self, replies: Collection[Future], step: QueuedStep | None = None) -> None:
-        """The step ends when all groups have replied, or have failed to."""
+    def leave_after(
+        self,
+        replies: Collection[Future],
+        step: QueuedStep | None = None,
+        on_end: Callable[[bool], object] = lambda has_failed: None,
+    ) -> None:
+        """The step ends when all groups have replied, or have failed to.
+
+        Args:
+          on_end: is called then, in any thread, with whether the step has failed.
+        """
         number = None
         if step is not None:
             number = step.number
             self._queued[number] = step
 
         # A reply keeps the function: through the step, each would keep those of the step before alive.
-        def end(_: bool) -> None:
+        def end(has_failed: bool) -> None:
+            on_end(has_failed)
             if number is not None:
                 del self._queued[number]
             self._places.release()

@@ -23,6 +23,7 @@ from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep, StepsInFlight
 from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, Released, StepReply, StepRequest
+from mpmd.runtime.step_meter import StepMeters
 from mpmd.runtime.storage import JsonSpec, StoredArray
 
 
@@ -88,6 +89,7 @@ class Runtime(Protocol):
       arguments: knows which arguments the groups keep for later calls.
       processes_per_group: the number of processes of each group.
       callbacks: makes the calls that steps ask of the driver.
+      meters: count the steps of each function.
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
       goes_back: whether groups go back to before a step that has failed, so that what it has taken over is
         there again.
@@ -99,6 +101,7 @@ class Runtime(Protocol):
     arguments: ArgumentCache
     processes_per_group: tuple[int, ...]
     callbacks: CallbackThread
+    meters: StepMeters
     in_flight: StepsInFlight
     goes_back: bool
     last_checkpoint: str | None
@@ -235,6 +238,7 @@ class RuntimeBase(Runtime):
     def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):
         self._process = os.getpid()
         self.callbacks = CallbackThread()
+        self.meters = StepMeters()
         self.in_flight = StepsInFlight(max_in_flight)
         self._handles = itertools.count()
         self._programs = itertools.count()

@@ -32,7 +32,8 @@ class Recording:
     """The times so far, in nanoseconds of ``time.perf_counter_ns``.
 
     Attributes:
-      has_processor_time: whether the processor time of this process is that of the group alone.
+      has_processor_time: whether the processor time of this process is that of the group's tasks alone. That
+        of an accelerator's tasks is not: it computes while the processor waits.
     """
 
     has_processor_time: bool = False

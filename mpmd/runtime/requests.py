@@ -13,6 +13,7 @@ from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import OutsideTask, Task
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.reshard import Box, box_of, intersection, within
+from mpmd.runtime.device_memory import MemoryUse
 from mpmd.runtime.nonfinite import NonFinitePolicy
 
 Handle = int
@@ -93,6 +94,7 @@ class StepRequest:
       transient: of these, the ones that no later step reads; the group drops them when the step has ended.
       released: the values and programs that the group drops before the step.
       donated: of the inputs, those that the step takes over.
+      measure_memory: whether the reply is to have the memory in use.
       failed: why the step has failed before: it is not run again, its outputs are lost, its inputs stay.
       groups: those that take part in the step, and that a group may wait for; by default, all.
       refused: NaNs or infinities, where the caller has them be errors.
@@ -107,6 +109,7 @@ class StepRequest:
     transient: tuple[Handle, ...] = ()
     released: Released = NOTHING_RELEASED
     donated: tuple[Handle, ...] = ()
+    measure_memory: bool = False
     failed: str | None = None
     groups: frozenset[int] | None = None
     refused: NonFinitePolicy | None = None
@@ -135,11 +138,13 @@ class StepReply:
       inline: its small results.
       times: those of the group's processes, if they were asked for.
       callback_operands: the operands of callbacks.
+      memory: what is in use at the end of the step, if that was asked for.
     """
 
     inline: Mapping[Handle, np.ndarray]
     times: tuple[ProcessTimes, ...] = ()
     callback_operands: tuple[CallbackOperands, ...] = ()
+    memory: MemoryUse | None = None
 
 
 def operands_on_host(operands: CallbackOperands) -> CallbackOperands:

@@ -25,7 +25,8 @@ from mpmd.runtime.compiling import (
     compile_with_open_specs,
     memory_of,
 )
-from mpmd.runtime.device_memory import measured_peak, memory_limit
+from mpmd.runtime.device_memory import measured_peak, memory_limit, memory_use
+from mpmd.runtime.device_values import is_readable, put
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.recording import Recording
@@ -203,7 +204,7 @@ class GroupWorker:
             program=plan.programs[self.mpmd_idx],
             plan=plan,
             executables=compiled,
-            constants={name: _put(constants[name], shardings[name]) for name in here},
+            constants={name: put(constants[name], shardings[name]) for name in here},
             shardings=shardings,
             transport=self._transport_of(plan),
             synchronous=self._synchronous,
@@ -219,7 +220,7 @@ class GroupWorker:
             inline=tuple(
                 i
                 for i, leaf in enumerate(results)
-                if leaf.aval.nbytes <= INLINE_BYTES and _is_readable(shardings[leaf.name])
+                if leaf.aval.nbytes <= INLINE_BYTES and is_readable(shardings[leaf.name])
             ),
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
@@ -231,7 +232,7 @@ class GroupWorker:
           host_arrays: the values that the group is sent with this step, or the parts that this process needs.
             They are the worker's from now on.
         """
-        recording = Recording(self._is_alone) if request.profile else None
+        recording = Recording(self._is_alone and self._synchronous) if request.profile else None
         self.release(request.released)
         program = self._programs[request.program]
         callback_operands: list[CallbackOperands] = []
@@ -264,7 +265,8 @@ class GroupWorker:
                     self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
         times = () if recording is None else (recording.times(self.mpmd_idx, self._rank),)
-        return StepReply(inline, times, on_host)
+        memory = memory_use(self.submesh.local_devices) if request.measure_memory else None
+        return StepReply(inline, times, on_host, memory)
 
     def _reason(self, error: Exception, request: StepRequest) -> str:
         """The reason why the outputs of a failed step are lost, as text."""
@@ -280,7 +282,7 @@ class GroupWorker:
     ) -> list[jax.Array]:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in host_arrays:
-                self._values[handle] = _put(host_arrays[handle], sharding)
+                self._values[handle] = put(host_arrays[handle], sharding)
                 del host_arrays[handle]
         inputs = self._agreed_inputs(request)
         holders = collections.Counter(map(id, self._values.values())) if any(program.donated) else {}
@@ -385,16 +387,3 @@ class GroupWorker:
         self._copies.clear()
         self._programs.clear()
         self._ahead.clear()
-
-
-def _put(array: np.ndarray | HostSlices, sharding: jax.sharding.Sharding) -> jax.Array:
-    """The array on the devices; each of several processes has at least the shards of its devices."""
-    if isinstance(array, np.ndarray) and sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
-    # device_put would compare the arrays of all processes, which takes much longer than the copy.
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index or ()])
-
-
-def _is_readable(sharding: jax.sharding.Sharding) -> bool:
-    """Whether this process has all shards of an array."""
-    return sharding.is_fully_addressable or sharding.is_fully_replicated

@@ -28,6 +28,7 @@ from mpmd.ir.plan import Spec
 from mpmd.meshes.mesh import GroupMesh, mesh_fault
 from mpmd.profile.profile import Profile
 from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
 from mpmd.validation import callable_fault, choice_fault, raise_faults
@@ -181,6 +182,8 @@ class MpmdFunction:
         self._mesh = mesh
         self._signature = signature
         self._options = options
+        self.meter = StepMeter.of(fun, mesh)
+        """Counts the steps of the function."""
         self._in_specs = SpecsOfCalls(
             options.in_specs, options.kwarg_specs, mesh.abstract_submeshes, mesh.mpmd_axis_name
         )
@@ -204,7 +207,7 @@ class MpmdFunction:
         """
         call = self._signature.bind(args, kwargs)
         compiled, stable = self._compile(call, self._in_specs.of(call), self._held(call))
-        return LoweredStep(compiled, stable, self._mesh, self._signature)
+        return LoweredStep(compiled, stable, self._mesh, self._signature, self.meter.name)
 
     def profile(
         self, *args: Any, steps: int = 1, trace_dir: str | os.PathLike | None = None, **kwargs: Any
@@ -247,7 +250,7 @@ class MpmdFunction:
         # Later calls pass the state as the step returns it: with other weak types, and with specs that fit.
         later = kind._replace(leaves=stable.key)
         if later not in loaded:
-            loaded[later] = LoadedStep(compiled, stable, self._mesh, self._signature)
+            loaded[later] = LoadedStep(compiled, stable, self._mesh, self._signature, self.meter)
         loaded[kind] = loaded[later]
         loaded.setdefault(later._replace(specs=compiled.in_specs), loaded[later])
         return loaded[later]

@@ -6,10 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pathlib
-import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,22 +23,23 @@ from mpmd.errors import MESH_CLOSED
 from mpmd.explanation import Report, report, sources_of, warn_of_undonated_state
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import InputLeaf, Plan
-from mpmd.ir.routes import Topology
+from mpmd.ir.routes import Topology, bytes_per_step
 from mpmd.ir.stack import Stack
 from mpmd.meshes.mesh import GroupMesh
 from mpmd.profile.profile import Profile
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.collectives import Collective
-from mpmd.runtime.device_trace import make_run_folder, write_traces
 from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.step_future import StepFuture
+from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.initialize import compile_init
 from mpmd.step.planned_step import PlannedStep, explain
 from mpmd.step.record_steps import check_repeatable, record_steps
 from mpmd.step.submitted_step import DonatedState, StepResults, SubmittedStep
+from mpmd.step.traced import traced
 from mpmd.util.stopwatch import Stopwatch
 from mpmd.validation import callable_fault, int_fault, raise_faults
 from mpmd.verify import verify
@@ -51,18 +50,25 @@ class LoadedStep(PlannedStep):
 
     Called like the function it was made from, with arguments of just these shapes and dtypes. When it is
     dropped, the groups drop the step's executables.
+
+    Args:
+      meter: counts the steps of the function, whatever they were compiled for.
     """
 
-    def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
+    def __init__(
+        self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature, meter: StepMeter
+    ):
         # Groups have the functions, and a program may hold many steps.
         self._compiled = dataclasses.replace(compiled, program=compiled.program.without_functions())
         self._mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
+        self.meter = meter
         self._expected = call
         self._argument_leaves = compiled.step.argument_leaves
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
         self._loaded = loaded = runtime.load(compiled.program)
+        runtime.meters.add(meter)
         weakref.finalize(self, _unload, self._runtime, loaded.number).atexit = False
         resolved = loaded.program.plan
         watch = Stopwatch({**compiled.seconds, **loaded.seconds})
@@ -70,6 +76,7 @@ class LoadedStep(PlannedStep):
             self._verified = compiled.verified if resolved is compiled.program.plan else verify(resolved)
         self._seconds = watch.seconds
         self._plan = plan = loaded.plan
+        self._sent_bytes = functools.cache(functools.partial(bytes_per_step, plan, mesh.topology))
         state = compiled.step.fed_back
         warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
         groups = range(len(plan.programs))
@@ -84,6 +91,7 @@ class LoadedStep(PlannedStep):
             if plan.programs[group].instructions or self._inputs[group] or self._outputs[group]
         ]
         self._groups = tuple(taking_part or [0])
+        self._profiled: Profile | None = None  # without its result
         # The compiled steps of ``init``, by its function, which the user may drop.
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
@@ -114,6 +122,7 @@ class LoadedStep(PlannedStep):
         """The tasks and the needs of each group, and the seconds of compiling; printable.
 
         It asks the allocators of the groups' devices for their peaks so far; those of CPUs do not count them.
+        Once the step was profiled, it also has the findings of the last profile.
         """
         runtime = self._runtime()
         return report(
@@ -126,6 +135,7 @@ class LoadedStep(PlannedStep):
             holdings=self._loaded.holdings,
             measured_peaks=runtime.measured_peaks() if runtime else None,
             findings=explain(self).findings,
+            slow=self._profiled.findings if self._profiled else (),
         )
 
     def argument_leaves(self, argnum: int | str = 0) -> Any:
@@ -171,7 +181,8 @@ class LoadedStep(PlannedStep):
         known = self._inits.setdefault(fun, {})
         if key not in known:
             compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
-            known[key] = LoadedStep(compiled, call.described_by(call.avals), self._mesh, signature)
+            meter = StepMeter.of(fun, self._mesh)
+            known[key] = LoadedStep(compiled, call.described_by(call.avals), self._mesh, signature, meter)
         return known[key].submit(call)[0]
 
     def restore(self, path: str | os.PathLike, argnum: int | str = 0) -> Any:
@@ -222,13 +233,13 @@ class LoadedStep(PlannedStep):
         fed_back = dict(self._compiled.step.fed_back_leaves)
         if steps > 1:
             check_repeatable(call, fed_back)
-        tracing = contextlib.nullcontext() if trace_dir is None else self._traced(make_run_folder(trace_dir))
+        tracing = contextlib.nullcontext() if trace_dir is None else traced(self._running(), trace_dir)
         with tracing:
             result, recorded = record_steps(
                 functools.partial(self.submit, profile=True), call, fed_back, steps
             )
         state = (self.plan.inputs[i].name for i, _ in self._compiled.step.fed_back)
-        return Profile(
+        profile = Profile(
             plan=self.plan,
             topology=self.topology,
             recorded=recorded,
@@ -237,20 +248,8 @@ class LoadedStep(PlannedStep):
             updated=frozenset(name for name in state if name),
             result=result,
         )
-
-    @contextlib.contextmanager
-    def _traced(self, folder: pathlib.Path) -> Iterator[None]:
-        """A context in which every process is traced; writes the traces at its end."""
-        runtime = self._running()
-        runtime.start_trace()
-        try:
-            yield
-        except BaseException as error:
-            if lost := _bring_traces(runtime, folder):
-                error.add_note(lost)
-            raise
-        if lost := _bring_traces(runtime, folder):
-            warnings.warn(lost, RuntimeWarning, stacklevel=4)
+        self._profiled = dataclasses.replace(profile, result=None)
+        return profile
 
     def _running(self) -> Runtime:
         """The runtime. Raises ``RuntimeError`` when the mesh was closed."""
@@ -270,8 +269,9 @@ class LoadedStep(PlannedStep):
         """Submits a step. Returns its result, and the future of the groups' replies.
 
         Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` within a
-          callback of a step, and when the mesh was closed since.
+          callback of a step, and when the mesh was closed since; what ``write`` of ``mpmd.metrics`` raised.
         """
+        self.meter.check()
         self._expected.check_serves(call)
         call.check_donations()
         runtime = self._running()
@@ -289,6 +289,7 @@ class LoadedStep(PlannedStep):
         try:
             self._submit(call, runtime, profile, submitted)
             call.delete_donated_by_host()  # a caller who is interrupted before has them still
+            self.meter.hand_over()
         except BaseException as interrupt:
             if submitted:
                 submitted[0].interrupt(runtime, interrupt)
@@ -304,7 +305,8 @@ class LoadedStep(PlannedStep):
         with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
             arguments = self._collect(call, runtime, delivery)
             number = runtime.next_handle()  # steps are submitted in ascending order
-            requests = self._requests(number, arguments, results, delivery, profile)
+            measure_memory = self.meter.asks_for_memory()
+            requests = self._requests(number, arguments, results, delivery, profile, measure_memory)
             with DeferredInterrupt():
                 try:
                     replies = runtime.submit_step(requests)
@@ -315,6 +317,8 @@ class LoadedStep(PlannedStep):
                     call.delete_donated()
                     raise
                 delivery.commit(replies.values())
+                if measure_memory:
+                    self.meter.read_memory(replies)
                 submitted.append(self._submitted(call, runtime, number, results, replies))
 
     def _submitted(
@@ -336,7 +340,7 @@ class LoadedStep(PlannedStep):
         arrays = self._results.arrays(runtime, handles, future)
         pairs = self._state.pairs(call.leaves, runtime, arrays)
         queued = self._state.queued(number, pairs, replies.values())
-        runtime.in_flight.leave_after(ends, queued)
+        runtime.in_flight.leave_after(ends, queued, self.meter.begin(self._sent_bytes))
         return SubmittedStep(queued, future, self._results.joined(arrays), pairs)
 
     def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
@@ -359,6 +363,7 @@ class LoadedStep(PlannedStep):
         results: Sequence[Handle],
         delivery: Delivery,
         profile: bool,
+        measure_memory: bool,
     ) -> dict[int, StepRequest]:
         """The request to each group that takes part."""
         refused = NonFinitePolicy.here()
@@ -369,6 +374,7 @@ class LoadedStep(PlannedStep):
                 inputs=tuple(arguments[i] for i in self._inputs[group]),
                 outputs=tuple(results[i] for i in self._outputs[group]),
                 donated=tuple(arguments[i] for i in self._inputs[group] if self._plan.inputs[i].donated),
+                measure_memory=measure_memory,
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),
                 refused=refused,
@@ -383,15 +389,6 @@ def _placement(stack: Stack | None, ranges: Sequence[InputLeaf]) -> Placement:
     spec = next((layers.spec for layers in ranges if layers.mpmd_idxs), ())
     range_idxs = tuple(layers.mpmd_idxs or (0,) for layers in ranges)
     return Placement(range_idxs[0], spec) if stack is None else Placement.of_ranges(stack, range_idxs, spec)
-
-
-def _bring_traces(runtime: Runtime, folder: pathlib.Path) -> str | None:
-    """Ends and writes the traces. Returns the reason if they are lost."""
-    try:
-        write_traces(folder, runtime.stop_trace())
-    except (RuntimeError, OSError) as error:
-        return f"the traces of this step are lost: {error}"
-    return None
 
 
 def _unload(runtime: weakref.ref[Runtime], program: int) -> None:

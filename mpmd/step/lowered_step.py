@@ -9,6 +9,7 @@ from mpmd.explanation import Report, report
 from mpmd.ir.plan import Plan
 from mpmd.ir.routes import Topology
 from mpmd.meshes.mesh import GroupMesh, mesh_fault
+from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.planned_step import PlannedStep, explain
 from mpmd.validation import raise_faults
@@ -21,7 +22,10 @@ class LoweredStep(PlannedStep):
     they can be. What XLA needs to run the tasks is not known yet.
     """
 
-    def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
+    def __init__(
+        self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature, name: str
+    ):
+        self._name = name  # of the function
         self._compiled = compiled
         self._call = call
         self._mesh = mesh
@@ -66,7 +70,8 @@ class LoweredStep(PlannedStep):
                 f"the step was planned for groups with the submeshes {planned}, and these have {actual}: "
                 "lower it for a mesh of that shape"
             )
-        return LoadedStep(self._compiled, self._call, mesh, self._signature)
+        meter = StepMeter(self._name, mesh)
+        return LoadedStep(self._compiled, self._call, mesh, self._signature, meter)
 
 
 def _axes(mesh: GroupMesh) -> list[str]:

@@ -66,7 +66,7 @@ def test_a_straggler_is_the_first_finding():
     assert findings[0].cause == "imbalance"
     assert "group 2 has 2." in findings[0].text
     assert "fwd_2 takes" in findings[0].text
-    assert "its process computed for 20% of that: it slept, or others had the cores" in findings[0].text
+    assert "its process computed for 20% of that: it slept, or waited for cores" in findings[0].text
 
 
 def test_a_straggler_at_times_is_the_first_finding():

@@ -18,7 +18,7 @@ GROUPS, MICROBATCHES = 4, 8
 @pytest.fixture(scope="session")
 def profile():
     plan = plan_of_schedule(mpmd.Std1F1B(GROUPS), MICROBATCHES)
-    return drawn_profile(plan, steps=3, source=HOSTILE)
+    return drawn_profile(plan, steps=3, name=HOSTILE)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,10 @@ import re
 
 import pytest
 
+import mpmd
 from tests.page.conftest import GROUPS, HOSTILE, MICROBATCHES
+from tests.support.drawn_profiles import drawn_profile
+from tests.support.schedule_plans import plan_of_schedule
 
 pytestmark = pytest.mark.browser
 
@@ -19,6 +22,7 @@ SECTIONS = [
     "Tasks",
     "Messages",
     "Stages",
+    "Processes",
     "Compiling",
 ]
 
@@ -82,6 +86,7 @@ def test_names_from_outside_are_shown_as_they_are(page):
     assert page.locator("h1").inner_text() == f"A step {HOSTILE}"
     assert HOSTILE in page.locator("#tasks").inner_text()
     assert HOSTILE in page.locator("#stages").inner_text()
+    assert HOSTILE in page.locator("#processes").inner_text()
     assert page.locator("img").count() == 0
 
 
@@ -104,6 +109,7 @@ def test_a_selection_is_announced(page):
     pressed(page, "ArrowRight")
     assert card.get_attribute("aria-live") == "polite"
     assert "fwd_0__0" in card.inner_text()
+    assert "Processor time" in card.inner_text()
 
 
 def test_zoom_and_pan_by_keys(page):
@@ -198,6 +204,20 @@ def test_findings_lead_to_tasks(page):
     page.locator("#findings button").first.click()
     assert page.locator("#selected h4").count() == 1
     assert measured(page).evaluate("canvas => canvas === document.activeElement")
+
+
+def test_what_is_shown_is_large_enough_to_see(open_page, tmp_path):
+    """Of a long step, the whole of which is in sight at first."""
+    file = tmp_path / "long.html"
+    drawn_profile(plan_of_schedule(mpmd.Std1F1B(2), 300)).write_html(file)
+    page = open_page(file)
+    whole = width(page)
+    page.locator("#findings button").first.click()
+    assert width(page) < whole / 4
+    page.locator("#zoom-all").click()
+    page.get_by_role("combobox", name="Find").fill("fwd_1__250")
+    page.get_by_role("button", name="Next").click()
+    assert width(page) < whole / 4
 
 
 def test_other_simulations(page):
@@ -304,7 +324,7 @@ def test_two_steps_side_by_side(open_page, comparison_file):
     assert page.locator("main section:not([hidden]) h2").all_inner_texts()[:2] == ["What changed", "Timeline"]
     assert page.get_by_role("application").count() == 2
     rows = page.locator("#change-causes tbody tr").all_inner_texts()
-    assert any(row.startswith("Unequal stages") for row in rows)
+    assert any(row.startswith("Imbalance") for row in rows)
     assert page.locator("#change-causes tfoot").inner_text().startswith("Step")
     after = page.locator("#idle tbody").first.inner_text()
     page.get_by_role("radio", name="Before").check()

@@ -1,5 +1,6 @@
 """The data of pages: sums that are exact, numbers that lead to the right tasks, and names that stay text."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.attribution.gaps import Causes
 from mpmd.ir.tasks import FusedTask, parse_task
+from mpmd.memory import MemoryParts
+from mpmd.render.page.advice import _capitalized
 from mpmd.render.page.changes import comparison_data, duration
 from mpmd.render.page.document import document
 from mpmd.render.page.memory import memory_data
@@ -39,6 +43,8 @@ def test_times_are_those_of_the_measured_step(profile, data):
     for group, of_group in enumerate(data["groups"]):
         spans = [(measured.starts[i], measured.ends[i]) for i in measured.tasks(group)]
         assert list(columns(of_group)) == spans
+        for took, used in zip(of_group["took"], of_group["processor"], strict=True):
+            assert used == int(0.75 * took)
         assert spans[-1][1] + of_group["idle"][-1] == data["makespan"] == measured.returned
 
 
@@ -52,6 +58,36 @@ def test_causes_add_up_to_each_gap_each_group_and_the_step(data):
     totals = np.sum([group["cause_totals"] for group in data["groups"]], axis=0)
     assert [cause["total"] for cause in data["causes"]] == list(totals)
     assert data["idle"] == sum(totals)
+
+
+def test_longest_gaps_are_those_with_the_most_beyond_the_fill(data):
+    beyond = [wait["beyond_fill"] for wait in data["waits"]]
+    assert beyond == sorted(beyond, reverse=True)
+    for wait in data["waits"]:
+        group = data["groups"][wait["group"]]
+        fill, *others = (cause[wait["k"]] if cause else 0 for cause in group["causes"])
+        assert (sum(others), fill + sum(others)) == (wait["beyond_fill"], wait["length"])
+        assert wait["cause"] == 1 + others.index(max(others))
+
+
+def test_findings_and_scenarios_are_those_of_the_profile(profile, data):
+    assert [finding["saves"] for finding in data["findings"]] == [f.share_saved for f in profile.findings]
+    for shown, finding in zip(data["findings"], profile.findings, strict=True):
+        assert shown["text"].lower() == f"{finding.text.lower()}."
+    first, *others = data["scenarios"]
+    assert first["makespan"] == profile.scenarios[0].makespan
+    assert [each["makespan"] for each in others] == [each.makespan for each in profile.scenarios[1:]]
+    assert [each["makespan"] for each in data["schedules"]] == [a.makespan for a in profile.alternatives]
+
+
+def test_findings_about_tasks_begin_with_the_task_as_it_is_written():
+    assert _capitalized("bwdW_2 on group 2 took longer") == "bwdW_2 on group 2 took longer"
+    assert _capitalized("group 2 has more work") == "Group 2 has more work"
+
+
+def test_all_causes_and_purposes_have_looks():
+    assert list(CAUSES) == list(Causes._fields)
+    assert list(MEMORY) == [field.name for field in dataclasses.fields(MemoryParts)]
 
 
 def test_the_critical_path_has_no_hole(data):
@@ -124,6 +160,15 @@ def test_stages_have_their_times_and_sources(data):
     assert all(stage["sources"] == ["model.py:12 layer", HOSTILE] for stage in data["stages"])
 
 
+def test_processes_have_their_times_and_nodes(profile, data):
+    step = profile.steps[profile.attribution.measured.step]
+    for shown, process in zip(data["processes"], step.processes, strict=True):
+        assert (shown["group"], shown["rank"], shown["node"]) == (process.mpmd_idx, 0, HOSTILE)
+        assert (
+            0 < shown["received"] == process.received < shown["ready"] < shown["finished"] <= shown["replied"]
+        )
+
+
 def test_memory_is_that_of_the_profile(profile, data):
     for memory, shown in zip(profile._subject("").memory, data["memory"]["groups"], strict=True):
         _, peak = memory.peak
@@ -149,7 +194,7 @@ def test_parts_of_a_comparison_add_up_to_the_steps(profile, balanced_profile):
     assert sum(part["before"] for part in change["parts"]) == pytest.approx(before["makespan"])
     assert sum(part["after"] for part in change["parts"]) == pytest.approx(after["makespan"])
     assert "less" in change["sentences"][0]
-    assert any("unequal stages" in sentence for sentence in change["sentences"])
+    assert any("imbalance" in sentence for sentence in change["sentences"])
     slow = next(each for each in change["types"] if (each["label"], each["group"]) == ("bwd_1", 1))
     assert slow["after"] < 0.9 * slow["before"]
 
@@ -223,9 +268,10 @@ def lab(linear):
 
 
 @pytest.mark.parametrize("missing", SEEN_WITHOUT)
-@pytest.mark.parametrize("colours", [[c for _, c, _ in CAUSES.values()], [c for _, c, _ in MEMORY.values()]])
-def test_colours_can_be_told_apart(colours, missing):
-    seen = []
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("table", [CAUSES, MEMORY], ids=["causes", "memory"])
+def test_colours_can_be_told_apart(table, dark, missing):
+    seen, colours = [], [look.dark if dark else look.colour for look in table.values()]
     for colour in colours:
         parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 from mpmd.ir.plan import AnyTask, Plan
+from mpmd.ir.process_times import Host, RecordedStep
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.profile.profile import Profile
@@ -12,12 +14,12 @@ from tests.support.recorded_steps import Timing, recorded_step, unit_time
 
 
 def drawn_profile(
-    plan: Plan, seed: int = 0, slow_group: int = 1, steps: int = 1, source: str = ""
+    plan: Plan, seed: int = 0, slow_group: int = 1, steps: int = 1, name: str = "node"
 ) -> Profile:
     """A profile of a plan; the tasks of the slow group take 1.3 times as long as those of others.
 
     Args:
-      source: a function that all executables run.
+      name: of the node, and of a function that all executables run.
     """
     rng = random.Random(seed)
 
@@ -29,6 +31,7 @@ def drawn_profile(
 
     timing = Timing(
         duration=duration,
+        processor=lambda group, task: 0.75,
         flight=lambda edge: rng.randrange(20_000, 200_000),
         handling=lambda: rng.randrange(5_000, 40_000),
         received=lambda group: rng.randrange(50_000, 300_000),
@@ -38,11 +41,14 @@ def drawn_profile(
     return Profile(
         plan=plan,
         topology=Topology(tuple(GroupShape({}) for _ in plan.programs)),
-        recorded=tuple(recorded_step(plan, timing, 10**9 * (i + 1)) for i in range(steps)),
-        sources={
-            each.name: ("model.py:12 layer", source) if source else ("model.py:12 layer",)
-            for each in plan.executables
-        },
+        recorded=tuple(_on_node(name, recorded_step(plan, timing, 10**9 * (i + 1))) for i in range(steps)),
+        sources={each.name: ("model.py:12 layer", name) for each in plan.executables},
         compile_seconds={"trace": 0.12, "split": 0.05, "lower": 0.31, "load": 2.1},
         updated=frozenset(leaf.name for leaf in plan.inputs if leaf.donated and leaf.name),
     )
+
+
+def _on_node(name: str, step: RecordedStep) -> RecordedStep:
+    """The step with another name of the node."""
+    processes = (dataclasses.replace(times, host=Host(name, times.host.clock)) for times in step.processes)
+    return dataclasses.replace(step, processes=tuple(processes))

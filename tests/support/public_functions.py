@@ -358,6 +358,18 @@ def of_steps() -> list[Public]:
         ),
         Public("Profile.save", profile_of(there.lowered).save, {"path": path}),
         Public("Profile.load", mpmd.Profile.load, {"path": path}),
+        Public(
+            "metrics",
+            mpmd.metrics,
+            {
+                "step": ("special", there.step),
+                "write": ("special", print),
+                "examples": ("amount?",),
+                "tokens": ("amount?",),
+                "every": ("count",),
+                "first_step": ("count",),
+            },
+        ),
         Public("collective_seconds", mpmd.collective_seconds, {"trace_dir": ("text",)}),
         Public("LoadedStep.restore", there.loaded.restore, {"path": path, "argnum": argnum}),
         Public("LoadedStep.argument_leaves", there.loaded.argument_leaves, {"argnum": argnum}),

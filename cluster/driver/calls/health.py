@@ -1,4 +1,7 @@
-"""Decides which groups have died, by signs of their processes. Knows neither Ray nor the clock."""
+"""Decides which groups have died, by signs of their processes. Knows neither Ray nor the clock.
+
+A group is dead with the first of its processes, and the others are ended.
+"""
 
 from __future__ import annotations
 

@@ -9,6 +9,9 @@
 Bodies are those of ``scan``, ``while``, ``cond``, microbatch loops and rematerialised functions, at any
 depth. The jaxprs in other equations, such as a ``shard_map`` or a reduction with a function, stay as JAX made
 them: no pass reads them. What a pass has JAX trace comes from ``traced_eqns``, which is canonical, too.
+
+A new primitive that only calls a jaxpr is a name in ``_CALLS``; one with a body that passes read is a row of
+``_BODIES``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Finds the values that are combined with one another element by element."""
+"""Finds the values that are combined with one another element by element.
+
+So a weight is in one class with its gradient and with its Adam moments.
+"""
 
 from __future__ import annotations
 

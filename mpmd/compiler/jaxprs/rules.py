@@ -1,15 +1,17 @@
 """The table of rules: which dimensions the operands and results of each primitive have in common.
 
-A new primitive is one entry of ``RULES``; one that is elementwise is a name in ``ELEMENTWISE``, which
-``cost.py`` reads, too. These read the table: the cut of layers, scans in parts, partial sums, the planner's
-classes and microbatches, and the shardings that ``sharded_dimensions.py`` guesses. Without an entry they
-compute from whole values: more slowly, with the same results. A test names the primitives without an entry,
-each with the reason (``tests/support/primitives.py``).
+A new primitive without a body is one entry of ``RULES``; one that is elementwise is a name in
+``ELEMENTWISE``, which ``cost.py`` reads, too. These read the table: the cut of layers, scans in parts,
+partial sums, the planner's classes and microbatches, and the shardings that ``sharded_dimensions.py``
+guesses. Without an entry they compute from whole values: more slowly, with the same results. A test names
+the primitives without an entry, each with the reason (``tests/support/primitives.py``).
 
 Other tables say other things of a primitive, and their defaults are safe, too: whether it is cheap
 (``cost.py``), whether it is a product or a view (``work.py``), in which operands it is linear
 (``shard/linear.py``), and which operands it takes apart, puts together or counts (``concat_and_slice.py`` and
-``integers.py`` in ``cut_layers``).
+``integers.py`` in ``cut_layers``), and whether it is a sum that can stay partial (``shard/sums.py``). One
+that calls a jaxpr, or has a body, is first a name in ``canonical.py``; one with a mesh in its parameters, in
+``sharding_types.py``.
 """
 
 from __future__ import annotations

@@ -4,12 +4,13 @@ A value lives on a set of groups. It is large if it has more than one element. T
 nothing changes:
 
 1. An equation runs where its large operands are. When those are on different groups, it runs on the one
-   that has most of their bytes, and the rest is sent there.
+   that has most of their elements, of equals on the first, and the rest is sent there.
 2. What reads only arguments and scalars, such as a learning rate, a global norm or a zero, runs wherever
    its result is read: each such group is sent the scalars and computes the rest itself. So does what
    repeats a smaller array, such as the norms of rows.
 3. State stays where it is: a result that a next step takes as an argument is on the groups that read the
    argument. What is read outside of loops alone, such as an optimizer's state, is where its update runs.
+   Which result a next step takes is the guess of ``trace/fed_back.py``.
 
 So the update of a weight runs on the group of the stage that reads the weight. If several do, it runs on the
 one where its gradients are added, and the others are sent the new weight.

@@ -1,4 +1,7 @@
-"""Says on which group each stage is."""
+"""Says on which group each stage is: the one that its schedule has it on.
+
+The stages of a later loop may all be some groups further on, where more of what they read already is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts about a step's arguments that decide how they are sharded and donated."""
+"""Facts about a step's arguments that decide how they are sharded, as which state is of which weight."""
 
 from __future__ import annotations
 

@@ -13,12 +13,17 @@ def findings_data(subject: Subject) -> list[FindingData]:
     blamed = _blamed(subject)
     return [
         FindingData(
-            text=f"{finding.text[:1].upper()}{finding.text[1:]}.",
+            text=f"{_capitalized(finding.text)}.",
             saves=finding.share_saved,
             task=blamed.get(finding.cause, -1),
         )
         for finding in subject.findings
     ]
+
+
+def _capitalized(text: str) -> str:
+    """The text with a capital letter, unless it begins with the name of a task."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
 
 
 def _blamed(subject: Subject) -> dict[str, int]:
@@ -31,16 +36,26 @@ def _blamed(subject: Subject) -> dict[str, int]:
 
 
 def scenarios_data(subject: Subject) -> list[ScenarioData]:
-    """The step with single things changed, beside the model of it with nothing changed, which is first."""
-    whole = subject.scenarios[0].makespan if subject.scenarios else 1
+    """The simulated step with nothing changed, and with single things changed."""
+    model, *changed = subject.scenarios
+    share = model.makespan / (subject.measured.returned or 1)
+    unchanged = ScenarioData(
+        name="Nothing changed",
+        meaning=f"the measured step as the simulator has it: {share:.1%} of its length",
+        makespan=model.makespan,
+        saves=0.0,
+    )
     return [
-        ScenarioData(
-            name=scenario.name[:1].upper() + scenario.name[1:],
-            meaning=scenario.text,
-            makespan=scenario.makespan,
-            saves=scenario.saves / (whole or 1),
-        )
-        for scenario in subject.scenarios
+        unchanged,
+        *(
+            ScenarioData(
+                name=_capitalized(scenario.name),
+                meaning=scenario.text,
+                makespan=scenario.makespan,
+                saves=scenario.saves / (model.makespan or 1),
+            )
+            for scenario in changed
+        ),
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpmd.render.page.palette import BUSY
+from mpmd.render.page.palette import TASKS
 from mpmd.render.page.schema import ChangedPart, ChangedType, ComparisonData, ProfileData, TypeData
 
 LEAST_SHARE = 0.005
@@ -20,11 +20,14 @@ def comparison_data(before: ProfileData, after: ProfileData) -> ComparisonData:
 def _parts(before: ProfileData, after: ProfileData) -> list[ChangedPart]:
     """The time of tasks and each cause of idle time, as means over the groups; they add up to the step."""
     pairs = zip(before["causes"], after["causes"], strict=True)
-    tasks = ChangedPart(label="Tasks", colour=BUSY, before=_busy(before), after=_busy(after))
+    tasks = ChangedPart(
+        label=TASKS.label, colour=TASKS.colour, dark=TASKS.dark, before=_busy(before), after=_busy(after)
+    )
     causes = [
         ChangedPart(
             label=cause["label"],
             colour=cause["colour"],
+            dark=cause["dark"],
             before=cause["total"] / len(before["groups"]),
             after=other["total"] / len(after["groups"]),
         )
@@ -67,7 +70,7 @@ def _sentences(before: ProfileData, after: ProfileData, parts: list[ChangedPart]
         change = part["after"] - part["before"]
         if abs(change) >= LEAST_SHARE * old:
             direction = "more" if change > 0 else "less"
-            name = part["label"] if part["label"] == "Tasks" else f"Idle time, {part['label'].lower()}"
+            name = part["label"] if part["label"] == TASKS.label else f"Idle time, {part['label'].lower()}"
             sentences.append(f"{name}: {duration(abs(change))} {direction} per group.")
     if len(before["groups"]) != len(after["groups"]):
         sizes = f"{len(before['groups'])} groups before and {len(after['groups'])} after"

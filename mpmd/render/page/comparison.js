@@ -6,18 +6,17 @@ function causesTable({ parts }) {
   const change = (part) => part.after - part.before;
   const coloured = (value) => element("span", { className: value < 0 ? "better" : value > 0 ? "worse" : "" }, signed(value, duration));
   const columns = [
-    { title: "Part of the step", className: "text", cell: (part) => [swatch(part.colour), part.label] },
+    { title: "Part of the step", className: "text", cell: (part) => [swatch(part), part.label] },
     { title: "Before", cell: (part) => duration(part.before) },
     { title: "After", cell: (part) => duration(part.after) },
     { title: "Change", cell: (part) => coloured(change(part)), key: change },
-    { title: "less, more", cell: (part) => diverging(change(part) / most) },
+    { title: "Less, more", className: "middle", cell: (part) => diverging(change(part) / most) },
   ];
   const foot = ["Step", duration(sum("before")), duration(sum("after")), coloured(sum("after") - sum("before")), ""];
   return table("Mean time of a group: its tasks, and its idle time by cause; the parts add up to the step", columns, parts, { foot });
 }
 
 function typesTable({ types }) {
-  if (!types.length) return null;
   const ratio = (type) => (type.before && type.after ? type.after / type.before - 1 : 0);
   const columns = [
     { title: "Task", className: "text", cell: (type) => type.label, key: (type) => type.label },
@@ -27,7 +26,7 @@ function typesTable({ types }) {
     { title: "Change", cell: (type) => (type.before === null || type.after === null ? "" : element("span", { className: ratio(type) < 0 ? "better" : "worse" }, signed(ratio(type), percent))), key: ratio },
     { title: "Change of the sum", cell: (type) => signed(type.sum_after - type.sum_before, duration), key: (type) => type.sum_after - type.sum_before },
   ];
-  return [element("h3", {}, "Tasks"), table("Median times of tasks, the largest change of the sum first", columns, types, { tall: types.length > 16 })];
+  return table("Median times of tasks, the largest change of the sum first", columns, types, { tall: types.length > 10 });
 }
 
 function buildComparison(comparison) {
@@ -35,5 +34,5 @@ function buildComparison(comparison) {
   section.hidden = false;
   byId("change-sentences").append(...comparison.sentences.map((sentence) => element("li", {}, sentence)));
   byId("change-causes").append(causesTable(comparison));
-  byId("change-types").append(...(typesTable(comparison) || []));
+  byId("change-types").append(typesTable(comparison));
 }

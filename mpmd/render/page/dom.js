@@ -17,11 +17,15 @@ function element(name, properties = {}, ...children) {
   return node;
 }
 
-const swatch = (colour) => element("i", { className: "swatch", style: { background: colour }, aria: { hidden: "true" } });
+/** The colour of a part or a type of task, as CSS, by the theme. */
+const paint = ({ colour, dark = colour }) => (dark === colour ? colour : `light-dark(${colour}, ${dark})`);
+
+const swatch = (part) => element("i", { className: "swatch", style: { background: paint(part) }, aria: { hidden: "true" } });
 
 const button = (text, onclick, properties = {}) => element("button", { type: "button", onclick, ...properties }, text);
 
-const legendItems = (items) => items.map(({ colour, label, meaning }) => element("li", { title: meaning }, swatch(colour), label));
+const legendItems = (items) => items.map((part) => element("li", { title: part.meaning }, swatch(part), part.label,
+  part.gloss ? element("span", { className: "gloss" }, ` ${part.gloss}`) : null));
 
 /** A bar of parts, one behind the other. A part has a colour, a label and an amount; `whole` fills the width. */
 function stack(parts, whole, text, className = "stack") {
@@ -31,7 +35,7 @@ function stack(parts, whole, text, className = "stack") {
     "div", { className, role: "img", aria: { label: label || "nothing" } },
     shown.map((part) => element("span", {
       title: `${part.label}: ${text(part.amount)}`,
-      style: { background: part.colour, width: `${(100 * part.amount) / whole}%` },
+      style: { background: paint(part), width: `${(100 * part.amount) / whole}%` },
     })),
   );
 }

@@ -26,7 +26,7 @@ function bytes(value) {
   return power ? `${threeDigits(value)} ${units[power]}` : `${digits(value)} B`;
 }
 
-const percent = (share) => `${(100 * share).toFixed(1)}%`;
+const percent = (share) => `${(100 * share).toFixed(1).replace(/^-0\.0$/, "0.0").replace("-", "−")}%`;
 
 const signed = (value, text) => (value > 0 ? `+${text(value)}` : value < 0 ? `−${text(-value)}` : text(0));
 

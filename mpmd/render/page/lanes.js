@@ -52,7 +52,7 @@ class Panel {
       this.lanePixel = pixelOf(state.theme.lane);
       this.tasks = Uint32Array.from(this.profile.types, (type) => pixelOf(type.colour));
       this.dimmed = this.tasks.map((pixel) => mixed(pixel, this.lanePixel, 0.78));
-      this.causes = Uint32Array.from(this.profile.causes, (cause) => pixelOf(cause.colour));
+      this.causes = Uint32Array.from(this.profile.causes, (cause) => pixelOf(state.dark ? cause.dark : cause.colour));
     }
   }
 

@@ -88,6 +88,7 @@ def _group_data(
 ) -> GroupData:
     measured, operations = subject.measured, subject.tasks[group]
     took = [measured.ends[i] - measured.starts[i] for i in operations]
+    processor = [measured.processor[i] for i in operations]
     rows = [gaps.get(i) for i in (*operations, -1)]
     culprits = [gap.culprits[0] if gap and gap.culprits else None for gap in rows]
     totals = subject.attribution.by_group[group]
@@ -96,6 +97,7 @@ def _group_data(
         microbatch=[_microbatch(subject, i) for i in operations],
         names=_names(subject, operations),
         took=took,
+        processor=processor if any(time is not None for time in processor) else [],
         idle=_idle([measured.starts[i] for i in operations], took, measured.returned),
         causes=[
             [getattr(gap.causes, cause) if gap else 0 for gap in rows] if getattr(totals, cause) else []
@@ -162,6 +164,7 @@ def _wait(subject: Subject, gap: Gap) -> WaitData:
         group=gap.group,
         k=operations.index(gap.after) if gap.after >= 0 else len(operations),
         length=gap.end - gap.start,
+        beyond_fill=sum(causes),
         cause=max(range(len(causes)), key=causes.__getitem__),
         waited=subject.number(gap.waited),
     )

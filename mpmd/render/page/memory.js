@@ -63,7 +63,7 @@ class MemoryChart {
     const shown = this.highest(width, scale);
     const base = new Float64Array(shown.length).fill(CHART);
     this.kinds.forEach((kind, number) => {
-      context.fillStyle = kind.colour;
+      context.fillStyle = state.dark ? kind.dark : kind.colour;
       for (let x = 0; x < shown.length; ) {
         let end = x + 1;
         while (end < shown.length && shown[end] === shown[x]) end++;

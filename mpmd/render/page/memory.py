@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 
 from mpmd.memory import MemoryParts
-from mpmd.render.page.palette import MEMORY, memory_part
+from mpmd.render.page.palette import MEMORY
 from mpmd.render.page.schema import GroupMemoryData, MemoryData, PeakData
 from mpmd.render.page.subject import GroupMemory, Subject
 
@@ -26,7 +26,10 @@ def memory_data(subject: Subject) -> MemoryData | None:
     ]
     note = f"Of each {together} moments, the one with the most bytes is shown." if together > 1 else None
     return MemoryData(
-        kinds=[memory_part(kind) for kind in MEMORY], rows=list(map(list, rows)), groups=groups, note=note
+        kinds=[look.part(kind) for kind, look in MEMORY.items()],
+        rows=list(map(list, rows)),
+        groups=groups,
+        note=note,
     )
 
 

@@ -38,6 +38,7 @@ function readLane(profile, group, first) {
   return {
     group, first, causes, largest, names: data.names,
     size: took.length,
+    processor: data.processor,
     type: Uint16Array.from(data.type),
     microbatch: Int32Array.from(data.microbatch),
     idle: Float64Array.from(data.idle),

@@ -6,10 +6,10 @@ from mpmd.attribution.gaps import Causes
 from mpmd.render.page.advice import findings_data, scenarios_data, schedules_data
 from mpmd.render.page.lanes import busy_shares, groups_data, simulated_steps, simulations_data, waits_data
 from mpmd.render.page.memory import memory_data
-from mpmd.render.page.palette import cause_part
+from mpmd.render.page.palette import CAUSES
 from mpmd.render.page.schema import Fact, ProfileData
 from mpmd.render.page.subject import Subject
-from mpmd.render.page.tables import edges_data, path_data, stages_data, types_data
+from mpmd.render.page.tables import edges_data, path_data, processes_data, stages_data, types_data
 
 
 def profile_data(subject: Subject) -> ProfileData:
@@ -22,7 +22,7 @@ def profile_data(subject: Subject) -> ProfileData:
         idle=sum(total),
         facts=_facts(subject),
         findings=findings_data(subject),
-        causes=[cause_part(cause, getattr(total, cause)) for cause in Causes._fields],
+        causes=[CAUSES[cause].part(cause, getattr(total, cause)) for cause in Causes._fields],
         types=types_data(subject),
         groups=groups_data(subject, simulated),
         busy=busy_shares(subject),
@@ -34,6 +34,7 @@ def profile_data(subject: Subject) -> ProfileData:
         memory=memory_data(subject),
         edges=edges_data(subject),
         stages=stages_data(subject),
+        processes=processes_data(subject),
         compile=[(phase, seconds) for phase, seconds in subject.compile_seconds.items()],
     )
 
@@ -54,6 +55,6 @@ def _facts(subject: Subject) -> list[Fact]:
     if measured.steps > 1:
         text = f"{measured.step + 1} of {measured.steps}"
         facts.append(Fact(label="Recorded step", value=text, unit="text"))
-    if subject.clock_error:
-        facts.append(Fact(label="Clocks agree within", value=subject.clock_error, unit="time"))
+    if subject.step.error:
+        facts.append(Fact(label="Clocks agree within", value=subject.step.error, unit="time"))
     return facts

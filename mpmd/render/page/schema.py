@@ -27,12 +27,18 @@ class FindingData(TypedDict):
 
 
 class Part(TypedDict):
-    """A cause of idle time, a kind of segment or a purpose of memory, with the sum over the step."""
+    """A cause of idle time, a kind of segment or a purpose of memory, with the sum over the step.
+
+    ``gloss`` explains the label in a few words, ``meaning`` in a sentence; ``dark`` is the colour on a dark
+    page.
+    """
 
     key: str
     label: str
+    gloss: str
     meaning: str
     colour: str
+    dark: str
     total: int
 
 
@@ -58,6 +64,7 @@ class GroupData(TypedDict):
       microbatch: of each task; -1 outside the loops.
       names: those of tasks whose name is not ``label__microbatch``, by place.
       took: how long each task ran.
+      processor: the processor time of each task, of all threads; empty where it is unknown.
       idle: the length of the gap before each task, and of the last one.
       causes: for each cause, the time of each gap; empty where all are 0.
       waited: for each gap, the number of the task that was waited for.
@@ -71,6 +78,7 @@ class GroupData(TypedDict):
     microbatch: list[int]
     names: dict[int, str]
     took: list[int]
+    processor: list[int | None]
     idle: list[int]
     causes: list[list[int]]
     waited: list[int]
@@ -111,11 +119,12 @@ class PathData(TypedDict):
 
 
 class WaitData(TypedDict):
-    """A long gap: the ``k``-th of a group, with its largest cause and the task that was waited for."""
+    """A long gap: the ``k``-th of a group, its part beyond the fill, and the largest cause of that."""
 
     group: int
     k: int
     length: int
+    beyond_fill: int
     cause: int
     waited: int
 
@@ -186,6 +195,24 @@ class StageData(TypedDict):
     sources: list[str]
 
 
+class ProcessData(TypedDict):
+    """A process of a group: its node, the number of cores that it may use (0: unknown), and its step.
+
+    ``received``, ``ready``, ``finished`` and ``replied`` are as in ``ProcessTimes``, ``error`` is that of its
+    clock.
+    """
+
+    group: int
+    rank: int
+    node: str
+    cores: int
+    received: int
+    ready: int
+    finished: int
+    replied: int
+    error: int
+
+
 class ProfileData(TypedDict):
     """One measured step. ``busy`` has the share of groups that run a task, in equal spans of the step."""
 
@@ -206,6 +233,7 @@ class ProfileData(TypedDict):
     memory: MemoryData | None
     edges: list[EdgeData]
     stages: list[StageData]
+    processes: list[ProcessData]
     compile: list[tuple[str, float]]
 
 
@@ -214,6 +242,7 @@ class ChangedPart(TypedDict):
 
     label: str
     colour: str
+    dark: str
     before: float
     after: float
 

@@ -47,7 +47,7 @@ function showHits() {
 function nextHit(way) {
   if (!search.hits.length) return;
   search.at = search.at < 0 && way < 0 ? search.hits.length - 1 : (search.at + way + search.hits.length) % search.hits.length;
-  select(search.hits[search.at]);
+  select(search.hits[search.at], { near: true });
   showHits();
 }
 

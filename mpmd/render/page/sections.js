@@ -9,7 +9,7 @@ const FIRST_FINDINGS = 5;
 
 function findingsSection(profile) {
   const items = profile.findings.map(({ text, saves, task }) => element("li", {},
-    element("span", {}, text, task < 0 ? null : button("Show", () => selectTask(profile, task, { scroll: true }))),
+    element("span", {}, `${text} `, task < 0 ? null : button("Show", () => selectTask(profile, task, { scroll: true }))),
     element("span", { className: "saves" }, `saves ${percent(saves)}`)));
   if (!items.length) return [figures(profile), element("p", {}, "Nothing that one change would mend costs this step any time to speak of.")];
   const list = (some, start) => element("ol", { className: "findings", start, style: { counterReset: `finding ${start - 1}` } }, some);
@@ -36,7 +36,7 @@ function idleSection(profile) {
     })),
   ];
   const foot = ["All", duration(profile.idle), percent(profile.idle / profile.makespan / lanes.length), "",
-    ...shown.map(({ total }) => `${duration(total)}, ${percent(total / Math.max(profile.idle, 1))}`)];
+    ...shown.map(({ total }) => [duration(total), element("br"), percent(total / Math.max(profile.idle, 1))])];
   const meanings = element("details", { className: "note" }, element("summary", {}, "What the causes mean"),
     element("ul", {}, shown.map(({ label, meaning }) => element("li", {}, element("b", {}, label), `: ${meaning}`))));
   return [
@@ -52,18 +52,19 @@ function waitsTable(profile) {
     { title: "Group", cell: (wait) => String(wait.group) },
     { title: "Before", className: "text", cell: (wait) => (wait.k < profile.lanes[wait.group].size ? profile.taskName({ lane: profile.lanes[wait.group], k: wait.k }) : "the end of the step") },
     { title: "Idle", cell: (wait) => duration(wait.length) },
-    { title: "Most of it for", className: "text", cell: (wait) => [swatch(profile.causes[wait.cause].colour), profile.causes[wait.cause].label] },
+    { title: "Beyond fill", cell: (wait) => duration(wait.beyond_fill) },
+    { title: "Most of that", className: "text", cell: (wait) => [swatch(profile.causes[wait.cause]), profile.causes[wait.cause].label] },
     { title: "Waited for", className: "text", cell: (wait) => (wait.waited < 0 ? "" : nameWithGroup(profile, wait.waited)) },
-    { title: "", cell: (wait) => button("Show", () => selectGap(profile, wait.group, wait.k, { scroll: true })) },
+    { title: "", className: "screen", cell: (wait) => button("Show", () => selectGap(profile, wait.group, wait.k, { scroll: true })) },
   ];
-  return [element("h3", {}, "Longest gaps"), table("The longest idle spans", columns, profile.waits)];
+  return [element("h3", {}, "Longest gaps"), table("The gaps with the most idle time beyond the fill of the schedule", columns, profile.waits)];
 }
 
 function pathSection(profile) {
   const { kinds, types } = profile.path;
   const parts = kinds.map((kind) => ({ ...kind, amount: kind.total }));
   const columns = [
-    { title: "Task", className: "text", cell: ({ type }) => [swatch(profile.types[type].colour), profile.types[type].label] },
+    { title: "Task", className: "text", cell: ({ type }) => [swatch(profile.types[type]), profile.types[type].label] },
     { title: "Group", cell: ({ type }) => String(profile.types[type].group) },
     { title: "Times", cell: (row) => count(row.count) },
     { title: "Sum", cell: (row) => duration(row.total) },
@@ -74,7 +75,7 @@ function pathSection(profile) {
     element("p", { className: "note" }, "What the end of the step came after, back to its beginning, without a hole."),
     stack(parts, profile.makespan, duration, "stack large"),
     element("ul", { className: "legend", aria: { label: "Parts of the critical path" } }, kinds.filter((kind) => kind.total > 0).map((kind) => element("li", {},
-      swatch(kind.colour), `${kind.label}: ${duration(kind.total)}, ${percent(kind.total / profile.makespan)}`))),
+      swatch(kind), `${kind.label}: ${duration(kind.total)}, ${percent(kind.total / profile.makespan)}`))),
     table("Tasks on the critical path", columns, types),
   ];
 }
@@ -112,7 +113,7 @@ const sourceLines = (sources) => sources.slice(0, 3).flatMap((source, number) =>
 function tasksSection(profile) {
   const busy = Math.max(profile.types.reduce((sum, type) => sum + type.total, 0), 1);
   const columns = [
-    { title: "Task", className: "text", cell: (type) => [swatch(type.colour), type.label], key: (type) => type.label },
+    { title: "Task", className: "text", cell: (type) => [swatch(type), type.label], key: (type) => type.label },
     { title: "Group", cell: (type) => String(type.group), key: (type) => type.group },
     { title: "Count", cell: (type) => count(type.count), key: (type) => type.count },
     { title: "Median", cell: (type) => duration(type.median), key: (type) => type.median },
@@ -122,7 +123,7 @@ function tasksSection(profile) {
     { title: "Share", cell: (type) => percent(type.total / busy), key: (type) => type.total },
     { title: "Runs", className: "wide", cell: (type) => sourceLines(type.sources) },
   ];
-  return [table("Tasks by their type, the largest sum first", columns, profile.types, { sorted: 6, tall: profile.types.length > 24 })];
+  return [table("Tasks by their type, the largest sum first; medians are over all recorded steps, the rest over the one shown", columns, profile.types, { sorted: 6, tall: profile.types.length > 24 })];
 }
 
 function messagesSection(profile) {
@@ -164,6 +165,22 @@ function stagesSection(profile) {
   return [table("Stages, with the functions that do most of their work", columns, profile.stages, { tall: profile.stages.length > 24 })];
 }
 
+function processesSection(profile) {
+  const { processes } = profile;
+  const columns = [
+    { title: "Group", cell: (process) => String(process.group), key: (process) => process.group },
+    { title: "Process", cell: (process) => String(process.rank) },
+    { title: "Node", className: "text", cell: (process) => process.node, key: (process) => process.node },
+    { title: "Cores", cell: (process) => (process.cores ? count(process.cores) : ""), key: (process) => process.cores },
+    { title: "Request", cell: (process) => duration(process.received), key: (process) => process.received },
+    { title: "Ready", cell: (process) => duration(process.ready), key: (process) => process.ready },
+    { title: "Finished", cell: (process) => duration(process.finished), key: (process) => process.finished },
+    { title: "Replied", cell: (process) => duration(process.replied), key: (process) => process.replied },
+    { title: "Error of its clock", cell: (process) => duration(process.error), key: (process) => process.error },
+  ];
+  return [table("Processes: when each had the request, had the arguments, had run its last task, and had replied", columns, processes, { tall: processes.length > 16 })];
+}
+
 function compileSection(profile) {
   const whole = profile.compile.reduce((sum, [, seconds]) => sum + seconds, 0);
   if (!whole) return null;
@@ -185,6 +202,7 @@ const SECTIONS = [
   ["tasks", "Tasks", tasksSection],
   ["messages", "Messages", messagesSection],
   ["stages", "Stages", stagesSection],
+  ["processes", "Processes", processesSection],
   ["compile", "Compiling", compileSection],
 ];
 

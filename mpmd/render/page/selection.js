@@ -28,6 +28,7 @@ function describe(place) {
   if (!panel.measured) return lines;
   const ratio = (end - start) / type.median;
   if (type.count > 1 && type.median) lines.push(`${digits(ratio)} times the median of its type, ${duration(type.median)}`);
+  if (lane.processor[k] != null) lines.push(`Processor time: ${duration(lane.processor[k])}`);
   if (lane.after[k] >= 0) lines.push(`Came after ${nameWithGroup(profile, lane.after[k])}`);
   if (type.sources.length) lines.push(type.sources.slice(0, 2).join(", "));
   return lines;
@@ -50,9 +51,10 @@ function nameWithGroup(profile, number) {
   return `${profile.taskName(place)} of group ${place.lane.group}`;
 }
 
-function select(place, { scroll = false } = {}) {
+function select(place, { scroll = false, near = scroll } = {}) {
   state.selected = place;
-  if (place) reveal(place.panel.span(place));
+  if (place && near) approach(place.panel.span(place));
+  else if (place) reveal(place.panel.span(place));
   else redraw();
   showSelected();
   if (scroll && place) {
@@ -88,7 +90,7 @@ function showSelected() {
     const causes = causesOf(profile, place);
     const [start, end] = profile.span(place);
     parts.push(stack(causes, end - start, duration), element("ul", { className: "legend" }, causes.map((cause) => element(
-      "li", { title: cause.meaning }, swatch(cause.colour), `${cause.label}: ${duration(cause.amount)}`))));
+      "li", { title: cause.meaning }, swatch(cause), `${cause.label}: ${duration(cause.amount)}`))));
     lines.splice(0, causes.length);
   }
   parts.push(...lines.map((line) => element("p", {}, line)));

@@ -9,6 +9,7 @@ const state = {
   selected: null, // {panel, lane, k, gap}
   found: null, // for each panel's profile, which tasks a search found
   panels: [],
+  dark: false,
   theme: {},
 };
 
@@ -47,6 +48,15 @@ function reveal([start, end]) {
   if (end - start > width * 0.9) show(start - (end - start) * 0.2, end + (end - start) * 0.2);
   else if (start < state.from || end > state.to) show((start + end - width) / 2, (start + end + width) / 2);
   else redraw();
+}
+
+const LEAST_IN_SIGHT = 1 / 60; // the part of the view below which a span can hardly be seen
+
+/** Has a span in sight, and zooms in if it would be too small there. */
+function approach([start, end]) {
+  const length = end - start;
+  if (length < (state.to - state.from) * LEAST_IN_SIGHT) show(start - length * 20, end + length * 20);
+  else reveal([start, end]);
 }
 
 /** The colours of the theme, read once rather than in each frame. */

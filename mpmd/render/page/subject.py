@@ -9,6 +9,7 @@ from typing import Protocol
 
 from mpmd.attribution.alternatives import Alternative
 from mpmd.attribution.attribution import Attribution
+from mpmd.attribution.clocks import MatchedStep
 from mpmd.attribution.findings import Finding
 from mpmd.attribution.measured import Measured, TypeKey, type_of
 from mpmd.attribution.scenarios import Scenario
@@ -36,15 +37,16 @@ class Subject:
     Attributes:
       name: the name of the step in headings.
       attribution: the measured step and the causes of its idle time.
+      step: the recorded step that is measured, by process.
       findings, scenarios, alternatives: of the step, in the order in which they are shown.
       sources: for each executable, the user's functions with their lines; the largest first.
       compile_seconds: the time of each phase of compiling.
       memory: of each group in the measured step; empty: unknown.
-      clock_error: the nanoseconds by which times of different groups may be wrong.
     """
 
     name: str
     plan: Plan
+    step: MatchedStep
     attribution: Attribution
     findings: Sequence[Finding]
     scenarios: Sequence[Scenario]
@@ -52,7 +54,6 @@ class Subject:
     sources: Mapping[str, tuple[str, ...]]
     compile_seconds: Mapping[str, float]
     memory: Sequence[GroupMemory] = ()
-    clock_error: int = 0
 
     @property
     def measured(self) -> Measured:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from mpmd.attribution.ideal import members_alone
 from mpmd.ir.plan import Cell, Edge, OutsideTask, TaskType
 from mpmd.render.page.lanes import path_columns
-from mpmd.render.page.palette import OUTSIDE, SEGMENTS, segment_part
-from mpmd.render.page.schema import EdgeData, PathData, PathType, StageData, TypeData
+from mpmd.render.page.palette import OUTSIDE, SEGMENTS
+from mpmd.render.page.schema import EdgeData, PathData, PathType, ProcessData, StageData, TypeData
 from mpmd.render.page.subject import Subject
 from mpmd.render.style import colour_of
 from mpmd.simulate.costs import types_of
@@ -88,7 +88,7 @@ def path_data(subject: Subject) -> PathData:
             by_type[type_of_task[task]].append(end - start)
     types = [PathType(type=place, count=len(times), total=sum(times)) for place, times in by_type.items()]
     return PathData(
-        kinds=[segment_part(kind, totals[kind]) for kind in kinds],
+        kinds=[SEGMENTS[kind].part(kind, totals[kind]) for kind in kinds],
         kind=[kinds.index(kind) for kind, *_ in columns],
         task=[task for _, task, _, _ in columns],
         start=[start for _, _, start, _ in columns],
@@ -119,6 +119,24 @@ def edges_data(subject: Subject) -> list[EdgeData]:
         for edge, of_edge in sorted(sizes.items())
     ]
     return sorted(edges, key=lambda edge: -edge["bytes"])
+
+
+def processes_data(subject: Subject) -> list[ProcessData]:
+    """The processes of all groups, by group and rank."""
+    return [
+        ProcessData(
+            group=process.mpmd_idx,
+            rank=process.rank,
+            node=process.host.name,
+            cores=len(process.host.cores),
+            received=process.received,
+            ready=process.ready,
+            finished=process.finished,
+            replied=process.replied,
+            error=subject.step.errors.get(process.host.clock, 0),
+        )
+        for process in subject.step.processes
+    ]
 
 
 def stages_data(subject: Subject) -> list[StageData]:

@@ -2,6 +2,7 @@
 
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
+  state.dark = dark;
   readTheme();
   redraw();
 }
@@ -21,9 +22,11 @@ function listenToTheme() {
     apply();
   });
   system.addEventListener("change", apply);
-  print.addEventListener("change", () => {
+  const printing = () => {
     apply();
     drawers.forEach((draw) => draw()); // a print does not wait for a frame
-  });
+  };
+  print.addEventListener("change", printing);
+  addEventListener("beforeprint", printing);
   apply();
 }

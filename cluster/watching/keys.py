@@ -1,0 +1,8 @@
+"""The keys under which drivers and viewers find each other in Ray's store."""
+
+RUN, VIEW = "run:", "view:"
+"""The beginnings of two keys of a run, which end with its name. ``RUN``: its description, by its driver.
+``VIEW``: any text, another one whenever a viewer asks for a new description."""
+
+POLL_SECONDS = 1.0
+"""How often a driver looks whether somebody has asked."""

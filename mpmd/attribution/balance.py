@@ -1,0 +1,36 @@
+"""The balance of work among groups: one measure for operations, when a step is compiled, and for times."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Balance:
+    """The work of the groups that have some.
+
+    Attributes:
+      loads: by group, in any unit. Groups without stages are left out: nothing could be moved from them.
+    """
+
+    loads: Mapping[int, float]
+
+    @property
+    def even_share(self) -> float:
+        """The share of each group if all had as much."""
+        return 1 / len(self.loads) if self.loads else 1.0
+
+    @property
+    def heaviest(self) -> int:
+        """The group with the most work."""
+        return max(self.loads, key=self.loads.__getitem__)
+
+    def share(self, group: int) -> float:
+        """The share of a group in the work of all."""
+        total = sum(self.loads.values())
+        return self.loads[group] / total if total else self.even_share
+
+    def factor(self, group: int) -> float:
+        """The work of a group by that of the mean group."""
+        return self.share(group) / self.even_share

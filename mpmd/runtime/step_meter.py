@@ -1,0 +1,235 @@
+"""The steps of a function, as the driver counts them by replies that come anyway.
+
+A step of a group's program costs the driver two readings of the clock more; the groups are asked nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, Protocol
+
+from mpmd.runtime.device_memory import MemoryUse
+from mpmd.runtime.requests import StepReply
+
+RECENT = 16
+"""The number of steps over which the current rate is taken."""
+
+MEMORY_SECONDS = 1.0
+"""The least time between two steps whose replies have the memory in use, which takes time to read."""
+
+_WATCHED_SECONDS = 10.0
+"""How long after ``StepMeter.watch`` memory is read."""
+
+
+class StepEnd(NamedTuple):
+    """A step that all groups have answered; times are of ``time.perf_counter``.
+
+    Attributes:
+      begun: when the groups were asked.
+      ended: when the last of them had replied, and the step's callbacks were called.
+      has_failed: whether the step, or one of its callbacks, has failed.
+      bytes_sent: of the messages between groups.
+    """
+
+    begun: float
+    ended: float
+    has_failed: bool
+    bytes_sent: int
+
+
+class Listener(Protocol):
+    """Listens to the steps of a function. Its methods are called in the thread that calls the step."""
+
+    def add(self, end: StepEnd) -> None:
+        """A step has ended. Called in any thread, which must not wait."""
+        ...
+
+    def check(self) -> None:
+        """The next step is called: raises what could not be raised before. Nothing of that step runs then."""
+        ...
+
+    def hand_over(self) -> None:
+        """The next step is under way: time to do with the ended ones what takes long. Must not raise."""
+        ...
+
+
+class MeshWithRecoveries(Protocol):
+    """The part of a mesh of groups that a meter reads."""
+
+    @property
+    def recovery_seconds(self) -> Sequence[float]:
+        """The duration of each recovery so far."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCounts:
+    """The steps of one function so far.
+
+    Attributes:
+      name: of the function.
+      ended: how many steps have ended well.
+      failed: how many have failed.
+      under_way: how many were called and have not ended.
+      seconds_per_step: from the end of one to the end of the next, over the last ``RECENT``; ``None`` before
+        two have ended.
+      seconds_since_end: since the last one has ended; ``None`` before that.
+      memory: for each group that has said so, the memory at the end of one of the last steps.
+    """
+
+    name: str
+    ended: int
+    failed: int
+    under_way: int
+    seconds_per_step: float | None
+    seconds_since_end: float | None
+    memory: Mapping[int, MemoryUse]
+
+
+class StepMeter:
+    """Counts the steps of a function, whatever they were compiled for. Thread-safe.
+
+    Args:
+      name: of the function.
+      mesh: the groups; it is not kept alive.
+    """
+
+    def __init__(self, name: str, mesh: MeshWithRecoveries):
+        self.name = name
+        self._mesh = weakref.ref(mesh)
+        self._changed = threading.Condition()
+        self._listeners: tuple[Listener, ...] = ()
+        self._begun = self._ended = self._failed = 0
+        self._recent: collections.deque[float] = collections.deque(maxlen=RECENT + 1)
+        self._memory: Mapping[int, MemoryUse] = {}
+        self._memory_asked = self._watched_until = float("-inf")
+
+    @classmethod
+    def of(cls, fun: Callable, mesh: MeshWithRecoveries) -> StepMeter:
+        """The meter of a function, which may have no name of its own."""
+        return cls(getattr(fun, "__name__", type(fun).__name__), mesh)
+
+    @property
+    def recovery_seconds(self) -> tuple[float, ...]:
+        """The duration of each recovery of the mesh so far; none after the mesh was dropped."""
+        mesh = self._mesh()
+        return () if mesh is None else tuple(mesh.recovery_seconds)
+
+    @property
+    def memory(self) -> Mapping[int, MemoryUse]:
+        """For each group that has said so, the memory at the end of one of the last steps.
+
+        Another object whenever it is measured.
+        """
+        return self._memory
+
+    def add_listener(self, listener: Listener) -> None:
+        """From now on, ``listener`` is told of steps."""
+        with self._changed:
+            self._listeners += (listener,)
+
+    def remove_listener(self, listener: Listener) -> None:
+        """From now on, ``listener`` is told nothing."""
+        with self._changed:
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
+
+    def check(self) -> None:
+        """Raises what a listener has to raise before the next step."""
+        for listener in self._listeners:
+            listener.check()
+
+    def hand_over(self) -> None:
+        """Lets listeners work, while the step that was called just now runs."""
+        for listener in self._listeners:
+            listener.hand_over()
+
+    def begin(self, bytes_sent: Callable[[], int]) -> Callable[[bool], None]:
+        """A step is under way. Returns the function to call once, when it has ended, with whether it failed.
+
+        Args:
+          bytes_sent: gives the bytes of the messages between groups; is called if somebody listens.
+        """
+        with self._changed:
+            self._begun += 1
+        return functools.partial(self._end, time.perf_counter(), bytes_sent() if self._listeners else 0)
+
+    # It refers to no future: replies keep it.
+    def _end(self, begun: float, bytes_sent: int, has_failed: bool) -> None:
+        with self._changed:
+            now = time.perf_counter()
+            if has_failed:
+                self._failed += 1
+            else:
+                self._ended += 1
+                self._recent.append(now)
+            for listener in self._listeners:
+                listener.add(StepEnd(begun, now, has_failed, bytes_sent))
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Waits until all steps that were called have ended."""
+        with self._changed:
+            begun = self._begun
+            self._changed.wait_for(lambda: self._ended + self._failed >= begun)
+
+    def watch(self) -> None:
+        """Somebody looks at the counts now: their memory is to be up to date for a while."""
+        self._watched_until = time.perf_counter() + _WATCHED_SECONDS
+
+    def asks_for_memory(self) -> bool:
+        """Whether the next step's replies are to have the memory: at times, while somebody wants to know."""
+        if not self._listeners and self._watched_until == float("-inf"):
+            return False
+        now = time.perf_counter()
+        if now < self._memory_asked + MEMORY_SECONDS or not (self._listeners or now < self._watched_until):
+            return False
+        self._memory_asked = now
+        return True
+
+    def read_memory(self, replies: Mapping[int, Future[StepReply]]) -> None:
+        """Takes the memory of each group from its reply, when that comes."""
+        for mpmd_idx, reply in replies.items():
+            reply.add_done_callback(functools.partial(self._note_memory, mpmd_idx))
+
+    def _note_memory(self, mpmd_idx: int, reply: Future[StepReply]) -> None:
+        if reply.exception() is None and (memory := reply.result().memory) is not None:
+            with self._changed:
+                self._memory = {**self._memory, mpmd_idx: memory}
+
+    def counts(self) -> StepCounts:
+        """The counts now."""
+        with self._changed:
+            recent, now = list(self._recent), time.perf_counter()
+            return StepCounts(
+                name=self.name,
+                ended=self._ended,
+                failed=self._failed,
+                under_way=self._begun - self._ended - self._failed,
+                seconds_per_step=(recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None,
+                seconds_since_end=now - recent[-1] if recent else None,
+                memory=self._memory,
+            )
+
+
+class StepMeters:
+    """The meters of a mesh's functions that are in use, in the order of their first load. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._adding = threading.Lock()
+        self._meters: tuple[weakref.ref[StepMeter], ...] = ()
+
+    def add(self, meter: StepMeter) -> None:
+        """Adds a meter, unless it is there."""
+        with self._adding:
+            self._meters = tuple(weakref.ref(each) for each in dict.fromkeys([*self.all(), meter]))
+
+    def all(self) -> list[StepMeter]:
+        """Those that are in use."""
+        return [meter for known in self._meters if (meter := known()) is not None]

@@ -1,0 +1,232 @@
+"""The recipes of ``docs/watching.md`` run, and the dashboard has the metrics that there are."""
+
+import collections
+import itertools
+import json
+import re
+import sys
+import types
+from pathlib import Path
+
+import jsonschema
+import pytest
+import ray.util.metrics
+
+import mpmd
+from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.parity import mesh_of
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "watching.md").read_text()
+DASHBOARD = json.loads((DOCS / "watching" / "grafana.json").read_text())
+LOOP, *RECIPES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+NAMES = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]*) \|", TEXT, re.MULTILINE))))
+ONLY_ON_DEVICES = {"device_memory_bytes", "device_memory_peak_bytes"}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    with mesh_of(2) as mesh:
+        yield mesh
+
+
+def run(mesh, write):
+    """Runs the loop of the page with a ``write``, for three steps."""
+    names = {
+        "mpmd": mpmd,
+        "step": mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh),
+        "write": write,
+        "batches": [batch()] * 3,
+        "state": init(weights(2)),
+    }
+    exec(LOOP, names)
+
+
+def test_the_table_has_the_metrics_of_the_loop(mesh):
+    written = []
+    run(mesh, lambda number, values: written.append(values))
+    assert len(written) == 3
+    assert all(values.keys() == NAMES - ONLY_ON_DEVICES for values in written)
+
+
+class SummaryWriter:
+    """Stands for that of TensorBoard."""
+
+    def __init__(self, log_dir=None):
+        self.scalars = collections.defaultdict(list)
+
+    def add_scalar(self, tag, scalar_value, global_step=None):
+        self.scalars[tag].append(global_step)
+
+
+class Run:
+    """Stands for that of Weights & Biases."""
+
+    def __init__(self):
+        self.logged, self.defined = [], []
+
+    def log(self, data, step=None):
+        self.logged.append(data)
+
+    def define_metric(self, name, step_metric=None):
+        self.defined.append((name, step_metric))
+
+
+def recipe(name, monkeypatch, **modules):
+    """The names of a recipe, with modules that stand for others."""
+    for path, module in modules.items():
+        monkeypatch.setitem(sys.modules, path, module)
+    (block,) = [block for block in RECIPES if name in block]
+    names = {}
+    exec(block, names)
+    return names
+
+
+def test_tensorboard(mesh, monkeypatch):
+    module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    names = recipe("SummaryWriter", monkeypatch, **{"torch.utils.tensorboard": module})
+    run(mesh, names["write"])
+    assert names["writer"].scalars["mpmd/step_seconds"] == [0, 1, 2]
+
+
+def test_weights_and_biases(mesh, monkeypatch):
+    wandb = types.SimpleNamespace(init=lambda project: Run())
+    names = recipe("wandb", monkeypatch, wandb=wandb)
+    run(mesh, names["write"])
+    assert [data["mpmd/step"] for data in names["run"].logged] == [0, 1, 2]
+    assert all(data["mpmd/step_seconds"] > 0 for data in names["run"].logged)
+    assert names["run"].defined == [("mpmd/step", None), ("mpmd/*", "mpmd/step")]
+
+
+def test_ray(mesh, monkeypatch):
+    values = {}
+
+    class Gauge(ray.util.metrics.Gauge):
+        def set(self, value, tags=None):
+            super().set(value, tags)
+            values[self.info["name"]] = value, tags
+
+    monkeypatch.setattr(ray.util.metrics, "Gauge", Gauge)
+    run(mesh, recipe("Gauge", monkeypatch)["write"])
+    assert values["mpmd_step"] == (2, {"run": "gpt"})
+    assert values.keys() == {f"mpmd_{name}" for name in {"step", *NAMES} - ONLY_ON_DEVICES}
+
+
+TEXT_TYPE, DATASOURCE = (
+    {"type": "string", "minLength": 1},
+    {
+        "type": "object",
+        "required": ["type", "uid"],
+        "properties": {"type": {"const": "prometheus"}, "uid": {"const": "${datasource}"}},
+        "additionalProperties": False,
+    },
+)
+SCHEMA = {
+    "type": "object",
+    "required": ["title", "schemaVersion", "panels", "templating", "editable", "graphTooltip", "time"],
+    "properties": {
+        "title": TEXT_TYPE,
+        "uid": {"type": "string", "pattern": "^[A-Za-z0-9_-]{8,40}$"},
+        "tags": {"type": "array", "items": TEXT_TYPE},
+        "timezone": {"enum": ["browser", "utc"]},
+        "editable": {"type": "boolean"},
+        "graphTooltip": {"enum": [0, 1, 2]},
+        "refresh": {"type": "string", "pattern": "^[0-9]+[smhd]$"},
+        "schemaVersion": {"type": "integer", "minimum": 36},
+        "version": {"type": "integer", "minimum": 0},
+        "time": {
+            "type": "object",
+            "required": ["from", "to"],
+            "properties": {"from": TEXT_TYPE, "to": TEXT_TYPE},
+        },
+        "templating": {
+            "type": "object",
+            "properties": {
+                "list": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["name", "type", "query", "hide", "skipUrlSync"],
+                        "properties": {
+                            "type": {"enum": ["query", "datasource", "custom", "constant", "interval"]},
+                            "hide": {"enum": [0, 1, 2]},
+                            "datasource": DATASOURCE,
+                        },
+                    },
+                }
+            },
+        },
+        "annotations": {"type": "object"},
+        "links": {"type": "array"},
+        "panels": {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "type": "object",
+                "required": ["id", "type", "title", "datasource", "gridPos", "fieldConfig", "targets"],
+                "properties": {
+                    "id": {"type": "integer", "minimum": 1},
+                    "type": {"const": "timeseries"},
+                    "title": TEXT_TYPE,
+                    "description": TEXT_TYPE,
+                    "datasource": DATASOURCE,
+                    "gridPos": {
+                        "type": "object",
+                        "required": ["h", "w", "x", "y"],
+                        "properties": {
+                            "h": {"type": "integer", "minimum": 1},
+                            "w": {"type": "integer", "minimum": 1, "maximum": 24},
+                            "x": {"type": "integer", "minimum": 0, "maximum": 23},
+                            "y": {"type": "integer", "minimum": 0},
+                        },
+                        "additionalProperties": False,
+                    },
+                    "fieldConfig": {
+                        "type": "object",
+                        "required": ["defaults", "overrides"],
+                        "properties": {"overrides": {"type": "array"}},
+                    },
+                    "options": {"type": "object"},
+                    "targets": {
+                        "type": "array",
+                        "minItems": 1,
+                        "items": {
+                            "type": "object",
+                            "required": ["refId", "expr", "legendFormat", "datasource"],
+                            "properties": {"refId": TEXT_TYPE, "expr": TEXT_TYPE, "datasource": DATASOURCE},
+                        },
+                    },
+                },
+                "additionalProperties": False,
+            },
+        },
+    },
+    "additionalProperties": False,
+}
+"""Of a dashboard in Grafana's classic model, as far as this one uses it: Grafana's ``dashboard_kind.cue``."""
+
+
+def test_the_dashboard_is_one_of_grafana():
+    jsonschema.Draft202012Validator(SCHEMA).validate(DASHBOARD)
+    assert not jsonschema.Draft202012Validator(SCHEMA).is_valid({**DASHBOARD, "panels": [{"id": 1}]})
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        cell
+        for panel in panels
+        for cell in itertools.product(
+            range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"]),
+            range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"]),
+        )
+    ]
+    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < 24
+
+
+def test_the_dashboard_has_the_metrics_that_there_are():
+    shown = set()
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            selector = r'ray_mpmd_(\w+)\{run=~"\$run"\}'
+            shown.update(re.findall(selector, target["expr"]))
+            assert re.sub(selector, "", target["expr"]).strip() in ("", "/")
+    assert shown == {"step", *NAMES} - {"recovery_seconds"}
