@@ -50,6 +50,7 @@ OF_NOTHING = {
     "ClusterMesh.resize",
     "CustomSchedule.from_file",
     "Profile.load",
+    "Profile.write_html",
     "collective_seconds",
     "grad",
 }

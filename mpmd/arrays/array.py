@@ -45,6 +45,10 @@ class _Donation(NamedTuple):
     held: Held
 
 
+_MOST_SHOWN = 8
+"""The most numbers of a value that its text shows."""
+
+
 @delegate_to_value
 class MpmdArray(jax.Array):
     """An array on one or more groups, with the same spec over the submesh of each, if it divides there.
@@ -338,8 +342,8 @@ class MpmdArray(jax.Array):
         )
 
     def _inline_now(self) -> np.ndarray | None:
-        """A small value that has come with the reply of its step, such as a loss. Does not wait."""
-        if self.is_deleted() or is_key(self):
+        """A few numbers that have come with the reply of their step, such as a loss. Does not wait."""
+        if self.is_deleted() or is_key(self) or self.size > _MOST_SHOWN:
             return None
         reply = self._future.reply_now(self.mpmd_idxs[0])
         return None if reply is None else reply.inline.get(self._handle)

@@ -114,13 +114,16 @@ class _Scenarios:
                 yield edge, usual
 
     def _equal(self, in_loops: bool) -> StepModel:
-        """The step with tasks, either in loops or outside, that take the mean instead of their median."""
+        """The step with tasks, either in loops or outside, that take the mean instead of their median.
+
+        Each stays as much above or below it as it was: a disturbance is not larger where there is more work.
+        """
         attribution = self.model.attribution
         workload = attribution.measured.workload
         kind = Cell if in_loops else OutsideTask
         return self.model.with_durations(
             [
-                time * equal / median if isinstance(task, kind) and median else time
+                max(time - median + equal, 0) if isinstance(task, kind) else time
                 for time, equal, median, task in zip(
                     self.model.durations,
                     attribution.ideal.durations,

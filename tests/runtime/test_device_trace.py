@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.runtime.device_trace import executable_seconds, program_name
-from mpmd.step import loaded_step
+from mpmd.step import traced
 from tests.support.collectives import collectives_of
 from tests.support.parity import mesh_of
 
@@ -128,6 +128,6 @@ def test_traces_that_are_lost_do_not_cost_the_result(mesh, tmp_path, monkeypatch
     np.testing.assert_array_equal(state, WEIGHTS + 2)
     assert events
     mesh.runtime.stop_trace()
-    monkeypatch.setattr(loaded_step, "make_run_folder", lambda trace_dir: tmp_path / "gone")
+    monkeypatch.setattr(traced, "make_run_folder", lambda trace_dir: tmp_path / "gone")
     with pytest.warns(RuntimeWarning, match="traces of this step are lost: .*No such file"):
         step.profile(state, ROWS, trace_dir=tmp_path)

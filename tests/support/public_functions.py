@@ -357,6 +357,11 @@ def of_steps() -> list[Public]:
             for step in (there.step, there.loaded)
         ),
         Public("Profile.save", profile_of(there.lowered).save, {"path": path}),
+        Public(
+            "Profile.write_html",
+            profile_of(there.lowered).write_html,
+            {"path": path, "title": ("text?",), "before": ("special?",)},
+        ),
         Public("Profile.load", mpmd.Profile.load, {"path": path}),
         Public(
             "metrics",
