@@ -7,6 +7,7 @@ import dataclasses
 import os
 import socket
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -228,6 +229,7 @@ class GroupActor:
           another, ``PeerLostError`` when this one has lost one of another group, ``RuntimeError`` for a step
           that has come before.
         """
+        received = time.perf_counter_ns()
         if request.step <= self._last_step:
             raise RuntimeError(f"step {request.step} has come before")
         self._last_step = request.step
@@ -237,7 +239,8 @@ class GroupActor:
         try:
             arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
             self.release(request.released)
-            return self._worker.run_step(dataclasses.replace(request, released=NOTHING_RELEASED), arrays)
+            request = dataclasses.replace(request, released=NOTHING_RELEASED)
+            return self._worker.run_step(request, arrays, received)
         except StepAborted:
             if self._router.lost is not None:
                 raise self._router.lost from None

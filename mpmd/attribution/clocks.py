@@ -43,42 +43,36 @@ class MatchedStep:
         return max(self.errors.values(), default=0)
 
 
-def match(steps: Sequence[RecordedStep], senders: Senders) -> tuple[MatchedStep, ...]:
-    """Brings steps of one run to the driver's clock, all by the same offsets.
+def match(step: RecordedStep, senders: Senders) -> MatchedStep:
+    """Brings a step to the driver's clock. Each step is matched by itself, since clocks drift apart.
 
-    Clocks that drift apart while the steps run can make the bounds contradict one another by nanoseconds;
+    Clocks that drift apart while the step runs can make the bounds contradict one another by nanoseconds;
     then all are loosened by the least amount that ends this, which is added to the errors.
     """
-    driver = steps[0].driver.clock
-    names = sorted({times.host.clock for step in steps for times in step.processes} - {driver})
-    clocks = [driver, *names]
-    distances, slack = _distances(_bounds(steps, clocks, senders))
+    driver = step.driver.clock
+    clocks = [driver, *sorted({times.host.clock for times in step.processes} - {driver})]
+    distances, slack = _distances(_bounds(step, clocks, senders))
     ahead = {clock: int(distances[0, i] - distances[i, 0]) // 2 for i, clock in enumerate(clocks)}
     errors = {
-        clock: slack + int(distances[0, i] + distances[i, 0] + 1) // 2 for i, clock in enumerate(clocks)
+        clock: slack + int(distances[0, i] + distances[i, 0] + 1) // 2 if i else 0
+        for i, clock in enumerate(clocks)
     }
-    return tuple(
-        MatchedStep(
-            returned=step.returned - step.called,
-            processes=tuple(
-                times.shifted(-ahead[times.host.clock] - step.called) for times in step.processes
-            ),
-            errors={clock: errors[clock] if i else 0 for i, clock in enumerate(clocks)},
-        )
-        for step in steps
+    return MatchedStep(
+        returned=step.returned - step.called,
+        processes=tuple(times.shifted(-ahead[times.host.clock] - step.called) for times in step.processes),
+        errors=errors,
     )
 
 
-def _bounds(steps: Sequence[RecordedStep], clocks: Sequence[str], senders: Senders) -> np.ndarray:
+def _bounds(step: RecordedStep, clocks: Sequence[str], senders: Senders) -> np.ndarray:
     """For each pair of clocks, the least time from one to the other; infinite where nothing went."""
     numbers = {clock: i for i, clock in enumerate(clocks)}
     bounds = np.full((len(clocks), len(clocks)), np.inf)
     np.fill_diagonal(bounds, 0)
-    for step in steps:
-        for source, sent, target, arrived in _flights(step, senders):
-            pair = numbers[source], numbers[target]
-            if source != target:
-                bounds[pair] = min(bounds[pair], arrived - sent)
+    for source, sent, target, arrived in _flights(step, senders):
+        pair = numbers[source], numbers[target]
+        if source != target:
+            bounds[pair] = min(bounds[pair], arrived - sent)
     return bounds
 
 

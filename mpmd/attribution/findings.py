@@ -12,13 +12,16 @@ from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.balance import Balance
 from mpmd.attribution.gaps import Culprit
 from mpmd.attribution.model import flight_times
-from mpmd.attribution.scenarios import Scenario, like_others, twice_as_fast
+from mpmd.attribution.scenarios import EQUAL_STAGES, Scenario, like_others, twice_as_fast
 from mpmd.attribution.texts import change_text, less_text, processor_text, task_text, time_text, types_text
 from mpmd.ir.plan import Cell, Task
 from mpmd.simulate.costs import types_of
 
 LEAST_SHARE = 0.001
 """The share of a step that a finding saves at least."""
+
+UNEVEN_SHARE = 0.02
+"""The share of a step that equal stages save where stages are called uneven."""
 
 CONSTANT_FACTOR = 1.5
 """From here on, a task's median over the mean of its kind is called slow, and not merely uneven."""
@@ -66,7 +69,7 @@ class _Writer:
         by_name = {scenario.name: scenario for scenario in self.scenarios}
         whole = by_name["measured"].makespan or 1
         texts = {
-            "equal stages": self._imbalance,
+            EQUAL_STAGES: self._imbalance,
             "no jitter": self._jitter,
             "no handling": self._handling,
             "outside work divided": self._outside,
@@ -123,8 +126,8 @@ class _Writer:
         )
 
     def _handling(self, less: str) -> str:
-        total, busy = self.attribution.total, sum(map(self.attribution.measured.idle, self._groups))
-        share = total.handling / (busy or 1)
+        idle = sum(map(self.attribution.measured.idle, self._groups))
+        share = self.attribution.total.handling / (idle or 1)
         return (
             f"{share:.0%} of the idle time is between tasks: executables are called, messages taken in and "
             f"handed over; without it the step would take {less}"
@@ -147,19 +150,18 @@ class _Writer:
 
     def _driver(self, less: str) -> str:
         measured = self.attribution.measured
-        first, last = min(measured.received), max(measured.received)
+        received = {group: measured.received[group] for group in self._groups if any(measured.tasks(group))}
+        last = max(received, key=received.__getitem__)
+        first, latest = time_text(min(received.values())), time_text(received[last])
         reply = measured.returned - max(measured.ends[measured.final(group)] for group in self._groups)
-        group = measured.received.index(last)
-        text = f"the driver called {time_text(first)} late"
-        if last > first:
-            text += f", group {group} {time_text(last)} late"
+        span = latest if first == latest else f"{first} to {latest}"
         return (
-            f"{text}, and had all replies {time_text(reply)} after the last was sent; without that the step "
-            f"would take {less}"
+            f"requests reached the groups {span} after the call, group {last} last, and all replies were "
+            f"there {time_text(reply)} after the last was sent; without that the step would take {less}"
         )
 
     def _links(self, by_name: Mapping[str, Scenario], whole: int) -> Iterator[Finding]:
-        flights = flight_times(self.attribution)
+        flights = flight_times(self.attribution.measured)
         for edge, time in flights.items():
             if faster := by_name.get(twice_as_fast(edge)):
                 usual = by_name.get(like_others(edge))
@@ -176,22 +178,32 @@ class _Writer:
 
     def _schedules(self, whole: int) -> Iterator[Finding]:
         """The best other schedule, the best without more memory, and the better number of microbatches."""
-        own = max((task.microbatch for task in self._members()), default=0) + 1
-        others = [each for each in self.alternatives if each.num_microbatches == own]
+        num_microbatches = max((task.microbatch for task in self._members()), default=0) + 1
+        others = [
+            each
+            for each in self.alternatives
+            if each.num_microbatches == num_microbatches
+            and (each.num_stages == self._num_stages() or not self._is_uneven(whole))
+        ]
         frugal = [each for each in others if each.extra_bytes is not None and each.extra_bytes <= 0]
         for best in dict.fromkeys([*others[:1], *frugal[:1]]):
             share = best.saves / whole
             stages = "" if best.num_stages == self._num_stages() else f" of {best.num_stages} stages"
             text = f"the schedule {best.schedule}{stages} with these times: {change_text(share, best)}"
             yield Finding(text, "schedule", best.saves, share)
-        for best in [each for each in self.alternatives if each.num_microbatches != own][:1]:
+        for best in [each for each in self.alternatives if each.num_microbatches != num_microbatches][:1]:
             share = best.saves / whole
-            size = "half" if best.num_microbatches > own else "twice"
+            size = "half" if best.num_microbatches > num_microbatches else "twice"
             text = (
                 f"{best.num_microbatches} microbatches of {size} the size, if tasks take {size} the time: "
                 f"{change_text(share, best)}"
             )
             yield Finding(text, "microbatches", best.saves, share)
+
+    def _is_uneven(self, whole: int) -> bool:
+        """Whether equal stages come first: to cut a model into other stages takes equal ones for granted."""
+        equal = next((each for each in self.scenarios if each.name == EQUAL_STAGES), None)
+        return equal is not None and equal.saves > UNEVEN_SHARE * whole
 
     @property
     def _groups(self) -> range:

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from mpmd.attribution.attribution import Attribution
+from mpmd.attribution.measured import Measured
 from mpmd.ir.plan import Edge
 from mpmd.simulate.costs import Costs, Link
 from mpmd.simulate.workload import run
@@ -50,7 +51,7 @@ class StepModel:
             handling=tuple(link.handling for link in links.links),
             received=tuple(received),
             late_begin=tuple(measured.began(group) - received[group] for group in measured.groups),
-            flights=flight_times(attribution),
+            flights=flight_times(measured),
             reply=measured.returned - last,
         )
 
@@ -72,12 +73,12 @@ class StepModel:
         return dataclasses.replace(self, durations=tuple(map(round, durations)))
 
 
-def flight_times(attribution: Attribution) -> dict[Edge, int]:
-    """For each edge, the median time in flight of the messages that its receiver waited for, or of all.
+def flight_times(measured: Measured) -> dict[Edge, int]:
+    """For each edge, the median time in flight of the messages that its receiver waited for when they left.
 
-    A receiver that computes may be slow to notice that a message has come, which delays nothing.
+    A receiver that computes may notice late that a message has come, which delays nothing. So of an edge
+    without any message that was waited for, the shortest time counts.
     """
-    measured = attribution.measured
     workload = measured.workload
     times: dict[Edge, list[int]] = collections.defaultdict(list)
     awaited: dict[Edge, list[int]] = collections.defaultdict(list)
@@ -85,9 +86,12 @@ def flight_times(attribution: Attribution) -> dict[Edge, int]:
         for receipt in of_operation:
             edge = workload.edge(receipt.message)
             sender = workload.messages.senders[receipt.message]
-            left = max(measured.ends[sender], measured.sent[receipt.message])
-            flight = max(receipt.arrived - left, 0)
+            sent = max(measured.ends[sender], measured.sent[receipt.message])
+            flight = max(receipt.arrived - sent, 0)
             times[edge].append(flight)
-            if receipt.arrived > receipt.start:
+            if receipt.start <= sent:
                 awaited[edge].append(flight)
-    return {edge: int(statistics.median(awaited[edge] or times[edge])) for edge in sorted(times)}
+    return {
+        edge: int(statistics.median(awaited[edge])) if awaited[edge] else min(times[edge])
+        for edge in sorted(times)
+    }

@@ -13,6 +13,9 @@ from mpmd.ir.plan import Cell, Edge, OutsideTask
 MOST_LINKS = 16
 """The links of which each is changed alone: those whose messages take the longest in all."""
 
+EQUAL_STAGES = "equal stages"
+"""The name of the scenario in which each task takes the mean of all stages."""
+
 STRAGGLING = 2
 """A link is slow whose messages take more than this times the median of the other links."""
 
@@ -67,9 +70,7 @@ class _Scenarios:
             text = "its messages take the median of the other links"
             yield self._of(like_others(edge), "message", text, changed)
         yield self._of("messages free", "message", "messages take no time", self._links(0.0))
-        yield self._of(
-            "equal stages", "imbalance", "each task takes the mean of all stages", self._equal(True)
-        )
+        yield self._of(EQUAL_STAGES, "imbalance", "each task takes the mean of all stages", self._equal(True))
         yield self._of(
             "outside work divided",
             "outside",

@@ -23,12 +23,12 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Edge, Plan
 from mpmd.ir.process_times import RecordedStep
 from mpmd.ir.routes import Routes, Topology
+from mpmd.profile.faults import fault_of
 from mpmd.profile.memory import MemoryOverTime, memory_over_time
 from mpmd.profile.saving import read_profile, write_profile
 from mpmd.profile.text import profile_text
 from mpmd.render.page import Subject, page
 from mpmd.util.notebook import ShownAsText
-from mpmd.util.tables import first_few
 from mpmd.validation import path_fault, raise_faults, str_fault, type_fault
 
 
@@ -81,7 +81,7 @@ class Profile(ShownAsText):
         """
         raise_faults(path_fault("path", path))
         profile = read_profile(Profile, path)
-        if fault := _fault_of(profile):
+        if fault := fault_of(profile.plan, profile.topology, profile.recorded):
             raise ValueError(f"{path} is a damaged profile: {fault}")
         return profile
 
@@ -134,12 +134,13 @@ class Profile(ShownAsText):
     @functools.cached_property
     def steps(self) -> tuple[MatchedStep, ...]:
         """The recorded steps by the driver's clock, each in nanoseconds since its call."""
-        return match(self.recorded, _senders(self.plan, self.topology))
+        senders = _senders(self.plan, self.topology)
+        return tuple(match(step, senders) for step in self.recorded)
 
     @functools.cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
-        """For each group, the bytes that each of its devices held over the last step, by their purpose."""
-        return memory_over_time(self.plan, self.steps[-1], self.updated)
+        """For each group, the bytes of each device over the step of median length, by their purpose."""
+        return memory_over_time(self.plan, self.steps[self.attribution.measured.step], self.updated)
 
     @functools.cached_property
     def attribution(self) -> Attribution:
@@ -188,20 +189,6 @@ class Profile(ShownAsText):
         """
         first = (times for times in self.steps[-1].processes if times.rank == 0)
         return tuple(event for times in first for event in times.events())
-
-
-def _fault_of(profile: Profile) -> str | None:
-    """The times that a profile from a file lacks, as text. Groups without a part in the step have none."""
-    working = {program.mpmd_idx for program in profile.plan.programs if program.instructions}
-    ranks = [range(group.num_processes) for group in profile.topology.groups]
-    expected = {(group, rank) for group in working for rank in ranks[group]}
-    if not profile.recorded:
-        return "it has no step"
-    for step in profile.recorded:
-        recorded = {(times.mpmd_idx, times.rank) for times in step.processes}
-        if missing := expected - recorded:
-            return f"a step lacks the times of process {first_few(map(str, sorted(missing)))}"
-    return None
 
 
 def _senders(plan: Plan, topology: Topology) -> Senders:

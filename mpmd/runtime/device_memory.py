@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -32,12 +33,19 @@ class MemoryUse(NamedTuple):
 def memory_use(devices: Sequence[jax.Device]) -> MemoryUse:
     """The memory of this process and of its devices."""
     stats = [device.memory_stats() or {} for device in devices]
-    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     return MemoryUse(
-        host=resident_pages * os.sysconf("SC_PAGE_SIZE"),
+        host=_resident_bytes(),
         device=_largest(counted.get("bytes_in_use") for counted in stats),
         device_peak=_largest(counted.get("peak_bytes_in_use") for counted in stats),
     )
+
+
+def _resident_bytes() -> int:
+    """The memory of this process; where the kernel does not say it, the most that it has had."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _largest(numbers: Iterable[int | None]) -> int | None:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -234,6 +235,7 @@ class InProcessRuntime(RuntimeBase):
     def _run_step(
         self, mpmd_idx: int, request: StepRequest, abort: Callable[[str], None]
     ) -> StepReply | None:
+        received = time.perf_counter_ns()
         group = self._groups[mpmd_idx]
         if not group.gate.begin(request.step):
             return None  # the reply was given when the step was dropped
@@ -241,7 +243,7 @@ class InProcessRuntime(RuntimeBase):
         try:
             sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
             owned: dict[Handle, np.ndarray | HostSlices] = {h: _owned(sent.pop(h)) for h in list(sent)}
-            return group.worker.run_step(request, owned)
+            return group.worker.run_step(request, owned, received)
         except StepAborted:
             raise
         except Exception as error:

@@ -32,15 +32,16 @@ class Recording:
     """The times so far, in nanoseconds of ``time.perf_counter_ns``.
 
     Attributes:
+      received: when the process turned to the request.
       has_processor_time: whether the processor time of this process is that of the group's tasks alone. That
         of an accelerator's tasks is not: it computes while the processor waits.
     """
 
+    received: int
     has_processor_time: bool = False
     tasks: list[TaskTime] = dataclasses.field(default_factory=list)
     waits: list[WaitTime] = dataclasses.field(default_factory=list)
     sends: list[SendTime] = dataclasses.field(default_factory=list)
-    received: int = dataclasses.field(default_factory=time.perf_counter_ns)
     ready: int = 0
     finished: int = 0
 

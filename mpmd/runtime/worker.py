@@ -225,14 +225,23 @@ class GroupWorker:
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
 
-    def run_step(self, request: StepRequest, host_arrays: dict[Handle, np.ndarray | HostSlices]) -> StepReply:
+    def run_step(
+        self,
+        request: StepRequest,
+        host_arrays: dict[Handle, np.ndarray | HostSlices],
+        received: int | None = None,
+    ) -> StepReply:
         """Runs one step. When it fails, its outputs are lost, and reading them raises the reason.
 
         Args:
           host_arrays: the values that the group is sent with this step, or the parts that this process needs.
             They are the worker's from now on.
+          received: when the process turned to the request, by ``time.perf_counter_ns``; by default, now.
         """
-        recording = Recording(self._is_alone and self._synchronous) if request.profile else None
+        recording = None
+        if request.profile:
+            begin = time.perf_counter_ns() if received is None else received
+            recording = Recording(begin, self._is_alone and self._synchronous)
         self.release(request.released)
         program = self._programs[request.program]
         callback_operands: list[CallbackOperands] = []

@@ -37,7 +37,7 @@ from mpmd.runtime.step_future import StepFuture
 from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.initialize import compile_init
 from mpmd.step.planned_step import PlannedStep, explain
-from mpmd.step.record_steps import check_repeatable, record_steps
+from mpmd.step.record_steps import check_names, check_repeatable, record_steps
 from mpmd.step.submitted_step import DonatedState, StepResults, SubmittedStep
 from mpmd.step.traced import traced
 from mpmd.util.stopwatch import Stopwatch
@@ -229,25 +229,27 @@ class LoadedStep(PlannedStep):
         """
         call = self._signature.bind(args, kwargs)
         raise_faults(int_fault("steps", steps), title="step.profile: ")
+        options = {"steps": steps != 1, "trace_dir": trace_dir is not None}
+        check_names(self._signature.names, args, [name for name, is_passed in options.items() if is_passed])
         self._expected.check_serves(call)
         fed_back = dict(self._compiled.step.fed_back_leaves)
         if steps > 1:
             check_repeatable(call, fed_back)
+        state = (self.plan.inputs[i].name for i, _ in self._compiled.step.fed_back)
+        unrecorded = Profile(  # made before anything runs: what fails later may cost the state
+            plan=self.plan,
+            topology=self.topology,
+            recorded=(),
+            sources=sources_of(explain(self).tasks),
+            compile_seconds=self._seconds,
+            updated=frozenset(name for name in state if name),
+        )
         tracing = contextlib.nullcontext() if trace_dir is None else traced(self._running(), trace_dir)
         with tracing:
             result, recorded = record_steps(
                 functools.partial(self.submit, profile=True), call, fed_back, steps
             )
-        state = (self.plan.inputs[i].name for i, _ in self._compiled.step.fed_back)
-        profile = Profile(
-            plan=self.plan,
-            topology=self.topology,
-            recorded=recorded,
-            sources=sources_of(explain(self).tasks),
-            compile_seconds=self._seconds,
-            updated=frozenset(name for name in state if name),
-            result=result,
-        )
+        profile = dataclasses.replace(unrecorded, recorded=recorded, result=result)
         self._profiled = dataclasses.replace(profile, result=None)
         return profile
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from mpmd.arguments.call import Call
+from mpmd.arrays.array import MpmdArray
 from mpmd.ir.process_times import RecordedStep
 from mpmd.runtime.recording import host_here
 from mpmd.runtime.step_future import StepFuture
@@ -26,6 +27,22 @@ def check_repeatable(call: Call, fed_back: Mapping[int, int]) -> None:
         )
 
 
+def check_names(names: Sequence[str], args: Sequence[Any], options: Sequence[str]) -> None:
+    """Raises ``ValueError`` for options of ``profile`` that may be meant for the step.
+
+    Args:
+      names: those of the step's positional parameters.
+      args: the step's arguments that were passed by position.
+      options: those that were passed.
+    """
+    for name in options:
+        if name in names and names.index(name) >= len(args):
+            raise ValueError(
+                f"step.profile: {name} is an option of profile and an argument of the step; pass the step's "
+                "by position"
+            )
+
+
 def record_steps(
     submit: Callable[[Call], tuple[Any, StepFuture]], call: Call, fed_back: Mapping[int, int], count: int
 ) -> tuple[Any, tuple[RecordedStep, ...]]:
@@ -38,25 +55,40 @@ def record_steps(
       count: the number of steps.
 
     Returns: the last result, and the record of each step.
+    Raises: as a call. Arrays of groups that the caller has donated stand for the last state then.
     """
-    result, step = _recorded(submit, call)
-    steps = [step]
-    for _ in range(count - 1):
-        call = _next_call(call, jax.tree.leaves(result), fed_back)
-        result, step = _recorded(submit, call)
-        steps.append(step)
+    first, result, steps = call, None, []
+    try:
+        for number in range(count):
+            if number:
+                call = _next_call(call, jax.tree.leaves(result), fed_back)
+            called = time.perf_counter_ns()
+            result, future = submit(call)
+            replies = future.replies()
+            returned = time.perf_counter_ns()
+            processes = tuple(times for reply in replies for times in reply.times)
+            steps.append(RecordedStep(host_here(), called, returned, processes))
+    except BaseException as error:  # also an interrupt
+        if result is not None:
+            _hand_back(first, jax.tree.leaves(result), fed_back)
+            error.add_note(
+                f"step.profile: {len(steps)} of {count} steps have ended. Donated arrays of groups are now "
+                "the state that the last step returns; its other results are lost"
+            )
+        raise
     return result, tuple(steps)
-
-
-def _recorded(submit: Callable[[Call], tuple[Any, StepFuture]], call: Call) -> tuple[Any, RecordedStep]:
-    called = time.perf_counter_ns()
-    result, future = submit(call)
-    replies = future.replies()
-    returned = time.perf_counter_ns()
-    processes = tuple(times for reply in replies for times in reply.times)
-    return result, RecordedStep(host_here(), called, returned, processes)
 
 
 def _next_call(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> Call:
     leaves = (results[fed_back[i]] if i in fed_back else leaf for i, leaf in enumerate(call.leaves))
     return dataclasses.replace(call, leaves=tuple(leaves))
+
+
+def _hand_back(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> None:
+    """Has the arrays that a caller has donated stand for the results that take their place."""
+    for i, result in fed_back.items():
+        leaf = call.leaves[i]
+        if call.donated[i] and isinstance(leaf, MpmdArray):
+            for of_caller, of_result in zip(leaf.parts, results[result].parts, strict=True):
+                if not of_result.is_deleted():  # as it is if the step that failed has taken it over
+                    of_caller.take_over(of_result)

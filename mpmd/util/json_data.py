@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -173,7 +174,7 @@ def _same(value: Any) -> Json:
 def _load_plain(cls: type, data: Json) -> Any:
     right = type(data) is cls or (cls is float and type(data) is int)
     names = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
-    _check(right, names[cls], data)
+    _check(right and (cls is not float or math.isfinite(data)), names[cls], data)
     return float(data) if cls is float else data
 
 

@@ -152,8 +152,10 @@ class Metrics:
 
         Raises: what ``write`` has raised and no call of the step has.
         """
-        self._meter.wait()
-        self._end()
+        try:
+            self._meter.wait()
+        finally:  # also where an interrupt ends the wait
+            self._end()
         self.check()
 
     def _end(self) -> None:

@@ -15,6 +15,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+_LARGEST = 1e18
+"""The largest number in a record: more bytes or seconds than any run has."""
+
 VERSION = 1
 """Of the format; another one is refused."""
 
@@ -97,7 +100,10 @@ class RunRecord:
 
         Raises: ``ValueError`` for another text, and for one of another version of the format.
         """
-        fields = json.loads(text)
+        try:
+            fields = json.loads(text)
+        except RecursionError:
+            raise ValueError("not the record of a run: it is nested too deeply") from None
         if not isinstance(fields, dict) or fields.pop("version", None) != VERSION:
             raise ValueError(
                 f"not the record of a run, or not one of version {VERSION}, as this mpmd reads them"
@@ -124,8 +130,10 @@ def _checked(value: Any, expected: Any, where: str) -> Any:
         return "".join(char if char.isprintable() else " " for char in value)
     if not isinstance(value, int if expected is int else int | float) or isinstance(value, bool):
         raise ValueError(f"{where} must be of type {expected.__name__}")
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where} must be finite")
+    if abs(value) > _LARGEST:
+        raise ValueError(f"{where} must be at most {_LARGEST:.0e}")
     return value
 
 

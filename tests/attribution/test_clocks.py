@@ -51,7 +51,7 @@ def recorded(draw):
 @given(recorded())
 def test_nothing_arrives_before_it_was_sent_and_the_error_holds(steps):
     true, shown = steps
-    (matched,) = match([shown], senders)
+    matched = match(shown, senders)
     sent = {(p.mpmd_idx, s.dst, s.tag): s.start for p in matched.processes for s in p.sends}
     for times, right in zip(matched.processes, true.processes, strict=True):
         assert 0 <= times.received <= times.replied <= matched.returned
@@ -62,24 +62,15 @@ def test_nothing_arrives_before_it_was_sent_and_the_error_holds(steps):
 
 def test_processes_of_one_kernel_need_no_match():
     step = RecordedStep(Host("node", "c"), 100, 900, (process(0, "c", 120, 880), process(1, "c", 500, 890)))
-    (matched,) = match([step], senders)
+    matched = match(step, senders)
     assert matched.errors == {"c": 0}
     assert [times.received for times in matched.processes] == [20, 400]
-
-
-def test_more_steps_make_the_error_smaller():
-    def step(delay):
-        return RecordedStep(Host("a", "a"), 0, 10_000, (process(0, "b", 500 + delay, 9_000 + 500),))
-
-    (one,) = match([step(800)], senders)
-    both = match([step(800), step(10)], senders)
-    assert both[0].error == both[1].error < one.error
 
 
 @pytest.mark.parametrize("drift", [1, 7, 1000])
 def test_clocks_that_drift_are_matched_with_a_larger_error(drift):
     """The reply seems to arrive before it was sent, by as much as the clocks have drifted."""
     step = RecordedStep(Host("a", "a"), 0, 10_000, (process(0, "b", 100, 10_100 + drift),))
-    (matched,) = match([step], senders)
+    matched = match(step, senders)
     assert matched.error >= drift / 2
     assert matched.error <= drift + 1

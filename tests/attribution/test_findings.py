@@ -114,7 +114,7 @@ def test_unequal_stages_are_the_first_finding():
 def test_a_late_driver_is_the_first_finding():
     _, _, findings = explained(PLAN, noisy(received=lambda group: 12_000_000 * (1 + group), reply=3_000_000))
     assert findings[0].cause == "driver"
-    assert findings[0].text.startswith("the driver called 12 ms late, group 3 48 ms late")
+    assert findings[0].text.startswith("requests reached the groups 12 ms to 48 ms after the call")
     assert "3 ms after the last was sent" in findings[0].text
 
 

@@ -20,7 +20,7 @@ def test_the_profile_of_the_page(tmp_path, monkeypatch, capsys):
     for block in BLOCKS:
         exec(block, names)
     state = [np.eye(64, dtype="float32")] * 2
-    for _ in range(5):
+    for _ in range(6):
         state, loss = jax.jit(names["train_step"])(state, names["xs"])
     with names["mesh"]:
         assert_close((names["params"], names["loss"]), (state, loss))

@@ -111,14 +111,84 @@ def test_other_files_are_refused(content, message, tmp_path):
         mpmd.Profile.load(tmp_path / "other.json")
 
 
-def test_a_step_without_a_group_is_refused(profile, tmp_path):
+def edit(path, *keys, to):
+    """Changes one value of a file; ``to`` is called with the value there."""
+    content = json.loads(path.read_text())
+    at = content["profile"]
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = to(at[keys[-1]])
+    path.write_text(json.dumps(content))
+
+
+PROCESS = ("recorded", 1, "processes", 2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "to", "message"),
+    [
+        (("recorded",), lambda steps: [], "it has no step"),
+        (PROCESS[:3], lambda processes: processes[:2], "the times of 0 of 1 processes of group 2"),
+        (
+            PROCESS[:3],
+            lambda processes: [*processes, processes[2]],
+            "a process more than once",
+        ),
+        ((*PROCESS, "mpmd_idx"), lambda group: -1, "the times of 0 of 1 processes of group 2"),
+        (("recorded", 0, "returned"), lambda time: 0, "a step ends before it was called"),
+        (("recorded", 0, "returned"), lambda time: 10**400, "a step ends before it was called"),
+        ((*PROCESS, "replied"), lambda time: 0, "process 0 of group 2 replied before it was asked"),
+        ((*PROCESS, "tasks", 0, 2), lambda end: end + 10**12, "process 0 of group 2 did something before"),
+        ((*PROCESS, "tasks"), lambda tasks: tasks[1:], "process 0 of group 2 ran other tasks"),
+        ((*PROCESS, "waits"), lambda waits: [], "process 0 of group 2 sent or received other messages"),
+        (
+            (*PROCESS, "sends"),
+            lambda sends: sends[1:],
+            "process 0 of group 2 sent or received other messages",
+        ),
+        (("topology", "groups"), lambda groups: groups[:1], "another number of groups than its plan"),
+        (("plan", "executables"), lambda executables: executables[1:], "its plan lacks "),
+        (("compile_seconds", "trace"), lambda seconds: float("nan"), "expected a number, not nan"),
+    ],
+)
+def test_a_file_whose_times_are_not_of_its_plan_is_refused(keys, to, message, profile, tmp_path):
     path = tmp_path / "step.json"
     profile.save(path)
-    content = json.loads(path.read_text())
-    del content["profile"]["recorded"][1]["processes"][2]
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"damaged profile: a step lacks the times of process \(2, 0\)"):
+    edit(path, *keys, to=to)
+    with pytest.raises(ValueError, match=f"step.json is a damaged profile: .*{message}"):
         mpmd.Profile.load(path)
+
+
+def test_donated_arrays_are_the_last_state_where_a_later_step_cannot_be_called(step, monkeypatch):
+    weights, xs = arguments()
+    weights, _ = step(weights, xs)
+    expected, _ = step([np.asarray(weight) for weight in weights], xs)
+    calls, submit = [], step.submit
+
+    def submit_once(call, profile):
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(call)
+        return submit(call, profile)
+
+    monkeypatch.setattr(step, "submit", submit_once)
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        step.profile(weights, xs, steps=3)
+    assert "1 of 3 steps have ended" in interrupted.value.__notes__[-1]
+    for weight, value in zip(weights, expected, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
+def test_an_option_that_may_be_the_steps_own_is_refused(mesh):
+    def train_step(weights, xs, steps=2):
+        weights, loss = step_of(mpmd.GPipe(STAGES))(weights, xs)
+        return weights, loss * steps
+
+    step = mpmd.jit(train_step, mesh, static_argnames="steps")
+    with pytest.raises(ValueError, match="steps is an option of profile and an argument of the step"):
+        step.compile(*arguments()).profile(*arguments(), steps=3)
+    profile = step.profile(*arguments(), 5, steps=3)
+    assert len(profile.recorded) == 3
 
 
 def test_a_directory_is_no_file(profile, tmp_path):

@@ -112,4 +112,4 @@ def recorded_step(plan: Plan, timing: Timing | None = None, called: int = 10**9)
 def matched_steps(plan: Plan, *timings: Timing) -> tuple[MatchedStep, ...]:
     """Steps of one process per group, by the driver's clock."""
     steps = [recorded_step(plan, timing, (i + 1) * 10**9) for i, timing in enumerate(timings)]
-    return match(steps, lambda edge, tag, rank: (0,))
+    return tuple(match(step, lambda edge, tag, rank: (0,)) for step in steps)

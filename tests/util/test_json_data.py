@@ -53,7 +53,7 @@ leaves = st.builds(
 )
 trees = st.builds(
     Tree,
-    members=st.lists(leaves | st.builds(Other, st.floats(allow_nan=False))).map(tuple),
+    members=st.lists(leaves | st.builds(Other, st.floats(allow_nan=False, allow_infinity=False))).map(tuple),
     spans=st.lists(st.builds(Span, st.integers(), st.none() | names)).map(tuple),
     edges=st.frozensets(st.tuples(st.integers(0, 9), st.integers(0, 9))),
     by_name=st.dictionaries(names, st.integers()),

@@ -6,6 +6,7 @@ holds and frees, the contents of its caches.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -72,7 +73,7 @@ class Rehearsal:
             for kept, (aval, sharding, _) in zip(self._kept, self._leaves, strict=True)
         ]
         jax.block_until_ready(inputs)
-        recording = Recording()
+        recording = Recording(time.perf_counter_ns())
         with jax.debug_nans(False), jax.debug_infs(False):  # arbitrary values may make some
             jax.block_until_ready(self._executor.execute(0, inputs, [], recording=recording))
         events = (task.event(self._mpmd_idx) for task in recording.tasks)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import collections
 import math
-import statistics
 from collections.abc import Sequence
 
 from mpmd.attribution.ideal import members_alone
+from mpmd.attribution.model import flight_times
 from mpmd.ir.plan import Cell, Edge, OutsideTask, TaskType
 from mpmd.render.page.lanes import path_columns
 from mpmd.render.page.palette import OUTSIDE, SEGMENTS
@@ -100,11 +100,7 @@ def path_data(subject: Subject) -> PathData:
 def edges_data(subject: Subject) -> list[EdgeData]:
     """The messages of each edge, the edge with the most bytes first."""
     measured, messages = subject.measured, subject.measured.workload.messages
-    flights: dict[Edge, list[int]] = collections.defaultdict(list)
-    for receipts in measured.receipts:
-        for receipt in receipts:
-            left = max(measured.ends[messages.senders[receipt.message]], measured.sent[receipt.message])
-            flights[measured.workload.edge(receipt.message)].append(max(receipt.arrived - left, 0))
+    flights = flight_times(measured)
     sizes: dict[Edge, list[float]] = collections.defaultdict(list)
     for message, nbytes in enumerate(messages.nbytes):
         sizes[measured.workload.edge(message)].append(nbytes)
@@ -114,7 +110,7 @@ def edges_data(subject: Subject) -> list[EdgeData]:
             dst=edge[1],
             bytes=round(sum(of_edge)),
             count=len(of_edge),
-            flight=round(statistics.median(flights[edge])) if flights[edge] else None,
+            flight=flights.get(edge),
         )
         for edge, of_edge in sorted(sizes.items())
     ]
