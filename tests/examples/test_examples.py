@@ -197,8 +197,8 @@ def test_a_plan_for_175_billion_weights():
             "workshop_strategies --strategies 3D --layers 2 --d-model 16 --seq-len 8", marks=pytest.mark.slow
         ),
         pytest.param(
-            "workshop_transformer --strategies gathered --layers 2 --hidden 8 --heads 2 --seq-len 4 "
-            "--batch-size 2 --microbatches 2 --data 1 --steps 1",
+            "workshop_transformer --strategies gathered --layers 2 --hidden 32 --heads 2 --seq-len 8 "
+            "--batch-size 8 --microbatches 2 --data 1 --steps 1",
             marks=pytest.mark.slow,
         ),
         pytest.param("nabla_2d --processes 2 --transport network", marks=pytest.mark.slow),
