@@ -45,7 +45,7 @@ class Account(NamedTuple):
 
 
 def entries_of(measured: Measured, ideal: Ideal, links: Links) -> tuple[Account, ...]:
-    """What each operation adds to the account of its parent."""
+    """The parts that each operation adds to the account of its parent."""
     equal_times = ideal.durations
     entries = []
     for group in measured.groups:

@@ -36,7 +36,7 @@ class Attribution:
 
     @functools.cached_property
     def critical_path(self) -> tuple[Segment, ...]:
-        """What the end of the step came after, from the call to the return, without a hole."""
+        """The segments from the call to the return, without a hole."""
         return critical_path(self.measured, self.links)
 
     @functools.cached_property

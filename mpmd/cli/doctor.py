@@ -63,7 +63,7 @@ class Finding:
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds ``mpmd doctor``."""
-    parser = add_command(commands, "doctor", _doctor, "Check the installation, devices and Ray.", EXAMPLES)
+    parser = add_command(commands, "doctor", _doctor, "check the installation, devices and Ray", EXAMPLES)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--no-ray", action="store_true", help="start no actors")
     where.add_argument("--address", help="the Ray cluster to try; by default one is started on this machine")

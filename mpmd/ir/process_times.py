@@ -60,7 +60,7 @@ class SendTime(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """The place of a process.
+    """The node, the clock and the cores of a process.
 
     Attributes:
       name: of the node.
@@ -126,7 +126,7 @@ class RecordedStep:
     """One step as the driver and all processes have recorded it, each by its own clock.
 
     Attributes:
-      driver: the place of the driver.
+      driver: the driver's.
       called: when the driver called the step.
       returned: when it had the replies of all groups.
       processes: by group and rank; groups without a part in the step have none.

@@ -30,6 +30,8 @@ def write_profile(profile: Any, path: str | os.PathLike[str]) -> None:
     target = pathlib.Path(path)
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a directory; name a file in it, such as {target / 'step.json'}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target} cannot be written: there is no directory {target.parent}")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.write_text(json.dumps(content, separators=(",", ":")))

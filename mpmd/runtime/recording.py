@@ -17,7 +17,7 @@ from mpmd.ir.process_times import Host, ProcessTimes, SendTime, TaskTime, WaitTi
 
 @functools.cache
 def host_here() -> Host:
-    """The place of this process. Processes of one node that share a kernel share its monotonic clock."""
+    """The node, the clock and the cores of this process. Processes that share a kernel share its clock."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
     name = platform.node()
     clock = boot.read_text().strip() if boot.exists() else name
