@@ -194,7 +194,7 @@ def test_an_option_that_may_be_the_steps_own_is_refused(mesh):
 def test_a_directory_is_no_file(profile, tmp_path):
     with pytest.raises(IsADirectoryError, match="name a file in it"):
         profile.save(tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no directory .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"there is no directory .*nowhere"):
         profile.save(tmp_path / "nowhere" / "step.json")
     with pytest.raises(TypeError, match="path must be"):
         profile.save(3)
