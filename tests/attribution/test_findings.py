@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mpmd.attribution.alternatives import alternatives_of
+from mpmd.attribution.alternatives import Alternative, alternatives_of
 from mpmd.attribution.attribution import attribute
 from mpmd.attribution.findings import findings_of
 from mpmd.attribution.measured import measure
@@ -114,8 +114,17 @@ def test_unequal_stages_are_the_first_finding():
 def test_a_late_driver_is_the_first_finding():
     _, _, findings = explained(PLAN, noisy(received=lambda group: 12_000_000 * (1 + group), reply=3_000_000))
     assert findings[0].cause == "driver"
-    assert findings[0].text.startswith("the driver called 12 ms late, group 3 48 ms late")
-    assert "3 ms after the last was sent" in findings[0].text
+    assert findings[0].text.startswith(
+        "the driver called 12 ms late, called group 3 48 ms late, had all replies 3 ms after"
+    )
+
+
+def test_of_a_driver_that_is_late_for_one_group_no_more_is_said():
+    received = noisy(received=lambda group: 40_000_000 if group == 1 else 0)
+    _, _, findings = explained(PLAN, received)
+    assert findings[0].text.startswith(
+        "the driver called group 1 40 ms late; without that the step would take"
+    )
 
 
 def test_late_arguments_are_the_first_finding():
@@ -146,9 +155,38 @@ def test_a_schedule_with_a_large_bubble_is_told_a_better_one():
 def test_findings_are_ordered_by_what_they_save():
     for plan in (PLAN, pipeline_plan(Interleaved1F1B(8, 4), 8), pipeline_plan(ZeroBubble(4), 8)):
         _, _, findings = explained(plan, noisy(duration=uneven))
-        saved = [finding.saves_ns for finding in findings]
+        saved = [round(finding.share_saved, 3) for finding in findings]
         assert saved == sorted(saved, reverse=True)
         assert all(finding.share_saved >= 0.001 for finding in findings)
+
+
+def test_of_findings_that_save_alike_a_mended_step_comes_before_another_schedule():
+    found = explained(PLAN, noisy(duration=uneven))
+    attribution, scenarios, findings = found[0], tuple(found[1].values()), found[2]
+    equal = next(finding for finding in findings if finding.cause == "imbalance")
+    alike = Alternative("Alike", 4, 16, equal.saves_ns, equal.saves_ns + 1000, 0)
+    assert [each.cause for each in findings_of(attribution, scenarios, (alike,))[:2]] == [
+        "imbalance",
+        "schedule",
+    ]
+
+
+def test_a_schedule_that_places_slow_stages_better_saves_no_more_than_with_equal_stages():
+    """Group 0 has the two slow stages of eight; in a V, these are on different groups."""
+    plan = pipeline_plan(Interleaved1F1B(8, 4), 8)
+
+    def duration(group, task):
+        return unit_time(group, task) * (3 if is_cell(task, 0) or is_cell(task, 4) else 1)
+
+    saved = []
+    for times in (unit_time, duration):
+        attribution = attribute(measure(plan, matched_steps(plan, Timing(duration=times))))
+        model = StepModel.of(attribution)
+        saved.append({(a.schedule, a.num_stages): a.saves for a in alternatives_of(model, plan)})
+    mean = 12 / 8
+    assert saved[1]["ZeroBubbleV", 8] == pytest.approx(saved[0]["ZeroBubbleV", 8] * mean, rel=0.01)
+    _, _, findings = explained(plan, noisy(duration=duration))
+    assert findings[0].cause == "imbalance"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
