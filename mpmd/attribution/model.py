@@ -17,6 +17,9 @@ from mpmd.ir.plan import Edge
 from mpmd.simulate.costs import Costs, Link
 from mpmd.simulate.workload import run
 
+NOTICED = 0.1
+"""The part of a message's flight up to which a wait for it may be a late notice that it has come."""
+
 
 @dataclasses.dataclass(frozen=True)
 class StepModel:
@@ -73,9 +76,10 @@ class StepModel:
 
 
 def flight_times(attribution: Attribution) -> dict[Edge, int]:
-    """For each edge, the median time in flight of the messages that its receiver waited for, or of all.
+    """For each edge, the median time in flight of messages that its receiver waited for, or else the least.
 
-    A receiver that computes may be slow to notice that a message has come, which delays nothing.
+    A receiver that computes may notice only when it next waits that a message has come, which delays nothing.
+    So a wait that is short beside the flight says nothing of the flight.
     """
     measured = attribution.measured
     workload = measured.workload
@@ -88,6 +92,6 @@ def flight_times(attribution: Attribution) -> dict[Edge, int]:
             left = max(measured.ends[sender], measured.sent[receipt.message])
             flight = max(receipt.arrived - left, 0)
             times[edge].append(flight)
-            if receipt.arrived > receipt.start:
+            if receipt.arrived > receipt.start + NOTICED * flight:
                 awaited[edge].append(flight)
-    return {edge: int(statistics.median(awaited[edge] or times[edge])) for edge in sorted(times)}
+    return {edge: int(statistics.median(awaited[edge] or [min(times[edge])])) for edge in sorted(times)}

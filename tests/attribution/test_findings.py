@@ -10,7 +10,7 @@ from mpmd.attribution.alternatives import Alternative, alternatives_of
 from mpmd.attribution.attribution import attribute
 from mpmd.attribution.findings import findings_of
 from mpmd.attribution.measured import measure
-from mpmd.attribution.model import StepModel
+from mpmd.attribution.model import StepModel, flight_times
 from mpmd.attribution.scenarios import scenarios_of
 from mpmd.ir.plan import LoopStages, OutsideTask
 from mpmd.schedules import FAMILIES, ForwardOnly, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble
@@ -158,6 +158,21 @@ def test_findings_are_ordered_by_what_they_save():
         saved = [round(finding.share_saved, 3) for finding in findings]
         assert saved == sorted(saved, reverse=True)
         assert all(finding.share_saved >= 0.001 for finding in findings)
+
+
+def test_a_message_that_is_noticed_late_has_not_flown_for_long():
+    """By shared memory, a receiver that computes sees when it next waits that a message has come."""
+    (step,) = matched_steps(PLAN, noisy(duration=uneven))
+
+    def noticed(wait):
+        arrived = max(wait.arrived, wait.start + 1000)
+        return wait._replace(arrived=arrived, end=max(wait.end, arrived))
+
+    late = [dataclasses.replace(each, waits=tuple(map(noticed, each.waits))) for each in step.processes]
+    for processes in (step.processes, tuple(late)):
+        recorded = dataclasses.replace(step, processes=processes)
+        flights = flight_times(attribute(measure(PLAN, [recorded])))
+        assert all(flight <= 11_000 for flight in flights.values()), flights
 
 
 def test_of_findings_that_save_alike_a_mended_step_comes_before_another_schedule():
