@@ -2,8 +2,9 @@
 
 The loop of the step is simulated by its own order and by others, with the same times of tasks and messages;
 the step is shorter by the difference. Where the number of stages is the same, each stage has its times;
-otherwise the model is cut into equal stages. A kind that the step does not have takes its part of a backward:
-``bwdA`` and ``bwdW`` a half each.
+otherwise the model is cut into equal stages. An order that places unequal stages better saves no more than
+it would with equal ones: the rest is what equal stages save by any order. A kind that the step does not have
+takes its part of a backward: ``bwdA`` and ``bwdW`` a half each.
 """
 
 from __future__ import annotations
@@ -116,20 +117,24 @@ class _Loop:
     def alternatives(self) -> Iterator[Alternative]:
         """The step by all families of schedules, and with half and twice the microbatches."""
         measured, equal = self._base(are_equal=False), self._base(are_equal=True)
+        own, count = self.num_stages, self.num_microbatches
         for family in FAMILIES.values():
             if family.schedule is ForwardOnly or family.name == self.schedule:
                 continue
-            for number in sorted({family.stages_per_group * len(self.lists), self.num_stages}):
-                if simulated := self._simulated(family, number, self.num_microbatches):
-                    base = measured if number == self.num_stages else equal
-                    yield self._alternative(*simulated, self.num_microbatches, base)
+            for number in sorted({family.stages_per_group * len(self.lists), own}):
+                if simulated := self._simulated(family, number, count):
+                    base = measured if number == own else equal
+                    alternative = self._alternative(*simulated, count, base)
+                    if number == own and (even := self._simulated(family, own, count, are_equal=True)):
+                        alternative = _at_most(alternative, self._alternative(*even, count, equal).saves)
+                    yield alternative
         if self.schedule in FAMILIES:
             same = FAMILIES[self.schedule]
-            for count in (self.num_microbatches // 2, 2 * self.num_microbatches):
-                before = self._simulated(same, self.num_stages, self.num_microbatches)
-                after = self._simulated(same, self.num_stages, count) if count else None
+            for other in (count // 2, 2 * count):
+                before = self._simulated(same, own, count)
+                after = self._simulated(same, own, other) if other else None
                 if before and after:
-                    yield self._alternative(*after, count, before[1])
+                    yield self._alternative(*after, other, before[1])
 
     def _base(self, are_equal: bool) -> Simulation:
         """The loop by its own order, with the times of its stages or with their means."""
@@ -138,9 +143,13 @@ class _Loop:
             return simulate(self.lists, dataclasses.replace(costs, tasks={}))
         return simulate(self.lists, dataclasses.replace(costs, fused=self.fused))
 
-    def _simulated(self, family: Family, num_stages: int, count: int) -> tuple[Schedule, Simulation] | None:
+    def _simulated(
+        self, family: Family, num_stages: int, count: int, are_equal: bool = False
+    ) -> tuple[Schedule, Simulation] | None:
         """A schedule and its simulation; ``None`` for a size that the family does not have."""
         costs = self._costs(num_stages, scale=self.num_microbatches / count)
+        if are_equal:
+            costs = dataclasses.replace(costs, tasks={})
         try:
             schedule = with_costs(family.build(len(self.lists), num_stages), costs)
             return schedule, simulate(schedule.tasks(count), costs)
@@ -177,6 +186,14 @@ class _Loop:
             links={edge: Link(latency=time) for edge, time in flights.items()},
             atomic=True,
         )
+
+
+def _at_most(alternative: Alternative, saves: int) -> Alternative:
+    """The alternative if it saves no more than that."""
+    less = max(alternative.saves - saves, 0)
+    return dataclasses.replace(
+        alternative, makespan=alternative.makespan + less, saves=alternative.saves - less
+    )
 
 
 def _split(times: Mapping[TaskType, float]) -> dict[TaskType, float]:

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from mpmd.attribution.alternatives import alternatives_of
+from mpmd.attribution.alternatives import Alternative, alternatives_of
 from mpmd.attribution.attribution import attribute
 from mpmd.attribution.findings import findings_of
 from mpmd.attribution.measured import measure
-from mpmd.attribution.model import StepModel
+from mpmd.attribution.model import StepModel, flight_times
 from mpmd.attribution.scenarios import scenarios_of
 from mpmd.ir.plan import LoopStages, OutsideTask
 from mpmd.schedules import FAMILIES, ForwardOnly, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble
@@ -118,6 +118,14 @@ def test_a_late_driver_is_the_first_finding():
     assert "3 ms after the last was sent" in findings[0].text
 
 
+def test_of_a_driver_that_is_late_for_one_group_no_more_is_said():
+    received = noisy(received=lambda group: 40_000_000 if group == 1 else 0)
+    _, _, findings = explained(PLAN, received)
+    assert findings[0].text.startswith(
+        "requests reached the groups 0 ns to 40 ms after the call, group 1 last; without that the step"
+    )
+
+
 def test_late_arguments_are_the_first_finding():
     _, _, findings = explained(PLAN, noisy(arguments=lambda group: 30_000_000 if group == 0 else 0))
     assert findings[0].cause == "late_begin"
@@ -146,9 +154,53 @@ def test_a_schedule_with_a_large_bubble_is_told_a_better_one():
 def test_findings_are_ordered_by_what_they_save():
     for plan in (PLAN, pipeline_plan(Interleaved1F1B(8, 4), 8), pipeline_plan(ZeroBubble(4), 8)):
         _, _, findings = explained(plan, noisy(duration=uneven))
-        saved = [finding.saves_ns for finding in findings]
+        saved = [round(finding.share_saved, 3) for finding in findings]
         assert saved == sorted(saved, reverse=True)
         assert all(finding.share_saved >= 0.001 for finding in findings)
+
+
+def test_a_message_that_is_noticed_late_has_not_flown_for_long():
+    """By shared memory, a receiver that computes sees when it next waits that a message has come."""
+    (step,) = matched_steps(PLAN, noisy(duration=uneven))
+
+    def noticed(wait):
+        arrived = max(wait.arrived, wait.start + 1000)
+        return wait._replace(arrived=arrived, end=max(wait.end, arrived))
+
+    late = [dataclasses.replace(each, waits=tuple(map(noticed, each.waits))) for each in step.processes]
+    for processes in (step.processes, tuple(late)):
+        recorded = dataclasses.replace(step, processes=processes)
+        flights = flight_times(measure(PLAN, [recorded]))
+        assert all(flight <= 11_000 for flight in flights.values()), flights
+
+
+def test_of_findings_that_save_alike_a_mended_step_comes_before_another_schedule():
+    found = explained(PLAN, noisy(duration=uneven))
+    attribution, scenarios, findings = found[0], tuple(found[1].values()), found[2]
+    equal = next(finding for finding in findings if finding.cause == "imbalance")
+    alike = Alternative("Alike", 4, 16, equal.saves_ns, equal.saves_ns + 1000, 0)
+    assert [each.cause for each in findings_of(attribution, scenarios, (alike,))[:2]] == [
+        "imbalance",
+        "schedule",
+    ]
+
+
+def test_a_schedule_that_places_slow_stages_better_saves_no_more_than_with_equal_stages():
+    """Group 0 has the two slow stages of eight; in a V, these are on different groups."""
+    plan = pipeline_plan(Interleaved1F1B(8, 4), 8)
+
+    def duration(group, task):
+        return unit_time(group, task) * (3 if is_cell(task, 0) or is_cell(task, 4) else 1)
+
+    saved = []
+    for times in (unit_time, duration):
+        attribution = attribute(measure(plan, matched_steps(plan, Timing(duration=times))))
+        model = StepModel.of(attribution)
+        saved.append({(a.schedule, a.num_stages): a.saves for a in alternatives_of(model, plan)})
+    mean = 12 / 8
+    assert saved[1]["ZeroBubbleV", 8] == pytest.approx(saved[0]["ZeroBubbleV", 8] * mean, rel=0.01)
+    _, _, findings = explained(plan, noisy(duration=duration))
+    assert findings[0].cause == "imbalance"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

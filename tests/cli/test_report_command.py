@@ -88,7 +88,7 @@ def test_times_of_another_plan(capsys, step_json):
     step_json.write_text(json.dumps(content))
     code, _, err = run(capsys, step_json)
     assert code == 2
-    assert "the times are those of another step" in err
+    assert "is a damaged profile: process 0 of group 0 ran other tasks than its program" in err
 
 
 def test_no_file_and_a_directory(capsys, tmp_path):

@@ -1,13 +1,11 @@
 """The command ``mpmd top``, over a program that stands for the reader of a cluster."""
 
-import dataclasses
 import json
 import os
 import pty
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -46,7 +44,13 @@ def reader(monkeypatch, tmp_path):
     return use
 
 
-RUN = (dataclasses.replace(RECORD, launched=time.time() - 400), True)
+@pytest.fixture(autouse=True)
+def run_of_seven_minutes(monkeypatch):
+    """The clock by which ``top`` says how long ago a run was launched."""
+    monkeypatch.setattr(top.time, "time", lambda: RECORD.launched + 400)
+
+
+RUN = (RECORD, True)
 
 
 def test_one_table(reader, capsys):

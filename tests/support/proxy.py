@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 
 SECONDS = 20
 
@@ -16,7 +17,7 @@ class Proxy:
     """
 
     def __init__(self, address, change=lambda direction, content: content):
-        self.seen = [b"", b""]
+        self.seen = [bytearray(), bytearray()]
         self.change = change
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.address = address._replace(port=self.listening.getsockname()[1])
@@ -76,3 +77,24 @@ class Flips:
         changed[self.left] ^= 1 << self.bit
         self.left = None
         return bytes(changed)
+
+
+class Delay:
+    """A ``change`` for a ``Proxy``: each 64 KiB to the listener, and what is less, takes ``seconds``."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self, direction, content):
+        if direction == 0:
+            time.sleep(self.seconds)
+        return content
+
+    @contextlib.contextmanager
+    def of(self, seconds):
+        """Within it, the connection is slow."""
+        self.seconds = seconds
+        try:
+            yield
+        finally:
+            self.seconds = 0.0

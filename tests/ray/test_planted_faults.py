@@ -1,0 +1,143 @@
+"""Faults that are planted in steps on Ray: each is the first finding, and all times add up.
+
+Each fault takes many times what this machine may lose by other work: tasks of a straggler and of the large
+stage compute for long, and slow connections go through a proxy that lets everything wait.
+"""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cluster
+import mpmd
+from cluster.start.connect import StartingActors
+from tests.attribution.test_identities import check
+from tests.ray.conftest import PATIENCE
+from tests.support.proxy import Delay, Proxy
+
+pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
+
+GROUPS, MICROBATCHES, ROWS, WIDTH = 3, 12, 16, 128
+
+
+def make_step(layers):
+    """A step of three stages with these numbers of layers; stage 1 adds ``rounds`` of its batch."""
+
+    def stage(number, weight, x, batch):
+        def layer(_, x):
+            return jnp.tanh(x @ weight)
+
+        if number == 1:
+            more = jax.lax.fori_loop(0, batch["rounds"], layer, x)
+            x = x + 1e-3 * jax.lax.stop_gradient(more)
+        return jax.lax.fori_loop(0, layers[number], layer, x)
+
+    def loss_of(weights, batch):
+        x = batch["x"] + batch["unused"][0]
+        for number, weight in enumerate(weights):
+            x = stage(number, weight, x, batch)
+            if number < GROUPS - 1:
+                x = mpmd.mark_stage_end(x)
+        return (x**2).mean()
+
+    def step(weights, batch):
+        loss, gradients = mpmd.treduce(
+            lambda microbatch: jax.value_and_grad(loss_of)(weights, microbatch),
+            batch,
+            schedule=mpmd.Std1F1B(GROUPS),
+            operation=mpmd.Add,
+        )
+        return jax.tree.map(lambda weight, gradient: weight - 0.01 * gradient, weights, gradients), loss
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """The delays of the connection of group 0 to group 1, and of that of the driver to group 0."""
+    return {"link": Delay(), "driver": Delay()}
+
+
+@pytest.fixture(scope="module")
+def mesh(local_ray, slow):
+    """Three groups, with two connections through proxies."""
+    call = StartingActors.call
+    with contextlib.ExitStack() as proxies, pytest.MonkeyPatch.context() as patch:
+
+        def through_proxies(self, method, arguments):
+            if method == "connect":
+                route, gathering, addresses, *others = arguments[0]
+                network = addresses[1].transports["network"]
+                proxy = proxies.enter_context(Proxy(network, slow["link"]))
+                behind = addresses[1]._replace(transports={"network": proxy.address})
+                arguments = [
+                    (route, gathering, [addresses[0], behind, addresses[2]], *others),
+                    *arguments[1:],
+                ]
+            results = call(self, method, arguments)
+            if method == "await_driver":
+                results[0] = proxies.enter_context(Proxy(results[0], slow["driver"])).address
+            return results
+
+        patch.setattr(StartingActors, "call", through_proxies)
+        mesh = cluster.launch(
+            {"stage": GROUPS}, "stage", cpus_per_group=0.25, transport="network", timeout=PATIENCE
+        )
+        with mesh:
+            yield mesh
+
+
+def profile_of(mesh, layers=(1, 1, 1), rounds=0, unused=1):
+    """The profile of five steps, of whose parts all is checked that must add up."""
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 16 for _ in range(GROUPS)]
+    batch = {
+        "x": rng.normal(size=(MICROBATCHES, ROWS, WIDTH)).astype(np.float32),
+        "rounds": np.where(np.arange(MICROBATCHES) == 2, rounds, 0).astype(np.int32),
+        "unused": np.zeros((MICROBATCHES, unused), np.float32),
+    }
+    step = mpmd.jit(make_step(layers), mesh).compile(weights, batch)
+    step(weights, batch)  # connects the groups
+    profile = step.profile(weights, batch, steps=5)
+    check(profile.attribution)
+    measured = profile.attribution.measured
+    recorded = profile.recorded[measured.step]
+    assert measured.returned == recorded.returned - recorded.called
+    assert profile.steps[0].error < 1000, "all processes of a machine read one clock"
+    for group, causes in enumerate(profile.attribution.by_group):
+        worked = sum(measured.ends[task] - measured.starts[task] for task in measured.tasks(group))
+        assert worked + sum(causes) == measured.returned
+    return profile
+
+
+def test_a_straggler(mesh):
+    profile = profile_of(mesh, rounds=30_000)
+    first = profile.findings[0]
+    assert first.cause == "jitter", profile
+    assert first.text.startswith("fwd_1 on group 1 for microbatch 2 took "), profile
+
+
+def test_unequal_stages(mesh):
+    profile = profile_of(mesh, layers=(1, 1000, 1))
+    first = profile.findings[0]
+    assert first.cause == "imbalance", profile
+    assert first.text.startswith("group 1 has 2."), profile
+
+
+def test_a_slow_link(mesh, slow):
+    with slow["link"].of(0.05):
+        profile = profile_of(mesh)
+    first = profile.findings[0]
+    assert first.cause == "message", profile
+    assert first.text.startswith("link 0 to 1: "), profile
+
+
+def test_a_late_driver(mesh, slow):
+    with slow["driver"].of(0.05):
+        profile = profile_of(mesh, unused=2**14)
+    first = profile.findings[0]
+    assert first.cause == "driver", profile
+    assert "called group 0 " in first.text, profile
