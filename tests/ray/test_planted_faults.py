@@ -140,4 +140,4 @@ def test_a_late_driver(mesh, slow):
         profile = profile_of(mesh, unused=2**14)
     first = profile.findings[0]
     assert first.cause == "driver", profile
-    assert "called group 0 " in first.text, profile
+    assert "group 0 last" in first.text, profile
