@@ -5,4 +5,4 @@ RUN, VIEW = "run:", "view:"
 ``VIEW``: any text, another one whenever a viewer asks for a new description."""
 
 POLL_SECONDS = 1.0
-"""How often a driver looks whether somebody has asked."""
+"""The seconds between two looks of a driver whether somebody has asked."""

@@ -25,7 +25,7 @@ from mpmd.runtime.step_meter import StepCounts
 from mpmd.watching.run_record import FunctionRecord, ProcessRecord, RunRecord
 
 _CLOSE_SECONDS = 5.0
-"""How long ``close`` waits for a description that is under way."""
+"""The seconds that ``close`` waits for a description that is under way."""
 
 _MOST_CHARACTERS = 200
 """Of the state of a process."""

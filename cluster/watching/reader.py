@@ -21,7 +21,7 @@ from cluster.watching.keys import POLL_SECONDS, RUN, VIEW
 from mpmd.watching.run_record import RunRecord
 
 ANSWER_SECONDS = 4 * POLL_SECONDS
-"""How long a driver has to answer: it looks every ``POLL_SECONDS``, and may ask its groups for 2 seconds."""
+"""The seconds that a driver has to answer: it looks every ``POLL_SECONDS``, and may ask its groups for 2."""
 
 _LOOK_SECONDS = 0.1
 

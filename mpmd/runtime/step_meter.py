@@ -25,7 +25,7 @@ MEMORY_SECONDS = 1.0
 """The least time between two steps whose replies have the memory in use, which takes time to read."""
 
 _WATCHED_SECONDS = 10.0
-"""How long after ``StepMeter.watch`` memory is read."""
+"""The seconds after ``StepMeter.watch`` for which memory is read."""
 
 
 class StepEnd(NamedTuple):
