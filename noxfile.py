@@ -45,7 +45,7 @@ JAX_TESTS = [
     "tests/planner/test_profile.py",
     "tests/ray/test_conformance.py",
 ]
-"""What depends on the release of JAX: the tests of the packages that use ``mpmd/compat.py``, and programs."""
+"""The tests that depend on the release of JAX: of packages that use ``mpmd/compat.py``, and programs."""
 
 RAY_RELEASES = ["2.54.0", "2.57.1", "2.60.0"]
 """The oldest release of Ray, a middle one and the newest, as ``cluster/ray_compat.py`` names them."""

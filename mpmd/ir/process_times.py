@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -136,3 +137,21 @@ class RecordedStep:
     called: int
     returned: int
     processes: tuple[ProcessTimes, ...]
+
+    @property
+    def is_of_one_run(self) -> bool:
+        """Whether no message came before it was sent, by one clock.
+
+        One has, where a group recovered meanwhile: groups that had replied before are recorded as they ran
+        then, and the others as they ran the step again.
+        """
+        sent = collections.defaultdict(list)
+        for times in self.processes:
+            for send in times.sends:
+                sent[times.mpmd_idx, send.dst, send.tag].append((times.host.clock, send.start))
+        return not any(
+            all(clock == times.host.clock and start > wait.arrived for clock, start in senders)
+            for times in self.processes
+            for wait in times.waits
+            if (senders := sent[wait.src, times.mpmd_idx, wait.tag])
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,11 @@ from mpmd.ir.process_times import RecordedStep
 from mpmd.runtime.recording import host_here
 from mpmd.runtime.step_future import StepFuture
 from mpmd.util.tables import first_few
+
+_RECOVERED = (
+    "step.profile: a group recovered while the step was recorded. The result is right, but the times of some "
+    "groups are of the run before, so that causes and findings are not; profile again"
+)
 
 
 def check_repeatable(call: Call, fed_back: Mapping[int, int]) -> None:
@@ -55,6 +61,7 @@ def record_steps(
       count: the number of steps.
 
     Returns: the last result, and the record of each step.
+    Warns: ``RuntimeWarning`` when a group recovered meanwhile, so that times are of two runs.
     Raises: as a call. Arrays of groups that the caller has donated stand for the last state then.
     """
     first, result, steps = call, None, []
@@ -68,6 +75,8 @@ def record_steps(
             returned = time.perf_counter_ns()
             processes = tuple(times for reply in replies for times in reply.times)
             steps.append(RecordedStep(host_here(), called, returned, processes))
+            if not steps[-1].is_of_one_run:
+                warnings.warn(_RECOVERED, RuntimeWarning, stacklevel=4)
     except BaseException as error:  # also an interrupt
         if result is not None:
             _hand_back(first, jax.tree.leaves(result), fed_back)

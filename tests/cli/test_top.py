@@ -17,7 +17,7 @@ SECONDS = 60
 
 
 def line(*runs, addresses=("10.0.0.1:6379",), unreadable=()):
-    """What the reader writes of one look."""
+    """The line that the reader writes of one look."""
     described = [{"answered": answered, "record": json.loads(record.to_json())} for record, answered in runs]
     clusters = [
         {"address": address, "runs": described if i == 0 else [], "unreadable": list(unreadable)}

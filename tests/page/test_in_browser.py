@@ -37,7 +37,7 @@ def measured(page):
 
 
 def pressed(page, *keys):
-    """What is selected after keys on the measured timeline."""
+    """The selection after keys on the measured timeline."""
     measured(page).focus()
     for key in keys:
         page.keyboard.press(key)

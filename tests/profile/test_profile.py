@@ -1,5 +1,6 @@
 """Profiles of real steps: what they record, how they unpack, and that files keep all of it."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 import mpmd
 from mpmd.ir.events import Wait
 from mpmd.ir.plan import Recv, Send
+from mpmd.step import record_steps
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, step_of
 
 STAGES = 3
@@ -69,6 +71,18 @@ def test_times_are_in_the_order_in_which_they_must_be(profile):
                 assert times.ready <= task.start <= task.end <= times.finished
             for wait in times.waits:
                 assert sent[wait.src, times.mpmd_idx, wait.tag] <= wait.arrived <= wait.end
+
+
+def test_a_group_whose_times_are_of_a_later_run_is_noticed(step, profile, monkeypatch):
+    """As of a group that has recovered, after another one had replied."""
+    (recorded, *_) = profile.recorded
+    assert recorded.is_of_one_run
+    first, *others = recorded.processes
+    mixed = dataclasses.replace(recorded, processes=(first.shifted(10**9), *others))
+    assert not mixed.is_of_one_run
+    monkeypatch.setattr(record_steps, "RecordedStep", lambda *_: mixed)
+    with pytest.warns(RuntimeWarning, match="a group recovered while the step was recorded"):
+        step.profile(*arguments())
 
 
 def test_a_file_keeps_all_but_the_result(profile, tmp_path):

@@ -37,7 +37,7 @@ def test_metrics_of_each_step(request, groups):
 
 
 def top(*options):
-    """What ``mpmd top`` prints, and its exit code."""
+    """The output of ``mpmd top``, and its exit code."""
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-P", "-m", "mpmd", "top", "--once", "--address", address, *options]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,4 +1,4 @@
-"""Where processes go when nodes go and come, on a cluster that only pretends."""
+"""Processes find their nodes when nodes go and come, on a cluster that only pretends."""
 
 import dataclasses
 
