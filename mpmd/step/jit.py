@@ -68,7 +68,7 @@ def jit(
     Args:
       fun: an ordinary function of pytrees of arrays, with ``treduce`` loops whose functions mark their
         stages. A function without ``treduce`` runs on the groups of the ``MpmdArray``s that it is called
-        with: averages, casts and norms of a train step's state leave it on its groups. It is compiled anew
+        with: averages, casts and norms of a train step's state leave it on its groups. It is compiled again
         for arrays on other groups. Without ``fun``, the result is a decorator.
       mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``cluster.launch``; or an
         ``AbstractMpmdMesh``, for which steps are only planned.
