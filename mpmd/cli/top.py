@@ -33,10 +33,10 @@ _OF_PROCESSES = ("group", "process", "node", "pid", "memory", "device memory", "
 
 EPILOG = """\
 It shows the runs of `cluster.launch` on the Ray clusters of this machine, or on the one at --address: their
-functions with the steps that have ended, their rate and the steps under way; the activity and the memory of
-each process; and the recoveries. It goes through Ray alone, with Ray's token if the cluster has one, and the
-run does not wait for it. Groups within one process (mpmd.MpmdMesh) cannot be reached from another terminal:
-there print(mesh.status()) shows them.
+functions with the steps that have ended, the rate and what is under way; what each process is doing, its
+memory, and the recoveries. It goes through Ray alone, with Ray's token where the cluster has one, and the run
+does not wait for it. Groups within one process (mpmd.MpmdMesh) cannot be reached from another terminal: there
+print(mesh.status()) shows them.
 
 The exit code is 1 where there is no run. With --json, each look at the runs is a line.
 

@@ -34,8 +34,8 @@ class GroupReport:
       measured_peak_bytes: the most that was ever allocated on one of the devices since their processes
         started, by this step and by all else; ``None`` where the allocator does not count it, as on CPUs.
       sent_bytes: the bytes that go from the group to other groups in one step.
-      process_sent_bytes: those that each of the group's processes sends. Exchanges among the processes of
-        one group, as in collective operations, do not count.
+      process_sent_bytes: those that each of the group's processes sends. What processes of one group
+        exchange, as they do in collective operations, is not counted.
       xla_seconds: how long XLA took to compile the executables; groups compile at the same time. ``None``
         for a step that is only planned.
     """
@@ -71,14 +71,14 @@ class Report(ShownAsText):
       groups: the tasks and the needs of each group.
       executables: the number of different executables of all groups.
       seconds: how long each pass took; their sum is the time of compiling. ``jax`` is JAX's tracing of the
-        step, and ``trace`` the compiler's own work on it; ``split``, ``shard``, ``place``, ``lower`` and
+        step, and ``trace`` is what the compiler does with it; ``split``, ``shard``, ``place``, ``lower`` and
         ``verify`` are the other passes of the compiler. ``export`` makes the executables ready for other
         processes, if there are any. ``load`` ends when the last group has compiled its executables; where
         shardings are left to the groups' compiler, the groups have compiled before, in ``resolve``.
       are_specs_open: whether shardings are left to the groups' compilers, which have not chosen them: their
         values count as replicated.
       findings: facts that the user probably did not intend, as in ``mpmd.explain``.
-      loops: the stages of each loop; shown if there are several.
+      loops: which stages are those of which loop; shown if there are several.
       slow: the findings of the step's last profile on where the time went, those that would save the most
         first; the first three are shown. Empty for a step that was not profiled.
     """

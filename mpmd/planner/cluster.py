@@ -33,9 +33,9 @@ class Cluster(Hardware):
         share of the node's memory.
 
         Args:
-          measure: whether to measure attributes that are not given, in actors on two nodes: rates of matrix
-            products while all devices of a node compute, memory bandwidth, the overhead of a task, and
-            messages between groups on a node and between nodes. It takes seconds.
+          measure: whether to measure what is not given, in actors on two nodes: rates of matrix products
+            while all devices of a node compute, memory bandwidth, the overhead of a task, and messages
+            between groups on a node and between nodes. It takes seconds.
           dtype: of these matrix products.
           platform: ``cpu``, ``cuda`` or another one of JAX; by default as ``cluster.launch`` chooses.
           cpus_per_device: the CPUs of a node that make a device, on ``cpu``; by default one, or as many as
@@ -44,7 +44,7 @@ class Cluster(Hardware):
           given: attributes that are known, by name; they are not measured.
 
         Raises: ``ValueError`` when the cluster has no such devices, when its nodes differ and
-          ``devices_per_node`` does not say how many to use, or when an attribute is neither given nor
+          ``devices_per_node`` does not say what to use of them, or when something is neither given nor
           measured; ``RuntimeError`` when ``mpmd`` is not installed; as ``cluster.launch``.
         """
         from mpmd.planner.record_steps import record_steps  # which loads JAX
