@@ -289,12 +289,18 @@ class _Placer:
 
     def _groups_to_run(self, eqn: JaxprEqn, anchor: GroupSet, readers: GroupSet) -> GroupSet:
         if anchor:
+            if self._is_put_together_by_readers(eqn, readers):
+                return readers
             able = (anchor & readers) or frozenset({min(anchor)})
-            return able if self._has_loop else frozenset({min(able)})
+            return able if self._has_loop or is_exact(eqn) else frozenset({min(able)})
         if not readers:
             groups = self._preference(eqn) or self._unread(eqn)
             return frozenset({min(groups)}) if eqn.effects else groups  # which are to happen once
         return readers if self._may_repeat(eqn) else frozenset({min(readers)})
+
+    def _is_put_together_by_readers(self, eqn: JaxprEqn, readers: GroupSet) -> bool:
+        """Whether operands go to the readers, and not by way of a group, where some would travel twice."""
+        return not self._has_loop and eqn.primitive.name == "concatenate" and bool(readers)
 
     def _may_repeat(self, eqn: JaxprEqn) -> bool:
         """Whether each group that wants what an equation makes computes it for itself."""
