@@ -102,10 +102,16 @@ class PendingCalls:
             return not all(call.endless for call in self._calls.values())
 
     @property
-    def oldest_step(self) -> int | None:
-        """The first step that not all groups have answered."""
+    def oldest_steps(self) -> list[int]:
+        """The steps that not all groups have answered and that none of their groups has before it."""
+        oldest: list[int] = []
+        busy: set[int] = set()
         with self._lock:
-            return next(iter(self._steps), None)
+            for number, step in self._steps.items():
+                if busy.isdisjoint(step.mpmd_idxs):
+                    oldest.append(number)
+                busy |= step.mpmd_idxs
+        return oldest
 
     def count_of(self, process: Endpoint) -> int:
         """The number of a process's replies that are awaited."""
