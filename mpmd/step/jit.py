@@ -31,7 +31,7 @@ from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
-from mpmd.step.part_numbers import of_part, placements_in
+from mpmd.step.part_numbers import of_part, parts_of, placements_in
 from mpmd.validation import callable_fault, choice_fault, raise_faults
 
 
@@ -305,6 +305,7 @@ class MpmdFunction:
             partial_sums=options.partial_sums,
             gather=options.gather,
             argument_placements=held,
+            parts=parts_of(self._mesh),
         )
         compiled = compile_step(request)
         compiled = dataclasses.replace(compiled, program=of_part(compiled.program, self._mesh))

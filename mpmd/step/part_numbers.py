@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mpmd.arguments.call import Call
 from mpmd.ir.part import Part
@@ -12,7 +12,7 @@ from mpmd.ir.plan import Submesh
 from mpmd.ir.process_times import RecordedStep
 from mpmd.ir.renumber import renumbered
 from mpmd.meshes.group_mesh import GroupMesh
-from mpmd.meshes.part import PartMesh
+from mpmd.meshes.part import PartMesh, WholeMesh
 from mpmd.program import Program
 from mpmd.runtime.protocol import LoadedProgram, Runtime
 from mpmd.util.tables import first_few
@@ -95,6 +95,11 @@ def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
             if src in numbers and dst in numbers
         },
     )
+
+
+def parts_of(mesh: GroupMesh) -> Mapping[str, Sequence[int]]:
+    """The groups of each part of a mesh, by its name; a part has none."""
+    return mesh.parts if isinstance(mesh, WholeMesh) else {}
 
 
 def of_part(program: Program, mesh: GroupMesh) -> Program:

@@ -1,6 +1,7 @@
 """Parts of a mesh: their names, their numbers, and steps that do not wait for those of other parts."""
 
 import concurrent.futures
+import functools
 import threading
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.ir.plan import Send
 from tests.support.parity import mesh_of
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, step_of
 
@@ -174,3 +176,81 @@ def test_a_part_is_one_object_while_it_is_used(mesh):
     assert mesh.part("actor") is mesh.part("actor")
     assert mesh.parts == {"actor": range(2), "sampler": range(2, 4)}
     assert repr(mesh.part("actor")).startswith("part 'actor', groups 0, 1, of MpmdMesh(")
+
+
+def two_loops(encoder_part, model_part):
+    """An encoder and a model, each a loop on groups of its own, in one train step; gradients of both."""
+
+    def encode(weights, x):
+        return jnp.tanh(mpmd.mark_stage_end(jnp.tanh(x @ weights[0])) @ weights[1])
+
+    def model_loss(weights, features):
+        return jnp.mean((mpmd.mark_stage_end(features @ weights[0]) @ weights[1]) ** 2)
+
+    def step(encoder, model, xs):
+        features = mpmd.treduce(
+            lambda x: encode(encoder, x),
+            xs,
+            schedule=mpmd.ForwardOnly(2, 2),
+            operation=mpmd.Concat(),
+            part=encoder_part,
+        )
+        loss, (model_grads, feature_grads) = mpmd.treduce(
+            lambda features: jax.value_and_grad(model_loss, argnums=(0, 1))(model, features),
+            features,
+            schedule=mpmd.Std1F1B(2),
+            operation=(mpmd.Mean, (mpmd.Mean, mpmd.Concat())),
+            part=model_part,
+        )
+
+        def encoder_grads_of(pair):
+            x, cotangent = pair
+            return jax.grad(lambda weights: jnp.sum(encode(weights, x) * cotangent))(encoder)
+
+        encoder_grads = mpmd.treduce(
+            encoder_grads_of,
+            (xs, feature_grads),
+            schedule=mpmd.Std1F1B(2),
+            operation=mpmd.Mean,
+            part=encoder_part,
+        )
+        update = functools.partial(jax.tree.map, lambda weight, grad: weight - grad)
+        return update(encoder, encoder_grads), update(model, model_grads), loss
+
+    return step
+
+
+def test_loops_of_one_step_run_on_their_parts(mesh):
+    step = mpmd.jit(two_loops("actor", "sampler"), mesh).compile(WEIGHTS, WEIGHTS, BATCH)
+    encoder, model, loss = step(WEIGHTS, WEIGHTS, BATCH)
+    expected = jax.jit(two_loops("actor", "sampler"))(WEIGHTS, WEIGHTS, BATCH)
+    for actual, wanted in zip(
+        jax.tree.leaves((encoder, model, loss)), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
+    assert [array.mpmd_idxs for array in (*encoder, *model)] == [(0,), (1,), (2,), (3,)]
+    sends = {
+        (program.mpmd_idx, instruction.dst)
+        for program in step.plan.programs
+        for instruction in program.instructions
+        if isinstance(instruction, Send)
+    }
+    assert {(1, 2), (2, 1)} <= sends  # the features and their gradients go straight from part to part
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (("actor", "critic"), r"is to run on the part 'critic', but .* with the parts 'actor', 'sampler'"),
+        (("actor", 3), "part"),
+    ],
+)
+def test_a_loop_on_a_part_that_is_not_there(mesh, parts, message):
+    with pytest.raises((mpmd.CompileError, TypeError), match=message):
+        mpmd.jit(two_loops(*parts), mesh).compile(WEIGHTS, WEIGHTS, BATCH)
+
+
+def test_a_loop_with_more_groups_than_its_part():
+    planned = mpmd.AbstractMpmdMesh({"stage": 4}, "stage", parts={"one": 1, "rest": 3})
+    with pytest.raises(mpmd.CompileError, match="runs on 2 groups, but the part 'one' has 1"):
+        mpmd.jit(two_loops("one", "rest"), planned).lower(WEIGHTS, WEIGHTS, BATCH)

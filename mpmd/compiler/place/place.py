@@ -51,6 +51,7 @@ def place(
     submeshes: Sequence[AbstractMesh],
     specs: ArgumentSpecs,
     placements: ArgumentPlacements,
+    parts: Mapping[str, Sequence[int]],
 ) -> PlacedGraph:
     """Places a sharded graph on groups.
 
@@ -59,11 +60,12 @@ def place(
       specs: how arguments and results are sharded.
       placements: where arguments are already, and results are to be; an argument that is nowhere yet the
         caller sends to whoever reads it, and a result that may be anywhere stays where it is made.
+      parts: the groups of each part of the mesh, by its name, for loops that name one.
 
     Raises: ``CompileError`` when a schedule needs more groups, and naming every argument and result whose
       spec does not divide it on a group that holds it.
     """
-    stage_groups = place_stages(sharded.graph, submeshes)
+    stage_groups = place_stages(sharded.graph, submeshes, parts)
     placed = _Placer(sharded, stage_groups, placements).run(len(submeshes))
     check_specs(placed, submeshes, specs)
     return placed
