@@ -20,7 +20,7 @@ from mpmd.ir.routes import Topology
 from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.runtime.protocol import Runtime
 from mpmd.util.tables import first_few
-from mpmd.validation import Fault, int_fault, shown, str_fault, type_fault
+from mpmd.validation import Fault, int_fault, raise_faults, shown, str_fault, type_fault
 
 PARTS = 'a dict of names and numbers of groups, as {"actor": 4, "sampler": 2}'
 
@@ -57,9 +57,10 @@ class WholeMesh:
 
         Raises: ``ValueError`` for a mesh without such a part.
         """
+        raise_faults(str_fault("name", name))
         if name not in self._ranges:
             names = ", ".join(map(repr, self._ranges)) or f"none; the mesh is made with parts={PARTS}"
-            raise ValueError(f"there is no part {shown(name)} of the mesh; its parts are {names}")
+            raise ValueError(f"name: there is no part {shown(name)} of the mesh; its parts are {names}")
         part = self._parts.get(name)
         if part is None:
             part = self._parts[name] = PartMesh(self.whole, name, self._ranges[name])

@@ -230,12 +230,14 @@ class MpmdFunction:
             )
         return getattr(compiled[0], name)
 
-    def compiled_once(self, reader: str) -> LoadedStep:
-        """The compiled step, if there is just one. Raises ``ValueError`` for ``reader`` otherwise."""
+    @property
+    def only_step(self) -> LoadedStep:
+        """The compiled step. Raises ``ValueError`` when there is none, or several."""
         compiled = self._compiled_steps()
         if len(compiled) != 1:
             raise ValueError(
-                f"{reader}: the function was compiled for {_kinds(compiled)}: pass step.compile(*args)"
+                f"the function {self.meter.name} was compiled for {_kinds(compiled)}: pass "
+                "step.compile(*args)"
             )
         return compiled[0]
 

@@ -7,6 +7,7 @@ them. So a byte travels once from its holder to its reader, and the driver has n
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import weakref
@@ -15,10 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import check_argnum
-from mpmd.arguments.leaves import ArgumentLeaf, describe
+from mpmd.arguments.leaves import ArgumentLeaf, describe, fault_of
 from mpmd.arguments.signature import CallSignature
 from mpmd.arrays.array import MpmdArray, to_host
 from mpmd.arrays.stacked_array import StackedMpmdArray
@@ -34,7 +36,7 @@ from mpmd.step.jit import MpmdFunction
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.util.tables import first_few
 from mpmd.util.tree import paths
-from mpmd.validation import raise_faults, type_fault
+from mpmd.validation import raise_faults, shown, type_fault
 
 _COMPILED: weakref.WeakKeyDictionary[LoadedStep | PartMesh, dict[Hashable, LoadedStep]]
 _COMPILED = weakref.WeakKeyDictionary()
@@ -68,8 +70,10 @@ def reshard(
       the two has, or that another mesh holds; ``TypeError`` for another ``to``; and as
       ``step.argument_leaves``.
     """
+    dtype = _checked(dtype)
+    _check_arrays(tree)
     if isinstance(to, MpmdFunction):
-        to = to.compiled_once("mpmd.reshard")
+        to = to.only_step
     if isinstance(to, LoadedStep):
         check_argnum(argnum)
         return _copied(tree, to.argument_leaves(argnum), dtype, to.mesh.whole, to)
@@ -80,6 +84,18 @@ def reshard(
         what = "a compiled step, a part of a mesh, or jax shardings"
         raise_faults(type_fault("to", to, LoadedStep | PartMesh, what), title="mpmd.reshard: ")
     return jax.device_put(jax.tree.map(lambda leaf: _cast(leaf, dtype), to_host(tree)), to)
+
+
+def _checked(dtype: Any) -> np.dtype | None:
+    """The dtype as numpy has it. Raises ``TypeError`` for what names none of floating-point numbers."""
+    if dtype is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError):
+        if jnp.issubdtype(floating := jnp.dtype(dtype), jnp.floating):
+            return floating
+    raise TypeError(
+        f"mpmd.reshard: dtype must be a floating-point dtype, such as jnp.bfloat16, not {shown(dtype)}"
+    )
 
 
 def _replicated(tree: Any, dtype: Any, part: PartMesh) -> Any:
@@ -97,8 +113,7 @@ def _copied(tree: Any, target: Any, dtype: Any, mesh: GroupMesh, owner: LoadedSt
       mesh: the whole mesh.
       owner: as long as it lives, a copy is not compiled again.
     """
-    if faults := list(_faults(tree, target, dtype)):
-        raise ValueError("mpmd.reshard: " + "\n".join(faults))
+    raise_faults(*_faults(tree, target, dtype), title="mpmd.reshard: ")
     leaves, treedef = jax.tree.flatten(tree)
     runtime = mesh.runtime
     copies = tuple(
@@ -224,11 +239,22 @@ def _cast_aval(leaf: Any, dtype: Any) -> jax.ShapeDtypeStruct:
     aval = describe(leaf)
     if dtype is None or not jnp.issubdtype(aval.dtype, jnp.floating):
         return aval
-    return jax.ShapeDtypeStruct(aval.shape, jnp.dtype(dtype))
+    return jax.ShapeDtypeStruct(aval.shape, dtype)
 
 
-def _faults(tree: Any, target: Any, dtype: Any) -> Iterator[str]:
+def _check_arrays(tree: Any) -> None:
+    """Raises ``TypeError`` naming the leaves that are no arrays."""
+    leaves = zip(paths(tree), jax.tree.leaves(tree), strict=True)
+    texts = [fault_of(f"tree{path}", leaf) for path, leaf in leaves]
+    raise_faults(*(TypeError(text) for text in texts if text), title="mpmd.reshard: ")
+
+
+def _faults(tree: Any, target: Any, dtype: Any) -> Iterator[ValueError]:
     """The differences between the leaves of a pytree and those that are read, with advice."""
+    return map(ValueError, _differences(tree, target, dtype))
+
+
+def _differences(tree: Any, target: Any, dtype: Any) -> Iterator[str]:
     held = dict(zip(paths(tree), jax.tree.leaves(tree), strict=True))
     read = dict(zip(paths(target), jax.tree.leaves(target), strict=True))
     if missing := read.keys() - held.keys():

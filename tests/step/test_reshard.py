@@ -162,7 +162,7 @@ def test_an_argument_by_its_name(actor, sampler):
 
 def test_to_a_function_that_was_compiled_once(mesh):
     function = mpmd.jit(step_of(2), mesh.part("sampler"))
-    with pytest.raises(ValueError, match="the function was compiled for no arguments yet"):
+    with pytest.raises(ValueError, match="the function step was compiled for no arguments yet"):
         mpmd.reshard(STATE, to=function)
     function.compile(STATE, BATCH)
     same(mpmd.reshard(STATE, to=function), STATE)
@@ -211,9 +211,11 @@ def test_a_copy_of_what_was_lost_says_why(mesh, sampler):
             r"(?s)the step reads tree\['count'\], which the tree lacks.*has tree\['more'\].*"
             r"tree\['weights'\] is bfloat16, and args\[0\]\['weights'\] is float32: dtype=jnp.float32",
         ),
+        ({"weights": "w"}, {}, TypeError, r"tree\['weights'\] is a str, not an array"),
         (STATE, {"argnum": 7}, ValueError, "there is no argument argnum=7"),
         (STATE, {"argnum": 0.5}, TypeError, "argnum"),
-        (STATE, {"dtype": "float33"}, TypeError, "float33"),
+        (STATE, {"dtype": "float33"}, TypeError, "dtype must be a floating-point dtype, .* not 'float33'"),
+        (STATE, {"dtype": jnp.int32}, TypeError, "dtype must be a floating-point dtype"),
     ],
 )
 def test_bad_copies(sampler, tree, options, error, message):
