@@ -79,8 +79,8 @@ class Hardware:
             return dataclasses.replace(self, nodes=1, devices_per_node=num_devices)
         if num_devices % of_node:
             raise ValueError(
-                f"num_devices={num_devices} are not whole nodes, of {of_node} devices each: take a multiple of "
-                f"{of_node}, or at most {of_node}"
+                f"num_devices={num_devices} are not whole nodes, of {of_node} devices each: take a multiple "
+                f"of {of_node}, or at most {of_node}"
             )
         return dataclasses.replace(self, nodes=num_devices // of_node)
 
