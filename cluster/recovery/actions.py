@@ -1,7 +1,7 @@
 """The actions that follow from the events of membership, as frozen values.
 
-An ``Action`` is carried out at once. A ``Job`` may block: the shell carries it out in a thread, and reports
-its end. Jobs that follow from one event are carried out one after the other; a fault drops those behind it.
+The shell carries out an ``Action`` at once, and a ``Job``, which may block, in a thread; it reports the end
+of jobs. Those that follow from one event are carried out one after the other; a fault drops those behind it.
 """
 
 from __future__ import annotations
@@ -17,153 +17,147 @@ from mpmd.errors import GroupDiedError, StateLostError
 
 
 @dataclasses.dataclass(frozen=True)
-class Tell:
+class Action:
+    """What follows from an event."""
+
+
+class Job(Action):
+    """An action that may block."""
+
+
+class Wait(Job):
+    """A job that ends when ``Membership.is_over`` says so."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tell(Action):
     """Settles futures of the user's."""
 
     outcomes: Sequence[Outcome]
 
 
 @dataclasses.dataclass(frozen=True)
-class Attach:
+class Attach(Action):
     """From now on groups are asked over these connections, and their deaths are noted."""
 
     connections: Sequence[Connection]
 
 
 @dataclasses.dataclass(frozen=True)
-class Disconnect:
+class Disconnect(Action):
     """Nobody needs these connections."""
 
     connections: Sequence[Connection]
 
 
 @dataclasses.dataclass(frozen=True)
-class LoseValues:
+class LoseValues(Action):
     """No group has a value any more: what comes from before fails with this error, now and later."""
 
     error: StateLostError
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
+class Replay(Action):
     """Asks groups once more, in order."""
 
     entries: Sequence[Logged]
 
 
-@dataclasses.dataclass(frozen=True)
-class BeginSnapshot:
+class BeginSnapshot(Action):
     """Has all groups copy their values."""
 
 
-@dataclasses.dataclass(frozen=True)
-class MarkCommitted:
+class MarkCommitted(Action):
     """The copies of the last snapshot are those to go back to."""
 
 
 @dataclasses.dataclass(frozen=True)
-class GiveBack:
+class GiveBack(Action):
     """Groups were not told to drop the values that a snapshot was to drop."""
 
     snapshot: LoggedSnapshot
 
 
 @dataclasses.dataclass(frozen=True)
-class Say:
+class Say(Action):
     """Tells the user."""
 
     message: str
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
+class End(Action):
     """Fails all that is asked, now and later."""
 
     error: RuntimeError
 
 
-Action = (
-    Tell | Attach | Disconnect | LoseValues | Replay | BeginSnapshot | MarkCommitted | GiveBack | Say | End
-)
-
-
 # Jobs of a replacement, in order.
 
 
+class ReplacementJob(Job):
+    """A job of a replacement."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Detach:
+class _OfGroups(ReplacementJob):
+    groups: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfSnapshot(ReplacementJob):
+    snapshot: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Detach(ReplacementJob):
     """Fails all calls on groups, now and until ``Attach``."""
 
     reason: GroupDiedError
 
 
-@dataclasses.dataclass(frozen=True)
-class Kill:
+class Kill(_OfGroups):
     """Ends the processes of groups."""
 
-    groups: frozenset[int]
-
 
 @dataclasses.dataclass(frozen=True)
-class Reset:
+class Reset(ReplacementJob):
     """Has all groups but these end their connections as soon as no step runs. Does not wait for them."""
 
     but: frozenset[int]
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
+class Start(_OfGroups):
     """Starts processes for groups whose own have ended. May wait for room."""
 
-    groups: frozenset[int]
 
-
-@dataclasses.dataclass(frozen=True)
-class Open:
+class Open(_OfGroups):
     """Has new processes of groups take their devices. A death of another one is reported as ``Lost``."""
 
-    groups: frozenset[int]
 
-
-@dataclasses.dataclass(frozen=True)
-class AwaitReset:
+class AwaitReset(ReplacementJob):
     """Waits for the end of ``Reset``."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckCopies:
+class CheckCopies(_OfSnapshot):
     """Finds damaged copies of a snapshot. Raises ``CopiesLostError`` when no good ones are left."""
 
-    snapshot: int
 
-
-@dataclasses.dataclass(frozen=True)
-class Connect:
+class Connect(ReplacementJob):
     """Connects all processes with one another."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Load:
+class Load(_OfGroups):
     """Has groups load all programs."""
 
-    groups: frozenset[int]
 
-
-@dataclasses.dataclass(frozen=True)
-class Restore:
+class Restore(_OfSnapshot):
     """Has all groups go back to a snapshot."""
 
-    snapshot: int
 
-
-@dataclasses.dataclass(frozen=True)
-class ConnectDriver:
+class ConnectDriver(ReplacementJob):
     """Connects the driver with all processes. Its result are the connections."""
-
-
-ReplacementJob = (
-    Detach | Kill | Reset | Start | Open | AwaitReset | CheckCopies | Connect | Load | Restore | ConnectDriver
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,21 +174,21 @@ class Recovered:
 
 
 @dataclasses.dataclass(frozen=True)
-class AwaitReplay:
+class AwaitReplay(Wait):
     """Waits until all steps of a replay are answered, or groups go back once more."""
 
     recovered: Recovered
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(Job):
     """Tells the user of a replacement."""
 
     recovered: Recovered
 
 
 @dataclasses.dataclass(frozen=True)
-class StartSpares:
+class StartSpares(Job):
     """Starts missing spares, and gives back what nobody uses. ``ends_move``: the move under way."""
 
     ends_move: bool = False
@@ -203,31 +197,32 @@ class StartSpares:
 # Jobs of a move, in order.
 
 
-@dataclasses.dataclass(frozen=True)
-class Look:
+class MoveJob(Job):
+    """A job of a move."""
+
+
+class Look(Job):
     """Finds the groups that are to move. Its result are these and why: ``drained``, ``shrunk``, ``grown``."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepare:
+class Prepare(MoveJob):
     """Has processes ready for a group at another place. Its result is whether there is one."""
 
     mpmd_idx: int
     may_use_spares: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class AwaitRunning:
+class AwaitRunning(MoveJob, Wait):
     """Waits until no group is being replaced."""
 
 
-@dataclasses.dataclass(frozen=True)
-class AwaitSaves:
+class AwaitSaves(MoveJob, Wait):
     """Waits until no checkpoint is being saved, for some seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
-class FindDead:
+class FindDead(MoveJob):
     """Finds groups of which a process is gone or does not answer. Its result are these.
 
     ``failed``: the snapshot without which the run cannot go on, unless a death is why, and the reason.
@@ -236,24 +231,19 @@ class FindDead:
     failed: tuple[CopyAway, BaseException] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class AwaitSnapshot:
+class AwaitSnapshot(MoveJob, Wait):
     """Waits until no snapshot is under way that will count soon, or a group has died."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Discard:
+class Discard(MoveJob):
     """Ends processes that were prepared and not used."""
-
-
-MoveJob = Prepare | AwaitRunning | AwaitSaves | FindDead | AwaitSnapshot | Discard
 
 
 # Other jobs.
 
 
 @dataclasses.dataclass(frozen=True)
-class CopyAway:
+class CopyAway(Job):
     """Waits for the copies of a snapshot, and has them travel to where they outlive their group."""
 
     attempt: int
@@ -263,23 +253,14 @@ class CopyAway:
 
 
 @dataclasses.dataclass(frozen=True)
-class AwaitDeath:
+class AwaitDeath(Wait):
     """Waits until the death is reported that made a snapshot fail, for some seconds. As ``FindDead``."""
 
     failed: tuple[CopyAway, BaseException]
 
 
-@dataclasses.dataclass(frozen=True)
-class Release:
+class Release(Job):
     """Ends all processes, and gives all resources back."""
 
 
-StartingJob = Start | Open | Prepare | StartSpares
-"""The jobs that start processes."""
-
-Wait = AwaitReplay | AwaitRunning | AwaitSaves | AwaitSnapshot | AwaitDeath
-"""The jobs that end when ``Membership.is_over`` says so."""
-
-Job = ReplacementJob | Report | StartSpares | Look | Prepare | FindDead | Discard | CopyAway | Release | Wait
-
-Actions = list[Action | Job]
+Actions = list[Action]

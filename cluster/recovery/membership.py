@@ -85,6 +85,7 @@ class Membership:
                 return self.moves.is_superseded or journal.snapshot is None or journal.keeps_copies
             case do.AwaitDeath((copying, _)):
                 return copying.attempt != journal.attempt
+        raise AssertionError(f"{wait} is no wait of membership")
 
     def is_void(self, job: do.Job) -> bool:
         """Whether a job need not be carried out any more."""

@@ -93,7 +93,8 @@ class Shell:
     def tell(self, event: Event) -> None:
         """Tells the membership of an event. May be called in any thread, and does not wait for jobs."""
         for job in self._act(event):
-            threading.Thread(target=self._work, args=([job],), name="mpmd recovery", daemon=True).start()
+            name = f"mpmd {type(job).__name__}"
+            threading.Thread(target=self._work, args=([job],), name=name, daemon=True).start()
 
     def _act(self, event: Event) -> list[do.Job]:
         """Carries out the actions that follow from an event. Returns the jobs."""
