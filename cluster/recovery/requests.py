@@ -214,6 +214,8 @@ class Requests:
 
     def ask_for_copies(self, snapshot: LoggedSnapshot) -> None:
         """Asks groups for the copies of a snapshot, for the first time or again. As ``ask``."""
+        if self.membership.dead:
+            return
         copied: list[Future] = []
         try:
             for mpmd_idx, released in snapshot.released.items():
