@@ -120,7 +120,7 @@ class Membership:
             case on.Copying(snapshot, copied):
                 return [do.CopyAway(journal.attempt, snapshot, journal.committed, copied)]
             case on.Lost():
-                return self._under_way.start_beside(event)
+                return self._current.start_beside(event)
             case on.Done(job, result):
                 return self._go_on(job, result)
             case on.Faulted(do.CopyAway() as copying, error):
@@ -132,7 +132,7 @@ class Membership:
                 return [do.Say(message), *_after_report(recovered)]
             case on.Faulted(job, error):
                 if isinstance(job, do.ReplacementJob):
-                    return self._under_way.begin_again(event)
+                    return self._current.begin_again(event)
                 return self.moves.fail(job, error)
             case on.Closed(error):
                 self.error = error
@@ -145,9 +145,9 @@ class Membership:
             case do.Detach():
                 return self._replace()
             case do.Start():
-                return self._under_way.open()
+                return self._current.open()
             case do.Open(groups):
-                return self._under_way.open(groups)
+                return self._current.open(groups)
             case do.ConnectDriver():
                 return self._replay(result)
             case do.AwaitReplay(recovered):
@@ -236,7 +236,7 @@ class Membership:
         return [do.Detach(error)]
 
     @property
-    def _under_way(self) -> Replacement:
+    def _current(self) -> Replacement:
         assert self._replacement is not None, "no group is being replaced"
         return self._replacement
 
@@ -245,11 +245,11 @@ class Membership:
         dead = {i for i, error in self.dead.items() if not isinstance(error, _StepFailedError)}
         is_failure = bool(dead - self.moves.leaving)
         self.moves.leaving -= dead
-        return self._under_way.begin(dead, is_failure, self.journal.committed)
+        return self._current.begin(dead, is_failure, self.journal.committed)
 
     def _replay(self, connections: Sequence) -> Actions:
         """All groups run again, and are asked all that the journal has."""
-        replacement, self._replacement = self._under_way, None
+        replacement, self._replacement = self._current, None
         self.dead.clear()
         actions: Actions = [do.Attach(connections)]
         if replacement.lost is not None:
