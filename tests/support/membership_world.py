@@ -68,6 +68,7 @@ class World:
         self.done = []
         self.reports = []
         self.said = []
+        self.given_back = []
 
     # Events.
 
@@ -102,6 +103,8 @@ class World:
                 assert self.journal.committed != BEGINNING
             case do.BeginSnapshot():
                 self.begin_snapshot()
+            case do.GiveBack(snapshot):
+                self.given_back.append(snapshot)
             case do.Say(message):
                 self.said.append(message)
             case do.End(error):
@@ -274,6 +277,7 @@ class World:
             case do.Kill(groups):
                 for mpmd_idx in groups:
                     self.groups[mpmd_idx].end()
+                    self.groups[mpmd_idx].is_open = False
                 self.resetting -= groups
             case do.Reset(but):
                 self.resetting = set(range(len(self.groups))) - but

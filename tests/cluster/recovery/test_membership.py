@@ -177,6 +177,7 @@ def test_a_run_without_snapshots_ends_when_the_log_is_full_unless_a_death_is_why
             assert world.run_threads() is None, "the death is awaited"
             world.hear()
         world.settle_all()
+        assert len(set(map(id, world.given_back))) == 4, "groups were not told to drop what a snapshot was to"
         assert (world.membership.error is None) == dies
         assert dies or "not be copied 5 times in a row, the last time because MemoryError: no room" in str(
             world.membership.error
