@@ -281,14 +281,13 @@ def _after_report(recovered: do.Recovered) -> Actions:
 
 
 def _clean_up(event: on.Event) -> Actions:
-    """Nothing works any more: ends what was started since."""
+    """Nothing works any more: ends what was started or reserved since."""
     match event:
         case on.Done(do.AwaitReplay(recovered)):
             return [do.Report(recovered)]
         case on.Done(do.ConnectDriver(), connections):
             return [do.Disconnect(connections)]
-        case on.Done(job) | on.Faulted(job) if isinstance(
-            job, do.Start | do.Open | do.Prepare | do.StartSpares
-        ):
-            return [do.Release()]
+        case on.Done(job) | on.Faulted(job):
+            is_starting = isinstance(job, do.Start | do.Open | do.StartSpares | do.Look | do.Prepare)
+            return [do.Release()] if is_starting else []
     return []

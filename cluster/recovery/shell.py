@@ -25,7 +25,6 @@ from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
 from cluster.recovery.logged import LoggedCopy, LoggedSnapshot
 from cluster.recovery.migrations import Migrations
-from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.report import RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
@@ -271,8 +270,13 @@ class Shell:
 
     def start(self) -> None:
         """Has a thread look after the places of groups, as long as this is in use."""
-        watching = (weakref.ref(self), self._wake, self._pool)
+        watching = (weakref.ref(self), self._wake)
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing works any more."""
+        return self._membership.error is not None
 
     def look_after(self) -> None:
         """Moves the groups that are to move. Is called now and then, by one thread."""
@@ -336,17 +340,14 @@ def _weakly(tell: Callable[[Event], None]) -> Callable[[Event], None]:
     return tell_if_alive
 
 
-def _watch(shell: weakref.ref[Shell], wake: threading.Event, pool: ProcessPool) -> None:
+def _watch(shell: weakref.ref[Shell], wake: threading.Event) -> None:
     """In a thread of its own, which does not keep the shell alive."""
     session = RaySession()
     while True:
         wake.wait(_LOOK_SECONDS)
         wake.clear()
-        if pool.stop.is_set():
-            pool.release()  # the mesh was closed, perhaps before the last reservation was requested
-            return
         alive = shell()
-        if alive is None or not session.is_connected:
+        if alive is None or alive.has_ended or not session.is_connected:
             return
         alive.look_after()
         del alive

@@ -315,6 +315,9 @@ class World:
                 self.check_alive()
                 for mpmd_idx, group in enumerate(self.groups):
                     group.chain = self.copies[snapshot][mpmd_idx]
+            case do.Look():
+                self.places.add(next(self.numbers))
+                return {}
             case do.Prepare(mpmd_idx):
                 if self.has_place:
                     self.prepared[mpmd_idx] = next(self.numbers)

@@ -1,5 +1,7 @@
 """Membership in one situation after the other, with groups, threads and places that only pretend."""
 
+import collections
+
 import pytest
 
 from cluster.recovery import Recovery
@@ -552,6 +554,12 @@ def test_the_mesh_is_closed_while_a_group_moves(job):
     world = committed()
     world.look({1: GROWN})
     close_during(world, stop_at(world, job))
+
+
+def test_the_mesh_is_closed_while_places_are_looked_for():
+    world = committed()
+    world.threads.append(collections.deque([do.Look()]))
+    close_during(world, world.threads[-1])
 
 
 def close_during(world, thread):
