@@ -91,9 +91,9 @@ class Shell:
 
     def tell(self, event: Event) -> None:
         """Tells the membership of an event. May be called in any thread, and does not wait for jobs."""
-        for job in self._act(event):
-            name = f"mpmd {type(job).__name__}"
-            threading.Thread(target=self._work, args=([job],), name=name, daemon=True).start()
+        if jobs := self._act(event):
+            name = f"mpmd {type(jobs[0]).__name__}"
+            threading.Thread(target=self._work, args=(jobs,), name=name, daemon=True).start()
 
     def _act(self, event: Event) -> list[do.Job]:
         """Carries out the actions that follow from an event. Returns the jobs."""

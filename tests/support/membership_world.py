@@ -73,7 +73,7 @@ class World:
     # Events.
 
     def tell(self, event):
-        self.threads += [collections.deque([job]) for job in self.act(event)]
+        self.threads.append(collections.deque(self.act(event)))
 
     def act(self, event):
         jobs = []
