@@ -135,19 +135,19 @@ def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_
 def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
     """Before the first snapshot: after it, two groups that keep each other's copies may not die together."""
     monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
-    start, started = ProcessPool._start, []
+    start, started = ProcessPool.start, []
 
     def noting_start(pool, groups):
         started.append(set(groups))
         start(pool, groups)
 
-    monkeypatch.setattr(ProcessPool, "_start", noting_start)
+    monkeypatch.setattr(ProcessPool, "start", noting_start)
     with cluster.launch(
         {"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery(max_failures=9)
     ) as mesh:
         step = compiled(mesh)
         undisturbed = train(step, steps=3)
-        for count, phase in enumerate(["_open", "_connect"], start=1):
+        for count, phase in enumerate(["open", "connect"], start=1):
             started.clear()
             with monkeypatch.context() as patched:
                 patched.setattr(ProcessPool, phase, killing_before(getattr(ProcessPool, phase), mesh, 1))
