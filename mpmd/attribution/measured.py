@@ -51,7 +51,7 @@ class Measured:
       received: by group, when it turned to the driver's request.
       returned: when the driver had all replies: the end of the step.
       step: the number of the step among those that were recorded.
-      steps: the number of recorded steps, over which medians are.
+      steps: the number of steps over which medians are.
     """
 
     workload: Workload
@@ -101,6 +101,8 @@ def type_of(group: int, task: AnyTask) -> TypeKey:
 def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None = None) -> Measured:
     """The step of median length among recorded steps, with the medians of all of them.
 
+    Steps for which groups were replaced are left out, unless there is no other.
+
     Args:
       steps: by the driver's clock.
       topology: of the groups, for the bytes of messages; ``None``: those of whole values.
@@ -110,13 +112,15 @@ def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None 
     if not steps:
         raise ValueError("there is no recorded step to explain")
     workload = plan_workload(plan, Costs(), topology)
-    recorded = [_StepTimes.of(plan, step) for step in steps]
+    kept = [i for i, step in enumerate(steps) if step.recovery is None] or list(range(len(steps)))
+    recorded = {i: _StepTimes.of(plan, steps[i]) for i in kept}
     took = [
-        [span.end - span.start for of_group in times.groups for span in of_group.tasks] for times in recorded
+        [span.end - span.start for of_group in times.groups for span in of_group.tasks]
+        for times in recorded.values()
     ]
-    chosen = sorted(range(len(steps)), key=lambda i: (steps[i].returned, i))[(len(steps) - 1) // 2]
+    chosen = sorted(kept, key=lambda i: (steps[i].returned, i))[(len(kept) - 1) // 2]
     workload = with_medians(workload, took)
-    return _columns(plan, workload, recorded[chosen], step=chosen, steps=len(steps))
+    return _columns(plan, workload, recorded[chosen], step=chosen, steps=len(kept))
 
 
 class _Span(NamedTuple):

@@ -62,7 +62,7 @@ class Profile(ShownAsText):
         yield self.events
 
     def __str__(self) -> str:
-        return profile_text(self.attribution, self.findings, len(self.recorded))
+        return profile_text(self.attribution, self.findings, len(self.recorded), self.recoveries)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the profile without its result to a file, which ``Profile.load`` reads.
@@ -129,6 +129,7 @@ class Profile(ShownAsText):
             sources=self.sources,
             compile_seconds=self.compile_seconds,
             memory=memory_over_time(self.plan, step, self.updated),
+            recoveries=self.recoveries,
         )
 
     @functools.cached_property
@@ -136,6 +137,15 @@ class Profile(ShownAsText):
         """The recorded steps by the driver's clock, each in nanoseconds since its call."""
         senders = _senders(self.plan, self.topology)
         return tuple(match(step, senders) for step in self.recorded)
+
+    @property
+    def recoveries(self) -> Mapping[int, int]:
+        """The steps for which groups were replaced, by number, with the nanoseconds from the call until then.
+
+        They count in no median, and none of them is the one that is explained, unless there is no other.
+        """
+        times = ((number, step.recovery) for number, step in enumerate(self.steps))
+        return {number: time for number, time in times if time is not None}
 
     @functools.cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:

@@ -13,7 +13,7 @@ from mpmd.util.json_data import JsonFormat, Text
 FORMAT = "mpmd profile"
 """The name of the format, which a file has under ``format``."""
 
-VERSION = 1
+VERSION = 2
 """The version of the format, which changes when files of before cannot be read any more."""
 
 _Data = TypeVar("_Data")

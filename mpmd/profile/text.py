@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.findings import Finding
 from mpmd.attribution.gaps import Causes
@@ -12,20 +14,40 @@ FINDINGS = 3
 """The number of findings that a profile shows."""
 
 
-def profile_text(attribution: Attribution, findings: tuple[Finding, ...], num_steps: int) -> str:
-    """The shares of the step that each group worked and was idle, by cause, with the first findings."""
+def profile_text(
+    attribution: Attribution, findings: tuple[Finding, ...], num_steps: int, recoveries: Mapping[int, int]
+) -> str:
+    """The shares of the step that each group worked and was idle, by cause, with the first findings.
+
+    Args:
+      num_steps: those that were recorded.
+      recoveries: by the number of a step, the nanoseconds in which groups were replaced after its call.
+    """
     length = attribution.measured.returned
     shown = [name for name in Causes._fields if getattr(attribution.total, name)]
     rows = [("group", "at work", *(name.replace("_", " ") for name in shown))]
     for group, causes in enumerate(attribution.by_group):
         shares = [length - sum(causes), *(getattr(causes, name) for name in shown)]
         rows.append((str(group), *(f"{share / length:.1%}" for share in shares)))
-    of_steps = f", the median of {num_steps}" if num_steps > 1 else ""
+    counted = attribution.measured.steps
+    of_steps = f", the median of {counted}" if counted > 1 else ""
     return "\n".join(
         [
             f"a step of {time_text(length)}{of_steps}; of it, each group was",
             *aligned(rows, left=()),
+            *_recovery_lines(attribution.measured.step, num_steps, recoveries),
             *(["what would help, by simulation:"] if findings else []),
             *(f"  - {finding}" for finding in findings[:FINDINGS]),
         ]
     )
+
+
+def _recovery_lines(shown: int, num_steps: int, recoveries: Mapping[int, int]) -> Iterator[str]:
+    for step, time in recoveries.items():
+        if step == shown:
+            yield f"groups were replaced for {time_text(time)} after its call, which is no part of it"
+        else:
+            yield (
+                f"step {step + 1} of {num_steps} does not count: it ran after groups were replaced, "
+                f"{time_text(time)} after its call"
+            )

@@ -211,7 +211,8 @@ class LoadedStep(PlannedStep):
         """Runs steps, waits for each, and returns the last result with the times of all processes.
 
         ``result, events = step.profile(...)`` has the result and the events of the last step. Each task is
-        waited for while a step is recorded, which an accelerator's queue of tasks would otherwise hide.
+        waited for while a step is recorded, which an accelerator's queue of tasks would otherwise hide. A
+        step that groups ran again, since one of them recovered, counts only if there is no other.
 
         Args:
           args, kwargs: the step's; those of the first one, if there are several.
@@ -246,9 +247,8 @@ class LoadedStep(PlannedStep):
         )
         tracing = contextlib.nullcontext() if trace_dir is None else traced(self._running(), trace_dir)
         with tracing:
-            result, recorded = record_steps(
-                functools.partial(self.submit, profile=True), call, fed_back, steps
-            )
+            submit = functools.partial(self.submit, profile=True)
+            result, recorded = record_steps(self._running(), submit, call, fed_back, steps)
         profile = dataclasses.replace(unrecorded, recorded=recorded, result=result)
         self._profiled = dataclasses.replace(profile, result=None)
         return profile

@@ -55,6 +55,8 @@ def _facts(subject: Subject) -> list[Fact]:
     if measured.steps > 1:
         text = f"{measured.step + 1} of {measured.steps}"
         facts.append(Fact(label="Recorded step", value=text, unit="text"))
+    for step, time in subject.recoveries.items():
+        facts.append(Fact(label=f"Recovery before step {step + 1}", value=time, unit="time"))
     if subject.step.error:
         facts.append(Fact(label="Clocks agree within", value=subject.step.error, unit="time"))
     return facts
