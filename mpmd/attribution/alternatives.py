@@ -93,7 +93,7 @@ class _Loop:
                 task = workload.tasks[operation]
                 if isinstance(task, Cell):
                     lists[group].append(task)
-                    medians[types_of(task)] = int(workload.durations[operation])
+                    medians[types_of(task)] = model.medians[operation]
                     handling.append(model.handling[operation])
         alone = members_alone(medians)
         if not any(kind != "fwd" for kind, _ in alone):
@@ -185,6 +185,7 @@ class _Loop:
             link=Link(latency=statistics.median(flights.values()) if flights else 0.0),
             links={edge: Link(latency=time) for edge, time in flights.items()},
             atomic=True,
+            at_once=self.model.at_once,
         )
 
 

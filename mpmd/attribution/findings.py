@@ -11,8 +11,8 @@ from mpmd.attribution.alternatives import Alternative
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.balance import Balance
 from mpmd.attribution.gaps import Culprit
-from mpmd.attribution.model import flight_times
-from mpmd.attribution.scenarios import EQUAL_STAGES, Scenario, like_others, twice_as_fast
+from mpmd.attribution.model import StepModel, flight_times
+from mpmd.attribution.scenarios import EQUAL_STAGES, OWN_CORES, Scenario, like_others, twice_as_fast
 from mpmd.attribution.texts import change_text, less_text, processor_text, task_text, time_text, types_text
 from mpmd.ir.plan import Cell, Task
 from mpmd.simulate.costs import types_of
@@ -33,8 +33,8 @@ class Finding:
 
     Attributes:
       text: in plain words.
-      cause: the cause of idle time, as in ``Causes``; ``"schedule"`` and ``"microbatches"`` for changes of
-        these.
+      cause: the cause of idle time, as in ``Causes``; ``"cores"`` for shared ones; ``"schedule"`` and
+        ``"microbatches"`` for changes of these.
       saves_ns: the nanoseconds by which the step would be shorter, by simulation.
       share_saved: these by the length of the simulated step.
     """
@@ -49,7 +49,7 @@ class Finding:
 
 
 def findings_of(
-    attribution: Attribution,
+    model: StepModel,
     scenarios: tuple[Scenario, ...],
     alternatives: tuple[Alternative, ...],
 ) -> tuple[Finding, ...]:
@@ -57,7 +57,7 @@ def findings_of(
 
     Of those that save alike, as far as their texts tell, other schedules come last: a larger change.
     """
-    writer = _Writer(attribution, scenarios, alternatives)
+    writer = _Writer(model, scenarios, alternatives)
     findings = [finding for finding in writer.all() if finding.share_saved >= LEAST_SHARE]
     return tuple(sorted(findings, key=_rank))
 
@@ -69,9 +69,13 @@ def _rank(finding: Finding) -> tuple[int, bool, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Writer:
-    attribution: Attribution
+    model: StepModel
     scenarios: tuple[Scenario, ...]
     alternatives: tuple[Alternative, ...]
+
+    @property
+    def attribution(self) -> Attribution:
+        return self.model.attribution
 
     def all(self) -> Iterator[Finding]:
         by_name = {scenario.name: scenario for scenario in self.scenarios}
@@ -88,6 +92,9 @@ class _Writer:
             scenario = by_name[name]
             share = scenario.saves / whole
             yield Finding(text(less_text(share)), scenario.cause, scenario.saves, share)
+        if apart := by_name.get(OWN_CORES):
+            share = apart.saves / whole
+            yield Finding(self._cores(less_text(share)), apart.cause, apart.saves, share)
         yield from self._links(by_name, whole)
         yield from self._schedules(whole)
 
@@ -167,6 +174,18 @@ class _Writer:
         if reply:
             text += f", and all replies were there {time_text(reply)} after the last was sent"
         return f"{text}; without that the step would take {less}"
+
+    def _cores(self, less: str) -> str:
+        """The number of groups, and how much longer their tasks take than each alone."""
+        measured, model = self.attribution.measured, self.model
+        tasks = [task for group in self._groups for task in measured.tasks(group)]
+        groups = sum(any(measured.tasks(group)) for group in self._groups)
+        took = sum(measured.ends[task] - measured.starts[task] for task in tasks)
+        factor = took / (sum(model.durations[task] for task in tasks) or 1)
+        return (
+            f"{groups} groups share cores for {measured.at_once:.3g} at once, so that their tasks take "
+            f"{factor:.2f} times as long; with cores of its own for each the step would take {less}"
+        )
 
     def _links(self, by_name: Mapping[str, Scenario], whole: int) -> Iterator[Finding]:
         flights = flight_times(self.attribution.measured)

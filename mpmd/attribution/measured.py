@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mpmd.attribution.clocks import MatchedStep
+from mpmd.attribution.cores import groups_at_once
 from mpmd.ir.plan import AnyTask, GroupProgram, LoopStages, OutsideTask, Plan, TaskType
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.routes import Topology
@@ -52,6 +54,8 @@ class Measured:
       returned: when the driver had all replies: the end of the step.
       step: the number of the step among those that were recorded.
       steps: the number of steps over which medians are.
+      at_once: the number of groups that can compute at once, each as fast as alone; infinite where each has
+        cores of its own.
     """
 
     workload: Workload
@@ -65,6 +69,7 @@ class Measured:
     returned: int
     step: int = 0
     steps: int = 1
+    at_once: float = math.inf
 
     @property
     def groups(self) -> range:
@@ -120,7 +125,8 @@ def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None 
     ]
     chosen = sorted(kept, key=lambda i: (steps[i].returned, i))[(len(kept) - 1) // 2]
     workload = with_medians(workload, took)
-    return _columns(plan, workload, recorded[chosen], step=chosen, steps=len(kept))
+    measured = _columns(plan, workload, recorded[chosen], step=chosen, steps=len(kept))
+    return dataclasses.replace(measured, at_once=groups_at_once(steps[chosen].processes, topology))
 
 
 class _Span(NamedTuple):

@@ -84,6 +84,7 @@ class ProcessTimes:
       finished: when its last operation had ended.
       replied: when its reply was complete.
       tasks, waits, sends: each in the order of time.
+      on_cores: whether its tasks run on the cores of the host, and not on an accelerator.
     """
 
     mpmd_idx: int
@@ -96,6 +97,7 @@ class ProcessTimes:
     tasks: tuple[TaskTime, ...] = ()
     waits: tuple[WaitTime, ...] = ()
     sends: tuple[SendTime, ...] = ()
+    on_cores: bool = False
 
     def shifted(self, offset: int) -> ProcessTimes:
         """The same times by a clock that is ahead by ``offset`` nanoseconds."""

@@ -185,7 +185,7 @@ class Profile(ShownAsText):
     @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
         """Sentences on where the time went, those first that would save the most."""
-        return findings_of(self.attribution, self.scenarios, self.alternatives)
+        return findings_of(self._model, self.scenarios, self.alternatives)
 
     @functools.cached_property
     def _model(self) -> StepModel:

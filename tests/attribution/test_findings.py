@@ -27,7 +27,7 @@ def explained(plan, *timings):
     return (
         attribution,
         {s.name: s for s in scenarios},
-        findings_of(attribution, scenarios, alternatives),
+        findings_of(model, scenarios, alternatives),
     )
 
 
@@ -176,10 +176,10 @@ def test_a_message_that_is_noticed_late_has_not_flown_for_long():
 
 def test_of_findings_that_save_alike_a_mended_step_comes_before_another_schedule():
     found = explained(PLAN, noisy(duration=uneven))
-    attribution, scenarios, findings = found[0], tuple(found[1].values()), found[2]
+    model, scenarios, findings = StepModel.of(found[0]), tuple(found[1].values()), found[2]
     equal = next(finding for finding in findings if finding.cause == "imbalance")
     alike = Alternative("Alike", 4, 16, equal.saves_ns, equal.saves_ns + 1000, 0)
-    assert [each.cause for each in findings_of(attribution, scenarios, (alike,))[:2]] == [
+    assert [each.cause for each in findings_of(model, scenarios, (alike,))[:2]] == [
         "imbalance",
         "schedule",
     ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import mpmd
 from mpmd.ir.events import Wait
 from mpmd.ir.plan import Recv, Send
+from mpmd.runtime.recording import host_here
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, step_of
 
 STAGES = 3
@@ -59,6 +61,11 @@ def test_every_run_wait_and_send_of_the_plan_is_recorded(step, profile):
             receives = {(i.src, i.tag) for i in program.instructions if isinstance(i, Recv)}
             assert {(wait.src, wait.tag) for wait in times.waits} == receives
     assert all(event.activity.tag is not None for event in profile.events if isinstance(event.activity, Wait))
+
+
+def test_groups_of_a_machine_share_its_cores(profile):
+    cores = len(host_here().cores)
+    assert profile.attribution.measured.at_once == (cores if 0 < cores < STAGES else math.inf)
 
 
 def test_times_are_in_the_order_in_which_they_must_be(profile):
