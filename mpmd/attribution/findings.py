@@ -130,14 +130,14 @@ class _Writer:
         if culprit is None:
             return f"tasks take longer at some times than at others; without that the step would take {less}"
         measured, operation = self.attribution.measured, culprit.operation
-        took = measured.ends[operation] - measured.starts[operation]
-        factor = took / (measured.workload.durations[operation] or 1)
+        duration = measured.duration(operation)
+        factor = duration / (measured.workload.durations[operation] or 1)
         where = task_text(self.attribution, operation)
         why = processor_text(measured, operation)
         note = f"; {why}" if why else ""
         return (
-            f"{where} took {factor:.1f} times its median ({time_text(took)}{note}); without such tasks the "
-            f"step would take {less}"
+            f"{where} took {factor:.1f} times its median ({time_text(duration)}{note}); without such tasks "
+            f"the step would take {less}"
         )
 
     def _handling(self, less: str) -> str:
@@ -180,8 +180,8 @@ class _Writer:
         measured, model = self.attribution.measured, self.model
         tasks = [task for group in self._groups for task in measured.tasks(group)]
         groups = sum(any(measured.tasks(group)) for group in self._groups)
-        took = sum(measured.ends[task] - measured.starts[task] for task in tasks)
-        factor = took / (sum(model.durations[task] for task in tasks) or 1)
+        alone = sum(model.durations[task] for task in tasks)
+        factor = sum(map(measured.duration, tasks)) / (alone or 1)
         return (
             f"{groups} groups share cores for {measured.at_once:.3g} at once, so that their tasks take "
             f"{factor:.2f} times as long; with cores of its own for each the step would take {less}"
@@ -191,16 +191,16 @@ class _Writer:
         flights = flight_times(self.attribution.measured)
         for edge, time in flights.items():
             if faster := by_name.get(twice_as_fast(edge)):
-                usual = by_name.get(like_others(edge))
+                like_median = by_name.get(like_others(edge))
                 text = f"link {edge[0]} to {edge[1]}: twice as fast saves {faster.saves / whole:.1%}"
-                if usual:
+                if like_median:
                     others = statistics.median(flights[other] for other in flights if other != edge)
                     beside = f"{time / others:.1f} times those" if others else "beside nothing"
                     text += (
                         f"; its messages take {time_text(time)}, {beside} of the other links: as fast as "
-                        f"these the step would take {less_text(usual.saves / whole)}"
+                        f"these the step would take {less_text(like_median.saves / whole)}"
                     )
-                saves = (usual or faster).saves
+                saves = (like_median or faster).saves
                 yield Finding(text, "message", saves, saves / whole)
 
     def _schedules(self, whole: int) -> Iterator[Finding]:

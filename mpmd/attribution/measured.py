@@ -93,9 +93,13 @@ class Measured:
         """The operation that ends a group's step."""
         return self.workload.bounds[group + 1] - 1
 
+    def duration(self, operation: int) -> int:
+        """The time that an operation took."""
+        return self.ends[operation] - self.starts[operation]
+
     def idle(self, group: int) -> int:
         """The time from the call to the return that the group does not spend on tasks."""
-        return self.returned - sum(self.ends[i] - self.starts[i] for i in self.tasks(group))
+        return self.returned - sum(map(self.duration, self.tasks(group)))
 
 
 def type_of(group: int, task: AnyTask) -> TypeKey:
@@ -119,12 +123,12 @@ def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None 
     workload = plan_workload(plan, Costs(), topology)
     kept = [i for i, step in enumerate(steps) if step.recovery is None] or list(range(len(steps)))
     recorded = {i: _StepTimes.of(plan, steps[i]) for i in kept}
-    took = [
+    durations = [
         [span.end - span.start for of_group in times.groups for span in of_group.tasks]
         for times in recorded.values()
     ]
     chosen = sorted(kept, key=lambda i: (steps[i].returned, i))[(len(kept) - 1) // 2]
-    workload = with_medians(workload, took)
+    workload = with_medians(workload, durations)
     measured = _columns(plan, workload, recorded[chosen], step=chosen, steps=len(kept))
     return dataclasses.replace(measured, at_once=groups_at_once(steps[chosen].processes, topology))
 

@@ -111,10 +111,10 @@ class StepModel:
 
 def _times_alone(measured: Measured, links: Links) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The times of tasks, and of the handling before each, if no group shared its cores with others."""
-    took = [end - start for start, end in zip(measured.starts, measured.ends, strict=True)]
+    durations = [end - start for start, end in zip(measured.starts, measured.ends, strict=True)]
     handling = [link.handling for link in links.links]
     if math.isinf(measured.at_once):
-        return tuple(took), tuple(handling)
+        return tuple(durations), tuple(handling)
     begins = [start - time for start, time in zip(measured.starts, handling, strict=True)]
     alone = times_alone([*begins, *measured.starts], [*measured.starts, *measured.ends], measured.at_once)
     return tuple(alone[len(begins) :]), tuple(alone[: len(begins)])
@@ -125,7 +125,7 @@ def _medians_alone(measured: Measured, durations: Sequence[int]) -> Workload:
     workload = measured.workload
     if math.isinf(measured.at_once):
         return workload
-    took: collections.Counter = collections.Counter()
+    together: collections.Counter = collections.Counter()
     alone: collections.Counter = collections.Counter()
     keys = [
         None if isinstance(task := workload.tasks[operation], Instant) else type_of(group, task)
@@ -133,10 +133,10 @@ def _medians_alone(measured: Measured, durations: Sequence[int]) -> Workload:
         for operation in measured.operations(group)
     ]
     for operation, key in enumerate(keys):
-        took[key] += measured.ends[operation] - measured.starts[operation]
+        together[key] += measured.duration(operation)
         alone[key] += durations[operation]
     medians: list[float] = [
-        int(median) * alone[key] // took[key] if key and took[key] else median
+        int(median) * alone[key] // together[key] if key and together[key] else median
         for key, median in zip(keys, workload.durations, strict=True)
     ]
     return dataclasses.replace(workload, durations=medians)

@@ -118,8 +118,8 @@ class _Scenarios:
         """The slow links, each with the median time of the messages of the others."""
         for edge in self._slowest_links():
             others = [time for each, time in self.model.flights.items() if each != edge]
-            if others and self.model.flights[edge] > STRAGGLING * (usual := int(statistics.median(others))):
-                yield edge, usual
+            if others and self.model.flights[edge] > STRAGGLING * (median := int(statistics.median(others))):
+                yield edge, median
 
     def _equal(self, in_loops: bool) -> StepModel:
         """The step with tasks, either in loops or outside, that take the mean instead of their median.
