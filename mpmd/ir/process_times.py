@@ -85,6 +85,8 @@ class ProcessTimes:
       replied: when its reply was complete.
       tasks, waits, sends: each in the order of time.
       on_cores: whether its tasks run on the cores of the host, and not on an accelerator.
+      has_device_times: whether the times of tasks are those of the accelerator's trace. Otherwise they are
+        those of the process, which waits for each task.
     """
 
     mpmd_idx: int
@@ -98,6 +100,7 @@ class ProcessTimes:
     waits: tuple[WaitTime, ...] = ()
     sends: tuple[SendTime, ...] = ()
     on_cores: bool = False
+    has_device_times: bool = False
 
     def shifted(self, offset: int) -> ProcessTimes:
         """The same times by a clock that is ahead by ``offset`` nanoseconds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -29,6 +28,7 @@ from mpmd.meshes.mesh import GroupMesh
 from mpmd.profile.profile import Profile
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.collectives import Collective
+from mpmd.runtime.device_times import with_device_times
 from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import Runtime
@@ -222,7 +222,8 @@ class LoadedStep(PlannedStep):
             of all groups are brought, with the names of tasks in them. XProf and TensorBoard open it, and
             Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads it. A step
             that fails leaves the traces until then. Traces that are lost, as where a group dies and recovers
-            meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state.
+            meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state. On accelerators
+            the times of tasks are then those of the devices.
 
         Raises: ``ValueError`` when ``trace_dir`` cannot be written, for less than one step, and for several
           steps with a donated argument that no result replaces; ``TypeError`` when ``trace_dir`` is no path;
@@ -245,10 +246,10 @@ class LoadedStep(PlannedStep):
             compile_seconds=self._seconds,
             updated=frozenset(name for name in state if name),
         )
-        tracing = contextlib.nullcontext() if trace_dir is None else traced(self._running(), trace_dir)
-        with tracing:
-            submit = functools.partial(self.submit, profile=True)
-            result, recorded = record_steps(self._running(), submit, call, fed_back, steps)
+        runtime, submit = self._running(), functools.partial(self.submit, profile=True)
+        with traced(runtime, trace_dir) as traces:
+            result, recorded = record_steps(runtime, submit, call, fed_back, steps)
+        recorded = with_device_times(recorded, traces)
         profile = dataclasses.replace(unrecorded, recorded=recorded, result=result)
         self._profiled = dataclasses.replace(profile, result=None)
         return profile
