@@ -46,6 +46,8 @@ def read_profile(cls: type[_Data], path: str | os.PathLike[str]) -> _Data:
     Raises: ``OSError`` when the file cannot be read, ``ValueError`` when it is no profile, or one of another
       version; both name the file.
     """
+    if pathlib.Path(path).is_dir():
+        raise IsADirectoryError(f"{path} is a directory, and no profile, which is a file")
     try:
         content = json.loads(pathlib.Path(path).read_bytes())
     except (ValueError, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.findings import Finding
@@ -10,8 +10,13 @@ from mpmd.attribution.gaps import Causes
 from mpmd.attribution.texts import time_text
 from mpmd.util.tables import aligned
 
-FINDINGS = 3
-"""The number of findings that a profile shows."""
+SHOWN_FINDINGS = 3
+"""The number of findings that a profile and a report show."""
+
+
+def findings_lines(title: str, findings: Sequence[Finding]) -> list[str]:
+    """The first findings below a title; nothing without any."""
+    return [title, *(f"  - {finding}" for finding in findings[:SHOWN_FINDINGS])] if findings else []
 
 
 def profile_text(
@@ -36,8 +41,7 @@ def profile_text(
             f"a step of {time_text(length)}{of_steps}; of it, each group was",
             *aligned(rows, left=()),
             *_recovery_lines(attribution.measured.step, num_steps, recoveries),
-            *(["what would help, by simulation:"] if findings else []),
-            *(f"  - {finding}" for finding in findings[:FINDINGS]),
+            *findings_lines("what would help, by simulation:", findings),
         ]
     )
 

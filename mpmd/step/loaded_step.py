@@ -135,7 +135,7 @@ class LoadedStep(PlannedStep):
             holdings=self._loaded.holdings,
             measured_peaks=runtime.measured_peaks() if runtime else None,
             findings=explain(self).findings,
-            slow=self._profiled.findings if self._profiled else (),
+            profile=self._profiled,
         )
 
     def argument_leaves(self, argnum: int | str = 0) -> Any:
@@ -251,7 +251,7 @@ class LoadedStep(PlannedStep):
             result, recorded = record_steps(runtime, submit, call, fed_back, steps)
         recorded = with_device_times(recorded, traces)
         profile = dataclasses.replace(unrecorded, recorded=recorded, result=result)
-        self._profiled = dataclasses.replace(profile, result=None)
+        self._profiled = profile.without_result()
         return profile
 
     def _running(self) -> Runtime:

@@ -199,6 +199,13 @@ def test_parts_of_a_comparison_add_up_to_the_steps(profile, balanced_profile):
     assert slow["after"] < 0.9 * slow["before"]
 
 
+def test_a_step_beside_itself_is_as_long(profile):
+    data = profile_data(profile._subject("x"))
+    assert comparison_data(data, data)["sentences"] == [
+        f"The step takes {duration(data['makespan'])}, as long as before."
+    ]
+
+
 def test_a_comparison_of_other_sizes(profile):
     other = drawn_profile(plan_of_schedule(mpmd.Std1F1B(2), 4))
     change = comparison_data(*(profile_data(p._subject("x")) for p in (profile, other)))
