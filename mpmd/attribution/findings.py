@@ -195,8 +195,8 @@ class _Writer:
         alone = sum(model.durations[task] for task in tasks)
         factor = sum(map(measured.duration, tasks)) / (alone or 1)
         return (
-            f"{groups} groups share cores for {measured.at_once:.3g} at once, so that their tasks take "
-            f"{factor:.2f} times as long; with cores of its own for each the step would take {less}"
+            f"{groups} groups share cores on which {measured.at_once:.3g} can compute at once, and their "
+            f"tasks take {factor:.2f} times as long as alone; with cores for all the step would take {less}"
         )
 
     def _links(self, by_name: Mapping[str, Scenario], whole: int) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from mpmd.ir.plan import Cell, Edge, OutsideTask
 MOST_LINKS = 16
 """The links of which each is changed alone: those whose messages take the longest in all."""
 
-OWN_CORES = "cores of its own for each group"
+OWN_CORES = "cores for all groups"
 """The name of the scenario of a step whose groups share cores, without that."""
 
 EQUAL_STAGES = "equal stages"
@@ -96,7 +96,7 @@ class _Scenarios:
         if not math.isinf(model.at_once):
             apart = dataclasses.replace(model, at_once=math.inf)
             yield self._of(OWN_CORES, "cores", "groups share no cores", apart)
-        yield self._of("ideal", "", "all of these but cores of its own for each group", model.ideal())
+        yield self._of("ideal", "", "all of these, on the same cores", model.ideal())
 
     def _of(self, name: str, cause: str, text: str, changed: StepModel) -> Scenario:
         return Scenario(name, cause, text, changed.makespan, self.model.makespan - changed.makespan)

@@ -62,7 +62,9 @@ def test_what_one_core_does_takes_as_long_in_any_order():
 def test_cores_that_are_shared_are_a_finding():
     model = model_of(Std1F1B(4).tasks(8), Costs(at_once=1))
     finding = next(each for each in findings_of(model, scenarios_of(model), ()) if each.cause == "cores")
-    assert finding.text.startswith("4 groups share cores for 1 at once, so that their tasks take ")
+    assert finding.text.startswith(
+        "4 groups share cores on which 1 can compute at once, and their tasks take "
+    )
     alone = simulate(Std1F1B(4).tasks(8)).makespan / simulate(Std1F1B(4).tasks(8), Costs(at_once=1)).makespan
     assert finding.share_saved == pytest.approx(1 - alone)
     apart = model_of(Std1F1B(4).tasks(8), Costs(at_once=4))
