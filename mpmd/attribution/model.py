@@ -145,7 +145,7 @@ def _medians_alone(measured: Measured, durations: Sequence[int]) -> Workload:
 def flight_times(measured: Measured) -> dict[Edge, int]:
     """For each edge, the median time in flight of the messages that its receiver waited for when they left.
 
-    A receiver that computes may notice late that a message has come, which delays nothing. So of an edge
+    A receiver that is busy may notice late that a message has come, which delays nothing. So of an edge
     without any message that was waited for, the shortest time counts.
     """
     workload = measured.workload

@@ -160,7 +160,7 @@ def test_findings_are_ordered_by_what_they_save():
 
 
 def test_a_message_that_is_noticed_late_has_not_flown_for_long():
-    """By shared memory, a receiver that computes sees when it next waits that a message has come."""
+    """A receiver that is busy may see only when it next waits that a message has come."""
     (step,) = matched_steps(PLAN, noisy(duration=uneven))
 
     def noticed(wait):
