@@ -12,7 +12,15 @@ from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.balance import Balance
 from mpmd.attribution.model import StepModel, flight_times
 from mpmd.attribution.scenarios import EQUAL_STAGES, OWN_CORES, Scenario, like_others, twice_as_fast
-from mpmd.attribution.texts import change_text, less_text, processor_text, task_text, time_text, types_text
+from mpmd.attribution.texts import (
+    change_text,
+    equal_stages_text,
+    less_text,
+    processor_text,
+    task_text,
+    time_text,
+    types_text,
+)
 from mpmd.ir.plan import Cell, Edge, Task
 from mpmd.simulate.costs import types_of
 
@@ -111,7 +119,7 @@ class _Writer:
         """The group with the most work in loops, and its slowest type of task."""
         balance = balance_of(self.attribution)
         if not balance.loads:
-            return f"there is no work in loops; with equal stages the step would take {less}", -1
+            return f"there is no work in loops; {equal_stages_text(less)}", -1
         group = balance.heaviest
         text = f"group {group} has {balance.factor(group):.2f} times the work of the mean group"
         slowest, slowness, operation = self._slowest_type(group)
@@ -119,7 +127,7 @@ class _Writer:
             why = processor_text(self.attribution.measured, operation)
             note = f" ({why})" if why else ""
             text += f", and {slowest} takes {slowness:.1f} times the mean of all stages{note}"
-        return f"{text}; with equal stages the step would take {less}", operation
+        return f"{text}; {equal_stages_text(less)}", operation
 
     def _slowest_type(self, group: int) -> tuple[str, float, int]:
         """A group's type of task that most exceeds the mean of its kind, the factor, and one such task."""

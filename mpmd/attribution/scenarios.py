@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import math
 import statistics
+import types
 from collections.abc import Iterator
 
 from mpmd.attribution.model import StepModel
@@ -75,12 +76,14 @@ class _Scenarios:
             text = "its messages take the median of the other links"
             yield self._of(like_others(edge), "message", text, changed)
         yield self._of("messages free", "message", "messages take no time", self._links(0.0))
-        yield self._of(EQUAL_STAGES, "imbalance", "each task takes the mean of all stages", self._equal(True))
+        yield self._of(
+            EQUAL_STAGES, "imbalance", "each task takes the mean of all stages", with_equal_stages(model)
+        )
         yield self._of(
             "outside work divided",
             "outside",
             "work outside loops takes the mean of all groups",
-            self._equal(False),
+            with_outside_divided(model),
         )
         medians = model.with_durations(model.medians)
         yield self._of("no jitter", "jitter", "each task takes the median of its type", medians)
@@ -121,18 +124,28 @@ class _Scenarios:
             if others and self.model.flights[edge] > STRAGGLING * (median := int(statistics.median(others))):
                 yield edge, median
 
-    def _equal(self, in_loops: bool) -> StepModel:
-        """The step with tasks, either in loops or outside, that take the mean instead of their median.
 
-        Each stays as much above or below it as it was: a disturbance is not larger where there is more work.
-        """
-        model, kind = self.model, Cell if in_loops else OutsideTask
-        tasks = model.attribution.measured.workload.tasks
-        return model.with_durations(
-            [
-                max(time - median + equal, 0) if isinstance(task, kind) else time
-                for time, equal, median, task in zip(
-                    model.durations, model.equal, model.medians, tasks, strict=True
-                )
-            ]
-        )
+def with_equal_stages(model: StepModel) -> StepModel:
+    """The step with tasks of loops that take the mean of all stages."""
+    return _with_means(model, Cell)
+
+
+def with_outside_divided(model: StepModel) -> StepModel:
+    """The step with work outside of loops that takes the mean of all groups."""
+    return _with_means(model, OutsideTask)
+
+
+def _with_means(model: StepModel, kind: type | types.UnionType) -> StepModel:
+    """The step with tasks of a kind that take the mean instead of their median.
+
+    Each stays as much above or below it as it was: a disturbance is not larger where there is more work.
+    """
+    tasks = model.attribution.measured.workload.tasks
+    return model.with_durations(
+        [
+            max(time - median + equal, 0) if isinstance(task, kind) else time
+            for time, equal, median, task in zip(
+                model.durations, model.equal, model.medians, tasks, strict=True
+            )
+        ]
+    )

@@ -30,6 +30,11 @@ def less_text(share: float) -> str:
     return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}"
 
 
+def equal_stages_text(less: str) -> str:
+    """The change of a step by equal stages, of which ``less`` is the size."""
+    return f"with equal stages the step would take {less}"
+
+
 def change_text(share: float, alternative: Alternative) -> str:
     """The time and the memory of an alternative, e.g. ``12.0% less, 1.1 GiB more``."""
     if alternative.extra_bytes is None:
