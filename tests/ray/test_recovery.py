@@ -87,7 +87,7 @@ def test_each_group_may_die(recovering_mesh, capsys):
     mesh = recovering_mesh
     step = compiled(mesh)
     undisturbed = train(step)
-    pids = [group.pid for group in mesh.groups]
+    pids, before = [group.pid for group in mesh.groups], len(mesh.recoveries)
     others = []
 
     def disturb(number, state):
@@ -100,9 +100,9 @@ def test_each_group_may_die(recovering_mesh, capsys):
             others[-1].compile(init(weights(2)), *batch())
 
     assert train(step, disturb) == undisturbed
-    assert [report.mpmd_idxs for report in recoveries(mesh, 2)] == [(0,), (1,)]
+    assert [report.mpmd_idxs for report in recoveries(mesh, before + 2)[before:]] == [(0,), (1,)]
     assert set(pids).isdisjoint(group.pid for group in mesh.groups)
-    first = mesh.recoveries[0]
+    first = mesh.recoveries[before]
     assert list(first.seconds) == ["started", "connected", "loaded", "restored", "replayed"]
     assert 0 < first.num_replayed <= 8
     assert first.reason.startswith("group 0 died")
@@ -152,7 +152,7 @@ def test_a_profile_says_which_steps_ran_again_and_keeps_to_one_run(recovering_me
     assert list(profile.recoveries) == [1]
     assert not undisturbed.recoveries
     repeated = profile.steps[1]
-    assert repeated.returned < 10**9 * 10 < 10**9 * 10 + profile.recoveries[1]
+    assert profile.recoveries[1] > 3 * 10**8, "from the call until the death, at least"
     sent = {(p.mpmd_idx, s.dst, s.tag): s.start for p in repeated.processes for s in p.sends}
     for times in repeated.processes:
         assert all(wait.arrived >= sent[wait.src, times.mpmd_idx, wait.tag] for wait in times.waits)
