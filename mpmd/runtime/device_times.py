@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -80,6 +81,8 @@ def with_device_times(
 
     Args:
       traces: those of the processes in which the steps ran, by the names of ``Runtime.stop_trace``.
+
+    Warns: ``RuntimeWarning`` for a trace that cannot be read.
     """
     of_process: dict[tuple[int, int], list[ProcessTimes]] = collections.defaultdict(list)
     for step in steps:
@@ -90,9 +93,16 @@ def with_device_times(
     for (mpmd_idx, rank), recorded in of_process.items():
         if any(times.on_cores for times in recorded):
             continue
-        if (trace := trace_of(traces, mpmd_idx, rank, num_groups)) is not None:
-            changed = device_times(recorded, task_spans(trace, mpmd_idx))
-            replaced |= zip(map(id, recorded), changed, strict=True)
+        try:
+            trace = trace_of(traces, mpmd_idx, rank, num_groups)
+            spans = [] if trace is None else task_spans(trace, mpmd_idx)
+        except (
+            RuntimeError
+        ) as error:  # the steps have run, and their result may be the only copy of the state
+            text = f"the trace of process {rank} of group {mpmd_idx} cannot be read: {error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            continue
+        replaced |= zip(map(id, recorded), device_times(recorded, spans), strict=True)
     return tuple(
         dataclasses.replace(step, processes=tuple(replaced.get(id(p), p) for p in step.processes))
         for step in steps
@@ -107,11 +117,12 @@ def device_times(recorded: Sequence[ProcessTimes], spans: Sequence[TaskSpan]) ->
     """
     tasks = [task for times in recorded for task in times.tasks]
     names = [str(task.task) for task in tasks]
-    of_tasks = [span for span in spans if span.name in set(names)]
-    if [span.name for span in of_tasks] != names:
+    different = frozenset(names)
+    of_tasks = [span for span in spans if span.name in different]
+    if not tasks or [span.name for span in of_tasks] != names:
         return list(recorded)
     # A task is called right after its start was noted: the least difference is that of the clocks.
-    ahead = min((span.called - task.start for span, task in zip(of_tasks, tasks, strict=True)), default=0)
+    ahead = min(span.called - task.start for span, task in zip(of_tasks, tasks, strict=True))
     changed = iter([_on_device(task, span, ahead) for task, span in zip(tasks, of_tasks, strict=True)])
     return [
         dataclasses.replace(times, tasks=tuple(next(changed) for _ in times.tasks), has_device_times=True)

@@ -1,6 +1,7 @@
 """Times of tasks from an accelerator's trace: traces written by hand, and a real one of a CPU."""
 
 import jax
+import pytest
 
 import mpmd
 from mpmd.ir.process_times import Host, ProcessTimes, RecordedStep, TaskTime
@@ -130,6 +131,12 @@ def test_each_process_has_its_own_trace():
     assert with_device_times(shared, {"all_groups": {"xplane.pb": content}}) == shared
     (alone,) = with_device_times(steps_of(process()), {"all_groups": {"xplane.pb": content}})
     assert alone.processes[0].has_device_times
+
+
+def test_a_trace_that_cannot_be_read_leaves_the_times_as_they_are():
+    steps = steps_of(process())
+    with pytest.warns(RuntimeWarning, match="the trace of process 0 of group 0 cannot be read"):
+        assert with_device_times(steps, {"group_0_process_0": {"xplane.pb": b"no trace"}}) == steps
 
 
 def test_the_annotations_of_a_real_trace_are_the_recorded_tasks(tmp_path):
