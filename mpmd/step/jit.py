@@ -25,12 +25,13 @@ from mpmd.compiler.request import CompileRequest, Gather, PartialSums
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec
-from mpmd.meshes.mesh import GroupMesh, mesh_fault
+from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.profile.profile import Profile
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
+from mpmd.step.part_numbers import of_part, parts_of, placements_in
 from mpmd.util.notebook import ShownAsText
 from mpmd.validation import callable_fault, choice_fault, raise_faults
 
@@ -233,12 +234,23 @@ class MpmdFunction(ShownAsText):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         compiled = self._compiled_steps()
         if len(compiled) != 1:
-            state = f"{len(compiled)} kinds of arguments" if compiled else "no arguments yet"
             raise AttributeError(
-                f"{name} is that of a step for certain arguments, and this one was compiled for {state}: "
-                f"step = step.compile(*args) has step.{name}; args are arrays or ShapeDtypeStructs"
+                f"{name} is that of a step for certain arguments, and this one was compiled for "
+                f"{_kinds(compiled)}: step = step.compile(*args) has step.{name}; args are arrays or "
+                "ShapeDtypeStructs"
             )
         return getattr(compiled[0], name)
+
+    @property
+    def only_step(self) -> LoadedStep:
+        """The compiled step. Raises ``ValueError`` when there is none, or several."""
+        compiled = self._compiled_steps()
+        if len(compiled) != 1:
+            raise ValueError(
+                f"the function {self.meter.name} was compiled for {_kinds(compiled)}: pass "
+                "step.compile(*args)"
+            )
+        return compiled[0]
 
     def _compiled_steps(self) -> list[LoadedStep]:
         """The steps that were compiled, in this order."""
@@ -271,10 +283,13 @@ class MpmdFunction(ShownAsText):
         return loaded[later]
 
     def _held(self, call: Call) -> tuple[Placement, ...]:
-        """The placement of each leaf on the groups. Groups that hold none do not have to run."""
+        """The placement of each leaf on the groups. Groups that hold none do not have to run.
+
+        Raises: ``ValueError`` naming the leaves that groups outside of the step's part hold.
+        """
         if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
             return (ANYWHERE,) * len(call.leaves)
-        return call.placements(self._mesh.runtime)
+        return placements_in(self._mesh, call.placements(self._mesh.runtime), call.paths)
 
     def _compile(
         self, call: Call, in_specs: Sequence[Spec | None] | None, held: Sequence[Placement]
@@ -305,8 +320,14 @@ class MpmdFunction(ShownAsText):
             partial_sums=options.partial_sums,
             gather=options.gather,
             argument_placements=held,
+            parts=parts_of(self._mesh),
         )
         compiled = compile_step(request)
+        compiled = dataclasses.replace(compiled, program=of_part(compiled.program, self._mesh))
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
         warn_of_mistakes(compiled.step, compiled.program.plan)
         return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))
+
+
+def _kinds(compiled: Sequence[LoadedStep]) -> str:
+    return f"{len(compiled)} kinds of arguments" if compiled else "no arguments yet"
