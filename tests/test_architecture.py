@@ -77,7 +77,7 @@ MAY_IMPORT = {
     "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
     "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
-    "mpmd.memory mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
+    "mpmd.memory mpmd.profile mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.profile mpmd.render "
     "mpmd.schedules mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version mpmd.watching",
     # The compiler. A pass imports no other pass.
@@ -147,7 +147,7 @@ MAY_IMPORT = {
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.profile "
     "mpmd.program mpmd.runtime mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",
-    "mpmd.watching": "mpmd.runtime mpmd.validation",
+    "mpmd.watching": "mpmd.runtime mpmd.util mpmd.validation",
     "mpmd": "",
     # Programs, which nothing imports. They use the public names, as a user's program does.
     "mpmd.__main__": "mpmd.cli",

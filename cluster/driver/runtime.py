@@ -33,7 +33,7 @@ from mpmd.ir.routes import Topology
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
 from mpmd.runtime.collectives import Collective
-from mpmd.runtime.device_trace import TraceFiles
+from mpmd.runtime.device_trace import TraceFiles, process_name
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import STEP_DROPPED, Handle, LoadReply, StepReply, StepRequest
@@ -257,7 +257,7 @@ class RayRuntime(RuntimeBase):
 
     def stop_trace(self) -> dict[str, TraceFiles]:
         return {
-            f"group_{mpmd_idx}_process_{rank}": files
+            process_name(mpmd_idx, rank): files
             for mpmd_idx, of_group in enumerate(self._call_all("stop_trace"))
             for rank, files in enumerate(of_group.result())
         }

@@ -99,6 +99,10 @@ class RecoveringRuntime(RuntimeBase):
         return bool(self._membership.dead)
 
     @property
+    def attempt(self) -> int:
+        return self._requests.journal.attempt
+
+    @property
     def logged_bytes(self) -> int:
         """The host arrays of the steps that would be run again."""
         return self._membership.journal.nbytes

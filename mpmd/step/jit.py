@@ -32,6 +32,7 @@ from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
 from mpmd.step.part_numbers import of_part, parts_of, placements_in
+from mpmd.util.notebook import ShownAsText
 from mpmd.validation import callable_fault, choice_fault, raise_faults
 
 
@@ -174,8 +175,11 @@ class _Kind(NamedTuple):
     placements: tuple[Placement, ...] | None = None
 
 
-class MpmdFunction:
-    """The result of ``mpmd.jit``: compiles once for each kind of arguments that it is called with."""
+class MpmdFunction(ShownAsText):
+    """The result of ``mpmd.jit``: compiles once for each kind of arguments that it is called with.
+
+    A notebook or a terminal shows its name and the plans that it was compiled to.
+    """
 
     def __init__(self, fun: Callable, mesh: GroupMesh, signature: CallSignature, options: StepOptions):
         functools.update_wrapper(self, fun, updated=())
@@ -191,6 +195,13 @@ class MpmdFunction:
         # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
         self._loaded: weakref.WeakKeyDictionary[Runtime, dict[_Kind, LoadedStep]]
         self._loaded = weakref.WeakKeyDictionary()
+
+    def shown(self) -> str:
+        plans = [step.plan.shown() for step in self._compiled_steps()]
+        compiled = "not compiled yet" if not plans else "compiled to this plan" if len(plans) == 1 else ""
+        compiled = compiled or f"compiled to these {len(plans)} plans"
+        groups = len(self._mesh.abstract_submeshes)
+        return "\n".join([f"mpmd.jit of {self.meter.name} for {groups} groups, {compiled}", *plans])
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds a method's first argument, as functions do."""
@@ -242,7 +253,9 @@ class MpmdFunction:
         return compiled[0]
 
     def _compiled_steps(self) -> list[LoadedStep]:
-        return [*{id(step): step for steps in self._loaded.values() for step in steps.values()}.values()]
+        """The steps that were compiled, in this order."""
+        steps = {id(step): step for of_mesh in self._loaded.values() for step in of_mesh.values()}
+        return list(steps.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.bind(args, kwargs)
