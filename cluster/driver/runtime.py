@@ -47,10 +47,12 @@ class LoadRequests:
     """The requests to the processes of each group by which they loaded a program.
 
     Attributes:
+      groups: those that take part in the program, whose processes have loaded it.
       shipment: what they got by ``ship``, before ``load``.
       compiled: for each group, what it was asked to ``compile`` before that, in order.
     """
 
+    groups: tuple[int, ...]
     shipment: ray.ObjectRef
     compiled: Mapping[int, Sequence[tuple[Executable, bytes]]]
 
@@ -147,7 +149,7 @@ class RayRuntime(RuntimeBase):
             raise
         self._arguments[number] = HostArguments(program.plan, self._topology)
         loaded = LoadedProgram.of(number, program, watch.seconds, replies, self._holdings)
-        return loaded, LoadRequests(stored, requested)
+        return loaded, LoadRequests(self._participants[number], stored, requested)
 
     def _load(self, number: int, stored: ray.ObjectRef) -> dict[int, LoadReply]:
         self._tell_released()

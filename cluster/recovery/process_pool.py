@@ -172,21 +172,21 @@ class ProcessPool:
         self._placement.processes, self._placement.transports = tuple(self._infos), transports
 
     def load(self, groups: Collection[int], loads: Mapping[int, LoadRequests]) -> None:
-        """Has the processes of these groups load programs, in the order of their numbers."""
-        numbers, programs = self._numbers_of(groups), sorted(loads.items())
+        """Has the processes of these groups load their programs, in the order of the programs' numbers."""
+        programs = [
+            (i, program, requests)
+            for i in self._numbers_of(groups)
+            for program, requests in sorted(loads.items())
+            if self.processes[i].mpmd_idx in requests.groups
+        ]
         self._waiter.wait_for(
-            {
-                self.actors[i].ship.remote(program, requests.shipment): i
-                for i in numbers
-                for program, requests in programs
-            }
+            {self.actors[i].ship.remote(program, requests.shipment): i for i, program, requests in programs}
         )
         loading: Calls = {}
-        for i in numbers:
-            for program, requests in programs:
-                for executable, exported in requests.compiled.get(self.processes[i].mpmd_idx, ()):
-                    loading[self.actors[i].compile.remote(program, executable, exported)] = i
-                loading[self.actors[i].load.remote(program)] = i
+        for i, program, requests in programs:
+            for executable, exported in requests.compiled.get(self.processes[i].mpmd_idx, ()):
+                loading[self.actors[i].compile.remote(program, executable, exported)] = i
+            loading[self.actors[i].load.remote(program)] = i
         self._waiter.wait_for(loading, limits=self._limits)
 
     def connect_driver(self) -> list[Connection]:
