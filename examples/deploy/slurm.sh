@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=mpmd
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --no-kill
+#SBATCH --time=24:00:00
+#
+# sbatch slurm.sh train.py --steps 1000
+#
+# Starts Ray on all nodes of the job, runs a Python program on the first of them, and stops Ray.
+# Slurm runs this file on the first node. The environment that sbatch is called in has to be the same on all
+# nodes: a shared file system, or `module load`, or a container.
+set -euo pipefail
+
+port=6379
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+others=$((SLURM_JOB_NUM_NODES - 1))
+
+# The token keeps other users of these nodes from running programs on this Ray.
+RAY_AUTH_MODE=token
+RAY_AUTH_TOKEN=$(python -c "import secrets; print(secrets.token_hex(32))")
+export RAY_AUTH_MODE RAY_AUTH_TOKEN
+
+run_on() { # run_on NUMBER_OF_NODES OPTION COMMAND ...: the command on so many nodes
+    srun --overlap --no-kill --kill-on-bad-exit=0 --nodes="$1" --ntasks="$1" "$2" "${@:3}"
+}
+
+address=$(run_on 1 --nodelist="$head" hostname --ip-address | awk '{ print $1 }')
+export RAY_ADDRESS="$address:$port" # cluster.launch and `mpmd top` read it
+
+trap 'kill $(jobs -p) 2> /dev/null; wait' EXIT
+
+run_on 1 --nodelist="$head" \
+    ray start --head --block --disable-usage-stats --node-ip-address="$address" --port="$port" &
+for _ in $(seq 120); do
+    ray status > /dev/null 2>&1 && break
+    sleep 1
+done
+if [ "$others" -gt 0 ]; then
+    run_on "$others" --exclude="$head" ray start --block --disable-usage-stats --address="$RAY_ADDRESS" &
+fi
+
+python "$@"
