@@ -22,23 +22,22 @@ RAY_AUTH_MODE=token
 RAY_AUTH_TOKEN=$(python -c "import secrets; print(secrets.token_hex(32))")
 export RAY_AUTH_MODE RAY_AUTH_TOKEN
 
-run_on() { # run_on NUMBER_OF_NODES OPTION COMMAND ...: the command on so many nodes
-    srun --overlap --no-kill --kill-on-bad-exit=0 --nodes="$1" --ntasks="$1" "$2" "${@:3}"
-}
+on_nodes=(srun --overlap --no-kill --kill-on-bad-exit=0)
+on_head=("${on_nodes[@]}" --nodes=1 --ntasks=1 --nodelist="$head")
+on_others=("${on_nodes[@]}" --nodes="$others" --ntasks="$others" --exclude="$head")
 
-address=$(run_on 1 --nodelist="$head" hostname --ip-address | awk '{ print $1 }')
+address=$("${on_head[@]}" hostname --ip-address | awk '{ print $1 }')
 export RAY_ADDRESS="$address:$port" # cluster.launch and `mpmd top` read it
 
 trap 'kill $(jobs -p) 2> /dev/null; wait' EXIT
 
-run_on 1 --nodelist="$head" \
-    ray start --head --block --disable-usage-stats --node-ip-address="$address" --port="$port" &
+"${on_head[@]}" ray start --head --block --node-ip-address="$address" --port="$port" --disable-usage-stats &
 for _ in $(seq 120); do
     ray status > /dev/null 2>&1 && break
     sleep 1
 done
 if [ "$others" -gt 0 ]; then
-    run_on "$others" --exclude="$head" ray start --block --disable-usage-stats --address="$RAY_ADDRESS" &
+    "${on_others[@]}" ray start --block --address="$RAY_ADDRESS" --disable-usage-stats &
 fi
 
 python "$@"
