@@ -32,8 +32,9 @@ export RAY_ADDRESS="$address:$port" # cluster.launch and `mpmd top` read it
 trap 'kill $(jobs -p) 2> /dev/null; wait' EXIT
 
 "${on_head[@]}" ray start --head --block --node-ip-address="$address" --port="$port" --disable-usage-stats &
-for _ in $(seq 120); do
-    ray status > /dev/null 2>&1 && break
+ray_on_head=$!
+until ray status > /dev/null 2>&1; do
+    kill -0 "$ray_on_head" # ends the job where Ray does not start
     sleep 1
 done
 if [ "$others" -gt 0 ]; then
