@@ -14,7 +14,8 @@
 set -euo pipefail
 
 port=6379
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${hosts%%$'\n'*}
 others=$((SLURM_JOB_NUM_NODES - 1))
 
 # The token keeps other users of these nodes from running programs on this Ray.
