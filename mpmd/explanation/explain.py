@@ -102,6 +102,7 @@ class _Analysis:
                 *values_sent_again(edges),
             ),
             loops=self._plan.loops,
+            part=self._plan.part,
         )
 
     def _input(self, leaf: InputLeaf) -> InputSummary:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.attribution.findings import Finding
 from mpmd.explanation.explanation import findings_text
+from mpmd.ir.part import Part, part_lines
 from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, loop_lines
 from mpmd.ir.routes import Routes, Topology
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
@@ -79,6 +80,7 @@ class Report(ShownAsText):
         values count as replicated.
       findings: facts that the user probably did not intend, as in ``mpmd.explain``.
       loops: which stages are those of which loop; shown if there are several.
+      part: that of the mesh for which the step is; ``None``: the whole mesh.
       slow: the findings of the step's last profile on where the time went, those that would save the most
         first; the first three are shown. Empty for a step that was not profiled.
     """
@@ -89,6 +91,7 @@ class Report(ShownAsText):
     are_specs_open: bool = False
     findings: tuple[str, ...] = ()
     loops: tuple[LoopStages, ...] = ()
+    part: Part | None = None
     slow: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
@@ -107,6 +110,7 @@ class Report(ShownAsText):
         passes = {**self.seconds, "total": sum(self.seconds.values())}
         return "\n".join(
             [
+                *part_lines(self.part),
                 *loop_lines(self.loops),
                 *aligned([header, *rows], left=()),
                 f"{self.executables} different executables in all",
@@ -163,7 +167,7 @@ def report(
     verified: Verified,
     updated: Collection[int],
     seconds: Mapping[str, float],
-    xla_seconds: Sequence[float] | None = None,
+    xla_seconds: Mapping[int, float] | None = None,
     holdings: Mapping[Edge, Holding] | None = None,
     measured_peaks: Sequence[int | None] | None = None,
     findings: Sequence[str] = (),
@@ -177,7 +181,7 @@ def report(
       verified: what is known of the plan without what XLA needs.
       updated: the positions of the arguments that the step returns updated.
       seconds: how long each pass took.
-      xla_seconds: for each group, how long XLA took.
+      xla_seconds: for each group that has loaded the step, how long XLA took.
       holdings: where the messages of each edge are until they are used; by default in the receiver's memory.
       measured_peaks: for each group, the most bytes that were allocated on one of its devices.
       findings: those of the plan's explanation.
@@ -209,9 +213,18 @@ def report(
             measured_peak_bytes=measured_peaks[group] if measured_peaks else None,
             sent_bytes=sum(sent_by[group]),
             process_sent_bytes=sent_by[group],
-            xla_seconds=xla_seconds[group] if xla_seconds else None,
+            xla_seconds=xla_seconds.get(group) if xla_seconds else None,
         )
         for group, program in enumerate(plan.programs)
     )
     are_open = any(None in (*e.in_specs, *e.out_specs) for e in plan.executables)
-    return Report(groups, len(plan.executables), seconds, are_open, tuple(findings), plan.loops, tuple(slow))
+    return Report(
+        groups=groups,
+        executables=len(plan.executables),
+        seconds=seconds,
+        are_specs_open=are_open,
+        findings=tuple(findings),
+        loops=plan.loops,
+        part=plan.part,
+        slow=tuple(slow),
+    )

@@ -2,7 +2,7 @@
 
 The grammar of its text::
 
-    plan         ::= program* ["loops:" loop*] ["submeshes:" submesh*] "executables:" executable*
+    plan         ::= [part] program* ["loops:" loop*] ["submeshes:" submesh*] "executables:" executable*
                      "inputs:" input* "constants:" constant* "outputs:" output*
     program      ::= "group" group ":" instruction*
     instruction  ::= outputs "=" "run" task "[" executable-name "]" inputs    compute
@@ -11,6 +11,7 @@ The grammar of its text::
                    | "call callback" number "of" task "with" values   hand to the driver, keep
                    | "free" values                                    drop the buffers
 
+    part         ::= "part" name ": its groups" groups "are groups" groups "of the mesh"
     loop         ::= schedule ":" stages "," microbatches     shown where there are several
     submesh      ::= "group" group ":" (axis size)*           shown where groups differ
 
@@ -31,10 +32,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mpmd.ir.executable_memory import ExecutableMemory
+from mpmd.ir.loops import LoopStages as LoopStages
+from mpmd.ir.loops import loop_lines as loop_lines
+from mpmd.ir.part import Part, part_lines
 from mpmd.ir.tasks import AnyTask as AnyTask
 from mpmd.ir.tasks import Cell as Cell
 from mpmd.ir.tasks import FusedTask as FusedTask
@@ -253,33 +257,6 @@ class GroupProgram:
         return "\n".join(lines + [f"  {instruction}" for instruction in self.instructions])
 
 
-@dataclasses.dataclass(frozen=True)
-class LoopStages:
-    """The stages and microbatches of a loop, and the name of its schedule."""
-
-    schedule: str
-    first_stage: int
-    num_stages: int
-    num_microbatches: int
-
-    @property
-    def stages(self) -> range:
-        """The numbers of its stages."""
-        return range(self.first_stage, self.first_stage + self.num_stages)
-
-    def __str__(self) -> str:
-        first, last = self.stages[0], self.stages[-1]
-        stages = f"stages {first} to {last}" if self.num_stages > 1 else f"stage {first}"
-        return f"{self.schedule}: {stages}, {self.num_microbatches} microbatches"
-
-
-def loop_lines(loops: Sequence[LoopStages]) -> list[str]:
-    """Loops as text, if there are several."""
-    if len(loops) < 2:
-        return []
-    return ["loops:", *(f"  loop {number}, {loop}" for number, loop in enumerate(loops))]
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan(ShownAsText):
     """One training step of all groups. ``str(plan)`` is the whole plan, and begins with the programs.
@@ -287,7 +264,7 @@ class Plan(ShownAsText):
     A notebook or a terminal shows a summary.
 
     ``submeshes`` are those of the groups; without any, each group is one device. Stages are numbered through
-    all ``loops``.
+    all ``loops``. The plan of a part of a mesh has that ``part``.
     """
 
     programs: tuple[GroupProgram, ...]
@@ -297,9 +274,10 @@ class Plan(ShownAsText):
     outputs: tuple[OutputLeaf, ...]
     submeshes: tuple[Submesh, ...] = ()
     loops: tuple[LoopStages, ...] = ()
+    part: Part | None = None
 
     def __str__(self) -> str:
-        lines = [*map(str, self.programs), *loop_lines(self.loops)]
+        lines = [*part_lines(self.part), *map(str, self.programs), *loop_lines(self.loops)]
         if len(set(self.submeshes)) > 1:
             texts = (" ".join(f"{axis} {size}" for axis, size in submesh) for submesh in self.submeshes)
             lines += ["submeshes:", *(f"  group {group}: {text}" for group, text in enumerate(texts))]
@@ -316,7 +294,8 @@ class Plan(ShownAsText):
         header = ("group", "devices", "stages", "tasks", "messages sent", "arguments")
         rows = [header, *(self._summary_row(program) for program in self.programs)]
         loops = [str(loop) for loop in self.loops] or ["no loop"]
-        return "\n".join([*loops, *aligned(rows, left=()), "plan.text() has all instructions"])
+        lines = [*part_lines(self.part), *loops, *aligned(rows, left=())]
+        return "\n".join([*lines, "plan.text() has all instructions"])
 
     def _summary_row(self, program: GroupProgram) -> tuple[str, ...]:
         cells = [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mpmd.ir.events import Event, Wait
@@ -112,6 +112,15 @@ class ProcessTimes:
                 for w in self.waits
             ),
             sends=tuple(s._replace(start=s.start + offset, end=s.end + offset) for s in self.sends),
+        )
+
+    def renumbered(self, numbers: Mapping[int, int]) -> ProcessTimes:
+        """The same times with other numbers of groups."""
+        return dataclasses.replace(
+            self,
+            mpmd_idx=numbers[self.mpmd_idx],
+            waits=tuple(w._replace(src=numbers[w.src]) for w in self.waits),
+            sends=tuple(s._replace(dst=numbers[s.dst]) for s in self.sends),
         )
 
     def events(self) -> Iterator[Event]:

@@ -25,12 +25,13 @@ from mpmd.compiler.request import CompileRequest, Gather, PartialSums
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec
-from mpmd.meshes.mesh import GroupMesh, mesh_fault
+from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.profile.profile import Profile
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
+from mpmd.step.part_numbers import of_part, parts_of, placements_in
 from mpmd.validation import callable_fault, choice_fault, raise_faults
 
 
@@ -68,16 +69,11 @@ def jit(
     Args:
       fun: an ordinary function of pytrees of arrays, with ``treduce`` loops whose functions mark their
         stages. A function without ``treduce`` runs on the groups of the ``MpmdArray``s that it is called
-        with: averages, casts and norms of a train step's state leave it on its groups. It is compiled anew
+        with: averages, casts and norms of a train step's state leave it on its groups. It is compiled again
         for arrays on other groups. Without ``fun``, the result is a decorator.
       mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``cluster.launch``; or an
         ``AbstractMpmdMesh``, for which steps are only planned.
-      in_specs: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the axes
-        of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: the spec of the
-        passed array, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have;
-        otherwise replicated within the groups that hold it.
-      out_specs: the same for the result. ``None`` anywhere: the spec of the argument that it updates, or one
-        that the compiler chooses.
+      in_specs, out_specs: the names of ``in_shardings`` and ``out_shardings`` in JaxPP.
       static_argnums, static_argnames: hashable arguments that are not arrays.
       donate_argnums, donate_argnames: arguments, such as the state, whose buffers the step may take over;
         they cannot be used after the call.
@@ -89,7 +85,12 @@ def jit(
       gather: when weights that are sharded over an axis of the batch, as for FSDP, are gathered along it.
         ``"task"``: in every task that reads them. ``"step"``: once per step and group, before its first
         task; from there to the last task that reads it, each device also holds the gathered weight.
-      in_shardings, out_shardings: the names of ``in_specs`` and ``out_specs`` in ``jax.jit``.
+      in_shardings: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the
+        axes of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: the spec of
+        the passed array, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have;
+        otherwise replicated within the groups that hold it.
+      out_shardings: the same for the result. ``None`` anywhere: the spec of the argument that it updates, or
+        one that the compiler chooses.
       kwarg_shardings: specs as in ``in_shardings`` of arguments that are passed by name: a pytree prefix of
         each, by its name. Arguments that it lacks have ``None``.
       others: none; other keywords of ``jax.jit`` are an error that names their substitute.
@@ -220,15 +221,28 @@ class MpmdFunction:
         """An attribute of the compiled step, such as ``report``, if the function was compiled just once."""
         if name.startswith("_") or not hasattr(LoadedStep, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        compiled = {id(step): step for steps in self._loaded.values() for step in steps.values()}
+        compiled = self._compiled_steps()
         if len(compiled) != 1:
-            state = f"{len(compiled)} kinds of arguments" if compiled else "no arguments yet"
             raise AttributeError(
-                f"{name} is that of a step for certain arguments, and this one was compiled for {state}: "
-                f"step = step.compile(*args) has step.{name}; args are arrays or ShapeDtypeStructs"
+                f"{name} is that of a step for certain arguments, and this one was compiled for "
+                f"{_kinds(compiled)}: step = step.compile(*args) has step.{name}; args are arrays or "
+                "ShapeDtypeStructs"
             )
-        (step,) = compiled.values()
-        return getattr(step, name)
+        return getattr(compiled[0], name)
+
+    @property
+    def only_step(self) -> LoadedStep:
+        """The compiled step. Raises ``ValueError`` when there is none, or several."""
+        compiled = self._compiled_steps()
+        if len(compiled) != 1:
+            raise ValueError(
+                f"the function {self.meter.name} was compiled for {_kinds(compiled)}: pass "
+                "step.compile(*args)"
+            )
+        return compiled[0]
+
+    def _compiled_steps(self) -> list[LoadedStep]:
+        return [*{id(step): step for steps in self._loaded.values() for step in steps.values()}.values()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.bind(args, kwargs)
@@ -256,10 +270,13 @@ class MpmdFunction:
         return loaded[later]
 
     def _held(self, call: Call) -> tuple[Placement, ...]:
-        """The placement of each leaf on the groups. Groups that hold none do not have to run."""
+        """The placement of each leaf on the groups. Groups that hold none do not have to run.
+
+        Raises: ``ValueError`` naming the leaves that groups outside of the step's part hold.
+        """
         if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
             return (ANYWHERE,) * len(call.leaves)
-        return call.placements(self._mesh.runtime)
+        return placements_in(self._mesh, call.placements(self._mesh.runtime), call.paths)
 
     def _compile(
         self, call: Call, in_specs: Sequence[Spec | None] | None, held: Sequence[Placement]
@@ -290,8 +307,14 @@ class MpmdFunction:
             partial_sums=options.partial_sums,
             gather=options.gather,
             argument_placements=held,
+            parts=parts_of(self._mesh),
         )
         compiled = compile_step(request)
+        compiled = dataclasses.replace(compiled, program=of_part(compiled.program, self._mesh))
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
         warn_of_mistakes(compiled.step, compiled.program.plan)
         return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))
+
+
+def _kinds(compiled: Sequence[LoadedStep]) -> str:
+    return f"{len(compiled)} kinds of arguments" if compiled else "no arguments yet"

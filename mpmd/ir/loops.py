@@ -1,0 +1,33 @@
+"""The loops of a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopStages:
+    """The stages and microbatches of a loop, and the name of its schedule."""
+
+    schedule: str
+    first_stage: int
+    num_stages: int
+    num_microbatches: int
+
+    @property
+    def stages(self) -> range:
+        """The numbers of its stages."""
+        return range(self.first_stage, self.first_stage + self.num_stages)
+
+    def __str__(self) -> str:
+        first, last = self.stages[0], self.stages[-1]
+        stages = f"stages {first} to {last}" if self.num_stages > 1 else f"stage {first}"
+        return f"{self.schedule}: {stages}, {self.num_microbatches} microbatches"
+
+
+def loop_lines(loops: Sequence[LoopStages]) -> list[str]:
+    """Loops as text, if there are several."""
+    if len(loops) < 2:
+        return []
+    return ["loops:", *(f"  loop {number}, {loop}" for number, loop in enumerate(loops))]
