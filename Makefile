@@ -4,8 +4,11 @@ VENV := .venv
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
 SITE := build/site
+# The folder of all versions of the site, and its address or absolute path on the server that shows it.
+SITE_ROOT ?= build/published
+SITE_URL ?= /
 
-.PHONY: demo test test-slow test-page test-site test-versions docs bench device chaos lint types clean
+.PHONY: demo test test-slow test-page test-site test-versions docs publish-docs bench device chaos lint types clean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
@@ -28,6 +31,9 @@ test-site: docs
 docs: $(DOCS_READY)  # static files in $(SITE), of which a server needs no more
 	rm -rf $(SITE)
 	$(VENV)/bin/sphinx-build -q -E -W --keep-going -d build/doctrees docs $(SITE)
+
+publish-docs: $(DOCS_READY)  # RELEASE=--release also renews the folder of this version
+	$(VENV)/bin/python docs/publish.py $(SITE_ROOT) --url $(SITE_URL) $(RELEASE)
 
 test-versions: $(READY)
 	$(VENV)/bin/nox
