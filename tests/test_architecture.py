@@ -103,8 +103,9 @@ MAY_IMPORT = {
     "mpmd.compiler.checks": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.ir "
     "mpmd.language",
     "mpmd.compiler.pipeline": "mpmd.compiler.argument_specs mpmd.compiler.checks mpmd.compiler.cut_layers "
-    "mpmd.compiler.lower mpmd.compiler.place mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split "
-    "mpmd.compiler.steps mpmd.compiler.trace mpmd.ir mpmd.program mpmd.sharding mpmd.util mpmd.verify",
+    "mpmd.compiler.find_layers mpmd.compiler.lower mpmd.compiler.place mpmd.compiler.request "
+    "mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.steps mpmd.compiler.trace mpmd.ir mpmd.language "
+    "mpmd.program mpmd.sharding mpmd.util mpmd.verify",
     # What runs a plan.
     "mpmd.runtime": "mpmd.compat mpmd.errors mpmd.ir mpmd.language mpmd.memory mpmd.program mpmd.sharding "
     "mpmd.util mpmd.validation",

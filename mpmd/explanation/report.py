@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.attribution.findings import Finding
 from mpmd.explanation.explanation import findings_text
-from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, loop_lines
+from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, cut_lines, loop_lines
 from mpmd.ir.routes import Routes, Topology
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
 from mpmd.util.notebook import ShownAsText
@@ -78,7 +78,8 @@ class Report(ShownAsText):
       are_specs_open: whether shardings are left to the groups' compilers, which have not chosen them: their
         values count as replicated.
       findings: facts that the user probably did not intend, as in ``mpmd.explain``.
-      loops: which stages are those of which loop; shown if there are several.
+      loops: which stages are those of which loop, shown if there are several; and where stages end that
+        ``mpmd.auto_marks`` has cut.
       slow: the findings of the step's last profile on where the time went, those that would save the most
         first; the first three are shown. Empty for a step that was not profiled.
     """
@@ -108,6 +109,7 @@ class Report(ShownAsText):
         return "\n".join(
             [
                 *loop_lines(self.loops),
+                *cut_lines(self.loops),
                 *aligned([header, *rows], left=()),
                 f"{self.executables} different executables in all",
                 "memory of each device at its peak:",

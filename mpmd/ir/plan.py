@@ -31,10 +31,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mpmd.ir.executable_memory import ExecutableMemory
+from mpmd.ir.loop_stages import LoopStages as LoopStages
+from mpmd.ir.loop_stages import cut_lines as cut_lines
+from mpmd.ir.loop_stages import loop_lines as loop_lines
 from mpmd.ir.tasks import AnyTask as AnyTask
 from mpmd.ir.tasks import Cell as Cell
 from mpmd.ir.tasks import FusedTask as FusedTask
@@ -253,33 +256,6 @@ class GroupProgram:
         return "\n".join(lines + [f"  {instruction}" for instruction in self.instructions])
 
 
-@dataclasses.dataclass(frozen=True)
-class LoopStages:
-    """The stages and microbatches of a loop, and the name of its schedule."""
-
-    schedule: str
-    first_stage: int
-    num_stages: int
-    num_microbatches: int
-
-    @property
-    def stages(self) -> range:
-        """The numbers of its stages."""
-        return range(self.first_stage, self.first_stage + self.num_stages)
-
-    def __str__(self) -> str:
-        first, last = self.stages[0], self.stages[-1]
-        stages = f"stages {first} to {last}" if self.num_stages > 1 else f"stage {first}"
-        return f"{self.schedule}: {stages}, {self.num_microbatches} microbatches"
-
-
-def loop_lines(loops: Sequence[LoopStages]) -> list[str]:
-    """Loops as text, if there are several."""
-    if len(loops) < 2:
-        return []
-    return ["loops:", *(f"  loop {number}, {loop}" for number, loop in enumerate(loops))]
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan(ShownAsText):
     """One training step of all groups. ``str(plan)`` is the whole plan, and begins with the programs.
@@ -315,7 +291,7 @@ class Plan(ShownAsText):
         """The loops, and a line for each group: its stages, its tasks, its messages, its arguments."""
         header = ("group", "devices", "stages", "tasks", "messages sent", "arguments")
         rows = [header, *(self._summary_row(program) for program in self.programs)]
-        loops = [str(loop) for loop in self.loops] or ["no loop"]
+        loops = [*map(str, self.loops), *cut_lines(self.loops)] or ["no loop"]
         return "\n".join([*loops, *aligned(rows, left=()), "plan.text() has all instructions"])
 
     def _summary_row(self, program: GroupProgram) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.language.captured import captured_named, nothing_to_cut
-from mpmd.language.decisions import current_decisions
+from mpmd.language.decisions import marked_as_decided
 from mpmd.language.operations import Op, is_op, operation_faults
 from mpmd.language.pieces import cut_rows, number_of_microbatches
 from mpmd.language.reduce import Add, Concat, Mean, treduce
@@ -63,8 +63,9 @@ def value_and_grad(
 
     Args:
       fun: a function as for ``jax.value_and_grad``: it returns a scalar, or a pair of a scalar and auxiliary
-        output. Its marks end stages. A function without marks is put under ``mpmd.auto_marks``, so that
-        ``mpmd.plan`` can choose its stages.
+        output. Its marks end stages. A function without marks is put under ``mpmd.auto_marks``: it is cut
+        between layers into the stages that ``mpmd.plan`` chooses, or into as many as the schedule has.
+        ``step.report()`` shows where.
       argnums: the positions of the arguments to differentiate with respect to.
       has_aux: whether ``fun`` returns auxiliary output.
       num_microbatches: the number of microbatches, by which the number of rows divides. ``None``: the number
@@ -88,7 +89,7 @@ def value_and_grad(
       that cannot be combined.
     """
     _check_options(fun, argnums, has_aux, num_microbatches, schedule, batch_argnums, reduction, aux_reduction)
-    differentiate = jax.value_and_grad(_marked_as_decided(fun), argnums, has_aux)
+    differentiate = jax.value_and_grad(marked_as_decided(fun, schedule), argnums, has_aux)
     whole = Add if reduction == "sum" else Mean
 
     def of_microbatches(batch: _Batch, kwargs: dict[str, Any]) -> Any:
@@ -123,17 +124,6 @@ def value_and_grad(
             return of_microbatches(batch, kwargs)
 
     return of_batch
-
-
-def _marked_as_decided(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the ends of stages that a plan decides, if there is one."""
-
-    @functools.wraps(fun)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        mark_layers = current_decisions().mark_layers
-        return (mark_layers(fun) if mark_layers else fun)(*args, **kwargs)
-
-    return marked
 
 
 def grad(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 import types
 import weakref
@@ -24,7 +25,7 @@ from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.compiler.request import CompileRequest, Gather, PartialSums
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir.placement import ANYWHERE, Placement
-from mpmd.ir.plan import Spec
+from mpmd.ir.plan import Spec, cut_lines
 from mpmd.meshes.mesh import GroupMesh, mesh_fault
 from mpmd.profile.profile import Profile
 from mpmd.runtime.protocol import Runtime
@@ -32,6 +33,8 @@ from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
 from mpmd.validation import callable_fault, choice_fault, raise_faults
+
+_logger = logging.getLogger("mpmd")
 
 
 @overload
@@ -292,6 +295,8 @@ class MpmdFunction:
             argument_placements=held,
         )
         compiled = compile_step(request)
+        if cut := cut_lines(compiled.program.plan.loops):
+            _logger.info("%s: %s", self.meter.name, "\n".join(cut))
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
         warn_of_mistakes(compiled.step, compiled.program.plan)
         return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))

@@ -72,7 +72,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         layers = find_layers(opened.jaxpr, crossing, count)
         named_layers = _NamedLayers(_name(loss_fn), layers, _last_lines(layers, opened.jaxpr))
         counts = named_layers.layers_per_stage(decisions.layers_per_stage, num_stages)
-        ends = [layers[last - 1].end for last in itertools.accumulate(counts)][:-1]
+        last_layers = list(itertools.accumulate(counts))[:-1]
+        ends = {layers[last - 1].end: named_layers.text(last) for last in last_layers}
         within = [layer.end for layer in layers[:-1]] if decisions.remat else None
         return traced.result(run_marked(opened, crossing, traced.arrays, ends, within))
 
@@ -167,6 +168,10 @@ class _NamedLayers:
             )
         work, leaving = zip(*((layer.work, layer.leaving) for layer in self.layers), strict=True)
         return even_stages(work, leaving, num_stages)
+
+    def text(self, number: int) -> str:
+        """A layer and the line at which it ends, as text; layers are counted from 1."""
+        return f"layer {number} of {len(self.layers)} at {self.lines[number - 1]}"
 
     def __str__(self) -> str:
         if len(self.layers) == 1:
