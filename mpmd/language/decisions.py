@@ -95,7 +95,8 @@ def marked_as_decided(fun: Callable, schedule: Schedule | None) -> Callable:
         if decisions.mark_layers is None:
             return fun(*args, **kwargs)
         of_loop = decisions.schedule or schedule
-        return decisions.mark_layers(fun, of_loop.num_stages if of_loop else None)(*args, **kwargs)
+        num_stages = of_loop.num_stages if of_loop and of_loop.num_stages > 1 else None
+        return decisions.mark_layers(fun, num_stages)(*args, **kwargs)
 
     return marked
 

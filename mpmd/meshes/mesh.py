@@ -185,7 +185,7 @@ def mesh_fault(name: str, mesh: Any, *, optional: bool = False) -> TypeError | N
     if (hasattr(mesh, "abstract_submeshes") and not isinstance(mesh, type)) or (optional and mesh is None):
         return None
     return TypeError(
-        f"{name} must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, what cluster.launch "
+        f"{name} must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, what mpmd.launch "
         f"returns, or an mpmd.AbstractMpmdMesh, to plan without devices; not {shown(mesh)}"
     )
 
@@ -223,7 +223,7 @@ def _faults_of_all(meshes: Sequence[Mesh]) -> Iterator[str]:
         if others:
             yield (
                 f"{len(others)} of the mesh's {mesh.size} devices belong to other processes; "
-                "use cluster.launch for groups in several processes"
+                "use mpmd.launch for groups in several processes"
             )
 
 

@@ -73,7 +73,7 @@ def jit(
         stages. A function without ``treduce`` runs on the groups of the ``MpmdArray``s that it is called
         with: averages, casts and norms of a train step's state leave it on its groups. It is compiled anew
         for arrays on other groups. Without ``fun``, the result is a decorator.
-      mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``cluster.launch``; or an
+      mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``mpmd.launch``; or an
         ``AbstractMpmdMesh``, for which steps are only planned.
       in_specs: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the axes
         of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: the spec of the

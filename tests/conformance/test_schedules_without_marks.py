@@ -146,6 +146,23 @@ def test_marks_of_ones_own_are_left_as_they_are():
         )
 
 
+def test_a_function_with_marks_may_change_a_copy_of_its_module():
+    """The change is lost, as under plain JAX."""
+    graph, state = nnx.split([nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(i)) for i in range(2)])
+
+    def loss(linears, x, y):
+        x = mpmd.mark_stage_end(linears[0](x))
+        linears[0].kernel.set_value(linears[0].kernel.get_value() * 2)
+        return jnp.mean((linears[1](x) - y) ** 2)
+
+    def step(state, x, y):
+        differentiate = mpmd.value_and_grad(loss, num_microbatches=4, schedule=mpmd.Std1F1B(2))
+        return differentiate(nnx.merge(graph, state), x, y)[0]
+
+    with mesh_of(2) as mesh:
+        assert_close(mpmd.jit(step, mesh)(state, X, Y), jax.jit(step)(state, X, Y))
+
+
 def test_stages_that_auto_marks_was_asked_for_are_shown_too():
     loss = mpmd.auto_marks(loss_of, num_stages=2)
     mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")

@@ -66,6 +66,7 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         traced = _Traced(loss_fn, args, kwargs)
         if contains(traced.closed.jaxpr, mark_p):
             return loss_fn(*args, **kwargs)
+        traced.check_unchanged()
         opened = opened_for_layers(traced.closed)
         crossing = Crossing(opened.jaxpr)
         count = sum(decisions.layers_per_stage or ()) or decisions.num_layers
@@ -89,6 +90,7 @@ class _Traced:
     """
 
     def __init__(self, fun: Callable, args: tuple, kwargs: dict[str, Any]):
+        self._fun = fun
         leaves, treedef = jax.tree.flatten((args, kwargs))
         at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
         self.arrays = [leaves[i] for i in at]
@@ -101,12 +103,20 @@ class _Traced:
             before = jax.tree_util.tree_leaves_with_path(call)
             args, kwargs = call
             self._out, self._outdef = jax.tree.flatten(fun(*args, **kwargs))
-            _check_unchanged(fun, before, jax.tree_util.tree_leaves_with_path(call))
+            self._changed = _changed_in_place(before, jax.tree_util.tree_leaves_with_path(call))
             self._array_positions = [i for i, leaf in enumerate(self._out) if isinstance(leaf, jax.Array)]
             return [self._out[i] for i in self._array_positions]
 
         self.closed: ClosedJaxpr = jax.make_jaxpr(of_arrays)(*self.arrays)
         self._out = [None if i in set(self._array_positions) else leaf for i, leaf in enumerate(self._out)]
+
+    def check_unchanged(self) -> None:
+        """Raises ``TypeError`` if the function changes an object among its arguments."""
+        if self._changed:
+            raise TypeError(
+                f"{_name(self._fun)} changes {self._changed[0]} of its arguments in place, which auto_marks "
+                "does not see: let it take arrays and return the new ones, as by nnx.split and nnx.merge"
+            )
 
     def result(self, values: Sequence[Any]) -> Any:
         """The function's result with these values for the results of the jaxpr."""
@@ -116,20 +126,17 @@ class _Traced:
         return jax.tree.unflatten(self._outdef, out)
 
 
-def _check_unchanged(fun: Callable, before: Sequence[tuple], after: Sequence[tuple]) -> None:
-    """Raises ``TypeError`` if the function has changed an object among its arguments, which were copies.
+def _changed_in_place(before: Sequence[tuple], after: Sequence[tuple]) -> list[str]:
+    """The leaves that a function has changed in objects among its arguments, which were copies.
 
     Dicts and lists may be changed: ``jax.grad`` gives copies of them as well.
     """
     known = dict(before)
-    for path, leaf in after:
-        of_object = any(not isinstance(key, DictKey | SequenceKey) for key in path)
-        if of_object and known.get(path) is not leaf:
-            raise TypeError(
-                f"{_name(fun)} changes {jax.tree_util.keystr(path)} of its arguments in place, which "
-                "auto_marks does not see: let it take arrays and return the new ones, as by nnx.split and "
-                "nnx.merge"
-            )
+    return [
+        jax.tree_util.keystr(path)
+        for path, leaf in after
+        if any(not isinstance(key, DictKey | SequenceKey) for key in path) and known.get(path) is not leaf
+    ]
 
 
 def _name(fun: Callable) -> str:
