@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
 SITE := build/site
 
-.PHONY: demo test test-slow test-page test-site test-versions docs bench device chaos lint types clean
+.PHONY: demo test test-slow test-page test-site test-versions docs dist bench device chaos lint types clean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
@@ -31,6 +31,11 @@ docs: $(DOCS_READY)  # static files in $(SITE), of which a server needs no more
 
 test-versions: $(READY)
 	$(VENV)/bin/nox
+
+dist: $(READY)  # the source distribution and the wheel, after their files were compared with the tree
+	$(VENV)/bin/python -m pytest -m "slow or not slow" tests/test_packaging.py
+	rm -rf dist
+	$(VENV)/bin/python -m build
 
 bench: $(READY)
 	$(VENV)/bin/python -m benchmarks --json build/benchmarks.json
