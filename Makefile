@@ -49,6 +49,8 @@ chaos: $(READY)
 lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/codespell
+	$(VENV)/bin/python .ci/prose.py
 
 types: $(READY)
 	$(VENV)/bin/mypy

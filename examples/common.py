@@ -1,4 +1,4 @@
-"""What the examples share: where the groups of a pipeline live, and checks against plain JAX."""
+"""The examples' common parts: the groups of a pipeline, and checks against plain JAX."""
 
 import argparse
 import contextlib

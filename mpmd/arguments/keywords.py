@@ -18,7 +18,7 @@ _INSTEAD = {
     "axis_resources": "use in_specs and out_specs",
     "mesh": "the mesh of groups is mpmd_mesh",
 }
-"""The substitutes of keywords of ``jax.jit``, and of names that are easily taken for ours."""
+"""The substitutes of keywords of ``jax.jit``, and of names that users may take for ours."""
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:

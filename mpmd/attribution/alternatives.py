@@ -48,7 +48,7 @@ class Alternative:
 
 
 def alternatives_of(model: StepModel, plan: Plan) -> tuple[Alternative, ...]:
-    """The alternatives, shortest step first; none for several loops or very many tasks."""
+    """The alternatives, shortest step first; none for several loops or more than ``MOST_TASKS``."""
     if len(plan.loops) > 1 or len(model.attribution.measured.workload.tasks) > MOST_TASKS:
         return ()
     loop = _Loop.of(model, plan)

@@ -69,7 +69,7 @@ class Report(ShownAsText):
 
     Attributes:
       groups: the tasks and the needs of each group.
-      executables: the number of different executables of all groups.
+      executables: the number of executables of all groups, each counted once.
       seconds: how long each pass took; their sum is the time of compiling. ``jax`` is JAX's tracing of the
         step, and ``trace`` is what the compiler does with it; ``split``, ``shard``, ``place``, ``lower`` and
         ``verify`` are the other passes of the compiler. ``export`` makes the executables ready for other

@@ -15,14 +15,14 @@ def check_not_shadowed(package: str) -> None:
 
     Raises: ``ImportError`` with the file that Python finds, and the remedy.
     """
-    found = _origin(package)
-    if found is None or found.parent != _INSTALLED / package:
-        which = "no module" if found is None else str(found)
+    path = _origin(package)
+    if path is None or path.parent != _INSTALLED / package:
+        which = "no module" if path is None else str(path)
         raise ImportError(
             f"Python finds {which} where mpmd needs its package {package!r}, which is in "
-            f"{_INSTALLED / package}: {_remedy(found)}",
+            f"{_INSTALLED / package}: {_remedy(path)}",
             name=package,
-            path=None if found is None else str(found),
+            path=None if path is None else str(path),
         )
 
 
@@ -37,8 +37,8 @@ def _origin(package: str) -> Path | None:
     return None if path is None else Path(path).resolve()
 
 
-def _remedy(found: Path | None) -> str:
-    if found is None:
+def _remedy(path: Path | None) -> str:
+    if path is None:
         return "install mpmd again"
-    what = f"folder {found.parent}" if found.name == "__init__.py" else "file"
+    what = f"folder {path.parent}" if path.name == "__init__.py" else "file"
     return f"rename the {what}, and start Python again"
