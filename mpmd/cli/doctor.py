@@ -171,19 +171,27 @@ def _installed() -> Iterator[Finding]:
     for line in importlib.metadata.requires("mpmd") or []:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield _package(requirement, needed=True)
-        elif any(requirement.marker.evaluate({"extra": extra}) for extra in ("checkpoint", "plot")):
-            yield _package(requirement, needed=False)
+            yield _package(requirement)
+            continue
+        extras = [extra for extra in ("checkpoint", "plot") if requirement.marker.evaluate({"extra": extra})]
+        if extras:
+            yield _package(requirement, extras[0])
 
 
-def _package(requirement: Requirement, needed: bool) -> Finding:
+def _package(requirement: Requirement, extra: str = "") -> Finding:
+    """The finding about a package.
+
+    Args:
+      extra: the extra of mpmd that it belongs to; empty for one that is always needed.
+    """
     install = f"pip install '{requirement.name}{requirement.specifier}'"
     try:
         version = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
-        if needed:
+        if not extra:
             return Finding(requirement.name, State.FAULT, "not installed", install)
-        return Finding(requirement.name, State.MISSING, f"not installed, and optional: {install}")
+        text = f"not installed, and optional: pip install 'mpmd[{extra}]'"
+        return Finding(requirement.name, State.MISSING, text)
     if requirement.specifier.contains(version, prereleases=True):
         return Finding(requirement.name, State.OK, version)
     return Finding(requirement.name, State.FAULT, f"{version} is not supported", install)

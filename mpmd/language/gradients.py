@@ -120,6 +120,8 @@ def value_and_grad(
     @functools.wraps(fun)
     def of_batch(*args: Any, **kwargs: Any) -> Any:
         batch = _Batch.of(fun, args, kwargs, argnums, batch_argnums, num_microbatches)
+        if batch.size == 1:
+            return of_microbatches(batch, kwargs)
         with captured_named(fun, args, kwargs, batch.rows):
             return of_microbatches(batch, kwargs)
 

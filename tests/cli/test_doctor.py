@@ -35,6 +35,7 @@ def test_packages_that_are_missing_or_too_old_are_named_with_what_to_do(monkeypa
     assert old.state is State.FAULT
     assert old.found.endswith("is not supported")
     assert optional.state is State.MISSING
+    assert optional.found == "not installed, and optional: pip install 'mpmd[plot]'"
 
 
 def test_a_trial_that_fails_is_a_fault_with_the_end_of_its_error(monkeypatch, capsys):

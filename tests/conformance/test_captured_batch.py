@@ -221,6 +221,20 @@ def test_an_error_that_has_no_such_reason_has_no_note():
     assert not notes_of(info.value)
 
 
+def test_one_microbatch_is_the_whole_batch():
+    """So nothing that is captured has other rows than it."""
+
+    def step(params, x, y):
+        def loss_fn(params, x):
+            return mse(params, x, y) + jnp.sum(y @ x)
+
+        return mpmd.value_and_grad(loss_fn)(params, x)
+
+    with pytest.raises(TypeError) as info:
+        jax.jit(step)(weights(2), X, Y)
+    assert not notes_of(info.value)
+
+
 def test_masks_and_constants_may_be_captured():
     temperature = jnp.full(ROWS // 4, 0.5)
 
