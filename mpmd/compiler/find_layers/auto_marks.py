@@ -38,6 +38,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
     is what ``jax.grad(loss_fn)`` is, and for a pipeline of four stages. Differentiation, ``jax.jit``,
     ``jax.vmap`` and ``jax.checkpoint`` may be on either side of it.
 
+    ``mpmd.value_and_grad`` does this for the stages of its schedule. ``step.report()`` shows where they end.
+
     Under ``mpmd.plan`` the plan says how many layers each stage has, instead of ``num_stages``, and whether
     layers are under ``jax.checkpoint``. Where neither says anything, and where the function has marks of its
     own, it is left as it is.
