@@ -41,12 +41,12 @@ class Hardware:
       memory_bandwidth: bytes per second that a device reads or writes of its memory, while all do.
       device_link: between devices of a node, each with its own; seconds and bytes per second.
       node_link: between nodes, shared by the devices of a node; seconds and bytes per second.
-      task_overhead: seconds that a task takes beside what it computes.
+      task_overhead: seconds that a task takes beside its computation.
       holding: where messages between groups are until they are used; as text, too, such as ``"receiver"``.
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
         they share cores, as the CPU devices of a process, and those of more groups than there are cores.
 
-    Raises ``TypeError`` or ``ValueError`` for what no cluster has, such as memory that is no number, or no
+    Raises ``TypeError`` or ``ValueError`` for impossible values, such as memory that is no number, or no
     devices.
     """
 
