@@ -33,7 +33,7 @@ from jax.sharding import PartitionSpec
 import mpmd
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.compiler.request import CompileRequest
-from mpmd.meshes.mesh import GroupMesh
+from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.program import export_function
 from mpmd.util.stopwatch import Stopwatch
 

@@ -15,7 +15,7 @@ import mpmd
 from benchmarks.chain import open_step
 from benchmarks.measure import interleaved
 from benchmarks.running_steps import OPTIMIZER, RunningStep, batches, initial_state
-from mpmd.meshes.mesh import GroupMesh
+from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.trials.realize import decisions_of
 from mpmd.planner.trials.trials import StepSpec, Trials

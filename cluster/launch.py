@@ -7,7 +7,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 from jax.sharding import AxisType
@@ -32,6 +32,7 @@ from cluster.recovery.runtime import RecoveringRuntime
 from cluster.start.actors import ActorStarter
 from cluster.start.connect import Connected, StartingActors, connect, open_groups
 from cluster.start.environment import SHAREABLE_PLATFORMS, without_effect
+from cluster.start.parts import alone_faults, are_shapes, groups_of_parts
 from cluster.start.process_resources import resources_of
 from cluster.start.processes import Processes, processes_of
 from cluster.start.ray_connection import connect_to_ray
@@ -44,6 +45,7 @@ from cluster.start.resources import (
 from cluster.start.shapes import Request, axis_types_of, check, submeshes_of
 from cluster.transports.choice import AUTO, check_encryption, check_name, holdings
 from cluster.watching.publisher import Publisher
+from mpmd.meshes.part import parts_faults
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.util.stopwatch import Stopwatch
 from mpmd.validation import (
@@ -64,6 +66,7 @@ def launch(
     mpmd_axis: str | None = None,
     *,
     groups: Sequence[Mapping[str, int]] | None = None,
+    parts: Mapping[str, Mapping[str, int]] | Mapping[str, int] | None = None,
     axis_types: Mapping[str, AxisType] | AxisType | None = None,
     processes_per_group: int | Sequence[int] | None = None,
     platform: str | None = None,
@@ -94,6 +97,10 @@ def launch(
       mpmd_axis: the axis along which the groups are.
       groups: in place of both, for each group the axis names and sizes of its submesh. All submeshes have all
         of the axes; one that a group does not name has size 1.
+      parts: names of parts of the mesh, for models of their own: ``mesh.part("actor")`` is what steps are
+        compiled for. Each with its shape, in place of ``mesh_shape`` and ``groups``, as ``{"actor": {"stage":
+        4}, "sampler": {"stage": 2, "model": 2}}``, whose groups are along ``mpmd_axis``, by default the first
+        axis; or, beside them, with its number of groups.
       axis_types: ``jax.sharding.AxisType.Explicit`` for axes along which the types of values say within a
         step how they are sharded, as over a mesh of ``jax.make_mesh``: by name, or one for all axes. By
         default, and for axes that are not named, ``Auto``.
@@ -144,6 +151,11 @@ def launch(
         the processes and the driver do not have the same versions of JAX and Python.
       ConnectionError: there is no cluster at ``address``.
     """
+    axis_of_groups, sizes = mpmd_axis, cast(Mapping[str, int] | None, parts)
+    if are_shapes(parts):
+        raise_faults(*alone_faults(mesh_shape, groups), title="mpmd.launch: ")
+        axis_of_groups, groups, sizes = groups_of_parts(parts, mpmd_axis)
+        mpmd_axis = None
     request = Request(
         mesh_shape,
         mpmd_axis,
@@ -166,6 +178,7 @@ def launch(
         number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
         int_fault("max_in_flight", max_in_flight),
         *limits_faults(limits),
+        *parts_faults(sizes, len(submeshes_of(request))),
         title="mpmd.launch: ",
     )
     check_recovery(recovery, submeshes_of(request))
@@ -208,7 +221,7 @@ def launch(
     closing.callback(publisher.close)
     mesh = ClusterMesh(
         topology=connected.topology,
-        mpmd_axis_name=mpmd_axis,
+        mpmd_axis_name=axis_of_groups,
         axis_types=axis_types_of(request),
         platform=processes.platform,
         runtime=runtime,
@@ -216,6 +229,7 @@ def launch(
         seconds=watch.seconds,
         recoveries=recoveries,
         on_close=closing.close,
+        parts=sizes,
     )
     publisher.start(mesh)
     return mesh

@@ -15,13 +15,14 @@ from cluster.recovery import RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import MESH_CLOSED
 from mpmd.ir.routes import Topology
+from mpmd.meshes.part import WholeMesh
 from mpmd.validation import int_fault, number_fault, raise_faults
 
 
-class ClusterMesh:
+class ClusterMesh(WholeMesh):
     """Running groups, an actor for each process, made by ``mpmd.launch``.
 
-    It is an ``mpmd.meshes.mesh.GroupMesh``.
+    It is an ``mpmd.meshes.group_mesh.GroupMesh``.
 
     ``close``, or leaving ``with``, ends the actors and gives their resources back. So do the end of the last
     reference to the mesh, its steps and its arrays, and the exit of the interpreter.
@@ -38,6 +39,7 @@ class ClusterMesh:
         ``transports``, connecting the groups with one another and with the driver.
       recoveries: how groups that had died were replaced.
       on_close: is called once, after the groups have ended.
+      parts: the number of groups of each part by its name; without faults.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class ClusterMesh:
         seconds: Mapping[str, float],
         recoveries: list[RecoveryReport],
         on_close: Callable[[], None],
+        parts: Mapping[str, int] | None = None,
     ):
+        super().__init__(parts)
         self.topology = topology
         self.mpmd_axis_name = mpmd_axis_name
         self.axis_types = dict(axis_types)

@@ -54,6 +54,7 @@ from .schedules import (
 )
 from .step.jit import jit, mpmd_jit_with_loop
 from .step.planned_step import explain
+from .step.reshard import reshard
 from .version import __version__
 from .watching.metrics import metrics
 
@@ -120,6 +121,7 @@ __all__ = [
     "pipeline_enter_stage",
     "plan",
     "render",
+    "reshard",
     "restore",
     "save",
     "save_async",

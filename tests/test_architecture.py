@@ -77,7 +77,7 @@ MAY_IMPORT = {
     "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
     "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
-    "mpmd.memory mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
+    "mpmd.memory mpmd.profile mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.profile mpmd.render "
     "mpmd.schedules mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version mpmd.watching",
     # The compiler. A pass imports no other pass.
@@ -124,29 +124,31 @@ MAY_IMPORT = {
     "cluster.recovery": "cluster.driver cluster.process cluster.protocol cluster.ray_compat cluster.start "
     "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.program mpmd.runtime mpmd.sharding mpmd.util "
     "mpmd.validation",
-    "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.errors mpmd.ir mpmd.validation",
+    "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.errors mpmd.ir mpmd.meshes "
+    "mpmd.validation",
     "cluster.watching.keys": "",
     "cluster.watching.publisher": "cluster.driver cluster.mesh cluster.protocol cluster.ray_compat "
     "cluster.watching.keys mpmd.runtime mpmd.watching",
     "cluster.watching.reader": "cluster.ray_compat cluster.start cluster.watching.keys mpmd.watching",
     "cluster.watching": "",
     "cluster.launch": "cluster.driver cluster.mesh cluster.process cluster.protocol cluster.recovery "
-    "cluster.start cluster.transports cluster.watching.publisher mpmd.runtime mpmd.util mpmd.validation",
+    "cluster.start cluster.transports cluster.watching.publisher mpmd.meshes mpmd.runtime mpmd.util "
+    "mpmd.validation",
     "cluster.describe": "cluster.launch cluster.start mpmd.ir mpmd.memory mpmd.planner.calibrate "
     "mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.arrays": "mpmd.compat mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",
-    "mpmd.meshes": "mpmd.ir mpmd.runtime mpmd.sharding mpmd.validation",
+    "mpmd.meshes": "mpmd.ir mpmd.runtime mpmd.sharding mpmd.util mpmd.validation",
     "mpmd.arguments": "mpmd.arrays mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding mpmd.util "
     "mpmd.validation",
     "mpmd.checkpoint": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.meshes "
     "mpmd.runtime mpmd.validation",
     "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.checkpoint mpmd.compat mpmd.compiler.pipeline "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.profile "
-    "mpmd.runtime mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
+    "mpmd.program mpmd.runtime mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",
-    "mpmd.watching": "mpmd.runtime mpmd.validation",
+    "mpmd.watching": "mpmd.runtime mpmd.util mpmd.validation",
     "mpmd": "",
     # The one door: the only module of mpmd that imports cluster, when one of its names is used.
     "mpmd.on_ray": "cluster.launch cluster.mesh cluster.recovery mpmd.util",

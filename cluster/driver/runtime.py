@@ -27,12 +27,13 @@ from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import PackedValue, join
 from cluster.protocol.shipment import Shipment
 from mpmd.errors import StepDroppedError
+from mpmd.ir.participants import participants
 from mpmd.ir.plan import Edge, Executable, Spec
 from mpmd.ir.routes import Topology
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
 from mpmd.runtime.collectives import Collective
-from mpmd.runtime.device_trace import TraceFiles
+from mpmd.runtime.device_trace import TraceFiles, process_name
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import STEP_DROPPED, Handle, LoadReply, StepReply, StepRequest
@@ -120,6 +121,7 @@ class RayRuntime(RuntimeBase):
         self.check_process()
         check_exportable(program)
         number = next(self._programs)
+        self._participants[number] = participants(program.plan)
         watch = Stopwatch()
         exports = Exports(self._submeshes, self._platform, watch)
         requested = collections.defaultdict(list)
@@ -147,14 +149,15 @@ class RayRuntime(RuntimeBase):
         loaded = LoadedProgram.of(number, program, watch.seconds, replies, self._holdings)
         return loaded, LoadRequests(stored, requested)
 
-    def _load(self, number: int, stored: ray.ObjectRef) -> list[LoadReply]:
+    def _load(self, number: int, stored: ray.ObjectRef) -> dict[int, LoadReply]:
         self._tell_released()
-        for shipped in [self._calls.call_ray(i, "ship", number, stored) for i in range(len(self.actors))]:
+        groups = self._participants[number]
+        processes = [process for i in groups for process in self._numbers[i]]
+        for shipped in [self._calls.call_ray(process, "ship", number, stored) for process in processes]:
             shipped.result()
-        groups = range(len(self._submeshes))
-        loading = [joined(self.call_group(i, "load", number), _of_all) for i in groups]
-        concurrent.futures.wait(loading)
-        return [reply.result() for reply in loading]
+        loading = {i: joined(self.call_group(i, "load", number), _of_all) for i in groups}
+        concurrent.futures.wait(loading.values())
+        return {i: reply.result() for i, reply in loading.items()}
 
     def call_group(self, mpmd_idx: int, method: str, *arguments: Any) -> list[Future]:
         """Calls all processes of a group. They get all calls in the same order, as collectives need it.
@@ -166,7 +169,7 @@ class RayRuntime(RuntimeBase):
 
     def unload(self, number: int) -> None:
         self._arguments.pop(number, None)
-        self._released.add_program(number)
+        self._released.add_program(self._participants.pop(number, ()), number)
 
     def _tell_released(self, but: Collection[int] = ()) -> None:
         """Tells groups now what the next step would tell them, but for some of them."""
@@ -241,9 +244,8 @@ class RayRuntime(RuntimeBase):
 
     def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
         self.check_process()
-        asked = [
-            self._calls.call_ray(numbers[0], "collectives", number) for numbers in self._numbers.values()
-        ]
+        first = [self._numbers[i][0] for i in self._participants[number]]
+        asked = [self._calls.call_ray(process, "collectives", number) for process in first]
         return {name: each for future in asked for name, each in future.result().items()}
 
     def start_trace(self) -> None:
@@ -255,7 +257,7 @@ class RayRuntime(RuntimeBase):
 
     def stop_trace(self) -> dict[str, TraceFiles]:
         return {
-            f"group_{mpmd_idx}_process_{rank}": files
+            process_name(mpmd_idx, rank): files
             for mpmd_idx, of_group in enumerate(self._call_all("stop_trace"))
             for rank, files in enumerate(of_group.result())
         }

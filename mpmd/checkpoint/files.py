@@ -20,7 +20,7 @@ from mpmd.checkpoint.pytree_handler import PyTreeHandler
 from mpmd.checkpoint.reservation import reserved
 from mpmd.checkpoint.restoring import GroupRestoreArgs
 from mpmd.errors import CheckpointError, GroupDiedError
-from mpmd.meshes.mesh import GroupMesh, mesh_fault
+from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.runtime.protocol import Runtime
 from mpmd.validation import path_fault, raise_faults
 
@@ -146,7 +146,7 @@ def _restore_args(leaf: Any, mesh: GroupMesh | None) -> orbax.RestoreArgs:
     if isinstance(leaf, ArgumentLeaf):
         if mesh is None:
             raise ValueError(f"the target has {leaf.path} of a step: give the mesh of the step, too")
-        return GroupRestoreArgs.of_leaf(leaf, mesh)
+        return GroupRestoreArgs.of_leaf(leaf, mesh.whole)
     if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         leaf = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here)

@@ -18,7 +18,7 @@ from mpmd.checkpoint.group_calls import call, results
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import Spec
 from mpmd.keys import raw
-from mpmd.meshes.mesh import GroupMesh
+from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
 from mpmd.runtime.step_future import StepFuture

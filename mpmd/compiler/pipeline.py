@@ -90,7 +90,7 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     placements = ArgumentPlacements.of(cut, request)
     graph = run(split, check_task_graph)(cut)
     sharded = run(shard, check_sharded_graph)(graph, submeshes, specs, request.partial_sums, request.gather)
-    placed = run(place, check_placed_graph)(sharded, submeshes, specs, placements)
+    placed = run(place, check_placed_graph)(sharded, submeshes, specs, placements, request.parts)
     program = run(lower)(placed, submeshes, specs)
     verified = run(verify)(program.plan)
     return CompiledStep(placed.graph.step, specs.leaves, program, verified, watch.seconds)

@@ -41,6 +41,7 @@ class CompileRequest:
         that is held in layer ranges is read in these.
       result_placements: for a function without a loop, the placement that each result leaf is to have;
         ``ANYWHERE``: where it is made. Their specs are those of ``out_specs``.
+      parts: the groups of each part of the mesh, by its name.
     """
 
     fun: Callable
@@ -55,6 +56,7 @@ class CompileRequest:
     gather: Gather = "task"
     argument_placements: Sequence[Placement] | None = None
     result_placements: Sequence[Placement] | None = None
+    parts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
 
     @property
     def argument_stacks(self) -> tuple[Stack | None, ...]:

@@ -89,6 +89,7 @@ class Loop:
       where: the user's line.
       first_stage: the number of its first stage: of all stages of the loops before.
       decision_index: which of the step's decisions it was traced under: see ``Decisions.of_loops``.
+      part: the part of the mesh that runs it; ``None``: the groups of its schedule are the mesh's.
       index: the variable of the microbatch index, an int32 scalar.
       eqns: the body for one microbatch. It reads outer variables directly. The boundary of each mark among
         the equations says which stage ends there.
@@ -102,6 +103,7 @@ class Loop:
     schedule: Schedule
     first_stage: int = 0
     decision_index: int = 0
+    part: str | None = None
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Loop:
@@ -138,6 +140,7 @@ class Loop:
             num_microbatches=eqn.params["length"],
             schedule=eqn.params["schedule"],
             decision_index=eqn.params["number"],
+            part=eqn.params["part"],
         )
 
     @property

@@ -16,6 +16,7 @@ from mpmd.explanation.leaves import (
 )
 from mpmd.explanation.tasks import TaskSummary, task_table
 from mpmd.explanation.traffic import EdgeTraffic, edge_table
+from mpmd.ir.part import Part, part_lines
 from mpmd.ir.plan import LoopStages, cut_lines, loop_lines
 from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import first_few
@@ -39,7 +40,8 @@ class Explanation(ShownAsText):
 
     ``findings`` are sentences on facts that the user probably did not intend: a group with most of the work,
     or without a backward, or a value that is sent again and again. ``loops`` have the stages of
-    each loop, since stages are numbered through all of them.
+    each loop, since stages are numbered through all of them. ``part`` is that of the mesh for which the step
+    is compiled.
     """
 
     inputs: tuple[InputSummary, ...]
@@ -48,6 +50,7 @@ class Explanation(ShownAsText):
     tasks: tuple[TaskSummary, ...]
     findings: tuple[str, ...]
     loops: tuple[LoopStages, ...] = ()
+    part: Part | None = None
 
     @property
     def leaves(self) -> tuple[LeafSummary, ...]:
@@ -87,7 +90,7 @@ class Explanation(ShownAsText):
             edge_table(self.edges),
             task_table(self.tasks),
         )
-        loops = "\n".join([*loop_lines(self.loops), *cut_lines(self.loops)])
+        loops = "\n".join([*part_lines(self.part), *loop_lines(self.loops), *cut_lines(self.loops)])
         return "\n\n".join(
             [
                 _RULE,

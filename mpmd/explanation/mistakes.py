@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
@@ -48,14 +48,14 @@ def warn_of_undonated_state(
     plan: Plan,
     fed_back: Collection[tuple[int, int]],
     memory: Sequence[GroupMemory],
-    limits: Sequence[int],
+    limits: Mapping[int, int],
 ) -> None:
     """Warns of groups whose memory is short, and that hold state twice because it is not donated.
 
     Args:
       fed_back: pairs of the position of an argument and of the result that takes its place.
       memory: for each group, the need of each of its devices.
-      limits: for each group, the bytes that each of its devices has.
+      limits: for each group that has loaded the step, the bytes that each of its devices has.
     """
     _warn(UndonatedStateWarning, undonated_state(plan, fed_back, memory, limits))
 
@@ -142,10 +142,11 @@ def undonated_state(
     plan: Plan,
     fed_back: Collection[tuple[int, int]],
     memory: Sequence[GroupMemory],
-    limits: Sequence[int],
+    limits: Mapping[int, int],
 ) -> Iterator[str]:
     """The warnings of ``warn_of_undonated_state``, one for each group."""
-    for group, (needed, limit) in enumerate(zip(memory, limits, strict=True)):
+    for group, limit in limits.items():
+        needed = memory[group]
         if needed.peak_bytes <= _SHORT * limit:
             continue
         state = (plan.inputs[argument] for argument, _ in fed_back)

@@ -8,15 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.attribution.findings import Finding
 from mpmd.explanation.explanation import findings_text
+from mpmd.ir.part import Part, part_lines
 from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, cut_lines, loop_lines
 from mpmd.ir.routes import Routes, Topology
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
+from mpmd.profile.profile import Profile
+from mpmd.profile.text import findings_lines
 from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import aligned, human_bytes
 from mpmd.verify import Verified
-
-SHOWN = 3
-"""The findings of a profile that a report shows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +80,9 @@ class Report(ShownAsText):
       findings: facts that the user probably did not intend, as in ``mpmd.explain``.
       loops: which stages are those of which loop, shown if there are several; and where stages end that
         ``mpmd.auto_marks`` has cut.
-      slow: the findings of the step's last profile on where the time went, those that would save the most
-        first; the first three are shown. Empty for a step that was not profiled.
+      part: that of the mesh for which the step is; ``None``: the whole mesh.
+      profile: the last profile of the step, without its result, if there is one. The first three of its
+        findings are shown.
     """
 
     groups: tuple[GroupReport, ...]
@@ -90,7 +91,17 @@ class Report(ShownAsText):
     are_specs_open: bool = False
     findings: tuple[str, ...] = ()
     loops: tuple[LoopStages, ...] = ()
-    slow: tuple[Finding, ...] = ()
+    part: Part | None = None
+    profile: Profile | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def profile_findings(self) -> tuple[Finding, ...]:
+        """The findings of the step's last profile, those first that would save the most; none without one.
+
+        They are computed when they are first asked for, also by ``str(report)``; other schedules are
+        simulated for them, which takes seconds for steps of many thousand tasks.
+        """
+        return self.profile.findings if self.profile else ()
 
     def __str__(self) -> str:
         compiled = any(group.xla_seconds is not None for group in self.groups)
@@ -108,6 +119,7 @@ class Report(ShownAsText):
         passes = {**self.seconds, "total": sum(self.seconds.values())}
         return "\n".join(
             [
+                *part_lines(self.part),
                 *loop_lines(self.loops),
                 *cut_lines(self.loops),
                 *aligned([header, *rows], left=()),
@@ -118,8 +130,7 @@ class Report(ShownAsText):
                 f"{'compiled' if compiled else 'planned'} in seconds:",
                 *aligned([list(passes), [f"{seconds:.2f}" for seconds in passes.values()]], left=()),
                 *filter(None, [findings_text(self.findings)]),
-                *(["what would help, by simulation of the last profile:"] if self.slow else []),
-                *(f"  - {finding}" for finding in self.slow[:SHOWN]),
+                *findings_lines("what would help, by simulation of the last profile:", self.profile_findings),
             ]
         )
 
@@ -165,11 +176,11 @@ def report(
     verified: Verified,
     updated: Collection[int],
     seconds: Mapping[str, float],
-    xla_seconds: Sequence[float] | None = None,
+    xla_seconds: Mapping[int, float] | None = None,
     holdings: Mapping[Edge, Holding] | None = None,
     measured_peaks: Sequence[int | None] | None = None,
     findings: Sequence[str] = (),
-    slow: Sequence[Finding] = (),
+    profile: Profile | None = None,
 ) -> Report:
     """Reports on a plan; what XLA took, where messages are and what was measured is of one that was loaded.
 
@@ -179,11 +190,11 @@ def report(
       verified: what is known of the plan without what XLA needs.
       updated: the positions of the arguments that the step returns updated.
       seconds: how long each pass took.
-      xla_seconds: for each group, how long XLA took.
+      xla_seconds: for each group that has loaded the step, how long XLA took.
       holdings: where the messages of each edge are until they are used; by default in the receiver's memory.
       measured_peaks: for each group, the most bytes that were allocated on one of its devices.
       findings: those of the plan's explanation.
-      slow: those of the step's last profile.
+      profile: the step's last one.
     """
     sent: collections.Counter[tuple[int, int]] = collections.Counter()
     for (source, _), by_processes in Routes(plan, topology).sent_bytes().items():
@@ -211,9 +222,18 @@ def report(
             measured_peak_bytes=measured_peaks[group] if measured_peaks else None,
             sent_bytes=sum(sent_by[group]),
             process_sent_bytes=sent_by[group],
-            xla_seconds=xla_seconds[group] if xla_seconds else None,
+            xla_seconds=xla_seconds.get(group) if xla_seconds else None,
         )
         for group, program in enumerate(plan.programs)
     )
     are_open = any(None in (*e.in_specs, *e.out_specs) for e in plan.executables)
-    return Report(groups, len(plan.executables), seconds, are_open, tuple(findings), plan.loops, tuple(slow))
+    return Report(
+        groups=groups,
+        executables=len(plan.executables),
+        seconds=seconds,
+        are_specs_open=are_open,
+        findings=tuple(findings),
+        loops=plan.loops,
+        part=plan.part,
+        profile=profile,
+    )

@@ -2,7 +2,7 @@
 
 The grammar of its text::
 
-    plan         ::= program* ["loops:" loop*] ["submeshes:" submesh*] "executables:" executable*
+    plan         ::= [part] program* ["loops:" loop*] ["submeshes:" submesh*] "executables:" executable*
                      "inputs:" input* "constants:" constant* "outputs:" output*
     program      ::= "group" group ":" instruction*
     instruction  ::= outputs "=" "run" task "[" executable-name "]" inputs    compute
@@ -11,6 +11,7 @@ The grammar of its text::
                    | "call callback" number "of" task "with" values   hand to the driver, keep
                    | "free" values                                    drop the buffers
 
+    part         ::= "part" name ": its groups" groups "are groups" groups "of the mesh"
     loop         ::= schedule ":" stages "," microbatches     shown where there are several
     submesh      ::= "group" group ":" (axis size)*           shown where groups differ
 
@@ -35,9 +36,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpmd.ir.executable_memory import ExecutableMemory
-from mpmd.ir.loop_stages import LoopStages as LoopStages
-from mpmd.ir.loop_stages import cut_lines as cut_lines
-from mpmd.ir.loop_stages import loop_lines as loop_lines
+from mpmd.ir.loops import LoopStages as LoopStages
+from mpmd.ir.loops import cut_lines as cut_lines
+from mpmd.ir.loops import loop_lines as loop_lines
+from mpmd.ir.part import Part, part_lines
 from mpmd.ir.tasks import AnyTask as AnyTask
 from mpmd.ir.tasks import Cell as Cell
 from mpmd.ir.tasks import FusedTask as FusedTask
@@ -263,7 +265,7 @@ class Plan(ShownAsText):
     A notebook or a terminal shows a summary.
 
     ``submeshes`` are those of the groups; without any, each group is one device. Stages are numbered through
-    all ``loops``.
+    all ``loops``. The plan of a part of a mesh has that ``part``.
     """
 
     programs: tuple[GroupProgram, ...]
@@ -273,9 +275,10 @@ class Plan(ShownAsText):
     outputs: tuple[OutputLeaf, ...]
     submeshes: tuple[Submesh, ...] = ()
     loops: tuple[LoopStages, ...] = ()
+    part: Part | None = None
 
     def __str__(self) -> str:
-        lines = [*map(str, self.programs), *loop_lines(self.loops)]
+        lines = [*part_lines(self.part), *map(str, self.programs), *loop_lines(self.loops)]
         if len(set(self.submeshes)) > 1:
             texts = (" ".join(f"{axis} {size}" for axis, size in submesh) for submesh in self.submeshes)
             lines += ["submeshes:", *(f"  group {group}: {text}" for group, text in enumerate(texts))]
@@ -292,7 +295,8 @@ class Plan(ShownAsText):
         header = ("group", "devices", "stages", "tasks", "messages sent", "arguments")
         rows = [header, *(self._summary_row(program) for program in self.programs)]
         loops = [*map(str, self.loops), *cut_lines(self.loops)] or ["no loop"]
-        return "\n".join([*loops, *aligned(rows, left=()), "plan.text() has all instructions"])
+        lines = [*part_lines(self.part), *loops, *aligned(rows, left=())]
+        return "\n".join([*lines, "plan.text() has all instructions"])
 
     def _summary_row(self, program: GroupProgram) -> tuple[str, ...]:
         cells = [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]

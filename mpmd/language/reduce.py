@@ -25,7 +25,7 @@ from mpmd.schedules.base import schedule_fault
 from mpmd.sharding import described, explicit_sharding
 from mpmd.util.tables import first_few
 from mpmd.util.tree import array_faults, broadcast_prefix
-from mpmd.validation import callable_fault, int_fault, raise_faults
+from mpmd.validation import callable_fault, int_fault, raise_faults, str_fault
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +109,8 @@ def treduce(
     axis: int = 0,
     operation: Any = (Concat(), Add),
     carry: Any = None,
+    *,
+    part: str | None = None,
 ) -> Any:
     """Applies ``fun`` to every microbatch and accumulates the results, pipelined by ``schedule``.
 
@@ -149,6 +151,8 @@ def treduce(
         the mean over its microbatch, ``Mean`` gives the result of the whole batch, and ``Add`` gives ``n``
         times that.
       carry: a pytree of arrays that the first microbatch takes; its shapes and dtypes stay. ``None``: none.
+      part: the part of the mesh whose groups run the loop, by its name, in a step of the whole mesh. By
+        default, the schedule's groups are those of the mesh. It means nothing to plain JAX.
 
     Returns: the accumulated results; with a carry, the pair of the last microbatch's carry and these.
     Raises: ``ValueError`` when the leaves of ``xs`` differ in size along ``axis``, or when there is no
@@ -165,6 +169,7 @@ def treduce(
         *array_faults("xs", xs),
         *operation_faults("operation", operation),
         *array_faults("carry", carry),
+        str_fault("part", part, optional=True),
         title="treduce: ",
     )
     leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
@@ -196,7 +201,7 @@ def treduce(
         microbatch = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, axis, keepdims=False), xs)
         return fun(*taken_carry, microbatch)
 
-    return treduce_i(fun_of_index, sizes.pop(), schedule, operation, carry)
+    return treduce_i(fun_of_index, sizes.pop(), schedule, operation, carry, part=part)
 
 
 def treduce_i(
@@ -205,6 +210,8 @@ def treduce_i(
     schedule: Schedule | None = None,
     operation: Any = (Concat(), Add),
     carry: Any = None,
+    *,
+    part: str | None = None,
 ) -> Any:
     """``treduce`` over the microbatch index: ``fun`` takes an int32 scalar from 0 to ``length - 1``.
 
@@ -216,6 +223,7 @@ def treduce_i(
         schedule_fault("schedule", schedule, optional=True),
         *operation_faults("operation", operation),
         *array_faults("carry", carry),
+        str_fault("part", part, optional=True),
         title="treduce: ",
     )
     with next_loop() as number:
@@ -233,6 +241,7 @@ def treduce_i(
         length=length,
         schedule=schedule,
         number=number,
+        part=part,
     )
     totals = [
         op.of_sum(result, length) if isinstance(op, _Mean) else result
@@ -329,7 +338,7 @@ that are not plain sums; ``summed``, for each result, whether the body returns a
 (otherwise it returns the new state); ``ordered``, for each result, whether it may depend on the order of the
 microbatches; ``carried``, for each result, whether it is a leaf of the user's carry; ``length``, the number
 of microbatches; ``schedule``, ``None`` if it is open; ``number``, that of the loop in the step's
-decisions."""
+decisions; ``part``, the name of the part of the mesh that runs it, or ``None``."""
 treduce_p.multiple_results = True
 
 

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
+from mpmd.meshes.part import WholeMesh, parts_faults
 from mpmd.runtime.protocol import Runtime
 from mpmd.validation import (
     Fault,
@@ -25,7 +26,7 @@ Shape = Mapping[str, int] | AbstractMesh
 """The sizes of axes by their names; or a jax mesh without devices, which also has their types."""
 
 
-class AbstractMpmdMesh:
+class AbstractMpmdMesh(WholeMesh):
     """The shape of a mesh of groups: steps are planned for it, and cannot run on it.
 
     It needs neither devices nor a cluster, and has the arguments of ``mpmd.launch``: one shape that is cut
@@ -38,28 +39,39 @@ class AbstractMpmdMesh:
     Args:
       shape: a dict of axes, or a ``jax.sharding.AbstractMesh``; or a list with one of them for each group.
       mpmd_axis_name: the axis along which the groups are; left out for a list.
+      parts: the number of groups of each part by its name, as of ``MpmdMesh``.
 
     Raises: ``TypeError`` for other types; ``ValueError`` for a shape without the axis, for a size that is no
       whole number of at least 1, for more devices than any cluster has, for an empty list, and for a list
       together with an axis.
     """
 
-    def __init__(self, shape: Shape | Sequence[Shape], mpmd_axis_name: str | None = None):
+    def __init__(
+        self,
+        shape: Shape | Sequence[Shape],
+        mpmd_axis_name: str | None = None,
+        *,
+        parts: Mapping[str, int] | None = None,
+    ):
         is_one = isinstance(shape, Mapping | AbstractMesh)
         what = "a dict of axes, or a jax AbstractMesh"
         if is_sequence(shape):
             shapes: list[Any] = list(shape)
-            faults = [
+            faults: list[Fault | None] = [
                 type_fault(f"shape[{i}]", one, Mapping | AbstractMesh, what) for i, one in enumerate(shapes)
             ]
         else:
             shapes = [shape]
             faults = [type_fault("shape", shape, Mapping | AbstractMesh, f"{what}; or a list of them")]
-        raise_faults(*faults, str_fault("mpmd_axis_name", mpmd_axis_name, optional=True))
+        raise_faults(
+            *faults, str_fault("mpmd_axis_name", mpmd_axis_name, optional=True), *parts_faults(parts)
+        )
         raise_faults(*_faults(shapes, is_one, mpmd_axis_name))
         raise_faults(device_count_fault(sum(math.prod(_sizes(one).values()) for one in shapes)))
         self.mpmd_axis_name = mpmd_axis_name
         self._submeshes = tuple(_submeshes(shapes, mpmd_axis_name))
+        raise_faults(*parts_faults(parts, self.mpmd_dim))
+        super().__init__(parts)
 
     @property
     def mpmd_dim(self) -> int:

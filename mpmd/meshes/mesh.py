@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,50 +13,16 @@ from jax.sharding import AbstractMesh, Mesh
 
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
+from mpmd.meshes.part import WholeMesh, parts_faults
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.in_process import InProcessRuntime
 from mpmd.runtime.interrupts import drop_queued, dropping_queued
-from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.status import GroupStatus, Status
 from mpmd.sharding import with_auto_axes
 from mpmd.validation import Fault, int_fault, is_sequence, raise_faults, shown, str_fault, type_fault
 
 
-class GroupMesh(Protocol):
-    """The groups as compiling and running a step see them, wherever they live."""
-
-    @property
-    def mpmd_dim(self) -> int:
-        """The number of groups."""
-        ...
-
-    @property
-    def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
-        """The shape of each group's submesh. All have the same axes and types; the mpmd axis has size 1."""
-        ...
-
-    @property
-    def mpmd_axis_name(self) -> str | None:
-        """The axis along which the groups are; ``None`` where each has a mesh of its own."""
-        ...
-
-    @property
-    def topology(self) -> Topology:
-        """The processes of the groups, which decide the messages between them."""
-        ...
-
-    @property
-    def runtime(self) -> Runtime:
-        """The running groups."""
-        ...
-
-    @property
-    def recovery_seconds(self) -> Sequence[float]:
-        """The duration of each recovery so far."""
-        ...
-
-
-class MpmdMesh:
+class MpmdMesh(WholeMesh):
     """Groups of this process's devices: a mesh cut along the axis ``mpmd_axis_name``, or one mesh per group.
 
     Every group's submesh keeps all the axes, the mpmd axis with size 1, so that specs may name any other
@@ -75,7 +41,9 @@ class MpmdMesh:
       mpmd_axis_name: the axis of the mesh along which the groups are. With a sequence it is left out, or an
         axis of size 1 of each mesh.
       max_in_flight: the number of steps, each with its arguments, that may be under way; a further call
-        waits.
+        waits. Each part has this number.
+      parts: the number of groups of each part by its name, in the order of the groups, as
+        ``{"actor": 4, "sampler": 2}``; see ``part``.
 
     Raises: ``ValueError`` when the mesh has no such axis, or has ``Manual`` ones, or devices of other
       processes, or when the meshes of a sequence do not have the same axes or share a device; ``TypeError``
@@ -88,8 +56,9 @@ class MpmdMesh:
         mpmd_axis_name: str | None = None,
         *,
         max_in_flight: int = MAX_IN_FLIGHT,
+        parts: Mapping[str, int] | None = None,
     ):
-        raise_faults(*_type_faults(jax_mesh, mpmd_axis_name, max_in_flight))
+        raise_faults(*_type_faults(jax_mesh, mpmd_axis_name, max_in_flight), *parts_faults(parts))
         meshes = [jax_mesh] if isinstance(jax_mesh, Mesh) else list(jax_mesh)
         faults = [*_faults_of_all(meshes)]
         if isinstance(jax_mesh, Mesh):
@@ -105,6 +74,8 @@ class MpmdMesh:
         self.jax_mesh = jax_mesh
         self.mpmd_axis_name = mpmd_axis_name
         self._max_in_flight = max_in_flight
+        raise_faults(*parts_faults(parts, self.mpmd_dim))
+        super().__init__(parts)
 
     @property
     def mpmd_dim(self) -> int:
@@ -178,16 +149,6 @@ class MpmdMesh:
 
     def __repr__(self) -> str:
         return f"MpmdMesh(jax_mesh={self.jax_mesh!r}, mpmd_axis_name={self.mpmd_axis_name!r})"
-
-
-def mesh_fault(name: str, mesh: Any, *, optional: bool = False) -> TypeError | None:
-    """The fault of an argument that has to be a mesh of groups."""
-    if (hasattr(mesh, "abstract_submeshes") and not isinstance(mesh, type)) or (optional and mesh is None):
-        return None
-    return TypeError(
-        f"{name} must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, what mpmd.launch "
-        f"returns, or an mpmd.AbstractMpmdMesh, to plan without devices; not {shown(mesh)}"
-    )
 
 
 def devices_faults(name: str, devices: Any) -> Iterator[TypeError | None]:

@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from mpmd.language.decisions import Decisions, decided
-from mpmd.meshes.mesh import GroupMesh, MpmdMesh, devices_faults, mesh_fault
+from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
+from mpmd.meshes.mesh import MpmdMesh, devices_faults
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.choice_table import (
     candidate_text,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -67,6 +67,22 @@ class Hardware:
         faults = (_fault_of(field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         raise_faults(*faults, title=_TITLE)
         raise_faults(device_count_fault(self.nodes * self.devices_per_node), title=_TITLE)
+
+    def part(self, num_devices: int) -> Self:
+        """A part of the cluster, to plan one of several models for: whole nodes, or devices of one node.
+
+        Raises: ``ValueError`` for more devices than there are, and for a number that is neither.
+        """
+        of_node, most = self.devices_per_node, self.nodes * self.devices_per_node
+        raise_faults(int_fault("num_devices", num_devices, most=most))
+        if num_devices <= of_node:
+            return dataclasses.replace(self, nodes=1, devices_per_node=num_devices)
+        if num_devices % of_node:
+            raise ValueError(
+                f"num_devices={num_devices} are not whole nodes, of {of_node} devices each: take a multiple "
+                f"of {of_node}, or at most {of_node}"
+            )
+        return dataclasses.replace(self, nodes=num_devices // of_node)
 
     def seconds(self, operations: Amount, nbytes_of_products: Amount, nbytes_beside: Amount) -> Amount:
         """The seconds of a task on a device, without exchanges with other devices.

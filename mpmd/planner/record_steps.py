@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from mpmd.ir.events import Event
-from mpmd.meshes.mesh import GroupMesh
+from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.step.jit import jit
 
 

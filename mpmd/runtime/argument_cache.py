@@ -7,7 +7,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -53,26 +53,39 @@ class ArgumentCache:
     Args:
       next_handle: gives a handle that was never used before.
       free: drops the value under a handle on groups, with their next request.
+      num_groups: the number of groups.
     """
 
-    def __init__(self, next_handle: Callable[[], Handle], free: Callable[[tuple[int, ...], Handle], None]):
+    def __init__(
+        self,
+        next_handle: Callable[[], Handle],
+        free: Callable[[tuple[int, ...], Handle], None],
+        num_groups: int,
+    ):
         self._next_handle = next_handle
         self._free = free
-        self._delivering = threading.Lock()
+        self._delivering = [threading.Lock() for _ in range(num_groups)]
+        self._freeing = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
         self._oldest: Handle = 0
         # Arrays die in garbage collection, at any point of any thread, where no lock may be taken.
         self._invalid: collections.deque[tuple[_Key, Handle]] = collections.deque()
 
     @contextlib.contextmanager
-    def delivery(self, num_groups: int) -> Iterator[Delivery]:
+    def delivery(self, mpmd_idxs: Sequence[int]) -> Iterator[Delivery]:
         """Collects the arguments of one step, which is to be submitted within the context.
 
-        Other threads wait until it is left, so that no step reads an array before the step that sends it.
+        Steps of the same groups wait until it is left, so that none reads an array before the step that sends
+        it. Steps of other groups do not: collecting may wait for a value.
+
+        Args:
+          mpmd_idxs: the groups that take part in the step, ascending.
         """
-        with self._delivering:
-            self._free_invalid()
-            yield Delivery(self, self._next_handle, self._free, num_groups)
+        with contextlib.ExitStack() as delivering:
+            for mpmd_idx in mpmd_idxs:
+                delivering.enter_context(self._delivering[mpmd_idx])
+            self._free_invalid(frozenset(mpmd_idxs))
+            yield Delivery(self, self._next_handle, self._free, mpmd_idxs)
 
     def find(self, piece: Piece) -> Handle | None:
         """The handle of an array, if these groups have it so."""
@@ -100,9 +113,14 @@ class ArgumentCache:
     def _died(self, key: _Key, handle: Handle, _: weakref.ref[jax.Array]) -> None:
         self._invalid.append((key, handle))
 
-    def _free_invalid(self) -> None:
-        for _ in range(len(self._invalid)):
-            key, handle = self._invalid.popleft()
+    def _free_invalid(self, mpmd_idxs: frozenset[int]) -> None:
+        """Frees the invalid entries of groups to which nothing else is being delivered now."""
+        with self._freeing:
+            invalid = [self._invalid.popleft() for _ in range(len(self._invalid))]
+        for key, handle in invalid:
+            if not mpmd_idxs.issuperset(key.placement.mpmd_idxs):
+                self._invalid.append((key, handle))
+                continue
             entry = self._entries.get(key)
             if entry is not None and entry.handle == handle:  # otherwise it has been freed already
                 del self._entries[key]
@@ -123,12 +141,12 @@ class Delivery:
         cache: ArgumentCache,
         next_handle: Callable[[], Handle],
         free: Callable[[tuple[int, ...], Handle], None],
-        num_groups: int,
+        mpmd_idxs: Sequence[int],
     ):
         self._cache = cache
         self._next_handle = next_handle
         self._free = free
-        self.host_arrays: tuple[dict[Handle, np.ndarray], ...] = tuple({} for _ in range(num_groups))
+        self.host_arrays: dict[int, dict[Handle, np.ndarray]] = {group: {} for group in mpmd_idxs}
         self._transient: dict[Handle, tuple[int, ...]] = {}
         self._to_cache: dict[_Key, tuple[Piece, Handle]] = {}
 

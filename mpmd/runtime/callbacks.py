@@ -18,27 +18,28 @@ from mpmd.runtime.requests import CallbackOperands, StepReply, callback_operands
 _logger = logging.getLogger(__name__)
 
 
-class CallbackThread:
-    """Calls functions in a thread of its own, one after the other, step by step as the steps were submitted.
+class CallbackThreads:
+    """Calls functions in a thread for each part, one after the other, as the part's steps were submitted.
 
-    At exit, Python waits for the thread, and so for the steps that it waits for.
+    At exit, Python waits for the threads, and so for the steps that they wait for.
     """
 
     def __init__(self) -> None:
         self._idents: list[int] = []
-        note = self._idents.append  # no method of this object, which would then live until garbage collection
-        self._executor = ThreadPoolExecutor(
-            1, "mpmd callbacks", initializer=lambda: note(threading.get_ident())
-        )
+        self._executors: dict[str | None, ThreadPoolExecutor] = {}
 
     def is_current(self) -> bool:
-        """Whether the caller runs in the thread of the callbacks: it is a callback itself."""
+        """Whether the caller runs in a thread of the callbacks: it is a callback itself."""
         return threading.get_ident() in self._idents
 
     def call_after(
-        self, replies: Iterable[Future[StepReply]], callbacks: Sequence[HostCallback], plan: Plan
+        self,
+        replies: Iterable[Future[StepReply]],
+        callbacks: Sequence[HostCallback],
+        plan: Plan,
+        part: str | None = None,
     ) -> Future[None]:
-        """Makes a step's calls when all groups have replied, or have failed to; returns at once.
+        """Makes the calls of a part's step when all groups have replied, or have failed to; returns at once.
 
         Of a step that failed, the operands until then. Lines that tasks print begin with the plan's names of
         their stages.
@@ -47,12 +48,20 @@ class CallbackThread:
           step is not called.
         """
         enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        return self._executor.submit(_call_all, tuple(replies), tuple(callbacks), plan, enable_x64)
+        return self._executor(part).submit(_call_all, tuple(replies), tuple(callbacks), plan, enable_x64)
 
     def wait(self) -> None:
-        """Waits for all that was submitted; not in the thread itself, whose call would wait for itself."""
-        if self._idents and not self.is_current():  # it begins with the first call
-            self._executor.submit(lambda: None).result()
+        """Waits for all that was submitted; not in one of the threads, whose call would wait for itself."""
+        if not self.is_current():
+            for executor in list(self._executors.values()):
+                executor.submit(lambda: None).result()
+
+    def _executor(self, part: str | None) -> ThreadPoolExecutor:
+        if part not in self._executors:
+            note = self._idents.append  # no method of this object, which would live until garbage collection
+            thread = ThreadPoolExecutor(1, "mpmd callbacks", initializer=lambda: note(threading.get_ident()))
+            self._executors.setdefault(part, thread)
+        return self._executors[part]
 
 
 def _call_all(

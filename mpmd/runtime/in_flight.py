@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -63,29 +65,33 @@ class QueuedStep:
 
 
 class StepsInFlight:
-    """Lets a limited number of steps be under way, whose arguments both ends hold. Thread-safe.
+    """Lets a limited number of steps of each part be under way, whose arguments both ends hold. Thread-safe.
+
+    Parts have their names; ``None`` is the whole mesh.
 
     Raises: ``TypeError`` or ``ValueError`` for a limit that is no positive int.
     """
 
     def __init__(self, limit: int = MAX_IN_FLIGHT):
         raise_faults(int_fault("max_in_flight", limit))
-        self._places = threading.Semaphore(limit)
+        self._places: dict[str | None, threading.Semaphore]
+        self._places = collections.defaultdict(functools.partial(threading.Semaphore, limit))
         self._queued: dict[int, QueuedStep] = {}
 
-    def enter(self) -> None:
-        """Waits until the next step may be submitted; then ``leave`` or ``leave_after``."""
-        self._places.acquire()
+    def enter(self, part: str | None = None) -> None:
+        """Waits until the next step of a part may be submitted; then ``leave`` or ``leave_after``."""
+        self._places[part].acquire()
 
-    def leave(self) -> None:
+    def leave(self, part: str | None = None) -> None:
         """The step was not submitted."""
-        self._places.release()
+        self._places[part].release()
 
     def leave_after(
         self,
         replies: Collection[Future],
         step: QueuedStep | None = None,
         on_end: Callable[[bool], object] = lambda has_failed: None,
+        part: str | None = None,
     ) -> None:
         """The step ends when all groups have replied, or have failed to.
 
@@ -102,7 +108,7 @@ class StepsInFlight:
             on_end(has_failed)
             if number is not None:
                 del self._queued[number]
-            self._places.release()
+            self._places[part].release()
 
         call_when_done(replies, end)
 

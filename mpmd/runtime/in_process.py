@@ -20,12 +20,13 @@ import numpy as np
 
 from mpmd.compat import trace_context_for_threads
 from mpmd.errors import MESH_CLOSED, StepAborted, StepDroppedError
+from mpmd.ir.participants import participants
 from mpmd.ir.plan import Executable, Spec
 from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.compile_once import compile_for
-from mpmd.runtime.device_trace import DeviceTrace, TraceFiles
+from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, TraceFiles
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -181,6 +182,7 @@ class InProcessRuntime(RuntimeBase):
     def load(self, program: Program) -> LoadedProgram:
         self.check_process()
         number = next(self._programs)
+        self._participants[number] = participants(program.plan)
         watch = Stopwatch()
         compile_shared = compile_for(program, [group.worker.submesh for group in self._groups])
 
@@ -200,8 +202,11 @@ class InProcessRuntime(RuntimeBase):
                 compile_shared,
             )
             with watch("load"):
-                loading = [group.submit(partial(group.worker.load, *arguments)) for group in self._groups]
-                replies = [future.result() for future in loading]
+                loading = {
+                    i: self._groups[i].submit(partial(self._groups[i].worker.load, *arguments))
+                    for i in self._participants[number]
+                }
+                replies = {i: future.result() for i, future in loading.items()}
         except BaseException:  # also an interrupt
             self.unload(number)
             raise
@@ -209,7 +214,7 @@ class InProcessRuntime(RuntimeBase):
 
     def unload(self, number: int) -> None:
         released = Released(programs=(number,))
-        for group in self._groups:
+        for group in [self._groups[i] for i in self._participants.pop(number, ())]:
             with contextlib.suppress(RuntimeError):  # the mesh was closed
                 group.submit(partial(group.worker.release, released))
 
@@ -297,7 +302,8 @@ class InProcessRuntime(RuntimeBase):
 
     def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
         self.check_process()
-        asked = [group.submit(partial(group.worker.collectives, number)) for group in self._groups]
+        groups = [self._groups[i] for i in self._participants[number]]
+        asked = [group.submit(partial(group.worker.collectives, number)) for group in groups]
         return {name: each for future in asked for name, each in future.result().items()}
 
     def start_trace(self) -> None:
@@ -307,7 +313,7 @@ class InProcessRuntime(RuntimeBase):
         self._trace.start()
 
     def stop_trace(self) -> dict[str, TraceFiles]:
-        return {"all_groups": self._trace.stop()}
+        return {ALL_GROUPS: self._trace.stop()}
 
     def close(self) -> None:
         """Ends the threads after the steps already submitted, and waits for them, their callbacks and writes.

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from mpmd.ir.plan import Edge, Plan
 from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
-from mpmd.runtime.callbacks import CallbackThread
+from mpmd.runtime.callbacks import CallbackThreads
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep, StepsInFlight
@@ -46,9 +46,9 @@ class LoadedProgram:
     number: int
     program: Program
     seconds: Mapping[str, float]
-    xla_seconds: tuple[float, ...]
+    xla_seconds: Mapping[int, float]
     memory: Mapping[str, ExecutableMemory]
-    memory_limits: tuple[int, ...]
+    memory_limits: Mapping[int, int]
     holdings: Mapping[Edge, Holding]
 
     @property
@@ -63,21 +63,21 @@ class LoadedProgram:
         number: int,
         program: Program,
         seconds: Mapping[str, float],
-        replies: Sequence[LoadReply],
+        replies: Mapping[int, LoadReply],
         holdings: Mapping[Edge, Holding],
     ) -> LoadedProgram:
         """The program that groups have loaded which gave these replies."""
         memory: dict[str, ExecutableMemory] = {}
-        for reply in replies:
+        for reply in replies.values():
             for name, needed in reply.memory.items():
                 memory[name] = memory.get(name, needed) | needed
         return LoadedProgram(
             number=number,
             program=program.without_functions(),
             seconds=seconds,
-            xla_seconds=tuple(reply.xla_seconds for reply in replies),
+            xla_seconds={group: reply.xla_seconds for group, reply in replies.items()},
             memory=memory,
-            memory_limits=tuple(reply.memory_limit for reply in replies),
+            memory_limits={group: reply.memory_limit for group, reply in replies.items()},
             holdings=holdings,
         )
 
@@ -88,7 +88,7 @@ class Runtime(Protocol):
     Attributes:
       arguments: knows which arguments the groups keep for later calls.
       processes_per_group: the number of processes of each group.
-      callbacks: makes the calls that steps ask of the driver.
+      callbacks: make the calls that steps ask of the driver.
       meters: count the steps of each function.
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
       goes_back: whether groups go back to before a step that has failed, so that what it has taken over is
@@ -100,23 +100,31 @@ class Runtime(Protocol):
 
     arguments: ArgumentCache
     processes_per_group: tuple[int, ...]
-    callbacks: CallbackThread
+    callbacks: CallbackThreads
     meters: StepMeters
     in_flight: StepsInFlight
     goes_back: bool
     last_checkpoint: str | None
     is_closed: bool
 
+    @property
+    def attempt(self) -> int:
+        """A number that changes when groups go back, or are about to, to run steps again."""
+        ...
+
     def check_process(self) -> None:
         """Raises ``RuntimeError`` in a fork of the process that has made the runtime."""
         ...
 
     def load(self, program: Program) -> LoadedProgram:
-        """Loads a program: each group compiles its own. Waits for all; if one fails, none keeps it."""
+        """Loads a program: each group with a part in it compiles its own.
+
+        Waits for all; if one fails, none keeps it.
+        """
         ...
 
     def unload(self, number: int) -> None:
-        """Makes every group drop a program, after the steps submitted before.
+        """Makes the groups drop a program, after the steps submitted before.
 
         Groups are told with their next request, or earlier. Callable at any point of any thread, even from
         garbage collection, and after ``close``.
@@ -237,14 +245,15 @@ class RuntimeBase(Runtime):
 
     def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):
         self._process = os.getpid()
-        self.callbacks = CallbackThread()
+        self.callbacks = CallbackThreads()
         self.meters = StepMeters()
         self.in_flight = StepsInFlight(max_in_flight)
         self._handles = itertools.count()
         self._programs = itertools.count()
+        self._participants: dict[int, tuple[int, ...]] = {}  # of each program
         self._released = ReleaseQueue(num_groups, max_in_flight)
         # It gets no method of this object, which would then live until the garbage collector finds it.
-        self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle)
+        self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle, num_groups)
 
     def check_process(self) -> None:
         if os.getpid() != self._process:
@@ -256,6 +265,10 @@ class RuntimeBase(Runtime):
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         self._released.add_handle(mpmd_idxs, handle)
+
+    @property
+    def attempt(self) -> int:
+        return 0
 
     def wait_to_submit(self) -> None:
         """Does not wait, where groups are not replaced."""
@@ -297,9 +310,9 @@ class ReleaseQueue:
         for mpmd_idx in mpmd_idxs:
             self._handles[mpmd_idx].append(handle)
 
-    def add_program(self, number: int) -> None:
-        for programs in self._programs:
-            programs.append(number)
+    def add_program(self, mpmd_idxs: Iterable[int], number: int) -> None:
+        for mpmd_idx in mpmd_idxs:
+            self._programs[mpmd_idx].append(number)
 
     def take(self, mpmd_idx: int, step: int | None = None, but: Collection[Handle] = ()) -> Released:
         """The releases to tell a group now, but for some values; with a step, if that is given."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 
 from mpmd.errors import StepAborted
-from mpmd.runtime.callbacks import CallbackThread
+from mpmd.runtime.callbacks import CallbackThreads
 from mpmd.runtime.requests import StepReply
 
 
@@ -24,7 +24,7 @@ class StepFuture:
         self,
         replies: Mapping[int, Future[StepReply]],
         called: Future[None] | None = None,
-        callbacks: CallbackThread | None = None,
+        callbacks: CallbackThreads | None = None,
     ):
         self._replies = replies
         self._called = called

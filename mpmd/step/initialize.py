@@ -14,7 +14,7 @@ from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.compiler.request import CompileRequest
 from mpmd.errors import CompileError
 from mpmd.ir.plan import Spec
-from mpmd.meshes.mesh import GroupMesh
+from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.util.tree import paths
 
 

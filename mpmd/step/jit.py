@@ -26,12 +26,14 @@ from mpmd.compiler.request import CompileRequest, Gather, PartialSums
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec, cut_lines
-from mpmd.meshes.mesh import GroupMesh, mesh_fault
+from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.profile.profile import Profile
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
+from mpmd.step.part_numbers import of_part, parts_of, placements_in
+from mpmd.util.notebook import ShownAsText
 from mpmd.validation import callable_fault, choice_fault, raise_faults
 
 _logger = logging.getLogger("mpmd")
@@ -176,8 +178,11 @@ class _Kind(NamedTuple):
     placements: tuple[Placement, ...] | None = None
 
 
-class MpmdFunction:
-    """The result of ``mpmd.jit``: compiles once for each kind of arguments that it is called with."""
+class MpmdFunction(ShownAsText):
+    """The result of ``mpmd.jit``: compiles once for each kind of arguments that it is called with.
+
+    A notebook or a terminal shows its name and the plans that it was compiled to.
+    """
 
     def __init__(self, fun: Callable, mesh: GroupMesh, signature: CallSignature, options: StepOptions):
         functools.update_wrapper(self, fun, updated=())
@@ -193,6 +198,13 @@ class MpmdFunction:
         # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
         self._loaded: weakref.WeakKeyDictionary[Runtime, dict[_Kind, LoadedStep]]
         self._loaded = weakref.WeakKeyDictionary()
+
+    def shown(self) -> str:
+        plans = [step.plan.shown() for step in self._compiled_steps()]
+        compiled = "not compiled yet" if not plans else "compiled to this plan" if len(plans) == 1 else ""
+        compiled = compiled or f"compiled to these {len(plans)} plans"
+        groups = len(self._mesh.abstract_submeshes)
+        return "\n".join([f"mpmd.jit of {self.meter.name} for {groups} groups, {compiled}", *plans])
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds a method's first argument, as functions do."""
@@ -223,15 +235,30 @@ class MpmdFunction:
         """An attribute of the compiled step, such as ``report``, if the function was compiled just once."""
         if name.startswith("_") or not hasattr(LoadedStep, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        compiled = {id(step): step for steps in self._loaded.values() for step in steps.values()}
+        compiled = self._compiled_steps()
         if len(compiled) != 1:
-            state = f"{len(compiled)} kinds of arguments" if compiled else "no arguments yet"
             raise AttributeError(
-                f"{name} is that of a step for certain arguments, and this one was compiled for {state}: "
-                f"step = step.compile(*args) has step.{name}; args are arrays or ShapeDtypeStructs"
+                f"{name} is that of a step for certain arguments, and this one was compiled for "
+                f"{_kinds(compiled)}: step = step.compile(*args) has step.{name}; args are arrays or "
+                "ShapeDtypeStructs"
             )
-        (step,) = compiled.values()
-        return getattr(step, name)
+        return getattr(compiled[0], name)
+
+    @property
+    def only_step(self) -> LoadedStep:
+        """The compiled step. Raises ``ValueError`` when there is none, or several."""
+        compiled = self._compiled_steps()
+        if len(compiled) != 1:
+            raise ValueError(
+                f"the function {self.meter.name} was compiled for {_kinds(compiled)}: pass "
+                "step.compile(*args)"
+            )
+        return compiled[0]
+
+    def _compiled_steps(self) -> list[LoadedStep]:
+        """The steps that were compiled, in this order."""
+        steps = {id(step): step for of_mesh in self._loaded.values() for step in of_mesh.values()}
+        return list(steps.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.bind(args, kwargs)
@@ -259,10 +286,13 @@ class MpmdFunction:
         return loaded[later]
 
     def _held(self, call: Call) -> tuple[Placement, ...]:
-        """The placement of each leaf on the groups. Groups that hold none do not have to run."""
+        """The placement of each leaf on the groups. Groups that hold none do not have to run.
+
+        Raises: ``ValueError`` naming the leaves that groups outside of the step's part hold.
+        """
         if not any(isinstance(leaf, MpmdArray) for leaf in call.leaves):
             return (ANYWHERE,) * len(call.leaves)
-        return call.placements(self._mesh.runtime)
+        return placements_in(self._mesh, call.placements(self._mesh.runtime), call.paths)
 
     def _compile(
         self, call: Call, in_specs: Sequence[Spec | None] | None, held: Sequence[Placement]
@@ -293,10 +323,16 @@ class MpmdFunction:
             partial_sums=options.partial_sums,
             gather=options.gather,
             argument_placements=held,
+            parts=parts_of(self._mesh),
         )
         compiled = compile_step(request)
+        compiled = dataclasses.replace(compiled, program=of_part(compiled.program, self._mesh))
         if cut := cut_lines(compiled.program.plan.loops):
             _logger.info("%s: %s", self.meter.name, "\n".join(cut))
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
         warn_of_mistakes(compiled.step, compiled.program.plan)
         return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))
+
+
+def _kinds(compiled: Sequence[LoadedStep]) -> str:
+    return f"{len(compiled)} kinds of arguments" if compiled else "no arguments yet"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -21,14 +20,16 @@ from mpmd.arguments.signature import CallSignature
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.errors import MESH_CLOSED
 from mpmd.explanation import Report, report, sources_of, warn_of_undonated_state
+from mpmd.ir.participants import participants
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import InputLeaf, Plan
 from mpmd.ir.routes import Topology, bytes_per_step
 from mpmd.ir.stack import Stack
-from mpmd.meshes.mesh import GroupMesh
+from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.profile.profile import Profile
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.collectives import Collective
+from mpmd.runtime.device_times import with_device_times
 from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import Runtime
@@ -36,6 +37,7 @@ from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.step_future import StepFuture
 from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.initialize import compile_init
+from mpmd.step.part_numbers import check_in_part, loaded_in, peaks_in, program_of_whole, times_in
 from mpmd.step.planned_step import PlannedStep, explain
 from mpmd.step.record_steps import check_names, check_repeatable, record_steps
 from mpmd.step.submitted_step import DonatedState, StepResults, SubmittedStep
@@ -60,16 +62,17 @@ class LoadedStep(PlannedStep):
     ):
         # Groups have the functions, and a program may hold many steps.
         self._compiled = dataclasses.replace(compiled, program=compiled.program.without_functions())
-        self._mesh = mesh  # whose groups run as long as it is held and not closed
+        self.mesh = mesh  # whose groups run as long as it is held and not closed
         self._signature = signature
         self.meter = meter
         self._expected = call
         self._argument_leaves = compiled.step.argument_leaves
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
-        self._loaded = loaded = runtime.load(compiled.program)
+        self._loaded = runtime.load(program_of_whole(compiled.program, mesh))
         runtime.meters.add(meter)
-        weakref.finalize(self, _unload, self._runtime, loaded.number).atexit = False
+        weakref.finalize(self, _unload, self._runtime, self._loaded.number).atexit = False
+        self._in_part = loaded = loaded_in(self._loaded, mesh)
         resolved = loaded.program.plan
         watch = Stopwatch({**compiled.seconds, **loaded.seconds})
         with watch("verify"):
@@ -79,18 +82,12 @@ class LoadedStep(PlannedStep):
         self._sent_bytes = functools.cache(functools.partial(bytes_per_step, plan, mesh.topology))
         state = compiled.step.fed_back
         warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
-        groups = range(len(plan.programs))
-        self._inputs = [tuple(plan.inputs_of(group)) for group in groups]
-        self._outputs = [tuple(plan.outputs_of(group)) for group in groups]
-        self._state = DonatedState(self._argument_leaves, state, call.donated, plan.outputs)
-        self._results = StepResults(compiled.step, plan.outputs, mesh.abstract_submeshes)
-        # Others are not asked for the step, which does not fail when one of them is gone.
-        taking_part = [
-            group
-            for group in groups
-            if plan.programs[group].instructions or self._inputs[group] or self._outputs[group]
-        ]
-        self._groups = tuple(taking_part or [0])
+        self._mesh_plan = asked = self._loaded.plan
+        self._groups = participants(asked)  # the step does not fail when another one is gone
+        self._inputs = {group: tuple(asked.inputs_of(group)) for group in self._groups}
+        self._outputs = {group: tuple(asked.outputs_of(group)) for group in self._groups}
+        self._state = DonatedState(self._argument_leaves, state, call.donated, asked.outputs)
+        self._results = StepResults(compiled.step, asked.outputs, mesh.whole.abstract_submeshes)
         self._profiled: Profile | None = None  # without its result
         # The compiled steps of ``init``, by its function, which the user may drop.
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
@@ -111,12 +108,12 @@ class LoadedStep(PlannedStep):
 
     @property
     def topology(self) -> Topology:
-        return self._mesh.topology
+        return self.mesh.topology
 
     @property
     def submeshes(self) -> Sequence[AbstractMesh]:
         """The shapes of the groups' submeshes."""
-        return self._mesh.abstract_submeshes
+        return self.mesh.abstract_submeshes
 
     def report(self) -> Report:
         """The tasks and the needs of each group, and the seconds of compiling; printable.
@@ -131,11 +128,11 @@ class LoadedStep(PlannedStep):
             verified=self._verified,
             updated={argument for argument, _ in self._compiled.step.fed_back},
             seconds=self._seconds,
-            xla_seconds=self._loaded.xla_seconds,
-            holdings=self._loaded.holdings,
-            measured_peaks=runtime.measured_peaks() if runtime else None,
+            xla_seconds=self._in_part.xla_seconds,
+            holdings=self._in_part.holdings,
+            measured_peaks=peaks_in(self.mesh, runtime.measured_peaks()) if runtime else None,
             findings=explain(self).findings,
-            slow=self._profiled.findings if self._profiled else (),
+            profile=self._profiled,
         )
 
     def argument_leaves(self, argnum: int | str = 0) -> Any:
@@ -146,9 +143,9 @@ class LoadedStep(PlannedStep):
 
         Raises: ``ValueError`` when the step was compiled for no such argument, or for a static one.
         """
-        inputs = iter(self.plan.inputs)
+        inputs, first = iter(self._mesh_plan.inputs), self._groups[0]
         leaves = [
-            ArgumentLeaf(leaf.path, aval, _placement(leaf.stack, [next(inputs) for _ in leaf.names]))
+            ArgumentLeaf(leaf.path, aval, _placement(leaf.stack, [next(inputs) for _ in leaf.names], first))
             for leaf, aval in zip(self._argument_leaves, self._expected.avals, strict=True)
         ]
         return self._expected.argument(argnum, self._signature.names, leaves)
@@ -180,9 +177,10 @@ class LoadedStep(PlannedStep):
         key = (argnum, call.key, call.placements(runtime), enable_x64)
         known = self._inits.setdefault(fun, {})
         if key not in known:
-            compiled = compile_init(fun, call, self.argument_leaves(argnum), self._mesh)
-            meter = StepMeter.of(fun, self._mesh)
-            known[key] = LoadedStep(compiled, call.described_by(call.avals), self._mesh, signature, meter)
+            mesh = self.mesh.whole  # of which any group may have the function's arguments
+            compiled = compile_init(fun, call, self.argument_leaves(argnum), mesh)
+            meter = StepMeter.of(fun, mesh)
+            known[key] = LoadedStep(compiled, call.described_by(call.avals), mesh, signature, meter)
         return known[key].submit(call)[0]
 
     def restore(self, path: str | os.PathLike, argnum: int | str = 0) -> Any:
@@ -200,7 +198,7 @@ class LoadedStep(PlannedStep):
         from mpmd.checkpoint import restore  # which imports Orbax, an optional package
 
         self._running()
-        return restore(path, self.argument_leaves(argnum), self._mesh)
+        return restore(path, self.argument_leaves(argnum), self.mesh)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.submit(self._signature.bind(args, kwargs))[0]
@@ -211,7 +209,8 @@ class LoadedStep(PlannedStep):
         """Runs steps, waits for each, and returns the last result with the times of all processes.
 
         ``result, events = step.profile(...)`` has the result and the events of the last step. Each task is
-        waited for while a step is recorded, which an accelerator's queue of tasks would otherwise hide.
+        waited for while a step is recorded, which an accelerator's queue of tasks would otherwise hide. A
+        step that groups ran again, since one of them recovered, counts only if there is no other.
 
         Args:
           args, kwargs: the step's; those of the first one, if there are several.
@@ -221,7 +220,8 @@ class LoadedStep(PlannedStep):
             of all groups are brought, with the names of tasks in them. XProf and TensorBoard open it, and
             Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads it. A step
             that fails leaves the traces until then. Traces that are lost, as where a group dies and recovers
-            meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state.
+            meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state. On accelerators
+            the times of tasks are then those of the devices.
 
         Raises: ``ValueError`` when ``trace_dir`` cannot be written, for less than one step, and for several
           steps with a donated argument that no result replaces; ``TypeError`` when ``trace_dir`` is no path;
@@ -244,13 +244,12 @@ class LoadedStep(PlannedStep):
             compile_seconds=self._seconds,
             updated=frozenset(name for name in state if name),
         )
-        tracing = contextlib.nullcontext() if trace_dir is None else traced(self._running(), trace_dir)
-        with tracing:
-            result, recorded = record_steps(
-                functools.partial(self.submit, profile=True), call, fed_back, steps
-            )
+        runtime, submit = self._running(), functools.partial(self.submit, profile=True)
+        with traced(runtime, trace_dir) as traces:
+            result, recorded = record_steps(runtime, submit, call, fed_back, steps)
+        recorded = times_in(self.mesh, with_device_times(recorded, traces))
         profile = dataclasses.replace(unrecorded, recorded=recorded, result=result)
-        self._profiled = dataclasses.replace(profile, result=None)
+        self._profiled = profile.without_result()
         return profile
 
     def _running(self) -> Runtime:
@@ -286,8 +285,9 @@ class LoadedStep(PlannedStep):
             )
         if not self._compiled.step.loops:
             call.check_held(runtime)
+        check_in_part(self.mesh, call, runtime)
         with dropping_queued(runtime):
-            runtime.in_flight.enter()
+            runtime.in_flight.enter(self.mesh.part_name)
         submitted: list[SubmittedStep] = []
         try:
             self._submit(call, runtime, profile, submitted)
@@ -297,7 +297,7 @@ class LoadedStep(PlannedStep):
             if submitted:
                 submitted[0].interrupt(runtime, interrupt)
             else:
-                runtime.in_flight.leave()
+                runtime.in_flight.leave(self.mesh.part_name)
             raise
         return submitted[0].result, submitted[0].future
 
@@ -305,7 +305,7 @@ class LoadedStep(PlannedStep):
         """Adds a step to ``submitted`` as soon as all groups have it; until then an interrupt waits."""
         runtime.wait_to_submit()
         results = [runtime.next_handle() for _ in self.plan.outputs]
-        with runtime.arguments.delivery(len(self.plan.programs)) as delivery:
+        with runtime.arguments.delivery(self._groups) as delivery:
             arguments = self._collect(call, runtime, delivery)
             number = runtime.next_handle()  # steps are submitted in ascending order
             measure_memory = self.meter.asks_for_memory()
@@ -315,7 +315,7 @@ class LoadedStep(PlannedStep):
                     replies = runtime.submit_step(requests)
                 except BaseException:  # also a second interrupt: some groups may have got their request
                     delivery.cancel()
-                    for leaf, handle in zip(self.plan.outputs, results, strict=True):
+                    for leaf, handle in zip(self._mesh_plan.outputs, results, strict=True):
                         runtime.free(leaf.mpmd_idxs, handle)
                     call.delete_donated()
                     raise
@@ -336,20 +336,21 @@ class LoadedStep(PlannedStep):
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
-            called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan)
+            called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan, self.mesh.part_name)
             ends.append(called)
         future = StepFuture(replies, called, runtime.callbacks)
         call.donate_to(future)
         arrays = self._results.arrays(runtime, handles, future)
         pairs = self._state.pairs(call.leaves, runtime, arrays)
         queued = self._state.queued(number, pairs, replies.values())
-        runtime.in_flight.leave_after(ends, queued, self.meter.begin(self._sent_bytes))
+        begun = self.meter.begin(self._sent_bytes)
+        runtime.in_flight.leave_after(ends, queued, begun, self.mesh.part_name)
         return SubmittedStep(queued, future, self._results.joined(arrays), pairs)
 
     def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
         """A handle for each argument that is read; values that groups lack are added to the delivery."""
         handles: dict[int, Handle] = {}
-        inputs = iter(enumerate(self.plan.inputs))
+        inputs = iter(enumerate(self._mesh_plan.inputs))
         for i, leaf in enumerate(self._argument_leaves):
             argument = Argument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
             for layer_range in range(len(leaf.names)):
@@ -376,7 +377,7 @@ class LoadedStep(PlannedStep):
                 step=step,
                 inputs=tuple(arguments[i] for i in self._inputs[group]),
                 outputs=tuple(results[i] for i in self._outputs[group]),
-                donated=tuple(arguments[i] for i in self._inputs[group] if self._plan.inputs[i].donated),
+                donated=tuple(arguments[i] for i in self._inputs[group] if self._mesh_plan.inputs[i].donated),
                 measure_memory=measure_memory,
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),
@@ -387,10 +388,10 @@ class LoadedStep(PlannedStep):
         }
 
 
-def _placement(stack: Stack | None, ranges: Sequence[InputLeaf]) -> Placement:
-    """The placement in which a step reads a leaf; group 0 for a leaf that it does not read."""
+def _placement(stack: Stack | None, ranges: Sequence[InputLeaf], first: int) -> Placement:
+    """The placement in which a step reads a leaf; the group ``first`` for a leaf that it does not read."""
     spec = next((layers.spec for layers in ranges if layers.mpmd_idxs), ())
-    range_idxs = tuple(layers.mpmd_idxs or (0,) for layers in ranges)
+    range_idxs = tuple(layers.mpmd_idxs or (first,) for layers in ranges)
     return Placement(range_idxs[0], spec) if stack is None else Placement.of_ranges(stack, range_idxs, spec)
 
 

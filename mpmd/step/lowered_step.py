@@ -8,7 +8,7 @@ from mpmd.compiler.pipeline import CompiledStep
 from mpmd.explanation import Report, report
 from mpmd.ir.plan import Plan
 from mpmd.ir.routes import Topology
-from mpmd.meshes.mesh import GroupMesh, mesh_fault
+from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.planned_step import PlannedStep, explain

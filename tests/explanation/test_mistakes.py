@@ -254,7 +254,9 @@ def undonated(step, needed, limits):
     """The findings for groups whose devices need so many bytes and have those of ``limits``."""
     parts = dict.fromkeys(MemoryParts.__dataclass_fields__, 0)
     memory = [GroupMemory(needed, MemoryParts(**{**parts, next(iter(parts)): needed}), None)] * 2
-    return list(mistakes.undonated_state(step.plan, step.compiled.step.fed_back, memory, limits))
+    return list(
+        mistakes.undonated_state(step.plan, step.compiled.step.fed_back, memory, dict(enumerate(limits)))
+    )
 
 
 def test_state_that_is_little_of_the_memory_is_none():

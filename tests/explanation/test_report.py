@@ -86,7 +86,7 @@ def test_several_processes_send_what_travels_between_them(data_parallel):
     plan = data_parallel.plan
 
     def report_for(*groups):
-        return report(plan, Topology(groups), verify(plan), (), {}, (0.0, 0.0), {}, (None, None)).groups
+        return report(plan, Topology(groups), verify(plan), (), {}, {0: 0.0, 1: 0.0}, {}, (None, None)).groups
 
     for first, second in [(shapes[1], shapes[1]), (shapes[1], shapes[0])]:
         whole = sum(value.nbytes for value in sent_values(plan, 0))

@@ -10,7 +10,7 @@ import ray
 
 import cluster
 import mpmd
-from mpmd.meshes.mesh import GroupMesh
+from mpmd.meshes.group_mesh import GroupMesh
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.subprocesses import run_code
 

@@ -49,7 +49,7 @@ def test_loading_tells_how_long_it_took(two_groups):
     assert all(seconds > 0 for seconds in loaded.seconds.values())
     assert len(loaded.xla_seconds) == 2
     compiling = loaded.seconds["resolve"] + loaded.seconds["load"]
-    assert all(0 < seconds < compiling for seconds in loaded.xla_seconds)
+    assert all(0 < seconds < compiling for seconds in loaded.xla_seconds.values())
 
 
 def test_steps_can_be_queued_ahead(two_groups):

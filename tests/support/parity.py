@@ -18,7 +18,7 @@ def mesh_of(groups, **axes):
     return mpmd.MpmdMesh(jax.sharding.Mesh(devices, ("stage", *axes)), "stage")
 
 
-def uneven_mesh_of(*shapes):
+def uneven_mesh_of(*shapes, parts=None):
     """A group of this process's devices for each shape, a dict of the same axes; for ``mpmd.MpmdMesh``."""
     devices = iter(jax.devices())
     return mpmd.MpmdMesh(
@@ -28,7 +28,8 @@ def uneven_mesh_of(*shapes):
                 tuple(axes),
             )
             for axes in shapes
-        ]
+        ],
+        parts=parts,
     )
 
 
@@ -94,8 +95,10 @@ def parts_of(tree):
 
 def assert_stays(state, plan):
     """Asserts that the next step finds the state where it reads it."""
-    for array, wanted in zip(parts_of(state), plan.inputs, strict=False):
-        assert set(wanted.mpmd_idxs) <= set(array.mpmd_idxs), f"{wanted.path} would move"
+    numbers = plan.part.mpmd_idxs if plan.part else range(len(plan.programs))
+    for array, leaf in zip(parts_of(state), plan.inputs, strict=False):
+        read_on = {numbers[group] for group in leaf.mpmd_idxs}
+        assert read_on <= set(array.mpmd_idxs), f"{leaf.path} would move"
 
 
 def assert_replicas_equal(tree):

@@ -112,11 +112,13 @@ LOOP = {
     "schedule": ("special?",),
     "operation": ("special", mpmd.Add),
     "carry": ("numbers?",),
+    "part": ("text?",),
 }
 LAUNCH = {
     "mesh_shape": ("special", {"stage": 2}),
     "mpmd_axis": ("special", "stage"),
     "groups": ("special?",),
+    "parts": ("special?",),
     "axis_types": ("special?",),
     "processes_per_group": ("special?",),
     "platform": ("text?",),
@@ -187,6 +189,11 @@ def here() -> SimpleNamespace:
     mesh = mpmd.MpmdMesh(Mesh(np.array(jax.devices()[:1]), ("stage",)), "stage")
     step = mpmd.jit(add_one, mesh)
     return SimpleNamespace(mesh=mesh, step=step, lowered=step.lower(BATCH), loaded=step.compile(BATCH))
+
+
+def two_parts() -> mpmd.AbstractMpmdMesh:
+    """Groups that are only described."""
+    return mpmd.AbstractMpmdMesh({"stage": 2}, "stage", parts={"one": 1, "other": 1})
 
 
 def cluster_mesh() -> ClusterMesh:
@@ -324,12 +331,29 @@ def of_steps() -> list[Public]:
                 "jax_mesh": ("special", there.mesh.jax_mesh),
                 "mpmd_axis_name": ("special", "stage"),
                 "max_in_flight": ("count",),
+                "parts": ("sizes?",),
             },
         ),
         Public(
             "AbstractMpmdMesh",
             mpmd.AbstractMpmdMesh,
-            {"shape": ("special", {"stage": 2}), "mpmd_axis_name": ("special", "stage")},
+            {
+                "shape": ("special", {"stage": 2}),
+                "mpmd_axis_name": ("special", "stage"),
+                "parts": ("special?",),
+            },
+        ),
+        Public("MpmdMesh.part", two_parts().part, {"name": ("special", "one")}),
+        Public("ClusterMesh.part", two_parts().part, {"name": ("special", "one")}),
+        Public(
+            "reshard",
+            mpmd.reshard,
+            {
+                "tree": ("special", BATCH),
+                "to": ("special", there.loaded),
+                "argnum": argnum,
+                "dtype": ("special?",),
+            },
         ),
         Public("explain", mpmd.explain, {"step": ("special", there.lowered)}),
         Public("Explanation.leaf", mpmd.explain(there.lowered).leaf, {"path": ("text", "args[0]")}),
@@ -401,6 +425,7 @@ def of_clusters() -> list[Public]:
     return [
         Public("plan", of_batch(mpmd.plan, "step"), PLAN),
         Public("Cluster", mpmd.Cluster, CLUSTER),
+        Public("Cluster.part", PLAN["cluster"][1].part, {"num_devices": ("count", 1)}),
         Public(
             "Cluster.seconds",
             PLAN["cluster"][1].seconds,

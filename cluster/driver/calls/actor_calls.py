@@ -304,8 +304,8 @@ class ActorCalls:
         self._on_death(error)
 
     def _fail_dead_and_late(self) -> None:
-        """Of the groups that are dead, and the step that takes too long, all calls."""
-        if late := self._monitor.late_step():
+        """Of the groups that are dead, and the steps that take too long, all calls."""
+        for late in self._monitor.late_steps():
             self._broadcast_aborts(self._pending.time_out(*late))
         for death in self._monitor.deaths():
             self._mark_dead(death)

@@ -55,15 +55,13 @@ class Monitor:
         """The activity of a process, as far as it is known. May be called from any thread."""
         return self._watchdog.doing(number, self._clock())
 
-    def late_step(self) -> tuple[int, StepTimeoutError] | None:
-        """The step that is to be ended now, and why; said once. Call this again and again."""
+    def late_steps(self) -> list[tuple[int, StepTimeoutError]]:
+        """The steps that are to be ended now, and why; said once. Call this again and again."""
         now = self._clock()
-        step = self._pending.oldest_step
-        self._watchdog.observe(step, now)
+        self._watchdog.observe(self._pending.oldest_steps, now)
         if self._watchdog.asks(now, self._pending.are_awaited):
             self._ping(now)
-        late = self._watchdog.late_step(now)
-        return None if step is None or late is None else (step, late)
+        return self._watchdog.late_steps(now)
 
     def deaths(self) -> Iterator[GroupDiedError]:
         """The groups that count as dead now, one by one: a death may be the reason of the next."""

@@ -56,7 +56,7 @@ class PendingCalls:
         self._numbers = itertools.count()
         self._calls: dict[int, PendingCall] = {}
         self._steps: dict[int, _PendingStep] = {}
-        self._last_step = -1
+        self._last_steps: dict[int, int] = {}  # of each group
         self._dead: dict[int, GroupDiedError] = {}
         self._closed: BaseException | None = None
 
@@ -66,7 +66,9 @@ class PendingCalls:
         step: int | None = None,
         endless: bool = False,
     ) -> list[PendingCall]:
-        """Adds a call on each of the processes; with ``step``, these calls are that step. Steps ascend.
+        """Adds a call on each of the processes; with ``step``, these calls are that step.
+
+        The steps of a group ascend.
 
         Raises: ``GroupDiedError`` when one of the groups is dead, the error given to ``close`` after it;
         then no call is added.
@@ -79,8 +81,9 @@ class PendingCalls:
                     raise copy_of(failure)
             if step is not None:
                 # The groups forget what they know of a step when a later one begins.
-                assert step > self._last_step, f"step {step} comes after step {self._last_step}"
-                self._last_step = step
+                last = max(self._last_steps.get(mpmd_idx, -1) for mpmd_idx in mpmd_idxs)
+                assert step > last, f"step {step} comes after step {last}"
+                self._last_steps.update(dict.fromkeys(mpmd_idxs, step))
                 self._steps[step] = _PendingStep(mpmd_idxs, len(processes))
             calls = [
                 PendingCall(
@@ -102,10 +105,16 @@ class PendingCalls:
             return not all(call.endless for call in self._calls.values())
 
     @property
-    def oldest_step(self) -> int | None:
-        """The first step that not all groups have answered."""
+    def oldest_steps(self) -> list[int]:
+        """The steps that not all groups have answered and that none of their groups has before it."""
+        oldest: list[int] = []
+        busy: set[int] = set()
         with self._lock:
-            return next(iter(self._steps), None)
+            for number, step in self._steps.items():
+                if busy.isdisjoint(step.mpmd_idxs):
+                    oldest.append(number)
+                busy |= step.mpmd_idxs
+        return oldest
 
     def count_of(self, process: Endpoint) -> int:
         """The number of a process's replies that are awaited."""

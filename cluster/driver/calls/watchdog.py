@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupStuckError, StepTimeoutError
@@ -62,6 +62,14 @@ def limits_faults(limits: Limits) -> Iterator[Fault | None]:
         )
 
 
+@dataclasses.dataclass
+class _TimedStep:
+    """A step, since when it is timed, and when it was ended because it was late."""
+
+    since: float
+    ended: float | None = None
+
+
 class Watchdog:
     """Finds what takes longer than the limits.
 
@@ -79,9 +87,7 @@ class Watchdog:
         self._reports: dict[int, tuple[Doing, float]] = {}  # and when it came
         self._stuck: set[int] = set()  # the processes that were found so
         self._asked = 0.0
-        self._step: int | None = None  # the oldest one
-        self._since = 0.0
-        self._ended: float | None = None  # when this step was ended
+        self._steps: dict[int, _TimedStep] = {}  # those whose time has begun
 
     def report(self, number: int, doing: Doing, now: float) -> None:
         """A process has said what it is doing."""
@@ -94,10 +100,9 @@ class Watchdog:
         doing, when = self._reports[number]
         return f"{doing}" + (f", {now - when:.0f} s ago" if now - when >= 2 * ANSWER_SECONDS else "")
 
-    def observe(self, oldest_step: int | None, now: float) -> None:
-        """The step that has been submitted first, of those that are not answered; its time begins then."""
-        if oldest_step != self._step:
-            self._step, self._since, self._ended = oldest_step, now, None
+    def observe(self, oldest_steps: Collection[int], now: float) -> None:
+        """The steps that are not answered and wait for no other step; their time begins then."""
+        self._steps = {step: self._steps.get(step) or _TimedStep(now) for step in oldest_steps}
 
     def asks(self, now: float, is_awaited: bool) -> bool:
         """Whether all processes are to be asked now what they are doing.
@@ -108,33 +113,42 @@ class Watchdog:
         if now - self._asked < _LEAST_INTERVAL:
             return False
         limits = (
-            self._limits.stuck_after if self._step is not None else None,
+            self._limits.stuck_after if self._steps else None,
             self._limits.load_timeout if is_awaited else None,
         )
         due = any(limit is not None and now - self._asked >= limit / 4 for limit in limits)
-        if due or (self._is_late(now) and self._asked < self._late_at):
+        if due or any(self._asked < step.since + timeout <= now for step, timeout in self._limited()):
             self._asked = now
             return True
         return False
 
-    def _is_late(self, now: float) -> bool:
-        return self._step is not None and self._limits.step_timeout is not None and now >= self._late_at
+    def _limited(self) -> list[tuple[_TimedStep, float]]:
+        """The steps, each with the seconds that it may take, if these are limited."""
+        timeout = self._limits.step_timeout
+        return [] if timeout is None else [(step, timeout) for step in self._steps.values()]
 
-    @property
-    def _late_at(self) -> float:
-        return self._since + (self._limits.step_timeout or 0.0)
-
-    def late_step(self, now: float) -> StepTimeoutError | None:
-        """The reason to end the oldest step now; said once."""
-        if self._step is None or self._ended is not None or not self._is_late(now):
-            return None
-        if now < self._late_at + ANSWER_SECONDS:
-            return None
-        self._ended = now
-        return StepTimeoutError(
-            f"step {self._step} has taken longer than step_timeout={self._limits.step_timeout:g} s, and was "
-            f"ended. What its processes were doing:\n{self.describe(now)}"
-        )
+    def late_steps(self, now: float) -> list[tuple[int, StepTimeoutError]]:
+        """The steps to end now, and the reasons; said once."""
+        timeout = self._limits.step_timeout
+        if timeout is None:
+            return []
+        late = [
+            (number, step)
+            for number, step in self._steps.items()
+            if step.ended is None and now >= step.since + timeout + ANSWER_SECONDS
+        ]
+        for _, step in late:
+            step.ended = now
+        return [
+            (
+                number,
+                StepTimeoutError(
+                    f"step {number} has taken longer than step_timeout={timeout:g} s, and was ended. What "
+                    f"its processes were doing:\n{self.describe(now)}"
+                ),
+            )
+            for number, _ in late
+        ]
 
     def remaining(self, running: Callable[[int], Iterable[Endpoint]], now: float) -> list[GroupStuckError]:
         """The groups that have not left a step that was ended.
@@ -142,16 +156,16 @@ class Watchdog:
         Args:
           running: gives the processes that have not answered a step.
         """
-        if self._step is None or self._ended is None or now - self._ended < LEAVE_SECONDS:
-            return []
         return [
             GroupStuckError(
-                f"{process.name} is stuck: step {self._step} has taken longer than "
+                f"{process.name} is stuck: step {number} has taken longer than "
                 f"step_timeout={self._limits.step_timeout:g} s, was ended, and has not been left for "
-                f"{now - self._ended:.0f} s. What the processes were doing:\n{self.describe(now)}",
+                f"{now - step.ended:.0f} s. What the processes were doing:\n{self.describe(now)}",
                 process.mpmd_idx,
             )
-            for process in running(self._step)
+            for number, step in self._steps.items()
+            if step.ended is not None and now - step.ended >= LEAVE_SECONDS
+            for process in running(number)
         ]
 
     def stuck(self, now: float) -> list[GroupStuckError]:

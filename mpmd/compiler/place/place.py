@@ -51,6 +51,7 @@ def place(
     submeshes: Sequence[AbstractMesh],
     specs: ArgumentSpecs,
     placements: ArgumentPlacements,
+    parts: Mapping[str, Sequence[int]],
 ) -> PlacedGraph:
     """Places a sharded graph on groups.
 
@@ -59,11 +60,12 @@ def place(
       specs: how arguments and results are sharded.
       placements: where arguments are already, and results are to be; an argument that is nowhere yet the
         caller sends to whoever reads it, and a result that may be anywhere stays where it is made.
+      parts: the groups of each part of the mesh, by its name, for loops that name one.
 
     Raises: ``CompileError`` when a schedule needs more groups, and naming every argument and result whose
       spec does not divide it on a group that holds it.
     """
-    stage_groups = place_stages(sharded.graph, submeshes)
+    stage_groups = place_stages(sharded.graph, submeshes, parts)
     placed = _Placer(sharded, stage_groups, placements).run(len(submeshes))
     check_specs(placed, submeshes, specs)
     return placed
@@ -289,12 +291,18 @@ class _Placer:
 
     def _groups_to_run(self, eqn: JaxprEqn, anchor: GroupSet, readers: GroupSet) -> GroupSet:
         if anchor:
+            if self._is_put_together_by_readers(eqn, readers):
+                return readers
             able = (anchor & readers) or frozenset({min(anchor)})
-            return able if self._has_loop else frozenset({min(able)})
+            return able if self._has_loop or is_exact(eqn) else frozenset({min(able)})
         if not readers:
             groups = self._preference(eqn) or self._unread(eqn)
             return frozenset({min(groups)}) if eqn.effects else groups  # which are to happen once
         return readers if self._may_repeat(eqn) else frozenset({min(readers)})
+
+    def _is_put_together_by_readers(self, eqn: JaxprEqn, readers: GroupSet) -> bool:
+        """Whether operands go to the readers, and not by way of a group, where some would travel twice."""
+        return not self._has_loop and eqn.primitive.name == "concatenate" and bool(readers)
 
     def _may_repeat(self, eqn: JaxprEqn) -> bool:
         """Whether each group that wants what an equation makes computes it for itself."""

@@ -1,23 +1,26 @@
 """Says on which group each stage is: the one that its schedule has it on.
 
-The stages of a later loop may all be some groups further on, where more of what they read already is.
+The groups of a loop that names a part are those of the part. The stages of a later loop that names none may
+all be some groups further on, where more of what they read already is.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jax.extend.core import Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import GroupSet, TaskGraph
 from mpmd.compiler.jaxprs.equations import aval_of, operands, size
-from mpmd.compiler.steps import CutStep
+from mpmd.compiler.steps import CutStep, Loop
 from mpmd.errors import CompileError
 
 
-def place_stages(graph: TaskGraph, submeshes: Sequence[AbstractMesh]) -> tuple[int, ...]:
+def place_stages(
+    graph: TaskGraph, submeshes: Sequence[AbstractMesh], parts: Mapping[str, Sequence[int]]
+) -> tuple[int, ...]:
     """The group of each stage of all loops; none without a loop.
 
     The first schedule's groups are the mesh's, in their order. Those of a later loop are so, too, unless more
@@ -25,12 +28,19 @@ def place_stages(graph: TaskGraph, submeshes: Sequence[AbstractMesh]) -> tuple[i
     a discriminator that is trained alone, and then behind a generator, stays on its groups. Where submeshes
     differ, the user has chosen what runs on which.
 
-    Raises: ``CompileError`` naming all loops whose schedules need more groups than there are.
+    Args:
+      parts: the groups of each part of the mesh, by its name.
+
+    Raises: ``CompileError`` naming all loops whose schedules need more groups than there are, or that name a
+      part which the mesh does not have.
     """
-    _check_sizes(graph.step, len(submeshes))
+    _check_sizes(graph.step, len(submeshes), parts)
     placed: dict[int, int] = {}
-    for tasks in graph.tasks:
+    for loop, tasks in zip(graph.step.loops, graph.tasks, strict=True):
         rows = {task.stage: row for row, cells in enumerate(tasks) for c in cells for task in c.tasks}
+        if loop.part is not None:
+            placed |= {stage: parts[loop.part][row] for stage, row in rows.items()}
+            continue
         shift = 0
         if placed and len(set(submeshes)) == 1:
             shift = _best_shift(graph, placed, rows, len(submeshes))
@@ -38,11 +48,13 @@ def place_stages(graph: TaskGraph, submeshes: Sequence[AbstractMesh]) -> tuple[i
     return tuple(placed[stage] for stage in sorted(placed))
 
 
-def _check_sizes(step: CutStep, mpmd_dim: int) -> None:
-    faults = []
+def _check_sizes(step: CutStep, mpmd_dim: int, parts: Mapping[str, Sequence[int]]) -> None:
+    faults: list[str] = []
     for loop in step.loops:
         schedule = loop.schedule
-        if schedule.mpmd_dim > mpmd_dim:
+        if loop.part is not None:
+            faults += _faults_of_part(loop, loop.part, parts)
+        elif schedule.mpmd_dim > mpmd_dim:
             others = ", ".join(
                 f"{other.schedule.mpmd_dim} at {other.where}" for other in step.loops if other is not loop
             )
@@ -56,6 +68,21 @@ def _check_sizes(step: CutStep, mpmd_dim: int) -> None:
             )
     if faults:
         raise CompileError(faults)
+
+
+def _faults_of_part(loop: Loop, name: str, parts: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    if name not in parts:
+        names = ", ".join(map(repr, parts)) or "none"
+        yield (
+            f"the treduce at {loop.where} is to run on the part {name!r}, but the step is compiled for a "
+            f"mesh with the parts {names}: compile it for a whole mesh that has the part, or leave out "
+            f"part={name!r}"
+        )
+    elif loop.schedule.mpmd_dim > (size := len(parts[name])):
+        yield (
+            f"the schedule {loop.schedule} of treduce at {loop.where} runs on {loop.schedule.mpmd_dim} "
+            f"groups, but the part {name!r} has {size}"
+        )
 
 
 def _best_shift(graph: TaskGraph, placed: Mapping[int, int], rows: Mapping[int, int], mpmd_dim: int) -> int:

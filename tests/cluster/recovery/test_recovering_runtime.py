@@ -223,11 +223,11 @@ def test_an_argument_that_groups_have_lost_is_sent_again():
     piece = Piece(array, "", Placement((0, 1)))
     handles = []
     for _ in range(2):
-        with driven.arguments.delivery(2) as delivery:
+        with driven.arguments.delivery((0, 1)) as delivery:
             assert delivery.find(piece) is None
             handles.append(delivery.send(np.asarray(array), piece.placement, piece))
             delivery.commit([])
-        with driven.arguments.delivery(2) as delivery:
+        with driven.arguments.delivery((0, 1)) as delivery:
             assert delivery.find(piece) == handles[-1]
         driven.die(0)
     assert handles[0] < handles[1]

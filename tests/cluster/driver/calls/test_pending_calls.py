@@ -129,4 +129,4 @@ def test_dropped_steps_fail_at_once_and_nothing_is_aborted(pending):
     assert pending.fail(later[0][0], FAILED) == []
     for call in first:
         pending.succeed(call, "done")
-    assert pending.oldest_step is None
+    assert pending.oldest_steps == []

@@ -1,4 +1,4 @@
-"""The stages of a step's loops, as plans, reports and explanations show them."""
+"""The loops of a plan."""
 
 from __future__ import annotations
 

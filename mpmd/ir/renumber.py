@@ -1,0 +1,61 @@
+"""Other numbers for the groups of a plan: one for a part of a mesh becomes one for the mesh, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from mpmd.ir.part import Part
+from mpmd.ir.plan import (
+    ConstantLeaf,
+    GroupProgram,
+    InputLeaf,
+    Instruction,
+    OutputLeaf,
+    Plan,
+    Recv,
+    Send,
+    Submesh,
+)
+
+AnyLeaf = TypeVar("AnyLeaf", InputLeaf, ConstantLeaf, OutputLeaf)
+
+
+def renumbered(
+    plan: Plan, numbers: Mapping[int, int], submeshes: Sequence[Submesh], part: Part | None = None
+) -> Plan:
+    """The plan with other numbers of groups.
+
+    Args:
+      numbers: the new number of each group that does anything, by its number in the plan.
+      submeshes: those of all groups by their new numbers. A group that is not in the plan does nothing.
+      part: that for which the new plan is; ``None``: the whole mesh.
+    """
+
+    def instruction(old: Instruction) -> Instruction:
+        match old:
+            case Send():
+                return dataclasses.replace(old, dst=numbers[old.dst])
+            case Recv():
+                return dataclasses.replace(old, src=numbers[old.src])
+        return old
+
+    def leaf(old: AnyLeaf) -> AnyLeaf:
+        return dataclasses.replace(old, mpmd_idxs=tuple(numbers[group] for group in old.mpmd_idxs))
+
+    lost = [p.mpmd_idx for p in plan.programs if p.instructions and p.mpmd_idx not in numbers]
+    assert not lost, f"groups {lost} have programs and no new numbers"
+    programs: list[tuple[Instruction, ...]] = [()] * len(submeshes)
+    for program in plan.programs:
+        if program.mpmd_idx in numbers:
+            programs[numbers[program.mpmd_idx]] = tuple(map(instruction, program.instructions))
+    return dataclasses.replace(
+        plan,
+        programs=tuple(GroupProgram(group, instructions) for group, instructions in enumerate(programs)),
+        inputs=tuple(map(leaf, plan.inputs)),
+        constants=tuple(map(leaf, plan.constants)),
+        outputs=tuple(map(leaf, plan.outputs)),
+        submeshes=tuple(submeshes),
+        part=part,
+    )

@@ -1,0 +1,160 @@
+"""Parts of a mesh: some of its groups, under a name, for a model of their own.
+
+The compiler sees the groups of a part alone, numbered from 0, and so do reports, simulations and profiles.
+Arrays, requests, messages between groups, errors and checkpoints have the numbers of the whole mesh. So a
+function of the whole mesh takes arrays of all parts, and runtimes know of parts only that their steps do not
+wait for one another.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import AbstractMesh
+
+from mpmd.ir.routes import Topology
+from mpmd.meshes.group_mesh import GroupMesh
+from mpmd.runtime.protocol import Runtime
+from mpmd.util.tables import first_few
+from mpmd.validation import Fault, int_fault, raise_faults, shown, str_fault, type_fault
+
+PARTS = 'a dict of names and numbers of groups, as {"actor": 4, "sampler": 2}'
+
+
+class WholeMesh:
+    """The base of meshes of groups, which may have parts.
+
+    Args:
+      parts: the number of groups of each part by its name, in the order of the groups; without faults.
+    """
+
+    part_name: str | None = None
+
+    def __init__(self, parts: Mapping[str, int] | None):
+        self._ranges = ranges_of(parts or {})
+        # Parts refer to the mesh, which ends with the last reference to it.
+        self._parts: weakref.WeakValueDictionary[str, PartMesh] = weakref.WeakValueDictionary()
+
+    @property
+    def whole(self: Any) -> GroupMesh:
+        """This mesh."""
+        return self
+
+    @property
+    def parts(self) -> dict[str, range]:
+        """The groups of each part, by its name; empty without parts."""
+        return dict(self._ranges)
+
+    def part(self, name: str) -> PartMesh:
+        """Some groups of the mesh, for which steps are compiled as for a mesh.
+
+        Args:
+          name: that of the part, as the mesh was given it.
+
+        Raises: ``ValueError`` for a mesh without such a part.
+        """
+        raise_faults(str_fault("name", name))
+        if name not in self._ranges:
+            names = ", ".join(map(repr, self._ranges)) or f"none; the mesh is made with parts={PARTS}"
+            raise ValueError(f"name: there is no part {shown(name)} of the mesh; its parts are {names}")
+        part = self._parts.get(name)
+        if part is None:
+            part = self._parts[name] = PartMesh(self.whole, name, self._ranges[name])
+        return part
+
+
+def parts_faults(parts: Any, num_groups: int | None = None) -> Iterator[Fault | None]:
+    """The faults of the parts of a mesh.
+
+    Args:
+      num_groups: those of the mesh, which the parts have to share; ``None``: not known.
+    """
+    if parts is None:
+        return
+    if not isinstance(parts, Mapping):
+        yield type_fault("parts", parts, Mapping, PARTS)
+        return
+    faults = [
+        fault
+        for name, size in parts.items()
+        for fault in (str_fault("the name of a part", name), int_fault(f"parts[{name!r}]", size))
+        if fault
+    ]
+    yield from faults
+    if not faults and num_groups is not None and sum(parts.values()) != num_groups:
+        yield ValueError(
+            f"parts has {sum(parts.values())} groups, and the mesh {num_groups}: each group is in one part"
+        )
+
+
+def ranges_of(parts: Mapping[str, int]) -> dict[str, range]:
+    """The groups of each part, by its name."""
+    ends = itertools.accumulate(parts.values(), initial=0)
+    return {name: range(*span) for name, span in zip(parts, itertools.pairwise(ends), strict=True)}
+
+
+class PartMesh:
+    """Some groups of a mesh: ``mesh.part("sampler")``, for which steps are compiled as for a mesh.
+
+    Steps of different parts run at the same time. A step of a part takes arrays of the part, and of the host;
+    ``mpmd.reshard`` copies arrays from part to part.
+
+    Attributes:
+      whole: the mesh that it is a part of.
+      part_name: its name there.
+      mpmd_idxs: the numbers of its groups there, ascending.
+    """
+
+    def __init__(self, whole: GroupMesh, part_name: str, mpmd_idxs: Sequence[int]):
+        self.whole = whole
+        self.part_name = part_name
+        self.mpmd_idxs = tuple(mpmd_idxs)
+
+    @property
+    def mpmd_dim(self) -> int:
+        """The number of its groups."""
+        return len(self.mpmd_idxs)
+
+    @property
+    def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
+        """The shape of each group's submesh."""
+        submeshes = self.whole.abstract_submeshes
+        return tuple(submeshes[group] for group in self.mpmd_idxs)
+
+    @property
+    def mpmd_axis_name(self) -> str | None:
+        """The axis along which the groups are."""
+        return self.whole.mpmd_axis_name
+
+    @property
+    def topology(self) -> Topology:
+        """The processes of its groups."""
+        topology, numbers = self.whole.topology, self.numbers
+        gathering = frozenset(
+            (numbers[src], numbers[dst])
+            for src, dst in topology.gathering
+            if src in numbers and dst in numbers
+        )
+        return Topology(tuple(topology.groups[group] for group in self.mpmd_idxs), gathering)
+
+    @property
+    def runtime(self) -> Runtime:
+        """The running groups of the whole mesh."""
+        return self.whole.runtime
+
+    @property
+    def recovery_seconds(self) -> Sequence[float]:
+        """The duration of each recovery of the whole mesh so far."""
+        return self.whole.recovery_seconds
+
+    @functools.cached_property
+    def numbers(self) -> dict[int, int]:
+        """The number in the part of each of its groups, by that in the mesh."""
+        return {group: number for number, group in enumerate(self.mpmd_idxs)}
+
+    def __repr__(self) -> str:
+        return f"part {self.part_name!r}, groups {first_few(map(str, self.mpmd_idxs))}, of {self.whole!r}"

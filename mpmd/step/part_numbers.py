@@ -1,0 +1,130 @@
+"""Numbers of groups: those of a part of a mesh become those of the mesh, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from mpmd.arguments.call import Call
+from mpmd.ir.part import Part
+from mpmd.ir.placement import Placement
+from mpmd.ir.plan import Submesh
+from mpmd.ir.process_times import RecordedStep
+from mpmd.ir.renumber import renumbered
+from mpmd.meshes.group_mesh import GroupMesh
+from mpmd.meshes.part import PartMesh, WholeMesh
+from mpmd.program import Program
+from mpmd.runtime.protocol import LoadedProgram, Runtime
+from mpmd.util.tables import first_few
+
+
+def placements_in(
+    mesh: GroupMesh, placements: Sequence[Placement], paths: Sequence[str]
+) -> tuple[Placement, ...]:
+    """The placements of a call's leaves by the numbers of the groups of a part; those of a mesh as they are.
+
+    Args:
+      paths: the names of the leaves to users.
+
+    Raises: ``ValueError`` naming the leaves that no group of the part holds, or parts of which none holds.
+    """
+    if not isinstance(mesh, PartMesh):
+        return tuple(placements)
+    numbers = mesh.numbers
+    elsewhere = [
+        path
+        for path, placement in zip(paths, placements, strict=True)
+        if placement.mpmd_idxs and not all(numbers.keys() & set(held.mpmd_idxs) for held in placement.ranges)
+    ]
+    if elsewhere:
+        raise ValueError(
+            f"{first_few(elsewhere)}: held by groups outside of the part {mesh.part_name!r}, for which the "
+            "step is compiled; mpmd.reshard(array, to=step) copies arrays to the groups that read them"
+        )
+
+    def numbered(mpmd_idxs: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(numbers[group] for group in mpmd_idxs if group in numbers)
+
+    return tuple(
+        dataclasses.replace(
+            placement,
+            mpmd_idxs=numbered(placement.mpmd_idxs),
+            range_idxs=tuple(map(numbered, placement.range_idxs)),
+        )
+        for placement in placements
+    )
+
+
+def check_in_part(mesh: GroupMesh, call: Call, runtime: Runtime) -> None:
+    """Raises ``ValueError`` naming the leaves of a call that groups outside of a step's part hold."""
+    if isinstance(mesh, PartMesh):
+        placements_in(mesh, call.placements(runtime), call.paths)
+
+
+def peaks_in(mesh: GroupMesh, peaks: Sequence[int | None]) -> tuple[int | None, ...]:
+    """The measured peaks of the groups of a part, of those of the mesh."""
+    groups = mesh.mpmd_idxs if isinstance(mesh, PartMesh) else range(len(peaks))
+    return tuple(peaks[group] for group in groups)
+
+
+def program_of_whole(program: Program, mesh: GroupMesh) -> Program:
+    """A program that was compiled for a part, with the numbers of the whole mesh."""
+    if not isinstance(mesh, PartMesh):
+        return program
+    numbers = dict(enumerate(mesh.mpmd_idxs))
+    jaxprs = {(numbers[group], task): jaxpr for (group, task), jaxpr in program.jaxprs.items()}
+    plan = renumbered(program.plan, numbers, _submeshes(mesh.whole))
+    return dataclasses.replace(program, plan=plan, jaxprs=jaxprs)
+
+
+def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
+    """A program that the groups have loaded, with the numbers of the part for which it was compiled."""
+    if not isinstance(mesh, PartMesh):
+        return loaded
+    numbers, holdings = mesh.numbers, loaded.holdings
+    plan = renumbered(loaded.program.plan, numbers, _submeshes(mesh), _part(mesh))
+    jaxprs = {(numbers[group], task): jaxpr for (group, task), jaxpr in loaded.program.jaxprs.items()}
+    return dataclasses.replace(
+        loaded,
+        program=dataclasses.replace(loaded.program, plan=plan, jaxprs=jaxprs),
+        xla_seconds={numbers[group]: seconds for group, seconds in loaded.xla_seconds.items()},
+        memory_limits={numbers[group]: limit for group, limit in loaded.memory_limits.items()},
+        holdings={
+            (numbers[src], numbers[dst]): holdings[src, dst]
+            for src, dst in holdings
+            if src in numbers and dst in numbers
+        },
+    )
+
+
+def parts_of(mesh: GroupMesh) -> Mapping[str, Sequence[int]]:
+    """The groups of each part of a mesh, by its name; a part has none."""
+    return mesh.parts if isinstance(mesh, WholeMesh) else {}
+
+
+def of_part(program: Program, mesh: GroupMesh) -> Program:
+    """A program that was compiled for a part, whose plan says so."""
+    if not isinstance(mesh, PartMesh):
+        return program
+    return dataclasses.replace(program, plan=dataclasses.replace(program.plan, part=_part(mesh)))
+
+
+def times_in(mesh: GroupMesh, steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
+    """Recorded steps of a part, with the numbers that groups have there."""
+    if not isinstance(mesh, PartMesh):
+        return tuple(steps)
+    numbers = mesh.numbers
+    return tuple(
+        dataclasses.replace(
+            step, processes=tuple(of_process.renumbered(numbers) for of_process in step.processes)
+        )
+        for step in steps
+    )
+
+
+def _part(mesh: PartMesh) -> Part:
+    return Part(mesh.part_name, mesh.mpmd_idxs)
+
+
+def _submeshes(mesh: GroupMesh) -> list[Submesh]:
+    return [tuple(submesh.shape.items()) for submesh in mesh.abstract_submeshes]

@@ -1,0 +1,63 @@
+"""Programs on a part of a mesh compute what plain JAX computes, beside another part."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from tests.support.parity import assert_close, assert_parity_on
+from tests.support.programs import PROGRAMS
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+
+def mesh_with_another_part(groups, axes):
+    """A mesh whose part ``model`` comes after a group of other axes."""
+    names = ("stage", *axes)
+    devices = iter(jax.devices())
+
+    def submesh(sizes):
+        shape = (1, *sizes)
+        return jax.sharding.Mesh(
+            np.array([next(devices) for _ in range(math.prod(shape))]).reshape(shape), names
+        )
+
+    submeshes = [submesh([1] * len(axes)), *(submesh(axes.values()) for _ in range(groups))]
+    return mpmd.MpmdMesh(submeshes, parts={"other": 1, "model": groups})
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=program.name, marks=[] if program.on_ray else [pytest.mark.slow])
+        for program in PROGRAMS
+        if program.usual
+    ],
+)
+def test_program(program):
+    case = program.case()
+    if 1 + case.groups * math.prod(case.axes.values()) > len(jax.devices()):
+        pytest.skip("it needs all devices of this process")
+    with mesh_with_another_part(case.groups, case.axes) as mesh, case.warned():
+        part = mesh.part("model")
+        loaded = assert_parity_on(
+            part,
+            case.step,
+            case.state,
+            *case.batch,
+            steps=case.steps,
+            tolerance=case.tolerance,
+            **case.options,
+        )
+        if case.holds:
+            case.holds(loaded)
+        # A copy of the state from the host, and from groups, is where the step reads it, and has its bits.
+        state = mpmd.reshard(case.state, to=loaded)
+        assert_close(state, jax.tree.map(jnp.asarray, case.state), 0)
+        again = mpmd.reshard(state, to=loaded)
+        assert_close(again, jax.tree.map(jnp.asarray, case.state), 0)
+        for array in jax.tree.leaves(again):
+            assert set(array.mpmd_idxs) <= set(part.mpmd_idxs)

@@ -1,0 +1,143 @@
+"""Parts of a mesh on Ray: steps of one beside those of another, copies between them, and a death in one."""
+
+import os
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import cluster
+import mpmd
+from mpmd.meshes.part import PartMesh
+from tests.support.parity import assert_close, assert_parity_on
+from tests.support.programs import PROGRAMS
+
+LAYERS, WIDTH, ROWS, MICROBATCHES = 4, 8, 4, 4
+WEIGHTS = jnp.arange(LAYERS * WIDTH * WIDTH, dtype=jnp.float32).reshape(LAYERS, WIDTH, WIDTH) / 1000
+BATCH = jnp.ones((MICROBATCHES, ROWS, WIDTH))
+
+
+@pytest.fixture(scope="module")
+def mesh(local_ray):
+    parts = {"actor": {"stage": 2}, "sampler": {"stage": 2, "model": 2}}
+    with cluster.launch(
+        parts=parts, processes_per_group=[1, 1, 1, 2], cpus_per_group=0.25, timeout=200, step_timeout=60
+    ) as mesh:
+        yield mesh
+
+
+def step_of(num_stages):
+    def loss(weights, x):
+        def layer(x, weight):
+            return mpmd.mark_stage_end(jnp.tanh(x @ weight), num_stages=num_stages), None
+
+        return jnp.mean(lax.scan(layer, x, weights)[0] ** 2)
+
+    def step(weights, xs):
+        value, grads = mpmd.treduce(
+            lambda x: jax.value_and_grad(loss)(weights, x),
+            xs,
+            schedule=mpmd.Std1F1B(num_stages),
+            operation=mpmd.Mean,
+        )
+        return weights - grads, value
+
+    return step
+
+
+def test_steps_and_copies_of_two_parts(mesh):
+    """Ten rounds: the weights go to the sampler, which is sharded otherwise, and the actor goes on."""
+    assert mesh.parts == {"actor": range(2), "sampler": range(2, 4)}
+    train = mpmd.jit(step_of(2), mesh.part("actor")).compile(WEIGHTS, BATCH)
+    sample = mpmd.jit(step_of(2), mesh.part("sampler"), in_shardings=(P(None, None, "model"), None))
+    sample = sample.compile(WEIGHTS, BATCH)
+    reference = jax.jit(step_of(2))
+    weights, expected, values, losses = WEIGHTS, WEIGHTS, [], []
+    for _ in range(10):
+        expected, loss = reference(expected, BATCH)
+        losses.append(loss)
+        weights, _ = train(weights, BATCH)
+        copy = mpmd.reshard(weights, to=sample)
+        values.append(sample(copy, BATCH)[1])
+    expected_values = [*losses[1:], reference(expected, BATCH)[1]]
+    np.testing.assert_allclose(np.array([*map(float, values)]), expected_values, rtol=1e-5)
+    np.testing.assert_array_equal(np.asarray(copy), np.asarray(weights))
+    assert [part.mpmd_idxs for part in copy.parts] == [(2,), (3,)]
+    profile = sample.profile(copy, BATCH)
+    assert {event.mpmd_idx for event in profile.events} == {0, 1}
+    with pytest.raises(ValueError, match="held by groups outside of the part 'sampler'"):
+        sample(weights, BATCH)
+
+
+def test_threads_submit_to_their_parts(mesh):
+    steps = [mpmd.jit(step_of(2), mesh.part(name)).compile(WEIGHTS, BATCH) for name in mesh.parts]
+    results = {}
+
+    def run(number):
+        weights = WEIGHTS
+        for _ in range(20):
+            weights, value = steps[number](weights, BATCH)
+        results[number] = float(value)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
+def test_a_part_goes_on_when_a_group_of_another_dies(local_ray):
+    with cluster.launch(
+        parts={"actor": {"stage": 2}, "sampler": {"stage": 2}}, cpus_per_group=0.25, timeout=200
+    ) as mesh:
+        train = mpmd.jit(step_of(2), mesh.part("actor")).compile(WEIGHTS, BATCH)
+        sample = mpmd.jit(step_of(2), mesh.part("sampler")).compile(WEIGHTS, BATCH)
+        weights, _ = train(WEIGHTS, BATCH)
+        copy = mpmd.reshard(weights, to=sample)
+        copy.block_until_ready()
+        os.kill(mesh.groups[3].pid, signal.SIGKILL)
+        with pytest.raises(mpmd.GroupDiedError, match="group 3"):
+            sample(copy, BATCH)[1].block_until_ready()
+        for _ in range(3):
+            weights, value = train(weights, BATCH)
+        assert np.isfinite(float(value))
+        # A program that the trainer's groups load now needs nobody else.
+        norm = mpmd.jit(lambda weights: jnp.square(weights).sum(), mesh.part("actor"))(weights)
+        np.testing.assert_allclose(float(norm), np.square(np.asarray(weights)).sum(), rtol=1e-5)
+
+
+ON_A_PART = [program for program in PROGRAMS if program.on_ray]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=program.name, marks=[] if number % 8 == 0 else [pytest.mark.slow])
+        for number, program in enumerate(ON_A_PART)
+    ],
+)
+def test_program(program, four_groups, two_groups):
+    """Programs on the last groups of a mesh, with the state donated, and copied between the groups."""
+    case = program.case()
+    whole = two_groups if case.axes else four_groups
+    if case.groups >= whole.mpmd_dim:
+        pytest.skip("it needs all groups of the mesh")
+    part = PartMesh(whole, "model", range(whole.mpmd_dim - case.groups, whole.mpmd_dim))
+    with case.warned():
+        loaded = assert_parity_on(
+            part,
+            case.step,
+            case.state,
+            *case.batch,
+            steps=case.steps,
+            tolerance=case.tolerance,
+            **{"donate_argnums": 0, **case.options},
+        )
+    state = mpmd.reshard(case.state, to=loaded)
+    assert_close(mpmd.reshard(state, to=loaded), jax.tree.map(jnp.asarray, case.state), 0)
