@@ -8,14 +8,20 @@ SITE := build/site
 SITE_ROOT ?= build/published
 SITE_URL ?= /
 
-.PHONY: demo test test-slow test-page test-site test-versions docs publish-docs bench device chaos lint types clean
+.PHONY: demo test test-groups test-ray test-slow test-page test-site test-versions docs publish-docs dist bench device \
+	chaos lint types clean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
 
-test: $(READY)
+test: $(READY)  # both beside one another: tests on Ray wait for processes half of their time
+	$(MAKE) --jobs=2 test-groups test-ray
+
+test-groups: $(READY)
 	$(VENV)/bin/python -m pytest -n 2 -m "not slow" --ignore=tests/ray
-	$(VENV)/bin/python -m pytest -m "not slow" tests/ray  # in one process, which has the one cluster
+
+test-ray: $(READY)  # in one process, which has the one cluster
+	$(VENV)/bin/python -m pytest -m "not slow" tests/ray
 
 test-slow: $(READY)
 	$(VENV)/bin/python -m pytest -m slow
@@ -38,6 +44,11 @@ publish-docs: $(DOCS_READY)  # RELEASE=--release also renews the folder of this 
 test-versions: $(READY)
 	$(VENV)/bin/nox
 
+dist: $(READY)  # the source distribution and the wheel, after their files were compared with the tree
+	$(VENV)/bin/python -m pytest -m "slow or not slow" tests/test_packaging.py
+	rm -rf dist
+	$(VENV)/bin/python -m build
+
 bench: $(READY)
 	$(VENV)/bin/python -m benchmarks --json build/benchmarks.json
 
@@ -50,6 +61,8 @@ chaos: $(READY)
 lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/codespell
+	$(VENV)/bin/python .ci/prose.py
 
 types: $(READY)
 	$(VENV)/bin/mypy

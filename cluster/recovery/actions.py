@@ -18,7 +18,7 @@ from mpmd.errors import GroupDiedError, StateLostError
 
 @dataclasses.dataclass(frozen=True)
 class Action:
-    """What follows from an event."""
+    """A consequence of an event."""
 
 
 class Job(Action):

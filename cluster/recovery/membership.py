@@ -94,7 +94,7 @@ class Membership:
     # Events.
 
     def handle(self, event: on.Event) -> Actions:
-        """What follows from an event, in order."""
+        """The consequences of an event, in order."""
         if self.error is not None:
             return _clean_up(event)
         try:

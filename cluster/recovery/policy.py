@@ -24,7 +24,7 @@ also where the log is full before the first of them has."""
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """Has a mesh survive the death of its groups, when given to ``cluster.launch``.
+    """Has a mesh survive the death of its groups, when given to ``mpmd.launch``.
 
     Attributes:
       every: the steps from one snapshot of all values to the next. After a death at most so many steps, and

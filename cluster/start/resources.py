@@ -71,7 +71,7 @@ def reserve(bundles: Sequence[Bundle], timeout: float) -> PlacementGroup:
                 if not group.wait(min(timeout, _QUIET_SECONDS)):
                     raise RuntimeError(f"no room for the groups: {held}{shortage}")
             waits = max(timeout - _QUIET_SECONDS, 0)
-            print(f"cluster.launch: waiting up to {timeout:g} s. {shortage}", file=sys.stderr)
+            print(f"mpmd.launch: waiting up to {timeout:g} s. {shortage}", file=sys.stderr)
             if not _wait(group, waits):
                 raise RuntimeError(f"no room for the groups within {timeout:g} s. {shortage}")
     except BaseException:
@@ -156,7 +156,7 @@ def held_by_this_program(
     amounts = ", ".join(f"{ours[name]:g} {name}" for name in short)
     return (
         f"meshes that this program has launched and not closed hold {amounts}: close them first, by "
-        "mesh.close() or by leaving `with cluster.launch(...) as mesh`, or ask for less (cpus_per_group). "
+        "mesh.close() or by leaving `with mpmd.launch(...) as mesh`, or ask for less (cpus_per_group). "
     )
 
 

@@ -48,7 +48,7 @@ class Alternative:
 
 
 def alternatives_of(model: StepModel, plan: Plan) -> tuple[Alternative, ...]:
-    """The alternatives, shortest step first; none for several loops or very many tasks.
+    """The alternatives, shortest step first; none for several loops or more than ``MOST_TASKS``.
 
     Of families that come to the same here, the first one is named.
     """

@@ -86,7 +86,7 @@ class Measured:
         return (i for i in self.operations(group) if not isinstance(tasks[i], Instant))
 
     def began(self, group: int) -> int:
-        """When a group had the arguments of the step."""
+        """The time at which a group had the arguments of the step."""
         return self.ends[self.workload.bounds[group]]
 
     def final(self, group: int) -> int:

@@ -14,7 +14,7 @@ from mpmd.simulate import Costs, simulate
 def equal_stages_finding(plan: Plan, costs: Costs) -> str | None:
     """The part of a simulated step that equal stages would save, as findings of profiles say it.
 
-    ``None`` for very many tasks, whose simulation would take longer than it is worth.
+    ``None`` for more than ``MOST_TASKS``, whose simulation would take longer than it is worth.
     """
     if sum(1 for program in plan.programs for _ in program.runs) > MOST_TASKS:
         return None

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from mpmd.attribution.findings import Finding
 from mpmd.explanation.explanation import findings_text
 from mpmd.ir.part import Part, part_lines
-from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, loop_lines
+from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, cut_lines, loop_lines
 from mpmd.ir.routes import Routes, Topology
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
 from mpmd.profile.profile import Profile
@@ -69,7 +69,7 @@ class Report(ShownAsText):
 
     Attributes:
       groups: the tasks and the needs of each group.
-      executables: the number of different executables of all groups.
+      executables: the number of executables of all groups, each counted once.
       seconds: how long each pass took; their sum is the time of compiling. ``jax`` is JAX's tracing of the
         step, and ``trace`` is what the compiler does with it; ``split``, ``shard``, ``place``, ``lower`` and
         ``verify`` are the other passes of the compiler. ``export`` makes the executables ready for other
@@ -78,7 +78,8 @@ class Report(ShownAsText):
       are_specs_open: whether shardings are left to the groups' compilers, which have not chosen them: their
         values count as replicated.
       findings: facts that the user probably did not intend, as in ``mpmd.explain``.
-      loops: which stages are those of which loop; shown if there are several.
+      loops: which stages are those of which loop, shown if there are several; and where stages end that
+        ``mpmd.auto_marks`` has cut.
       part: that of the mesh for which the step is; ``None``: the whole mesh.
       profile: the last profile of the step, without its result, if there is one. The first three of its
         findings are shown.
@@ -120,6 +121,7 @@ class Report(ShownAsText):
             [
                 *part_lines(self.part),
                 *loop_lines(self.loops),
+                *cut_lines(self.loops),
                 *aligned([header, *rows], left=()),
                 f"{self.executables} different executables in all",
                 "memory of each device at its peak:",

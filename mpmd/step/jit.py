@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 import types
 import weakref
@@ -24,7 +25,7 @@ from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.compiler.request import CompileRequest, Gather, PartialSums
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir.placement import ANYWHERE, Placement
-from mpmd.ir.plan import Spec
+from mpmd.ir.plan import Spec, cut_lines
 from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.profile.profile import Profile
 from mpmd.runtime.protocol import Runtime
@@ -34,6 +35,8 @@ from mpmd.step.lowered_step import LoweredStep
 from mpmd.step.part_numbers import of_part, parts_of, placements_in
 from mpmd.util.notebook import ShownAsText
 from mpmd.validation import callable_fault, choice_fault, raise_faults
+
+_logger = logging.getLogger("mpmd")
 
 
 @overload
@@ -72,7 +75,7 @@ def jit(
         stages. A function without ``treduce`` runs on the groups of the ``MpmdArray``s that it is called
         with: averages, casts and norms of a train step's state leave it on its groups. It is compiled again
         for arrays on other groups. Without ``fun``, the result is a decorator.
-      mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``cluster.launch``; or an
+      mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``mpmd.launch``; or an
         ``AbstractMpmdMesh``, for which steps are only planned.
       in_specs, out_specs: the names of ``in_shardings`` and ``out_shardings`` in JaxPP.
       static_argnums, static_argnames: hashable arguments that are not arrays.
@@ -324,6 +327,8 @@ class MpmdFunction(ShownAsText):
         )
         compiled = compile_step(request)
         compiled = dataclasses.replace(compiled, program=of_part(compiled.program, self._mesh))
+        if cut := cut_lines(compiled.program.plan.loops):
+            _logger.info("%s: %s", self.meter.name, "\n".join(cut))
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
         warn_of_mistakes(compiled.step, compiled.program.plan)
         return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))
