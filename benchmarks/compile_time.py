@@ -251,7 +251,7 @@ def seconds_to_load(step: Step, mesh: GroupMesh) -> tuple[float, ...]:
     forget()
     start, start_of_processors = time.perf_counter(), time.process_time()
     rows = PartitionSpec(None, "data")
-    function = mpmd.jit(step.fun, mpmd_mesh=mesh, in_specs=(PartitionSpec(), rows, rows))
+    function = mpmd.jit(step.fun, mpmd_mesh=mesh, in_shardings=(PartitionSpec(), rows, rows))
     report = function.compile(*step.args).report()
     total = time.perf_counter() - start, time.process_time() - start_of_processors
     phases = (report.seconds.get(name, 0.0) for name in ("export", "resolve", "load"))

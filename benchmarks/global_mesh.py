@@ -162,7 +162,9 @@ class Pipelines:
             workload = dataclasses.replace(workload, groups=mesh.mpmd_dim)
             state, batch = model.init_state(workload), model.batch(workload)
             rows = P(None, "data")
-            step = mpmd.jit(model.train_step(workload), mesh, in_specs=(P(), rows, rows), donate_argnums=0)
+            step = mpmd.jit(
+                model.train_step(workload), mesh, in_shardings=(P(), rows, rows), donate_argnums=0
+            )
             self._steps[case] = step.compile(state, *batch)
             self._states[case], self._batches[case] = state, batch
 

@@ -113,7 +113,7 @@ def _measure_resharding(conditions: Conditions) -> tuple[Table, list[dict]]:
             timeout=START_SECONDS,
         ) as mesh:
             steps = {
-                name: mpmd.jit(forward, mesh, in_specs=(P(), spec)).compile(*arguments[name])
+                name: mpmd.jit(forward, mesh, in_shardings=(P(), spec)).compile(*arguments[name])
                 for name, spec in READERS.items()
             }
             calls = {
@@ -162,7 +162,7 @@ def _arguments(size: tuple[int, int]) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def _on(mesh: cluster.ClusterMesh, size: tuple[int, int]) -> Callable[[], object]:
-    step = mpmd.jit(train_step, mesh, in_specs=(P(), P(None, "data")))
+    step = mpmd.jit(train_step, mesh, in_shardings=(P(), P(None, "data")))
     weights, xs = jax.tree.map(jnp.asarray, _arguments(size))  # groups keep jax arrays that they were sent
     return lambda: float(step(weights, xs)[1])
 

@@ -46,7 +46,7 @@ def describe(
     """Describes a Ray cluster, as ``mpmd.Cluster.from_ray`` does, which calls this.
 
     Args:
-      measure: measure what is not given, with ``record_steps``.
+      measure: measure attributes that are not given, with ``record_steps``.
       record_steps: called with a mesh, a step, its arguments and a number, runs the step so many times on the
         mesh and returns the events of each run. ``mpmd.Cluster.from_ray`` gives it, because running a step
         takes the compiler, which this package does not know.

@@ -126,11 +126,11 @@ def launch(
         else the driver connects with all processes by TCP.
       encryption: whether the TCP connections of groups with one another and with the driver are encrypted;
         by default those between machines. To encrypt takes processor time, and may be slower than the
-        network: ``False`` is for networks that nobody else has access to. What ``device`` transfers is never
-        encrypted, nor are the collectives within a group of several processes.
+        network: ``False`` is for networks that nobody else has access to. Transfers of ``device`` are
+        never encrypted, nor are the collectives within a group of several processes.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
-        what one run has compiled, no later run compiles. Others may not write to it, because what is in it is
-        executed; it is made so if it does not exist. ``None`` keeps nothing. In ``runtime_env``, a
+        later runs load the executables of earlier ones. Others may not write to it, because its content is
+        executed; a missing one is made for its user alone. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
       recovery: has the run go on when a group dies: ``cluster.Recovery(every=10)``. By default that ends it.
       timeout: seconds to wait for the resources, and again for the actors to start.

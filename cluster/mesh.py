@@ -33,7 +33,7 @@ class ClusterMesh(WholeMesh):
       axis_types: how steps see the axes that are not ``Auto``.
       platform: of the groups' devices, such as ``cpu`` or ``cuda``.
       runtime: the running groups.
-      placement: where the processes of the groups run, and what connects them.
+      placement: the nodes of the groups' processes, and their transports.
       seconds: how long each phase of the start took: ``ray``, connecting to Ray or starting it;
         ``resources``, reserving them; ``actors``, until their processes had JAX ready;
         ``transports``, connecting the groups with one another and with the driver.

@@ -75,7 +75,7 @@ class MLP(nn.Module):
         for index, features in enumerate((4 * self.dim, self.dim, 4 * self.dim, self.dim)):
             x = nn.relu(nn.Dense(features)(x))
             if self.boundary and index == 1:
-                x = mpmd.mark_pipeline_boundary(x)
+                x = mpmd.mark_stage_end(x)
         return x
 
 

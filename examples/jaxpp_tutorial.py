@@ -4,7 +4,7 @@
     python examples/jaxpp_tutorial.py --ray        on four Ray actors
     python examples/jaxpp_tutorial.py --data 2 --model 2     groups of four devices
 
-The train steps and the loop that times them are the tutorial's; only the imports changed. Losses, gradients
+The train steps and the loop that times them are the tutorial's, in the names of ``mpmd``. Losses, gradients
 and parameters of the pipelines are compared with those of FSDP, which is plain ``jax.jit`` on four devices,
 and what the groups run with the task lists that the tutorial prints.
 """
@@ -99,7 +99,7 @@ class Transformer(nn.Module):
         for layer in range(self.num_layers):
             x = Block(self.num_heads, name=f"block_{layer}")(x)
             if (layer + 1) % (self.num_layers // self.num_stages) == 0:
-                x = mpmd.pipeline_enter_stage(x)
+                x = mpmd.mark_stage_end(x)
         return x
 
 
@@ -197,11 +197,11 @@ def pipelined(args: argparse.Namespace, mesh, num_stages: int, state: TrainState
     """The step compiled for the groups of ``mesh``."""
     schedule = mpmd.Interleaved1F1B(num_stages=num_stages, mpmd_dim=NUM_GROUPS)
     state_specs = jax.tree_util.tree_map_with_path(spec_of, state)
-    return mpmd.mpmd_jit_with_loop(
+    return mpmd.jit(
         functools.partial(train_step, num_microbatches=args.microbatches, schedule=schedule),
         mpmd_mesh=mesh,
-        in_specs=(state_specs, P("fsdp"), P("fsdp")),
-        out_specs=(state_specs, P()),
+        in_shardings=(state_specs, P("fsdp"), P("fsdp")),
+        out_shardings=(state_specs, P()),
     ).compile(state, xs, targets)
 
 

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, num_microbatches: int) -> None:
     with common.open_mesh(axes, args.ray, args.address, args.processes, args.transport) as mesh:
         print(mesh)
         step = mpmd.jit(
-            loss_and_gradients, mpmd_mesh=mesh, in_specs=(param_specs(), BATCH_SPEC, BATCH_SPEC)
+            loss_and_gradients, mpmd_mesh=mesh, in_shardings=(param_specs(), BATCH_SPEC, BATCH_SPEC)
         ).compile(params, xs, ys)
         check_inputs(step, mesh, args)
         check_edges(step, args)

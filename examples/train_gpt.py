@@ -62,10 +62,12 @@ def run(args: argparse.Namespace, config: gpt.GPTConfig, schedule, mesh) -> None
     reference = plain_jax(train_step, state, batch, min(REFERENCE_STEPS, args.steps - 1))
 
     specs, batch_spec = state_specs(config, optimizer, state), P(None, "data")
-    step = mpmd.jit(train_step, mpmd_mesh=mesh, in_specs=(specs, batch_spec, batch_spec), donate_argnums=(0,))
+    step = mpmd.jit(
+        train_step, mpmd_mesh=mesh, in_shardings=(specs, batch_spec, batch_spec), donate_argnums=(0,)
+    )
     step = step.compile(state, *batch(0))
     evaluate = mpmd.jit(
-        make_evaluate(config, schedule), mpmd_mesh=mesh, in_specs=(specs.params, batch_spec, batch_spec)
+        make_evaluate(config, schedule), mpmd_mesh=mesh, in_shardings=(specs.params, batch_spec, batch_spec)
     )
     evaluate = evaluate.compile(state.params, *validation_batch)
 

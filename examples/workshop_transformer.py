@@ -198,7 +198,7 @@ def apply_layers(layers: Sequence[TransformerLayer], x: jax.Array) -> jax.Array:
 
 def init(args: argparse.Namespace, strategy: Strategy) -> tuple[nnx.GraphDef, nnx.State]:
     """The model and its optimizer, the same numbers for any strategy."""
-    with nnx.use_eager_sharding(False):  # the step's in_specs place the parameters
+    with nnx.use_eager_sharding(False):  # the step's in_shardings place the parameters
         model = Transformer(args, strategy, nnx.Rngs(0))
         return nnx.split((model, nnx.Optimizer(model, OPTIMIZER, wrt=nnx.Param)))
 
@@ -246,8 +246,8 @@ def pipelined(graphdef: nnx.GraphDef, state: nnx.State, batch, strategy: Strateg
     return mpmd.jit(
         functools.partial(train_step, graphdef=graphdef),
         mpmd_mesh=mesh,
-        in_specs=(specs, batch_spec, batch_spec),
-        out_specs=(specs, P()),
+        in_shardings=(specs, batch_spec, batch_spec),
+        out_shardings=(specs, P()),
     ).compile(state, *batch)
 
 

@@ -45,7 +45,7 @@ class IdleGroupWarning(StepWarning):
 
 
 class UndonatedStateWarning(StepWarning):
-    """Memory is short, and the state that a step returns anew is not donated."""
+    """Memory is short, and a step returns new state without donation of the old one."""
 
 
 class PlanError(AssertionError):
@@ -99,7 +99,7 @@ class StateLostError(GroupDiedError):
     """Groups have died with those that kept copies of their values, and with them the values of all groups.
 
     The mesh goes on, and so do steps that were compiled for it: restore the state from a checkpoint, which
-    the message names if it is known, or make it anew.
+    the message names if it is known, or make it again.
 
     Attributes:
       checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed on the mesh, or from which

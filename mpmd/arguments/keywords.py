@@ -15,7 +15,7 @@ _INSTEAD = {
     "abstracted_axes": "the step compiles for each shape that it is called with",
     "compiler_options": "give XLA's options to the groups' processes in XLA_FLAGS: in the environment, or "
     'with cluster.launch(runtime_env={"env_vars": {"XLA_FLAGS": ...}})',
-    "axis_resources": "use in_specs and out_specs",
+    "axis_resources": "use in_shardings and out_shardings",
     "mesh": "the mesh of groups is mpmd_mesh",
 }
 """The substitutes of keywords of ``jax.jit``, and of names that are easily taken for ours."""
@@ -35,7 +35,7 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
 
 
 def specs_or_shardings(which: str, specs: Any, shardings: Any) -> Any:
-    """The specs of ``in_specs`` or ``in_shardings``, or those of ``out_specs`` or ``out_shardings``.
+    """The specs of ``in_shardings`` or ``in_specs``, or those of ``out_shardings`` or ``out_specs``.
 
     Raises: ``ValueError`` when both are given.
     """

@@ -44,10 +44,10 @@ def input_specs(
         )
     # ``args`` is a tuple, whatever sequence the specs come in.
     prefix = tuple(in_specs) if isinstance(in_specs, list) else in_specs
-    specs = _flatten_specs(prefix, args, "in_specs")
+    specs = _flatten_specs(prefix, args, "in_shardings")
     specs += _flatten_specs({name: named.get(name) for name in kwargs}, kwargs, "kwarg_shardings")
     return _check_specs(
-        what="in_specs",
+        what="in_shardings",
         leaf_paths=call.paths,
         avals=call.avals,
         specs=specs,
@@ -68,9 +68,9 @@ def output_specs(
 
     Raises: ``CompileError`` that names every leaf whose spec does not fit it, whatever the sizes of the axes.
     """
-    specs = _flatten_specs(out_specs, out_shape, "out_specs")
+    specs = _flatten_specs(out_specs, out_shape, "out_shardings")
     return _check_specs(
-        what="out_specs",
+        what="out_shardings",
         leaf_paths=paths(out_shape),
         avals=jax.tree.leaves(out_shape),
         specs=specs,

@@ -24,7 +24,7 @@ _NUMBERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "memory": (number, "bytes that a device has for a step, such as 80e9"),
     "flops": (number, "operations per second of a device in matrix products, such as 4e14"),
     "memory_bandwidth": (number, "bytes per second that a device reads or writes of its memory"),
-    "task_overhead": (number, "seconds that a task takes beside what it computes (default: 0)"),
+    "task_overhead": (number, "seconds that a task takes beside its computation (default: 0)"),
 }
 _LINKS = {
     "device_link": "between devices of a node: seconds, and bytes per second of a device",
@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         of_cluster.add_argument(_option(name), type=parse, metavar="N", help=text)
     for name, text in _LINKS.items():
         of_cluster.add_argument(_option(name), type=number, nargs=2, metavar=("S", "B"), help=text)
-    fixed = parser.add_argument_group("what is fixed; --groups and --submesh are, too")
+    fixed = parser.add_argument_group("constraints, beside --groups and --submesh")
     fixed.add_argument("--num-stages", type=count, metavar="S", help="stages of all groups")
     fixed.add_argument("--schedule", metavar="NAME", help=", ".join(FAMILIES))
     fixed.add_argument("--num-microbatches", type=count, metavar="M", help="of a step")

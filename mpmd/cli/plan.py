@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 STEP and SHAPES are names in a module or a file, as package.module:name or path/file.py:name.
 
-STEP is a train step, or what mpmd.jit has made of one; that has a mesh of its own, which may be an
+STEP is a train step, or a result of mpmd.jit, which has a mesh of its own. This mesh may be an
 mpmd.AbstractMpmdMesh. With a cluster, the groups, stages, shardings, schedule and microbatches of the step
 are chosen, as mpmd.plan does; without one, the step is planned as it is, for --groups. SHAPES are the step's
 arguments, arrays or jax.ShapeDtypeStructs: a tuple of them, or a function without arguments that returns one;

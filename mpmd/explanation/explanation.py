@@ -23,10 +23,10 @@ from mpmd.util.tables import first_few
 from mpmd.validation import raise_faults, str_fault
 
 _RULE = """\
-An argument is on the groups whose tasks read it. A result is on the groups that make it, or on those of the
-argument whose place it takes in a next step. Without a loop, arguments stay where they are, and a result is
-where what it is made of is. Bytes of arguments, results and tasks are those on each device; values that are
-sent count with the bytes that travel."""
+An argument is on the groups whose tasks read it. A result is on the groups that compute it, or on those of
+the argument whose place it takes in a next step. Without a loop, arguments stay on their groups, and results
+stay on the groups that hold their inputs. Bytes of arguments, results and tasks are those on each device;
+values that are sent count with the bytes that travel."""
 
 
 def findings_text(findings: Sequence[str]) -> str:

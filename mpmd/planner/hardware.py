@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -41,12 +41,12 @@ class Hardware:
       memory_bandwidth: bytes per second that a device reads or writes of its memory, while all do.
       device_link: between devices of a node, each with its own; seconds and bytes per second.
       node_link: between nodes, shared by the devices of a node; seconds and bytes per second.
-      task_overhead: seconds that a task takes beside what it computes.
+      task_overhead: seconds that a task takes beside its computation.
       holding: where messages between groups are until they are used; as text, too, such as ``"receiver"``.
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
         they share cores, as the CPU devices of a process, and those of more groups than there are cores.
 
-    Raises ``TypeError`` or ``ValueError`` for what no cluster has, such as memory that is no number, or no
+    Raises ``TypeError`` or ``ValueError`` for impossible values, such as memory that is no number, or no
     devices.
     """
 
@@ -67,6 +67,22 @@ class Hardware:
         faults = (_fault_of(field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         raise_faults(*faults, title=_TITLE)
         raise_faults(device_count_fault(self.nodes * self.devices_per_node), title=_TITLE)
+
+    def part(self, num_devices: int) -> Self:
+        """A part of the cluster, to plan one of several models for: whole nodes, or devices of one node.
+
+        Raises: ``ValueError`` for more devices than there are, and for a number that is neither.
+        """
+        of_node, most = self.devices_per_node, self.nodes * self.devices_per_node
+        raise_faults(int_fault("num_devices", num_devices, most=most))
+        if num_devices <= of_node:
+            return dataclasses.replace(self, nodes=1, devices_per_node=num_devices)
+        if num_devices % of_node:
+            raise ValueError(
+                f"num_devices={num_devices} are not whole nodes, of {of_node} devices each: take a multiple "
+                f"of {of_node}, or at most {of_node}"
+            )
+        return dataclasses.replace(self, nodes=num_devices // of_node)
 
     def seconds(self, operations: Amount, nbytes_of_products: Amount, nbytes_beside: Amount) -> Amount:
         """The seconds of a task on a device, without exchanges with other devices.

@@ -94,7 +94,7 @@ class StepCounts:
 
 
 class StepMeter:
-    """Counts the steps of a function, whatever they were compiled for. Thread-safe.
+    """Counts all steps of a function, for any shapes. Thread-safe.
 
     Args:
       name: of the function.

@@ -69,16 +69,11 @@ def jit(
     Args:
       fun: an ordinary function of pytrees of arrays, with ``treduce`` loops whose functions mark their
         stages. A function without ``treduce`` runs on the groups of the ``MpmdArray``s that it is called
-        with: averages, casts and norms of a train step's state leave it on its groups. It is compiled anew
+        with: averages, casts and norms of a train step's state leave it on its groups. It is compiled again
         for arrays on other groups. Without ``fun``, the result is a decorator.
       mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``cluster.launch``; or an
         ``AbstractMpmdMesh``, for which steps are only planned.
-      in_specs: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the axes
-        of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: the spec of the
-        passed array, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have;
-        otherwise replicated within the groups that hold it.
-      out_specs: the same for the result. ``None`` anywhere: the spec of the argument that it updates, or one
-        that the compiler chooses.
+      in_specs, out_specs: the names of ``in_shardings`` and ``out_shardings`` in JaxPP.
       static_argnums, static_argnames: hashable arguments that are not arrays.
       donate_argnums, donate_argnames: arguments, such as the state, whose buffers the step may take over;
         they cannot be used after the call.
@@ -90,7 +85,12 @@ def jit(
       gather: when weights that are sharded over an axis of the batch, as for FSDP, are gathered along it.
         ``"task"``: in every task that reads them. ``"step"``: once per step and group, before its first
         task; from there to the last task that reads it, each device also holds the gathered weight.
-      in_shardings, out_shardings: the names of ``in_specs`` and ``out_specs`` in ``jax.jit``.
+      in_shardings: a pytree prefix of the tuple of (not static) arguments with a ``PartitionSpec`` over the
+        axes of a group for each, or a ``NamedSharding``, whose spec counts. ``None`` anywhere: the spec of
+        the passed array, if it is an ``MpmdArray`` or has a ``NamedSharding`` with axes that groups have;
+        otherwise replicated within the groups that hold it.
+      out_shardings: the same for the result. ``None`` anywhere: the spec of the argument that it updates, or
+        one that the compiler chooses.
       kwarg_shardings: specs as in ``in_shardings`` of arguments that are passed by name: a pytree prefix of
         each, by its name. Arguments that it lacks have ``None``.
       others: none; other keywords of ``jax.jit`` are an error that names their substitute.

@@ -54,7 +54,7 @@ class LoadedStep(PlannedStep):
     dropped, the groups drop the step's executables.
 
     Args:
-      meter: counts the steps of the function, whatever they were compiled for.
+      meter: counts all steps of the function, for any shapes.
     """
 
     def __init__(
@@ -213,8 +213,8 @@ class LoadedStep(PlannedStep):
 
         Args:
           args, kwargs: the step's; those of the first one, if there are several.
-          steps: the number of steps, of which each takes the state that the one before has returned. Medians
-            of tasks that run once a step, such as the optimizer's, need several.
+          steps: the number of steps. Each takes the state that the one before has returned. Medians of
+            tasks that run once a step, such as the optimizer's, need several.
           trace_dir: a directory of the driver's machine to which ``jax.profiler``'s traces of all processes
             of all groups are brought, with the names of tasks in them. XProf and TensorBoard open it, and
             Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads it. A step
@@ -270,7 +270,8 @@ class LoadedStep(PlannedStep):
         """Submits a step. Returns its result, and the future of the groups' replies.
 
         Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` within a
-          callback of a step, and when the mesh was closed since; what ``write`` of ``mpmd.metrics`` raised.
+          callback of a step, and when the mesh was closed since; the exception of ``write`` of
+          ``mpmd.metrics``.
         """
         self.meter.check()
         self._expected.check_serves(call)

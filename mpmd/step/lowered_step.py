@@ -19,7 +19,7 @@ class LoweredStep(PlannedStep):
     """The result of ``step.lower(...)``: the plan for arguments of certain shapes, made without devices.
 
     Shardings that the groups' compilers will choose are open: their values count as replicated, the most that
-    they can be. What XLA needs to run the tasks is not known yet.
+    they can be. XLA's temporary buffers are not known yet.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LoweredStep(PlannedStep):
         return self._mesh.topology
 
     def report(self) -> Report:
-        """The tasks and the needs of each group, as far as known before the groups compile; printable."""
+        """The tasks of each group, and its needs that are known before the groups compile; printable."""
         return report(
             plan=self.plan,
             topology=self.topology,

@@ -59,7 +59,7 @@ def metrics(
 
     Args:
       step: the result of ``mpmd.jit``, before or after its first call, or a compiled step. All steps of the
-        same ``mpmd.jit`` count, whatever they were compiled for.
+        same ``mpmd.jit`` count, for any shapes.
       write: a function of the number of a step and a dict.
       examples: how many examples a step trains on.
       tokens: how many tokens a step trains on.
@@ -150,7 +150,7 @@ class Metrics:
     def close(self) -> None:
         """Waits for the steps that were called, and hands on what is left of them. May be called again.
 
-        Raises: what ``write`` has raised and no call of the step has.
+        Raises: an exception of ``write`` that no call of the step has raised.
         """
         try:
             self._meter.wait()

@@ -100,7 +100,8 @@ def test_a_failing_task_says_which_it_is(said, make):
         lost, total = compiled(state, *batch())
         with pytest.raises(mpmd.TaskError, match=f"(?s){said}.*too hot") as caught:
             jax.tree.map(lambda array: array.block_until_ready(), (lost, total))
-        assert caught.value.__cause__ is not None and len(str(caught.value)) < 2000
+        # Short, and without equations: a traceback of the callback has a line for each of its frames.
+        assert caught.value.__cause__ is not None and len(str(caught.value).splitlines()) < 30
         hot.clear()
         with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
             jax.tree.map(lambda array: array.block_until_ready(), compiled(lost, *batch()))

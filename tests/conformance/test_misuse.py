@@ -85,9 +85,15 @@ def double(leaf):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"in_specs": (P(), P())}, "in_specs is not a pytree prefix .*of length 2, but .* of length 3"),
-        ({"in_specs": ([{"w": P()}], P(), P())}, r"in_specs is not a pytree prefix .*key path in_specs\[0\]"),
-        ({"out_specs": (P(), P(), P())}, "out_specs is not a pytree prefix .*of length 3, but"),
+        (
+            {"in_shardings": (P(), P())},
+            "in_shardings is not a pytree prefix .*of length 2, but .* of length 3",
+        ),
+        (
+            {"in_shardings": ([{"w": P()}], P(), P())},
+            r"in_shardings is not a pytree prefix .*key path in_shardings\[0\]",
+        ),
+        ({"out_shardings": (P(), P(), P())}, "out_shardings is not a pytree prefix .*of length 3, but"),
     ],
 )
 def test_specs_that_do_not_match(options, message):
@@ -284,9 +290,9 @@ def test_a_list_in_place_of_an_array_is_named():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"in_specs": (([{"w": P()}, P()], P()), P(), P())}, r"in_specs.*\[0\]\[0\]\[0\]"),
-        ({"in_specs": (P(), P())}, "in_specs.*2.*3"),
-        ({"out_specs": (P(), P(), P())}, "out_specs.*3.*2"),
+        ({"in_specs": (([{"w": P()}, P()], P()), P(), P())}, r"in_shardings.*\[0\]\[0\]\[0\]"),
+        ({"in_shardings": (P(), P())}, "in_shardings.*2.*3"),
+        ({"out_shardings": (P(), P(), P())}, "out_shardings.*3.*2"),
         ({"donate_argnums": 7}, "donate_argnums.*7.*takes 3"),
         ({"static_argnums": 0, "donate_argnums": 0}, "static.*donate|donate.*static"),
         ({"static_argnums": 0}, "argument 0 is a tuple"),

@@ -26,7 +26,10 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 def check(program, steps=2):
     """Runs a program both ways, and looks at its plan."""
     step, (state, batch) = step_of(program), arguments_of(program)
-    mesh = uneven_mesh_of(*({"stage": 1, **axes} for axes in submeshes_of(program)))
+    shapes = [{"stage": 1, **axes} for axes in submeshes_of(program)]
+    parts = {"other": 1, "model": len(shapes)}
+    mesh = uneven_mesh_of(shapes[-1], *shapes, parts=parts) if program.is_on_part else uneven_mesh_of(*shapes)
+    groups = mesh.part("model") if program.is_on_part else mesh
     tolerance = 1e-4 if program.precise else 0.05
     reference = jax.jit(step)
     expected, rest = [state], []
@@ -36,7 +39,9 @@ def check(program, steps=2):
         rest.append(results)
     donated = {"": (), "state": 0, "all": (0, 1)}[program.donate]
     with mesh:
-        compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=donated, **options_of(program, state, batch))
+        compiled = mpmd.jit(
+            step, mpmd_mesh=groups, donate_argnums=donated, **options_of(program, state, batch)
+        )
         loaded = compiled.compile(state, batch)
         actual = copied(state)
         for i in range(steps):

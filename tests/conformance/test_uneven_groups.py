@@ -204,13 +204,13 @@ def test_specs_are_checked_on_each_group_that_holds_the_leaf():
     faults = compile_error(shapes, (like_parameters(init(weights(2)), P("data")), ROWS, ROWS))
     group = "does not divide by 3, the devices along 'data', on group 1, whose submesh is {'data': 3}"
     assert len(faults) == 2
-    assert faults[0].startswith("in_specs: args[0][0][1]['w'] with shape (4, 4) has the spec P")
+    assert faults[0].startswith("in_shardings: args[0][0][1]['w'] with shape (4, 4) has the spec P")
     assert f"but dimension 0 of size 4 {group}" in faults[0]
-    assert faults[1].startswith("in_specs: args[2] with shape (4, 4, 4) has the spec P")
+    assert faults[1].startswith("in_shardings: args[2] with shape (4, 4, 4) has the spec P")
     assert f"but dimension 1 of size 4 {group}" in faults[1]
     gradients = [P(), {"w": P("data"), "b": P()}]
     (fault,) = compile_error(shapes, P(), out_specs=(None, (P(), gradients)))
-    assert fault.startswith("out_specs: result[1][1][1]['w'] with shape (4, 4)")
+    assert fault.startswith("out_shardings: result[1][1][1]['w'] with shape (4, 4)")
 
 
 def test_activations_that_do_not_divide_on_the_reader_are_replicated_there():

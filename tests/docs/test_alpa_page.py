@@ -14,7 +14,9 @@ TEXT = (Path(__file__).parents[2] / "docs" / "alpa.md").read_text()
 
 def test_the_blocks_compute_what_plain_jax_computes():
     names = {}
-    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
+    before, *blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert "import alpa" in before  # which is not installed
+    for block in blocks:
         exec(block, names)
     marked = jax.jit(names["train_step"])(names["state"], names["batch"])
     assert_close(names["new_state"].params, marked.params)

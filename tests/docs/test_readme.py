@@ -30,8 +30,8 @@ def test_a_job_installs_what_the_project_needs():
 
 def test_examples_name_the_libraries_that_they_need():
     """What an example imports, or a module of the examples that it imports, is installed or in its row."""
-    readme = (ROOT / "README.md").read_text()
-    rows = dict(re.findall(r"^\| `examples/(\w+)\.py` \| ([^|]*?) ?\|", readme, re.MULTILINE))
+    table = (ROOT / "docs" / "examples.md").read_text()
+    rows = dict(re.findall(r"^\| `examples/(\w+)\.py` \| ([^|]*?) ?\|", table, re.MULTILINE))
     installed = {"jax", "mpmd", "numpy", "optax", "cluster", "ray", *sys.stdlib_module_names}
     examples = {path.stem: path for path in (ROOT / "examples").glob("*.py")}
 
@@ -53,24 +53,37 @@ def test_examples_name_the_libraries_that_they_need():
 
 
 def test_the_train_step_computes_what_plain_jax_computes():
-    step, in_process, on_ray, use, chosen = re.findall(
-        r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-    )
+    step, on_ray = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert "cluster.launch" in on_ray
+    definition, call, _ = step.partition("params, loss = step(")
+    assert call
     namespace = {}
-    exec(step, namespace)
+    exec(definition, namespace)
     expected = jax.jit(namespace["train_step"])(*(namespace[name] for name in ("params", "x", "y")))
-    exec(in_process + use, namespace)
-    try:
+    with namespace["mesh"]:
+        exec(step.removeprefix(definition), namespace)
         assert_close((namespace["params"], namespace["loss"]), expected)
-    finally:
-        namespace["mesh"].close()
-    definition, _, rest = chosen.partition("choice = ")
-    assert "choice.launch" in rest
-    exec(step + definition, namespace)
-    arguments = [namespace[name] for name in ("params", "x", "y")]
-    choice = mpmd.plan(namespace["open_step"], *arguments, cluster=CLUSTER, simulate=1)
-    expected = jax.jit(namespace["open_step"])(*arguments)
+
+
+def test_the_commands_of_the_readme_exist():
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert {"demo", "test", "docs"} <= set(re.findall(r"^make (\S+)", readme, re.MULTILINE)) <= targets
+    assert targets - {"clean", "demo"} <= set(re.findall(r"`make (\S+)`", contributing))
+    assert readme.count("\n") < 120
+
+
+def test_the_choice_of_a_plan_computes_what_plain_jax_computes():
+    section = (ROOT / "docs" / "planner.md").read_text().split("## Choosing\n")[1].split("\n#")[0]
+    open_step, chosen = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert "cluster.launch(**choice.launch)" in chosen
+    namespace = {"mpmd": mpmd, "jax": jax, "loss_fn": mse}
+    exec(open_step, namespace)
+    x, y = (rows.reshape(-1, rows.shape[-1]) for rows in batch())
+    arguments = (weights(4), x, y)
+    choice = mpmd.plan(namespace["train_step"], *arguments, cluster=CLUSTER, simulate=1)
+    expected = jax.jit(namespace["train_step"])(*arguments)
     with choice.mesh() as mesh:
         assert_close(choice.jit(mesh)(*arguments), expected)
 
@@ -83,10 +96,14 @@ def defined_in(section):
     return names
 
 
-def test_the_example_of_a_carry():
-    names = defined_in("State that passes from microbatch to microbatch")
-    stats = [{"mean": jnp.zeros(4), "var": jnp.ones(4)}] * 2
-    assert_parity(names["train_step"], (weights(2), stats), *batch(), mesh=mesh_of(2))
+def test_the_example_of_a_loop():
+    names = defined_in("Combining microbatches")
+    names["loss_fn"] = mse
+    params, rows = weights(4), tuple(rows.reshape(-1, rows.shape[-1]) for rows in batch(8))
+    with mesh_of(4) as mesh:
+        actual = mpmd.jit(names["train_step"], mesh)(params, rows)
+    loss, grads = jax.value_and_grad(mse)(params, *rows)
+    assert_close(actual, (jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss))
 
 
 def test_the_example_of_a_step_of_one_batch():

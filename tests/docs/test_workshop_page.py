@@ -30,6 +30,18 @@ def test_the_step_in_three_dimensions_computes_what_plain_jax_computes():
     assert len(names["stage_seconds"]) == 2 and min(names["stage_seconds"]) > 0
 
 
+def test_the_block_by_hand_computes_the_same():
+    names = run(BLOCKS[:2])
+    weights, x, specs = names["params"][0], names["x"], names["SPECS"]
+    by_hand = jax.shard_map(
+        names["block_of_device"],
+        mesh=jax.make_mesh((2,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2]),
+        in_specs=(specs, jax.P()),
+        out_specs=jax.P(),
+    )
+    assert_close(jax.jit(by_hand)(weights, x), names["block"](weights, x))
+
+
 def test_with_less_memory_another_strategy_is_selected():
     names = run(block for block in BLOCKS if "mesh" not in block and "trace_dir" not in block)
     roomy, tight = names["roomy"].best, names["tight"].best

@@ -102,3 +102,14 @@ def test_ray_clusters_are_described_by_an_entry_point(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group, name: [])
     with pytest.raises(RuntimeError, match=r"no installed package .* pip install"):
         mpmd.Cluster.from_ray()
+
+
+def test_a_part_is_devices_of_a_node_or_whole_nodes():
+    whole = mpmd.Cluster(**{**GIVEN, "nodes": 4, "devices_per_node": 8})
+    part = whole.part(4)
+    assert (type(part), part.nodes, part.devices_per_node) == (mpmd.Cluster, 1, 4)
+    assert (whole.part(24).nodes, whole.part(24).devices_per_node) == (3, 8)
+    with pytest.raises(ValueError, match="12 are not whole nodes, of 8 devices each: take a multiple of 8"):
+        whole.part(12)
+    with pytest.raises(ValueError, match="num_devices must be a whole number from 1 to 32, not 33"):
+        whole.part(33)

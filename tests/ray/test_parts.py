@@ -13,6 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import cluster
 import mpmd
+from mpmd.meshes.part import PartMesh
+from tests.support.parity import assert_close, assert_parity_on
+from tests.support.programs import PROGRAMS
 
 LAYERS, WIDTH, ROWS, MICROBATCHES = 4, 8, 4, 4
 WEIGHTS = jnp.arange(LAYERS * WIDTH * WIDTH, dtype=jnp.float32).reshape(LAYERS, WIDTH, WIDTH) / 1000
@@ -107,3 +110,34 @@ def test_a_part_goes_on_when_a_group_of_another_dies(local_ray):
         # A program that the trainer's groups load now needs nobody else.
         norm = mpmd.jit(lambda weights: jnp.square(weights).sum(), mesh.part("actor"))(weights)
         np.testing.assert_allclose(float(norm), np.square(np.asarray(weights)).sum(), rtol=1e-5)
+
+
+ON_A_PART = [program for program in PROGRAMS if program.on_ray]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=program.name, marks=[] if number % 8 == 0 else [pytest.mark.slow])
+        for number, program in enumerate(ON_A_PART)
+    ],
+)
+def test_program(program, four_groups, two_groups):
+    """Programs on the last groups of a mesh, with the state donated, and copied between the groups."""
+    case = program.case()
+    whole = two_groups if case.axes else four_groups
+    if case.groups >= whole.mpmd_dim:
+        pytest.skip("it needs all groups of the mesh")
+    part = PartMesh(whole, "model", range(whole.mpmd_dim - case.groups, whole.mpmd_dim))
+    with case.warned():
+        loaded = assert_parity_on(
+            part,
+            case.step,
+            case.state,
+            *case.batch,
+            steps=case.steps,
+            tolerance=case.tolerance,
+            **{"donate_argnums": 0, **case.options},
+        )
+    state = mpmd.reshard(case.state, to=loaded)
+    assert_close(mpmd.reshard(state, to=loaded), jax.tree.map(jnp.asarray, case.state), 0)

@@ -421,6 +421,7 @@ def of_clusters() -> list[Public]:
     return [
         Public("plan", of_batch(mpmd.plan, "step"), PLAN),
         Public("Cluster", mpmd.Cluster, CLUSTER),
+        Public("Cluster.part", PLAN["cluster"][1].part, {"num_devices": ("count", 1)}),
         Public(
             "Cluster.seconds",
             PLAN["cluster"][1].seconds,

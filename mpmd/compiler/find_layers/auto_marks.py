@@ -35,7 +35,7 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
 
         grads = jax.grad(mpmd.auto_marks(loss_fn, num_stages=4))(params, x, y)
 
-    is what ``jax.grad(loss_fn)`` is, and for a pipeline of four stages. Differentiation, ``jax.jit``,
+    computes the numbers of ``jax.grad(loss_fn)``, in a pipeline of four stages. Differentiation, ``jax.jit``,
     ``jax.vmap`` and ``jax.checkpoint`` may be on either side of it.
 
     Under ``mpmd.plan`` the plan says how many layers each stage has, instead of ``num_stages``, and whether

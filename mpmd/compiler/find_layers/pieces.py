@@ -20,8 +20,8 @@ def best_pieces(
 ) -> list[int]:
     """The positions that divide a sequence into pieces of about the usual work.
 
-    The cost of a piece is the square of its share of the usual work, plus that of a usual piece, so that
-    pieces of the usual work are best. The cost of a position is proportional to the bytes handed over there.
+    The cost of a piece of work ``w`` is ``(w / usual) ** 2 + 1``, so that pieces of the usual work are best.
+    The cost of a position is proportional to the bytes handed over there.
 
     Args:
       work: of each element.

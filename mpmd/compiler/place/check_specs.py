@@ -32,13 +32,13 @@ def check_specs(
     faults: list[str] = []
     axes = _axes_of_layers(step.argument_leaves)
     for argument, spec, axis in zip(step.arguments, specs.arguments, axes, strict=True):
-        leaf = f"in_specs: {argument.path}"
+        leaf = f"in_shardings: {argument.path}"
         faults += _faults(leaf, argument.var, spec, placed.homes[argument.var], submeshes, axis)
     axes = _axes_of_layers(step.result_leaves)
     for result, spec_or_open, groups, axis in zip(
         step.results, specs.results, placed.output_groups, axes, strict=True
     ):
-        leaf = f"out_specs: result{result.path}"
+        leaf = f"out_shardings: result{result.path}"
         faults += _faults(leaf, result.var, spec_or_open or (), groups, submeshes, axis)
     if faults:
         raise CompileError(faults)

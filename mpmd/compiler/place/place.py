@@ -17,11 +17,11 @@ one where its gradients are added, and the others are sent the new weight.
 
 A gathered copy of a value is made by each group whose tasks read it: the value is sent, and not the copy.
 
-In a function without a loop, arguments that groups hold already play the part of what the loop reads and
-makes: they stay, large ones draw what reads them (rule 1), and instead of rule 3 a result is on all groups
-that hold what it is made of, unless the caller wants it elsewhere. A result that several groups are to have
-is computed on one of them and sent, so that all have the same bits; so is any other array. Only what rounds
-nothing, such as zeros, integers and keys, is computed by each.
+In a function without a loop, arguments that groups hold take the part of the values that a loop reads and
+computes. They stay, and equations that read large ones run on their groups (rule 1). Results stay on the
+groups that hold their inputs, in place of rule 3, unless the caller asks for other groups. A result of
+several groups is computed on one of them and sent, so that all have the same bits; so is any other array.
+Values that round nothing, such as zeros, integers and keys, are computed by each group.
 """
 
 from __future__ import annotations

@@ -94,6 +94,7 @@ class Program(Described):
 
     Attributes:
       groups, spare_groups: groups that the schedule uses, and those of the mesh besides.
+      is_on_part: these are a part of a mesh, behind a group of another part.
       chance: which schedule by chance, and whether the steady state of one that is not is fused.
       weights: their dtypes.
       stacked: the weights are slices of one parameter.
@@ -154,6 +155,7 @@ class Program(Described):
     results: tuple[str, ...] = ()
     submesh: str = ""
     spare_groups: int = 0
+    is_on_part: bool = False
     donate: str = ""
     again: tuple[str, int] | None = None
 

@@ -129,6 +129,7 @@ def programs(draw):
         results=draw(subsets(RESULTS)),
         submesh=draw(st.sampled_from([""] * 32 + list(SUBMESHES))),
         spare_groups=draw(mostly(0, 0, 0, 1)),
+        is_on_part=draw(mostly(False, False, True)),
         donate=draw(mostly("", "", "state", "all")),
     )
     return fitting(in_order(differentiable(program)))
@@ -152,9 +153,10 @@ def fitting(program):
     """The program on no more than this process's devices."""
     devices = int(np.prod([*SUBMESHES[program.submesh].values()], dtype=int))
     if program.groups * devices > jax.device_count():
-        return dataclasses.replace(program, submesh="", spare_groups=0)
+        return dataclasses.replace(program, submesh="", spare_groups=0, is_on_part=False)
     spare = program.spare_groups if (program.groups + 1) * devices <= jax.device_count() else 0
-    return dataclasses.replace(program, spare_groups=spare)
+    has_room = (program.groups + spare + 1) * devices <= jax.device_count()
+    return dataclasses.replace(program, spare_groups=spare, is_on_part=program.is_on_part and has_room)
 
 
 def differentiable(program):

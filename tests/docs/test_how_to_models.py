@@ -1,0 +1,117 @@
+"""The how-to pages on models, training and migrations run, and compute what plain JAX computes."""
+
+import math
+import re
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import mpmd
+from tests.support.parity import assert_close
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "how_to"
+
+STEPS = {
+    "flax_linen": ("train_step", "state, x, labels", "trained, (loss, logits, accuracy)"),
+    "flax_nnx": ("train_step", "state, x, y", "trained, loss"),
+    "equinox": ("train_step", "state, x, y", "trained, loss"),
+    "haiku": ("train_step", "state, x, y", "trained, loss"),
+    "haliax": ("train_step", "state, x, y", "trained, loss"),
+    "mixed_precision": ("train_step", "params, scale, x, y", "trained, new_scale, loss"),
+    "masked_losses": ("train_step", "params, x, y, is_token", "trained, loss"),
+    "dropout": ("train_step", "params, key, x, y", "trained, loss"),
+    "batch_statistics": ("train_step", "params, stats, x, y", "trained, new_stats, loss"),
+    "frozen_layers": ("train_step", "student, teacher, x", "trained, loss"),
+    "evaluation_and_sampling": ("evaluate", "params, x, y", "predictions, num_correct"),
+    "from_pmap": ("train_step", "params, x, y", "trained, loss"),
+    "from_shard_map": ("train_step", "weights, x, y", "trained, loss"),
+    "from_jaxpp": ("train_step", "params, x, y", "trained, loss"),
+}
+"""For each page its step, the arguments that the page calls it with, and the results."""
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs the blocks of a page in their order; returns its names."""
+    meshes = []
+
+    def run(page):
+        if page == "haliax":  # whose release does not import with this JAX, so it is no dependency
+            pytest.importorskip("haliax")
+        if page == "from_jaxpp":  # of which the page says that another import is all it takes
+            monkeypatch.setitem(sys.modules, "jaxpp", types.ModuleType("jaxpp"))
+            monkeypatch.setattr(sys.modules["jaxpp"], "api", mpmd, raising=False)
+            monkeypatch.setitem(sys.modules, "jaxpp.api", mpmd)
+        names = {}
+        for block in re.findall(r"```python\n(.*?)```", (HOW_TO / f"{page}.md").read_text(), re.DOTALL):
+            exec(block, names)
+        meshes.extend(value for value in names.values() if isinstance(value, mpmd.MpmdMesh))
+        return names
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what libraries take from JAX
+        yield run
+    for mesh in meshes:
+        mesh.close()
+
+
+@pytest.mark.parametrize("page", STEPS)
+def test_the_step_of_a_page_computes_what_plain_jax_computes(run, page):
+    step, arguments, results = STEPS[page]
+    names = run(page)
+    expected = eval(f"jax.jit({step})({arguments})", names)
+    assert_close(eval(f"({results})", names), expected)
+    compiled = eval(f"mpmd.jit({step}, mesh).compile({arguments})", names)
+    assert {program.mpmd_idx for program in compiled.plan.programs if program.runs} == {0, 1}
+
+
+@pytest.mark.parametrize("page", [page for page in STEPS if page.startswith("from_")])
+def test_the_step_before_a_migration_computes_the_same(run, page):
+    names = run(page)
+    (old,) = {"old_params", "old_weights"} & names.keys()
+    trained, loss = names[old], names["old_loss"]
+    if page == "from_pmap":  # each device has a copy
+        trained, loss = jax.tree.map(lambda leaf: leaf[0], (trained, loss))
+    assert_close((names["trained"], jnp.asarray(names["loss"])), (trained, loss))
+
+
+def test_objects_that_the_pages_make_of_results(run):
+    nnx = run("flax_nnx")
+    flax = nnx["nnx"]
+    flax.update((nnx["model"], nnx["optimizer"]), mpmd.to_host(nnx["trained"]))
+    assert_close(flax.state((nnx["model"], nnx["optimizer"])), mpmd.to_host(nnx["trained"]))
+    equinox = run("equinox")
+    model = equinox["model"]
+    expected, _ = jax.jit(equinox["train_step"])(*(equinox[name] for name in ("state", "x", "y")))
+    assert_close(model(equinox["x"]), equinox["eqx"].combine(expected[0], equinox["static"])(equinox["x"]))
+    sampling = run("evaluation_and_sampling")
+    assert_close(sampling["sampled"], sampling["sample"](sampling["params"], sampling["x"]))
+
+
+WITHOUT_A_STEP = {"symptoms", "faq"}
+
+
+def test_no_block_of_these_pages_is_left_out():
+    for page in STEPS.keys() | WITHOUT_A_STEP:
+        text = (HOW_TO / f"{page}.md").read_text()
+        assert (page in WITHOUT_A_STEP) == ("```python" not in text)
+        assert "```{code-cell}" not in text
+
+
+@pytest.mark.slow  # `make docs` runs the page, too
+def test_the_numbers_of_when_a_pipeline_pays():
+    text = (HOW_TO / "when_a_pipeline_pays.md").read_text()
+    names = {}
+    for block in re.findall(r"```\{code-cell\} python\n(.*?)```", text, re.DOTALL):
+        exec(block, names)
+    one_node, fast, slow = (names[name] for name in ("one_node", "fast_network", "slow_network"))
+    assert one_node["data parallel"] < 1.1 * one_node["pipeline"]
+    assert math.inf == fast["data parallel"] == slow["data parallel"]
+    assert 2 < fast["FSDP"] / fast["pipeline"] < 0.2 * slow["FSDP"] / slow["pipeline"]
+    for shares in names["bubbles"].values():
+        assert shares == sorted(shares, reverse=True)
