@@ -4,15 +4,24 @@ VENV := .venv
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
 SITE := build/site
+# The folder of all versions of the site, and its address or absolute path on the server that shows it.
+SITE_ROOT ?= build/published
+SITE_URL ?= /
 
-.PHONY: demo test test-slow test-page test-site test-versions docs bench device chaos lint types clean
+.PHONY: demo test test-groups test-ray test-slow test-page test-site test-versions docs publish-docs dist bench device \
+	chaos lint types clean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
 
-test: $(READY)
+test: $(READY)  # both beside one another: tests on Ray wait for processes half of their time
+	$(MAKE) --jobs=2 test-groups test-ray
+
+test-groups: $(READY)
 	$(VENV)/bin/python -m pytest -n 2 -m "not slow" --ignore=tests/ray
-	$(VENV)/bin/python -m pytest -m "not slow" tests/ray  # in one process, which has the one cluster
+
+test-ray: $(READY)  # in one process, which has the one cluster
+	$(VENV)/bin/python -m pytest -m "not slow" tests/ray
 
 test-slow: $(READY)
 	$(VENV)/bin/python -m pytest -m slow
@@ -29,8 +38,16 @@ docs: $(DOCS_READY)  # static files in $(SITE), of which a server needs no more
 	rm -rf $(SITE)
 	$(VENV)/bin/sphinx-build -q -E -W --keep-going -d build/doctrees docs $(SITE)
 
+publish-docs: $(DOCS_READY)  # RELEASE=--release also renews the folder of this version
+	$(VENV)/bin/python docs/publish.py $(SITE_ROOT) --url $(SITE_URL) $(RELEASE)
+
 test-versions: $(READY)
 	$(VENV)/bin/nox
+
+dist: $(READY)  # the source distribution and the wheel, after their files were compared with the tree
+	$(VENV)/bin/python -m pytest -m "slow or not slow" tests/test_packaging.py
+	rm -rf dist
+	$(VENV)/bin/python -m build
 
 bench: $(READY)
 	$(VENV)/bin/python -m benchmarks --json build/benchmarks.json
@@ -44,6 +61,8 @@ chaos: $(READY)
 lint: $(READY)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/codespell
+	$(VENV)/bin/python .ci/prose.py
 
 types: $(READY)
 	$(VENV)/bin/mypy

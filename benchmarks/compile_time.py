@@ -9,7 +9,7 @@
 ``python -m benchmarks.compile_beside_jit`` compares with ``jax.jit`` of the same step.
 
 Times are medians, without what JAX remembers of an earlier trace. They are compared with how long
-``jax.make_jaxpr`` takes for the very same function, because any compiler has to trace it.
+``jax.make_jaxpr`` takes for the same function, because any compiler has to trace it.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 A task takes a given time, of which nothing is spent on a core; all that happens between tasks is what
 training uses. The simulator has free messages, and tasks that take either just this time, or what they were
-measured to take in the very same steps: the system lets them sleep a bit longer, as no device would.
+measured to take in the same steps: the system lets them sleep a bit longer, as no device would.
 """
 
 from __future__ import annotations

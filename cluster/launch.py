@@ -132,7 +132,7 @@ def launch(
         later runs load the executables of earlier ones. Others may not write to it, because its content is
         executed; a missing one is made for its user alone. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
-      recovery: has the run go on when a group dies: ``cluster.Recovery(every=10)``. By default that ends it.
+      recovery: has the run go on when a group dies: ``mpmd.Recovery(every=10)``. By default that ends it.
       timeout: seconds to wait for the resources, and again for the actors to start.
       max_in_flight: how many steps may be under way; the call of a further one waits until one is answered by
         all groups. Each holds its arguments, here and on the groups.
@@ -153,7 +153,7 @@ def launch(
     """
     axis_of_groups, sizes = mpmd_axis, cast(Mapping[str, int] | None, parts)
     if are_shapes(parts):
-        raise_faults(*alone_faults(mesh_shape, groups), title="cluster.launch: ")
+        raise_faults(*alone_faults(mesh_shape, groups), title="mpmd.launch: ")
         axis_of_groups, groups, sizes = groups_of_parts(parts, mpmd_axis)
         mpmd_axis = None
     request = Request(
@@ -174,12 +174,12 @@ def launch(
         str_fault("address", address, optional=True),
         *_environment_faults(runtime_env),
         path_fault("compilation_cache", compilation_cache, optional=True),
-        type_fault("recovery", recovery, Recovery, "cluster.Recovery(...)", optional=True),
+        type_fault("recovery", recovery, Recovery, "mpmd.Recovery(...)", optional=True),
         number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
         int_fault("max_in_flight", max_in_flight),
         *limits_faults(limits),
         *parts_faults(sizes, len(submeshes_of(request))),
-        title="cluster.launch: ",
+        title="mpmd.launch: ",
     )
     check_recovery(recovery, submeshes_of(request))
     variables = (runtime_env or {}).get("env_vars") or {}

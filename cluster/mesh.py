@@ -20,7 +20,7 @@ from mpmd.validation import int_fault, number_fault, raise_faults
 
 
 class ClusterMesh(WholeMesh):
-    """Running groups, an actor for each process, made by ``cluster.launch``.
+    """Running groups, an actor for each process, made by ``mpmd.launch``.
 
     It is an ``mpmd.meshes.group_mesh.GroupMesh``.
 
@@ -144,7 +144,7 @@ class ClusterMesh(WholeMesh):
         runtime = self.runtime
         if not isinstance(runtime, RecoveringRuntime):
             raise RuntimeError(
-                "resize moves groups as recovery does: launch the mesh with recovery=cluster.Recovery()"
+                "resize moves groups as recovery does: launch the mesh with recovery=mpmd.Recovery()"
             )
         runtime.resize(num_places, timeout)
 

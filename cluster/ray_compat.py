@@ -59,6 +59,14 @@ def draining_nodes() -> frozenset[str]:
     return frozenset(ray._private.state.state.get_draining_nodes())
 
 
+def actor_is_dead(actor: str) -> bool:
+    """Whether an actor has died for good, by its identifier; one that Ray does not know any more has.
+
+    Ray's public function for it asks the dashboard, which need not be there.
+    """
+    return ray._private.state.actors(actor).get("State", "DEAD") == "DEAD"
+
+
 StoreError = ray.exceptions.RayError
 """Ray's store cannot be reached, or does not let this process in."""
 

@@ -2,14 +2,17 @@
 
     python -m cluster.trial devices | in-process | ray [ADDRESS]
 
-prints the result on one line. A trial that fails raises.
+prints the result as one line of JSON: ``text``, a sentence for people, and the devices or nodes that were
+seen. A trial that fails raises.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,36 +30,52 @@ TOLERANCE = 1e-5
 def main() -> None:
     """Runs the trial that the arguments name."""
     name, *address = sys.argv[1:]
-    print({"devices": devices, "in-process": in_process, "ray": on_ray}[name](*address))
+    print(json.dumps({"devices": devices, "in-process": in_process, "ray": on_ray}[name](*address)))
 
 
-def devices() -> str:
+def devices() -> dict[str, Any]:
     """The number of JAX's devices of each kind."""
     kinds = collections.Counter(f"{device.platform} ({device.device_kind})" for device in jax.devices())
-    return ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
+    return {
+        "text": ", ".join(f"{count} of {kind}" for kind, count in kinds.items()),
+        "devices": [{"platform": device.platform, "kind": device.device_kind} for device in jax.devices()],
+    }
 
 
-def in_process() -> str:
+def in_process() -> dict[str, Any]:
     """A step on two groups of one device of this process, on the CPU if there is only one of another kind."""
     jax.config.update("jax_num_cpu_devices", GROUPS)
     chosen = jax.devices() if jax.device_count() >= GROUPS else jax.devices("cpu")
     mesh = mpmd.MpmdMesh(jax.sharding.Mesh(np.array(chosen[:GROUPS]), ("stage",)), "stage")
-    return f"a step on {GROUPS} groups of one {chosen[0].platform} device {_compare(mesh)}"
+    return {"text": f"a step on {GROUPS} groups of one {chosen[0].platform} device {_compare(mesh)}"}
 
 
-def on_ray(address: str | None = None) -> str:
+def on_ray(address: str | None = None) -> dict[str, Any]:
     """A step on two groups, each an actor of the cluster at ``address``, or of a Ray that is started here.
 
     They share a GPU where there is but one.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(connect_to_ray(address))
-        gpus = sum(node["Resources"].get("GPU", 0) for node in live_nodes())
+        nodes = live_nodes()
+        gpus = sum(node["Resources"].get("GPU", 0) for node in nodes)
         share = gpus / GROUPS if 0 < gpus < GROUPS else None
         mesh = stack.enter_context(cluster.launch({"stage": GROUPS}, "stage", gpus_per_group=share))
         places = collections.Counter(process.node for process in mesh.processes)
         where = ", ".join(f"{count} on {node}" for node, count in places.items())
-        return f"a step on {GROUPS} actors ({where}; {mesh.platform}) {_compare(mesh)}"
+        return {
+            "text": f"a step on {GROUPS} actors ({where}; {mesh.platform}) {_compare(mesh)}",
+            "nodes": [
+                {
+                    "address": node["NodeManagerAddress"],
+                    "host": node["NodeManagerHostname"],
+                    "cpus": node["Resources"].get("CPU", 0),
+                    "gpus": node["Resources"].get("GPU", 0),
+                    "memory_bytes": int(node["Resources"].get("memory", 0)),
+                }
+                for node in nodes
+            ],
+        }
 
 
 def _compare(mesh: mpmd.MpmdMesh | cluster.ClusterMesh) -> str:

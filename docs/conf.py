@@ -1,5 +1,6 @@
 """The configuration of the site, which ``make docs`` builds in ``build/site``."""
 
+import os
 import pathlib
 import sys
 
@@ -38,6 +39,13 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
 }
+
+if version_folder := os.environ.get("SITE_FOLDER"):  # `publish.py` builds one version of several
+    html_theme_options |= {
+        "article_header_start": ["toggle-primary-sidebar.html", "version-switcher.html"],
+        "check_switcher": False,  # the file is not there yet
+        "switcher": {"json_url": "../versions.json", "version_match": version_folder},
+    }
 
 highlight_language = "none"  # blocks without a language are commands and output
 myst_heading_anchors = 4  # as GitHub names them, so that links work in both places

@@ -1,4 +1,4 @@
-"""What the examples share: where the groups of a pipeline live, and checks against plain JAX."""
+"""The examples' common parts: the groups of a pipeline, and checks against plain JAX."""
 
 import argparse
 import contextlib
@@ -80,12 +80,10 @@ def open_mesh(
     fake ones of ``fake_devices``.
     """
     if on_ray:
-        import cluster  # here, because examples that run in one process do not need Ray
-
         # One process is the default, and so is what the GPUs of the nodes make necessary.
         per_group = processes if processes > 1 else None
-        recovery = cluster.Recovery() if recover else None
-        mesh = cluster.launch(
+        recovery = mpmd.Recovery() if recover else None
+        mesh = mpmd.launch(
             axes,
             mpmd_axis="stage",
             processes_per_group=per_group,
@@ -107,9 +105,7 @@ def open_parts(
 ):
     """As ``open_mesh``, for a mesh of parts: for each its shape, whose ``"stage"`` counts its groups."""
     if on_ray:
-        import cluster
-
-        mesh = cluster.launch(parts=parts, mpmd_axis="stage", address=address, transport=transport)
+        mesh = mpmd.launch(parts=parts, mpmd_axis="stage", address=address, transport=transport)
         return _with_transports_shown(mesh)
     groups = [{**shape, "stage": 1} for shape in parts.values() for _ in range(shape["stage"])]
     return _groups_here(groups, parts={name: shape["stage"] for name, shape in parts.items()})
@@ -118,9 +114,7 @@ def open_parts(
 def open_groups(groups: Sequence[Mapping[str, int]], on_ray: bool, transport: str = "auto"):
     """As ``open_mesh``, for groups of different shapes: for each the sizes of its axes, 1 where not named."""
     if on_ray:
-        import cluster
-
-        return _with_transports_shown(cluster.launch(groups=groups, transport=transport))
+        return _with_transports_shown(mpmd.launch(groups=groups, transport=transport))
     return _groups_here(groups)
 
 

@@ -98,7 +98,7 @@ def block(params: dict, x: jax.Array, num_heads: int) -> jax.Array:
 
 
 def param_specs(config: GPTConfig) -> dict:
-    """How the devices along an axis ``"model"`` share the parameters (Shoeybi et al. 2019, section 3).
+    """The devices' shares of parameters along an axis ``"model"`` (Shoeybi et al. 2019, section 3).
 
     The first matrix of each block is split by columns, that is whole heads and hidden units, the second by
     rows; all else is replicated.

@@ -11,7 +11,6 @@ and what the groups run with the task lists that the tutorial prints.
 
 import argparse
 import functools
-import json
 import math
 import pathlib
 import time
@@ -246,7 +245,7 @@ def trace(step, folder: pathlib.Path, *inputs):
 def profile(step, folder: pathlib.Path, timeline: pathlib.Path, *inputs):
     """The same for a pipeline, with the profilers of all processes; also writes when each group did what."""
     result, events = step.profile(*inputs, trace_dir=folder)
-    timeline.write_text(json.dumps(mpmd.render.chrome_trace(events)))
+    mpmd.render.chrome_trace(events, timeline)
     print(f"{len(events)} tasks and waits are in {timeline}, the traces of all processes in {folder}")
     return result
 

@@ -12,7 +12,6 @@ timeline of one step and a page that explains where its time goes are written to
 
 import argparse
 import functools
-import json
 import math
 import pathlib
 import time
@@ -242,7 +241,7 @@ def draw_timeline(step, state: TrainState, batch, args: argparse.Namespace) -> N
     ideal = simulate.simulate(step.plan, simulate.Costs.measured(events))
     title = f"{args.schedule}: one training step on {'one process' if args.in_process else 'Ray'}"
     render.draw_timeline(events, args.output / "timeline.png", title, ideal=ideal)
-    (args.output / "timeline.json").write_text(json.dumps(render.chrome_trace(events)))
+    render.chrome_trace(events, args.output / "timeline.json")
 
 
 def parse_arguments(argv: list[str] | None):

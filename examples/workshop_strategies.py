@@ -61,7 +61,7 @@ CLUSTER = mpmd.Cluster(
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """What is fixed for ``mpmd.plan``.
+    """The constraints of a strategy for ``mpmd.plan``.
 
     Attributes:
       fixed: its keyword arguments.

@@ -35,7 +35,7 @@ OPTIMIZER = optax.adamw(1e-2, eps=1e-4)
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """How a layer keeps its activations.
+    """The way in which a layer keeps its activations.
 
     Attributes:
       sequence_parallel: between blocks, split along the sequence.

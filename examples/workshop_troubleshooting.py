@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import json
 import pathlib
 import tempfile
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ def troubleshoot(choice: mpmd.Choice, step, state, batch: Sequence, output: path
     print(f"\nWhat takes memory, and what else is conspicuous?\n{step.report()}\n")
     if output:
         mpmd.render.draw_timeline(events, output / "step.svg", "one step", ideal=choice.simulation)
-        (output / "step.json").write_text(json.dumps(mpmd.render.chrome_trace(events)))
+        mpmd.render.chrome_trace(events, output / "step.json")
         print(f"the profile beside the prediction: {output}/step.svg; for Perfetto: {output}/step.json")
         print(f"the traces of all processes, for XProf: {output}\n")
 

@@ -25,6 +25,7 @@ from .language.pieces import microbatches, stage_ends
 from .language.reduce import Add, Concat, Max, Mean, treduce, treduce_i
 from .meshes.abstract_mesh import AbstractMpmdMesh
 from .meshes.mesh import MpmdMesh
+from .on_ray import ClusterMesh, Recovery, launch
 from .planner.choice import Choice
 from .planner.choose import plan
 from .planner.cluster import Cluster
@@ -63,6 +64,7 @@ __all__ = [
     "CheckpointError",
     "Choice",
     "Cluster",
+    "ClusterMesh",
     "CompileError",
     "Concat",
     "CustomSchedule",
@@ -86,6 +88,7 @@ __all__ = [
     "PerformanceWarning",
     "PlanError",
     "Profile",
+    "Recovery",
     "Schedule",
     "SharedWeightsWarning",
     "StateLostError",
@@ -108,6 +111,7 @@ __all__ = [
     "explain",
     "grad",
     "jit",
+    "launch",
     "mark_pipeline_boundary",
     "mark_stage_end",
     "metrics",

@@ -33,7 +33,7 @@ from mpmd.ir.routes import Topology
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
 from mpmd.runtime.collectives import Collective
-from mpmd.runtime.device_trace import TraceFiles
+from mpmd.runtime.device_trace import TraceFiles, process_name
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import STEP_DROPPED, Handle, LoadReply, StepReply, StepRequest
@@ -47,10 +47,12 @@ class LoadRequests:
     """The requests to the processes of each group by which they loaded a program.
 
     Attributes:
+      groups: those that take part in the program, whose processes have loaded it.
       shipment: what they got by ``ship``, before ``load``.
       compiled: for each group, what it was asked to ``compile`` before that, in order.
     """
 
+    groups: tuple[int, ...]
     shipment: ray.ObjectRef
     compiled: Mapping[int, Sequence[tuple[Executable, bytes]]]
 
@@ -147,7 +149,7 @@ class RayRuntime(RuntimeBase):
             raise
         self._arguments[number] = HostArguments(program.plan, self._topology)
         loaded = LoadedProgram.of(number, program, watch.seconds, replies, self._holdings)
-        return loaded, LoadRequests(stored, requested)
+        return loaded, LoadRequests(self._participants[number], stored, requested)
 
     def _load(self, number: int, stored: ray.ObjectRef) -> dict[int, LoadReply]:
         self._tell_released()
@@ -257,7 +259,7 @@ class RayRuntime(RuntimeBase):
 
     def stop_trace(self) -> dict[str, TraceFiles]:
         return {
-            f"group_{mpmd_idx}_process_{rank}": files
+            process_name(mpmd_idx, rank): files
             for mpmd_idx, of_group in enumerate(self._call_all("stop_trace"))
             for rank, files in enumerate(of_group.result())
         }

@@ -52,7 +52,7 @@ from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
-_OF_DONATED = f"{DONATED_IN_PROCESS}, as they would with cluster.launch(..., recovery=cluster.Recovery())"
+_OF_DONATED = f"{DONATED_IN_PROCESS}, as they would with mpmd.launch(..., recovery=mpmd.Recovery())"
 
 
 class Addresses(NamedTuple):
@@ -63,7 +63,7 @@ class Addresses(NamedTuple):
 
 
 class GroupActor:
-    """A process of a group. ``cluster.launch`` starts it, and sets its environment before JAX is imported.
+    """A process of a group. ``mpmd.launch`` starts it, and sets its environment before JAX is imported.
 
     It is ready for programs after ``open``, ``listen`` and ``connect``.
 

@@ -11,13 +11,9 @@ from ray.actor import ActorHandle
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
+from cluster.recovery.keepers import CopiesLostError, Copy, CopyHolders, choose_keepers
 from cluster.recovery.liveness_waiter import Calls, LivenessWaiter
 from mpmd.runtime.requests import Handle
-
-
-class CopiesLostError(RuntimeError):
-    """No process has the snapshot of one: those that had it have died, or their copies are damaged."""
 
 
 class Copies:

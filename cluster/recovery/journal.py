@@ -10,6 +10,8 @@ in and outcomes come out.
   Then the log before it is forgotten.
 - A result is given to the user at once. An error is given only when the whole request, and all that was
   asked before, is answered: until then it may be a consequence of a death that is not known yet.
+- The results of a step that is recorded are given together, when all groups have answered in one attempt:
+  their times belong to one run.
 - When a group dies, all groups go back to the committed snapshot, and are asked all that the log has, in the
   same order. The user is told nothing twice; a small result that was given and now differs is an error.
 - A snapshot that fails is given up: the one before stays the one to go back to, and the log grows. One that
@@ -184,13 +186,12 @@ class Journal:
         if attempt != self.attempt or mpmd_idx not in request.waiting:
             return []
         request.waiting.remove(mpmd_idx)
-        outcomes = []
         if mpmd_idx not in request.answers:
-            inline = dict(result.inline) if isinstance(result, StepReply) else None
-            request.answers[mpmd_idx] = inline
-            outcomes.append(Outcome(request, mpmd_idx, result, None))
+            request.results[mpmd_idx] = result
         elif isinstance(request, LoggedStep | LoggedRead) and not _repeats(request.answers[mpmd_idx], result):
             raise ResultChangedError(request, mpmd_idx)
+        is_whole = not request.waiting and not request.errors
+        outcomes = _give_results(request) if is_whole or not request.is_of_one_attempt else []
         return outcomes + self._go_on()
 
     def fail(
@@ -237,7 +238,7 @@ class Journal:
                 break
             has_taken_over = isinstance(entry, LoggedStep) and entry.has_taken_over
             believed = self._believed_errors(entry)
-            outcomes += believed
+            outcomes += _give_results(entry) + believed
             if isinstance(entry, LoggedStep) and has_taken_over:
                 self._give_up(position, believed)
                 self.failed = entry
@@ -312,6 +313,7 @@ class Journal:
             else:
                 entry.waiting.update(entry.groups)
                 entry.errors.clear()
+                entry.results.clear()
         return tuple(self._log)
 
     def lose_values(self, error: BaseException) -> list[Outcome]:
@@ -345,6 +347,16 @@ class Journal:
         unused = sorted(self._released_programs - needed)
         self._released_programs.difference_update(unused)
         return unused
+
+
+def _give_results(request: LoggedRequest) -> list[Outcome]:
+    """The results that the user does not have, which are answers from now on."""
+    outcomes = []
+    for mpmd_idx, result in request.results.items():
+        request.answers[mpmd_idx] = dict(result.inline) if isinstance(result, StepReply) else None
+        outcomes.append(Outcome(request, mpmd_idx, result, None))
+    request.results.clear()
+    return outcomes
 
 
 def _repeats(earlier: Mapping[Handle, np.ndarray] | None, reply: StepReply) -> bool:

@@ -12,6 +12,10 @@ from typing import NamedTuple
 from cluster.protocol.process_info import ProcessInfo
 
 
+class CopiesLostError(RuntimeError):
+    """No process has the snapshot of one: those that had it have died, or their copies are damaged."""
+
+
 def choose_keepers(processes: Sequence[ProcessInfo]) -> list[int]:
     """The process that keeps the snapshots of each, in its host's memory: one of another group.
 

@@ -19,12 +19,14 @@ class LoggedRequest(abc.ABC):
     Attributes:
       waiting: the groups that have not answered in this attempt.
       errors: those of the groups that have answered by one which is not given to the user yet.
+      results: those of this attempt that the user does not have, by group.
       answers: those that the user has, by group: of steps and reads their small results; ``None`` after an
         error, and of other requests.
     """
 
     waiting: set[int] = dataclasses.field(init=False)
     errors: dict[int, BaseException] = dataclasses.field(init=False, default_factory=dict)
+    results: dict[int, Any] = dataclasses.field(init=False, default_factory=dict)
     answers: dict[int, Mapping[Handle, Any] | None] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -34,6 +36,11 @@ class LoggedRequest(abc.ABC):
     @abc.abstractmethod
     def groups(self) -> frozenset[int]:
         """The groups that were asked."""
+
+    @property
+    def is_of_one_attempt(self) -> bool:
+        """Whether the results of all groups have to be of the same attempt."""
+        return False
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,6 +62,11 @@ class LoggedStep(LoggedRequest):
     @property
     def groups(self) -> frozenset[int]:
         return frozenset(self.requests)
+
+    @property
+    def is_of_one_attempt(self) -> bool:
+        """Whether the step is recorded: times of several runs say nothing together."""
+        return any(request.profile for request in self.requests.values())
 
     @property
     def has_taken_over(self) -> bool:

@@ -12,6 +12,8 @@ from cluster.recovery.journal import BEGINNING, Journal, LoggedStep
 from mpmd.errors import GroupDiedError, StateLostError
 from mpmd.validation import int_fault, number_fault, raise_faults
 
+FROM_DISK = "Start again from a checkpoint on disk"
+
 _LOG_BYTES = 2**30
 """The most host arrays, batches above all, that the log may hold before a step waits for a snapshot."""
 
@@ -22,7 +24,7 @@ also where the log is full before the first of them has."""
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """Has a mesh survive the death of its groups, when given to ``cluster.launch``.
+    """Has a mesh survive the death of its groups, when given to ``mpmd.launch``.
 
     Attributes:
       every: the steps from one snapshot of all values to the next. After a death at most so many steps, and
@@ -100,6 +102,16 @@ def loss_of_values(death: GroupDiedError, reason: str, checkpoint: str | None) -
         f"restore the state from a checkpoint, such as by step.restore(path), or make it anew{known}"
     )
     return StateLostError(message, death.mpmd_idx, checkpoint)
+
+
+def copying_fault(journal: Journal, error: BaseException) -> RuntimeError:
+    """The error that ends a run whose snapshot has failed when the log may not grow any more."""
+    return RuntimeError(
+        f"the groups' values could not be copied {journal.num_failed + 1} times in a row, the last time "
+        f"because {type(error).__name__}: {error}. The log of steps that a death would repeat may not grow "
+        "any more. A process needs host memory for up to four times its part of the values: use hosts with "
+        f"more memory or fewer processes each, or launch without recovery and save checkpoints. {FROM_DISK}"
+    )
 
 
 class FailureCounter:

@@ -7,31 +7,37 @@ this module's own, which outlives the groups' processes.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import LoadRequests, RayRuntime
-from cluster.recovery.journal import BEGINNING, Journal, Outcome, ResultChangedError
-from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedRead, LoggedRequest, LoggedStep
-from cluster.recovery.policy import loss_of_values
+from cluster.recovery.events import Answered, Copying, Event, Unneeded
+from cluster.recovery.journal import Outcome
+from cluster.recovery.logged import (
+    LoggedCopy,
+    LoggedFetch,
+    LoggedRead,
+    LoggedRequest,
+    LoggedSnapshot,
+    LoggedStep,
+)
+from cluster.recovery.membership import Membership
 from cluster.recovery.process_pool import ProcessPool
-from mpmd.errors import GroupDiedError, RecoveryError, StateLostError
+from mpmd.errors import StateLostError
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.protocol import ReleaseQueue
 from mpmd.runtime.requests import Handle, Released
-
-FROM_DISK = "Start again from a checkpoint on disk"
 
 
 class Requests:
     """The requests to groups, and their futures.
 
     Args:
+      membership: knows which groups can be asked, and has the journal.
       groups: are asked; connected later.
       pool: their processes.
       released: what the user has released and groups were not told.
@@ -41,34 +47,28 @@ class Requests:
     Attributes:
       changed: guards all of this, and is notified of each change. A reply may settle a call in the thread
         that makes it, so its lock is reentrant.
-      dead: the groups that are being replaced, and why.
-      is_paused: nothing is asked of groups meanwhile.
-      error: why nothing works any more.
+      tell: tells the membership of an event, and has what follows carried out.
       loads: what the groups were asked, so that they loaded each program.
-      last_checkpoint: as of ``mpmd.runtime.protocol.Runtime``.
-      on_failed_step: is called when groups are to go back because of a step.
       unlogged: futures of what is not in the journal; they fail when values are lost.
     """
 
     def __init__(
         self,
+        membership: Membership,
         groups: RayRuntime,
         pool: ProcessPool,
         released: ReleaseQueue,
         next_handle: Callable[[], Handle],
         arguments: ArgumentCache,
     ):
+        self.membership = membership
+        self.journal = membership.journal
         self.groups = groups
         self.pool = pool
         self.num_groups = len(groups.processes_per_group)
-        self.journal = Journal()
         self.changed = threading.Condition(threading.RLock())
-        self.dead: dict[int, GroupDiedError] = {}
-        self.is_paused = False
-        self.error: RuntimeError | None = None
+        self.tell: Callable[[Event], object] = lambda event: None
         self.loads: dict[int, LoadRequests] = {}
-        self.last_checkpoint: str | None = None
-        self.on_failed_step: Callable[[LoggedStep], object] = lambda step: None
         self.unlogged: set[Future] = set()
         self._released = released
         self._unloaded = collections.deque[int]()  # programs of which the journal does not know it yet
@@ -77,31 +77,39 @@ class Requests:
         self._futures: dict[tuple[LoggedRequest, int], Future] = {}
         self._loss: StateLostError | None = None  # why there are no values with handles before the first one
         self._first_handle: Handle = 0
-        self._copied_snapshot = BEGINNING  # the committed one, as far as the pool knows
 
     # Whether groups can be asked.
 
     def refusal(self, handles: Collection[Handle]) -> BaseException | None:
         """A new error that says why a request with these handles cannot be made."""
-        if self.error is not None:
-            return copy_of(self.error)
+        if self.membership.error is not None:
+            return copy_of(self.membership.error)
         if self._loss is not None and min(handles, default=self._first_handle) < self._first_handle:
             return copy_of(self._loss)
         return None
 
-    def wait_until_running(self, is_free: Callable[[], bool] = lambda: True) -> None:
+    def wait_until_running(self) -> None:
         """Waits until no group is being replaced or about to move, or nothing works any more."""
-        self.changed.wait_for(
-            lambda: self.error is not None or (not self.dead and not self.is_paused and is_free())
-        )
+        membership = self.membership
+        self.changed.wait_for(lambda: membership.error is not None or membership.is_running)
 
-    def wait_for_end_of(
-        self, attempt: int, unless: Callable[[], bool] = lambda: False, seconds: float | None = None
-    ) -> None:
+    def wait_to_submit(self) -> None:
+        """As ``wait_until_running``, and until the snapshot under way is in time."""
+        self.changed.wait_for(self._may_submit)
+
+    def _may_submit(self) -> bool:
+        membership = self.membership
+        if membership.error is not None or not membership.is_running:
+            return membership.error is not None
+        if membership.snapshot_is_late and self.journal.keeps_copies:
+            self.tell(Unneeded())  # what is being saved does not keep a step waiting
+        return not membership.snapshot_is_late
+
+    def wait_for_end_of(self, attempt: int) -> None:
         """Waits until a group has died since this attempt has begun, or nothing works any more."""
         with self.changed:
             self.changed.wait_for(
-                lambda: self.error is not None or attempt != self.journal.attempt or unless(), seconds
+                lambda: self.membership.error is not None or attempt != self.journal.attempt
             )
 
     def count_waiting(self) -> Mapping[int, int]:
@@ -127,7 +135,7 @@ class Requests:
         released = {i: self._released.take(i) for i in groups}
         if self.journal.keeps_copies:
             freed = {handle for each in released.values() for handle in each.handles}
-            self.note(lambda: self.journal.drop_copies(freed))
+            self.tell(Unneeded(frozenset(freed)))
         return released
 
     def give_back(self, released: Mapping[int, Released]) -> None:
@@ -143,36 +151,29 @@ class Requests:
     ) -> dict[int, Future]:
         """Asks the groups of a request that was just logged. Returns futures of what the user is told.
 
-        While groups are being replaced, nothing is asked: all that is logged is asked when they are there.
         ``then`` is as of ``ask``.
         """
         futures = {}
         for mpmd_idx in request.groups:
             futures[mpmd_idx] = self._futures[request, mpmd_idx] = Future()
             futures[mpmd_idx].set_running_or_notify_cancel()
-        if not self.dead:
-            with self._failing_on_interrupt(request):
-                self.ask(request, then)
-        return futures
-
-    @contextlib.contextmanager
-    def _failing_on_interrupt(self, request: LoggedRequest) -> Iterator[None]:
-        """Fails a request that perhaps not all groups were asked, and whose replies nobody gets."""
         try:
-            yield
-        except BaseException as interrupt:
+            self.ask(request, then)
+        except BaseException as interrupt:  # perhaps not all groups were asked, and nobody gets their replies
             unsent = RuntimeError(f"the request was not sent to all groups: {interrupt!r}")
             for mpmd_idx in request.groups:
-                self.note(
-                    functools.partial(self.journal.fail, self.journal.attempt, request, mpmd_idx, unsent)
-                )
+                self.tell(Answered(self.journal.attempt, request, mpmd_idx, error=unsent))
             raise
+        return futures
 
     def ask(self, request: LoggedRequest, then: Callable[[], object] = lambda: None) -> None:
         """Asks the groups of a request that is logged.
 
+        While groups are being replaced, nothing is asked: all that is logged is asked when they are there.
         ``then`` is called, in any thread, when the journal knows of a reply.
         """
+        if self.membership.dead:
+            return
         attempt = self.journal.attempt
         for mpmd_idx, reply in self._replies(request).items():
             reply.add_done_callback(functools.partial(self._note_reply, attempt, request, mpmd_idx))
@@ -198,69 +199,59 @@ class Requests:
 
     def _note_reply(self, attempt: int, request: LoggedRequest, mpmd_idx: int, reply: Future) -> None:
         error = reply.exception()
-        if isinstance(error, GroupDiedError):
-            return  # the death itself is noted, and then all is asked again
-        if error is None:
-            self.note(lambda: self.journal.succeed(attempt, request, mpmd_idx, reply.result()))
-        else:
-            self.note(lambda: self.journal.fail(attempt, request, mpmd_idx, error))
+        result = reply.result() if error is None else None
+        self.tell(Answered(attempt, request, mpmd_idx, result, error))
 
-    def note(self, event: Callable[[], Iterable[Outcome]]) -> None:
-        """Has the journal know of something, and does what follows from it."""
-        with self.changed:
-            if self.error is not None:
-                return
-            try:
-                outcomes = event()
-            except ResultChangedError as changed:
-                self.give_up(RecoveryError(f"{changed}. {FROM_DISK}", changed.mpmd_idx), changed.__cause__)
-                return
-            if self._copied_snapshot != self.journal.committed:
-                self._copied_snapshot = self.journal.committed
-                self.pool.copies.mark_committed()
-            self.unload_unused()
-            if self.journal.failed is not None and not self.dead:
-                self.on_failed_step(self.journal.failed)  # before who waits for the step asks for more
-            for request, mpmd_idx, result, error in outcomes:
-                future = self._futures.pop((request, mpmd_idx))
-                if error is None:
-                    future.set_result(result)
-                else:
-                    is_shared = isinstance(error, StateLostError)
-                    future.set_exception(copy_of(error) if is_shared else error)
-            self.changed.notify_all()
+    def begin_snapshot(self) -> None:
+        """Has groups copy their values, as soon as they have carried out what they were asked."""
+        snapshot = self.journal.begin_snapshot(self.take_released(range(self.num_groups)))
+        try:
+            self.ask_for_copies(snapshot)
+        except BaseException:  # an interrupt: perhaps nobody waits for the copies
+            self.journal.abandon(snapshot)
+            self.give_back(snapshot.released)
+            raise
 
-    # When values are lost, or everything is.
+    def ask_for_copies(self, snapshot: LoggedSnapshot) -> None:
+        """Asks groups for the copies of a snapshot, for the first time or again. As ``ask``."""
+        if self.membership.dead:
+            return
+        copied: list[Future] = []
+        try:
+            for mpmd_idx, released in snapshot.released.items():
+                numbers = (snapshot.number, self.journal.committed)
+                copied += self.groups.call_group(mpmd_idx, "snapshot", *numbers, released)
+        except RuntimeError:
+            return  # a group has died, and all is asked again; or the mesh was closed
+        self.tell(Copying(snapshot, copied))
 
-    def lose_values(self, death: GroupDiedError, reason: str) -> None:
+    # What the user is told.
+
+    def settle(self, outcomes: Iterable[Outcome]) -> None:
+        """Settles the futures of requests."""
+        for request, mpmd_idx, result, error in outcomes:
+            future = self._futures.pop((request, mpmd_idx))
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(copy_of(error) if isinstance(error, StateLostError) else error)
+
+    def lose_values(self, loss: StateLostError) -> None:
         """No group has a value any more. What comes from before fails; what is made anew does not."""
-        self._loss = loss = loss_of_values(death, reason, self.last_checkpoint)
+        self._loss = loss
         self._first_handle = self._next_handle()
         self._arguments.forget_before(self._first_handle)
-        self._copied_snapshot = BEGINNING
         self._fail_unlogged(loss)
-        self.note(lambda: self.journal.lose_values(loss))
 
     def _fail_unlogged(self, error: BaseException) -> None:
         futures, self.unlogged = self.unlogged, set()
         for future in futures:
             future.set_exception(copy_of(error))
 
-    def give_up(self, error: RuntimeError, cause: BaseException | None = None) -> None:
-        """Fails all that is asked, now and later, and ends the processes."""
-        error.__cause__ = cause
-        self.end(error)
-        # Not here: it waits for a thread that may wait for this one.
-        threading.Thread(target=self.pool.release, name="mpmd end", daemon=True).start()
-
     def end(self, error: RuntimeError) -> None:
-        """Fails all that is asked, now and later."""
-        if self.error is not None:
-            return
-        self.error = error
+        """Fails all that is asked."""
         self.pool.stop.set()
         self._fail_unlogged(error)
         futures, self._futures = self._futures, {}
         for future in futures.values():
             future.set_exception(copy_of(error))
-        self.changed.notify_all()

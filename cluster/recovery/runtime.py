@@ -19,14 +19,14 @@ from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import Status, while_recovering
-from cluster.recovery.mover import Mover
+from cluster.recovery.events import Closed
+from cluster.recovery.membership import Membership
 from cluster.recovery.policy import Recovery
 from cluster.recovery.process_pool import ProcessPool
-from cluster.recovery.replacer import Replacer
 from cluster.recovery.report import RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
-from cluster.recovery.snapshots import Snapshots
+from cluster.recovery.shell import Shell
 from cluster.tcp.connection import Connection
 from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
@@ -68,24 +68,25 @@ class RecoveringRuntime(RuntimeBase):
         self._groups = groups
         self._pool = pool
         # None of them gets this object or a method of it: it ends when its last user drops it.
-        self._requests = Requests(groups, pool, self._released, self._handles.__next__, self.arguments)
-        self._snapshots = Snapshots(self._requests, policy)
+        self._membership = Membership(policy, self.processes_per_group)
+        self._requests = Requests(
+            self._membership, groups, pool, self._released, self._handles.__next__, self.arguments
+        )
         self._saving = Saving(self._requests)
-        self._replacer = Replacer(self._requests, self._snapshots, self._saving, policy, on_recovery)
-        self._mover = Mover(self._requests, self._snapshots, self._saving, self._replacer)
+        self._shell = Shell(self._requests, self._saving, on_recovery)
 
     def attach(self, connections: Sequence[Connection]) -> None:
         """From now on, groups are asked over the driver's connections with them, and are looked after."""
-        self._replacer.attach(connections)
-        self._mover.start()
+        self._shell.attach(connections)
+        self._shell.start()
 
     @property
     def last_checkpoint(self) -> str | None:
-        return self._requests.last_checkpoint
+        return self._membership.last_checkpoint
 
     @last_checkpoint.setter
     def last_checkpoint(self, path: str | None) -> None:
-        self._requests.last_checkpoint = path
+        self._membership.last_checkpoint = path
 
     @property
     def actors(self) -> tuple[ActorHandle, ...]:
@@ -95,17 +96,21 @@ class RecoveringRuntime(RuntimeBase):
     @property
     def is_recovering(self) -> bool:
         """Whether groups are being replaced."""
-        return bool(self._requests.dead)
+        return bool(self._membership.dead)
+
+    @property
+    def attempt(self) -> int:
+        return self._requests.journal.attempt
 
     @property
     def logged_bytes(self) -> int:
         """The host arrays of the steps that would be run again."""
-        return self._requests.journal.nbytes
+        return self._membership.journal.nbytes
 
     @property
     def is_copying(self) -> bool:
         """Whether a snapshot is under way."""
-        return self._requests.journal.snapshot is not None
+        return self._membership.journal.snapshot is not None
 
     def load(self, program: Program) -> LoadedProgram:
         """As ``RayRuntime.load``. When a group dies meanwhile, loads again after the recovery."""
@@ -114,8 +119,8 @@ class RecoveringRuntime(RuntimeBase):
         while True:
             with requests.changed:
                 requests.wait_until_running()
-                if requests.error is not None:
-                    raise copy_of(requests.error)
+                if self._membership.error is not None:
+                    raise copy_of(self._membership.error)
                 attempt = journal.attempt
                 requests.unload_unused()
             try:
@@ -138,14 +143,14 @@ class RecoveringRuntime(RuntimeBase):
 
     def wait_to_submit(self) -> None:
         with self._requests.changed:
-            self._requests.wait_until_running(self._snapshots.are_in_time)
+            self._requests.wait_to_submit()
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         """As in the protocol. Waits while groups recover, and for a snapshot that is late."""
         asked = self._requests
         handles = {handle for request in requests.values() for handle in request.handles}
         with asked.changed:
-            asked.wait_until_running(self._snapshots.are_in_time)
+            asked.wait_to_submit()
             if (refusal := asked.refusal(handles)) is not None:
                 return {i: failed(copy_of(refusal)) for i in requests}
             released = asked.take_released(requests)
@@ -153,7 +158,8 @@ class RecoveringRuntime(RuntimeBase):
                 {i: dataclasses.replace(request, released=released[i]) for i, request in requests.items()}
             )
             futures = asked.ask_first(step)
-            self._snapshots.begin_if_due()
+            if self._membership.snapshot_is_due:
+                asked.begin_snapshot()
             return futures
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
@@ -219,15 +225,15 @@ class RecoveringRuntime(RuntimeBase):
     def status(self) -> Status:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""
         self.check_process()
-        dead = dict(self._requests.dead)
-        if not dead or self._requests.error is not None:
+        dead = dict(self._membership.dead)
+        if not dead or self._membership.error is not None:
             return self._groups.status()
         return while_recovering(self._pool.infos, dead, self._requests.count_waiting())
 
     def resize(self, num_places: int, timeout: float) -> None:
-        """As ``Mover.resize``."""
+        """As ``Shell.resize``."""
         self.check_process()
-        self._mover.resize(num_places, timeout)
+        self._shell.resize(num_places, timeout)
 
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again. Not in a fork."""
@@ -235,6 +241,6 @@ class RecoveringRuntime(RuntimeBase):
             return
         self.is_closed = True
         with self._requests.changed:
-            self._requests.end(RuntimeError(MESH_CLOSED))
+            self._shell.tell(Closed(RuntimeError(MESH_CLOSED)))
         self._groups.close()
         self._pool.release()

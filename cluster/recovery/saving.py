@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
+from cluster.recovery.events import Unneeded
 from cluster.recovery.logged import LoggedCopy
 from cluster.recovery.requests import Requests
 from mpmd.errors import GroupDiedError
@@ -35,12 +36,7 @@ class Saving:
     def __init__(self, requests: Requests):
         self._requests = requests
         self._writes: dict[Handle, _Write] = {}
-        self._unwritten: set[Handle] = set()  # copies that are perhaps still to be written
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a checkpoint is being saved."""
-        return bool(self._unwritten)
+        self._unwritten = requests.membership.moves.unwritten
 
     def free(self, copy: Handle) -> None:
         """Drops a copy. A handle that names none is ignored. May be called at any time."""
@@ -61,8 +57,9 @@ class Saving:
     ) -> Future[list[int]]:
         """Has a group write a copy. A death of the group ends it only if the copy cannot be made again."""
         requests = self._requests
-        if requests.dead and requests.journal.find_copy(copy) is None:
-            return failed(copy_of(next(iter(requests.dead.values()))))
+        dead = requests.membership.dead
+        if dead and requests.journal.find_copy(copy) is None:
+            return failed(copy_of(next(iter(dead.values()))))
         future: Future[list[int]] = Future()
         self._writes[copy] = _Write(mpmd_idx, specs, future)
         requests.unlogged.add(future)
@@ -75,7 +72,7 @@ class Saving:
         with requests.changed:
             write, entry = self._writes.get(copy), requests.journal.find_copy(copy)
             is_copied = entry is None or requests.journal.is_answered(entry)
-            if write is None or write.future.done() or requests.dead or not is_copied:
+            if write is None or write.future.done() or requests.membership.dead or not is_copied:
                 return
             written = requests.groups.write(write.mpmd_idx, copy, write.specs)
             written.add_done_callback(functools.partial(self._note_written, requests.journal.attempt, copy))
@@ -87,7 +84,7 @@ class Saving:
             counts = attempt == requests.journal.attempt and not isinstance(error, GroupDiedError)
             if copy not in self._writes or (not counts and requests.journal.find_copy(copy) is not None):
                 return  # in the second case the copy is made again, and then written
-            requests.note(lambda: requests.journal.drop_copies({copy}))
+            requests.tell(Unneeded(frozenset([copy])))
             future = self._writes.pop(copy).future
             if future.done():
                 return  # it has failed with the values

@@ -47,7 +47,7 @@ def groups_of_parts(parts: Mapping[str, Mapping[str, int]], mpmd_axis: str | Non
     )
 
 
-_TITLE = "cluster.launch: "
+_TITLE = "mpmd.launch: "
 
 
 def alone_faults(mesh_shape: Any, groups: Any) -> Iterator[Fault | None]:

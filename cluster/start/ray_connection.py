@@ -32,7 +32,7 @@ def connect_to_ray(address: str | None) -> Callable[[], None]:
             ray.init(address="local", include_dashboard=False)
         cpus = ray.cluster_resources().get("CPU", 0)
         print(
-            f"cluster.launch: not connected to a Ray cluster; started Ray on this machine, {cpus:g} CPUs",
+            f"mpmd.launch: not connected to a Ray cluster; started Ray on this machine, {cpus:g} CPUs",
             file=sys.stderr,
         )
     return ray.shutdown

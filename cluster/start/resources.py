@@ -13,16 +13,22 @@ from typing import NamedTuple
 import ray
 from ray.util.placement_group import (
     PlacementGroup,
+    get_placement_group,
     placement_group,
     placement_group_table,
     remove_placement_group,
 )
+
+from cluster.ray_compat import actor_is_dead
 
 _QUIET_SECONDS = 2.0
 """The seconds that ``reserve`` waits before it prints that it waits."""
 
 _TAKEN_SECONDS = 5.0
 """Ray reserves within this time what it has just had free, unless somebody else has taken it."""
+
+_NO_ACTOR = "-"
+"""In names, in place of the actor, where the driver of a mesh is that of the job."""
 
 NODE_LABEL = "ray.io/node-id"
 """The label of each node that has its identifier."""
@@ -54,6 +60,7 @@ def reserve(bundles: Sequence[Bundle], timeout: float) -> PlacementGroup:
       this program are in the way; it says what was requested and what is available. Nothing stays reserved
       then.
     """
+    remove_left_behind()
     available = ray.available_resources()
     group = request(bundles)
     try:
@@ -64,7 +71,7 @@ def reserve(bundles: Sequence[Bundle], timeout: float) -> PlacementGroup:
                 if not group.wait(min(timeout, _QUIET_SECONDS)):
                     raise RuntimeError(f"no room for the groups: {held}{shortage}")
             waits = max(timeout - _QUIET_SECONDS, 0)
-            print(f"cluster.launch: waiting up to {timeout:g} s. {shortage}", file=sys.stderr)
+            print(f"mpmd.launch: waiting up to {timeout:g} s. {shortage}", file=sys.stderr)
             if not _wait(group, waits):
                 raise RuntimeError(f"no room for the groups within {timeout:g} s. {shortage}")
     except BaseException:
@@ -90,8 +97,33 @@ def _requested(bundles: Sequence[Bundle], selectors: list[dict[str, str]] | None
 
 
 def _names_of_this_program() -> str:
-    """The beginning of the names of the placement groups that this program has requested."""
-    return f"mpmd {ray.get_runtime_context().get_job_id()} "
+    """The beginning of the names of the placement groups that this process has requested.
+
+    A job may have several drivers of meshes, such as the trials of Ray Tune, and each closes its own.
+    """
+    context = ray.get_runtime_context()
+    return f"mpmd {context.get_job_id()} {context.get_actor_id() or _NO_ACTOR} {context.get_worker_id()} "
+
+
+def remove_left_behind() -> None:
+    """Gives back the reservations of drivers of this job that were actors and have died.
+
+    Ray keeps the placement groups of a dead actor until its job ends. So a trial of Ray Tune that was killed
+    would leave less room to the others.
+    """
+    job = ray.get_runtime_context().get_job_id()
+    for table in placement_group_table().values():
+        owner = _actor_of(table["name"], job)
+        if table["state"] != "REMOVED" and owner is not None and actor_is_dead(owner):
+            remove_placement_group(get_placement_group(table["name"]))
+
+
+def _actor_of(name: str, job: str) -> str | None:
+    """The actor that requested a placement group of this job, by its name; ``None`` if it was no actor."""
+    match name.split(" "):
+        case ["mpmd", owner, actor, _, _] if owner == job and actor != _NO_ACTOR:
+            return actor
+    return None
 
 
 def held_by_this_program(
@@ -124,7 +156,7 @@ def held_by_this_program(
     amounts = ", ".join(f"{ours[name]:g} {name}" for name in short)
     return (
         f"meshes that this program has launched and not closed hold {amounts}: close them first, by "
-        "mesh.close() or by leaving `with cluster.launch(...) as mesh`, or ask for less (cpus_per_group). "
+        "mesh.close() or by leaving `with mpmd.launch(...) as mesh`, or ask for less (cpus_per_group). "
     )
 
 

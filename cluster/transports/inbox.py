@@ -23,7 +23,7 @@ ABORT_REASON_SECONDS = 5.0
 _MAX_POLL_SECONDS = 0.02
 """The longest interval between two polls of a condition that no event reports."""
 
-HEADER_BYTES = 40
+HEADER_BYTES = 48
 """The bytes of a header. It begins with the number of its source, whose listener reads the rest."""
 
 _MAX_HEADERS = 64
@@ -82,6 +82,7 @@ class Inbox:
     def __init__(self, name_of: Callable[[int], str] = "group {}".format) -> None:
         self.name_of = name_of
         self.arrived = 0
+        self._unread_since = time.perf_counter_ns()  # what is read next from the pipe was written later
         self._lock = threading.Lock()
         self._closed = False
         self._step = 0
@@ -120,11 +121,18 @@ class Inbox:
         for _, arrival in outdated:
             arrival.drop()
 
-    def add(self, message: MessageId, arrival: Arrival) -> None:
-        """Adds a message that has arrived; drops it when its step is over or aborted."""
+    def add(self, message: MessageId, arrival: Arrival, written: int | None = None) -> None:
+        """Adds a message that has arrived; drops it when its step is over or aborted.
+
+        Args:
+          written: when its header was written to the pipe, by the sender's clock; ``None``: it has come now.
+            It counts as far as it can be right: after the pipe was last read, and before now.
+        """
         with self._lock:
             if message.step >= self._step and message.step not in self._aborted:
-                self._arrived[message] = time.perf_counter_ns(), arrival
+                now = time.perf_counter_ns()
+                at = now if written is None else min(max(written, self._unread_since), now)
+                self._arrived[message] = at, arrival
                 return
         arrival.drop()
 
@@ -165,11 +173,14 @@ class Inbox:
         if seconds is not None and not self._poll.poll(seconds * 1000):
             return
         headers = os.read(self._read_fd, _MAX_HEADERS * HEADER_BYTES)
+        read = time.perf_counter_ns()
         for start in range(0, len(headers), HEADER_BYTES):
             header = headers[start : start + HEADER_BYTES]
             if header != _WAKE and self._listeners:
                 (source,) = _SOURCE.unpack_from(header)
                 self._listeners.get(source, next(iter(self._listeners.values())))(header)
+        if len(headers) < _MAX_HEADERS * HEADER_BYTES:  # all that there was
+            self._unread_since = read
 
     def _lost_peer(self) -> int | None:
         """The first of the processes that take part in the step which was lost.

@@ -10,15 +10,15 @@ from mpmd.validation import Fault, is_int, names_faults, positions_faults
 _INSTEAD = {
     "keep_unused": "leaves that the step does not read are never sent, and a donated one is still given up",
     "device": "the groups' devices are those of mpmd_mesh",
-    "backend": "the groups' devices are those of mpmd_mesh; cluster.launch(platform=...) chooses their kind",
+    "backend": "the groups' devices are those of mpmd_mesh; mpmd.launch(platform=...) chooses their kind",
     "inline": "calls within the step are inlined anyway",
     "abstracted_axes": "the step compiles for each shape that it is called with",
     "compiler_options": "give XLA's options to the groups' processes in XLA_FLAGS: in the environment, or "
-    'with cluster.launch(runtime_env={"env_vars": {"XLA_FLAGS": ...}})',
+    'with mpmd.launch(runtime_env={"env_vars": {"XLA_FLAGS": ...}})',
     "axis_resources": "use in_shardings and out_shardings",
     "mesh": "the mesh of groups is mpmd_mesh",
 }
-"""The substitutes of keywords of ``jax.jit``, and of names that are easily taken for ours."""
+"""The substitutes of keywords of ``jax.jit``, and of names that users may take for ours."""
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:

@@ -48,13 +48,20 @@ class Alternative:
 
 
 def alternatives_of(model: StepModel, plan: Plan) -> tuple[Alternative, ...]:
-    """The alternatives, shortest step first; none for several loops or very many tasks."""
+    """The alternatives, shortest step first; none for several loops or more than ``MOST_TASKS``.
+
+    Of families that come to the same here, the first one is named.
+    """
     if len(plan.loops) > 1 or len(model.attribution.measured.workload.tasks) > MOST_TASKS:
         return ()
     loop = _Loop.of(model, plan)
     if loop is None:
         return ()
-    return tuple(sorted(loop.alternatives(), key=lambda alternative: alternative.makespan))
+    different: dict[tuple[int | None, ...], Alternative] = {}
+    for each in loop.alternatives():
+        size = each.num_stages, each.num_microbatches, each.makespan, each.extra_bytes
+        different.setdefault(size, each)
+    return tuple(sorted(different.values(), key=lambda alternative: alternative.makespan))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +100,7 @@ class _Loop:
                 task = workload.tasks[operation]
                 if isinstance(task, Cell):
                     lists[group].append(task)
-                    medians[types_of(task)] = int(workload.durations[operation])
+                    medians[types_of(task)] = model.medians[operation]
                     handling.append(model.handling[operation])
         alone = members_alone(medians)
         if not any(kind != "fwd" for kind, _ in alone):
@@ -121,7 +128,9 @@ class _Loop:
         for family in FAMILIES.values():
             if family.schedule is ForwardOnly or family.name == self.schedule:
                 continue
-            for number in sorted({family.stages_per_group * len(self.lists), own}):
+            numbers = {family.stages_per_group * len(self.lists)}
+            # With one stage for each group, families of several are one of the others.
+            for number in sorted(numbers | {own} if own > len(self.lists) else numbers):
                 if simulated := self._simulated(family, number, count):
                     base = measured if number == own else equal
                     alternative = self._alternative(*simulated, count, base)
@@ -185,6 +194,7 @@ class _Loop:
             link=Link(latency=statistics.median(flights.values()) if flights else 0.0),
             links={edge: Link(latency=time) for edge, time in flights.items()},
             atomic=True,
+            at_once=self.model.at_once,
         )
 
 

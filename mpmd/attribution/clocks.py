@@ -27,15 +27,20 @@ Senders = Callable[[Edge, int, int], Collection[int]]
 class MatchedStep:
     """One step by the driver's clock, in nanoseconds since its call.
 
+    A step for which groups were replaced begins when the first of them turned to its request after that.
+
     Attributes:
       returned: when the driver had all replies.
       processes: by group and rank.
       errors: for each clock, the nanoseconds by which its times may be wrong.
+      recovery: the nanoseconds from the call to the begin, in which groups were replaced and earlier steps
+        run again; ``None``: no group was.
     """
 
     returned: int
     processes: tuple[ProcessTimes, ...]
     errors: Mapping[str, int]
+    recovery: int | None = None
 
     @property
     def error(self) -> int:
@@ -57,10 +62,14 @@ def match(step: RecordedStep, senders: Senders) -> MatchedStep:
         clock: slack + int(distances[0, i] + distances[i, 0] + 1) // 2 if i else 0
         for i, clock in enumerate(clocks)
     }
+    processes = [times.shifted(-ahead[times.host.clock] - step.called) for times in step.processes]
+    recovery = min((times.received for times in processes), default=0) if step.is_recovered else None
+    begin = recovery or 0
     return MatchedStep(
-        returned=step.returned - step.called,
-        processes=tuple(times.shifted(-ahead[times.host.clock] - step.called) for times in step.processes),
+        returned=step.returned - step.called - begin,
+        processes=tuple(times.shifted(-begin) for times in processes),
         errors=errors,
+        recovery=recovery,
     )
 
 

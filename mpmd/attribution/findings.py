@@ -10,15 +10,25 @@ from collections.abc import Iterator, Mapping
 from mpmd.attribution.alternatives import Alternative
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.balance import Balance
-from mpmd.attribution.gaps import Culprit
-from mpmd.attribution.model import flight_times
-from mpmd.attribution.scenarios import EQUAL_STAGES, Scenario, like_others, twice_as_fast
-from mpmd.attribution.texts import change_text, less_text, processor_text, task_text, time_text, types_text
-from mpmd.ir.plan import Cell, Task
+from mpmd.attribution.model import StepModel, flight_times
+from mpmd.attribution.scenarios import EQUAL_STAGES, OWN_CORES, Scenario, like_others, twice_as_fast
+from mpmd.attribution.texts import (
+    change_text,
+    equal_stages_text,
+    less_text,
+    processor_text,
+    task_text,
+    time_text,
+    types_text,
+)
+from mpmd.ir.plan import Cell, Edge, Task
 from mpmd.simulate.costs import types_of
 
 LEAST_SHARE = 0.001
 """The share of a step that a finding saves at least."""
+
+ALIKE_SHARE = 0.001
+"""The shares of a step that differ by less than this are as large, for the order of findings."""
 
 UNEVEN_SHARE = 0.02
 """The share of a step that equal stages save where stages are called uneven."""
@@ -33,23 +43,25 @@ class Finding:
 
     Attributes:
       text: in plain words.
-      cause: the cause of idle time, as in ``Causes``; ``"schedule"`` and ``"microbatches"`` for changes of
-        these.
+      cause: the cause of idle time, as in ``Causes``; ``"cores"`` for shared ones; ``"schedule"`` and
+        ``"microbatches"`` for changes of these.
       saves_ns: the nanoseconds by which the step would be shorter, by simulation.
       share_saved: these by the length of the simulated step.
+      operation: the number of the task that has most to do with it, or that waits most for it; -1 for none.
     """
 
     text: str
     cause: str
     saves_ns: int
     share_saved: float
+    operation: int = -1
 
     def __str__(self) -> str:
         return self.text
 
 
 def findings_of(
-    attribution: Attribution,
+    model: StepModel,
     scenarios: tuple[Scenario, ...],
     alternatives: tuple[Alternative, ...],
 ) -> tuple[Finding, ...]:
@@ -57,21 +69,29 @@ def findings_of(
 
     Of those that save alike, as far as their texts tell, other schedules come last: a larger change.
     """
-    writer = _Writer(attribution, scenarios, alternatives)
+    writer = _Writer(model, scenarios, alternatives)
     findings = [finding for finding in writer.all() if finding.share_saved >= LEAST_SHARE]
     return tuple(sorted(findings, key=_rank))
 
 
 def _rank(finding: Finding) -> tuple[int, bool, int]:
     is_other_step = finding.cause in ("schedule", "microbatches")
-    return -round(finding.share_saved / LEAST_SHARE), is_other_step, -finding.saves_ns
+    return -round(finding.share_saved / ALIKE_SHARE), is_other_step, -finding.saves_ns
+
+
+_Sentence = tuple[str, int]
+"""A sentence, and the operation of ``Finding``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Writer:
-    attribution: Attribution
+    model: StepModel
     scenarios: tuple[Scenario, ...]
     alternatives: tuple[Alternative, ...]
+
+    @property
+    def attribution(self) -> Attribution:
+        return self.model.attribution
 
     def all(self) -> Iterator[Finding]:
         by_name = {scenario.name: scenario for scenario in self.scenarios}
@@ -87,15 +107,19 @@ class _Writer:
         for name, text in texts.items():
             scenario = by_name[name]
             share = scenario.saves / whole
-            yield Finding(text(less_text(share)), scenario.cause, scenario.saves, share)
+            sentence, operation = text(less_text(share))
+            yield Finding(sentence, scenario.cause, scenario.saves, share, operation)
+        if apart := by_name.get(OWN_CORES):
+            share = apart.saves / whole
+            yield Finding(self._cores(less_text(share)), apart.cause, apart.saves, share)
         yield from self._links(by_name, whole)
         yield from self._schedules(whole)
 
-    def _imbalance(self, less: str) -> str:
+    def _imbalance(self, less: str) -> _Sentence:
         """The group with the most work in loops, and its slowest type of task."""
         balance = balance_of(self.attribution)
         if not balance.loads:
-            return f"there is no work in loops; with equal stages the step would take {less}"
+            return f"there is no work in loops; {equal_stages_text(less)}", -1
         group = balance.heaviest
         text = f"group {group} has {balance.factor(group):.2f} times the work of the mean group"
         slowest, slowness, operation = self._slowest_type(group)
@@ -103,7 +127,7 @@ class _Writer:
             why = processor_text(self.attribution.measured, operation)
             note = f" ({why})" if why else ""
             text += f", and {slowest} takes {slowness:.1f} times the mean of all stages{note}"
-        return f"{text}; with equal stages the step would take {less}"
+        return f"{text}; {equal_stages_text(less)}", operation
 
     def _slowest_type(self, group: int) -> tuple[str, float, int]:
         """A group's type of task that most exceeds the mean of its kind, the factor, and one such task."""
@@ -118,45 +142,48 @@ class _Writer:
                     slowest = types_text(types_of(task))
         return slowest, most, example
 
-    def _jitter(self, less: str) -> str:
-        culprit = self._worst("jitter")
-        if culprit is None:
-            return f"tasks take longer at some times than at others; without that the step would take {less}"
-        measured, operation = self.attribution.measured, culprit.operation
-        took = measured.ends[operation] - measured.starts[operation]
-        factor = took / (measured.workload.durations[operation] or 1)
+    def _jitter(self, less: str) -> _Sentence:
+        measured, operation = self.attribution.measured, self._worst("jitter")
+        if operation < 0:
+            text = f"tasks take longer at some times than at others; without that the step would take {less}"
+            return text, -1
+        duration = measured.duration(operation)
+        factor = duration / (measured.workload.durations[operation] or 1)
         where = task_text(self.attribution, operation)
         why = processor_text(measured, operation)
         note = f"; {why}" if why else ""
-        return (
-            f"{where} took {factor:.1f} times its median ({time_text(took)}{note}); without such tasks the "
-            f"step would take {less}"
+        text = (
+            f"{where} took {factor:.1f} times its median ({time_text(duration)}{note}); without such tasks "
+            f"the step would take {less}"
         )
+        return text, operation
 
-    def _handling(self, less: str) -> str:
+    def _handling(self, less: str) -> _Sentence:
         idle = sum(map(self.attribution.measured.idle, self._groups))
         share = self.attribution.total.handling / (idle or 1)
-        return (
+        text = (
             f"{share:.0%} of the idle time is between tasks: executables are called, messages taken in and "
             f"handed over; without it the step would take {less}"
         )
+        return text, self._worst("handling")
 
-    def _outside(self, less: str) -> str:
-        where = ""
-        if culprit := self._worst("outside"):
-            where = f", most of all by {task_text(self.attribution, culprit.operation)}"
-        return f"groups wait for work outside the loops{where}; divided evenly the step would take {less}"
+    def _outside(self, less: str) -> _Sentence:
+        operation = self._worst("outside")
+        where = f", most of all by {task_text(self.attribution, operation)}" if operation >= 0 else ""
+        text = f"groups wait for work outside the loops{where}; divided evenly the step would take {less}"
+        return text, operation
 
-    def _late_begin(self, less: str) -> str:
+    def _late_begin(self, less: str) -> _Sentence:
         measured = self.attribution.measured
         late = {group: measured.began(group) - measured.received[group] for group in self._groups}
         group = max(late, key=late.__getitem__)
-        return (
+        text = (
             f"group {group} had the step's arguments {time_text(late[group])} after its request; if all had "
             f"them at once the step would take {less}"
         )
+        return text, next(measured.tasks(group), -1)
 
-    def _driver(self, less: str) -> str:
+    def _driver(self, less: str) -> _Sentence:
         measured = self.attribution.measured
         received = {group: measured.received[group] for group in self._groups if any(measured.tasks(group))}
         last = max(received, key=received.__getitem__)
@@ -166,23 +193,46 @@ class _Writer:
         text = f"requests reached the groups {span} after the call, group {last} last"
         if reply:
             text += f", and all replies were there {time_text(reply)} after the last was sent"
-        return f"{text}; without that the step would take {less}"
+        return f"{text}; without that the step would take {less}", next(measured.tasks(last), -1)
+
+    def _cores(self, less: str) -> str:
+        """The number of groups, and how much longer their tasks take than each alone."""
+        measured, model = self.attribution.measured, self.model
+        tasks = [task for group in self._groups for task in measured.tasks(group)]
+        groups = sum(any(measured.tasks(group)) for group in self._groups)
+        alone = sum(model.durations[task] for task in tasks)
+        factor = sum(map(measured.duration, tasks)) / (alone or 1)
+        return (
+            f"{groups} groups share cores on which {measured.at_once:.3g} can compute at once, and their "
+            f"tasks take {factor:.2f} times as long as alone; with cores for all the step would take {less}"
+        )
 
     def _links(self, by_name: Mapping[str, Scenario], whole: int) -> Iterator[Finding]:
         flights = flight_times(self.attribution.measured)
         for edge, time in flights.items():
             if faster := by_name.get(twice_as_fast(edge)):
-                usual = by_name.get(like_others(edge))
+                like_median = by_name.get(like_others(edge))
                 text = f"link {edge[0]} to {edge[1]}: twice as fast saves {faster.saves / whole:.1%}"
-                if usual:
+                if like_median:
                     others = statistics.median(flights[other] for other in flights if other != edge)
-                    beside = f"{time / others:.1f} times those" if others else "beside nothing"
+                    beside = f"{time / others:.1f} times those" if others else "and next to none"
                     text += (
                         f"; its messages take {time_text(time)}, {beside} of the other links: as fast as "
-                        f"these the step would take {less_text(usual.saves / whole)}"
+                        f"these the step would take {less_text(like_median.saves / whole)}"
                     )
-                saves = (usual or faster).saves
-                yield Finding(text, "message", saves, saves / whole)
+                saves = (like_median or faster).saves
+                yield Finding(text, "message", saves, saves / whole, self._slowest_reader(edge))
+
+    def _slowest_reader(self, edge: Edge) -> int:
+        """The task that a message of an edge was longest in flight for."""
+        measured = self.attribution.measured
+        receipts = [
+            (receipt.arrived - max(measured.sent[receipt.message], receipt.start), operation)
+            for operation, of_operation in enumerate(measured.receipts)
+            for receipt in of_operation
+            if measured.workload.edge(receipt.message) == edge
+        ]
+        return max(receipts, default=(0, -1))[1]
 
     def _schedules(self, whole: int) -> Iterator[Finding]:
         """The best other schedule, the best without more memory, and the better number of microbatches."""
@@ -224,17 +274,14 @@ class _Writer:
     def _num_stages(self) -> int:
         return 1 + max((task.stage for task in self._members()), default=0)
 
-    def _worst(self, cause: str) -> Culprit | None:
-        """The operation that has the most of a cause in all gaps together."""
+    def _worst(self, cause: str) -> int:
+        """The operation that has the most of a cause in all gaps together; -1 for none."""
         blamed: collections.Counter[int] = collections.Counter()
         for gap in self.attribution.gaps:
             for culprit in gap.culprits:
                 if culprit.cause == cause:
                     blamed[culprit.operation] += culprit.nanoseconds
-        if not blamed:
-            return None
-        operation, nanoseconds = blamed.most_common(1)[0]
-        return Culprit(operation, cause, nanoseconds)
+        return blamed.most_common(1)[0][0] if blamed else -1
 
 
 def balance_of(attribution: Attribution) -> Balance:

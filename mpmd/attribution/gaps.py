@@ -80,6 +80,7 @@ class Gap:
       before: the task before it, as an operation's number; -1 at the begin of the step.
       after: the task after it; -1 at the end of the step.
       waited: the operation that was waited for; -1 for none.
+      message: the number of the last message that was waited for; -1 for none.
       causes: their sum is ``end - start``.
       culprits: the operation to blame for each of the larger causes, the largest first.
       most_elsewhere: the most that ``causes.elsewhere`` may be.
@@ -91,6 +92,7 @@ class Gap:
     before: int
     after: int
     waited: int
+    message: int
     causes: Causes
     culprits: tuple[Culprit, ...]
     most_elsewhere: int
@@ -127,15 +129,16 @@ class _Divider:
 
     def _before_task(self, group: int, task: int, before: int, start: int) -> Gap:
         at, link = task, self.links[task]
-        message, handling = link.message, link.handling
-        while not link.has_waited and link.parent != before:  # across what is no task
+        message, handling, number = link.message, link.handling, link.message_number
+        while not link.is_after_sender and link.parent != before:  # across what is no task
             at = link.parent
             link = self.links[at]
             message, handling = message + link.message, handling + link.handling
+            number = link.message_number if number < 0 else number
         ideal_idle = self.ideal.starts[task] - self._ideal_end(before)
         waited, most = -1, 0
         culprits: tuple[Culprit, ...] = ()
-        if link.has_waited:
+        if link.is_after_sender:
             waited = link.parent
             causes, culprits, most = self._divided(before, waited, start, link.start, ideal_idle)
         elif link.parent < 0:
@@ -147,10 +150,19 @@ class _Divider:
         named = {"message": message, "handling": handling}
         if waited < 0:
             named |= {"driver": causes.driver, "late_begin": causes.late_begin}
-        here = [Culprit(task, cause, time) for cause, time in named.items() if time > 0]
-        ordered = sorted([*culprits, *here], key=lambda culprit: -culprit.nanoseconds)
+        own_causes = [Culprit(task, cause, time) for cause, time in named.items() if time > 0]
+        ordered = sorted([*culprits, *own_causes], key=lambda culprit: -culprit.nanoseconds)
         return Gap(
-            group, start, self.measured.starts[task], before, task, waited, causes, tuple(ordered), most
+            group,
+            start,
+            self.measured.starts[task],
+            before,
+            task,
+            waited,
+            number,
+            causes,
+            tuple(ordered),
+            most,
         )
 
     def _at_end(self, group: int, before: int, start: int) -> Gap:
@@ -160,7 +172,7 @@ class _Divider:
         ideal_idle = self.ideal.makespan - self._ideal_end(before)
         causes, culprits, most = self._divided(before, last, start, replied, ideal_idle)
         causes = causes.plus(Causes(driver=measured.returned - replied))
-        return Gap(group, start, measured.returned, before, -1, last, causes, culprits, most)
+        return Gap(group, start, measured.returned, before, -1, last, -1, causes, culprits, most)
 
     def _ideal_end(self, operation: int) -> int:
         return self.ideal.ends[operation] if operation >= 0 else 0

@@ -112,12 +112,12 @@ def members_alone(medians: Mapping[_Types, int]) -> dict[TaskType, int]:
     by_kind: dict[TaskKind, list[int]] = collections.defaultdict(list)
     for (kind, _), median in alone.items():
         by_kind[kind].append(median)
-    known = {kind: round(statistics.fmean(times)) for kind, times in by_kind.items()}
-    defaults = sum(DEFAULT_TIMES[kind] for kind in known)
-    unit = sum(known.values()) / defaults if defaults else 1.0
+    means = {kind: round(statistics.fmean(times)) for kind, times in by_kind.items()}
+    defaults = sum(DEFAULT_TIMES[kind] for kind in means)
+    unit = sum(means.values()) / defaults if defaults else 1.0
     shares: dict[TaskType, list[int]] = collections.defaultdict(list)
     for types, median in medians.items():
-        weights = [known.get(kind) or round(DEFAULT_TIMES[kind] * unit * 1000) / 1000 for kind, _ in types]
+        weights = [means.get(kind) or round(DEFAULT_TIMES[kind] * unit * 1000) / 1000 for kind, _ in types]
         for member, weight in zip(types, weights, strict=True):
             shares[member].append(int(median * weight // (sum(weights) or 1)))
     return alone | {

@@ -1,8 +1,9 @@
 """The operation that each operation of a measured step really started after.
 
-It is the sender of the last message that its group waited for while the sender still ran, or else the
-operation before it on the group. The time in between is a message's in flight, or handling: an operation's
-group takes messages in, drops values, calls an executable; a sender turns to other messages first.
+It is the sender of the last message that its group waited for, if the sender still ran when the group had
+nothing else to do, or else the operation before it on the group. The time in between is a message's in
+flight, or handling: an operation's group takes messages in, drops values, calls an executable; a sender turns
+to other messages first. ``Simulation.gaps`` names the same sender for a simulated step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Link(NamedTuple):
         be taken in before it was sent.
       message, handling: the parts of the time from there to the operation's start.
       message_number: of the last message that was waited for; -1 if the group waited for none.
+      is_after_sender: whether the parent is the sender of that message, and not the operation before.
     """
 
     parent: int
@@ -29,11 +31,7 @@ class Link(NamedTuple):
     message: int
     handling: int
     message_number: int = -1
-
-    @property
-    def has_waited(self) -> bool:
-        """Whether the parent is on another group, or has sent a message that was waited for."""
-        return self.message_number >= 0
+    is_after_sender: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,19 +62,22 @@ def links_of(measured: Measured) -> Links:
 def _link(measured: Measured, operation: int, before: int) -> Link:
     senders, ends = measured.workload.messages.senders, measured.ends
     parent, start, message, handling, number = before, ends[before], 0, 0, -1
-    time = start
+    time, is_after_sender = start, False
     for receipt in measured.receipts[operation]:
-        handling += receipt.start - time
-        sender = senders[receipt.message]
-        made = min(max(receipt.start, ends[sender]), receipt.end)
-        if ends[sender] > receipt.start:  # nothing before mattered
-            parent, start, message, handling, number = sender, made, 0, 0, receipt.message
-        left = min(max(made, measured.sent[receipt.message]), receipt.end)
-        flight = max(min(receipt.arrived, receipt.end) - left, 0)
+        sender, flight_start = senders[receipt.message], receipt.start
+        if receipt.arrived > receipt.start:  # nothing before mattered
+            message, handling, number = 0, 0, receipt.message
+            is_after_sender = ends[sender] > ends[before]
+            parent = sender if is_after_sender else before
+            start = min(ends[sender], receipt.end) if is_after_sender else ends[before]
+            time = flight_start = start
+        flight_start = min(max(flight_start, measured.sent[receipt.message]), receipt.end)
+        flight = max(min(receipt.arrived, receipt.end) - flight_start, 0)
         message += flight
-        handling += receipt.end - made - flight
+        handling += receipt.end - time - flight
         time = receipt.end
-    return Link(parent, start, message, handling + measured.starts[operation] - time, number)
+    handling += measured.starts[operation] - time
+    return Link(parent, start, message, handling, number, is_after_sender)
 
 
 def _parents_first(links: list[Link]) -> tuple[int, ...]:

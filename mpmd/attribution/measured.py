@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mpmd.attribution.clocks import MatchedStep
+from mpmd.attribution.cores import groups_at_once
 from mpmd.ir.plan import AnyTask, GroupProgram, LoopStages, OutsideTask, Plan, TaskType
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.routes import Topology
@@ -51,7 +53,9 @@ class Measured:
       received: by group, when it turned to the driver's request.
       returned: when the driver had all replies: the end of the step.
       step: the number of the step among those that were recorded.
-      steps: the number of recorded steps, over which medians are.
+      steps: the number of steps over which medians are.
+      at_once: the number of groups that can compute at once, each as fast as alone; infinite where each has
+        cores of its own.
     """
 
     workload: Workload
@@ -65,6 +69,7 @@ class Measured:
     returned: int
     step: int = 0
     steps: int = 1
+    at_once: float = math.inf
 
     @property
     def groups(self) -> range:
@@ -81,16 +86,20 @@ class Measured:
         return (i for i in self.operations(group) if not isinstance(tasks[i], Instant))
 
     def began(self, group: int) -> int:
-        """When a group had the arguments of the step."""
+        """The time at which a group had the arguments of the step."""
         return self.ends[self.workload.bounds[group]]
 
     def final(self, group: int) -> int:
         """The operation that ends a group's step."""
         return self.workload.bounds[group + 1] - 1
 
+    def duration(self, operation: int) -> int:
+        """The time that an operation took."""
+        return self.ends[operation] - self.starts[operation]
+
     def idle(self, group: int) -> int:
         """The time from the call to the return that the group does not spend on tasks."""
-        return self.returned - sum(self.ends[i] - self.starts[i] for i in self.tasks(group))
+        return self.returned - sum(map(self.duration, self.tasks(group)))
 
 
 def type_of(group: int, task: AnyTask) -> TypeKey:
@@ -101,6 +110,8 @@ def type_of(group: int, task: AnyTask) -> TypeKey:
 def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None = None) -> Measured:
     """The step of median length among recorded steps, with the medians of all of them.
 
+    Steps for which groups were replaced are left out, unless there is no other.
+
     Args:
       steps: by the driver's clock.
       topology: of the groups, for the bytes of messages; ``None``: those of whole values.
@@ -110,13 +121,16 @@ def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None 
     if not steps:
         raise ValueError("there is no recorded step to explain")
     workload = plan_workload(plan, Costs(), topology)
-    recorded = [_StepTimes.of(plan, step) for step in steps]
-    took = [
-        [span.end - span.start for of_group in times.groups for span in of_group.tasks] for times in recorded
+    kept = [i for i, step in enumerate(steps) if step.recovery is None] or list(range(len(steps)))
+    recorded = {i: _StepTimes.of(plan, steps[i]) for i in kept}
+    durations = [
+        [span.end - span.start for of_group in times.groups for span in of_group.tasks]
+        for times in recorded.values()
     ]
-    chosen = sorted(range(len(steps)), key=lambda i: (steps[i].returned, i))[(len(steps) - 1) // 2]
-    workload = with_medians(workload, took)
-    return _columns(plan, workload, recorded[chosen], step=chosen, steps=len(steps))
+    chosen = sorted(kept, key=lambda i: (steps[i].returned, i))[(len(kept) - 1) // 2]
+    workload = with_medians(workload, durations)
+    measured = _columns(plan, workload, recorded[chosen], step=chosen, steps=len(kept))
+    return dataclasses.replace(measured, at_once=groups_at_once(steps[chosen].processes, topology))
 
 
 class _Span(NamedTuple):

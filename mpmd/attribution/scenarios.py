@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import statistics
+import types
 from collections.abc import Iterator
 
 from mpmd.attribution.model import StepModel
@@ -12,6 +14,9 @@ from mpmd.ir.plan import Cell, Edge, OutsideTask
 
 MOST_LINKS = 16
 """The links of which each is changed alone: those whose messages take the longest in all."""
+
+OWN_CORES = "cores for all groups"
+"""The name of the scenario of a step whose groups share cores, without that."""
 
 EQUAL_STAGES = "equal stages"
 """The name of the scenario in which each task takes the mean of all stages."""
@@ -26,7 +31,8 @@ class Scenario:
 
     Attributes:
       name: of the scenario, unique in a profile.
-      cause: of the idle time that it takes away, as in ``Causes``; "" for several.
+      cause: of the idle time that it takes away, as in ``Causes``; ``"cores"`` for shared ones; "" for
+        several.
       text: the change, in words.
       makespan: the nanoseconds from the call to the return.
       saves: the nanoseconds by which that is shorter than the simulated step with nothing changed.
@@ -70,26 +76,30 @@ class _Scenarios:
             text = "its messages take the median of the other links"
             yield self._of(like_others(edge), "message", text, changed)
         yield self._of("messages free", "message", "messages take no time", self._links(0.0))
-        yield self._of(EQUAL_STAGES, "imbalance", "each task takes the mean of all stages", self._equal(True))
+        yield self._of(
+            EQUAL_STAGES, "imbalance", "each task takes the mean of all stages", with_equal_stages(model)
+        )
         yield self._of(
             "outside work divided",
             "outside",
             "work outside loops takes the mean of all groups",
-            self._equal(False),
+            with_outside_divided(model),
         )
-        medians = model.with_durations(model.attribution.measured.workload.durations)
+        medians = model.with_durations(model.medians)
         yield self._of("no jitter", "jitter", "each task takes the median of its type", medians)
         no_handling = dataclasses.replace(model, handling=(0,) * len(model.handling))
         yield self._of("no handling", "handling", "nothing between tasks takes time", no_handling)
         nothing = (0,) * len(model.received)
-        at_once = dataclasses.replace(model, late_begin=nothing)
-        yield self._of("arguments at once", "late_begin", "groups begin when they have the request", at_once)
+        prompt = dataclasses.replace(model, late_begin=nothing)
+        yield self._of("arguments at once", "late_begin", "groups begin when they have the request", prompt)
         on_time = dataclasses.replace(model, received=nothing, reply=0)
         yield self._of("no driver", "driver", "requests and replies take no time", on_time)
         begin = dataclasses.replace(model, received=nothing, late_begin=nothing)
         yield self._of("all begin at once", "", "all groups begin with the call", begin)
-        ideal = model.attribution.ideal.makespan
-        yield Scenario("ideal", "", "all of these", ideal, model.makespan - ideal)
+        if not math.isinf(model.at_once):
+            apart = dataclasses.replace(model, at_once=math.inf)
+            yield self._of(OWN_CORES, "cores", "groups share no cores", apart)
+        yield self._of("ideal", "", "all of these, on the same cores", model.ideal())
 
     def _of(self, name: str, cause: str, text: str, changed: StepModel) -> Scenario:
         return Scenario(name, cause, text, changed.makespan, self.model.makespan - changed.makespan)
@@ -111,26 +121,31 @@ class _Scenarios:
         """The slow links, each with the median time of the messages of the others."""
         for edge in self._slowest_links():
             others = [time for each, time in self.model.flights.items() if each != edge]
-            if others and self.model.flights[edge] > STRAGGLING * (usual := int(statistics.median(others))):
-                yield edge, usual
+            if others and self.model.flights[edge] > STRAGGLING * (median := int(statistics.median(others))):
+                yield edge, median
 
-    def _equal(self, in_loops: bool) -> StepModel:
-        """The step with tasks, either in loops or outside, that take the mean instead of their median.
 
-        Each stays as much above or below it as it was: a disturbance is not larger where there is more work.
-        """
-        attribution = self.model.attribution
-        workload = attribution.measured.workload
-        kind = Cell if in_loops else OutsideTask
-        return self.model.with_durations(
-            [
-                max(time - median + equal, 0) if isinstance(task, kind) else time
-                for time, equal, median, task in zip(
-                    self.model.durations,
-                    attribution.ideal.durations,
-                    workload.durations,
-                    workload.tasks,
-                    strict=True,
-                )
-            ]
-        )
+def with_equal_stages(model: StepModel) -> StepModel:
+    """The step with tasks of loops that take the mean of all stages."""
+    return _with_means(model, Cell)
+
+
+def with_outside_divided(model: StepModel) -> StepModel:
+    """The step with work outside of loops that takes the mean of all groups."""
+    return _with_means(model, OutsideTask)
+
+
+def _with_means(model: StepModel, kind: type | types.UnionType) -> StepModel:
+    """The step with tasks of a kind that take the mean instead of their median.
+
+    Each stays as much above or below it as it was: a disturbance is not larger where there is more work.
+    """
+    tasks = model.attribution.measured.workload.tasks
+    return model.with_durations(
+        [
+            max(time - median + equal, 0) if isinstance(task, kind) else time
+            for time, equal, median, task in zip(
+                model.durations, model.equal, model.medians, tasks, strict=True
+            )
+        ]
+    )

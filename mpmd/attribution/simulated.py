@@ -66,6 +66,7 @@ def _measured(workload: Workload, times: StepTimes, loops: tuple[LoopStages, ...
         sent=tuple(ends[sender] for sender in framed.messages.senders),
         received=(0,) * framed.mpmd_dim,
         returned=max(ends, default=0),
+        at_once=workload.costs.at_once,
     )
 
 

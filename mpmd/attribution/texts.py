@@ -9,6 +9,7 @@ from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.gaps import Gap
 from mpmd.attribution.measured import Measured
 from mpmd.ir.plan import Cell, TaskType
+from mpmd.simulate import reasons
 from mpmd.simulate.costs import types_of
 from mpmd.util.tables import human_bytes
 
@@ -27,6 +28,11 @@ def time_text(nanoseconds: float) -> str:
 def less_text(share: float) -> str:
     """A share of a step that is saved, e.g. ``5.6% less``."""
     return f"{abs(share):.1%} {'less' if share >= 0 else 'more'}"
+
+
+def equal_stages_text(less: str) -> str:
+    """The change of a step by equal stages, of which ``less`` is the size."""
+    return f"with equal stages the step would take {less}"
 
 
 def change_text(share: float, alternative: Alternative) -> str:
@@ -63,12 +69,14 @@ def gap_text(attribution: Attribution, gap: Gap) -> str:
 
 def _waits_text(attribution: Attribution, gap: Gap) -> str:
     if gap.after < 0:
-        return "nothing left to do"
-    if gap.waited < 0:
-        return "begins" if gap.before < 0 else "goes on to its next task"
-    task, group = attribution.measured.workload.tasks[gap.waited], group_of(attribution, gap.waited)
-    first = "its first input, " if gap.before < 0 else ""
-    return f"waits for {first}{task} of group {group}"
+        return reasons.NOTHING_LEFT
+    workload, is_first = attribution.measured.workload, gap.before < 0
+    if gap.waited >= 0:
+        return reasons.waits_for(workload.tasks[gap.waited], group_of(attribution, gap.waited), is_first)
+    if gap.message >= 0:
+        sender = workload.messages.senders[gap.message]
+        return reasons.waits_for_transfer(workload.tasks[sender], group_of(attribution, sender), is_first)
+    return "begins" if is_first else "goes on to its next task"
 
 
 def group_of(attribution: Attribution, operation: int) -> int:
@@ -83,11 +91,11 @@ def types_text(types: tuple[TaskType, ...]) -> str:
 
 def processor_text(measured: Measured, operation: int) -> str:
     """The use of the processor by a task; "" if it is not known."""
-    took = measured.ends[operation] - measured.starts[operation]
+    duration = measured.duration(operation)
     used = measured.processor[operation]
-    if used is None or not took:
+    if used is None or not duration:
         return ""
-    if used < CONTENDED * took:
-        share = f"its process computed for {used / took:.0%} of that"
+    if used < CONTENDED * duration:
+        share = f"its process computed for {used / duration:.0%} of that"
         return f"{share}: it slept, or waited for cores or for other processes of its group"
     return "its process computed throughout"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ _FACTOR = 8
 
 _SUMS = 32
 """The difference that is always allowed, in roundings of a leaf's typical number: sums round in any order."""
+
+_SHOWN = 10
+"""The leaves that the text of a check shows."""
 
 _ONE_IN = 100_000
 """One of so many elements may differ: the sign of a gradient that is nearly zero is arbitrary."""
@@ -64,7 +68,7 @@ class LeafCheck:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Check(ShownAsText):
-    """The result of ``mpmd.check``; ``str(check)`` is a table with a line for each leaf.
+    """The result of ``mpmd.check``; ``str(check)`` is a table of the worst ten leaves, ``text()`` of all.
 
     Attributes:
       leaves: the comparison of each leaf of the result.
@@ -84,21 +88,51 @@ class Check(ShownAsText):
         """The leaves that differ by more than rounding can make them."""
         return tuple(leaf for leaf in self.leaves if leaf.verdict is Verdict.DIFFERS)
 
+    @property
+    def worst(self) -> tuple[LeafCheck, ...]:
+        """The leaves in order, the worst first: by verdict, then by the difference relative to the change."""
+        return tuple(sorted(self.leaves, key=_badness, reverse=True))
+
+    def text(self) -> str:
+        """The table of all leaves, in the order of the result."""
+        return f"{_table(self.leaves)}\n{self._summary()}"
+
     def __str__(self) -> str:
-        header = ("leaf", "difference", "rounding", "change", "decided by rounding", "")
-        numbers = [
-            (f"{leaf.difference:.1e}", f"{leaf.rounding:.1e}", f"{leaf.change:.1e}") for leaf in self.leaves
-        ]
-        rows = [
-            (leaf.path, *of_leaf, f"{leaf.decided_by_rounding:.0%}", str(leaf.verdict))
-            for leaf, of_leaf in zip(self.leaves, numbers, strict=True)
-        ]
+        if len(self.leaves) <= _SHOWN:
+            return self.text()
+        count = len(self.leaves) - _SHOWN
+        rest = f"{count} leaves more are no worse; check.text() has all"
+        return f"{_table(self.worst[:_SHOWN])}\n{rest}\n{self._summary()}"
+
+    def _summary(self) -> str:
         summary = (
             f"{len(self.differing)} of {len(self.leaves)} leaves differ"
             if self.differing
             else "no leaf differs"
         )
-        return f"{table(header, rows)}\n{summary} by more than rounding in {self.steps} steps"
+        return f"{summary} by more than rounding in {self.steps} steps"
+
+
+def _badness(leaf: LeafCheck) -> tuple[int, float]:
+    """The rank of a leaf's verdict, and its difference relative to its change."""
+    relative = leaf.difference / leaf.change if leaf.change else math.inf if leaf.difference else 0.0
+    return list(Verdict).index(leaf.verdict), relative
+
+
+def _table(leaves: Sequence[LeafCheck]) -> str:
+    header = ("leaf", "difference", "rounding", "change", "decided by rounding", "")
+    rows = [
+        (
+            leaf.path,
+            f"{leaf.difference:.1e}",
+            f"{leaf.rounding:.1e}",
+            f"{leaf.change:.1e}",
+            f"{leaf.decided_by_rounding:.0%}",
+            str(leaf.verdict),
+        )
+        for leaf in leaves
+    ]
+    return table(header, rows)
 
 
 def judge(

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import enum
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from mpmd.cli import machine
 from mpmd.cli.arguments import add_command
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.util.private_directory import fault_of
@@ -33,11 +37,22 @@ NO_DEVICES = (
     "https://docs.jax.dev/en/latest/installation.html says"
 )
 
+UNUSED_GPUS = (
+    "JAX does not use them: pip install 'jax[cuda12]' or 'jax[cuda13]', whichever the driver supports, and "
+    "unset JAX_PLATFORMS"
+)
+
+FORMAT = "mpmd doctor 1"
+"""The name and version of the JSON; the version changes when a field goes or changes its meaning."""
+
 EXAMPLES = """\
 examples:
   mpmd doctor
   mpmd doctor --no-ray
   mpmd doctor --address auto        on the Ray cluster that runs on this machine
+  mpmd doctor --json | jq .nodes    for programs
+
+exit code: 0 if all is well, 1 if something has a fault; warnings are no faults
 """
 
 
@@ -53,12 +68,17 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The state of one subject, with advice if something is wrong."""
+    """The state of one subject, with advice if something is wrong.
+
+    Attributes:
+      data: what was read, by its name in the JSON of the command.
+    """
 
     subject: str
     state: State
     found: str
     remedy: str = ""
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,19 +87,48 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--no-ray", action="store_true", help="start no actors")
     where.add_argument("--address", help="the Ray cluster to try; by default one is started on this machine")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, when all was tried")
 
 
 def _doctor(options: argparse.Namespace) -> int:
     listed = []
     for finding in findings(not options.no_ray, options.address):
         listed.append(finding)
-        (line,) = aligned([[f"{finding.state.value:7}", f"{finding.subject:20}", finding.found]])
-        print(line, flush=True)  # at once, because a trial may take a minute
-        if finding.remedy:
-            print(f"{'':9}-> {finding.remedy}", flush=True)
+        if not options.json:
+            print(_text(finding), flush=True)  # at once, because a trial may take a minute
     faults = [finding.subject for finding in listed if finding.state is State.FAULT]
-    print(f"\nnot well: {', '.join(faults)}" if faults else "\nall is well")
+    if options.json:
+        print(json.dumps(as_json(listed), indent=2))
+    else:
+        print(f"\nnot well: {', '.join(faults)}" if faults else "\nall is well")
     return ExitCode.FAULT if faults else ExitCode.OK
+
+
+def _text(finding: Finding) -> str:
+    (line,) = aligned([[f"{finding.state.value:7}", f"{finding.subject:20}", finding.found]])
+    return f"{line}\n{'':9}-> {finding.remedy}" if finding.remedy else line
+
+
+def as_json(listed: Sequence[Finding]) -> dict[str, Any]:
+    """The findings for programs; ``docs/reference/the_command_line.md`` has the fields."""
+    read: dict[str, Any] = {"devices": [], "gpus": [], "ports": None, "nodes": []}
+    for finding in listed:
+        read.update(finding.data)
+    return {
+        "format": FORMAT,
+        "ok": all(finding.state is not State.FAULT for finding in listed),
+        "mpmd": __version__,
+        "findings": [
+            {
+                "subject": finding.subject,
+                "state": finding.state.name.lower(),
+                "text": finding.found,
+                "remedy": finding.remedy,
+            }
+            for finding in listed
+        ],
+        **read,
+    }
 
 
 def findings(on_ray: bool, address: str | None = None) -> Iterator[Finding]:
@@ -93,7 +142,10 @@ def findings(on_ray: bool, address: str | None = None) -> Iterator[Finding]:
     yield from _installed()
     yield from _shared_memory()
     yield from _cache()
-    yield _trial("devices", "devices", remedy=NO_DEVICES)
+    yield from _ports()
+    devices = _trial("devices", "devices", remedy=NO_DEVICES)
+    yield devices
+    yield from _gpus(devices)
     yield _trial("two groups", "in-process", remedy="this is the smallest step there is; see the error above")
     if on_ray:
         yield _trial(
@@ -119,19 +171,27 @@ def _installed() -> Iterator[Finding]:
     for line in importlib.metadata.requires("mpmd") or []:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield _package(requirement, needed=True)
-        elif any(requirement.marker.evaluate({"extra": extra}) for extra in ("checkpoint", "plot")):
-            yield _package(requirement, needed=False)
+            yield _package(requirement)
+            continue
+        extras = [extra for extra in ("checkpoint", "plot") if requirement.marker.evaluate({"extra": extra})]
+        if extras:
+            yield _package(requirement, extras[0])
 
 
-def _package(requirement: Requirement, needed: bool) -> Finding:
+def _package(requirement: Requirement, extra: str = "") -> Finding:
+    """The finding about a package.
+
+    Args:
+      extra: the extra of mpmd that it belongs to; empty for one that is always needed.
+    """
     install = f"pip install '{requirement.name}{requirement.specifier}'"
     try:
         version = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
-        if needed:
+        if not extra:
             return Finding(requirement.name, State.FAULT, "not installed", install)
-        return Finding(requirement.name, State.MISSING, f"not installed, and optional: {install}")
+        text = f"not installed, and optional: pip install 'mpmd[{extra}]'"
+        return Finding(requirement.name, State.MISSING, text)
     if requirement.specifier.contains(version, prereleases=True):
         return Finding(requirement.name, State.OK, version)
     return Finding(requirement.name, State.FAULT, f"{version} is not supported", install)
@@ -172,6 +232,41 @@ def _cache() -> Iterator[Finding]:
         yield Finding("compilation cache", State.OK, f"{human_bytes(size)} in {path}")
 
 
+def _ports() -> Iterator[Finding]:
+    """The finding about ports, at which the processes of groups reach one another."""
+    try:
+        ports = machine.read_ports()
+    except OSError as error:
+        yield Finding("ports", State.FAULT, str(error), "processes have to be able to listen at 127.0.0.1")
+        return
+    chosen = "" if ports.first is None else f"{ports.first} to {ports.last} for connections; "
+    listening = [str(port.port) for port in ports.ray if port.listens]
+    ray = f"Ray listens at {', '.join(listening)}" if listening else "no Ray listens"
+    yield Finding("ports", State.OK, f"{chosen}{ray}", data={"ports": dataclasses.asdict(ports)})
+
+
+def _gpus(devices: Finding) -> Iterator[Finding]:
+    """The finding about the GPUs of the machine, which JAX may not use.
+
+    Args:
+      devices: the finding about JAX's devices.
+    """
+    try:
+        gpus = machine.read_gpus()
+    except RuntimeError as error:
+        yield Finding(
+            "gpus", State.WARNING, str(error), "NVIDIA's driver does not answer: nvidia-smi shows it"
+        )
+        return
+    if not gpus:
+        return
+    data = {"gpus": [dataclasses.asdict(gpu) for gpu in gpus]}
+    kinds = collections.Counter(f"{gpu.name}, {human_bytes(gpu.memory_bytes)}" for gpu in gpus)
+    text = "; ".join(f"{count} of {kind}" for kind, count in kinds.items())
+    unused = all(device["platform"] == "cpu" for device in devices.data.get("devices", ()))
+    yield Finding("gpus", State.WARNING if unused else State.OK, text, UNUSED_GPUS if unused else "", data)
+
+
 def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
     """Runs a trial of ``cluster/trial.py``."""
     # -P: a package `cluster` in the current directory is not ours.
@@ -183,7 +278,8 @@ def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
     if done.returncode:
         lines = _error_in(done.stderr) or [f"the process ended with {done.returncode}"]
         return Finding(subject, State.FAULT, f"\n{'':9}".join(lines), remedy)
-    return Finding(subject, State.OK, done.stdout.strip().splitlines()[-1])
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    return Finding(subject, State.OK, result.pop("text"), data=result)
 
 
 def _error_in(text: str) -> list[str]:

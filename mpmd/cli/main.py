@@ -30,8 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except (ValueError, OSError, ImportError) as error:
-        print(f"mpmd: error: {error}", file=sys.stderr)
+        print(f"mpmd: error: {_text_of(error)}", file=sys.stderr)
         return ExitCode.USAGE
+
+
+def _text_of(error: Exception) -> str:
+    """The text of an error, without the number that the system has for it."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +92,7 @@ def _report(lowered: LoweredStep, options: argparse.Namespace) -> None:
     print(Chart.of(simulation, of_plan=True).figures)
     for path in options.output or []:
         if path.suffix.lower() == ".json":
-            path.write_text(json.dumps(chrome_trace(simulation)), encoding="utf-8")
+            chrome_trace(simulation, path)
         else:
             draw_timeline(simulation, path, f"{options.step}, simulated", of_plan=True)
 

@@ -16,7 +16,7 @@ nothing: why groups waited, by cause, above a simulated step; memory, tasks and 
 
 examples:
   mpmd report step.json                                 writes step.html
-  mpmd report step.json -o page.html
+  mpmd report step.json -o page.html --title "four groups"
   mpmd report before.json after.json -o change.html     two steps, and what changed
 """
 
@@ -28,6 +28,9 @@ def add_commands(commands: Any) -> None:
     report.add_argument(
         "after", type=Path, nargs="?", metavar="AFTER", help="a later profile, to compare with the first"
     )
+    report.add_argument(
+        "--title", help="the heading of the page (default: the schedule and its size, or the files' names)"
+    )
     add_output(
         report, (".html",), "the page (default: beside the last profile, as a new .html file)", action="store"
     )
@@ -38,9 +41,10 @@ def _report(options: argparse.Namespace) -> int:
     output = options.output or _default_output(options.after or options.profile)
     if options.after:
         first, last = profiles
-        last.write_html(output, title=f"{options.profile.stem} and {options.after.stem}", before=first)
+        files = f"{options.profile.stem} and {options.after.stem}"
+        last.write_html(output, title=options.title or files, before=first)
     else:
-        profiles[0].write_html(output)
+        profiles[0].write_html(output, title=options.title)
     print(output)
     return ExitCode.OK
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shutil
 import sys
@@ -161,7 +160,7 @@ def _write(path: Path, tasks: TaskLists, simulation: Simulation, title: str) -> 
     if suffix in PICTURES:
         draw_timeline(simulation, path, title)
     elif suffix == ".json":
-        path.write_text(json.dumps(chrome_trace(simulation)), encoding="utf-8")
+        chrome_trace(simulation, path)
     else:
         path.write_text(to_text(tasks, "csv" if suffix == ".csv" else "tasks") + "\n", encoding="utf-8")
 

@@ -32,7 +32,7 @@ _OF_FUNCTIONS = ("function", "steps", "failed", "under way", "s/step", "steps/s"
 _OF_PROCESSES = ("group", "process", "node", "pid", "memory", "device memory", "pending", "state")
 
 EPILOG = """\
-It shows the runs of `cluster.launch` on the Ray clusters of this machine, or on the one at --address: their
+It shows the runs of `mpmd.launch` on the Ray clusters of this machine, or on the one at --address: their
 functions with the steps that have ended, the rate and what is under way; what each process is doing, its
 memory, and the recoveries. It goes through Ray alone, with Ray's token where the cluster has one, and the run
 does not wait for it. Groups within one process (mpmd.MpmdMesh) cannot be reached from another terminal: there

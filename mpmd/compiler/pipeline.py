@@ -15,6 +15,7 @@ from mpmd.compiler.checks import (
     check_traced_step,
 )
 from mpmd.compiler.cut_layers import cut_layers
+from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import place
 from mpmd.compiler.request import CompileRequest
@@ -23,6 +24,7 @@ from mpmd.compiler.split import split
 from mpmd.compiler.steps import CutStep
 from mpmd.compiler.trace import trace
 from mpmd.ir.plan import Spec
+from mpmd.language.decisions import with_layers_marked
 from mpmd.program import Program
 from mpmd.sharding import with_auto_axes
 from mpmd.util.garbage import without_garbage_collection
@@ -78,7 +80,8 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     """
     watch = Stopwatch()
     run = _Passes(watch)
-    timed = dataclasses.replace(request, fun=watch.timed("jax", request.fun))
+    fun = with_layers_marked(request.fun, auto_marks)
+    timed = dataclasses.replace(request, fun=watch.timed("jax", fun))
     submeshes = tuple(map(with_auto_axes, request.submeshes))
 
     traced = run(trace, check_traced_step)(timed)

@@ -149,6 +149,13 @@ class Loop:
         return range(self.first_stage, self.first_stage + self.schedule.num_stages)
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """The layers after which stages end, where ``mpmd.auto_marks`` has chosen them; else empty."""
+        boundaries = {mark.boundary for eqn in self.eqns if (mark := mark_of(eqn))}
+        of_layers = [(boundary.stage, end) for boundary in boundaries for end in boundary.ends]
+        return tuple(end for _, end in sorted(of_layers))
+
+    @property
     def states(self) -> tuple[Var, ...]:
         """The variables of the states that are not plain sums."""
         return tuple(result.state for result in self.results if result.state is not None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from mpmd.explanation.tasks import TaskSummary
-from mpmd.ir.plan import Cell, FusedTask, OutsideTask, Plan, TaskType, parse_task
+from mpmd.ir.plan import AnyTask, Cell, FusedTask, OutsideTask, Plan, TaskType, parse_task
 from mpmd.simulate import Costs
 from mpmd.simulate.costs import types_of
 from mpmd.validation import number_fault, raise_faults
@@ -24,21 +24,29 @@ def operation_costs(plan: Plan, tasks: Iterable[TaskSummary], operations_per_sec
     Raises: ``ValueError`` for a speed that is not positive.
     """
     raise_faults(number_fault("operations_per_second", operations_per_second, above=0))
+    seconds = {
+        (summary.mpmd_idx, _any_microbatch(summary.task)): summary.operations
+        / math.prod(plan.submesh(summary.mpmd_idx).values())
+        / operations_per_second
+        for summary in tasks
+    }
+    return costs_of_tasks(seconds)
+
+
+def costs_of_tasks(seconds: Mapping[tuple[int, AnyTask], float]) -> Costs:
+    """The costs of tasks by their groups; those of one type have the largest of their times."""
     alone: dict[TaskType, float] = {}
     fused: dict[tuple[TaskType, ...], float] = {}
     outside: dict[tuple[int, OutsideTask], float] = {}
-    for summary in tasks:
-        devices = math.prod(plan.submesh(summary.mpmd_idx).values())
-        seconds = summary.operations / devices / operations_per_second
-        task = _any_microbatch(summary.task)
+    for (mpmd_idx, task), time in seconds.items():
         if isinstance(task, OutsideTask):
-            outside[summary.mpmd_idx, task] = seconds
+            outside[mpmd_idx, task] = time
             continue
         types = types_of(task)
         if isinstance(task, FusedTask):
-            fused[types] = max(seconds, fused.get(types, 0))
+            fused[types] = max(time, fused.get(types, 0))
         else:
-            alone[types[0]] = max(seconds, alone.get(types[0], 0))
+            alone[types[0]] = max(time, alone.get(types[0], 0))
     return Costs(tasks=alone, fused=fused, outside=outside)
 
 

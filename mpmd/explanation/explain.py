@@ -20,7 +20,7 @@ from mpmd.explanation.provenance import TaskEquations, lines_of
 from mpmd.explanation.tasks import TaskSummary
 from mpmd.explanation.traffic import EdgeTraffic, SentValue
 from mpmd.explanation.uses import TaskUse
-from mpmd.explanation.work import loop_work, uneven_work
+from mpmd.explanation.work import task_work, uneven_work
 from mpmd.ir.plan import (
     AnyTask,
     Edge,
@@ -97,7 +97,7 @@ class _Analysis:
             edges=edges,
             tasks=tasks,
             findings=(
-                *uneven_work(self._plan, loop_work(self._plan, self._jaxprs)),
+                *uneven_work(self._plan, task_work(self._plan, self._jaxprs)),
                 *groups_without_backward(tasks),
                 *values_sent_again(edges),
             ),

@@ -17,7 +17,7 @@ from mpmd.explanation.leaves import (
 from mpmd.explanation.tasks import TaskSummary, task_table
 from mpmd.explanation.traffic import EdgeTraffic, edge_table
 from mpmd.ir.part import Part, part_lines
-from mpmd.ir.plan import LoopStages, loop_lines
+from mpmd.ir.plan import LoopStages, cut_lines, loop_lines
 from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import first_few
 from mpmd.validation import raise_faults, str_fault
@@ -90,7 +90,7 @@ class Explanation(ShownAsText):
             edge_table(self.edges),
             task_table(self.tasks),
         )
-        loops = "\n".join([*part_lines(self.part), *loop_lines(self.loops)])
+        loops = "\n".join([*part_lines(self.part), *loop_lines(self.loops), *cut_lines(self.loops)])
         return "\n\n".join(
             [
                 _RULE,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, subjaxprs
+from mpmd.compiler.jaxprs.printing import type_text
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.source import nearness_to_user, where
 from mpmd.compiler.steps import CutStep, Loop
@@ -38,7 +39,7 @@ def warn_of_mistakes(step: CutStep, plan: Plan) -> None:
     of_arguments = _dependent(itertools.chain(*step.outside), [leaf.var for leaf in step.arguments])
     for loop in step.loops:
         if loop.num_microbatches > 1:
-            _warn(UnreadMicrobatchWarning, unread_microbatch(loop))
+            _warn(UnreadMicrobatchWarning, unread_microbatch(loop, step))
             _warn(SharedKeyWarning, shared_keys(loop, of_arguments))
     _warn(IdleGroupWarning, idle_groups(plan))
 
@@ -64,7 +65,7 @@ def _warn(category: type[StepWarning], texts: Iterable[str]) -> None:
         warnings.warn(text, category, stacklevel=2)
 
 
-def unread_microbatch(loop: Loop) -> Iterator[str]:
+def unread_microbatch(loop: Loop, step: CutStep) -> Iterator[str]:
     """The warning of a loop that sums, once for each microbatch, one value that depends on its arguments."""
     if any(result.is_carry for result in loop.results):
         return
@@ -80,8 +81,26 @@ def unread_microbatch(loop: Loop) -> Iterator[str]:
         yield (
             f"the function of the loop at {loop.where} does not read its microbatch: it computes the same in "
             f"each of the {loop.num_microbatches}. Have it compute with its own argument, and not with the "
-            "batch around it"
+            f"batch around it{_read_around(step, set(outer))}"
         )
+
+
+def _read_around(step: CutStep, outer: set[Var]) -> str:
+    """The step's arrays with rows that a loop reads and that are no state, as text.
+
+    Args:
+      outer: the variables that the loop reads.
+    """
+    state = {argument for argument, _ in step.fed_back}
+    inputs = [(leaf.var, leaf.path) for i, leaf in enumerate(step.arguments) if i not in state]
+    inputs += [(constant.var, "a constant array") for constant in step.constants]
+    eqns = tuple(itertools.chain(*step.outside))
+    read = [
+        f"{name} ({type_text(aval_of(var))})"
+        for var, name in inputs
+        if aval_of(var).shape and not outer.isdisjoint(_dependent(eqns, [var]))
+    ]
+    return f": it reads {first_few(read)}" if read else ""
 
 
 def shared_keys(loop: Loop, of_arguments: set[Var]) -> Iterator[str]:

@@ -9,15 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from mpmd.attribution.findings import Finding
 from mpmd.explanation.explanation import findings_text
 from mpmd.ir.part import Part, part_lines
-from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, loop_lines
+from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, cut_lines, loop_lines
 from mpmd.ir.routes import Routes, Topology
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
+from mpmd.profile.profile import Profile
+from mpmd.profile.text import findings_lines
 from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import aligned, human_bytes
 from mpmd.verify import Verified
-
-SHOWN = 3
-"""The findings of a profile that a report shows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Report(ShownAsText):
 
     Attributes:
       groups: the tasks and the needs of each group.
-      executables: the number of different executables of all groups.
+      executables: the number of executables of all groups, each counted once.
       seconds: how long each pass took; their sum is the time of compiling. ``jax`` is JAX's tracing of the
         step, and ``trace`` is what the compiler does with it; ``split``, ``shard``, ``place``, ``lower`` and
         ``verify`` are the other passes of the compiler. ``export`` makes the executables ready for other
@@ -79,10 +78,11 @@ class Report(ShownAsText):
       are_specs_open: whether shardings are left to the groups' compilers, which have not chosen them: their
         values count as replicated.
       findings: facts that the user probably did not intend, as in ``mpmd.explain``.
-      loops: which stages are those of which loop; shown if there are several.
+      loops: which stages are those of which loop, shown if there are several; and where stages end that
+        ``mpmd.auto_marks`` has cut.
       part: that of the mesh for which the step is; ``None``: the whole mesh.
-      slow: the findings of the step's last profile on where the time went, those that would save the most
-        first; the first three are shown. Empty for a step that was not profiled.
+      profile: the last profile of the step, without its result, if there is one. The first three of its
+        findings are shown.
     """
 
     groups: tuple[GroupReport, ...]
@@ -92,7 +92,16 @@ class Report(ShownAsText):
     findings: tuple[str, ...] = ()
     loops: tuple[LoopStages, ...] = ()
     part: Part | None = None
-    slow: tuple[Finding, ...] = ()
+    profile: Profile | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def profile_findings(self) -> tuple[Finding, ...]:
+        """The findings of the step's last profile, those first that would save the most; none without one.
+
+        They are computed when they are first asked for, also by ``str(report)``; other schedules are
+        simulated for them, which takes seconds for steps of many thousand tasks.
+        """
+        return self.profile.findings if self.profile else ()
 
     def __str__(self) -> str:
         compiled = any(group.xla_seconds is not None for group in self.groups)
@@ -112,6 +121,7 @@ class Report(ShownAsText):
             [
                 *part_lines(self.part),
                 *loop_lines(self.loops),
+                *cut_lines(self.loops),
                 *aligned([header, *rows], left=()),
                 f"{self.executables} different executables in all",
                 "memory of each device at its peak:",
@@ -120,8 +130,7 @@ class Report(ShownAsText):
                 f"{'compiled' if compiled else 'planned'} in seconds:",
                 *aligned([list(passes), [f"{seconds:.2f}" for seconds in passes.values()]], left=()),
                 *filter(None, [findings_text(self.findings)]),
-                *(["what would help, by simulation of the last profile:"] if self.slow else []),
-                *(f"  - {finding}" for finding in self.slow[:SHOWN]),
+                *findings_lines("what would help, by simulation of the last profile:", self.profile_findings),
             ]
         )
 
@@ -171,7 +180,7 @@ def report(
     holdings: Mapping[Edge, Holding] | None = None,
     measured_peaks: Sequence[int | None] | None = None,
     findings: Sequence[str] = (),
-    slow: Sequence[Finding] = (),
+    profile: Profile | None = None,
 ) -> Report:
     """Reports on a plan; what XLA took, where messages are and what was measured is of one that was loaded.
 
@@ -185,7 +194,7 @@ def report(
       holdings: where the messages of each edge are until they are used; by default in the receiver's memory.
       measured_peaks: for each group, the most bytes that were allocated on one of its devices.
       findings: those of the plan's explanation.
-      slow: those of the step's last profile.
+      profile: the step's last one.
     """
     sent: collections.Counter[tuple[int, int]] = collections.Counter()
     for (source, _), by_processes in Routes(plan, topology).sent_bytes().items():
@@ -226,5 +235,5 @@ def report(
         findings=tuple(findings),
         loops=plan.loops,
         part=plan.part,
-        slow=tuple(slow),
+        profile=profile,
     )

@@ -9,50 +9,71 @@ from collections.abc import Iterator, Mapping
 from jax.extend.core import Jaxpr
 
 from mpmd.attribution.balance import Balance
+from mpmd.attribution.planned import equal_stages_finding
 from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.errors import PerformanceWarning
+from mpmd.explanation.costs import costs_of_tasks
 from mpmd.explanation.uses import numbers_text
 from mpmd.ir.plan import AnyTask, OutsideTask, Plan
 
 _LARGE = 1e9
 """From so many operations of a loop on, their number tells what takes time."""
 
+_REMEDY = (
+    "Stages end where mark_stage_end is called, and all that comes after the last call is in the last stage, "
+    "a second model without marks too: move the marks, or give it as many of its own; where mpmd.plan or "
+    "auto_marks has chosen the ends of stages, write marks in place of that"
+)
 
-def loop_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> list[float]:
-    """For each group, the operations of its stages in one step, on each of its devices."""
-    known: dict[int, int] = {}
-    work = [0.0] * len(plan.programs)
+
+def task_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> dict[tuple[int, AnyTask], float]:
+    """For each task of a group, its operations on each of the group's devices."""
+    counted: dict[int, int] = {}
+    work = {}
     for (group, task), jaxpr in jaxprs.items():
-        if not isinstance(task, OutsideTask):
-            if id(jaxpr) not in known:
-                known[id(jaxpr)] = total_operations(jaxpr.eqns)
-            work[group] += known[id(jaxpr)] / math.prod(plan.submesh(group).values())
+        if id(jaxpr) not in counted:
+            counted[id(jaxpr)] = total_operations(jaxpr.eqns)
+        work[group, task] = counted[id(jaxpr)] / math.prod(plan.submesh(group).values())
     return work
 
 
-def uneven_work(plan: Plan, work: list[float]) -> Iterator[str]:
-    """The finding about a group with twice its share of the loop's operations, or three quarters of them."""
+def loop_work(plan: Plan, work: Mapping[tuple[int, AnyTask], float]) -> list[float]:
+    """For each group, the operations of its stages in one step, of those of its tasks."""
+    of_groups = [0.0] * len(plan.programs)
+    for (group, task), operations in work.items():
+        if not isinstance(task, OutsideTask):
+            of_groups[group] += operations
+    return of_groups
+
+
+def uneven_work(plan: Plan, work: Mapping[tuple[int, AnyTask], float]) -> Iterator[str]:
+    """The finding about a group with twice its share of the loop's operations, or three quarters of them.
+
+    Args:
+      work: as of ``task_work``.
+    """
     cells = [
         [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
         for program in plan.programs
     ]
-    balance = Balance({group: work[group] for group, of_group in enumerate(cells) if of_group})
+    loads = loop_work(plan, work)
+    balance = Balance({group: loads[group] for group, of_group in enumerate(cells) if of_group})
     for group in balance.loads if len(balance.loads) > 1 else ():
         if (share := balance.share(group)) > min(2 * balance.even_share, 0.75):
             stages = sorted({task.stage for cell in cells[group] for task in cell.tasks})
             where = f"{'stage' if len(stages) == 1 else 'stages'} {numbers_text(stages)}"
+            saving = equal_stages_finding(plan, costs_of_tasks(work))
+            by_simulation = f": {saving}, by a simulation of the operations" if saving else ""
             yield (
                 f"group {group} ({where}) has {share:.0%} of the operations of the loop, of which "
-                f"{balance.even_share:.0%} would be even; the other groups wait for it. Stages end where "
-                "mark_stage_end is called, and all that comes after the last call is in the last stage, a "
-                "second model without marks too: move the marks, or give it as many of its own; where "
-                "mpmd.plan or auto_marks has chosen the ends of stages, write marks in place of that"
+                f"{balance.even_share:.0%} would be even; the other groups wait for it{by_simulation}. "
+                f"{_REMEDY}"
             )
 
 
 def warn_of_uneven_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> None:
     """Warns, by a ``PerformanceWarning``, when one group has most of a large loop's work."""
-    work = loop_work(plan, jaxprs)
-    if sum(work) >= _LARGE:
+    work = task_work(plan, jaxprs)
+    if sum(loop_work(plan, work)) >= _LARGE:
         for text in uneven_work(plan, work):
             warnings.warn(text, PerformanceWarning, stacklevel=2)

@@ -46,7 +46,15 @@ class Event:
 
 
 def checked_events(name: str, events: Any) -> list[Event]:
-    """The events of an argument of this name. Raises ``TypeError`` if it has anything else."""
+    """The events of an argument of this name. Raises ``TypeError`` if it has anything else.
+
+    What has events, such as the profile of a step, is no list of them.
+    """
+    if not isinstance(events, list | tuple) and hasattr(events, "events"):
+        raise TypeError(
+            f"{name} must be the events of a step, and not the {type(events).__name__} that has them: pass "
+            "its .events"
+        )
     raise_faults(type_fault(name, events, Iterable, "the events of a step"))
     listed = list(events)
     raise_faults(*(type_fault(f"{name}[{i}]", event, Event, "an Event") for i, event in enumerate(listed)))

@@ -8,12 +8,18 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class LoopStages:
-    """The stages and microbatches of a loop, and the name of its schedule."""
+    """The stages and microbatches of a loop, and the name of its schedule.
+
+    Attributes:
+      ends: where each stage but the last ends, if ``mpmd.auto_marks`` has chosen it; empty if the user marked
+        the ends of stages.
+    """
 
     schedule: str
     first_stage: int
     num_stages: int
     num_microbatches: int
+    ends: tuple[str, ...] = ()
 
     @property
     def stages(self) -> range:
@@ -31,3 +37,13 @@ def loop_lines(loops: Sequence[LoopStages]) -> list[str]:
     if len(loops) < 2:
         return []
     return ["loops:", *(f"  loop {number}, {loop}" for number, loop in enumerate(loops))]
+
+
+def cut_lines(loops: Sequence[LoopStages]) -> list[str]:
+    """The ends of the stages that ``mpmd.auto_marks`` has chosen, as text; none if the user marked all."""
+    lines = [
+        f"  stage {stage} ends after {end}"
+        for loop in loops
+        for stage, end in zip(loop.stages, loop.ends, strict=False)
+    ]
+    return ["stages without marks, cut between layers:", *lines] if lines else []

@@ -37,6 +37,7 @@ from typing import Any
 
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.loops import LoopStages as LoopStages
+from mpmd.ir.loops import cut_lines as cut_lines
 from mpmd.ir.loops import loop_lines as loop_lines
 from mpmd.ir.part import Part, part_lines
 from mpmd.ir.tasks import AnyTask as AnyTask
@@ -293,7 +294,7 @@ class Plan(ShownAsText):
         """The loops, and a line for each group: its stages, its tasks, its messages, its arguments."""
         header = ("group", "devices", "stages", "tasks", "messages sent", "arguments")
         rows = [header, *(self._summary_row(program) for program in self.programs)]
-        loops = [str(loop) for loop in self.loops] or ["no loop"]
+        loops = [*map(str, self.loops), *cut_lines(self.loops)] or ["no loop"]
         lines = [*part_lines(self.part), *loops, *aligned(rows, left=())]
         return "\n".join([*lines, "plan.text() has all instructions"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -85,6 +84,9 @@ class ProcessTimes:
       finished: when its last operation had ended.
       replied: when its reply was complete.
       tasks, waits, sends: each in the order of time.
+      on_cores: whether its tasks run on the cores of the host, and not on an accelerator.
+      has_device_times: whether the times of tasks are those of the accelerator's trace. Otherwise they are
+        those of the process, which waits for each task.
     """
 
     mpmd_idx: int
@@ -97,6 +99,8 @@ class ProcessTimes:
     tasks: tuple[TaskTime, ...] = ()
     waits: tuple[WaitTime, ...] = ()
     sends: tuple[SendTime, ...] = ()
+    on_cores: bool = False
+    has_device_times: bool = False
 
     def shifted(self, offset: int) -> ProcessTimes:
         """The same times by a clock that is ahead by ``offset`` nanoseconds."""
@@ -140,27 +144,12 @@ class RecordedStep:
       called: when the driver called the step.
       returned: when it had the replies of all groups.
       processes: by group and rank; groups without a part in the step have none.
+      is_recovered: whether groups were replaced since the step before, so that the driver waited, and groups
+        perhaps ran the step again. The times of processes are those of the last run.
     """
 
     driver: Host
     called: int
     returned: int
     processes: tuple[ProcessTimes, ...]
-
-    @property
-    def is_of_one_run(self) -> bool:
-        """Whether no message came before it was sent, by one clock.
-
-        One has, where a group recovered meanwhile: groups that had replied before are recorded as they ran
-        then, and the others as they ran the step again.
-        """
-        sent = collections.defaultdict(list)
-        for times in self.processes:
-            for send in times.sends:
-                sent[times.mpmd_idx, send.dst, send.tag].append((times.host.clock, send.start))
-        return not any(
-            all(clock == times.host.clock and start > wait.arrived for clock, start in senders)
-            for times in self.processes
-            for wait in times.waits
-            if (senders := sent[wait.src, times.mpmd_idx, wait.tag])
-        )
+    is_recovered: bool = False

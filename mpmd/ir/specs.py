@@ -32,7 +32,7 @@ def axes_of(spec: Spec) -> set[str]:
 
 
 def num_shards(spec: Spec, sizes: Mapping[str, int]) -> int:
-    """The number of different shards into which a spec cuts a value; each device holds one of them."""
+    """The number of shards into which a spec cuts a value; each device holds one of them."""
     return math.prod(_shards(entry, sizes) for entry in spec)
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+_REGION = re.compile(r"\[(?::, )*(\d+):(\d+)\]$")
 
 Region = tuple[slice, ...]
 """A slice for each dimension."""
@@ -75,6 +78,12 @@ class Leaf:
     def names(self) -> tuple[str, ...]:
         """The names of its layer ranges; its own name if it is one value."""
         return tuple(self.path + name for name in self.stack.names) if self.stack else (self.path,)
+
+
+def layers_of(name: str) -> range | None:
+    """The layers of a layer range by its name, as ``Stack.names`` has them; ``None`` for a whole value."""
+    match = _REGION.search(name)
+    return range(int(match[1]), int(match[2])) if match else None
 
 
 def per_layer_range(leaves: Sequence[Leaf], values: Sequence[Any]) -> list[Any]:

@@ -24,6 +24,7 @@ class Boundary:
       in_scan: whether a mark in a scan made it, as one of several ends of stages.
       has_rest: whether the scan has more iterations than ``every``; these belong to the next stage.
       by_auto_marks: whether ``mpmd.auto_marks`` wrote it, at the end of a layer, and not the user.
+      ends: of one that ``mpmd.auto_marks`` wrote, the layer after which each stage ends, as text.
       stage: the stage that ends there, once the compiler has numbered the marks of a loop.
     """
 
@@ -34,6 +35,7 @@ class Boundary:
     in_scan: bool = False
     has_rest: bool = False
     by_auto_marks: bool = False
+    ends: tuple[str, ...] = ()
 
     @property
     def is_of_scan(self) -> bool:

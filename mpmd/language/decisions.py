@@ -29,7 +29,7 @@ class Decisions:
       num_layers: the number of layers of such a function, where ``layers_per_stage`` does not say it;
         ``None``: as many as are found.
       remat: whether each of these layers is computed again in the backward, from its input.
-      mark_layers: marks the ends of stages in the function of a gradient that has no marks:
+      mark_layers: marks the ends of stages in a function that has no marks, given the number of stages:
         ``mpmd.auto_marks``, which is above the language of steps. ``None`` leaves functions as they are.
       of_loops: the decisions of each loop, in the order in which loops are traced, if they differ. A function
         under ``jax.jit`` is traced once, however often it is called, so its loops have the same decisions in
@@ -41,7 +41,7 @@ class Decisions:
     layers_per_stage: tuple[int, ...] | None = None
     num_layers: int | None = None
     remat: bool = False
-    mark_layers: Callable[[Callable], Callable] | None = None
+    mark_layers: Callable[[Callable, int | None], Callable] | None = None
     of_loops: tuple[Decisions, ...] = ()
 
 
@@ -78,6 +78,38 @@ def next_loop() -> Iterator[int]:
     number = next(trace.loops) if trace else 0
     with _decisions(of_loops[number] if number < len(of_loops) else _decisions.value):
         yield number
+
+
+def marked_as_decided(fun: Callable, schedule: Schedule | None) -> Callable:
+    """The function with the ends of stages that a plan decides, or else of as many as the schedule has.
+
+    Under plain JAX, where stages mean nothing, it is the function itself.
+
+    Args:
+      schedule: of the loop, unless one is decided.
+    """
+
+    @functools.wraps(fun)
+    def marked(*args, **kwargs):
+        decisions = current_decisions()
+        if decisions.mark_layers is None:
+            return fun(*args, **kwargs)
+        of_loop = decisions.schedule or schedule
+        num_stages = of_loop.num_stages if of_loop and of_loop.num_stages > 1 else None
+        return decisions.mark_layers(fun, num_stages)(*args, **kwargs)
+
+    return marked
+
+
+def with_layers_marked(fun: Callable, mark_layers: Callable[[Callable, int | None], Callable]) -> Callable:
+    """The function, traced so that functions without marks have stages where nothing else is decided."""
+
+    @functools.wraps(fun)
+    def under_decisions(*args, **kwargs):
+        with _decisions(dataclasses.replace(current_decisions(), mark_layers=mark_layers)):
+            return fun(*args, **kwargs)
+
+    return under_decisions
 
 
 def decided(fun: Callable, decisions: Decisions) -> Callable:

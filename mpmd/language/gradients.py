@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpmd.language.decisions import current_decisions
+from mpmd.language.captured import captured_named, nothing_to_cut
+from mpmd.language.decisions import marked_as_decided
 from mpmd.language.operations import Op, is_op, operation_faults
 from mpmd.language.pieces import cut_rows, number_of_microbatches
 from mpmd.language.reduce import Add, Concat, Mean, treduce
@@ -62,8 +63,9 @@ def value_and_grad(
 
     Args:
       fun: a function as for ``jax.value_and_grad``: it returns a scalar, or a pair of a scalar and auxiliary
-        output. Its marks end stages. A function without marks is put under ``mpmd.auto_marks``, so that
-        ``mpmd.plan`` can choose its stages.
+        output. Its marks end stages. A function without marks is put under ``mpmd.auto_marks``: it is cut
+        between layers into the stages that ``mpmd.plan`` chooses, or into as many as the schedule has.
+        ``step.report()`` shows where.
       argnums: the positions of the arguments to differentiate with respect to.
       has_aux: whether ``fun`` returns auxiliary output.
       num_microbatches: the number of microbatches, by which the number of rows divides. ``None``: the number
@@ -87,12 +89,10 @@ def value_and_grad(
       that cannot be combined.
     """
     _check_options(fun, argnums, has_aux, num_microbatches, schedule, batch_argnums, reduction, aux_reduction)
-    differentiate = jax.value_and_grad(_marked_as_decided(fun), argnums, has_aux)
+    differentiate = jax.value_and_grad(marked_as_decided(fun, schedule), argnums, has_aux)
     whole = Add if reduction == "sum" else Mean
 
-    @functools.wraps(fun)
-    def of_batch(*args: Any, **kwargs: Any) -> Any:
-        batch = _Batch.of(args, argnums, batch_argnums, num_microbatches)
+    def of_microbatches(batch: _Batch, kwargs: dict[str, Any]) -> Any:
         weights = batch.relative_weights(reduction, kwargs) if callable(reduction) else None
         xs = (batch.microbatches, weights)
         if not has_aux:
@@ -117,18 +117,15 @@ def value_and_grad(
         finished = [rule.finish(leaf) for rule, leaf in zip(rules, aux, strict=True)]
         return (value, jax.tree.unflatten(treedef, finished)), grads
 
-    return of_batch
-
-
-def _marked_as_decided(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the ends of stages that a plan decides, if there is one."""
-
     @functools.wraps(fun)
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        mark_layers = current_decisions().mark_layers
-        return (mark_layers(fun) if mark_layers else fun)(*args, **kwargs)
+    def of_batch(*args: Any, **kwargs: Any) -> Any:
+        batch = _Batch.of(fun, args, kwargs, argnums, batch_argnums, num_microbatches)
+        if batch.size == 1:
+            return of_microbatches(batch, kwargs)
+        with captured_named(fun, args, kwargs, batch.rows):
+            return of_microbatches(batch, kwargs)
 
-    return marked
+    return of_batch
 
 
 def grad(
@@ -192,8 +189,16 @@ class _Batch:
     size: int
 
     @classmethod
-    def of(cls, args: tuple, argnums: Any, batch_argnums: Any, num_microbatches: int | None) -> _Batch:
-        """Cuts the arguments that are the batch. Raises ``ValueError``."""
+    def of(
+        cls,
+        fun: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+        argnums: Any,
+        batch_argnums: Any,
+        num_microbatches: int | None,
+    ) -> _Batch:
+        """Cuts the arguments of ``fun`` that are the batch. Raises ``ValueError``."""
         cut_arguments = _batch_positions(len(args), argnums, batch_argnums)
         size = number_of_microbatches("num_microbatches", num_microbatches)
         with_paths, treedef = jax.tree_util.tree_flatten_with_path(args)
@@ -203,13 +208,11 @@ class _Batch:
             if path[0].idx in cut_arguments and getattr(leaf, "shape", None)
         }
         if not named:
-            among = ", ".join(f"args[{i}]" for i in sorted(cut_arguments)) or "what is passed"
-            raise ValueError(
-                f"{among} has no array with rows to cut into microbatches: pass the batch by position, as "
-                "arrays (np.asarray makes one of a list), and say with batch_argnums where it is"
-            )
+            among = ", ".join(f"args[{i}]" for i in sorted(cut_arguments))
+            raise nothing_to_cut(fun, args, kwargs, among or "what is passed")
         hint = "" if batch_argnums is not None else "; say with batch_argnums which arguments are the batch"
-        microbatches = cut_rows(list(named.values()), size, hint)
+        with captured_named(fun, args, kwargs):
+            microbatches = cut_rows(list(named.values()), size, hint)
         return cls(tuple(leaf for _, leaf in with_paths), treedef, tuple(named), tuple(microbatches), size)
 
     def arguments(self, microbatch: Sequence[Any]) -> tuple:
@@ -218,6 +221,11 @@ class _Batch:
         for i, leaf in zip(self.cut, microbatch, strict=True):
             leaves[i] = leaf
         return jax.tree.unflatten(self.treedef, leaves)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of all microbatches."""
+        return self.size * self.microbatches[0].shape[1]
 
     @property
     def whole(self) -> tuple:

@@ -18,9 +18,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.compat import with_constants_as_inputs
 from mpmd.language.carry import Microbatch
-from mpmd.language.decisions import current_decisions, next_loop
+from mpmd.language.decisions import current_decisions, marked_as_decided, next_loop
 from mpmd.language.operations import Op, is_op, operation_faults
-from mpmd.schedules import Schedule
+from mpmd.schedules import ForwardOnly, Schedule
 from mpmd.schedules.base import schedule_fault
 from mpmd.sharding import described, explicit_sharding
 from mpmd.util.tables import first_few
@@ -142,7 +142,9 @@ def treduce(
         carry, takes the carry and a microbatch, and returns the next carry and the pytree.
       xs: a pytree of arrays that all have the same size along ``axis``: the number of microbatches.
       schedule: the order of the stages' tasks, e.g. ``mpmd.Std1F1B(num_stages=4)``. The schedule that a plan
-        decides takes its place. ``None`` leaves it to a plan; plain JAX needs none.
+        decides takes its place. ``None`` leaves it to a plan; plain JAX needs none. A function without marks
+        is cut between layers into the stages of a ``ForwardOnly`` schedule. One that differentiates has to
+        say before that where stages end: by marks, or with ``mpmd.auto_marks`` or ``mpmd.value_and_grad``.
       axis: the axis of every leaf of ``xs`` that counts microbatches. Explicit types must not shard it.
       operation: an ``Op``, or a pytree prefix of the result with an ``Op`` for each subtree. By default the
         first of two results is stacked and the second summed: the losses and the gradients. If ``fun`` takes
@@ -190,6 +192,9 @@ def treduce(
             f"treduce needs the same number of microbatches, the size along axis {axis}, in every leaf; got "
             + first_few(flat, 5)
         )
+
+    if isinstance(schedule, ForwardOnly) and carry is None:
+        fun = marked_as_decided(fun, schedule)
 
     def fun_of_index(*carry_and_index):
         *taken_carry, i = carry_and_index

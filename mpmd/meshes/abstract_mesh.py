@@ -29,7 +29,7 @@ Shape = Mapping[str, int] | AbstractMesh
 class AbstractMpmdMesh(WholeMesh):
     """The shape of a mesh of groups: steps are planned for it, and cannot run on it.
 
-    It needs neither devices nor a cluster, and has the arguments of ``cluster.launch``: one shape that is cut
+    It needs neither devices nor a cluster, and has the arguments of ``mpmd.launch``: one shape that is cut
     along an axis, or a list with a shape for each group, in which an axis that a group does not name has size
     1::
 
@@ -98,7 +98,7 @@ class AbstractMpmdMesh(WholeMesh):
         """There is none. Raises ``RuntimeError``."""
         raise RuntimeError(
             f"{self!r} has no devices: step.lower(...) plans for it, and step.lower(...).compile(mesh) goes "
-            "on with a mesh of the same shape that runs, mpmd.MpmdMesh or what cluster.launch returns"
+            "on with a mesh of the same shape that runs, mpmd.MpmdMesh or what mpmd.launch returns"
         )
 
     def __repr__(self) -> str:

@@ -61,6 +61,6 @@ def mesh_fault(name: str, mesh: Any, *, optional: bool = False) -> TypeError | N
     if (hasattr(mesh, "abstract_submeshes") and not isinstance(mesh, type)) or (optional and mesh is None):
         return None
     return TypeError(
-        f"{name} must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, what cluster.launch "
+        f"{name} must be mpmd.MpmdMesh(jax_mesh, axis), over this process's devices, what mpmd.launch "
         f"returns, or an mpmd.AbstractMpmdMesh, to plan without devices; not {shown(mesh)}"
     )

@@ -184,7 +184,7 @@ def _faults_of_all(meshes: Sequence[Mesh]) -> Iterator[str]:
         if others:
             yield (
                 f"{len(others)} of the mesh's {mesh.size} devices belong to other processes; "
-                "use cluster.launch for groups in several processes"
+                "use mpmd.launch for groups in several processes"
             )
 
 

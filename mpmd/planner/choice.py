@@ -44,7 +44,7 @@ class Choice(ShownAsText):
 
     ::
 
-        with cluster.launch(**choice.launch) as mesh:      # or choice.mesh(), of this process's devices
+        with mpmd.launch(**choice.launch) as mesh:      # or choice.mesh(), of this process's devices
             step = choice.jit(mesh)
             state, loss = step(state, batch)
 
@@ -86,7 +86,7 @@ class Choice(ShownAsText):
 
     @property
     def launch(self) -> dict[str, Any]:
-        """Arguments of ``cluster.launch``: the groups, and the processes of those that span nodes."""
+        """Arguments of ``mpmd.launch``: the groups, and the processes of those that span nodes."""
         groups = submeshes_of(self.candidate)
         per_node = self.cluster.devices_per_node
         processes = [-(-int(np.prod([*group.values()])) // per_node) for group in groups]
@@ -123,7 +123,7 @@ class Choice(ShownAsText):
         """The step, cut, scheduled and sharded as chosen, for groups of the chosen shapes.
 
         Args:
-          mesh: what ``cluster.launch(**choice.launch)`` or ``choice.mesh()`` returned, or any mesh of groups
+          mesh: what ``mpmd.launch(**choice.launch)`` or ``choice.mesh()`` returned, or any mesh of groups
             of these shapes.
           options: keywords of ``mpmd.jit`` that take the place of the chosen ones, such as
             ``donate_argnums=()`` where the state is still needed after the call.
@@ -136,7 +136,7 @@ class Choice(ShownAsText):
         if not _are_alike(chosen_shapes, shapes):
             raise ValueError(
                 f"the choice is for groups of the shapes {chosen_shapes}, and the mesh has {shapes}: take "
-                "cluster.launch(**choice.launch) or choice.mesh()"
+                "mpmd.launch(**choice.launch) or choice.mesh()"
             )
         chosen_options = {
             "in_shardings": self.in_shardings,

@@ -54,7 +54,7 @@ def plan(
 
         choice = mpmd.plan(train_step, state, batch, cluster=mpmd.Cluster(nodes=2, devices_per_node=8, ...))
         print(choice)                                     # the table, and why others lost
-        with cluster.launch(**choice.launch) as mesh:
+        with mpmd.launch(**choice.launch) as mesh:
             step = choice.jit(mesh)                       # cut, scheduled and sharded as chosen
 
     The step has a ``treduce``, or ``value_and_grad``. Its own decisions stay: its stages, where it has

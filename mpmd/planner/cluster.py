@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpmd.planner.hardware import Hardware, check_known, completed
+from mpmd.util.shadowing import check_not_shadowed
 from mpmd.validation import bool_fault, raise_faults
 
 ENTRY_POINT_GROUP = "mpmd.clusters"
@@ -37,7 +38,7 @@ class Cluster(Hardware):
             while all devices of a node compute, memory bandwidth, the overhead of a task, and messages
             between groups on a node and between nodes. It takes seconds.
           dtype: of these matrix products.
-          platform: ``cpu``, ``cuda`` or another one of JAX; by default as ``cluster.launch`` chooses.
+          platform: ``cpu``, ``cuda`` or another one of JAX; by default as ``mpmd.launch`` chooses.
           cpus_per_device: the CPUs of a node that make a device, on ``cpu``; by default one, or as many as
             the given ``devices_per_node`` have each.
           timeout: seconds to wait for the actors.
@@ -45,7 +46,7 @@ class Cluster(Hardware):
 
         Raises: ``ValueError`` when the cluster has no such devices, when its nodes differ and
           ``devices_per_node`` does not say what to use of them, or when something is neither given nor
-          measured; ``RuntimeError`` when ``mpmd`` is not installed; as ``cluster.launch``.
+          measured; ``RuntimeError`` when ``mpmd`` is not installed; as ``mpmd.launch``.
         """
         from mpmd.planner.record_steps import record_steps  # which loads JAX
 
@@ -92,4 +93,5 @@ def _entry_point(name: str) -> Callable[..., Hardware]:
             f"no installed package describes clusters of {name!r} (entry points of {ENTRY_POINT_GROUP!r}): "
             "install mpmd, or install it again if that was an earlier version: pip install --editable ."
         )
+    check_not_shadowed(entry_points[0].module.partition(".")[0])
     return entry_points[0].load()

@@ -6,23 +6,22 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpmd.attribution.accounts import Account
-from mpmd.attribution.alternatives import Alternative, alternatives_of
-from mpmd.attribution.attribution import Attribution, attribute
-from mpmd.attribution.clocks import MatchedStep, Senders, match
-from mpmd.attribution.findings import Finding, findings_of
+from mpmd.attribution.alternatives import Alternative
+from mpmd.attribution.attribution import Attribution
+from mpmd.attribution.clocks import MatchedStep
+from mpmd.attribution.findings import Finding
 from mpmd.attribution.gaps import Gap
-from mpmd.attribution.measured import measure
-from mpmd.attribution.model import StepModel
 from mpmd.attribution.path import Segment
-from mpmd.attribution.scenarios import Scenario, scenarios_of
+from mpmd.attribution.scenarios import Scenario
 from mpmd.ir.events import Event
-from mpmd.ir.plan import Edge, Plan
+from mpmd.ir.plan import Plan
 from mpmd.ir.process_times import RecordedStep
-from mpmd.ir.routes import Routes, Topology
+from mpmd.ir.routes import Topology
+from mpmd.profile.analysis import Analysis
 from mpmd.profile.faults import fault_of
 from mpmd.profile.memory import MemoryOverTime, memory_over_time
 from mpmd.profile.saving import read_profile, write_profile
@@ -62,7 +61,7 @@ class Profile(ShownAsText):
         yield self.events
 
     def __str__(self) -> str:
-        return profile_text(self.attribution, self.findings, len(self.recorded))
+        return profile_text(self.attribution, self.findings, len(self.recorded), self.recoveries)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the profile without its result to a file, which ``Profile.load`` reads.
@@ -129,23 +128,42 @@ class Profile(ShownAsText):
             sources=self.sources,
             compile_seconds=self.compile_seconds,
             memory=memory_over_time(self.plan, step, self.updated),
+            recoveries=self.recoveries,
         )
 
+    def without_result(self) -> Profile:
+        """The profile without the last step's result; what is computed of one is there for both."""
+        profile = dataclasses.replace(self, result=None)
+        profile.__dict__["_analysis"] = self._analysis
+        return profile
+
     @functools.cached_property
+    def _analysis(self) -> Analysis:
+        return Analysis(self.plan, self.topology, self.recorded)
+
+    @property
     def steps(self) -> tuple[MatchedStep, ...]:
         """The recorded steps by the driver's clock, each in nanoseconds since its call."""
-        senders = _senders(self.plan, self.topology)
-        return tuple(match(step, senders) for step in self.recorded)
+        return self._analysis.steps
+
+    @property
+    def recoveries(self) -> Mapping[int, int]:
+        """The steps for which groups were replaced, by number, with the nanoseconds from the call until then.
+
+        They count in no median, and none of them is the one that is explained, unless there is no other.
+        """
+        times = ((number, step.recovery) for number, step in enumerate(self.steps))
+        return {number: time for number, time in times if time is not None}
 
     @functools.cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
         """For each group, the bytes of each device over the step of median length, by their purpose."""
         return memory_over_time(self.plan, self.steps[self.attribution.measured.step], self.updated)
 
-    @functools.cached_property
+    @property
     def attribution(self) -> Attribution:
         """The causes of the idle time of the recorded step of median length; medians are of all of them."""
-        return attribute(measure(self.plan, self.steps, self.topology))
+        return self._analysis.attribution
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -162,24 +180,20 @@ class Profile(ShownAsText):
         """The tasks, messages and other spans that the step's end came after, from the call to the return."""
         return self.attribution.critical_path
 
-    @functools.cached_property
+    @property
     def scenarios(self) -> tuple[Scenario, ...]:
         """The length of the step if single things were otherwise, by simulation."""
-        return scenarios_of(self._model)
+        return self._analysis.scenarios
 
-    @functools.cached_property
+    @property
     def alternatives(self) -> tuple[Alternative, ...]:
         """Other schedules and numbers of microbatches with the times of this step, by simulation."""
-        return alternatives_of(self._model, self.plan)
+        return self._analysis.alternatives
 
-    @functools.cached_property
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """Sentences on where the time went, those first that would save the most."""
-        return findings_of(self.attribution, self.scenarios, self.alternatives)
-
-    @functools.cached_property
-    def _model(self) -> StepModel:
-        return StepModel.of(self.attribution)
+        return self._analysis.findings
 
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:
@@ -189,16 +203,3 @@ class Profile(ShownAsText):
         """
         first = (times for times in self.steps[-1].processes if times.rank == 0)
         return tuple(event for times in first for event in times.events())
-
-
-def _senders(plan: Plan, topology: Topology) -> Senders:
-    """The ranks from which each process gets its slices of a message."""
-    if all(group.num_processes == 1 for group in topology.groups):
-        return lambda edge, tag, rank: (0,)
-    routes = Routes(plan, topology)
-    of_group = functools.cache(routes.of_group)
-
-    def senders(edge: Edge, tag: int, rank: int) -> Collection[int]:
-        return of_group(edge[1])[*edge, tag].received_by(rank).keys()
-
-    return senders

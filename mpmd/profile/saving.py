@@ -13,7 +13,7 @@ from mpmd.util.json_data import JsonFormat, Text
 FORMAT = "mpmd profile"
 """The name of the format, which a file has under ``format``."""
 
-VERSION = 1
+VERSION = 2
 """The version of the format, which changes when files of before cannot be read any more."""
 
 _Data = TypeVar("_Data")
@@ -46,6 +46,8 @@ def read_profile(cls: type[_Data], path: str | os.PathLike[str]) -> _Data:
     Raises: ``OSError`` when the file cannot be read, ``ValueError`` when it is no profile, or one of another
       version; both name the file.
     """
+    if pathlib.Path(path).is_dir():
+        raise IsADirectoryError(f"{path} is a directory, and no profile, which is a file")
     try:
         content = json.loads(pathlib.Path(path).read_bytes())
     except (ValueError, RecursionError) as error:

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from mpmd.ir.events import Event, checked_events
 from mpmd.render.chart import tasks_of
 from mpmd.simulate import Gap, Simulation
+from mpmd.validation import path_fault, raise_faults
 
 MICROSECONDS = 1e6
 
 
-def chrome_trace(source: Simulation | Iterable[Event]) -> dict[str, Any]:
+def chrome_trace(
+    source: Simulation | Iterable[Event], path: str | os.PathLike[str] | None = None
+) -> dict[str, Any]:
     """A step in the Trace Event Format: one row per group, and times in microseconds from the first event.
 
     The trace of a simulation also has the reasons why groups are idle, and a counter of each group's memory;
-    the simulation's unit of time counts as a second. Write the result with ``json.dump``.
+    the simulation's unit of time counts as a second.
+
+    Args:
+      source: a simulation, or the measured events of one step.
+      path: the file to write, which Perfetto and ``chrome://tracing`` open. ``None`` writes none.
+
+    Returns: the trace, as ``json.dump`` writes it.
+    Raises: ``TypeError`` for a path of another type, and ``OSError`` for a file that cannot be written.
 
     Source: Google, "Trace Event Format" (complete events, ``ph: X``, metadata events, ``ph: M``, and counter
     events, ``ph: C``).
     """
+    raise_faults(path_fault("path", path, optional=True), title="chrome_trace: ")
+    trace = _trace(source)
+    if path is not None:
+        Path(path).write_text(json.dumps(trace), encoding="utf-8")
+    return trace
+
+
+def _trace(source: Simulation | Iterable[Event]) -> dict[str, Any]:
     simulation = source if isinstance(source, Simulation) else None
     events = list(source.events) if isinstance(source, Simulation) else checked_events("source", source)
     spans: list[Event | Gap] = [*events, *(simulation.gaps if simulation else ())]

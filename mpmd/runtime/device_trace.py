@@ -20,7 +20,12 @@ from mpmd.validation import path_fault, raise_faults
 TraceFiles = Mapping[str, bytes]
 """The files that ``jax.profiler`` writes for a process: the content of each by the end of its name."""
 
-_FILES = ("xplane.pb", "trace.json.gz")
+_XPLANE = "xplane.pb"
+_FILES = (_XPLANE, "trace.json.gz")
+
+ALL_GROUPS = "all_groups"
+"""The name in traces of a process that has all groups."""
+
 _NO_NAME = re.compile(r"[^\w.-]")
 _OPERATION = re.compile(rf"({'|'.join(OPERATIONS)})(-start|-done)?(\.\d+)?")
 
@@ -72,6 +77,25 @@ def write_traces(folder: pathlib.Path, traces: Mapping[str, TraceFiles]) -> None
     for process, files in traces.items():
         for end, content in files.items():
             (folder / f"{process}.{end}").write_bytes(content)
+
+
+def process_name(mpmd_idx: int, rank: int) -> str:
+    """The name in traces of a process of one group."""
+    return f"group_{mpmd_idx}_process_{rank}"
+
+
+def trace_of(
+    traces: Mapping[str, TraceFiles], mpmd_idx: int, rank: int, num_groups: int
+) -> jax.profiler.ProfileData | None:
+    """The trace of a process that has one group alone; ``None`` without one.
+
+    Args:
+      traces: by the names of processes.
+      num_groups: the number of all groups.
+    """
+    name = ALL_GROUPS if num_groups == 1 and ALL_GROUPS in traces else process_name(mpmd_idx, rank)
+    content = traces.get(name, {}).get(_XPLANE)
+    return None if content is None else jax.profiler.ProfileData.from_serialized_xspace(content)
 
 
 class _Operation(NamedTuple):

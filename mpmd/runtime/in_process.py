@@ -26,7 +26,7 @@ from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.compile_once import compile_for
-from mpmd.runtime.device_trace import DeviceTrace, TraceFiles
+from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, TraceFiles
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -313,7 +313,7 @@ class InProcessRuntime(RuntimeBase):
         self._trace.start()
 
     def stop_trace(self) -> dict[str, TraceFiles]:
-        return {"all_groups": self._trace.stop()}
+        return {ALL_GROUPS: self._trace.stop()}
 
     def close(self) -> None:
         """Ends the threads after the steps already submitted, and waits for them, their callbacks and writes.

@@ -107,6 +107,11 @@ class Runtime(Protocol):
     last_checkpoint: str | None
     is_closed: bool
 
+    @property
+    def attempt(self) -> int:
+        """A number that changes when groups go back, or are about to, to run steps again."""
+        ...
+
     def check_process(self) -> None:
         """Raises ``RuntimeError`` in a fork of the process that has made the runtime."""
         ...
@@ -260,6 +265,10 @@ class RuntimeBase(Runtime):
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         self._released.add_handle(mpmd_idxs, handle)
+
+    @property
+    def attempt(self) -> int:
+        return 0
 
     def wait_to_submit(self) -> None:
         """Does not wait, where groups are not replaced."""

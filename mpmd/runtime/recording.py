@@ -33,11 +33,13 @@ class Recording:
 
     Attributes:
       received: when the process turned to the request.
+      on_cores: whether tasks run on the cores of the host.
       has_processor_time: whether the processor time of this process is that of the group's tasks alone. That
         of an accelerator's tasks is not: it computes while the processor waits.
     """
 
     received: int
+    on_cores: bool = False
     has_processor_time: bool = False
     tasks: list[TaskTime] = dataclasses.field(default_factory=list)
     waits: list[WaitTime] = dataclasses.field(default_factory=list)
@@ -67,4 +69,5 @@ class Recording:
             tasks=tuple(self.tasks),
             waits=tuple(self.waits),
             sends=tuple(self.sends),
+            on_cores=self.on_cores,
         )

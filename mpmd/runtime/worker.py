@@ -241,7 +241,7 @@ class GroupWorker:
         recording = None
         if request.profile:
             begin = time.perf_counter_ns() if received is None else received
-            recording = Recording(begin, self._is_alone and self._synchronous)
+            recording = Recording(begin, self._synchronous, self._is_alone and self._synchronous)
         self.release(request.released)
         program = self._programs[request.program]
         callback_operands: list[CallbackOperands] = []

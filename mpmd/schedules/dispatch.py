@@ -14,7 +14,7 @@ from mpmd.schedules.base import Placement
 from mpmd.validation import Fault, is_sequence, number_fault, raise_faults, type_fault
 
 _Type = tuple[TaskKind, int]
-"""A ``TaskType`` as a plain tuple, of which very many are made."""
+"""A ``TaskType`` as a plain tuple, of which a simulation makes many."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Iterator
 
 from mpmd.ir.events import Event
+from mpmd.simulate import reasons
 from mpmd.simulate.workload import Instant, StepTimes, Workload
 
 
@@ -17,7 +18,8 @@ from mpmd.simulate.workload import Instant, StepTimes, Workload
 class Gap:
     """A span in which a group is idle, and the reason: it waits, sends, or has nothing left to do.
 
-    ``mpmd.attribution.simulated`` has the causes of the same spans, as of those of a measured step.
+    ``mpmd.attribution.simulated`` divides the same spans among causes, as those of a measured step, and names
+    the same task as the reason (``gap_text``).
     """
 
     mpmd_idx: int
@@ -128,9 +130,9 @@ class Simulation:
                 for message in self._blocked(operation):
                     _, receiver = work.edge(message)
                     arrival = step.arrivals[message]
-                    yield Gap(mpmd_idx, time, arrival, f"sends {work.tasks[operation]} to group {receiver}")
+                    yield Gap(mpmd_idx, time, arrival, reasons.sends(work.tasks[operation], receiver))
                     time = arrival
-        yield Gap(mpmd_idx, time, self.makespan, "nothing left to do")
+        yield Gap(mpmd_idx, time, self.makespan, reasons.NOTHING_LEFT)
 
     def _waits(self, mpmd_idx: int, operation: int, step: StepTimes, time: float) -> Iterator[Gap]:
         """The gaps of a group that is free from ``time`` on and waits for the messages of an operation."""
@@ -138,10 +140,9 @@ class Simulation:
         sender = work.messages.senders[message]
         source, _ = work.edge(message)
         sent = max(time, step.starts[sender] + step.durations[sender])
-        what = "waits for its first input, " if time == 0 else "waits for "
-        yield Gap(mpmd_idx, time, sent, f"{what}{work.tasks[sender]} of group {source}")
-        transfer = f"{what}the transfer of {work.tasks[sender]} from group {source}"
-        yield Gap(mpmd_idx, sent, step.starts[operation], transfer)
+        awaited = work.tasks[sender], source, time == 0
+        yield Gap(mpmd_idx, time, sent, reasons.waits_for(*awaited))
+        yield Gap(mpmd_idx, sent, step.starts[operation], reasons.waits_for_transfer(*awaited))
 
     def _blocked(self, operation: int) -> range:
         """The messages that the group has to deliver before it goes on after an operation."""

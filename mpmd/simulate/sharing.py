@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from mpmd.simulate.workload import StepTimes, Workload, deadlock
 
-_ROUNDING = 1e-9
 
-
-def run_sharing(workload: Workload, steps: int) -> tuple[StepTimes, ...]:
+def run_sharing(
+    workload: Workload, steps: int, begins: Sequence[float] | None = None
+) -> tuple[StepTimes, ...]:
     """Runs steps in a row, each operation as early as possible.
 
     While ``n`` groups are at work, each goes on at ``costs.at_once / n`` of its speed, at most at its speed
     (processor sharing). Events are therefore followed in the order of time, of all steps together.
 
+    Args:
+      begins: when each group begins; ``None``: at 0.
+
     Raises: ``ValueError`` when the groups deadlock, with what each waits for.
     """
-    machine = _Machine(workload, steps)
+    machine = _Machine(workload, steps, begins or [0.0] * workload.mpmd_dim)
     machine.run()
     return tuple(machine.times)
 
@@ -26,11 +30,13 @@ def run_sharing(workload: Workload, steps: int) -> tuple[StepTimes, ...]:
 class _Machine:
     """The groups at one moment.
 
-    ``_at`` has the step and the operation of each group, ``_left`` what is left of the operations under way,
-    as the time it would take alone, and ``_coming`` the messages under way by the time they arrive.
+    ``_at`` has the step and the operation of each group, and ``_coming`` the messages under way by the time
+    they arrive. ``_work`` is what an operation has done that is under way since the begin, as the time it
+    would take alone: all that are under way go on equally fast. ``_ending`` has the amounts at which they
+    end. ``_occupied`` are the groups that run an operation, or have not begun.
     """
 
-    def __init__(self, workload: Workload, steps: int):
+    def __init__(self, workload: Workload, steps: int, begins: Sequence[float]):
         self._workload = workload
         self._steps = steps
         self.times = [self._no_times() for _ in range(steps)]
@@ -42,8 +48,11 @@ class _Machine:
         self._links = [workload.costs.link_of(edge) for edge in workload.edges]
         self._busy = [0.0] * len(workload.edges)
         self._at = [(0, start) for start in workload.bounds[:-1]]
-        self._left: dict[int, float] = {}
+        self._occupied = set(range(workload.mpmd_dim))
+        self._ending: list[tuple[float, int]] = []
         self._coming: list[tuple[float, int, int]] = []
+        self._beginning = sorted((time, group) for group, time in enumerate(begins))[::-1]
+        self._work = 0.0
         self._now = 0.0
 
     def _no_times(self) -> StepTimes:
@@ -59,9 +68,7 @@ class _Machine:
 
     def run(self) -> None:
         """Follows the groups to the end of the last step."""
-        for group in range(self._workload.mpmd_dim):
-            self._go_on(group)
-        while self._left or self._coming:
+        while self._beginning or self._ending or self._coming:
             for group in self._advance():
                 self._go_on(group)
         if unfinished := [step for step, _ in self._at if step < self._steps]:
@@ -71,19 +78,26 @@ class _Machine:
             raise ValueError(deadlock(self._workload, positions))
 
     def _advance(self) -> Iterator[int]:
-        """Goes to the next moment at which something ends or arrives; yields the groups that may go on."""
-        speed = min(1.0, self._workload.costs.at_once / max(len(self._left), 1))
-        soonest = min(self._left.values(), default=float("inf")) / speed
-        if self._coming and self._coming[0][0] - self._now < soonest:
-            soonest = max(self._coming[0][0] - self._now, 0.0)
-        self._now += soonest
-        self._left = {group: left - soonest * speed for group, left in self._left.items()}
-        for group, left in list(self._left.items()):
-            step, operation = self._at[group]
-            if left <= _ROUNDING * self._workload.durations[operation]:
-                del self._left[group]
-                self._end(group)
-                yield group
+        """Goes to the next moment at which something begins, ends or arrives; yields who may go on."""
+        speed = min(1.0, self._workload.costs.at_once / max(len(self._ending), 1))
+        event = min(
+            self._beginning[-1][0] if self._beginning else math.inf,
+            self._coming[0][0] if self._coming else math.inf,
+        )
+        done = self._ending[0][0] if self._ending else math.inf
+        if (end := self._now + (done - self._work) / speed) <= event:
+            self._now, self._work = end, done
+        else:
+            self._now, self._work = event, self._work + (event - self._now) * speed
+        while self._ending and self._ending[0][0] <= self._work:
+            _, group = heapq.heappop(self._ending)
+            self._occupied.remove(group)
+            self._end(group)
+            yield group
+        while self._beginning and self._beginning[-1][0] <= self._now:
+            _, group = self._beginning.pop()
+            self._occupied.remove(group)
+            yield group
         while self._coming and self._coming[0][0] <= self._now:
             _, step, message = heapq.heappop(self._coming)
             reader = self._workload.messages.readers[message]
@@ -96,7 +110,7 @@ class _Machine:
     def _go_on(self, group: int) -> None:
         """Starts operations that a group can start, and passes those that take no time."""
         work = self._workload
-        while group not in self._left:
+        while group not in self._occupied:
             step, operation = self._at[group]
             if operation == work.bounds[group + 1]:
                 self.times[step].ends[group] = self._now
@@ -105,7 +119,8 @@ class _Machine:
                 return
             self.times[step].starts[operation] = self._now
             if work.durations[operation]:
-                self._left[group] = work.durations[operation]
+                self._occupied.add(group)
+                heapq.heappush(self._ending, (self._work + work.durations[operation], group))
             else:
                 self._end(group)
 

@@ -129,16 +129,19 @@ class StepTimes:
     ends: list[float]
 
 
-def run(workload: Workload, steps: int) -> tuple[StepTimes, ...]:
+def run(workload: Workload, steps: int, begins: Sequence[float] | None = None) -> tuple[StepTimes, ...]:
     """Runs steps in a row, each operation as early as possible.
 
     An operation starts when its messages are there and its group has ended the operation before, which may
     belong to the step before. Each group runs until it has to wait; the last message that it waits for puts
     it back into the queue. So this takes time linear in the operations and messages.
 
+    Args:
+      begins: when each group begins; ``None``: at 0.
+
     Raises: ``ValueError`` when the groups deadlock, with what each waits for.
     """
-    free = [0.0] * workload.mpmd_dim
+    free = list(begins or [0.0] * workload.mpmd_dim)
     busy = [0.0] * len(workload.edges)
     times = []
     for _ in range(steps):

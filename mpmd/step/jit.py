@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 import types
 import weakref
@@ -24,7 +25,7 @@ from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.compiler.request import CompileRequest, Gather, PartialSums
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir.placement import ANYWHERE, Placement
-from mpmd.ir.plan import Spec
+from mpmd.ir.plan import Spec, cut_lines
 from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.profile.profile import Profile
 from mpmd.runtime.protocol import Runtime
@@ -32,7 +33,10 @@ from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
 from mpmd.step.part_numbers import of_part, parts_of, placements_in
+from mpmd.util.notebook import ShownAsText
 from mpmd.validation import callable_fault, choice_fault, raise_faults
+
+_logger = logging.getLogger("mpmd")
 
 
 @overload
@@ -71,7 +75,7 @@ def jit(
         stages. A function without ``treduce`` runs on the groups of the ``MpmdArray``s that it is called
         with: averages, casts and norms of a train step's state leave it on its groups. It is compiled again
         for arrays on other groups. Without ``fun``, the result is a decorator.
-      mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``cluster.launch``; or an
+      mpmd_mesh: the groups: an ``MpmdMesh``, or the result of ``mpmd.launch``; or an
         ``AbstractMpmdMesh``, for which steps are only planned.
       in_specs, out_specs: the names of ``in_shardings`` and ``out_shardings`` in JaxPP.
       static_argnums, static_argnames: hashable arguments that are not arrays.
@@ -174,8 +178,11 @@ class _Kind(NamedTuple):
     placements: tuple[Placement, ...] | None = None
 
 
-class MpmdFunction:
-    """The result of ``mpmd.jit``: compiles once for each kind of arguments that it is called with."""
+class MpmdFunction(ShownAsText):
+    """The result of ``mpmd.jit``: compiles once for each kind of arguments that it is called with.
+
+    A notebook or a terminal shows its name and the plans that it was compiled to.
+    """
 
     def __init__(self, fun: Callable, mesh: GroupMesh, signature: CallSignature, options: StepOptions):
         functools.update_wrapper(self, fun, updated=())
@@ -191,6 +198,13 @@ class MpmdFunction:
         # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
         self._loaded: weakref.WeakKeyDictionary[Runtime, dict[_Kind, LoadedStep]]
         self._loaded = weakref.WeakKeyDictionary()
+
+    def shown(self) -> str:
+        plans = [step.plan.shown() for step in self._compiled_steps()]
+        compiled = "not compiled yet" if not plans else "compiled to this plan" if len(plans) == 1 else ""
+        compiled = compiled or f"compiled to these {len(plans)} plans"
+        groups = len(self._mesh.abstract_submeshes)
+        return "\n".join([f"mpmd.jit of {self.meter.name} for {groups} groups, {compiled}", *plans])
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds a method's first argument, as functions do."""
@@ -242,7 +256,9 @@ class MpmdFunction:
         return compiled[0]
 
     def _compiled_steps(self) -> list[LoadedStep]:
-        return [*{id(step): step for steps in self._loaded.values() for step in steps.values()}.values()]
+        """The steps that were compiled, in this order."""
+        steps = {id(step): step for of_mesh in self._loaded.values() for step in of_mesh.values()}
+        return list(steps.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._signature.bind(args, kwargs)
@@ -311,6 +327,8 @@ class MpmdFunction:
         )
         compiled = compile_step(request)
         compiled = dataclasses.replace(compiled, program=of_part(compiled.program, self._mesh))
+        if cut := cut_lines(compiled.program.plan.loops):
+            _logger.info("%s: %s", self.meter.name, "\n".join(cut))
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
         warn_of_mistakes(compiled.step, compiled.program.plan)
         return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))

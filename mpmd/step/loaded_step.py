@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -30,6 +29,7 @@ from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.profile.profile import Profile
 from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.collectives import Collective
+from mpmd.runtime.device_times import with_device_times
 from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import Runtime
@@ -132,7 +132,7 @@ class LoadedStep(PlannedStep):
             holdings=self._in_part.holdings,
             measured_peaks=peaks_in(self.mesh, runtime.measured_peaks()) if runtime else None,
             findings=explain(self).findings,
-            slow=self._profiled.findings if self._profiled else (),
+            profile=self._profiled,
         )
 
     def argument_leaves(self, argnum: int | str = 0) -> Any:
@@ -209,7 +209,8 @@ class LoadedStep(PlannedStep):
         """Runs steps, waits for each, and returns the last result with the times of all processes.
 
         ``result, events = step.profile(...)`` has the result and the events of the last step. Each task is
-        waited for while a step is recorded, which an accelerator's queue of tasks would otherwise hide.
+        waited for while a step is recorded, which an accelerator's queue of tasks would otherwise hide. A
+        step that groups ran again, since one of them recovered, counts only if there is no other.
 
         Args:
           args, kwargs: the step's; those of the first one, if there are several.
@@ -219,7 +220,8 @@ class LoadedStep(PlannedStep):
             of all groups are brought, with the names of tasks in them. XProf and TensorBoard open it, and
             Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads it. A step
             that fails leaves the traces until then. Traces that are lost, as where a group dies and recovers
-            meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state.
+            meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state. On accelerators
+            the times of tasks are then those of the devices.
 
         Raises: ``ValueError`` when ``trace_dir`` cannot be written, for less than one step, and for several
           steps with a donated argument that no result replaces; ``TypeError`` when ``trace_dir`` is no path;
@@ -242,14 +244,12 @@ class LoadedStep(PlannedStep):
             compile_seconds=self._seconds,
             updated=frozenset(name for name in state if name),
         )
-        tracing = contextlib.nullcontext() if trace_dir is None else traced(self._running(), trace_dir)
-        with tracing:
-            result, recorded = record_steps(
-                functools.partial(self.submit, profile=True), call, fed_back, steps
-            )
-        recorded = times_in(self.mesh, recorded)
+        runtime, submit = self._running(), functools.partial(self.submit, profile=True)
+        with traced(runtime, trace_dir) as traces:
+            result, recorded = record_steps(runtime, submit, call, fed_back, steps)
+        recorded = times_in(self.mesh, with_device_times(recorded, traces))
         profile = dataclasses.replace(unrecorded, recorded=recorded, result=result)
-        self._profiled = dataclasses.replace(profile, result=None)
+        self._profiled = profile.without_result()
         return profile
 
     def _running(self) -> Runtime:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,14 +12,10 @@ import jax
 from mpmd.arguments.call import Call
 from mpmd.arrays.array import MpmdArray
 from mpmd.ir.process_times import RecordedStep
+from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.recording import host_here
 from mpmd.runtime.step_future import StepFuture
 from mpmd.util.tables import first_few
-
-_RECOVERED = (
-    "step.profile: a group recovered while the step was recorded. The result is right, but the times of some "
-    "groups are of the run before, so that causes and findings are not; profile again"
-)
 
 
 def check_repeatable(call: Call, fed_back: Mapping[int, int]) -> None:
@@ -50,21 +45,26 @@ def check_names(names: Sequence[str], args: Sequence[Any], options: Sequence[str
 
 
 def record_steps(
-    submit: Callable[[Call], tuple[Any, StepFuture]], call: Call, fed_back: Mapping[int, int], count: int
+    runtime: Runtime,
+    submit: Callable[[Call], tuple[Any, StepFuture]],
+    call: Call,
+    fed_back: Mapping[int, int],
+    count: int,
 ) -> tuple[Any, tuple[RecordedStep, ...]]:
     """Runs steps in a row, and waits for each.
 
     Args:
+      runtime: of the groups.
       submit: submits a step that is recorded.
       call: that of the first step.
       fed_back: the position of the result leaf that takes an argument leaf's place, by the latter's.
       count: the number of steps.
 
     Returns: the last result, and the record of each step.
-    Warns: ``RuntimeWarning`` when a group recovered meanwhile, so that times are of two runs.
     Raises: as a call. Arrays of groups that the caller has donated stand for the last state then.
     """
-    first, result, steps = call, None, []
+    first, result, steps = call, None, list[RecordedStep]()
+    attempt = runtime.attempt
     try:
         for number in range(count):
             if number:
@@ -73,10 +73,9 @@ def record_steps(
             result, future = submit(call)
             replies = future.replies()
             returned = time.perf_counter_ns()
+            before, attempt = attempt, runtime.attempt
             processes = tuple(times for reply in replies for times in reply.times)
-            steps.append(RecordedStep(host_here(), called, returned, processes))
-            if not steps[-1].is_of_one_run:
-                warnings.warn(_RECOVERED, RuntimeWarning, stacklevel=4)
+            steps.append(RecordedStep(host_here(), called, returned, processes, attempt != before))
     except BaseException as error:  # also an interrupt
         if result is not None:
             _hand_back(first, jax.tree.leaves(result), fed_back)

@@ -6,34 +6,40 @@ import contextlib
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from mpmd.runtime.device_trace import make_run_folder, write_traces
+from mpmd.runtime.device_trace import TraceFiles, make_run_folder, write_traces
 from mpmd.runtime.protocol import Runtime
 
 
 @contextlib.contextmanager
-def traced(runtime: Runtime, trace_dir: str | os.PathLike) -> Iterator[None]:
-    """A context in which every process is traced; writes the traces at its end.
+def traced(runtime: Runtime, trace_dir: str | os.PathLike | None) -> Iterator[Mapping[str, TraceFiles]]:
+    """A context in which every process is traced; writes the traces at its end. Without a folder, none is.
 
+    Yields: the files of each process by its name, which are there at the end, unless they are lost.
     Raises: as ``make_run_folder`` and ``Runtime.start_trace``.
     """
+    if trace_dir is None:
+        yield {}
+        return
     folder = make_run_folder(trace_dir)
+    traces: dict[str, TraceFiles] = {}
     runtime.start_trace()
     try:
-        yield
+        yield traces
     except BaseException as error:
-        if lost := _bring_traces(runtime, folder):
+        if lost := _bring_traces(runtime, folder, traces):
             error.add_note(lost)
         raise
-    if lost := _bring_traces(runtime, folder):
+    if lost := _bring_traces(runtime, folder, traces):
         warnings.warn(lost, RuntimeWarning, stacklevel=4)
 
 
-def _bring_traces(runtime: Runtime, folder: pathlib.Path) -> str | None:
+def _bring_traces(runtime: Runtime, folder: pathlib.Path, traces: dict[str, TraceFiles]) -> str | None:
     """Ends and writes the traces. Returns the reason if they are lost."""
     try:
-        write_traces(folder, runtime.stop_trace())
+        traces |= runtime.stop_trace()
+        write_traces(folder, traces)
     except (RuntimeError, OSError) as error:
         return f"the traces of this step are lost: {error}"
     return None

@@ -1,4 +1,4 @@
-"""Turns garbage collection off, for code that makes very many objects that stay."""
+"""Turns garbage collection off, for code that makes many objects that stay."""
 
 from __future__ import annotations
 

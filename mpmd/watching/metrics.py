@@ -13,6 +13,7 @@ from typing import Any
 
 from mpmd.runtime.device_memory import MemoryUse
 from mpmd.runtime.step_meter import StepEnd, StepMeter
+from mpmd.util.notebook import ShownAsText
 from mpmd.validation import Fault, callable_fault, int_fault, number_fault, raise_faults, shown
 
 Write = Callable[[int, dict[str, float]], object]
@@ -87,8 +88,10 @@ def metrics(
     )
 
 
-class Metrics:
+class Metrics(ShownAsText):
     """Hands the metrics of steps on until ``close``; made by ``mpmd.metrics``. A context manager.
+
+    A notebook or a terminal shows how many steps there were so far, and how long one takes.
 
     Args:
       meter: counts the steps.
@@ -110,6 +113,15 @@ class Metrics:
         self._error: Exception | None = None
         self._since = time.perf_counter()
         meter.add_listener(self)
+
+    def shown(self) -> str:
+        counts = self._meter.counts()
+        text = f"mpmd.metrics of {counts.name}: {counts.ended} steps have ended"
+        text += f", {counts.under_way} are under way"
+        if counts.failed:
+            text += f", {counts.failed} have failed"
+        seconds = counts.seconds_per_step
+        return text if seconds is None else f"{text}; one takes {seconds:.3g} s"
 
     def add(self, end: StepEnd) -> None:
         if end.begun >= self._since:

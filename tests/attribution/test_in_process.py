@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
+from mpmd.profile import analysis
 from tests.attribution.test_identities import check
 from tests.support.parity import mesh_of
 
@@ -47,7 +48,7 @@ def loaded():
 
 def test_a_stage_that_sleeps_is_the_first_finding(loaded):
     step, args = loaded
-    assert step.report().slow == ()
+    assert step.report().profile_findings == ()
     assert "what would help" not in str(step.report())
     step(*args)  # once for all that a first run does
     profile = step.profile(*args, steps=3)
@@ -58,7 +59,17 @@ def test_a_stage_that_sleeps_is_the_first_finding(loaded):
     assert first.text.startswith("group 1 has ")
     assert first.share_saved > 0.1
     report = step.report()
-    assert report.slow == profile.findings
+    assert report.profile_findings is profile.findings, "they are simulated once"
     lines = str(report).splitlines()
     at = lines.index("what would help, by simulation of the last profile:")
     assert lines[at + 1 :] == [f"  - {finding}" for finding in profile.findings[:3]]
+
+
+def test_a_report_simulates_nothing_until_it_is_shown(loaded, monkeypatch):
+    step, args = loaded
+    step.profile(*args)
+    with monkeypatch.context() as patched:
+        patched.setattr(analysis, "alternatives_of", lambda *_: pytest.fail("simulated"))
+        report = step.report()
+        assert report.executables
+    assert report.profile_findings

@@ -1,6 +1,10 @@
 """Simulated steps have the same causes as measured ones."""
 
+import random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpmd.attribution.attribution import attribute
 from mpmd.attribution.measured import measure
@@ -63,6 +67,55 @@ def test_the_reason_of_a_gap_has_the_words_of_the_simulation_and_the_causes():
     ]
     reasons = {gap.reason for gap in simulate(Std1F1B(2).tasks(2), costs).gaps}
     assert {gap_text(attribution, gap).split(":")[0] for gap in attribution.gaps} <= reasons
+
+
+def drawn_costs(rng, stages, **options):
+    """Times of which no two are equal, so that one message alone is the last to come."""
+    tasks = {
+        TaskType(kind, stage): rng.uniform(0.5, 1.5)
+        for kind in ("fwd", "bwd", "bwdA", "bwdW")
+        for stage in range(stages)
+    }
+    links = {(src, dst): Link(rng.uniform(0, 2)) for src in range(stages) for dst in range(stages)}
+    return Costs(tasks=tasks, links=links, **options)
+
+
+def assert_reasons_agree(simulation):
+    """Each gap of the attribution begins with the reason of the simulation; then its message travels."""
+    attribution = attribute_simulation(simulation)
+    for gap in attribution.gaps:
+        parts = [
+            part
+            for part in simulation.gaps
+            if part.mpmd_idx == gap.group
+            and round(part.start * TICKS) >= gap.start - 2
+            and round(part.end * TICKS) <= gap.end + 2
+        ]
+        text = gap_text(attribution, gap).split(":")[0]
+        assert text == parts[0].reason
+        in_transfer = [part for part in parts if "the transfer of" in part.reason]
+        if gap.after >= 0:
+            travels = sum(part.end - part.start for part in in_transfer) * TICKS
+            of_message = [
+                c.nanoseconds for c in gap.culprits if (c.operation, c.cause) == (gap.after, "message")
+            ]
+            assert sum(of_message) == pytest.approx(travels, abs=10)
+            assert gap.causes.message >= travels - 10
+    return attribution
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(), groups=st.integers(2, 4))
+def test_the_reasons_of_simulated_gaps_are_what_the_causes_say(family, seed, groups):
+    schedule = FAMILIES[family].build(groups)
+    costs = drawn_costs(random.Random(seed), schedule.num_stages, atomic=True)
+    assert_reasons_agree(simulate(schedule.tasks(2 * groups), costs))
+
+
+def test_the_reasons_of_groups_that_share_cores_agree_too():
+    costs = drawn_costs(random.Random(0), 4, at_once=2)
+    assert_reasons_agree(simulate(Std1F1B(4).tasks(8), costs))
 
 
 def test_groups_that_block_handle_their_messages():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import socket
 
 import pytest
 
-from mpmd.cli import doctor
+from mpmd.cli import doctor, machine
 from mpmd.cli.doctor import State
 from mpmd.cli.main import main
 from mpmd.version import __version__
@@ -33,6 +35,7 @@ def test_packages_that_are_missing_or_too_old_are_named_with_what_to_do(monkeypa
     assert old.state is State.FAULT
     assert old.found.endswith("is not supported")
     assert optional.state is State.MISSING
+    assert optional.found == "not installed, and optional: pip install 'mpmd[plot]'"
 
 
 def test_a_trial_that_fails_is_a_fault_with_the_end_of_its_error(monkeypatch, capsys):
@@ -69,3 +72,88 @@ def test_the_version(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"mpmd {__version__}\n"
+
+
+# For programs.
+
+FIELDS = {
+    "devices": {"platform", "kind"},
+    "gpus": {"index", "name", "memory_bytes", "driver"},
+    "nodes": {"address", "host", "cpus", "gpus", "memory_bytes"},
+    "findings": {"subject", "state", "text", "remedy"},
+}
+
+
+def check_fields(printed):
+    assert list(printed) == "format ok mpmd findings devices gpus ports nodes".split()
+    for name, fields in FIELDS.items():
+        assert all(entry.keys() == fields for entry in printed[name])
+    assert {finding["state"] for finding in printed["findings"]} <= {"ok", "missing", "warning", "fault"}
+
+
+def test_json_has_the_findings_devices_and_ports(capsys):
+    assert main(["doctor", "--no-ray", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    check_fields(printed)
+    assert printed["ok"] is True and printed["format"] == "mpmd doctor 1" and printed["mpmd"] == __version__
+    assert {"mpmd", "jax", "ports", "devices", "two groups"} <= {f["subject"] for f in printed["findings"]}
+    assert printed["devices"][0]["platform"] == "cpu"
+    assert printed["ports"]["first"] < printed["ports"]["last"]
+    assert [port["port"] for port in printed["ports"]["ray"]] == [6379, 8265, 10001]
+    assert printed["nodes"] == []
+
+
+def test_json_of_a_fault_has_its_exit_code(monkeypatch, capsys):
+    monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
+    assert main(["doctor", "--no-ray", "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    check_fields(printed)
+    assert printed["ok"] is False and printed["devices"] == []
+    (devices,) = [finding for finding in printed["findings"] if finding["subject"] == "devices"]
+    assert devices["state"] == "fault" and "no_such_platform" in devices["text"]
+
+
+def test_a_port_at_which_a_process_listens(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(machine, "RAY_PORTS", {port: "head node"})
+        (finding,) = doctor._ports()
+        assert finding.found.endswith(f"Ray listens at {port}")
+        assert finding.data["ports"]["ray"] == ({"port": port, "use": "head node", "listens": True},)
+    (finding,) = doctor._ports()
+    assert finding.found.endswith("no Ray listens")
+
+
+def nvidia_smi(tmp_path, monkeypatch, script):
+    """Has a script stand for the driver's program."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(machine, "NVIDIA_SMI", str(program))
+
+
+TWO = "echo '0, NVIDIA H100, 81559, 580.10'; echo '1, NVIDIA GB10, [N/A], 580.10'"
+
+
+@pytest.mark.parametrize(("platform", "state"), [("cpu", State.WARNING), ("gpu", State.OK)])
+def test_gpus_that_jax_does_not_use_are_a_warning(platform, state, tmp_path, monkeypatch):
+    nvidia_smi(tmp_path, monkeypatch, TWO)
+    devices = doctor.Finding("devices", State.OK, "", data={"devices": [{"platform": platform, "kind": ""}]})
+    (finding,) = doctor._gpus(devices)
+    assert finding.state is state and ("jax[cuda12]" in finding.remedy) == (platform == "cpu")
+    assert finding.data["gpus"] == [
+        {"index": 0, "name": "NVIDIA H100", "memory_bytes": 81559 * 2**20, "driver": "580.10"},
+        {"index": 1, "name": "NVIDIA GB10", "memory_bytes": 0, "driver": "580.10"},
+    ]
+    assert "1 of NVIDIA H100, 79.6 GiB" in finding.found
+
+
+def test_a_driver_that_does_not_answer_is_a_warning(tmp_path, monkeypatch):
+    nvidia_smi(tmp_path, monkeypatch, "echo 'Failed to initialize NVML'; exit 9")
+    (finding,) = doctor._gpus(doctor.Finding("devices", State.OK, ""))
+    assert (finding.state, finding.found) == (State.WARNING, "Failed to initialize NVML")
+
+
+def test_a_machine_without_a_driver_has_no_gpus(monkeypatch):
+    monkeypatch.setattr(machine, "NVIDIA_SMI", "no-such-program")
+    assert [*doctor._gpus(doctor.Finding("devices", State.OK, ""))] == []

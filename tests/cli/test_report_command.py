@@ -67,7 +67,7 @@ def test_a_file_that_exists_is_not_replaced_unasked(capsys, step_json):
         ("not JSON", "it is not JSON"),
         ("[1, 2]", "is not a profile, which step.profile(...).save(path) writes"),
         ('{"format": "mpmd profile", "version": 999}', "of version 999"),
-        ('{"format": "mpmd profile", "version": 1, "profile": {}}', "is a damaged profile"),
+        ('{"format": "mpmd profile", "version": 2, "profile": {}}', "is a damaged profile"),
     ],
 )
 def test_files_that_are_no_profile(capsys, tmp_path, step_json, content, said):
@@ -93,9 +93,15 @@ def test_times_of_another_plan(capsys, step_json):
 
 def test_no_file_and_a_directory(capsys, tmp_path):
     code, _, err = run(capsys, tmp_path / "none.json")
-    assert code == 2 and "none.json" in err
+    assert code == 2 and err.endswith("none.json: No such file or directory\n")
     code, _, err = run(capsys, tmp_path)
-    assert code == 2 and "Is a directory" in err
+    assert code == 2 and err == f"mpmd: error: {tmp_path} is a directory, and no profile, which is a file\n"
+
+
+def test_the_title_of_a_page(capsys, step_json, tmp_path):
+    page = tmp_path / "page.html"
+    assert run(capsys, step_json, "-o", page, "--title", "a <quiet> step")[0] == 0
+    assert "<h1>a &lt;quiet&gt; step</h1>" in page.read_text()
 
 
 @pytest.mark.parametrize("output", ["page.txt", "none/page.html"])

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import mpmd
-from mpmd.checking.judge import Verdict
+from mpmd.checking.judge import Check, LeafCheck, Verdict
 from tests.support.parity import mesh_of
 
 WIDTH, HEADS, TOKENS = 16, 2, 6
@@ -197,3 +197,30 @@ def test_specs_without_a_mesh_are_over_the_axes_of_a_group():
 
     with mesh_of(2, data=2) as mesh:
         assert mpmd.check(mpmd.jit(step, mesh), step, jnp.eye(4), jnp.ones((2, 2, 4))).ok
+
+
+def leaf_check(path, difference, verdict):
+    return LeafCheck(path, difference, 1e-7, 1.0, int(verdict is Verdict.DIFFERS), 0.0, verdict)
+
+
+def test_the_text_has_the_worst_ten_leaves_first():
+    good = [leaf_check(f"result['{i}']", i * 1e-9, Verdict.CLOSE) for i in range(20)]
+    wrong = leaf_check("result['wrong']", 1e-3, Verdict.DIFFERS)
+    worse = leaf_check("result['worse']", 1e-2, Verdict.DIFFERS)
+    equal = [leaf_check(f"result['equal {i}']", 0.0, Verdict.EQUAL) for i in range(5)]
+    check = Check((*equal, *good, wrong, worse), steps=3)
+    header, *rows, rest, summary = str(check).splitlines()
+    assert header.startswith("leaf")
+    assert [row.split("'")[1] for row in rows] == ["worse", "wrong", *map(str, range(19, 11, -1))]
+    assert rest == "17 leaves more are no worse; check.text() has all"
+    assert summary == "2 of 27 leaves differ by more than rounding in 3 steps"
+    assert [leaf.path for leaf in check.worst[:2]] == [worse.path, wrong.path]
+    assert [row.split("'")[1] for row in check.text().splitlines()[1:-1]] == [
+        leaf.path.split("'")[1] for leaf in check.leaves
+    ]
+
+
+def test_the_text_of_few_leaves_has_all_in_their_order():
+    check = Check(tuple(leaf_check(f"result[{i}]", i * 1e-9, Verdict.CLOSE) for i in range(10)), steps=1)
+    assert str(check) == check.text()
+    assert [row.split()[0] for row in str(check).splitlines()[1:-1]] == [leaf.path for leaf in check.leaves]

@@ -1,11 +1,8 @@
-"""The recipes of ``docs/watching.md`` run, and the dashboard has the metrics that there are."""
+"""The blocks of ``docs/watching.md`` run, and the dashboard has the metrics that there are."""
 
-import collections
 import itertools
 import json
 import re
-import sys
-import types
 from pathlib import Path
 
 import jsonschema
@@ -19,7 +16,7 @@ from tests.support.parity import mesh_of
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "watching.md").read_text()
 DASHBOARD = json.loads((DOCS / "watching" / "grafana.json").read_text())
-LOOP, *RECIPES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+LOOP, GAUGES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 NAMES = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]*) \|", TEXT, re.MULTILINE))))
 ONLY_ON_DEVICES = {"device_memory_bytes", "device_memory_peak_bytes"}
 
@@ -49,55 +46,6 @@ def test_the_table_has_the_metrics_of_the_loop(mesh):
     assert all(values.keys() == NAMES - ONLY_ON_DEVICES for values in written)
 
 
-class SummaryWriter:
-    """Stands for that of TensorBoard."""
-
-    def __init__(self, log_dir=None):
-        self.scalars = collections.defaultdict(list)
-
-    def add_scalar(self, tag, scalar_value, global_step=None):
-        self.scalars[tag].append(global_step)
-
-
-class Run:
-    """Stands for that of Weights & Biases."""
-
-    def __init__(self):
-        self.logged, self.defined = [], []
-
-    def log(self, data, step=None):
-        self.logged.append(data)
-
-    def define_metric(self, name, step_metric=None):
-        self.defined.append((name, step_metric))
-
-
-def recipe(name, monkeypatch, **modules):
-    """The names of a recipe, with modules that stand for others."""
-    for path, module in modules.items():
-        monkeypatch.setitem(sys.modules, path, module)
-    (block,) = [block for block in RECIPES if name in block]
-    names = {}
-    exec(block, names)
-    return names
-
-
-def test_tensorboard(mesh, monkeypatch):
-    module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
-    names = recipe("SummaryWriter", monkeypatch, **{"torch.utils.tensorboard": module})
-    run(mesh, names["write"])
-    assert names["writer"].scalars["mpmd/step_seconds"] == [0, 1, 2]
-
-
-def test_weights_and_biases(mesh, monkeypatch):
-    wandb = types.SimpleNamespace(init=lambda project: Run())
-    names = recipe("wandb", monkeypatch, wandb=wandb)
-    run(mesh, names["write"])
-    assert [data["mpmd/step"] for data in names["run"].logged] == [0, 1, 2]
-    assert all(data["mpmd/step_seconds"] > 0 for data in names["run"].logged)
-    assert names["run"].defined == [("mpmd/step", None), ("mpmd/*", "mpmd/step")]
-
-
 def test_ray(mesh, monkeypatch):
     values = {}
 
@@ -107,7 +55,9 @@ def test_ray(mesh, monkeypatch):
             values[self.info["name"]] = value, tags
 
     monkeypatch.setattr(ray.util.metrics, "Gauge", Gauge)
-    run(mesh, recipe("Gauge", monkeypatch)["write"])
+    names = {}
+    exec(GAUGES, names)
+    run(mesh, names["write"])
     assert values["mpmd_step"] == (2, {"run": "gpt"})
     assert values.keys() == {f"mpmd_{name}" for name in {"step", *NAMES} - ONLY_ON_DEVICES}
 

@@ -62,6 +62,23 @@ def test_a_loop_over_the_whole_batch_is_a_warning():
     assert category is errors.UnreadMicrobatchWarning
     assert "does not read its microbatch: it computes the same in each of the 4" in text
     assert f"{__file__}:" in text
+    assert text.endswith("it reads a constant array (float32[4,4,4]), a constant array (float32[4,4,4])")
+
+
+def test_the_warning_names_the_arguments_that_the_loop_reads():
+    def step(state, batch):
+        params = state["params"]
+        grads = mpmd.treduce(
+            lambda mb: jax.grad(mse)(params, batch["x"].astype(jnp.float32), batch["y"]),
+            mpmd.microbatches((batch["x"], batch["y"]), 4),
+            mpmd.Std1F1B(2),
+            operation=mpmd.Mean,
+        )
+        return {"params": jax.tree.map(lambda p, g: p - g, params, grads)}
+
+    xs, ys = (rows.reshape(-1, rows.shape[-1]) for rows in batch())
+    ((_, text),) = warned(step, {"params": weights(2)}, {"x": xs, "y": ys})
+    assert text.endswith("it reads args[1]['x'] (float32[16,4]), args[1]['y'] (float32[16,4])")
 
 
 def test_it_is_one_however_results_are_combined():

@@ -85,11 +85,15 @@ class Network:
         """The opposite of ``slow``."""
         _run("tc", "-n", self.namespace(node), "qdisc", "delete", "dev", "eth0", "root")
 
+    def pids(self, node: int) -> list[int]:
+        """The processes of a node."""
+        return [int(pid) for pid in _run("ip", "netns", "pids", self.namespace(node)).split()]
+
     def kill(self, node: int) -> None:
         """Ends all processes of a node."""
-        for pid in _run("ip", "netns", "pids", self.namespace(node)).split():
+        for pid in self.pids(node):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
     def node_of(self, address: str) -> int:
         """The opposite of ``address``."""

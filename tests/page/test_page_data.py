@@ -5,6 +5,8 @@ import itertools
 import json
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -157,6 +159,7 @@ def test_stages_have_their_times_and_sources(data):
     assert [stage["groups"] for stage in data["stages"]] == [[g] for g in range(GROUPS)]
     times = [stage["time"] for stage in data["stages"]]
     assert max(times) == times[1] > 1.2 * times[0]
+    assert not any(stage["layers"] for stage in data["stages"])
     assert all(stage["sources"] == ["model.py:12 layer", HOSTILE] for stage in data["stages"])
 
 
@@ -197,6 +200,46 @@ def test_parts_of_a_comparison_add_up_to_the_steps(profile, balanced_profile):
     assert any("imbalance" in sentence for sentence in change["sentences"])
     slow = next(each for each in change["types"] if (each["label"], each["group"]) == ("bwd_1", 1))
     assert slow["after"] < 0.9 * slow["before"]
+
+
+def test_stages_of_a_scan_have_their_layers():
+    def loss_of(weights, x):
+        def layer(x, weight):
+            return mpmd.mark_stage_end(jnp.tanh(x @ weight), every=3), None
+
+        return (jax.lax.scan(layer, x, weights)[0] ** 2).mean()
+
+    def step(weights, xs):
+        return mpmd.treduce(
+            lambda x: jax.value_and_grad(loss_of)(weights, x), xs, mpmd.Std1F1B(2), operation=mpmd.Add
+        )
+
+    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
+    arguments = jax.ShapeDtypeStruct((6, 4, 4), np.float32), jax.ShapeDtypeStruct((4, 2, 4), np.float32)
+    plan = mpmd.jit(step, mesh).lower(*arguments).plan
+    stages = profile_data(drawn_profile(plan)._subject("x"))["stages"]
+    assert [stage["layers"] for stage in stages] == [["0 to 2"], ["3 to 5"]]
+
+
+def test_recorded_steps_are_counted_with_those_that_are_left_out(profile):
+    first, *others = profile.recorded
+    delay = 10**9
+    processes = tuple(times.shifted(delay) for times in first.processes)
+    first = dataclasses.replace(
+        first, returned=first.returned + delay, processes=processes, is_recovered=True
+    )
+    recovered = dataclasses.replace(profile, recorded=(*others, first))
+    facts = {fact["label"]: fact["value"] for fact in profile_data(recovered._subject("x"))["facts"]}
+    shown = recovered.attribution.measured.step
+    assert facts["Recorded step"] == f"{shown + 1} of 3"
+    assert facts["Recovery before step 3"] == recovered.recoveries[2]
+
+
+def test_a_step_beside_itself_is_as_long(profile):
+    data = profile_data(profile._subject("x"))
+    assert comparison_data(data, data)["sentences"] == [
+        f"The step takes {duration(data['makespan'])}, as long as before."
+    ]
 
 
 def test_a_comparison_of_other_sizes(profile):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import mpmd
 from mpmd.ir.events import Wait
 from mpmd.ir.plan import Recv, Send
-from mpmd.step import record_steps
+from mpmd.runtime.recording import host_here
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, step_of
 
 STAGES = 3
@@ -62,6 +63,11 @@ def test_every_run_wait_and_send_of_the_plan_is_recorded(step, profile):
     assert all(event.activity.tag is not None for event in profile.events if isinstance(event.activity, Wait))
 
 
+def test_groups_of_a_machine_share_its_cores(profile):
+    cores = len(host_here().cores)
+    assert profile.attribution.measured.at_once == (cores if 0 < cores < STAGES else math.inf)
+
+
 def test_times_are_in_the_order_in_which_they_must_be(profile):
     for matched in profile.steps:
         sent = {(p.mpmd_idx, s.dst, s.tag): s.start for p in matched.processes for s in p.sends}
@@ -73,16 +79,44 @@ def test_times_are_in_the_order_in_which_they_must_be(profile):
                 assert sent[wait.src, times.mpmd_idx, wait.tag] <= wait.arrived <= wait.end
 
 
-def test_a_group_whose_times_are_of_a_later_run_is_noticed(step, profile, monkeypatch):
-    """As of a group that has recovered, after another one had replied."""
-    (recorded, *_) = profile.recorded
-    assert recorded.is_of_one_run
-    first, *others = recorded.processes
-    mixed = dataclasses.replace(recorded, processes=(first.shifted(10**9), *others))
-    assert not mixed.is_of_one_run
-    monkeypatch.setattr(record_steps, "RecordedStep", lambda *_: mixed)
-    with pytest.warns(RuntimeWarning, match="a group recovered while the step was recorded"):
-        step.profile(*arguments())
+def recovered(step, seconds=60):
+    """The step as it would be if groups had been replaced for some time after its call."""
+    delay = seconds * 10**9
+    processes = tuple(times.shifted(delay) for times in step.processes)
+    return dataclasses.replace(step, returned=step.returned + delay, processes=processes, is_recovered=True)
+
+
+def test_a_step_for_which_groups_were_replaced_does_not_count(profile):
+    first, *others = profile.recorded
+    disturbed = dataclasses.replace(profile, recorded=(recovered(first), *others))
+    measured = disturbed.attribution.measured
+    assert measured.steps == 2
+    without = dataclasses.replace(profile, recorded=tuple(others)).attribution
+    assert disturbed.attribution.gaps == without.gaps
+    assert measured.workload.durations == without.measured.workload.durations
+    assert list(disturbed.recoveries) == [0]
+    note = "step 1 of 3 does not count: it ran after groups were replaced, 60 s after its call"
+    assert note in str(disturbed)
+    assert note not in str(profile)
+
+
+def test_the_recovery_of_the_only_step_is_not_the_drivers(profile):
+    (first, *_) = profile.recorded
+    alone = dataclasses.replace(profile, recorded=(recovered(first),))
+    assert (
+        alone.attribution.total.driver
+        <= dataclasses.replace(profile, recorded=(first,)).attribution.total.driver
+    )
+    assert alone.attribution.measured.returned < 10 * 10**9
+    assert "groups were replaced for 60 s after its call, which is no part of it" in str(alone)
+
+
+def test_steps_are_marked_while_groups_go_back(step, monkeypatch):
+    runtime = type(step._running())
+    attempts = iter([4, 4, 6])
+    monkeypatch.setattr(runtime, "attempt", property(lambda self: next(attempts)))
+    profile = step.profile(*arguments(), steps=2)
+    assert [recorded.is_recovered for recorded in profile.recorded] == [False, True]
 
 
 def test_a_file_keeps_all_but_the_result(profile, tmp_path):
@@ -111,10 +145,10 @@ def test_an_argument_that_would_be_gone_refuses_several_steps(mesh):
         ("[]", "is not a profile, which step.profile"),
         (
             '{"format": "mpmd profile", "version": 99}',
-            "of version 99, and this release reads version 1",
+            "of version 99, and this release reads version 2",
         ),
         (
-            '{"format": "mpmd profile", "version": 1, "profile": 3}',
+            '{"format": "mpmd profile", "version": 2, "profile": 3}',
             "is a damaged profile: expected an object",
         ),
     ],

@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.attribution.findings import balance_of
 from tests.attribution.test_identities import check
 
 pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
@@ -43,6 +44,10 @@ def test_causes_add_up_and_a_group_with_more_work_is_found(two_process_groups):
     assert profile.steps[0].error < 1000, "all processes of a machine read one clock"
     measured = attribution.measured
     assert all(measured.processor[task] for group in measured.groups for task in measured.tasks(group))
-    imbalance = next(finding for finding in profile.findings if finding.cause == "imbalance")
-    assert imbalance.text.startswith(("group 1 has 1.9", "group 1 has 2.00 "))
-    assert "its process computed" in imbalance.text
+    balance = balance_of(attribution)
+    assert balance.heaviest == 1
+    assert balance.factor(1) > 1.9
+    imbalance = [finding for finding in profile.findings if finding.cause == "imbalance"]
+    # Where all groups compute one after the other, equal stages save nothing.
+    assert len(imbalance) == 1 or measured.at_once <= 1
+    assert all("its process computed" in finding.text for finding in imbalance)

@@ -141,3 +141,29 @@ def test_program(program, four_groups, two_groups):
         )
     state = mpmd.reshard(case.state, to=loaded)
     assert_close(mpmd.reshard(state, to=loaded), jax.tree.map(jnp.asarray, case.state), 0)
+
+
+@pytest.mark.slow
+def test_all_parts_go_back_together(local_ray):
+    """With recovery: a group of either part is killed, and every value is that of a run without deaths."""
+    parts = {"actor": {"stage": 2}, "sampler": {"stage": 2}}
+    with cluster.launch(
+        parts=parts, cpus_per_group=0.25, timeout=200, recovery=cluster.Recovery(every=3)
+    ) as mesh:
+        train = mpmd.jit(step_of(2), mesh.part("actor")).compile(WEIGHTS, BATCH)
+        sample = mpmd.jit(step_of(2), mesh.part("sampler")).compile(WEIGHTS, BATCH)
+
+        def run(killing):
+            weights, values = WEIGHTS, []
+            for number in range(10):
+                weights, loss = train(weights, BATCH)
+                copy = mpmd.reshard(weights, to=sample)
+                values += [loss, sample(copy, BATCH)[1]]
+                if number in killing:
+                    jax.block_until_ready(values)
+                    os.kill(mesh.groups[killing[number]].pid, signal.SIGKILL)
+            return [np.asarray(value).tobytes() for value in (*values, weights)]
+
+        expected = run({})
+        assert run({3: 1, 7: 2}) == expected
+        assert [report.mpmd_idxs for report in mesh.recoveries] == [(1,), (2,)]

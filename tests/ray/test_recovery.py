@@ -87,7 +87,7 @@ def test_each_group_may_die(recovering_mesh, capsys):
     mesh = recovering_mesh
     step = compiled(mesh)
     undisturbed = train(step)
-    pids = [group.pid for group in mesh.groups]
+    pids, before = [group.pid for group in mesh.groups], len(mesh.recoveries)
     others = []
 
     def disturb(number, state):
@@ -100,9 +100,9 @@ def test_each_group_may_die(recovering_mesh, capsys):
             others[-1].compile(init(weights(2)), *batch())
 
     assert train(step, disturb) == undisturbed
-    assert [report.mpmd_idxs for report in recoveries(mesh, 2)] == [(0,), (1,)]
+    assert [report.mpmd_idxs for report in recoveries(mesh, before + 2)[before:]] == [(0,), (1,)]
     assert set(pids).isdisjoint(group.pid for group in mesh.groups)
-    first = mesh.recoveries[0]
+    first = mesh.recoveries[before]
     assert list(first.seconds) == ["started", "connected", "loaded", "restored", "replayed"]
     assert 0 < first.num_replayed <= 8
     assert first.reason.startswith("group 0 died")
@@ -112,6 +112,51 @@ def test_each_group_may_die(recovering_mesh, capsys):
     expected = jax.jit(make_step(mse, mpmd.GPipe(2)))(init(weights(2)), *batch())[1][0]
     for other in others:  # which only one of the present processes was there to load
         np.testing.assert_allclose(float(other(init(weights(2)), *batch())[1][0]), expected, rtol=1e-5)
+
+
+def uneven_step(state, xs, rounds):
+    """A step after which the second of two groups computes on, for as many rounds as it is told."""
+
+    def loss_of(state, x):
+        return ((mpmd.mark_stage_end(x @ state[0]) @ state[1]) ** 2).mean()
+
+    loss, grads = mpmd.treduce(
+        lambda x: jax.value_and_grad(loss_of)(state, x), xs, mpmd.Std1F1B(2), operation=mpmd.Mean
+    )
+    first, second = (weight - 0.01 * grad for weight, grad in zip(state, grads, strict=True))
+    return [first, jax.lax.fori_loop(0, rounds, lambda _, w: w * 0.999999, second)], loss
+
+
+def test_a_profile_says_which_steps_ran_again_and_keeps_to_one_run(recovering_mesh, monkeypatch):
+    """The first group has replied when the second one dies."""
+    rng = np.random.default_rng(0)
+    state = [rng.normal(size=(64, 64)).astype(np.float32) / 8 for _ in range(2)]
+    xs, rounds = rng.normal(size=(4, 8, 64)).astype(np.float32), np.int32(1)
+    step = mpmd.jit(uneven_step, recovering_mesh, donate_argnums=0).compile(state, xs, rounds)
+    began = time.monotonic()
+    step.profile(state, xs, np.int32(10_000))
+    rounds = np.int32(10_000 / (time.monotonic() - began))  # a second, or less
+    undisturbed = step.profile(state, xs, rounds, steps=3)
+    submitted, submit = [], step.submit
+
+    def submit_and_kill(call, profile):
+        submitted.append(submit(call, profile))
+        if len(submitted) == 2:
+            time.sleep(0.3)
+            kill(recovering_mesh, 1)
+        return submitted[-1]
+
+    monkeypatch.setattr(step, "submit", submit_and_kill)
+    profile = step.profile(state, xs, rounds, steps=3)
+    assert digests(mpmd.to_host(profile.result)) == digests(mpmd.to_host(undisturbed.result))
+    assert list(profile.recoveries) == [1]
+    assert not undisturbed.recoveries
+    repeated = profile.steps[1]
+    assert profile.recoveries[1] > 3 * 10**8, "from the call until the death, at least"
+    sent = {(p.mpmd_idx, s.dst, s.tag): s.start for p in repeated.processes for s in p.sends}
+    for times in repeated.processes:
+        assert all(wait.arrived >= sent[wait.src, times.mpmd_idx, wait.tag] for wait in times.waits)
+    assert profile.attribution.measured.steps == 2
 
 
 def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_path, monkeypatch):
@@ -135,19 +180,19 @@ def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_
 def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
     """Before the first snapshot: after it, two groups that keep each other's copies may not die together."""
     monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
-    start, started = ProcessPool._start, []
+    start, started = ProcessPool.start, []
 
     def noting_start(pool, groups):
         started.append(set(groups))
         start(pool, groups)
 
-    monkeypatch.setattr(ProcessPool, "_start", noting_start)
+    monkeypatch.setattr(ProcessPool, "start", noting_start)
     with cluster.launch(
         {"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery(max_failures=9)
     ) as mesh:
         step = compiled(mesh)
         undisturbed = train(step, steps=3)
-        for count, phase in enumerate(["_open", "_connect"], start=1):
+        for count, phase in enumerate(["open", "connect"], start=1):
             started.clear()
             with monkeypatch.context() as patched:
                 patched.setattr(ProcessPool, phase, killing_before(getattr(ProcessPool, phase), mesh, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +112,16 @@ def test_a_trace_has_a_row_per_group_in_microseconds():
         (1, "FusedTask(fwd_1__0, bwd_1__0)", "fwd+bwd", 1000, 3000),
     ]
     assert slices(trace)[2]["args"] == {"stage": 0, "microbatch": 0}
+
+
+def test_a_trace_is_written_where_a_path_says(tmp_path):
+    for path in (tmp_path / "step.json", str(tmp_path / "again.json")):
+        trace = chrome_trace(EVENTS, path)
+        assert json.loads(Path(path).read_text()) == trace == chrome_trace(EVENTS)
+    with pytest.raises(TypeError, match=r"chrome_trace: path must be .* or None, not 3"):
+        chrome_trace(EVENTS, 3)
+    with pytest.raises(FileNotFoundError):
+        chrome_trace(EVENTS, tmp_path / "missing" / "step.json")
 
 
 def test_a_trace_of_nothing_is_empty():

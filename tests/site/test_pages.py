@@ -3,13 +3,12 @@
 import functools
 import os
 import pathlib
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urldefrag
 
 import pytest
 
 from tests.support.browser import started_browser
+from tests.support.server import served
 
 SITE = os.environ.get("SITE")
 """The folder of the built site."""
@@ -34,18 +33,10 @@ HIDDEN = """() => [...document.querySelectorAll('article p, article li, article 
 """Texts that end to the right of the window, and outside of what scrolls by itself."""
 
 
-class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
 @pytest.fixture(scope="module")
 def address():
-    handler = functools.partial(QuietHandler, directory=SITE)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+    with served(SITE) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

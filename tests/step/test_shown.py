@@ -1,10 +1,13 @@
 """Plans, steps, reports and results show themselves in notebooks and terminals."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 
 import mpmd
+from mpmd.simulate import Costs
 from mpmd.util.notebook import ShownAsText
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, lowered, step_of
 
@@ -57,6 +60,36 @@ def test_steps_reports_and_profiles_show_their_text(step, mesh):
     for shown in (step.report(), mpmd.explain(step), mesh.status(), profile):
         assert repr(shown) == str(shown)
         assert shown._repr_html_().startswith("<pre")
+
+
+def test_a_function_shows_what_it_was_compiled_to(mesh):
+    function = mpmd.jit(step_of(mpmd.GPipe(2)), mesh)
+    assert repr(function) == f"mpmd.jit of {function.__name__} for 2 groups, not compiled yet"
+    loaded = function.compile(*arguments())
+    first, *plan = repr(function).splitlines()
+    assert first == f"mpmd.jit of {function.__name__} for 2 groups, compiled to this plan"
+    assert "\n".join(plan) == loaded.plan.shown()
+    assert "GPipe: stages 0 to 1" in function._repr_html_()
+
+
+def test_metrics_show_the_steps_so_far(step):
+    with mpmd.metrics(step, lambda number, values: None) as metrics:
+        jax.block_until_ready(step(*arguments()))
+        metrics._meter.wait()
+        assert re.fullmatch(
+            r"mpmd.metrics of \w+: \d+ steps have ended, 0 are under way(; one takes .* s)?", repr(metrics)
+        )
+    assert metrics._repr_html_().startswith("<pre")
+
+
+def test_the_events_of_a_profile_are_asked_for(step, tmp_path):
+    profile = step.profile(*arguments())
+    text = "and not the Profile that has them: pass its .events"
+    with pytest.raises(TypeError, match=f"events must be the events of a step, {text}"):
+        Costs.measured(profile)
+    with pytest.raises(TypeError, match=f"source must be the events of a step, {text}"):
+        mpmd.render.draw_timeline(profile, tmp_path / "step.svg")
+    assert Costs.measured(profile.events).kinds
 
 
 def test_a_profile_says_where_the_time_of_each_group_went(step):

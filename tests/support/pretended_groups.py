@@ -10,9 +10,7 @@ from cluster.driver.runtime import RayRuntime
 from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import Recovery
-from cluster.recovery.copies import CopiesLostError
-from cluster.recovery.journal import BEGINNING
-from cluster.recovery.process_pool import Replacement
+from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
 from mpmd.ir.routes import Topology
@@ -87,14 +85,17 @@ class Calls:
 
 
 class ProcessPool:
-    """In place of the processes. ``failures`` are what the next replacements raise."""
+    """In place of the processes. ``failures`` are what the next replacements raise.
+
+    Also in place of its own parts, and of their allocations.
+    """
 
     def __init__(self, failures=()):
         self.processes = endpoints([1, 1])
         self.attempts = []
         self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
         self.actors = ()
-        self.replacements = self.copies = self
+        self.replacements = self.copies = self.allocations = self
         self.stop = threading.Event()
         self.failures = list(failures)
         self.copied = []
@@ -107,17 +108,21 @@ class ProcessPool:
         self.attempts.append(Calls(self.processes))
         return self.attempts[-1]
 
-    def replace_all(self, dead, loads, snapshot, watch, count_failure):
+    def check(self, snapshot):
         assert self.may_replace.wait(SOON)
-        lost = None
-        while self.failures:
-            failure = self.failures.pop(0)
-            if isinstance(failure, CopiesLostError):
-                snapshot, lost = BEGINNING, str(failure)
-            else:
-                count_failure(failure)
+        if self.failures:
+            raise self.failures.pop(0)
+
+    def restore(self, snapshot, infos):
         self.restored.append(snapshot)
-        return Replacement(frozenset(dead), [], lost)
+
+    def connect_driver(self):
+        return []
+
+    def _do_nothing(self, *arguments):
+        pass
+
+    kill = reset = start = open = await_reset = connect = load = check_nodes = _do_nothing
 
     def copy_away(self, snapshot, base, is_wanted):
         assert self.may_copy.wait(SOON)
@@ -148,16 +153,16 @@ class Driven(RecoveringRuntime):
 
     def __init__(self, pool, recovery, on_recovery=lambda report: None, max_in_flight=16):
         groups = RayRuntime(pool.processes, [None, None], Topology(()), "cpu", {})
-        groups._arguments[0] = Whole()
+        groups._arguments[0], groups._participants[0] = Whole(), (0, 1)
         super().__init__(groups, pool, recovery, on_recovery, max_in_flight)
-        self._replacer.attach([])  # nobody looks after the groups
+        self._shell.attach([])  # nobody looks after the groups
         self.attempts = pool.attempts
-        self.changed, self.journal = self._requests.changed, self._requests.journal
+        self.changed, self.journal = self._requests.changed, self._membership.journal
 
     @property
     def error(self):
         """Why nothing works any more."""
-        return self._requests.error
+        return self._membership.error
 
     def step(self, host_arrays=None, inputs=(), outputs=(), donated=()):
         request = StepRequest(0, 0, inputs, outputs, donated=donated)

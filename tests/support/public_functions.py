@@ -272,7 +272,11 @@ def of_simulations() -> list[Public]:
                 "stages_per_group": ("counts",),
             },
         ),
-        Public("chrome_trace", mpmd.render.chrome_trace, {"source": ("special", SIMULATION)}),
+        Public(
+            "chrome_trace",
+            mpmd.render.chrome_trace,
+            {"source": ("special", SIMULATION), "path": ("text?",)},
+        ),
         Public("schedule_grid", mpmd.render.schedule_grid, {"tasks": lists, "costs": ("special?", costs)}),
         Public(
             "draw_timeline",

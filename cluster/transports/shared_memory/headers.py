@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cluster.protocol.digests import CorruptedError, digest_of
 from cluster.transports.inbox import HEADER_BYTES
 
-_FIELDS = struct.Struct("<iiqIIQ")
+_FIELDS = struct.Struct("<iiqIIQq")
 _DIGEST = struct.Struct("<Q")
 assert _FIELDS.size + _DIGEST.size == HEADER_BYTES
 
@@ -24,6 +24,7 @@ class SlotHeader(NamedTuple):
       tag, step: of the message.
       slot, layout: their numbers; both were announced before.
       digest: of what is in the slot.
+      written: when the message was there, in nanoseconds of the sender's ``time.perf_counter_ns``.
     """
 
     source: int
@@ -32,6 +33,7 @@ class SlotHeader(NamedTuple):
     slot: int
     layout: int
     digest: int
+    written: int = 0
 
     def pack(self) -> bytes:
         """The fields, and their digest."""

@@ -63,7 +63,8 @@ class Receiver:
         else:
             message = MessageId(header.step, self._src, self._dst, header.tag)
             slot, layout = self._slots[header.slot], self._layouts[header.layout]
-            self._inbox.add(message, _SlotArrival(self, message, slot, layout, header.digest))
+            arrival = _SlotArrival(self, message, slot, layout, header.digest)
+            self._inbox.add(message, arrival, header.written)
 
     def _read_announcement(self) -> None:
         """Reads what a header refers to, which was sent before it: a layout, or a chunk of slots."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -60,7 +61,10 @@ class Sender:
         slot = self._free_slot(step, slot_size(layout.nbytes))
         try:
             digest = _fill(slot, layout, arrays)
-            header = SlotHeader(self._src, message.tag, step, slot.number, layout.number, digest).pack()
+            written = time.perf_counter_ns()
+            header = SlotHeader(
+                self._src, message.tag, step, slot.number, layout.number, digest, written
+            ).pack()
             if not self._try_write(header):
                 self._wait(step, lambda: self._try_write(header))
         except BaseException:

@@ -65,7 +65,9 @@ def _with_first_stage(loop: Loop, first_stage: int) -> Loop:
     if not first_stage:
         return loop
     boundaries = {
-        mark.boundary: Boundary(mark.boundary.name, first_stage + mark.boundary.stage)
+        mark.boundary: Boundary(
+            mark.boundary.name, first_stage + mark.boundary.stage, ends=mark.boundary.ends
+        )
         for _, mark in _marks(loop)
         if mark.boundary.stage is not None
     }
@@ -158,7 +160,10 @@ def _numbered(loop: Loop, stages: Sequence[int]) -> Loop:
     """The loop with a different boundary for each of the user's marks, of which the ends end these stages."""
     boundaries = [mark.boundary for _, mark in (*_ends(loop), *_accompanying(loop))]
     numbers = (*stages, *_stages_back(loop))
-    new = [Boundary(boundary.name, stage) for boundary, stage in zip(boundaries, numbers, strict=True)]
+    new = [
+        Boundary(boundary.name, stage, ends=boundary.ends)
+        for boundary, stage in zip(boundaries, numbers, strict=True)
+    ]
     end_of = {
         id(eqn): end
         for boundary in dict.fromkeys(mark.boundary for _, mark in _marks(loop))
@@ -198,11 +203,11 @@ def _wrong_number_of_marks(loop: Loop) -> str:
         f"; that many stages on {_count(schedule.mpmd_dim, 'group')}, as where calls of a network feed one "
         f"another, are those of {_with_stages(schedule, marked)}"
     )
-    one_scan = _for_one_scan(ends, num_stages)
+    remedy = _for_one_scan(ends, num_stages) if ends else _without_marks(num_stages)
     return (
         f"the function that treduce at {loop.where} applies has {_ends_found(ends, marked)}, but the "
         f"schedule {schedule} has {_count(num_stages, 'stage')}: it needs {_count(num_stages - 1, 'mark')}, "
-        f"or {num_stages} with one after the last stage{one_scan}{more if marked > num_stages else ''}."
+        f"or {num_stages} with one after the last stage{remedy}{more if marked > num_stages else ''}."
         f"{_lines(stages, ends)}"
     )
 
@@ -213,6 +218,14 @@ def _ends_found(ends: Ends, stages: int) -> str:
     if any(mark.boundary.in_scan for _, mark in ends):
         return f"marks that end {_count(stages, 'stage')}"
     return f"{_count(len(ends), 'call')} of mark_stage_end, which end {_count(stages, 'stage')}"
+
+
+def _without_marks(num_stages: int) -> str:
+    """The remedy if there are no marks."""
+    return (
+        f"; mpmd.auto_marks(loss_fn, num_stages={num_stages}) of the function that is differentiated cuts it "
+        "between layers, and so does mpmd.value_and_grad, which cuts the batch as well"
+    )
 
 
 def _for_one_scan(ends: Ends, num_stages: int) -> str:

@@ -24,7 +24,8 @@ class Boundaries:
         self._made: dict[tuple[Boundary, int], Boundary] = {}
 
     def of(self, boundary: Boundary, number: int) -> Boundary:
-        return self._made.setdefault((boundary, number), Boundary(boundary.name, in_scan=True))
+        ends = boundary.ends[number : number + 1]
+        return self._made.setdefault((boundary, number), Boundary(boundary.name, in_scan=True, ends=ends))
 
 
 def add_scan(values: Values, scan: LayerScan, sizes: tuple[int, ...], boundaries: Boundaries) -> None:

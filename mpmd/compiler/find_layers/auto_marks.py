@@ -38,6 +38,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
     computes the numbers of ``jax.grad(loss_fn)``, in a pipeline of four stages. Differentiation, ``jax.jit``,
     ``jax.vmap`` and ``jax.checkpoint`` may be on either side of it.
 
+    ``mpmd.value_and_grad`` does this for the stages of its schedule. ``step.report()`` shows where they end.
+
     Under ``mpmd.plan`` the plan says how many layers each stage has, instead of ``num_stages``, and whether
     layers are under ``jax.checkpoint``. Where neither says anything, and where the function has marks of its
     own, it is left as it is.
@@ -66,13 +68,15 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         traced = _Traced(loss_fn, args, kwargs)
         if contains(traced.closed.jaxpr, mark_p):
             return loss_fn(*args, **kwargs)
+        traced.check_unchanged()
         opened = opened_for_layers(traced.closed)
         crossing = Crossing(opened.jaxpr)
         count = sum(decisions.layers_per_stage or ()) or decisions.num_layers
         layers = find_layers(opened.jaxpr, crossing, count)
         named_layers = _NamedLayers(_name(loss_fn), layers, _last_lines(layers, opened.jaxpr))
         counts = named_layers.layers_per_stage(decisions.layers_per_stage, num_stages)
-        ends = [layers[last - 1].end for last in itertools.accumulate(counts)][:-1]
+        last_layers = list(itertools.accumulate(counts))[:-1]
+        ends = {layers[last - 1].end: named_layers.text(last) for last in last_layers}
         within = [layer.end for layer in layers[:-1]] if decisions.remat else None
         return traced.result(run_marked(opened, crossing, traced.arrays, ends, within))
 
@@ -88,6 +92,7 @@ class _Traced:
     """
 
     def __init__(self, fun: Callable, args: tuple, kwargs: dict[str, Any]):
+        self._fun = fun
         leaves, treedef = jax.tree.flatten((args, kwargs))
         at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
         self.arrays = [leaves[i] for i in at]
@@ -100,12 +105,20 @@ class _Traced:
             before = jax.tree_util.tree_leaves_with_path(call)
             args, kwargs = call
             self._out, self._outdef = jax.tree.flatten(fun(*args, **kwargs))
-            _check_unchanged(fun, before, jax.tree_util.tree_leaves_with_path(call))
+            self._changed = _changed_in_place(before, jax.tree_util.tree_leaves_with_path(call))
             self._array_positions = [i for i, leaf in enumerate(self._out) if isinstance(leaf, jax.Array)]
             return [self._out[i] for i in self._array_positions]
 
         self.closed: ClosedJaxpr = jax.make_jaxpr(of_arrays)(*self.arrays)
         self._out = [None if i in set(self._array_positions) else leaf for i, leaf in enumerate(self._out)]
+
+    def check_unchanged(self) -> None:
+        """Raises ``TypeError`` if the function changes an object among its arguments."""
+        if self._changed:
+            raise TypeError(
+                f"{_name(self._fun)} changes {self._changed[0]} of its arguments in place, which auto_marks "
+                "does not see: let it take arrays and return the new ones, as by nnx.split and nnx.merge"
+            )
 
     def result(self, values: Sequence[Any]) -> Any:
         """The function's result with these values for the results of the jaxpr."""
@@ -115,20 +128,17 @@ class _Traced:
         return jax.tree.unflatten(self._outdef, out)
 
 
-def _check_unchanged(fun: Callable, before: Sequence[tuple], after: Sequence[tuple]) -> None:
-    """Raises ``TypeError`` if the function has changed an object among its arguments, which were copies.
+def _changed_in_place(before: Sequence[tuple], after: Sequence[tuple]) -> list[str]:
+    """The leaves that a function has changed in objects among its arguments, which were copies.
 
     Dicts and lists may be changed: ``jax.grad`` gives copies of them as well.
     """
     known = dict(before)
-    for path, leaf in after:
-        of_object = any(not isinstance(key, DictKey | SequenceKey) for key in path)
-        if of_object and known.get(path) is not leaf:
-            raise TypeError(
-                f"{_name(fun)} changes {jax.tree_util.keystr(path)} of its arguments in place, which "
-                "auto_marks does not see: let it take arrays and return the new ones, as by nnx.split and "
-                "nnx.merge"
-            )
+    return [
+        jax.tree_util.keystr(path)
+        for path, leaf in after
+        if any(not isinstance(key, DictKey | SequenceKey) for key in path) and known.get(path) is not leaf
+    ]
 
 
 def _name(fun: Callable) -> str:
@@ -167,6 +177,10 @@ class _NamedLayers:
             )
         work, leaving = zip(*((layer.work, layer.leaving) for layer in self.layers), strict=True)
         return even_stages(work, leaving, num_stages)
+
+    def text(self, number: int) -> str:
+        """A layer and the line at which it ends, as text; layers are counted from 1."""
+        return f"layer {number} of {len(self.layers)} at {self.lines[number - 1]}"
 
     def __str__(self) -> str:
         if len(self.layers) == 1:

@@ -46,7 +46,7 @@ def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[i
     """The repetitions in a sequence that have most of its work, in order; they do not overlap.
 
     Parts begin where the fewest bytes are handed from one to the next. So a block of a residual network
-    begins behind an addition, and two equal halves of a block that hand over more than whole blocks do are no
+    begins behind an addition, and the halves of a block that hand over more than whole blocks do are no
     parts.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ def run_marked(
     function: OpenFunction,
     crossing: Crossing,
     arguments: Sequence[Any],
-    stage_ends: Sequence[LayerEnd],
+    stage_ends: Mapping[LayerEnd, str],
     remat_ends: Sequence[LayerEnd] | None = None,
 ) -> list[Any]:
     """The results of a function whose stages end with some layers.
@@ -44,6 +44,7 @@ def run_marked(
 
     Args:
       arguments: values of the inputs.
+      stage_ends: the ends of layers at which stages end, in order, and their names.
       remat_ends: the ends of parts that are put under ``jax.checkpoint``, unless they are already; ``None``:
         no part is.
     """
@@ -56,7 +57,7 @@ class _Run:
         function: OpenFunction,
         crossing: Crossing,
         arguments: Sequence[Any],
-        stage_ends: Sequence[LayerEnd],
+        stage_ends: Mapping[LayerEnd, str],
         remat_ends: Sequence[LayerEnd] | None,
     ):
         self._jaxpr = jaxpr = function.jaxpr
@@ -71,10 +72,9 @@ class _Run:
         self._last_read.update((atom, len(jaxpr.eqns)) for atom in jaxpr.outvars if isinstance(atom, Var))
 
     def results(self) -> list[Any]:
-        marked = {end.equation for end in self._stage_ends if not end.iterations}
         for start, stop in itertools.pairwise(self._edges()):
-            if start in marked:
-                self._mark(start)
+            if name := self._stage_ends.get(LayerEnd(start)):
+                self._mark(start, name)
             self._run(start, stop)
         return self._read(self._jaxpr.outvars)
 
@@ -87,9 +87,10 @@ class _Run:
         edges |= {i for i in range(1, count) if self._remat[i] is not self._remat[i - 1]}
         return sorted(edges)
 
-    def _mark(self, position: int) -> None:
+    def _mark(self, position: int, name: str) -> None:
         handed_over = self._crossing.at(position)
-        marked = _marked([self._values[var] for var in handed_over], Boundary(None, by_auto_marks=True))
+        boundary = Boundary(None, by_auto_marks=True, ends=(name,))
+        marked = _marked([self._values[var] for var in handed_over], boundary)
         self._values.update(zip(handed_over, marked, strict=True))
 
     def _run(self, start: int, stop: int) -> None:
@@ -103,8 +104,12 @@ class _Run:
         within = [end for end in (*self._stage_ends, *(self._remat_ends or ())) if end.equation == start]
         if any(end.iterations for end in within):
             (scan,) = of_layers
-            ends = [end.iterations for end in self._stage_ends if end.equation == start]
-            results = _run_scan(scan, self._read(scan.invars), [end for end in ends if end], remat)
+            ends = {
+                end.iterations: name
+                for end, name in self._stage_ends.items()
+                if end.equation == start and end.iterations
+            }
+            results = _run_scan(scan, self._read(scan.invars), ends, remat)
             self._values.update(zip(scan.outvars, results, strict=True))
             return
         read_later = [var for eqn in of_layers for var in eqn.outvars if self._last_read.get(var, -1) >= stop]
@@ -157,12 +162,12 @@ def _are_rematerialised(eqns: Sequence[JaxprEqn]) -> bool:
 
 
 def _run_scan(
-    eqn: JaxprEqn, values: Sequence[Any], ends: Sequence[int], remat: Rematerialised | None
+    eqn: JaxprEqn, values: Sequence[Any], ends: Mapping[int, str], remat: Rematerialised | None
 ) -> list[Any]:
     """The results of a scan over layers.
 
     Args:
-      ends: the iterations after which stages end.
+      ends: the iterations after which stages end, in order, and the names of these ends.
     """
     roles, params = scan_operands(eqn), eqn.params
     consts, initial, xs = (list(values[part]) for part in (roles.consts, roles.carry, roles.xs))
@@ -171,7 +176,7 @@ def _run_scan(
         body = jax.checkpoint(body, policy=remat.policy, prevent_cse=False)
     carried = _handed_over(params["jaxpr"].jaxpr, roles.carry)
     every = tuple(b - a for a, b in itertools.pairwise([0, *ends]))
-    boundary = Boundary(None, every=every, has_rest=True, by_auto_marks=True)
+    boundary = Boundary(None, every=every, has_rest=True, by_auto_marks=True, ends=tuple(ends.values()))
 
     def one(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         results = list(body(*consts, *carry, *x))

@@ -220,7 +220,7 @@ def _broadcast(eqn: JaxprEqn) -> Iterator[CommonDimension]:
 def reshaped(eqn: JaxprEqn) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
     """The dimensions of a reshape's operand, and those of its result that have the same elements.
 
-    They are divided as far as can be: a dimension that stays as it is is alone on both sides, and several are
+    They are divided as far as can be: a dimension that stays is alone on both sides, and several are
     merged or split. Those of one element at the end may be left out.
     """
     old, new = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])

@@ -165,7 +165,7 @@ class WithoutTypes:
 
 
 def _same(new: Sequence[Any], old: Sequence[Any]) -> bool:
-    """Whether these are the very same objects."""
+    """Whether these are the same objects, by identity."""
     return len(new) == len(old) and all(this is that for this, that in zip(new, old, strict=True))
 
 

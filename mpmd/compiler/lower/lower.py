@@ -100,7 +100,13 @@ class _Lowering:
             outputs=self._output_leaves(),
             submeshes=tuple(tuple(submesh.shape.items()) for submesh in self._table.meshes.submeshes),
             loops=tuple(
-                LoopStages(loop.schedule.name, loop.first_stage, len(loop.stages), loop.num_microbatches)
+                LoopStages(
+                    schedule=loop.schedule.name,
+                    first_stage=loop.first_stage,
+                    num_stages=len(loop.stages),
+                    num_microbatches=loop.num_microbatches,
+                    ends=loop.ends,
+                )
                 for loop in self._step.loops
             ),
         )

@@ -147,7 +147,7 @@ class _Builder:
         )
 
     def _reader(self, state: Var, value: Atom) -> TaskType:
-        """The first work that reads a state, or else what becomes of it; the first of all if none does."""
+        """The first work that reads a state, or else what becomes of it; the first one if none does."""
         known = [self._readers.get(atom) for atom in (state, value) if isinstance(atom, Var)]
         return min(next(filter(None, known), ()), key=self._order.position, default=self._order.work(0))
 

@@ -51,7 +51,8 @@ class ForwardScans:
     """The scans of a forward whose stacks the scans of its backward read.
 
     Attributes:
-      rows: for the stacks that are only read row by row, the rows; nobody misses them if others are kept.
+      rows: for the stacks that are only read row by row, the rows. A backward that keeps these does without
+        the stacks.
     """
 
     def __init__(self, forward: Eqns, backward: Eqns, elsewhere: Set[Var]):

@@ -22,7 +22,7 @@ from mpmd.ir.plan import Cell
 
 
 def split(step: CutStep) -> TaskGraph:
-    """Splits a step step into work.
+    """Splits a step into tasks.
 
     Raises: ``CompileError`` when a schedule gives lists of tasks that cannot run or do not fit its loop.
     """

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import collections
-
 from mpmd.render.page.schema import FindingData, ScenarioData, ScheduleData
 from mpmd.render.page.subject import Subject
 
 
 def findings_data(subject: Subject) -> list[FindingData]:
-    """The findings as sentences, each with the task that is most to blame for its cause."""
-    blamed = _blamed(subject)
+    """The findings as sentences, each with the task that has most to do with it."""
     return [
         FindingData(
             text=f"{_capitalized(finding.text)}.",
             saves=finding.share_saved,
-            task=blamed.get(finding.cause, -1),
+            task=subject.number(finding.operation),
         )
         for finding in subject.findings
     ]
@@ -24,15 +21,6 @@ def findings_data(subject: Subject) -> list[FindingData]:
 def _capitalized(text: str) -> str:
     """The text with a capital letter, unless it begins with the name of a task."""
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
-
-
-def _blamed(subject: Subject) -> dict[str, int]:
-    """For each cause of idle time, the number of the task that has the most of it in all gaps together."""
-    sums: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
-    for gap in subject.attribution.gaps:
-        for culprit in gap.culprits:
-            sums[culprit.cause][culprit.operation] += culprit.nanoseconds
-    return {cause: subject.number(of_cause.most_common(1)[0][0]) for cause, of_cause in sums.items()}
 
 
 def scenarios_data(subject: Subject) -> list[ScenarioData]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpmd.render.page.palette import TASKS
 from mpmd.render.page.schema import ChangedPart, ChangedType, ComparisonData, ProfileData, TypeData
 
-LEAST_SHARE = 0.005
+LEAST_CHANGE = 0.005
 """The part of the step before below which a change has no sentence."""
 
 
@@ -64,11 +64,16 @@ def _changed(label: str, group: int, before: TypeData | None, after: TypeData | 
 
 def _sentences(before: ProfileData, after: ProfileData, parts: list[ChangedPart]) -> list[str]:
     old, new = before["makespan"], after["makespan"]
-    sentences = [f"The step takes {duration(new)} instead of {duration(old)}: {_share(new - old, old)}."]
+    share = f"{abs(new - old) / (old or 1):.1%}"
+    if share == "0.0%":
+        sentences = [f"The step takes {duration(new)}, as long as before."]
+    else:
+        direction = "more" if new > old else "less"
+        sentences = [f"The step takes {duration(new)} instead of {duration(old)}: {share} {direction}."]
     ordered = sorted(parts, key=lambda part: -abs(part["after"] - part["before"]))
     for part in ordered[:3]:
         change = part["after"] - part["before"]
-        if abs(change) >= LEAST_SHARE * old:
+        if abs(change) >= LEAST_CHANGE * old:
             direction = "more" if change > 0 else "less"
             name = part["label"] if part["label"] == TASKS.label else f"Idle time, {part['label'].lower()}"
             sentences.append(f"{name}: {duration(abs(change))} {direction} per group.")
@@ -76,10 +81,6 @@ def _sentences(before: ProfileData, after: ProfileData, parts: list[ChangedPart]
         sizes = f"{len(before['groups'])} groups before and {len(after['groups'])} after"
         sentences.append(f"The steps have {sizes}; times are means over the groups of each.")
     return sentences
-
-
-def _share(change: float, of: float) -> str:
-    return f"{abs(change) / (of or 1):.1%} {'more' if change > 0 else 'less'}"
 
 
 def duration(nanoseconds: float) -> str:

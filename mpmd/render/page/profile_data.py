@@ -52,9 +52,12 @@ def _facts(subject: Subject) -> list[Fact]:
     if subject.memory:
         peak = max(parts.total for of_group in subject.memory for parts in of_group.parts)
         facts.append(Fact(label="Peak memory", value=peak, unit="bytes"))
-    if measured.steps > 1:
-        text = f"{measured.step + 1} of {measured.steps}"
+    left_out = 0 if measured.step in subject.recoveries else len(subject.recoveries)
+    if (num_steps := measured.steps + left_out) > 1:
+        text = f"{measured.step + 1} of {num_steps}"
         facts.append(Fact(label="Recorded step", value=text, unit="text"))
+    for step, time in subject.recoveries.items():
+        facts.append(Fact(label=f"Recovery before step {step + 1}", value=time, unit="time"))
     if subject.step.error:
         facts.append(Fact(label="Clocks agree within", value=subject.step.error, unit="time"))
     return facts

@@ -186,12 +186,16 @@ class EdgeData(TypedDict):
 
 
 class StageData(TypedDict):
-    """A stage: the groups that run it, its time for one microbatch, its tasks, and the user's lines."""
+    """A stage: the groups that run it, its time for one microbatch, its tasks, and the user's lines.
+
+    ``layers`` are those of stacked arguments that it reads, as in ``0 to 3``; empty where layers are no scan.
+    """
 
     label: str
     groups: list[int]
     time: int
     tasks: list[str]
+    layers: list[str]
     sources: list[str]
 
 

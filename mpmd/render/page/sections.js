@@ -159,6 +159,8 @@ function stagesSection(profile) {
     { title: "Group", cell: (stage) => stage.groups.join(", ") },
     { title: "Time of a microbatch", cell: (stage) => duration(stage.time), key: (stage) => stage.time },
     { title: "", className: "meters", cell: (stage) => meter(stage.time / most) },
+    ...(profile.stages.some((stage) => stage.layers.length)
+      ? [{ title: "Layers", className: "text", cell: (stage) => stage.layers.join(", ") }] : []),
     { title: "Tasks", className: "text", cell: (stage) => stage.tasks.join(", ") },
     { title: "Runs", className: "wide", cell: (stage) => sourceLines(stage.sources) },
   ];

@@ -42,6 +42,7 @@ class Subject:
       sources: for each executable, the user's functions with their lines; the largest first.
       compile_seconds: the time of each phase of compiling.
       memory: of each group in the measured step; empty: unknown.
+      recoveries: by the number of a recorded step, the nanoseconds in which groups were replaced.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Subject:
     sources: Mapping[str, tuple[str, ...]]
     compile_seconds: Mapping[str, float]
     memory: Sequence[GroupMemory] = ()
+    recoveries: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def measured(self) -> Measured:

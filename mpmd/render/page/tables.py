@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from mpmd.attribution.ideal import members_alone
 from mpmd.attribution.model import flight_times
-from mpmd.ir.plan import Cell, Edge, OutsideTask, TaskType
+from mpmd.ir.plan import Cell, Edge, OutsideTask, Plan, TaskType
+from mpmd.ir.stack import layers_of
 from mpmd.render.page.lanes import path_columns
 from mpmd.render.page.palette import OUTSIDE, SEGMENTS
 from mpmd.render.page.schema import EdgeData, PathData, PathType, ProcessData, StageData, TypeData
@@ -135,6 +136,22 @@ def processes_data(subject: Subject) -> list[ProcessData]:
     ]
 
 
+def stage_layers(plan: Plan) -> dict[int, list[str]]:
+    """The layers of each stage, as text: those of the stacked arguments of which its tasks read a range."""
+    ranges = {leaf.name: layers for leaf in plan.inputs if leaf.name and (layers := layers_of(leaf.name))}
+    of_stage: dict[int, dict[str, None]] = collections.defaultdict(dict)
+    for program in plan.programs:
+        for run in program.runs:
+            if not isinstance(run.task, OutsideTask) and len({stage for _, stage in types_of(run.task)}) == 1:
+                texts = [_layers_text(ranges[name]) for name in run.inputs if name in ranges]
+                of_stage[run.task.tasks[0].stage] |= dict.fromkeys(texts)
+    return {stage: list(layers) for stage, layers in of_stage.items()}
+
+
+def _layers_text(layers: range) -> str:
+    return str(layers.start) if len(layers) == 1 else f"{layers.start} to {layers.stop - 1}"
+
+
 def stages_data(subject: Subject) -> list[StageData]:
     """The stages of all loops, with what they run."""
     medians, groups = {}, collections.defaultdict(set)
@@ -148,7 +165,7 @@ def stages_data(subject: Subject) -> list[StageData]:
         if len({stage for _, stage in types}) == 1:
             executable = subject.executables[group, types]
             sources[types[0][1]] |= dict.fromkeys(subject.sources.get(executable, ()))
-    alone = members_alone(medians)
+    alone, layers = members_alone(medians), stage_layers(subject.plan)
     tasks: dict[int, list[TaskType]] = collections.defaultdict(list)
     for member in alone:
         tasks[member[1]].append(member)
@@ -158,6 +175,7 @@ def stages_data(subject: Subject) -> list[StageData]:
             groups=sorted(groups[stage]),
             time=sum(alone[member] for member in tasks[stage]),
             tasks=[str(member) for member in sorted(tasks[stage])],
+            layers=layers.get(stage, []),
             sources=list(sources[stage]),
         )
         for stage in sorted(tasks)

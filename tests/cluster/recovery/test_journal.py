@@ -1,5 +1,7 @@
 """The journal: what is believed, given, committed and asked again, for every order of events."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -48,6 +50,50 @@ def test_results_are_given_at_once_and_errors_when_all_before_is_answered():
     for i in (0, 1):
         assert told(journal.succeed(0, first, i, reply())) == [(i, None)]
     assert told(journal.succeed(0, first, 2, reply())) == [(2, None), (1, error)]
+
+
+def recorded():
+    return {i: dataclasses.replace(request, profile=True) for i, request in requests().items()}
+
+
+def test_results_of_a_recorded_step_are_of_one_attempt():
+    journal = Journal()
+    step = journal.add_step(recorded())
+    assert told(journal.succeed(0, step, 0, reply(1.0))) == []
+    assert told(journal.succeed(0, step, 1, reply(1.0))) == []
+    journal.suspend()
+    journal.go_back()
+    again = {i: reply(2.0) for i in GROUPS}
+    assert journal.succeed(journal.attempt, step, 2, again[2]) == []
+    assert journal.succeed(journal.attempt, step, 1, again[1]) == []
+    outcomes = journal.succeed(journal.attempt, step, 0, again[0])
+    assert {outcome.mpmd_idx: outcome.result for outcome in outcomes} == again
+    journal.go_back()
+    assert answered_by_all(journal, step, 2.0) == [[], [], []], "each is told once"
+    journal.go_back()
+    with pytest.raises(ResultChangedError):
+        answered_by_all(journal, step, 3.0)
+
+
+def test_results_of_a_recorded_step_that_fails_are_given_with_the_error():
+    """Which is given when all before is answered; until then the step may run again."""
+    journal = Journal()
+    before, step = journal.add_step(requests()), journal.add_step(recorded())
+    error = RuntimeError("a task failed")
+    for i in (0, 1):
+        assert journal.succeed(0, before, i, reply())
+        assert journal.succeed(0, step, i, reply()) == []
+    assert journal.fail(0, step, 2, error) == []
+    assert told(journal.succeed(0, before, 2, reply())) == [(2, None), (0, None), (1, None), (2, error)]
+
+
+def test_results_of_a_recorded_step_are_lost_with_the_values():
+    journal = Journal()
+    step = journal.add_step(recorded())
+    journal.succeed(0, step, 0, reply())
+    journal.suspend()
+    error = RuntimeError("lost")
+    assert told(journal.lose_values(error)) == [(i, error) for i in GROUPS]
 
 
 def test_an_error_before_a_death_is_not_given():

@@ -91,16 +91,19 @@ class Deaths(RuleBasedStateMachine):
             assert error is None
             assert (request, mpmd_idx) not in self.given, "the user is told once"
             self.given[request, mpmd_idx] = result
+        together = collections.Counter(outcome.request for outcome in outcomes)
+        for request, count in together.items():
+            assert count == len(GROUPS) or not request.is_of_one_attempt
 
     def freed(self):
         freed, self.to_free = self.to_free, []
         return Released(tuple(freed))
 
     @precondition(lambda self: not self.suspended)
-    @rule()
-    def step(self):
-        released = self.freed()
-        step = self.journal.add_step({i: StepRequest(0, 0, (), (), {}, released) for i in GROUPS})
+    @rule(recorded=st.booleans())
+    def step(self, recorded):
+        request = StepRequest(0, 0, (), (), {}, self.freed(), profile=recorded)
+        step = self.journal.add_step(dict.fromkeys(GROUPS, request))
         self.chain = (*self.chain, step.ordinal)
         self.alive[step.ordinal] = hash(self.chain)
         self.asked += [(step, i, hash(self.chain)) for i in GROUPS]

@@ -59,6 +59,21 @@ def test_a_group_that_closes_is_gone_for_its_peers(monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", WITHOUT_RAY)
+def test_a_message_has_arrived_before_the_receiver_looks(name):
+    ends = connected(name)
+    wanted = [jax.sharding.SingleDeviceSharding(jax.devices()[1])]
+    for tag in range(2):
+        before = time.perf_counter_ns()
+        ends[0].send(MessageId(0, 0, 1, tag), [np.arange(1000)])
+        time.sleep(0.3)
+        looked = time.perf_counter_ns()
+        ends[1].recv(MessageId(0, 0, 1, tag), wanted)
+        assert before <= ends[1].arrived < looked
+    for router in ends:
+        router.close()
+
+
+@pytest.mark.parametrize("name", WITHOUT_RAY)
 def test_a_group_that_dies_before_it_has_received_is_gone_too(monkeypatch, name):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
     ends = connected(name)

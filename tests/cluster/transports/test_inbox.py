@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -45,6 +46,29 @@ def test_headers_reach_the_listener_of_their_source():
     os.write(inbox.write_fd, header)
     inbox.wait(0, lambda: bool(received))
     assert received == [header]
+    inbox.close()
+
+
+def test_a_message_has_arrived_when_its_header_was_written():
+    inbox = Inbox()
+    written = {}
+
+    def listen(header):
+        tag = header[4]
+        inbox.add(MessageId(0, 3, 0, tag), CountedArrival(), written[tag])
+
+    def arrived(tag, at):
+        written[tag] = at
+        os.write(inbox.write_fd, bytes([3, 0, 0, 0, tag]).ljust(HEADER_BYTES, b"x"))
+        inbox.take(MessageId(0, 3, 0, tag))
+        return inbox.arrived
+
+    inbox.add_listener(3, listen)
+    begin = time.perf_counter_ns()
+    assert arrived(0, begin) == begin
+    read = time.perf_counter_ns()
+    assert begin < arrived(1, begin) <= read, "by this clock it would have been there at the last look"
+    assert arrived(2, read + 10**12) <= time.perf_counter_ns()
     inbox.close()
 
 

@@ -7,7 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from cluster.recovery import Recovery, mover
+from cluster.recovery import Recovery, shell
+from cluster.recovery.events import Unneeded
 from cluster.recovery.liveness_waiter import SupersededError
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from mpmd.errors import GroupDiedError, RecoveryError
@@ -15,18 +16,11 @@ from tests.support.pretended_groups import SOON, Driven, ProcessPool, commit_sna
 from tests.support.public_functions import cluster_mesh
 
 
-class Allocations:
-    """In place of where groups are."""
-
-    def __init__(self):
-        self.num_own = 2
-        self.can_share = True
-
-
 class MovedPool(ProcessPool):
     def __init__(self, failures=()):
         super().__init__(failures)
-        self.allocations = Allocations()
+        self.num_own = 2
+        self.can_share = True
         self.discarded = 0
         self.silent = set()
 
@@ -79,12 +73,12 @@ class Elastic(Driven):
 
 @pytest.fixture
 def elastic(monkeypatch):
-    monkeypatch.setattr(mover, "Migrations", Migrations)
-    monkeypatch.setattr(mover, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(shell, "Migrations", Migrations)
+    monkeypatch.setattr(shell, "_SAVE_SECONDS", 0.0)
     recovery = Recovery(every=100, max_failures=1)
     reports = []
     driven = Elastic(MovedPool(), recovery, reports.append)
-    driven.migrations, driven.look_after = driven._mover._migrations, driven._mover.look_after
+    driven.migrations, driven.look_after = driven._shell._migrations, driven._shell.look_after
     driven.reports = reports
     driven._pool.may_copy.set()
     yield driven
@@ -106,8 +100,8 @@ def in_thread(function, *arguments):
 
 def resize(driven, num_places, kinds):
     resizing = in_thread(driven.resize, num_places, SOON)
-    assert driven._mover._wake.wait(SOON)
-    driven._mover._wake.clear()
+    assert driven._shell._wake.wait(SOON)
+    driven._shell._wake.clear()
     driven.migrations.kinds = kinds
     driven.look_after()
     resizing.result(SOON)
@@ -174,7 +168,7 @@ def test_a_group_does_not_move_when_another_one_dies_meanwhile(elastic):
     while not elastic.reports and time.monotonic() < deadline:
         time.sleep(0.001)
     assert [report.kind for report in elastic.reports] == ["died"]
-    assert not elastic._requests.is_paused
+    assert not elastic._membership.moves.is_paused
 
 
 def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
@@ -197,7 +191,7 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     looking = in_thread(elastic.look_after)
     with elastic.changed:
         assert elastic.changed.wait_for(
-            lambda: len(elastic.attempts) > 1 and not elastic._requests.dead, SOON
+            lambda: len(elastic.attempts) > 1 and not elastic._membership.dead, SOON
         )
     calls = elastic.attempts[1]
     assert (len(calls.steps), calls.named("copy_out")) == (1, [(0, handle, (1,))]), "both are done again"
@@ -217,7 +211,7 @@ def test_a_copy_that_the_log_has_given_up_is_not_lost_by_a_move(elastic, capsys)
     elastic.copy_out(0, handle, [1])
     elastic.attempts[0].future("copy_out").set_result(None)
     with elastic.changed:
-        elastic._requests.note(elastic.journal.drop_copies)  # as a step does that the copy has kept waiting
+        elastic._shell.tell(Unneeded())  # as a step does that the copy has kept waiting
     elastic.migrations.kinds = {0: SHRUNK}
     elastic.look_after()
     assert "a checkpoint is being saved" in capsys.readouterr().err
@@ -227,14 +221,13 @@ def test_a_copy_that_the_log_has_given_up_is_not_lost_by_a_move(elastic, capsys)
 
 
 def test_a_death_at_the_moment_of_a_move_is_a_failure(elastic, monkeypatch):
-    copy_all = elastic._mover._copy_all
+    detach = elastic._groups.detach
 
-    def with_a_death(*arguments):
-        is_copied = copy_all(*arguments)
+    def with_a_death(reason):
         elastic._pool.on_death(GroupDiedError("group 0 died", 0))
-        return is_copied
+        detach(reason)
 
-    monkeypatch.setattr(elastic._mover, "_copy_all", with_a_death)
+    monkeypatch.setattr(elastic._groups, "detach", with_a_death)
     elastic.migrations.kinds = {1: GROWN}
     elastic.look_after()
     assert [report.mpmd_idxs for report in elastic.reports] == [(0, 1)]
@@ -247,7 +240,7 @@ def test_a_group_whose_copies_may_be_gone_does_not_move(elastic, capsys):
     elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, {0}
     elastic.look_after()
     assert "group 1 does not move, though the cluster has room for it: another" in capsys.readouterr().err
-    assert elastic._pool.discarded == 1 and not elastic._requests.is_paused
+    assert elastic._pool.discarded == 1 and not elastic._membership.moves.is_paused
     elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, set()
     elastic.look_after()
     assert [report.kind for report in elastic.reports] == [GROWN]

@@ -1,0 +1,93 @@
+"""The GPUs and ports of this machine, as ``mpmd doctor`` reports them. It needs neither JAX nor Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+NVIDIA_SMI = "nvidia-smi"
+_FIELDS = "index,name,memory.total,driver_version"
+_SECONDS = 30
+
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+RAY_PORTS = {6379: "head node", 8265: "dashboard", 10001: "Ray Client"}
+"""Those that Ray uses unless ``ray start`` is told others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU, as NVIDIA's driver describes it."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    driver: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RayPort:
+    """A port of Ray's, and whether a process of this machine listens there."""
+
+    port: int
+    use: str
+    listens: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Ports:
+    """The ports of this machine.
+
+    Attributes:
+      first, last: the range from which the system chooses those of connections between processes; ``None``
+        where it does not say.
+      ray: those of Ray.
+    """
+
+    first: int | None
+    last: int | None
+    ray: tuple[RayPort, ...]
+
+
+def read_gpus() -> tuple[Gpu, ...]:
+    """The GPUs of this machine; none where NVIDIA's driver is not installed.
+
+    Raises: ``RuntimeError`` with the driver's message where it does not answer.
+    """
+    if shutil.which(NVIDIA_SMI) is None:
+        return ()
+    command = [NVIDIA_SMI, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{NVIDIA_SMI} has not answered within {_SECONDS} s") from None
+    if done.returncode:
+        raise RuntimeError((done.stdout + done.stderr).strip() or f"it ended with {done.returncode}")
+    return tuple(_gpu(line.split(", ")) for line in done.stdout.splitlines() if line.strip())
+
+
+def _gpu(fields: Sequence[str]) -> Gpu:
+    index, name, mebibytes, driver = fields
+    # A GPU that shares the memory of its host has none of its own to say.
+    memory = int(mebibytes) * 2**20 if mebibytes.isdecimal() else 0
+    return Gpu(int(index), name, memory, driver)
+
+
+def read_ports() -> Ports:
+    """The ports of this machine. Raises ``OSError`` where no process can listen."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname(), timeout=_SECONDS).close()
+    first, last = map(int, PORT_RANGE.read_text().split()) if PORT_RANGE.exists() else (None, None)
+    ray = tuple(RayPort(port, use, _listens(port)) for port, use in RAY_PORTS.items())
+    return Ports(first, last, ray)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError):  # nobody listens there
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        return True
+    return False

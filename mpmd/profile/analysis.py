@@ -1,0 +1,70 @@
+"""All that follows from recorded steps and their plan, computed when it is first asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection
+
+from mpmd.attribution.alternatives import Alternative, alternatives_of
+from mpmd.attribution.attribution import Attribution, attribute
+from mpmd.attribution.clocks import MatchedStep, Senders, match
+from mpmd.attribution.findings import Finding, findings_of
+from mpmd.attribution.measured import measure
+from mpmd.attribution.model import StepModel
+from mpmd.attribution.scenarios import Scenario, scenarios_of
+from mpmd.ir.plan import Edge, Plan
+from mpmd.ir.process_times import RecordedStep
+from mpmd.ir.routes import Routes, Topology
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Analysis:
+    """The passes of ``mpmd.attribution`` over recorded steps; each result is computed once."""
+
+    plan: Plan
+    topology: Topology
+    recorded: tuple[RecordedStep, ...]
+
+    @functools.cached_property
+    def steps(self) -> tuple[MatchedStep, ...]:
+        """The recorded steps by the driver's clock."""
+        senders = _senders(self.plan, self.topology)
+        return tuple(match(step, senders) for step in self.recorded)
+
+    @functools.cached_property
+    def attribution(self) -> Attribution:
+        """The causes of the idle time of the step of median length."""
+        return attribute(measure(self.plan, self.steps, self.topology))
+
+    @functools.cached_property
+    def scenarios(self) -> tuple[Scenario, ...]:
+        """The length of the step if single things were otherwise."""
+        return scenarios_of(self._model)
+
+    @functools.cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Other schedules and numbers of microbatches."""
+        return alternatives_of(self._model, self.plan)
+
+    @functools.cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings, those first that would save the most."""
+        return findings_of(self._model, self.scenarios, self.alternatives)
+
+    @functools.cached_property
+    def _model(self) -> StepModel:
+        return StepModel.of(self.attribution)
+
+
+def _senders(plan: Plan, topology: Topology) -> Senders:
+    """The ranks from which each process gets its slices of a message."""
+    if all(group.num_processes == 1 for group in topology.groups):
+        return lambda edge, tag, rank: (0,)
+    routes = Routes(plan, topology)
+    of_group = functools.cache(routes.of_group)
+
+    def senders(edge: Edge, tag: int, rank: int) -> Collection[int]:
+        return of_group(edge[1])[*edge, tag].received_by(rank).keys()
+
+    return senders

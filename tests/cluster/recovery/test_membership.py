@@ -1,0 +1,578 @@
+"""Membership in one situation after the other, with groups, threads and places that only pretend."""
+
+import collections
+
+import pytest
+
+from cluster.recovery import Recovery
+from cluster.recovery import actions as do
+from cluster.recovery.allocations import NoAllocationError
+from cluster.recovery.events import Answered, Died, Done, Faulted, Lost, Unneeded
+from cluster.recovery.journal import BEGINNING
+from cluster.recovery.keepers import CopiesLostError
+from cluster.recovery.liveness_waiter import ProcessLostError
+from cluster.recovery.membership import Membership
+from cluster.recovery.policy import FailureCounter
+from cluster.recovery.replacement import Replacement
+from cluster.recovery.report import DIED, DRAINED, FAILED, GROWN, SHRUNK
+from mpmd.errors import GroupDiedError, RecoveryError, StateLostError
+from mpmd.runtime.requests import StepReply
+from tests.support.membership_world import World
+
+JOBS = [
+    do.Detach,
+    do.Kill,
+    do.Reset,
+    do.Start,
+    do.Open,
+    do.AwaitReset,
+    do.CheckCopies,
+    do.Connect,
+    do.Load,
+    do.Restore,
+    do.ConnectDriver,
+    do.AwaitReplay,
+    do.Report,
+    do.StartSpares,
+]
+MOVING = [do.Prepare, do.AwaitRunning, do.AwaitSaves, do.FindDead, do.AwaitSnapshot, *JOBS]
+
+
+def committed():
+    """A world of which a snapshot is committed, and a step is under way since."""
+    world = World(Recovery(every=100, max_failures=1))
+    world.step()
+    world.settle_all()
+    assert world.journal.committed != BEGINNING
+    world.step()
+    return world
+
+
+def stop_at(world, job):
+    """The thread that carries out such a job next, when groups answer meanwhile."""
+    thread = world.settle_all(until=job)
+    assert thread is not None, f"no thread comes to {job.__name__}"
+    return thread
+
+
+def kinds(world):
+    return [(report.kind, set(report.groups), report.lost is not None) for report in world.reports]
+
+
+# Deaths.
+
+
+def test_a_death_has_its_group_replaced_and_all_go_back():
+    world = committed()
+    world.kill(1)
+    assert not world.membership.is_running
+    world.settle_all()
+    assert [type(job) for job in world.done if isinstance(job, do.ReplacementJob)] == JOBS[:11]
+    for job in (do.Kill(frozenset([1])), do.Start(frozenset([1])), do.Load(frozenset([1]))):
+        assert job in world.done
+    assert do.Restore(world.journal.committed) in world.done
+    assert kinds(world) == [(DIED, {1}, False)]
+    assert [report.step.ordinal for report in world.reports] == [2]
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("job", JOBS[3:11], ids=lambda job: job.__name__)
+def test_groups_that_die_while_others_are_replaced_are_one_failure(job):
+    world = committed()
+    world.kill(1)
+    stop_at(world, job)
+    world.die(2)
+    world.settle_all()
+    assert kinds(world) == [(DIED, {1, 2}, False)]
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("job", [do.Open, do.Connect], ids=lambda job: job.__name__)
+def test_processes_that_were_started_stay_when_others_die(job):
+    world = committed()
+    world.kill(1)
+    stop_at(world, job)
+    first = world.groups[1]
+    world.die(2)
+    world.settle_all()
+    assert world.groups[1] is first
+    assert next(job.groups for job in world.done if isinstance(job, do.Start)) == {1}
+
+
+def test_groups_that_die_before_calls_have_ended_are_replaced_together():
+    world = committed()
+    world.kill(1)
+    world.kill(2)
+    world.kill(2)
+    world.settle_all()
+    assert [job.groups for job in world.done if isinstance(job, do.Start)] == [{1, 2}]
+
+
+def test_a_death_while_steps_are_run_again_is_another_recovery():
+    world = World()
+    world.step()
+    world.settle_all()
+    world.step()
+    world.kill(1)
+    world.run_threads()
+    world.kill(2)
+    world.settle_all(until=do.Detach)
+    world.settle_all(until=do.Kill)
+    assert kinds(world) == [(DIED, {1}, False)]
+    world.settle_all()
+    assert kinds(world) == [(DIED, {1}, False), (DIED, {2}, False)]
+    world.check_quiet()
+
+
+def test_answers_of_an_earlier_attempt_do_not_count():
+    world = committed()
+    (step,) = {request for request, _ in world.futures}
+    attempt = world.journal.attempt
+    world.kill(1)
+    world.tell(Answered(attempt, step, 0, StepReply({})))
+    world.tell(Answered(world.journal.attempt, step, 0, error=GroupDiedError("group 1 died", 1)))
+    assert (step, 0) not in world.told
+    world.check_quiet()
+
+
+# Snapshots.
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_death_during_a_snapshot(is_heard):
+    """It is asked again when the death was heard of before it failed, and else given up."""
+    world = World()
+    world.step()
+    snapshot = world.journal.snapshot
+    for mpmd_idx in range(3):
+        world.answer(mpmd_idx)
+        world.answer(mpmd_idx)
+    world.die(1)
+    if is_heard:
+        world.hear()
+    world.run_threads()
+    assert snapshot.has_failed == (not is_heard)
+    world.settle_all()
+    assert world.said == []
+    assert (world.journal.committed != BEGINNING) == is_heard
+    world.check_quiet()
+
+
+def fail_copies(world):
+    world.settle_inboxes()
+    thread = stop_at(world, do.CopyAway)
+    world.run(thread, MemoryError("no room"))
+
+
+def test_a_run_without_snapshots_ends_when_the_log_is_full_unless_a_death_is_why():
+    for dies in (True, False):
+        world = World(Recovery(every=2))
+        for number in range(9):
+            if number in (1, 3, 5, 7):
+                fail_copies(world)
+                assert world.membership.error is None
+            world.step()
+        fail_copies(world)
+        if dies:
+            world.die(2)
+            stop_at(world, do.FindDead)
+            assert world.run_threads() is None, "the death is awaited"
+            world.hear()
+        world.settle_all()
+        assert len(set(map(id, world.given_back))) == 4, "groups were not told to drop what a snapshot was to"
+        assert (world.membership.error is None) == dies
+        assert dies or "not be copied 5 times in a row, the last time because MemoryError: no room" in str(
+            world.membership.error
+        )
+        world.check_quiet()
+
+
+def test_copies_for_storage_keep_a_snapshot_but_no_step_waiting():
+    world = World(Recovery(every=2))
+    world.save(0)
+    world.step()
+    world.settle_all()
+    assert world.journal.committed == BEGINNING
+    for _ in range(7):
+        world.step()
+        world.settle_all()
+    assert world.membership.snapshot_is_late and world.may_submit
+    assert world.journal.committed != BEGINNING
+
+
+# Failed steps.
+
+
+def test_groups_go_back_when_a_step_has_failed_that_has_taken_its_inputs_over():
+    world = World(Recovery(max_failures=1))
+    pids = list(world.groups)
+    for _ in range(3):
+        world.step(donated=(0,), fails=True)
+        world.step()
+        world.settle_all()
+    assert kinds(world) == [(FAILED, set(), False)] * 3
+    assert world.groups == pids, "no process was replaced"
+    world.check_quiet()
+
+
+def test_a_group_that_dies_while_all_go_back_for_a_step_is_replaced_and_counts():
+    world = World(Recovery(max_failures=1))
+    world.step(donated=(0,), fails=True)
+    for mpmd_idx in range(3):
+        world.answer(mpmd_idx)
+    world.kill(0)
+    world.tell(Unneeded())
+    world.settle_all()
+    assert kinds(world) == [(FAILED, {0}, False)]
+    world.kill(1)
+    world.settle_all()
+    assert "the groups have failed 2 times" in str(world.membership.error)
+    world.check_quiet()
+
+
+def test_another_result_than_before_ends_the_run():
+    world = World(Recovery(every=100))
+    world.step()
+    world.answer(0)
+    world.kill(1)
+    world.run_threads()
+    world.corrupts = True
+    world.answer(0)
+    assert isinstance(world.membership.error, RecoveryError)
+    world.check_quiet()
+
+
+# Lost values.
+
+
+def test_without_copies_all_go_back_to_the_beginning_and_it_is_no_further_failure():
+    world = committed()
+    (step,) = {request for request, _ in world.futures}
+    world.kill(1)
+    thread = stop_at(world, do.CheckCopies)
+    world.run(thread, CopiesLostError("both have died together"))
+    world.settle_all()
+    assert kinds(world) == [(DIED, {1}, True)]
+    assert isinstance(world.told[step, 0], StateLostError)
+    assert [job.groups for job in world.done if isinstance(job, do.Start)] == [{1}, set()]
+    assert do.Restore(BEGINNING) in world.done
+    world.step()
+    world.settle_all()
+    assert world.journal.committed != BEGINNING
+    world.check_quiet()
+
+
+# Moves.
+
+
+@pytest.mark.parametrize("kind", [DRAINED, SHRUNK, GROWN])
+def test_a_group_moves_when_all_is_copied_and_no_step_is_run_again(kind):
+    world = World(Recovery(every=100, max_failures=1))
+    for _ in range(3):
+        world.step()
+        world.step()
+        world.look({1: kind})
+        assert [*world.looking] == [do.Prepare(1, may_use_spares=kind == DRAINED)]
+        world.run_threads()
+        assert not world.membership.is_running, "new steps wait for those that are under way"
+        world.settle_all()
+    assert kinds(world) == [(kind, {1}, False)] * 3, "which is no failure"
+    assert [report.steps for report in world.reports] == [()] * 3
+    assert [type(job) for job in world.done if isinstance(job, do.MoveJob)][:6] == [
+        do.Prepare,
+        do.AwaitRunning,
+        do.AwaitSaves,
+        do.FindDead,
+        do.AwaitSnapshot,
+        do.AwaitSnapshot,
+    ]
+    assert world.prepared == {}
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("job", MOVING[:5], ids=lambda job: job.__name__)
+def test_a_group_does_not_move_when_another_one_dies_before_it_has_left(job):
+    world = committed()
+    world.look({1: GROWN})
+    stop_at(world, job)
+    world.kill(0)
+    world.run_threads()
+    place = world.groups[1].place
+    world.settle_all()
+    assert kinds(world)[0] == (DIED, {0}, False)
+    assert len(kinds(world)) == 1 and world.groups[1].place == place
+    world.look({1: GROWN})
+    world.settle_all()
+    assert kinds(world)[1:] == [(GROWN, {1}, False)], "it does at the next look"
+    world.check_quiet()
+
+
+def test_a_move_does_not_wait_for_a_snapshot_when_a_group_has_died():
+    world = World()
+    world.step()
+    world.look({1: GROWN})
+    world.run_threads()
+    assert world.looking[0] == do.AwaitSnapshot() and world.is_blocked(world.looking[0])
+    world.kill(0)
+    assert not world.is_blocked(world.looking[0])
+    world.check_quiet()
+
+
+def test_a_group_that_dies_before_it_leaves_takes_the_processes_that_are_ready():
+    world = committed()
+    world.look({1: GROWN})
+    stop_at(world, do.AwaitRunning)
+    place = world.prepared[1]
+    world.kill(1)
+    world.settle_all()
+    assert kinds(world) == [(DIED, {1}, False)]
+    assert world.groups[1].place == place
+    world.check_quiet()
+
+
+def test_a_death_at_the_moment_of_a_move_is_a_failure():
+    world = committed()
+    world.look({1: GROWN})
+    world.settle_inboxes()
+    for _ in range(2):
+        thread = stop_at(world, do.AwaitSnapshot)
+        world.run(thread)
+        world.settle_inboxes()
+    world.kill(0)
+    world.settle_all()
+    assert kinds(world) == [(GROWN, {0, 1}, False)]
+    world.kill(2)
+    world.settle_all()
+    assert "the groups have failed 2 times, and max_failures is 1" in str(world.membership.error)
+
+
+def test_groups_that_are_to_leave_may_die():
+    world = World(Recovery(max_failures=1))
+    world.has_place = False
+    for _ in range(2):
+        world.look({1: DRAINED})
+        world.run_threads()
+        world.kill(1)
+        world.settle_all()
+    assert kinds(world) == [(DIED, {1}, False)] * 2
+    assert world.said == ["group 1 does not move, though its node is to end: there is no other place for it"]
+    world.kill(1)
+    world.settle_all()
+    world.kill(1)
+    world.settle_all()
+    assert "the groups have failed 2 times" in str(world.membership.error)
+
+
+def test_groups_that_are_to_move_wait_for_a_recovery_and_the_next_look():
+    world = committed()
+    world.kill(0)
+    world.look({1: SHRUNK})
+    world.run(world.looking)
+    assert world.is_blocked(world.looking[0])
+    world.settle_all()
+    assert kinds(world) == [(DIED, {0}, False)] and world.prepared == {}
+    world.look({1: SHRUNK})
+    world.settle_all()
+    assert kinds(world)[1:] == [(SHRUNK, {1}, False)]
+    world.check_quiet()
+
+
+def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end():
+    world = committed()
+    copy = world.save(0)
+    world.settle_all()
+    world.look({1: GROWN})
+    world.settle_all()
+    assert world.said == [
+        "group 1 does not move, though the cluster has room for it: a checkpoint is being saved"
+    ]
+    world.look({1: DRAINED})
+    assert world.run_threads() is None and world.is_blocked(do.AwaitSaves())
+    world.settle_all()
+    assert kinds(world) == [(DRAINED, {1}, False)]
+    assert len(world.reports[0].steps) == 1, "no snapshot counts before the copy is written"
+    world.finish_saving(copy)
+    world.look({1: GROWN})
+    world.settle_all()
+    assert kinds(world)[1:] == [(GROWN, {1}, False)]
+    world.check_quiet()
+
+
+def test_a_group_stays_when_another_one_may_be_dead():
+    world = committed()
+    world.look({1: GROWN})
+    stop_at(world, do.FindDead)
+    world.die(2)
+    world.unheard.clear()
+    world.run_threads()
+    assert world.said == [
+        "group 1 does not move, though the cluster has room for it: another group does not answer"
+    ]
+    assert not world.membership.moves.is_paused and world.prepared == {}
+
+
+NO, GONE = RuntimeError("Ray says no"), OSError("Ray is out of reach")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NO, "group 1 does not move, though the cluster has room for it: Ray says no"),
+        (GONE, "the places of groups cannot be looked after: OSError: Ray is out of reach"),
+    ],
+)
+@pytest.mark.parametrize("job", [do.Prepare, do.FindDead, do.StartSpares], ids=lambda job: job.__name__)
+def test_a_move_that_fails_is_told_once_and_the_next_group_moves(job, error, said):
+    world = committed()
+    for _ in range(2):
+        world.look({1: GROWN, 2: DRAINED})
+        while (thread := stop_at(world, job)) is not world.looking:
+            world.run(thread)
+        world.run(thread, error)
+        world.settle_all()
+    assert world.said == [said]
+    assert (DRAINED, {2}, False) in kinds(world)
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("job", [do.Look(), do.StartSpares()], ids=str)
+def test_what_keeps_all_from_moving_is_told_once(job):
+    world = World()
+    for _ in range(2):
+        world.tell(Faulted(job, OSError("Ray is out of reach")))
+    assert world.said == ["the places of groups cannot be looked after: OSError: Ray is out of reach"]
+    world.check_quiet()
+
+
+def test_why_a_group_does_not_move_is_told_again_when_it_has_moved_since():
+    world = World()
+    for world.has_place in (False, False, True, False):
+        world.look({1: SHRUNK})
+        world.settle_all()
+    assert len(world.said) == 2 and len(world.reports) == 1
+
+
+def test_a_move_that_cannot_be_reported_has_ended():
+    world = committed()
+    world.look({1: GROWN})
+    world.run(stop_at(world, do.Report), OSError("Ray is out of reach"))
+    assert world.said == ["a recovery cannot be reported: OSError: Ray is out of reach"]
+    assert not world.membership.is_running
+    world.check_quiet()
+
+
+# Giving up.
+
+
+def test_a_step_that_kills_twice_ends_the_run():
+    world = committed()
+    for _ in range(2):
+        world.kill(1)
+        world.run_threads()
+    assert "step 2 has ended the process of group 1 twice" in str(world.membership.error)
+    world.check_quiet()
+
+
+def replacement(*dead, processes=1):
+    """One that has begun for these groups."""
+    death = GroupDiedError("group 0 died", dead[0])
+    begun = Replacement(death, None, DIED, (processes,) * 3, FailureCounter(2))
+    begun.begin(dead, is_failure=True, snapshot=7)
+    begun.open(dead)
+    return begun
+
+
+def fault(job, error, dead=frozenset(), **facts):
+    return Faulted(job, error, frozenset(dead), **facts)
+
+
+def starts(actions):
+    return [action.groups for action in actions if isinstance(action, do.Start)]
+
+
+def test_a_new_process_that_dies_is_a_failure_unless_its_node_is_gone():
+    under_way = replacement(0)
+    death = ProcessLostError("group 0 has died", 0)
+    for _ in range(3):
+        assert starts(under_way.begin_again(fault(do.Connect(), death, {0}, node_is_gone=True))) == [{0}]
+        under_way.open({0})
+    assert starts(under_way.begin_again(fault(do.Connect(), death, {0}))) == [{0}]
+    with pytest.raises(RecoveryError, match="failed 3 times, and max_failures is 2; the last time because"):
+        under_way.begin_again(fault(do.Connect(), death, {0}))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("its devices are in use"), NoAllocationError("no room")])
+def test_a_fault_without_a_death_and_a_lack_of_places_are_failures(error):
+    under_way = replacement(0)
+    assert starts(under_way.begin_again(fault(do.Connect(), error))) == [{0}], "it may be why"
+    with pytest.raises(RecoveryError, match="the last time because"):
+        under_way.begin_again(fault(do.Start(frozenset([0])), error))
+
+
+def test_a_death_beside_processes_that_open_is_a_failure_if_it_is_a_new_one():
+    under_way = replacement(0)
+    error = ProcessLostError("group 1 has died", 1)
+    beside = under_way.start_beside(Lost(1, error, node_is_gone=False))
+    assert beside == [do.Kill(frozenset([1])), do.Start(frozenset([1]))]
+    assert under_way.open() == [do.Open(frozenset([1]))]
+    under_way.start_beside(Lost(1, error, node_is_gone=False))
+    with pytest.raises(RecoveryError):
+        under_way.start_beside(Lost(1, error, node_is_gone=False))
+
+
+def test_new_processes_that_were_to_take_their_devices_are_replaced_with_a_death():
+    under_way = replacement(0)
+    under_way.begin_again(fault(do.Connect(), ProcessLostError("group 1 has died", 1), {1}))
+    error = ProcessLostError("group 2 has died", 2)
+    assert starts(under_way.begin_again(fault(do.Open(frozenset([1])), error, {2}))) == [{1, 2}]
+
+
+def test_new_processes_of_a_group_that_may_be_meeting_are_replaced_with_a_death():
+    error = ProcessLostError("group 1 has died", 1)
+    assert starts(replacement(0).begin_again(fault(do.Connect(), error, {1}))) == [{1}]
+    assert starts(replacement(0, processes=2).begin_again(fault(do.Connect(), error, {1}))) == [{0, 1}]
+
+
+@pytest.mark.parametrize("job", [do.Detach(GroupDiedError("group 0 died", 0)), do.Connect()])
+def test_a_fault_of_which_nothing_is_known_ends_the_run(job):
+    with pytest.raises(RecoveryError, match=r"group 0 died\. The groups do not recover: Ray is gone\. Start"):
+        replacement(0).begin_again(Faulted(job, RuntimeError("Ray is gone")))
+
+
+# The end.
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
+def test_the_mesh_is_closed_while_groups_are_replaced(job):
+    world = committed()
+    world.kill(1)
+    close_during(world, stop_at(world, job))
+
+
+@pytest.mark.parametrize("job", MOVING, ids=lambda job: job.__name__)
+def test_the_mesh_is_closed_while_a_group_moves(job):
+    world = committed()
+    world.look({1: GROWN})
+    close_during(world, stop_at(world, job))
+
+
+def test_the_mesh_is_closed_while_places_are_looked_for():
+    world = committed()
+    world.threads.append(collections.deque([do.Look()]))
+    close_during(world, world.threads[-1])
+
+
+def close_during(world, thread):
+    """The mesh is closed during the next job of a thread, which may have started a process."""
+    world.done.clear()
+    world.run(thread, meanwhile=world.close)
+    world.settle_all()
+    assert {type(job) for job in world.done[1:]} <= {do.Report, do.Release}
+    world.check_quiet()
+
+
+def test_connections_that_come_too_late_are_closed():
+    membership = Membership(Recovery(), [1, 1])
+    membership.handle(Died(GroupDiedError("group 0 died", 0)))
+    membership.error = RuntimeError("the mesh was closed")
+    assert membership.handle(Done(do.ConnectDriver(), ["one"])) == [do.Disconnect(["one"])]

@@ -1,0 +1,250 @@
+"""A loss that reads its batch from around it: the error names the arrays, and shows the change."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import mpmd
+from tests.support.models import WIDTH, layer, mse, weights
+from tests.support.parity import assert_close
+
+ROWS = 8
+X = jax.random.normal(jax.random.key(1), (ROWS, WIDTH))
+Y = np.asarray(jax.random.normal(jax.random.key(2), (ROWS, WIDTH)))
+MASK = jnp.tri(WIDTH)
+
+differentiated = functools.partial(mpmd.value_and_grad, num_microbatches=4, schedule=mpmd.Std1F1B(2))
+
+
+def notes_of(error):
+    """Without those of JAX."""
+    return [note for note in getattr(error, "__notes__", []) if "from around it" in note]
+
+
+def refused(step, *args):
+    """The error of a step, which is the same traced for groups as under plain JAX."""
+    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
+    texts = []
+    for call in (jax.jit(step), mpmd.jit(step, mesh).lower):
+        with pytest.raises(ValueError) as info:
+            call(*args)
+        texts.append("\n".join([str(info.value), *notes_of(info.value)]))
+    assert texts[0] == texts[1]
+    return texts[0]
+
+
+def test_an_argument_of_the_step():
+    def step(params, batch):
+        def loss_fn(params):
+            return mse(params, batch["x"], batch["y"])
+
+        return differentiated(loss_fn)(params)
+
+    text = refused(step, weights(2), {"x": X, "y": Y})
+    assert "what is passed has no array with rows to cut" in text
+    assert "loss_fn reads batch['x'] (float32[8, 4]), batch['y'] (float32[8, 4]) from around it" in text
+    assert text.endswith(
+        "\n    def loss_fn(params, batch): ...\n    mpmd.value_and_grad(loss_fn, ...)(params, batch)"
+    )
+
+
+def test_the_change_that_is_shown_is_right():
+    def step(params, batch):
+        def loss_fn(params, batch):
+            return mse(params, batch["x"], batch["y"])
+
+        return differentiated(loss_fn)(params, batch)
+
+    assert_close(jax.jit(step)(weights(2), {"x": X, "y": Y}), jax.value_and_grad(mse)(weights(2), X, Y))
+
+
+def jitted(params, x, y):
+    @jax.jit
+    def loss_fn(params):
+        return mse(params, x, y)
+
+    return differentiated(loss_fn)(params)
+
+
+def in_a_function_that_it_calls(params, x, y):
+    def forward(params):
+        return layer(params[0], x)
+
+    def loss_fn(params):
+        return jnp.mean((forward(params) - y) ** 2)
+
+    return differentiated(loss_fn)(params)
+
+
+def bound_by_name(params, x, y):
+    return differentiated(functools.partial(mse, x=x, y=y))(params)
+
+
+def bound_by_position(params, x, y):
+    return differentiated(functools.partial(lambda x, y, params: mse(params, x, y), x, y))(params)
+
+
+def passed_by_name(params, x, y):
+    return differentiated(mse)(params, x=x, y=y)
+
+
+def in_a_lambda(params, x, y):
+    return differentiated(lambda params: mse(params, x, y))(params)
+
+
+def of_an_object(params, x, y):
+    class Trainer:
+        def __init__(self):
+            self.x, self.data = x, {"y": y}
+
+        def loss_fn(self, params):
+            return mse(params, self.x, self.data["y"])
+
+    return differentiated(Trainer().loss_fn)(params)
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        (jitted, "loss_fn reads x (float32[8, 4]), y (float32[8, 4])"),
+        (in_a_function_that_it_calls, "loss_fn reads x (float32[8, 4]), y (float32[8, 4])"),
+        (bound_by_name, "mse reads x (float32[8, 4]), y (float32[8, 4])"),
+        (bound_by_position, "<lambda> reads x (float32[8, 4]), y (float32[8, 4])"),
+        (passed_by_name, "mpmd.value_and_grad(mse, ...)(params, x, y)"),
+        (in_a_lambda, "mpmd.value_and_grad(lambda params, x, y: ..., ...)(params, x, y)"),
+        (of_an_object, "loss_fn reads self.x (float32[8, 4]), self.data['y'] (float32[8, 4])"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_idioms(step, named):
+    assert named in refused(step, weights(2), X, Y)
+
+
+def of_module(params):
+    return mse(params, X, Y)
+
+
+def test_a_variable_of_the_module():
+    assert "of_module reads X (float32[8, 4]), Y (float32[8, 4])" in refused(
+        lambda params: differentiated(of_module)(params), weights(2)
+    )
+
+
+def test_a_train_state_of_flax():
+    """What the state holds besides the parameters is no batch."""
+    model = nn.Dense(WIDTH)
+    state = TrainState.create(
+        apply_fn=model.apply, params=model.init(jax.random.key(0), X), tx=optax.sgd(0.1)
+    )
+
+    def step(state, batch, dropout_key):
+        def loss_fn(params):
+            kept = jax.random.bernoulli(dropout_key, 0.9, (ROWS, WIDTH))
+            return jnp.mean((state.apply_fn(params, batch["x"]) - batch["y"]) ** 2 * kept)
+
+        return differentiated(loss_fn)(state.params)
+
+    text = refused(step, state, {"x": X, "y": Y}, jax.random.key(3))
+    assert "loss_fn reads batch['x'] (float32[8, 4]), batch['y'] (float32[8, 4]) from around it" in text
+
+
+def test_a_module_of_nnx():
+    graph, state = nnx.split(nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0)))
+
+    def step(state, x, y):
+        def loss_fn(model):
+            return jnp.mean((model(x) - y) ** 2)
+
+        return differentiated(loss_fn)(nnx.merge(graph, state))
+
+    assert "loss_fn reads x (float32[8, 4]), y (float32[8, 4]) from around it" in refused(step, state, X, Y)
+
+
+def test_the_batch_is_told_from_a_mask():
+    def step(params, batch):
+        def loss_fn(params):
+            return mse(params, (batch["x"] @ MASK), batch["y"])
+
+        return differentiated(loss_fn)(params)
+
+    text = refused(step, weights(2), {"x": X, "y": Y})
+    assert "MASK (float32[4, 4])" in text
+    assert "(params, batch)" in text and "(params, batch, MASK)" not in text
+
+
+def test_a_key_beside_the_batch():
+    """A raw key is two numbers, which look like rows."""
+
+    def step(params, batch, rng):
+        def loss_fn(params, rng):
+            return mse(params, *batch) * jax.random.uniform(rng)
+
+        return differentiated(loss_fn)(params, rng)
+
+    text = refused(step, weights(2), (X, Y), jax.random.PRNGKey(0))
+    assert "2 rows do not divide into 4 microbatches" in text
+    assert "def loss_fn(params, rng, batch)" in text
+
+
+def test_a_part_of_the_batch():
+    """The error of shapes that do not fit is JAX's, with a note."""
+
+    def step(params, x, y):
+        def loss_fn(params, x):
+            return mse(params, x, y)
+
+        return differentiated(loss_fn)(params, x)
+
+    with pytest.raises((TypeError, ValueError), match="incompatible") as info:
+        jax.jit(step)(weights(2), X, Y)
+    (note,) = notes_of(info.value)
+    assert "loss_fn reads y (float32[8, 4]) from around it, with all 8 rows of the batch" in note
+    assert "def loss_fn(params, x, y)" in note
+
+
+def test_an_error_that_has_no_such_reason_has_no_note():
+    def step(params, x, y):
+        def loss_fn(params, x, y):
+            return mse(params, x, y) + (MASK + x)
+
+        return differentiated(loss_fn)(params, x, y)
+
+    with pytest.raises((TypeError, ValueError)) as info:
+        jax.jit(step)(weights(2), X, Y)
+    assert not notes_of(info.value)
+
+
+def test_one_microbatch_is_the_whole_batch():
+    """So nothing that is captured has other rows than it."""
+
+    def step(params, x, y):
+        def loss_fn(params, x):
+            return mse(params, x, y) + jnp.sum(y @ x)
+
+        return mpmd.value_and_grad(loss_fn)(params, x)
+
+    with pytest.raises(TypeError) as info:
+        jax.jit(step)(weights(2), X, Y)
+    assert not notes_of(info.value)
+
+
+def test_masks_and_constants_may_be_captured():
+    temperature = jnp.full(ROWS // 4, 0.5)
+
+    def loss_fn(params, x, y):
+        return mse(params, x @ MASK, y) * jnp.sum(temperature)
+
+    actual = mpmd.value_and_grad(loss_fn, num_microbatches=4)(weights(2), X, Y)
+    assert_close(actual, jax.value_and_grad(loss_fn)(weights(2), X, Y))
+
+
+def test_a_loss_that_reads_no_array_is_told_to_take_one():
+    text = refused(lambda params: differentiated(lambda params: jnp.sum(params[0]["w"]))(params), weights(2))
+    assert "pass the batch by position" in text and "around" not in text

@@ -1,0 +1,225 @@
+"""A schedule for a loss without marks: the layers are cut into as many stages as it has."""
+
+import logging
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+from jax import lax
+
+import mpmd
+from tests.support.models import WIDTH, layer, weights
+from tests.support.parity import assert_close, mesh_of
+
+ROWS = 8
+X = jax.random.normal(jax.random.key(1), (ROWS, WIDTH))
+Y = jax.random.normal(jax.random.key(2), (ROWS, WIDTH))
+
+
+def unmarked(params, x):
+    for of_layer in params:
+        x = layer(of_layer, x)
+    return x
+
+
+def loss_of(params, x, y):
+    return jnp.mean((unmarked(params, x) - y) ** 2)
+
+
+def stacked(params, x):
+    return lax.scan(lambda h, p: (layer(p, h), None), x, params)[0]
+
+
+def stacked_loss(params, x, y):
+    return jnp.mean((stacked(params, x) - y) ** 2)
+
+
+STACKED = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights(6))
+
+
+def trained(loss, schedule, **options):
+    def step(params, x, y):
+        value, grads = mpmd.value_and_grad(loss, num_microbatches=4, schedule=schedule, **options)(
+            params, x, y
+        )
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    return step
+
+
+class Network(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(4):
+            x = x + nn.tanh(nn.Dense(WIDTH)(x))
+        return x
+
+
+def flax_network():
+    network = Network()
+
+    def loss(params, x, y):
+        return optax.l2_loss(network.apply(params, x), y).mean()
+
+    return trained(loss, mpmd.Std1F1B(2)), network.init(jax.random.key(0), X)
+
+
+def nnx_network():
+    graph, state = nnx.split([nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(i)) for i in range(4)])
+
+    def loss(state, x, y):
+        for linear in nnx.merge(graph, state):
+            x = jnp.tanh(linear(x))
+        return jnp.mean((x - y) ** 2)
+
+    return trained(loss, mpmd.ZeroBubble(2)), state
+
+
+@pytest.mark.parametrize(
+    ("step", "params", "groups"),
+    [
+        (trained(loss_of, mpmd.Std1F1B(4)), weights(4), 4),
+        (trained(loss_of, mpmd.Interleaved1F1B(4, 2)), weights(4), 2),
+        (trained(jax.jit(loss_of), mpmd.GPipe(2)), weights(4), 2),
+        (trained(jax.checkpoint(loss_of), mpmd.Std1F1B(2)), weights(4), 2),
+        (trained(stacked_loss, mpmd.Std1F1B(3)), STACKED, 3),
+        (*flax_network(), 2),
+        (*nnx_network(), 2),
+    ],
+    ids="loop interleaved jitted checkpoint scan flax nnx".split(),
+)
+def test_a_step_computes_what_jax_does(step, params, groups):
+    with mesh_of(groups) as mesh:
+        loaded = mpmd.jit(step, mesh).compile(params, X, Y)
+        loops = loaded.plan.loops
+        assert len(loops[0].ends) == loops[0].num_stages - 1
+        assert_close(loaded(params, X, Y), jax.jit(step)(params, X, Y))
+
+
+def test_gradients_are_those_of_marks_to_the_last_bit():
+    def marked(params, x, y):
+        for i, of_layer in enumerate(params):
+            x = layer(of_layer, x)
+            x = mpmd.mark_stage_end(x) if i in (1,) else x
+        return jnp.mean((x - y) ** 2)
+
+    with mesh_of(2) as mesh:
+        cut = mpmd.jit(trained(loss_of, mpmd.Std1F1B(2)), mesh)(weights(4), X, Y)
+        by_hand = mpmd.jit(trained(marked, mpmd.Std1F1B(2)), mesh)(weights(4), X, Y)
+        jax.tree.map(lambda a, b: (jnp.array(a) == jnp.array(b)).all() or pytest.fail(), cut, by_hand)
+
+
+def test_the_report_says_where_stages_end(caplog):
+    mesh = mpmd.AbstractMpmdMesh({"stage": 3}, "stage")
+    with caplog.at_level(logging.INFO, "mpmd"):
+        lowered = mpmd.jit(trained(stacked_loss, mpmd.Std1F1B(3)), mesh).lower(STACKED, X, Y)
+    lines = [
+        "stages without marks, cut between layers:",
+        f"  stage 0 ends after layer 2 of 6 at {__file__}:",
+        f"  stage 1 ends after layer 4 of 6 at {__file__}:",
+    ]
+    for text in (
+        str(lowered.report()),
+        str(mpmd.explain(lowered)),
+        lowered.plan.shown(),
+        caplog.records[0].getMessage(),
+    ):
+        assert all(line in text for line in lines)
+    assert len(caplog.records) == 1
+    assert lowered.plan.loops[0].ends[0].endswith("(stacked)")
+
+
+def test_marks_of_ones_own_are_left_as_they_are():
+    def loss(params, x, y):
+        return loss_of(params[2:], mpmd.mark_stage_end(unmarked(params[:2], x)), y)
+
+    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
+    lowered = mpmd.jit(trained(loss, mpmd.Std1F1B(2)), mesh).lower(weights(4), X, Y)
+    assert lowered.plan.loops[0].ends == ()
+    assert "cut between layers" not in str(lowered.report())
+    with pytest.raises(mpmd.CompileError, match="has 1 call of mark_stage_end, which end 1 stage"):
+        mpmd.jit(trained(loss, mpmd.Std1F1B(4)), mpmd.AbstractMpmdMesh({"stage": 4}, "stage")).lower(
+            weights(4), X, Y
+        )
+
+
+def test_a_function_with_marks_may_change_a_copy_of_its_module():
+    """The change is lost, as under plain JAX."""
+    graph, state = nnx.split([nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(i)) for i in range(2)])
+
+    def loss(linears, x, y):
+        x = mpmd.mark_stage_end(linears[0](x))
+        linears[0].kernel.set_value(linears[0].kernel.get_value() * 2)
+        return jnp.mean((linears[1](x) - y) ** 2)
+
+    def step(state, x, y):
+        differentiate = mpmd.value_and_grad(loss, num_microbatches=4, schedule=mpmd.Std1F1B(2))
+        return differentiate(nnx.merge(graph, state), x, y)[0]
+
+    with mesh_of(2) as mesh:
+        assert_close(mpmd.jit(step, mesh)(state, X, Y), jax.jit(step)(state, X, Y))
+
+
+def test_stages_that_auto_marks_was_asked_for_are_shown_too():
+    loss = mpmd.auto_marks(loss_of, num_stages=2)
+    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
+    lowered = mpmd.jit(trained(loss, mpmd.Std1F1B(2)), mesh).lower(weights(4), X, Y)
+    assert len(lowered.plan.loops[0].ends) == 1
+
+
+def test_several_loops_have_their_own_stages():
+    def step(params, x, y):
+        total = 0.0
+        for _ in range(2):
+            params, value = trained(loss_of, mpmd.Std1F1B(2))(params, x, y)
+            total += value
+        return params, total
+
+    with mesh_of(2) as mesh:
+        loaded = mpmd.jit(step, mesh).compile(weights(4), X, Y)
+        assert [len(loop.ends) for loop in loaded.plan.loops] == [1, 1]
+        assert "stage 2 ends after layer" in str(loaded.report())
+        assert_close(loaded(weights(4), X, Y), jax.jit(step)(weights(4), X, Y))
+
+
+def test_an_evaluation():
+    def step(params, x):
+        return mpmd.treduce(
+            lambda rows: unmarked(params, rows),
+            mpmd.microbatches(x, 4),
+            schedule=mpmd.ForwardOnly(2, 2),
+            operation=mpmd.Concat(),
+        )
+
+    with mesh_of(2) as mesh:
+        loaded = mpmd.jit(step, mesh).compile(weights(4), X)
+        assert len(loaded.plan.loops[0].ends) == 1
+        assert_close(loaded(weights(4), X), jax.jit(step)(weights(4), X))
+
+
+def test_fewer_layers_than_stages():
+    step = trained(loss_of, mpmd.Std1F1B(4))
+    with pytest.raises(ValueError, match=r"num_stages=4 needs as many layers .* found 2 in loss_of"):
+        mpmd.jit(step, mpmd.AbstractMpmdMesh({"stage": 4}, "stage")).lower(weights(2), X, Y)
+
+
+def test_a_loop_that_differentiates_by_itself_says_what_does_it():
+    def step(params, x, y):
+        return mpmd.treduce(
+            lambda mb: jax.grad(loss_of)(params, *mb),
+            mpmd.microbatches((x, y), 4),
+            schedule=mpmd.Std1F1B(2),
+            operation=mpmd.Mean,
+        )
+
+    with pytest.raises(mpmd.CompileError, match=r"mpmd\.auto_marks\(loss_fn, num_stages=2\)"):
+        mpmd.jit(step, mpmd.AbstractMpmdMesh({"stage": 2}, "stage")).lower(weights(4), X, Y)
+
+
+def test_one_stage_needs_no_cut():
+    mesh = mpmd.AbstractMpmdMesh({"stage": 1}, "stage")
+    lowered = mpmd.jit(trained(loss_of, mpmd.Std1F1B(1)), mesh).lower(weights(1), X, Y)
+    assert lowered.plan.loops[0].ends == ()

@@ -1,0 +1,68 @@
+"""The blocks of how-to pages run, and what the pages say of them is so."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from tests.support.pages import DOCS, blocks, run
+from tests.support.parity import assert_close
+
+
+def text(page):
+    """A page, each paragraph on a line."""
+    return " ".join((DOCS / "how_to" / f"{page}.md").read_text().split())
+
+
+def test_stages_and_microbatches(capsys):
+    run(blocks("how_to/choose_stages_and_microbatches.md"))
+    printed = capsys.readouterr().out
+    bubbles = {
+        int(m): (formula, simulated)
+        for m, formula, simulated in re.findall(r"^ *(\d+) +([\d.]+%) +([\d.]+%) +[\d.]+%", printed, re.M)
+    }
+    assert bubbles.keys() == {4, 8, 16, 32}
+    assert all(formula == simulated for formula, simulated in bubbles.values())
+    page = text("choose_stages_and_microbatches")
+    shares = re.search(r"leave (\d+)% idle, and twice as many leave (\d+)%", page).groups()
+    assert shares == tuple(f"{float(bubbles[m][0][:-1]):.0f}" for m in (16, 32))
+    makespans = [float(each) for each in re.findall(r"^ *\d+ +\d+ +([\d.]+) +[\d.]+%$", printed, re.M)]
+    assert makespans.index(min(makespans)) not in (0, len(makespans) - 1)  # too few, and too many
+    assert "chosen: 4 groups of one device" in printed
+
+
+def test_one_node():
+    before, *meshes, on_ray, unequal = blocks("how_to/one_node.md")
+    assert "cluster.launch" in on_ray
+    names = run([before])
+    expected = names["params"], names["loss"]
+    for mesh, block in [("mesh", block) for block in meshes] + [("unequal", unequal)]:
+        names = run([block], **names)
+        with names[mesh]:
+            assert_close((names["params"], names["loss"]), expected)
+
+
+@pytest.fixture
+def cells():
+    """The blocks of the page on batches. The first makes devices, where there are none yet."""
+    return blocks("how_to/input_pipelines.md")
+
+
+def test_input_pipelines(cells, capsys, monkeypatch):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    names = run(cells)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:3] == ["tokens go to group 0", "targets go to group 1", "weights go to group 0 1"]
+    assert printed[-1] == "True"
+    compiled = [line.partition("lengths ")[2] for line in printed if "compiled for" in line]
+    exact, padded, bucketed, by_grain = map(eval, compiled)
+    assert len({*exact}) == len(exact) > 3
+    assert padded == by_grain == [64]
+    assert sorted(bucketed) == [32, 48, 64]
+    plain = jax.jit(names["train_step"])
+    params, losses = names["init_params"](jax.random.key(0)), []
+    for batch in names["epoch"](0):
+        params, loss = plain(params, *names["stacked"](batch, 64))
+        losses.append(loss)
+    np.testing.assert_allclose(names["to_longest"], losses, rtol=1e-5)

@@ -1,0 +1,89 @@
+"""The check of prose finds faults on their lines, and leaves code out."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytest.importorskip("proselint")
+
+_PROSE = importlib.util.spec_from_file_location("prose", ROOT / ".ci" / "prose.py")
+prose = importlib.util.module_from_spec(_PROSE)
+_PROSE.loader.exec_module(prose)
+
+PAGE = """# A page
+
+We leverage it, and `basically` not.
+
+```python
+x = leverage  # of course
+```
+
+- An [address](https://hence.example/thus), upon which
+  it ends, hence.
+"""
+
+CODE = '''"""Seamless."""
+
+simply = "obviously"
+
+
+def function(x):
+    """How it works: a leverage.
+
+    ``of course`` is code, and so is::
+
+        whilst(x)
+
+    upon is not.
+    """
+    return "thereby"  # of course
+
+
+CONSTANT = 3
+"""A number, easily."""
+'''
+
+
+def lines_of(faults):
+    return [(line, text.split("'")[1]) for line, text in sorted(faults)]
+
+
+def test_words_of_a_page_have_their_lines():
+    words = lines_of(prose.words_in(prose.prose_of_page(PAGE)))
+    assert words == [(3, "leverage"), (9, "upon"), (10, "hence")]
+
+
+def test_words_of_docstrings_have_their_lines():
+    words = lines_of(prose.words_in(prose.prose_of_code(CODE)))
+    assert words == [(1, "Seamless"), (7, "leverage"), (13, "upon"), (19, "easily")]
+    assert lines_of(prose.openings(CODE)) == [(7, "How")]
+
+
+@pytest.mark.parametrize("text", [PAGE, CODE])
+def test_lines_stay(text):
+    blank = prose.prose_of_page if text is PAGE else prose.prose_of_code
+    assert blank(text).count("\n") == text.count("\n")
+
+
+def test_faults_are_printed_with_their_places(tmp_path):
+    """proselint knows a word that is written twice, and numbers are none."""
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\nOne of the the pages has 2 2 columns, of course.\n")
+    program = f"""
+import importlib.util, pathlib
+spec = importlib.util.spec_from_file_location("prose", {str(ROOT / ".ci" / "prose.py")!r})
+prose = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(prose)
+prose.files = lambda: [pathlib.Path({str(page)!r})]
+prose.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        f"{page}:3: 'of course': leave it out",
+        f"{page}:3: There's a lexical illusion in 'the the' - a phrase is repeated.",
+    ]

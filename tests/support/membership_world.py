@@ -1,0 +1,396 @@
+"""Groups, threads and places that only pretend, for the state machine of membership."""
+
+import collections
+import itertools
+
+import numpy as np
+
+from cluster.recovery import Recovery
+from cluster.recovery import actions as do
+from cluster.recovery.events import Answered, Closed, Copying, Died, Done, Faulted, Lost, Unneeded
+from cluster.recovery.journal import BEGINNING
+from cluster.recovery.keepers import CopiesLostError
+from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
+from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedSnapshot, LoggedStep
+from cluster.recovery.membership import Membership
+from mpmd.errors import GroupDiedError, StepAborted, TaskError
+from mpmd.runtime.lost_values import LostValueError
+from mpmd.runtime.requests import Released, StepReply, StepRequest
+
+MANY = 10**4
+
+
+class Group:
+    """A group's process, if it has one, and where it runs. It answers requests in order."""
+
+    def __init__(self, place):
+        self.place = place
+        self.is_alive = self.is_open = self.is_loaded = True
+        self.inbox = collections.deque()
+        self.chain = ()  # the steps that have made its values
+
+    def end(self):
+        self.is_alive = False
+        self.inbox.clear()
+
+
+class World:
+    """Carries out actions as the ``Shell`` does, on groups that only pretend.
+
+    Attributes:
+      threads: the jobs that each has still to carry out.
+      unheard: the groups whose deaths the driver has not heard of.
+      futures: what the user waits for; and what the user was told.
+      chain: the steps that have made the values of the user.
+      copies: the chain of each group, by snapshot.
+      places: those that are reserved; and those of processes that were prepared, by group.
+    """
+
+    def __init__(self, policy=None, num_groups=3):
+        self.membership = Membership(policy or Recovery(every=3, max_failures=3), [1] * num_groups)
+        self.journal = self.membership.journal
+        self.groups = [Group(place) for place in range(num_groups)]
+        self.numbers = itertools.count(num_groups)
+        self.threads = []
+        self.is_attached = True
+        self.unheard = []
+        self.resetting = set()
+        self.fails = set()
+        self.corrupts = False
+        self.chain = ()
+        self.futures = set()
+        self.told = {}
+        self.copies = {BEGINNING: dict.fromkeys(range(num_groups), ())}
+        self.places = set(range(num_groups))
+        self.prepared = {}
+        self.has_place = True
+        self.looking = None
+        self.done = []
+        self.reports = []
+        self.said = []
+        self.given_back = []
+
+    # Events.
+
+    def tell(self, event):
+        self.threads.append(collections.deque(self.act(event)))
+
+    def act(self, event):
+        jobs = []
+        for action in self.membership.handle(event):
+            if isinstance(action, do.Job):
+                jobs.append(action)
+            else:
+                self.carry_out(action)
+        return jobs
+
+    def carry_out(self, action):
+        match action:
+            case do.Tell(outcomes):
+                for request, mpmd_idx, result, error in outcomes:
+                    self.settle((request, mpmd_idx), result if error is None else error)
+            case do.Attach():
+                assert not self.is_attached
+                self.is_attached = True
+            case do.LoseValues():
+                self.chain = ()
+            case do.Replay(entries):
+                for group in self.groups:
+                    assert group.is_open and group.is_loaded, "all were replaced as a whole"
+                for entry in entries:
+                    self.ask(entry)
+            case do.MarkCommitted():
+                assert self.journal.committed != BEGINNING
+            case do.BeginSnapshot():
+                self.begin_snapshot()
+            case do.GiveBack(snapshot):
+                self.given_back.append(snapshot)
+            case do.Say(message):
+                self.said.append(message)
+            case do.End(error):
+                for future in sorted(self.futures, key=str):
+                    self.settle(future, error)
+
+    def settle(self, future, result):
+        assert future not in self.told, "the user is told once"
+        self.futures.remove(future)
+        self.told[future] = result
+
+    # What the user does.
+
+    def step(self, donated=(), fails=False):
+        step = self.journal.add_step({i: self.request(donated) for i in range(len(self.groups))})
+        if fails:
+            self.fails.add(step)
+        else:
+            self.chain = (*self.chain, step.ordinal)
+        self.ask_first(step)
+        if self.membership.snapshot_is_due:
+            self.begin_snapshot()
+        return step
+
+    def request(self, donated):
+        return StepRequest(0, 0, donated, (), donated=donated)
+
+    @property
+    def may_submit(self):
+        membership = self.membership
+        if membership.error is not None or not membership.is_running:
+            return False
+        if membership.snapshot_is_late and self.journal.keeps_copies:
+            self.tell(Unneeded())
+        return not membership.snapshot_is_late
+
+    def fetch(self, mpmd_idx):
+        self.ask_first(self.journal.add_fetch(mpmd_idx, 0))
+
+    def save(self, mpmd_idx):
+        copy = next(self.numbers)
+        self.membership.moves.unwritten.add(copy)
+        self.ask_first(self.journal.add_copy(mpmd_idx, copy, []))
+        return copy
+
+    def finish_saving(self, copy):
+        self.membership.moves.unwritten.discard(copy)
+        self.tell(Unneeded(frozenset([copy])))
+
+    def close(self):
+        self.tell(Closed(RuntimeError("the mesh was closed")))
+        self.run_job(do.Release())
+
+    # What groups are asked.
+
+    def ask_first(self, request):
+        self.futures |= {(request, mpmd_idx) for mpmd_idx in request.groups}
+        self.ask(request)
+
+    def begin_snapshot(self):
+        self.ask(self.journal.begin_snapshot(dict.fromkeys(range(len(self.groups)), Released())))
+
+    def ask(self, entry):
+        if self.membership.dead:
+            return
+        is_snapshot = isinstance(entry, LoggedSnapshot)
+        for mpmd_idx in range(len(self.groups)) if is_snapshot else entry.groups:
+            if self.groups[mpmd_idx].is_alive:
+                number = entry.number if is_snapshot else 0
+                self.groups[mpmd_idx].inbox.append((self.journal.attempt, entry, number))
+        if is_snapshot:
+            self.tell(Copying(entry, [entry.number]))
+
+    def answer(self, mpmd_idx):
+        """A group carries out the next request, and says so."""
+        group = self.groups[mpmd_idx]
+        attempt, entry, number = group.inbox.popleft()
+        result = error = None
+        match entry:
+            case LoggedSnapshot():
+                self.copies.setdefault(number, {})[mpmd_idx] = group.chain
+                return
+            case LoggedStep(failure=str() as why):
+                error = LostValueError(why)
+            case LoggedStep() if entry in self.fails:
+                error = StepAborted("a fault") if mpmd_idx else TaskError("a fault", 0, "fwd_0__0")
+            case LoggedStep():
+                assert entry.ordinal not in group.chain, "a step has run twice"
+                group.chain = (*group.chain, entry.ordinal)
+                value, self.corrupts = hash(group.chain) + self.corrupts, False
+                result = StepReply({entry.ordinal: np.array(value)})
+            case LoggedFetch():
+                result = group.chain
+            case LoggedCopy():
+                pass
+        self.tell(Answered(attempt, entry, mpmd_idx, result, error))
+
+    # Deaths.
+
+    def die(self, mpmd_idx):
+        self.groups[mpmd_idx].end()
+        if self.is_attached:
+            self.unheard.append(mpmd_idx)
+
+    def hear(self):
+        """The driver hears of the next death."""
+        mpmd_idx = self.unheard.pop(0)
+        self.tell(Died(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx)))
+
+    def kill(self, mpmd_idx):
+        self.die(mpmd_idx)
+        self.hear()
+
+    @property
+    def dead(self):
+        return {i for i, group in enumerate(self.groups) if not group.is_alive}
+
+    # Jobs.
+
+    def look(self, kinds):
+        """These groups are to move, and why. One thread looks at a time."""
+        self.looking = collections.deque(self.act(Done(do.Look(), kinds)))
+        self.threads.append(self.looking)
+
+    def is_blocked(self, job, expired=False):
+        match job:
+            case do.AwaitSaves() | do.AwaitDeath():
+                return not expired and not self.membership.is_over(job)
+            case job if isinstance(job, do.Wait):
+                return not self.membership.is_over(job)
+            case _ if self.membership.is_void(job):
+                return False
+            case do.CopyAway(attempt, _, _, (number,)):
+                is_copied = len(self.copies.get(number, ())) == len(self.groups)
+                return attempt == self.journal.attempt and not is_copied and not self.dead
+        return False
+
+    def run(self, thread, fault=None, meanwhile=lambda: None):
+        """A thread carries out its next job, which may have a fault. Other things may happen meanwhile."""
+        job = thread.popleft()
+        if self.membership.is_void(job):
+            return
+        meanwhile()
+        try:
+            if fault is not None:
+                raise fault
+            event = Done(job, self.run_job(job))
+        except Exception as error:
+            thread.clear()
+            event = self.faulted(job, error)
+        self.done.append(job)
+        thread.extend(self.act(event))
+
+    def faulted(self, job, error):
+        if isinstance(job, do.CopyAway):
+            return Faulted(job, error, by_death=isinstance(error, ProcessLostError))
+        if not isinstance(job, do.ReplacementJob) or isinstance(error, CopiesLostError | SupersededError):
+            return Faulted(job, error)
+        dead = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self.dead
+        return Faulted(job, error, frozenset(dead))
+
+    def run_job(self, job):
+        match job:
+            case do.Detach():
+                assert self.is_attached
+                self.is_attached = False
+                self.unheard.clear()
+                for group in self.groups:
+                    group.inbox.clear()
+            case do.Kill(groups):
+                for mpmd_idx in groups:
+                    self.groups[mpmd_idx].end()
+                    self.groups[mpmd_idx].is_open = False
+                self.resetting -= groups
+            case do.Reset(but):
+                self.resetting = set(range(len(self.groups))) - but
+                assert all(self.groups[mpmd_idx].is_open for mpmd_idx in self.resetting)
+            case do.Start(groups):
+                for mpmd_idx in groups:
+                    group = self.groups[mpmd_idx]
+                    assert not group.is_alive, "a group has two processes of a rank"
+                    place = self.prepared.pop(mpmd_idx, group.place)
+                    assert place in self.places
+                    self.groups[mpmd_idx] = Group(place)
+                    self.groups[mpmd_idx].is_open = self.groups[mpmd_idx].is_loaded = False
+            case do.Open(groups):
+                for mpmd_idx in self.resetting & self.dead:
+                    error = ProcessLostError(f"group {mpmd_idx} has died", mpmd_idx)
+                    for beside in self.act(Lost(mpmd_idx, error, node_is_gone=False)):
+                        self.run_job(beside)
+                if self.membership.error is not None:
+                    raise SupersededError
+                self.check_alive(groups, RuntimeError("it could not start"))
+                for mpmd_idx in groups:
+                    assert not self.groups[mpmd_idx].is_open
+                    self.groups[mpmd_idx].is_open = True
+            case do.AwaitReset():
+                self.check_alive(self.resetting)
+            case do.CheckCopies() | do.Connect() | do.ConnectDriver():
+                self.check_alive()
+                assert all(group.is_open for group in self.groups)
+                return []
+            case do.Load(groups):
+                self.check_alive(groups)
+                for mpmd_idx in groups:
+                    self.groups[mpmd_idx].is_loaded = True
+            case do.Restore(snapshot):
+                self.check_alive()
+                for mpmd_idx, group in enumerate(self.groups):
+                    group.chain = self.copies[snapshot][mpmd_idx]
+            case do.Look():
+                self.places.add(next(self.numbers))
+                return {}
+            case do.Prepare(mpmd_idx):
+                if self.has_place:
+                    self.prepared[mpmd_idx] = next(self.numbers)
+                    self.places.add(self.prepared[mpmd_idx])
+                return self.has_place
+            case do.Discard():
+                self.prepared.clear()
+            case do.StartSpares():
+                self.places = {group.place for group in self.groups} | set(self.prepared.values())
+            case do.FindDead():
+                return self.dead
+            case do.CopyAway(attempt):
+                if attempt != self.journal.attempt:
+                    raise SupersededError
+                self.check_alive()
+            case do.Report(recovered):
+                self.reports.append(recovered)
+            case do.Release():
+                for group in self.groups:
+                    group.end()
+                self.places.clear()
+                self.prepared.clear()
+        return None
+
+    def check_alive(self, groups=None, error=None):
+        if dead := self.dead & (self.dead if groups is None else set(groups)):
+            raise error or ProcessLostError("a group has died", min(dead))
+
+    def settle_inboxes(self):
+        for mpmd_idx, group in enumerate(self.groups):
+            while group.inbox:
+                self.answer(mpmd_idx)
+
+    # Until all is quiet.
+
+    def run_threads(self, until=None, expired=False):
+        """All threads go on, as far as they do by themselves; until one would carry out such a job."""
+        for _ in range(MANY):
+            self.threads = [thread for thread in self.threads if thread]
+            ready = [thread for thread in self.threads if not self.is_blocked(thread[0], expired)]
+            if until is not None and any(isinstance(thread[0], until) for thread in ready):
+                return next(thread for thread in ready if isinstance(thread[0], until))
+            if not ready:
+                return None
+            self.run(ready[0])
+        raise AssertionError("threads go on for ever")
+
+    def settle_all(self, until=None):
+        """Groups answer all, the driver hears of all, and threads go on, until nothing happens any more."""
+        for _ in range(MANY):
+            if thread := self.run_threads(until):
+                return thread
+            if any(group.inbox for group in self.groups):
+                self.answer(next(i for i, group in enumerate(self.groups) if group.inbox))
+            elif self.unheard:
+                self.hear()
+            elif not any(not self.is_blocked(thread[0], expired=True) for thread in self.threads):
+                return None
+            elif thread := self.run_threads(until, expired=True):
+                return thread
+        raise AssertionError("something goes on for ever")
+
+    def check_quiet(self):
+        """Nobody waits for what does not come, and nothing is kept that nobody uses."""
+        self.settle_all()
+        assert self.threads == [] and self.futures == set()
+        assert not self.membership.moves.is_paused or self.membership.error is not None
+        if self.membership.error is None:
+            assert self.dead == set() and self.membership.dead == {} and self.is_attached
+            assert [group.chain for group in self.groups] == [self.chain] * len(self.groups)
+            self.look({})
+            self.settle_all()
+            assert self.places == {group.place for group in self.groups}, "reservations are given back"
+            self.close()
+            self.settle_all()
+        assert len(self.dead) == len(self.groups) and self.places == set() and self.prepared == {}
