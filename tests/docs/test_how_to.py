@@ -34,7 +34,7 @@ def test_stages_and_microbatches(capsys):
 
 def test_one_node():
     before, *meshes, on_ray, unequal = blocks("how_to/one_node.md")
-    assert "cluster.launch" in on_ray
+    assert "mpmd.launch" in on_ray
     names = run([before])
     expected = names["params"], names["loss"]
     for mesh, block in [("mesh", block) for block in meshes] + [("unequal", unequal)]:

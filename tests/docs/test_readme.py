@@ -54,7 +54,7 @@ def test_examples_name_the_libraries_that_they_need():
 
 def test_the_train_step_computes_what_plain_jax_computes():
     step, on_ray = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert "cluster.launch" in on_ray
+    assert "mpmd.launch" in on_ray
     definition, call, _ = step.partition("params, loss = step(")
     assert call
     namespace = {}
@@ -77,7 +77,7 @@ def test_the_commands_of_the_readme_exist():
 def test_the_choice_of_a_plan_computes_what_plain_jax_computes():
     section = (ROOT / "docs" / "planner.md").read_text().split("## Choosing\n")[1].split("\n#")[0]
     open_step, chosen = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert "cluster.launch(**choice.launch)" in chosen
+    assert "mpmd.launch(**choice.launch)" in chosen
     namespace = {"mpmd": mpmd, "jax": jax, "loss_fn": mse}
     exec(open_step, namespace)
     x, y = (rows.reshape(-1, rows.shape[-1]) for rows in batch())

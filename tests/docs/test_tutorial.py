@@ -34,4 +34,4 @@ def test_the_picture_and_the_profile_are_there(names, tmp_path):
 
 def test_no_block_is_left_out():
     assert len(CELLS) + 1 == TEXT.count("```{code-cell}") + TEXT.count("```python")
-    assert "cluster.launch" in ON_RAY
+    assert "mpmd.launch" in ON_RAY

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-import cluster
+import mpmd
 from tests.ray.conftest import PATIENCE
 from tests.support.pages import blocks, run
 
@@ -13,8 +13,8 @@ from tests.support.pages import blocks, run
 @pytest.fixture
 def small(local_ray, monkeypatch):
     """Meshes that other tests share have most of the cluster's CPUs."""
-    launch = functools.partial(cluster.launch, cpus_per_group=0.25, timeout=PATIENCE)
-    monkeypatch.setattr(cluster, "launch", launch)
+    launch = functools.partial(mpmd.launch, cpus_per_group=0.25, timeout=PATIENCE)
+    monkeypatch.setattr(mpmd, "launch", launch)
 
 
 def test_the_script_of_one_node_computes_on_ray_what_plain_jax_computes(small):
