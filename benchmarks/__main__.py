@@ -25,6 +25,7 @@ from benchmarks.workload import available_cores
 
 SUITES = (
     "transport",
+    "reshard",
     "processes",
     "overhead",
     "throughput",

@@ -262,9 +262,9 @@ def _measure(ends: Ends, size: int, repetitions: int) -> dict[str, Times]:
     """Seconds of every kind for one size; what is measured first only warms up."""
     count = max(4, min(_most_messages, _most_bytes // size))
     things: dict[str, Callable[[], float]] = {
-        RAW: lambda: _both(ends, "raw_round_trip", size, count),
-        f"{TCP} round_trip": lambda: _both(ends, "tcp_round_trip", size, count),
-        f"{TCP} stream": lambda: _both(ends, "tcp_stream", size, count),
+        RAW: lambda: on_both(ends, "raw_round_trip", size, count),
+        f"{TCP} round_trip": lambda: on_both(ends, "tcp_round_trip", size, count),
+        f"{TCP} stream": lambda: on_both(ends, "tcp_stream", size, count),
         MEMCPY: lambda: ray.get(ends[0].memcpy.remote(size, count)),
     }
     for name in WAYS:
@@ -275,10 +275,10 @@ def _measure(ends: Ends, size: int, repetitions: int) -> dict[str, Times]:
 
 def in_a_step(ends: Ends, method: str, name: str, *arguments: int) -> float:
     """The measurement of the first by a method of both, such as ``round_trip``, with a step of its own."""
-    return _both(ends, method, name, next(_steps), *arguments)
+    return on_both(ends, method, name, next(_steps), *arguments)
 
 
-def _both(ends: Ends, method: str, *arguments: object) -> float:
+def on_both(ends: Ends, method: str, *arguments: object) -> float:
     """Calls both at the same time; what the first one measures."""
     return ray.get([getattr(end, method).remote(*arguments) for end in ends])[0]
 

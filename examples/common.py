@@ -100,18 +100,37 @@ def open_mesh(
     return mpmd.MpmdMesh(jax.sharding.Mesh(devices, tuple(axes)), "stage")
 
 
+def open_parts(
+    parts: Mapping[str, Mapping[str, int]], on_ray: bool, address: str | None = None, transport: str = "auto"
+):
+    """As ``open_mesh``, for a mesh of parts: for each its shape, whose ``"stage"`` counts its groups."""
+    if on_ray:
+        mesh = mpmd.launch(parts=parts, mpmd_axis="stage", address=address, transport=transport)
+        return _with_transports_shown(mesh)
+    groups = [{**shape, "stage": 1} for shape in parts.values() for _ in range(shape["stage"])]
+    return _groups_here(groups, parts={name: shape["stage"] for name, shape in parts.items()})
+
+
 def open_groups(groups: Sequence[Mapping[str, int]], on_ray: bool, transport: str = "auto"):
     """As ``open_mesh``, for groups of different shapes: for each the sizes of its axes, 1 where not named."""
     if on_ray:
         return _with_transports_shown(mpmd.launch(groups=groups, transport=transport))
+    return _groups_here(groups)
+
+
+def _groups_here(groups: Sequence[Mapping[str, int]], parts: Mapping[str, int] | None = None):
+    """Groups of different shapes, of devices of this process."""
     axes = tuple({axis: None for group in groups for axis in group})
     shapes = [tuple(group.get(axis, 1) for axis in axes) for group in groups]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     if ends[-1] > jax.device_count():
         raise SystemExit(f"{groups} need {ends[-1]} devices; XLA_FLAGS gives {jax.device_count()}")
-    parts = np.split(np.array(jax.devices()[: ends[-1]]), ends[:-1])
-    meshes = [jax.sharding.Mesh(part.reshape(shape), axes) for part, shape in zip(parts, shapes, strict=True)]
-    return mpmd.MpmdMesh(meshes)
+    devices = np.split(np.array(jax.devices()[: ends[-1]]), ends[:-1])
+    meshes = [
+        jax.sharding.Mesh(of_group.reshape(shape), axes)
+        for of_group, shape in zip(devices, shapes, strict=True)
+    ]
+    return mpmd.MpmdMesh(meshes, parts=parts)
 
 
 def _with_transports_shown(mesh):

@@ -93,6 +93,14 @@ def test_objects_that_the_pages_make_of_results(run):
     assert_close(sampling["sampled"], sampling["sample"](sampling["params"], sampling["x"]))
 
 
+def test_arrays_of_jaxpp_go_to_groups_and_back(run):
+    names = run("from_jaxpp")
+    assert_close(names["spread"], mpmd.to_host(names["trained"]))
+    assert [array.sharding for array in names["spread"]] == names["shardings"]
+    assert [array.mpmd_idxs for array in names["on_groups"]] == [(0,), (1,)]
+    assert {"fwd_0__0", "bwd_1__3"} <= names["milliseconds"].keys()
+
+
 WITHOUT_A_STEP = {"symptoms", "faq"}
 
 

@@ -1,0 +1,61 @@
+"""The blocks of ``docs/several_models.md`` run, and compute what plain JAX computes."""
+
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import mpmd
+from tests.support.parity import assert_close
+
+TEXT = (Path(__file__).parents[2] / "docs" / "several_models.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def page():
+    """The names of the page, of which the mesh is open."""
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
+        exec(block, names)
+    with names["mesh"]:
+        yield names
+
+
+def test_trainer_and_sampler_compute_what_plain_jax_computes(page):
+    train, sample = jax.jit(page["train_step"]), jax.jit(page["sample_step"])
+    params = weights = {"first": jax.numpy.eye(4), "last": jax.numpy.eye(4) / 2}
+    drawn = sample(weights, page["x"])
+    for _ in range(4):
+        batch, drawn = drawn, sample(weights, page["x"])
+        params, loss = train(params, batch, page["y"])
+        weights = params
+    assert_close((page["params"], page["weights"], page["loss"]), (params, weights, loss))
+    assert page["distance"] == 0
+    assert page["weights"]["first"].mpmd_idxs == (2,)
+    with pytest.raises(ValueError, match=r"mpmd\.reshard"):
+        page["sample"](page["params"], page["x"])
+
+
+def test_loops_of_one_step_compute_what_plain_jax_computes(page):
+    def loss_of(encoder, model):
+        return page["model_loss"](model, page["encode"](encoder, page["x"]), page["y"])
+
+    encoder, model = page["encoder"], page["model"]
+    loss, grads = jax.value_and_grad(loss_of, argnums=(0, 1))(encoder, model)
+    expected = jax.tree.map(lambda p, g: p - 0.1 * g, (encoder, model), grads)
+    assert_close((page["new_encoder"], page["new_model"]), expected)
+    assert_close(page["joint_loss"], loss)
+    used = [array.mpmd_idxs for array in jax.tree.leaves((page["new_encoder"], page["new_model"]))]
+    assert used == [(0,), (1,), (2,)]
+
+
+def test_the_numbers_of_groups(page):
+    assert str(page["sample"].report()).startswith("part 'sampler': its group 0 is group 2 of the mesh")
+    assert page["mesh"].parts == {"trainer": range(2), "sampler": range(2, 3)}
+
+
+def test_a_copy_in_another_dtype_goes_in_half_of_the_bytes(page):
+    copy = mpmd.reshard(page["params"], to=page["mesh"].part("sampler"), dtype=jax.numpy.bfloat16)
+    assert all(array.dtype == jax.numpy.bfloat16 for array in jax.tree.leaves(copy))
+    assert sum(array.nbytes for array in jax.tree.leaves(copy)) == 4 * 4 * 2 * 2
