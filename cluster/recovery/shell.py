@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cluster.driver.calls.pending_calls import copy_of
@@ -151,7 +151,7 @@ class Shell:
             if isinstance(job, do.Prepare):
                 watch = Stopwatch()
             phase = _PHASES.get(type(job))
-            with watch(phase) if phase else contextlib.nullcontext():
+            with watch(phase) if phase else contextlib.nullcontext(), self._ending_on_fault():
                 if isinstance(job, do.Wait):
                     waiting += self._await(job)
                     continue
@@ -160,7 +160,21 @@ class Shell:
                 except BaseException as error:  # whatever it is, those who wait have to know
                     waiting.clear()
                     event = self._fault(job, error)
-            waiting += self._act(event)
+                waiting += self._act(event)
+
+    @contextlib.contextmanager
+    def _ending_on_fault(self) -> Iterator[None]:
+        """A context in which an action that cannot be carried out ends the run, and not the thread alone."""
+        try:
+            yield
+        except BaseException as error:
+            with self._requests.changed:
+                if self._membership.error is None:
+                    self._membership.error = RuntimeError(f"the groups cannot be looked after: {error!r}")
+                self._requests.end(self._membership.error)
+                self._requests.changed.notify_all()
+            self._pool.release()
+            raise
 
     def _await(self, wait: do.Wait) -> list[do.Job]:
         """Returns the jobs that follow; nothing happens between the end of the wait and these."""

@@ -95,6 +95,7 @@ def nothing_to_cut(fun: Callable, args: tuple, kwargs: dict[str, Any], where: st
         return plain
     if not captured:
         return plain
+    captured = [array for array in captured if array.variable] or captured
     return ValueError(
         f"{fault}, but {_reads(fun, captured)}. Have it take the batch as an argument, and pass it by "
         f"position:{_change(fun, captured)}"
@@ -115,7 +116,8 @@ def captured_named(fun: Callable, args: tuple, kwargs: dict[str, Any], rows: int
             captured = captured_arrays(fun, args, kwargs)
         except Exception:  # the loss fails of the whole batch, too, and that is the error that is raised
             captured = []
-        if captured := [array for array in captured if rows in (None, array.shape[0])]:
+        # Arrays without a name are tables that the function makes for itself.
+        if captured := [array for array in captured if array.variable and rows in (None, array.shape[0])]:
             whole = "" if rows is None else f", with all {rows} rows of the batch"
             error.add_note(
                 f"{_reads(fun, captured)}{whole}. If it is of the batch, have the function take it as "

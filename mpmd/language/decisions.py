@@ -106,10 +106,17 @@ def with_layers_marked(fun: Callable, mark_layers: Callable[[Callable, int | Non
 
     @functools.wraps(fun)
     def under_decisions(*args, **kwargs):
-        with _decisions(dataclasses.replace(current_decisions(), mark_layers=mark_layers)):
+        with _decisions(_marking_layers(current_decisions(), mark_layers)):
             return fun(*args, **kwargs)
 
     return under_decisions
+
+
+@functools.lru_cache(maxsize=16)  # JAX's caches keep each object that was ever current
+def _marking_layers(
+    decisions: Decisions, mark_layers: Callable[[Callable, int | None], Callable]
+) -> Decisions:
+    return dataclasses.replace(decisions, mark_layers=mark_layers)
 
 
 def decided(fun: Callable, decisions: Decisions) -> Callable:

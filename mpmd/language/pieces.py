@@ -72,8 +72,8 @@ def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "") -> list[A
     rows = named[0][1].shape[0]
     if rows % n or not rows:
         raise ValueError(
-            f"{rows} rows do not divide into {n} microbatches of equal size{_others(rows, n)}: "
-            f"{all_shapes}{hint}"
+            f"{rows} rows do not divide into {n} microbatches of equal size{_others(rows, n)}: {all_shapes}; "
+            "take another number, or leave out or pad the rows that are left over"
         )
     return [_cut(leaf, n) for _, leaf in named]
 

@@ -52,6 +52,8 @@ class WholeMesh:
     def part(self, name: str) -> PartMesh:
         """Some groups of the mesh, for which steps are compiled as for a mesh.
 
+        Hold it as long as it is used: copies to it are compiled once for as long as the object lives.
+
         Args:
           name: that of the part, as the mesh was given it.
 

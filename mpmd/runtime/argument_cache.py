@@ -65,7 +65,7 @@ class ArgumentCache:
         self._next_handle = next_handle
         self._free = free
         self._delivering = [threading.Lock() for _ in range(num_groups)]
-        self._freeing = threading.Lock()
+        self._changing = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
         self._oldest: Handle = 0
         # Arrays die in garbage collection, at any point of any thread, where no lock may be taken.
@@ -96,10 +96,11 @@ class ArgumentCache:
     def add(self, piece: Piece, handle: Handle) -> _Key:
         """Notes where groups have an array. From now on the cache frees the handle, and nothing else."""
         key = piece.key
-        if key in self._entries:  # of an array that has died since, or an invalid one
-            self._free(key.placement.mpmd_idxs, self._entries[key].handle)
         died = functools.partial(self._died, key, handle)
-        self._entries[key] = _Entry(weakref.ref(piece.array, died), handle)
+        with self._changing:
+            if key in self._entries:  # of an array that has died since, or an invalid one
+                self._free(key.placement.mpmd_idxs, self._entries[key].handle)
+            self._entries[key] = _Entry(weakref.ref(piece.array, died), handle)
         return key
 
     def invalidate(self, entries: Iterable[tuple[_Key, Handle]]) -> None:
@@ -114,17 +115,18 @@ class ArgumentCache:
         self._invalid.append((key, handle))
 
     def _free_invalid(self, mpmd_idxs: frozenset[int]) -> None:
-        """Frees the invalid entries of groups to which nothing else is being delivered now."""
-        with self._freeing:
-            invalid = [self._invalid.popleft() for _ in range(len(self._invalid))]
-        for key, handle in invalid:
-            if not mpmd_idxs.issuperset(key.placement.mpmd_idxs):
-                self._invalid.append((key, handle))
-                continue
-            entry = self._entries.get(key)
-            if entry is not None and entry.handle == handle:  # otherwise it has been freed already
-                del self._entries[key]
-                self._free(key.placement.mpmd_idxs, handle)
+        """Frees entries of arrays that have died, and invalid ones that no step of others may find."""
+        with self._changing:
+            for _ in range(len(self._invalid)):
+                key, handle = self._invalid.popleft()
+                entry = self._entries.get(key)
+                if entry is None or entry.handle != handle:
+                    continue  # it has been freed already
+                if entry.array() is None or mpmd_idxs.issuperset(key.placement.mpmd_idxs):
+                    del self._entries[key]
+                    self._free(key.placement.mpmd_idxs, handle)
+                else:
+                    self._invalid.append((key, handle))
 
 
 class Delivery:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -55,13 +55,15 @@ class QueuedStep:
       number: as of the step's requests.
       can_drop: whether only the step's own results are lost if no group runs it.
       fed_back: the state that it takes and returns.
-      replies: of the groups.
+      replies: of the groups, by their numbers.
+      thread: the one that has called it.
     """
 
     number: int
     can_drop: bool
     fed_back: Sequence[FedBack]
-    replies: Collection[Future[StepReply]]
+    replies: Mapping[int, Future[StepReply]]
+    thread: int = dataclasses.field(default_factory=threading.get_ident)
 
 
 class StepsInFlight:

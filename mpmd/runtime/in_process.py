@@ -266,7 +266,8 @@ class InProcessRuntime(RuntimeBase):
             begun = max(group.gate.hold(number) for group in self._groups)
             dropped = frozenset(step.number for step in steps if step.number > begun)
             self._released.put_back(dropped)
-            for reply in [reply for step in steps if step.number in dropped for reply in step.replies]:
+            gone = [step for step in steps if step.number in dropped]
+            for reply in [reply for step in gone for reply in step.replies.values()]:
                 reply.set_exception(StepDroppedError(STEP_DROPPED))
         finally:
             for group in self._groups:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import signal
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -57,8 +56,9 @@ def dropping_queued(runtime: Runtime) -> Iterator[None]:
 
 
 def drop_queued(runtime: Runtime, interrupt: BaseException) -> Collection[int]:
-    """Drops the steps at the end of the queue that no group has begun, as if they had not been called.
+    """Drops the last steps of this thread that no group has begun, as if they had not been called.
 
+    Steps that other threads have called run on, such as those of another part of the mesh.
     The arrays of the state that they were to return stand for the state donated to the first of them. All
     other results raise ``StepDroppedError``. Waits for no step. Adds a note to the interrupt.
 
@@ -66,13 +66,24 @@ def drop_queued(runtime: Runtime, interrupt: BaseException) -> Collection[int]:
     """
     with DeferredInterrupt():
         queued = runtime.in_flight.queued()
-        last = [*itertools.takewhile(lambda step: step.can_drop, reversed(queued))][::-1]
+        last = _last_of_this_thread(queued)
         numbers = runtime.drop(last) if last else frozenset()
         dropped = [step for step in last if step.number in numbers]
         _give_back(runtime, dropped)
     if queued:
         interrupt.add_note(_note(len(dropped), len(queued) - len(dropped)))
     return numbers
+
+
+def _last_of_this_thread(queued: Sequence[QueuedStep]) -> list[QueuedStep]:
+    """The steps that may be dropped: no step that runs on comes after them on a group of theirs."""
+    last, running = [], set[int]()
+    for step in reversed(queued):
+        if step.can_drop and step.thread == threading.get_ident() and running.isdisjoint(step.replies):
+            last.append(step)
+        else:
+            running.update(step.replies)
+    return last[::-1]
 
 
 def _give_back(runtime: Runtime, dropped: Sequence[QueuedStep]) -> None:

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import itertools
 import os
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
@@ -294,16 +295,18 @@ class RuntimeBase(Runtime):
 class ReleaseQueue:
     """For each group the releases of the driver that the group was not yet told.
 
-    What releases comes from garbage collection, at any point of any thread: a deque's append needs no lock.
+    Releases come from garbage collection, at any point of any thread: a deque's append needs no lock.
 
     Args:
-      max_in_flight: how many steps may be under way; what groups were told with these can be put back.
+      max_in_flight: the number of steps of a group's part, and again of the whole mesh, that may be under
+        way; the releases that groups were told with these can be put back.
     """
 
     def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):
         self._handles = [collections.deque[Handle]() for _ in range(num_groups)]
         self._programs = [collections.deque[int]() for _ in range(num_groups)]
-        told = max_in_flight * num_groups
+        told = 2 * max_in_flight * num_groups
+        self._taking = threading.Lock()
         self._told: collections.deque[tuple[int, int, Released]] = collections.deque(maxlen=told)
 
     def add_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
@@ -316,29 +319,32 @@ class ReleaseQueue:
 
     def take(self, mpmd_idx: int, step: int | None = None, but: Collection[Handle] = ()) -> Released:
         """The releases to tell a group now, but for some values; with a step, if that is given."""
-        handles = _drain(self._handles[mpmd_idx])
-        self._handles[mpmd_idx].extend(handle for handle in handles if handle in but)
-        released = Released(
-            tuple(handle for handle in handles if handle not in but), _drain(self._programs[mpmd_idx])
-        )
-        if step is not None:
-            self._told.append((step, mpmd_idx, released))
-        return released
+        with self._taking:
+            handles = _drain(self._handles[mpmd_idx])
+            self._handles[mpmd_idx].extend(handle for handle in handles if handle in but)
+            released = Released(
+                tuple(handle for handle in handles if handle not in but), _drain(self._programs[mpmd_idx])
+            )
+            if step is not None:
+                self._told.append((step, mpmd_idx, released))
+            return released
 
     def put_back(self, steps: Collection[int]) -> None:
         """Groups are not told of what was taken with these steps, which are dropped."""
-        for step, mpmd_idx, released in list(self._told):
-            if step in steps:
-                self._handles[mpmd_idx].extend(released.handles)
-                self._programs[mpmd_idx].extend(released.programs)
+        with self._taking:
+            for step, mpmd_idx, released in self._told:
+                if step in steps:
+                    self._handles[mpmd_idx].extend(released.handles)
+                    self._programs[mpmd_idx].extend(released.programs)
 
     def remove_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
         """Takes back the release of a value, if groups were not told of it yet. Returns whether it did."""
-        is_released = all(handle in self._handles[mpmd_idx] for mpmd_idx in mpmd_idxs)
-        if is_released:
-            for mpmd_idx in mpmd_idxs:
-                self._handles[mpmd_idx].remove(handle)
-        return is_released
+        with self._taking:
+            is_released = all(handle in self._handles[mpmd_idx] for mpmd_idx in mpmd_idxs)
+            if is_released:
+                for mpmd_idx in mpmd_idxs:
+                    self._handles[mpmd_idx].remove(handle)
+            return is_released
 
 
 def _drain(released: collections.deque[int]) -> tuple[int, ...]:

@@ -342,7 +342,7 @@ class LoadedStep(PlannedStep):
         call.donate_to(future)
         arrays = self._results.arrays(runtime, handles, future)
         pairs = self._state.pairs(call.leaves, runtime, arrays)
-        queued = self._state.queued(number, pairs, replies.values())
+        queued = self._state.queued(number, pairs, replies)
         begun = self.meter.begin(self._sent_bytes)
         runtime.in_flight.leave_after(ends, queued, begun, self.mesh.part_name)
         return SubmittedStep(queued, future, self._results.joined(arrays), pairs)

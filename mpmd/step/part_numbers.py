@@ -69,8 +69,8 @@ def peaks_in(mesh: GroupMesh, peaks: Sequence[int | None]) -> tuple[int | None, 
 
 def program_of_whole(program: Program, mesh: GroupMesh) -> Program:
     """A program that was compiled for a part, with the numbers of the whole mesh."""
-    if not isinstance(mesh, PartMesh):
-        return program
+    if not isinstance(mesh, PartMesh):  # the plan may have been made for a part of another mesh
+        return dataclasses.replace(program, plan=dataclasses.replace(program.plan, part=None))
     numbers = dict(enumerate(mesh.mpmd_idxs))
     jaxprs = {(numbers[group], task): jaxpr for (group, task), jaxpr in program.jaxprs.items()}
     plan = renumbered(program.plan, numbers, _submeshes(mesh.whole))
@@ -87,8 +87,9 @@ def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
     return dataclasses.replace(
         loaded,
         program=dataclasses.replace(loaded.program, plan=plan, jaxprs=jaxprs),
-        xla_seconds={numbers[group]: seconds for group, seconds in loaded.xla_seconds.items()},
-        memory_limits={numbers[group]: limit for group, limit in loaded.memory_limits.items()},
+        # A step that needs no group is answered by one that may be of another part.
+        xla_seconds={numbers[i]: seconds for i, seconds in loaded.xla_seconds.items() if i in numbers},
+        memory_limits={numbers[i]: limit for i, limit in loaded.memory_limits.items() if i in numbers},
         holdings={
             (numbers[src], numbers[dst]): holdings[src, dst]
             for src, dst in holdings

@@ -38,7 +38,8 @@ from mpmd.util.tables import first_few
 from mpmd.util.tree import paths
 from mpmd.validation import raise_faults, shown, type_fault
 
-_COMPILED: weakref.WeakKeyDictionary[LoadedStep | PartMesh, dict[Hashable, LoadedStep]]
+_Copies = weakref.WeakKeyDictionary[Runtime, dict[Hashable, LoadedStep]]
+_COMPILED: weakref.WeakKeyDictionary[LoadedStep | PartMesh, _Copies]
 _COMPILED = weakref.WeakKeyDictionary()
 """For steps and parts, the compiled copies to them, which refer to the whole mesh alone."""
 
@@ -113,9 +114,9 @@ def _copied(tree: Any, target: Any, dtype: Any, mesh: GroupMesh, owner: LoadedSt
       mesh: the whole mesh.
       owner: as long as it lives, a copy is not compiled again.
     """
-    raise_faults(*_faults(tree, target, dtype), title="mpmd.reshard: ")
-    leaves, treedef = jax.tree.flatten(tree)
     runtime = mesh.runtime
+    raise_faults(*_faults(tree, target, dtype, runtime), title="mpmd.reshard: ")
+    leaves, treedef = jax.tree.flatten(tree)
     copies = tuple(
         LeafCopy(describe(leaf), _placement(leaf, runtime), read.placement, read.aval)
         for leaf, read in zip(leaves, jax.tree.leaves(target), strict=True)
@@ -123,8 +124,7 @@ def _copied(tree: Any, target: Any, dtype: Any, mesh: GroupMesh, owner: LoadedSt
     held = [[*leaf.parts] if copy.held.stack else [leaf] for leaf, copy in zip(leaves, copies, strict=True)]
     signature = CallSignature.of(functools.partial(_copy_ranges, copies), (), (), ())
     call = signature.bind((held,), {})
-    call.check_held(runtime)
-    compiled = _COMPILED.setdefault(owner, {})
+    compiled = _COMPILED.setdefault(owner, weakref.WeakKeyDictionary()).setdefault(runtime, {})
     key = (call.key, copies)
     if key not in compiled:
         step = compile_step(copy_request(copies, mesh.abstract_submeshes))
@@ -230,9 +230,9 @@ def _placement(leaf: Any, runtime: Runtime) -> Placement:
 
 def _cast(value: Any, dtype: Any) -> Any:
     """A floating-point array in another dtype; other arrays as they are."""
-    if dtype is None or value.dtype == dtype or not jnp.issubdtype(value.dtype, jnp.floating):
+    if dtype is None or (aval := describe(value)).dtype == dtype:
         return value
-    return value.astype(dtype)
+    return jnp.asarray(value, dtype) if jnp.issubdtype(aval.dtype, jnp.floating) else value
 
 
 def _cast_aval(leaf: Any, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -249,9 +249,16 @@ def _check_arrays(tree: Any) -> None:
     raise_faults(*(TypeError(text) for text in texts if text), title="mpmd.reshard: ")
 
 
-def _faults(tree: Any, target: Any, dtype: Any) -> Iterator[ValueError]:
-    """The differences between the leaves of a pytree and those that are read, with advice."""
-    return map(ValueError, _differences(tree, target, dtype))
+def _faults(tree: Any, target: Any, dtype: Any, runtime: Runtime) -> Iterator[ValueError]:
+    """The leaves that are gone, and their differences from those that are read, with advice."""
+    for path, leaf in zip(paths(tree), jax.tree.leaves(tree), strict=True):
+        if isinstance(leaf, MpmdArray) and leaf.runtime is not runtime:
+            yield ValueError(
+                f"tree{path} is on another mesh, or on this one before it was closed; mpmd.to_host fetches it"
+            )
+        elif isinstance(leaf, jax.Array) and leaf.is_deleted():
+            yield ValueError(f"tree{path} was deleted or donated to a step; pass that step's result")
+    yield from map(ValueError, _differences(tree, target, dtype))
 
 
 def _differences(tree: Any, target: Any, dtype: Any) -> Iterator[str]:

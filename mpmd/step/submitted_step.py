@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ class DonatedState:
         self,
         number: int,
         pairs: Sequence[tuple[MpmdArray, MpmdArray]],
-        replies: Collection[Future[StepReply]],
+        replies: Mapping[int, Future[StepReply]],
     ) -> QueuedStep:
         """The record by which the step can be dropped. State that came from the host with it forbids that."""
         fed_back = [FedBack(weakref.ref(result), result.handle, argument.held) for argument, result in pairs]

@@ -69,7 +69,7 @@ def target(step, state):
 @pytest.fixture
 def restored(step, target):
     """Restores a checkpoint, each group its shards."""
-    return lambda path: mpmd.restore(path, target, step._mesh)
+    return lambda path: mpmd.restore(path, target, step.mesh)
 
 
 def chunks(path):

@@ -88,7 +88,7 @@ def test_a_target_may_be_arrays_on_groups(on_four, saved):
 def test_a_group_reads_what_it_needs_from_storage(on_four, saved, monkeypatch):
     path, _, _ = saved
     asked = {}
-    runtime = on_four._mesh.runtime
+    runtime = on_four.mesh.runtime
     read = runtime.read
     monkeypatch.setattr(
         runtime, "read", lambda group, stored: asked.update({group: stored}) or read(group, stored)

@@ -63,7 +63,7 @@ def sharded(graph):
 def placed(sharded, cut):
     specs, placements = ArgumentSpecs.replicated(cut), ArgumentPlacements.anywhere(cut)
     with mesh_of(2) as mesh:
-        return place(sharded, mesh.abstract_submeshes, specs, placements)
+        return place(sharded, mesh.abstract_submeshes, specs, placements, {})
 
 
 def without(items, position):

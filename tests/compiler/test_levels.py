@@ -75,7 +75,7 @@ def replicated(cut):
     specs = ArgumentSpecs.replicated(cut)
     with mesh_of(GROUPS) as mesh:
         submeshes = mesh.abstract_submeshes
-    return place(shard(split(cut), submeshes, specs), submeshes, specs, ArgumentPlacements.anywhere(cut))
+    return place(shard(split(cut), submeshes, specs), submeshes, specs, ArgumentPlacements.anywhere(cut), {})
 
 
 def placed(step, *args):

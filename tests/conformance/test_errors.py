@@ -211,7 +211,7 @@ REFUSED = {
         [
             r"has 3 calls of mark_stage_end, which end 3 stages, but the schedule Std1F1B\(num_stages=2\)",
             "it needs 1 mark, or 2 with one after the last stage",
-            r"on 2 groups, as where calls .* are those of Interleaved1F1B\(num_stages=4, mpmd_dim=2\)",
+            r"on 2 groups, as where calls .* use Interleaved1F1B\(num_stages=4, mpmd_dim=2\)",
             rf"stage 0 ends at \S*{HERE} .*'embed'",
             rf"stage 1 ends at \S*{HERE} .*'middle'",
             rf"stage 2 ends at \S*{HERE}",
@@ -219,11 +219,11 @@ REFUSED = {
     ),
     "calls that feed one another": (
         of_schedule(mpmd.ForwardOnly(2, 2), lambda p, x, y: jnp.mean(mlp(p, mlp(p, mlp(p, x))))),
-        [r"has 3 calls .* on 2 groups, .* are those of ForwardOnly\(num_stages=4, mpmd_dim=2\)"],
+        [r"has 3 calls .* on 2 groups, .* use ForwardOnly\(num_stages=4, mpmd_dim=2\)"],
     ),
     "calls whose stages do not divide": (
         of_schedule(mpmd.Std1F1B(3), lambda p, x, y: jnp.mean(mlp([*p, p[0]], mlp([*p, p[0]], x)))),
-        [r"has 4 calls .* on 3 groups, .* are those of ListSchedule\(num_stages=5, mpmd_dim=3\)"],
+        [r"has 4 calls .* on 3 groups, .* use ListSchedule\(num_stages=5, mpmd_dim=3\)"],
     ),
     "no marks": (
         of_loss(lambda p, x, y: jnp.mean(layer(p[0], x))),

@@ -26,7 +26,7 @@ BATCH = jnp.ones((MICROBATCHES, ROWS, WIDTH))
 def mesh(local_ray):
     parts = {"actor": {"stage": 2}, "sampler": {"stage": 2, "model": 2}}
     with cluster.launch(
-        parts=parts, processes_per_group=[1, 1, 1, 2], cpus_per_group=0.25, timeout=200, step_timeout=60
+        parts=parts, processes_per_group=[1, 1, 1, 2], cpus_per_group=0.05, timeout=200, step_timeout=60
     ) as mesh:
         yield mesh
 
@@ -94,7 +94,7 @@ def test_threads_submit_to_their_parts(mesh):
 
 def test_a_part_goes_on_when_a_group_of_another_dies(local_ray):
     with cluster.launch(
-        parts={"actor": {"stage": 2}, "sampler": {"stage": 2}}, cpus_per_group=0.25, timeout=200
+        parts={"actor": {"stage": 2}, "sampler": {"stage": 2}}, cpus_per_group=0.05, timeout=200
     ) as mesh:
         train = mpmd.jit(step_of(2), mesh.part("actor")).compile(WEIGHTS, BATCH)
         sample = mpmd.jit(step_of(2), mesh.part("sampler")).compile(WEIGHTS, BATCH)
@@ -148,7 +148,7 @@ def test_all_parts_go_back_together(local_ray):
     """With recovery: a group of either part is killed, and every value is that of a run without deaths."""
     parts = {"actor": {"stage": 2}, "sampler": {"stage": 2}}
     with cluster.launch(
-        parts=parts, cpus_per_group=0.25, timeout=200, recovery=cluster.Recovery(every=3)
+        parts=parts, cpus_per_group=0.05, timeout=200, recovery=cluster.Recovery(every=3)
     ) as mesh:
         train = mpmd.jit(step_of(2), mesh.part("actor")).compile(WEIGHTS, BATCH)
         sample = mpmd.jit(step_of(2), mesh.part("sampler")).compile(WEIGHTS, BATCH)

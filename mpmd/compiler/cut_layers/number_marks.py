@@ -200,8 +200,8 @@ def _wrong_number_of_marks(loop: Loop) -> str:
     stages = _marks_before(loop, ends)
     marked, num_stages = max(stages, default=-1) + 1, schedule.num_stages
     more = (
-        f"; that many stages on {_count(schedule.mpmd_dim, 'group')}, as where calls of a network feed one "
-        f"another, are those of {_with_stages(schedule, marked)}"
+        f"; for {_count(marked, 'stage')} on {_count(schedule.mpmd_dim, 'group')}, as where calls of a "
+        f"network feed one another, use {_with_stages(schedule, marked)}"
     )
     remedy = _for_one_scan(ends, num_stages) if ends else _without_marks(num_stages)
     return (
@@ -217,7 +217,8 @@ def _ends_found(ends: Ends, stages: int) -> str:
         return "no call of mark_stage_end whose result it uses"
     if any(mark.boundary.in_scan for _, mark in ends):
         return f"marks that end {_count(stages, 'stage')}"
-    return f"{_count(len(ends), 'call')} of mark_stage_end, which end {_count(stages, 'stage')}"
+    which = "which ends" if len(ends) == 1 else "which end"
+    return f"{_count(len(ends), 'call')} of mark_stage_end, {which} {_count(stages, 'stage')}"
 
 
 def _without_marks(num_stages: int) -> str:

@@ -221,11 +221,14 @@ class _Placer:
         self._eqns, self._anchor_of = [], []
         self._anchors: dict[Var, GroupSet] = {**self._accumulated, **arguments}
         self._preferred: dict[Var, GroupSet] = {**self._accumulated, **self._held}
+        self._moved = set(self._held)  # what groups hold, and what they only slice, join or convert of it
         for whole in self._graph.outer:
             for eqn in self._parts(whole):
                 anchor = self._anchor(eqn)
                 self._eqns.append(eqn)
                 self._anchor_of.append(anchor)
+                if is_exact(eqn) and self._moved.issuperset(operands(eqn)):
+                    self._moved.update(eqn.outvars)
                 preferred = anchor or self._preference(eqn)
                 for var in eqn.outvars:
                     if anchor:
@@ -291,18 +294,15 @@ class _Placer:
 
     def _groups_to_run(self, eqn: JaxprEqn, anchor: GroupSet, readers: GroupSet) -> GroupSet:
         if anchor:
-            if self._is_put_together_by_readers(eqn, readers):
-                return readers
+            moves = not self._has_loop and bool(readers) and self._moved.issuperset(eqn.outvars)
+            if moves and eqn.primitive.name == "concatenate":
+                return readers  # by way of a holder, what is put together would travel twice
             able = (anchor & readers) or frozenset({min(anchor)})
-            return able if self._has_loop or is_exact(eqn) else frozenset({min(able)})
+            return able if self._has_loop or moves else frozenset({min(able)})
         if not readers:
             groups = self._preference(eqn) or self._unread(eqn)
             return frozenset({min(groups)}) if eqn.effects else groups  # which are to happen once
         return readers if self._may_repeat(eqn) else frozenset({min(readers)})
-
-    def _is_put_together_by_readers(self, eqn: JaxprEqn, readers: GroupSet) -> bool:
-        """Whether operands go to the readers, and not by way of a group, where some would travel twice."""
-        return not self._has_loop and eqn.primitive.name == "concatenate" and bool(readers)
 
     def _may_repeat(self, eqn: JaxprEqn) -> bool:
         """Whether each group that wants what an equation makes computes it for itself."""
