@@ -11,6 +11,8 @@ from mpmd.ir.plan import Free, HostCall, Recv, Run, Send
 from mpmd.memory.sizes import sizes_on_devices
 from tests.support.parity import assert_stays, raw, uneven_mesh_of
 from tests.support.random_programs import (
+    Program,
+    Stage,
     arguments_of,
     axes_of,
     options_of,
@@ -154,6 +156,15 @@ def test_random_programs(start):
 @given(programs_of_two_loops().filter(lambda program: not axes_of(program)))
 def test_random_programs_of_two_loops(program):
     check(program)
+
+
+def test_a_norm_of_gradients_that_no_stage_computes():
+    """The loss has a penalty on weights that no stage reads: their gradients are clipped by their norm."""
+    check(
+        Program(
+            stages=(Stage(), Stage()), groups=2, l2=True, gradients_inside="clip", inside=("scale", "square")
+        )
+    )
 
 
 @pytest.mark.slow

@@ -87,6 +87,7 @@ class _Assignment:
             self._set(i, self._placed(i, closed_by.get(i)))
         self._place_floating()
         self._place_carried()
+        self._place_floating()  # what reads it may have a place only now
         if self._passed_again:
             self._warn(*self._passed_again[-1])
         return tuple(
