@@ -140,7 +140,7 @@ def test_marks_of_ones_own_are_left_as_they_are():
     lowered = mpmd.jit(trained(loss, mpmd.Std1F1B(2)), mesh).lower(weights(4), X, Y)
     assert lowered.plan.loops[0].ends == ()
     assert "cut between layers" not in str(lowered.report())
-    with pytest.raises(mpmd.CompileError, match="has 1 call of mark_stage_end, which end 1 stage"):
+    with pytest.raises(mpmd.CompileError, match="has 1 call of mark_stage_end, which ends 1 stage"):
         mpmd.jit(trained(loss, mpmd.Std1F1B(4)), mpmd.AbstractMpmdMesh({"stage": 4}, "stage")).lower(
             weights(4), X, Y
         )

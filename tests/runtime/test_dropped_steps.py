@@ -303,7 +303,7 @@ def test_a_step_that_is_not_of_all_groups_is_dropped_with_the_steps_before_it(me
     """Group 1, which has no part in it, is told what was released, but keeps what may be given back."""
     step, state = trained
     of_group_0 = mpmd.jit(lambda x: x.sum(), mesh)
-    of_group_0(np.ones(4))
+    of_group_0(np.ones(4)).block_until_ready()
     blocked = Blocked(mesh, monkeypatch)
     state, _ = queue_steps(step, state, blocked, 2)
     total = of_group_0(np.ones(4))
