@@ -138,7 +138,7 @@ def test_a_variable_of_the_module():
 
 
 def test_a_train_state_of_flax():
-    """What the state holds besides the parameters is no batch."""
+    """Arrays of the state besides the parameters are no batch."""
     model = nn.Dense(WIDTH)
     state = TrainState.create(
         apply_fn=model.apply, params=model.init(jax.random.key(0), X), tx=optax.sgd(0.1)

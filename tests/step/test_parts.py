@@ -11,6 +11,7 @@ import pytest
 
 import mpmd
 from mpmd.ir.plan import Send
+from mpmd.runtime.interrupts import drop_queued
 from tests.support.parity import mesh_of
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, step_of
 
@@ -254,3 +255,32 @@ def test_a_loop_with_more_groups_than_its_part():
     planned = mpmd.AbstractMpmdMesh({"stage": 4}, "stage", parts={"one": 1, "rest": 3})
     with pytest.raises(mpmd.CompileError, match="runs on 2 groups, but the part 'one' has 1"):
         mpmd.jit(two_loops("one", "rest"), planned).lower(WEIGHTS, WEIGHTS, BATCH)
+
+
+def test_a_function_that_needs_no_group_of_its_part(mesh):
+    assert mpmd.jit(lambda x: (), mesh.part("sampler"))(BATCH) == ()
+
+
+def test_an_interrupt_drops_no_steps_of_another_thread(mesh):
+    may_go_on = threading.Event()
+
+    def waits(x):
+        assert may_go_on.wait(PATIENCE)
+        return x
+
+    step = mpmd.jit(lambda x: jax.pure_callback(waits, x, x).sum(), mesh.part("actor")).compile(BATCH)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        try:
+            totals = [pool.submit(step, BATCH).result(PATIENCE) for _ in range(2)]
+            assert drop_queued(mesh.runtime, KeyboardInterrupt()) == frozenset()
+        finally:
+            may_go_on.set()
+    assert float(totals[0]) == float(totals[1])
+
+
+def test_a_small_result_is_sent_and_not_what_it_is_made_of(mesh):
+    """Both groups could take the largest element of a product that one of them computes."""
+    square = mpmd.reshard(jnp.eye(WIDTH), to=mesh.part("sampler"))
+    plan = mpmd.jit(lambda x: (x @ x).argmax(), mesh.part("sampler")).lower(square).plan
+    sends = [i for program in plan.programs for i in program.instructions if isinstance(i, Send)]
+    assert all(plan.avals()[name].shape == () for send in sends for name in send.values)

@@ -221,3 +221,13 @@ def test_a_copy_of_what_was_lost_says_why(mesh, sampler):
 def test_bad_copies(sampler, tree, options, error, message):
     with pytest.raises(error, match=message):
         mpmd.reshard(tree, **{"to": sampler, **options})
+
+
+def test_a_copy_to_a_part_after_its_mesh_was_closed_and_is_used_again():
+    with uneven_mesh_of({"data": 1}, {"data": 1}, parts={"one": 1, "other": 1}) as mesh:
+        part = mesh.part("other")
+        gone = mpmd.reshard(BATCH, to=part)
+        mesh.close()
+        same(mpmd.reshard(BATCH, to=part), BATCH)
+        with pytest.raises(ValueError, match="tree is on another mesh, or on this one before it was closed"):
+            mpmd.reshard(gone, to=part)

@@ -76,7 +76,7 @@ def test_results_of_a_recorded_step_are_of_one_attempt():
 
 
 def test_results_of_a_recorded_step_that_fails_are_given_with_the_error():
-    """Which is given when all before is answered; until then the step may run again."""
+    """The answer is given when all before is answered; until then the step may run again."""
     journal = Journal()
     before, step = journal.add_step(requests()), journal.add_step(recorded())
     error = RuntimeError("a task failed")

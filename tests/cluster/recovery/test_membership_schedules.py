@@ -106,7 +106,7 @@ class Schedules(RuleBasedStateMachine):
         world.threads = [thread for thread in world.threads if thread]
 
     def faults_of(self, thread):
-        """What a job may raise, though no group has died."""
+        """A job may raise such an error, though no group has died."""
         match thread[0] if thread else None:
             case do.Start():
                 return [NoAllocationError("no room")]
@@ -143,7 +143,7 @@ class Schedules(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_the_dead(self):
-        """What is awaited of groups ends when the driver has heard of a death."""
+        """A wait for groups ends when the driver has heard of a death."""
         for thread in self.world.threads:
             job = thread[0] if thread else None
             if self.world.membership.dead and isinstance(job, do.AwaitSnapshot | do.AwaitReplay):
