@@ -116,7 +116,7 @@ def _copied(tree: Any, target: Any, dtype: Any, mesh: GroupMesh, owner: LoadedSt
     """
     runtime = mesh.runtime
     raise_faults(*_faults(tree, target, dtype, runtime), title="mpmd.reshard: ")
-    leaves, treedef = jax.tree.flatten(tree)
+    leaves, treedef = jax.tree.flatten(_known_to_driver(tree, target, runtime))
     copies = tuple(
         LeafCopy(describe(leaf), _placement(leaf, runtime), read.placement, read.aval)
         for leaf, read in zip(leaves, jax.tree.leaves(target), strict=True)
@@ -132,6 +132,20 @@ def _copied(tree: Any, target: Any, dtype: Any, mesh: GroupMesh, owner: LoadedSt
         compiled[key] = LoadedStep(step, call.described_by(call.avals), mesh, signature, meter)
     ranges = compiled[key].submit(call)[0]
     return jax.tree.unflatten(treedef, map(LeafCopy.joined, copies, ranges))
+
+
+def _known_to_driver(tree: Any, target: Any, runtime: Runtime) -> Any:
+    """The pytree with the values of arrays from groups that do not recover to groups that do.
+
+    These run their steps again after a death, with values that the former may not have any more.
+    """
+    left_out = runtime.left_out
+
+    def known(leaf: Any, read: ArgumentLeaf) -> Any:
+        is_left_out = not left_out.isdisjoint(_placement(leaf, runtime).mpmd_idxs)
+        return to_host(leaf) if is_left_out and left_out.isdisjoint(read.placement.mpmd_idxs) else leaf
+
+    return jax.tree.map(known, tree, target) if left_out else tree
 
 
 def _copy_ranges(copies: Sequence[LeafCopy], held: Sequence[Sequence[jax.Array]]) -> list[list[jax.Array]]:
