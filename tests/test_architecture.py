@@ -91,7 +91,7 @@ MAY_IMPORT = {
     "mpmd.compiler.trace": "mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.steps "
     "mpmd.errors mpmd.ir mpmd.language mpmd.sharding mpmd.util",
     "mpmd.compiler.split": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
-    "mpmd.keys mpmd.language mpmd.schedules",
+    "mpmd.keys mpmd.language mpmd.schedules mpmd.util",
     "mpmd.compiler.shard": "mpmd.compiler.argument_specs mpmd.compiler.graph mpmd.compiler.jaxprs "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.ir mpmd.language",
     "mpmd.compiler.place": "mpmd.compiler.argument_specs mpmd.compiler.graph mpmd.compiler.jaxprs "

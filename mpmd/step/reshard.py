@@ -35,7 +35,7 @@ from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.jit import MpmdFunction
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.util.tables import first_few
-from mpmd.util.tree import paths
+from mpmd.util.tree import compare, paths
 from mpmd.validation import raise_faults, shown, type_fault
 
 _Copies = weakref.WeakKeyDictionary[Runtime, dict[Hashable, LoadedStep]]
@@ -276,25 +276,23 @@ def _faults(tree: Any, target: Any, dtype: Any, runtime: Runtime) -> Iterator[Va
 
 
 def _differences(tree: Any, target: Any, dtype: Any) -> Iterator[str]:
-    held = dict(zip(paths(tree), jax.tree.leaves(tree), strict=True))
-    read = dict(zip(paths(target), jax.tree.leaves(target), strict=True))
-    if missing := read.keys() - held.keys():
-        yield f"the step reads {_named(missing)}, which the tree lacks"
-    if added := held.keys() - read.keys():
-        yield f"the tree has {_named(added)}, which the step does not read"
-    for path in held.keys() & read.keys():
-        aval, expected = _cast_aval(held[path], dtype), read[path].aval
+    compared = compare(tree, target)
+    if compared.only_there:
+        yield f"the step reads {_named(compared.only_there)}, which the tree lacks"
+    if compared.only_here:
+        yield f"the tree has {_named(compared.only_here)}, which the step does not read"
+    for path, (leaf, read) in compared.both.items():
+        aval, expected = _cast_aval(leaf, dtype), read.aval
         if aval.shape != expected.shape:
-            shapes = f"{list(aval.shape)}, and {read[path].path} of {list(expected.shape)}"
+            shapes = f"{list(aval.shape)}, and {read.path} of {list(expected.shape)}"
             yield f"tree{path} is of shape {shapes}"
         elif aval.dtype != expected.dtype:
             yield (
-                f"tree{path} is {aval.dtype}, and {read[path].path} is {expected.dtype}: "
+                f"tree{path} is {aval.dtype}, and {read.path} is {expected.dtype}: "
                 f"dtype=jnp.{expected.dtype} casts all floating-point arrays on the way"
             )
-    here: Any = jax.tree.structure(tree)
-    there: Any = jax.tree.structure(target)
-    if held.keys() == read.keys() and here != there:
+    if compared.structures:
+        here, there = compared.structures
         yield f"the tree has the structure {here}, and the step reads {there}"
 
 

@@ -100,7 +100,7 @@ class ProcessPool:
         self.actors = ()
         self.replacements = self.copies = self.allocations = self
         self.stop = threading.Event()
-        self.failures = list(failures)
+        self.failures, self.is_released = list(failures), False
         self.copied = []
         self.restored = []
         self.may_copy, self.may_replace = threading.Event(), threading.Event()
@@ -141,7 +141,7 @@ class ProcessPool:
         pass
 
     def release(self):
-        pass
+        self.is_released = True
 
 
 class Whole:
