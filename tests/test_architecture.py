@@ -94,7 +94,7 @@ MAY_IMPORT = {
     "mpmd.compiler.trace": "mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.steps "
     "mpmd.errors mpmd.ir mpmd.language mpmd.sharding mpmd.util",
     "mpmd.compiler.split": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
-    "mpmd.keys mpmd.language mpmd.schedules",
+    "mpmd.keys mpmd.language mpmd.schedules mpmd.util",
     "mpmd.compiler.shard": "mpmd.compiler.argument_specs mpmd.compiler.graph mpmd.compiler.jaxprs "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.ir mpmd.language",
     "mpmd.compiler.place": "mpmd.compiler.argument_specs mpmd.compiler.graph mpmd.compiler.jaxprs "
@@ -125,8 +125,8 @@ MAY_IMPORT = {
     "cluster.driver": "cluster.process cluster.protocol cluster.tcp cluster.transports mpmd.errors "
     "mpmd.ir mpmd.memory mpmd.program mpmd.runtime mpmd.util mpmd.validation",
     "cluster.recovery": "cluster.driver cluster.process cluster.protocol cluster.ray_compat cluster.start "
-    "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.program mpmd.runtime mpmd.sharding mpmd.util "
-    "mpmd.validation",
+    "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.meshes mpmd.program mpmd.runtime mpmd.sharding "
+    "mpmd.util mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.errors mpmd.ir mpmd.meshes "
     "mpmd.validation",
     "cluster.watching.keys": "",

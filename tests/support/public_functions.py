@@ -459,7 +459,16 @@ def of_clusters() -> list[Public]:
         Public(
             "Recovery",
             cluster.Recovery,
-            {**dict.fromkeys(("every", "max_failures", "spares"), ("count",)), "share_after": ("amount?",)},
+            {
+                **dict.fromkeys(("every", "max_failures", "spares"), ("count",)),
+                "share_after": ("amount?",),
+                "parts": ("special?",),
+            },
+        ),
+        Public(
+            "ClusterMesh.replace",
+            cluster_mesh().replace,
+            {"part": ("special", "sampler"), "timeout": ("amount",)},
         ),
         Public(
             "ClusterMesh.resize",
