@@ -46,10 +46,12 @@ MAY_IMPORT = {
     "mpmd.planner.cluster": "mpmd.planner.hardware mpmd.planner.local_devices mpmd.planner.record_steps "
     "mpmd.util mpmd.validation",
     "mpmd.planner.submesh": "mpmd.planner.layer_profile",
-    "mpmd.planner.candidate": "mpmd.planner.submesh mpmd.schedules",
+    "mpmd.planner.expected_errors": "",
+    "mpmd.planner.simplicity": "mpmd.planner.candidate mpmd.schedules",
+    "mpmd.planner.candidate": "mpmd.planner.expected_errors mpmd.planner.submesh mpmd.schedules",
     "mpmd.planner.constraints": "mpmd.planner.layer_profile mpmd.schedules mpmd.validation",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.submesh mpmd.simulate",
-    "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.util",
+    "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.planner.simplicity mpmd.util",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware",
     "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
@@ -59,8 +61,8 @@ MAY_IMPORT = {
     "mpmd.schedules mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.labels "
-    "mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.submesh "
-    "mpmd.schedules mpmd.simulate mpmd.util",
+    "mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.simplicity "
+    "mpmd.planner.submesh mpmd.schedules mpmd.simulate mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.steps mpmd.ir mpmd.language mpmd.memory mpmd.meshes mpmd.planner.candidate "
     "mpmd.planner.collectives mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.layer_profile "
@@ -68,7 +70,8 @@ MAY_IMPORT = {
     "mpmd.sharding mpmd.simulate mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
     "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.trials",
+    "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.simplicity "
+    "mpmd.planner.trials",
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.hardware mpmd.planner.submesh "
     "mpmd.util",
     "mpmd.planner.choice_details": "mpmd.planner.candidate mpmd.planner.choice_table "
@@ -78,7 +81,8 @@ MAY_IMPORT = {
     "mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
-    "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
+    "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.util "
+    "mpmd.validation",
     "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
     "mpmd.memory mpmd.profile mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.profile mpmd.render "

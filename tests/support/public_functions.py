@@ -182,6 +182,7 @@ PLAN = {
     "simulate": ("count",),
     "seconds": ("amount?",),
     "measure": ("count", 0),
+    "memory_margin": ("special", 0.08),
 }
 
 
@@ -206,7 +207,7 @@ def cluster_mesh() -> ClusterMesh:
 
 def choice() -> Choice:
     """A choice of which nothing is known but what its methods look at first."""
-    return Choice((), None, 0, None, None, None, (), (), add_one, {}, None, ())  # type: ignore[arg-type]
+    return Choice((), None, 0, None, None, None, (), 0.08, (), add_one, {}, None, ())  # type: ignore[arg-type]
 
 
 def schedules() -> list[Public]:
