@@ -13,10 +13,9 @@ from tests.support.programs.table import train
 D_MODEL, HEADS, VOCABULARY, LENGTH, ROWS = 8, 2, 11, 12, 2
 
 
-def schedule_of(stages=2, slices=3, **options):
-    """The schedule of so many stages of the model, each passed by so many slices."""
-    del slices, options
-    return mpmd.Std1F1B(stages)
+def schedule_of(stages: int = 2, slices: int = 3, **options) -> mpmd.Schedule:
+    """The schedule of so many stages of the model and slices."""
+    return mpmd.Seq1F1B(stages, slices, **options)
 
 
 def decoder(layers=2, dtype=jnp.float32, **others):

@@ -151,7 +151,7 @@ def slices_of_scans_with_marks():
     return train_slices(loss, params, slices=2, optimizer=CLIPPED_ADAM)
 
 
-@program({"mean": "mean", "sum": "sum"})
+@program(["mean", "sum"])
 def slices_of_a_batch_in_microbatches(reduction):
     """A batch of rows, by ``mpmd.value_and_grad``."""
 
@@ -168,7 +168,7 @@ def slices_of_a_batch_in_microbatches(reduction):
     return Case(step, init(decoder(), CLIPPED_ADAM), batch, 2)
 
 
-@program({"of the batch": True, "of the model": False}, usual={"of the model"})
+@program({"of the batch": True, "of the model": False})
 def slices_with_a_normaliser_of_all_tokens(of_batch):
     """Tokens are weighted, by a mask or by what the model makes of them; the loss is a weighted mean."""
 

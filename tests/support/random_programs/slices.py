@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,60 @@ from hypothesis import strategies as st
 from jax import lax
 
 import mpmd
+from mpmd.ir.plan import Task
 from tests.support.models import CLIPPED_ADAM, SGD, keys
 from tests.support.random_programs.description import Described
 
 WIDTH, ROWS = 4, 2
 OPTIMIZERS = {"sgd": SGD, "clipped adam": CLIPPED_ADAM, "every second step": optax.MultiSteps(SGD, 2)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledSlices(mpmd.Schedule):
+    """Stages on groups and tasks in order by chance, but for the order in which a stage adds gradients."""
+
+    slices: int = 1
+
+    def tasks(self, num_microbatches):
+        chance = random.Random(repr((self, num_microbatches)))
+        group_of = [stage % self.mpmd_dim for stage in range(self.num_stages)]
+        chance.shuffle(group_of)
+        needs = dict(itertools.chain(*map(self._needs, range(num_microbatches))))
+        lists = [[] for _ in range(self.mpmd_dim)]
+        while needs:
+            task = chance.choice([task for task, needed in needs.items() if needs.keys().isdisjoint(needed)])
+            del needs[task]
+            lists[group_of[self.numbers.stage_of(task.stage)]].append(task)
+        return lists
+
+    def _needs(self, i):
+        """The tasks of a microbatch, each with those that come before it."""
+        for number in self.numbers.all:
+            forward, stage = Task("fwd", number, i), self.numbers.stage_of(number)
+            yield forward, {Task("fwd", before, i) for before in self.numbers.before(number)}
+            after = {Task("bwd", after, i) for after in self.numbers.after(number)}
+            yield Task("bwd", number, i), {forward, *after, Task("bwd", stage, i - 1)}
+
+
+def _in_slices(**options):
+    return lambda stages, slices: mpmd.Seq1F1B(stages, slices, **options)
+
+
+def _shuffled(stages, slices):
+    return ShuffledSlices(stages, max(1, stages - 1), slices)
+
+
+def _two_stages_per_group(stages, slices):
+    return mpmd.Seq1F1B(stages, slices, mpmd_dim=None if stages % 2 else stages // 2)
+
+
 SCHEDULES = {
+    "slices": _in_slices(),
+    "eager": _in_slices(eager=True),
+    "split": _in_slices(split_backward=True),
+    "two stages per group": _two_stages_per_group,
+    "GPipe": mpmd.GPipe,
+    "shuffled": _shuffled,
     "whole": lambda stages, slices: mpmd.Std1F1B(stages),
 }
 """Schedules by name, of the numbers of stages and slices."""
@@ -50,7 +99,7 @@ class SlicedProgram(Described):
 
     sizes: tuple[int, ...]
     stages: tuple[tuple[str, ...], ...]
-    schedule: str = "whole"
+    schedule: str = "slices"
     microbatches: int = 1
     skips: int = 0
     remat: str = ""
@@ -77,7 +126,9 @@ class SlicedProgram(Described):
         return sum(self.sizes)
 
     def make_schedule(self) -> mpmd.Schedule:
-        return SCHEDULES[self.schedule](len(self.stages), len(self.sizes))
+        """That of its name; a model of one stage is not cut."""
+        name = self.schedule if len(self.stages) > 1 else "whole"
+        return SCHEDULES[name](len(self.stages), len(self.sizes))
 
 
 def sliced_programs(schedules=tuple(SCHEDULES)):
