@@ -282,6 +282,7 @@ def of_simulations() -> list[Public]:
                 "latency": ("amount",),
                 "memory_limit": ("amount",),
                 "stages_per_group": ("counts",),
+                "slices": ("count",),
             },
         ),
         Public(
@@ -303,6 +304,7 @@ def of_simulations() -> list[Public]:
                 "title": ("text?",),
                 "of_plan": ("flag",),
                 "ideal": ("special?",),
+                "slices": ("count",),
             },
         ),
         Public(
