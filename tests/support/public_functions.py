@@ -342,6 +342,21 @@ def of_steps() -> list[Public]:
         Public("pipeline_enter_stage", mpmd.pipeline_enter_stage, MARK),
         Public("microbatches", mpmd.microbatches, {"batch": ("special", BATCH), "n": ("count?",)}),
         Public("stage_ends", mpmd.stage_ends, {"num_layers": ("count", 8), **sizes}),
+        Public(
+            "slice_bounds",
+            mpmd.slice_bounds,
+            {
+                "length": ("count", 8),
+                "slices": ("count", 2),
+                "attention_share": ("special", 0.5),
+                "multiple": ("count",),
+            },
+        ),
+        Public(
+            "slices",
+            mpmd.slices,
+            {"tree": ("special", BATCH), "bounds": ("special", (0, 1, 2)), "axis": ("int",)},
+        ),
         Public("to_host", mpmd.to_host, {"tree": tree}),
         Public(
             "MpmdMesh",
