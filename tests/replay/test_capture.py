@@ -179,6 +179,22 @@ def test_the_state_is_returned_if_a_task_cannot_be_written(tmp_path):
         assert np.isfinite(float(loss))
 
 
+def test_an_interrupt_leaves_the_state_to_donated_arrays(tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mpmd.step.loaded_step.write_named", interrupted)
+    with mesh_of(2) as mesh:
+        state, *rest = arguments()
+        step = mpmd.jit(small_step, mesh, donate_argnums=0).compile(state, *rest)
+        before, _ = step(state, *rest)
+        with pytest.raises(KeyboardInterrupt):
+            step.capture(before, *rest, task="fwd_0__1", to=tmp_path / "task")
+        after, _ = step(step(arguments()[0], *rest)[0], *rest)
+        for mine, expected in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+            np.testing.assert_array_equal(mine, expected)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
