@@ -18,12 +18,12 @@ from mpmd.meshes.mesh import MpmdMesh, devices_faults
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.choice_table import (
     candidate_text,
-    cluster_data,
     html_page,
     row_data,
     seconds_text,
     text_table,
 )
+from mpmd.planner.cluster_file import cluster_data
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile

@@ -16,7 +16,8 @@ from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, 
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Aval, Executable, Name, Plan, Recv, Run, Spec
 from mpmd.ir.specs import fitting, num_shards
-from mpmd.planner.trials.device_work import DeviceWork, device_work
+from mpmd.planner.trials.device_work import device_work
+from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.program import Program
 
 
