@@ -59,9 +59,9 @@ MAY_IMPORT = {
     "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
-    "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace "
-    "mpmd.ir mpmd.keys mpmd.language mpmd.planner.curves mpmd.planner.fusions mpmd.planner.layer_profile "
-    "mpmd.planner.merged_sums mpmd.schedules mpmd.util",
+    "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.steps "
+    "mpmd.compiler.trace mpmd.ir mpmd.keys mpmd.language mpmd.planner.curves mpmd.planner.fusions "
+    "mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.schedules mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.curves mpmd.planner.hardware "
     "mpmd.planner.labels mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores "
@@ -76,9 +76,11 @@ MAY_IMPORT = {
     "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.trials",
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.layer_profile "
     "mpmd.util",
-    "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.cluster_file mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.search "
-    "mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
+    "mpmd.planner.choice_details": "mpmd.planner.candidate mpmd.planner.choice_table "
+    "mpmd.planner.layer_profile mpmd.util",
+    "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_details "
+    "mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.hardware mpmd.planner.layer_profile "
+    "mpmd.planner.search mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",

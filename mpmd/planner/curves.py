@@ -71,13 +71,14 @@ def rates_faults(rates: Any) -> list[Fault | None]:
         return [TypeError(f"{what}, not {shown(rates)}")]
     faults: list[Fault | None] = []
     for name, curve in rates.items():
-        if name.partition(" ")[0] not in get_args(ProductKind) or not name.partition(" ")[2]:
+        kind, _, dtype = name.partition(" ")
+        if kind not in get_args(ProductKind) or not dtype:
             faults.append(ValueError(f"{what}: no kind and dtype is {name!r}"))
         elif not isinstance(curve, Curve):
             faults.append(TypeError(f"{what}: {name!r} has {shown(curve)}"))
         else:
-            faults.append(number_fault(f"rates[{name!r}].rate", curve.rate, "operations per second", above=0))
-            faults.append(
-                number_fault(f"rates[{name!r}].half", curve.half, "operations", least=0, finite=True)
-            )
+            of_curve = f"rates[{name!r}]"
+            per_second = "a number of operations per second"
+            faults.append(number_fault(f"{of_curve}.rate", curve.rate, per_second, above=0, finite=True))
+            faults.append(number_fault(f"{of_curve}.half", curve.half, least=0, finite=True))
     return faults

@@ -223,7 +223,7 @@ class _Reranking:
             entry
             for entry in self._fitting
             if entry[0].prediction.source == fastest.source
-            and entry[0].prediction.seconds < AS_FAST * fastest.seconds
+            and entry[0].prediction.seconds <= AS_FAST * fastest.seconds
         ]
         best = min(as_fast, key=lambda entry: entry[1].size)
         return [best, *(entry for entry in self._fitting if entry is not best)]

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.constraints import Constraints
+from mpmd.planner.hardware import NO_LINK
 from mpmd.planner.search.candidates import best_of_shape
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.search_space import SearchSpace, Shape
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.sweep import smallest, sweep
+from mpmd.simulate import Link
 from mpmd.util.tables import human_bytes
 
 MOST_SHAPES = 8
@@ -56,6 +58,8 @@ def _nearest(space: SearchSpace) -> Iterator[str]:
             if _first_that_fits(opened):
                 yield f"another {field.name} than {value}"
     cluster = space.model.cluster
+    if cluster.node_link is NO_LINK:  # memory does not depend on its numbers
+        cluster = dataclasses.replace(cluster, node_link=Link())
     nodes = 2 * cluster.nodes
     while nodes <= MOST_NODES:
         model = CostModel(space.profile, dataclasses.replace(cluster, nodes=nodes))
