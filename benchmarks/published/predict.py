@@ -11,6 +11,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
+from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Interleaved1F1B, Std1F1B
 
 _MICROBATCHES = (1, 2, 4, 8, 16)
@@ -70,7 +71,7 @@ def _candidate(fact: Fact, microbatch: int, remat: bool) -> Candidate:
     schedule = Std1F1B(fact.pipeline) if fact.chunks == 1 else Interleaved1F1B(stages, mpmd_dim=fact.pipeline)
     return Candidate(
         tuple(layers),
-        ({"data": fact.data, "model": fact.tensor},) * fact.pipeline,
+        (Submesh(data=fact.data, model=fact.tensor),) * fact.pipeline,
         schedule,
         fact.batch // fact.data // microbatch,
         remat,

@@ -6,12 +6,11 @@ import dataclasses
 import html
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mpmd.planner.candidate import Candidate, Row
-from mpmd.planner.collectives import INNERMOST_FIRST
-from mpmd.planner.layer_profile import Kind
+from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
 
 MEMORY_PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")
@@ -77,8 +76,8 @@ def _groups_text(candidate: Candidate) -> str:
     return "groups " + "; ".join(f"{', '.join(ranges(groups))}: {text}" for text, groups in members.items())
 
 
-def _submesh_text(submesh: Mapping[Kind, int]) -> str:
-    sizes = ((axis, submesh.get(axis, 1)) for axis in reversed(INNERMOST_FIRST))
+def _submesh_text(submesh: Submesh) -> str:
+    sizes = ((axis, submesh[axis]) for axis in reversed(INNERMOST_FIRST))
     return " ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one device"
 
 
@@ -162,9 +161,8 @@ def _but_for_schedule(row: Row) -> Any:
     candidate = row.candidate
     return (
         row.label,
-        tuple(tuple(sorted(submesh.items())) for submesh in candidate.submeshes),
+        candidate.shared,
         tuple((loop.layers_per_stage, loop.num_microbatches, loop.remat) for loop in candidate.loops),
-        (candidate.fsdp, candidate.gather_once),
         row.prediction.source == "formula",
     )
 

@@ -73,4 +73,4 @@ def test_pages_escape_what_is_not_markup():
 def test_data_has_seconds_and_bytes():
     data = row_data(row(Candidate((2, 2), PAIR, Std1F1B(2), 8, False, False)), examples=64)
     assert data["examples_per_second"] == 128 and data["memory"]["total"] == 2**32 + 2**20 + 2**10
-    assert data["candidate"]["submeshes"] == [{"data": 2, "model": 4}] * 2
+    assert data["candidate"]["submeshes"] == [{"data": 2, "sequence": 1, "model": 4}] * 2

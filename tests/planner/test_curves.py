@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.curves import Curve, ProductWork
 from mpmd.planner.hardware import seconds_by_part
 from mpmd.planner.layer_profile import Division, Layer, TaskWork
 from mpmd.planner.profiling.open_step import profile_of
-from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.stages import CostModel
+from mpmd.planner.submesh import Submesh
 from mpmd.planner.trials.planned_costs import all_reduce_seconds
 from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.simulate import Link
@@ -54,7 +55,11 @@ def seconds_of(cluster, division, submesh, fsdp=False, **layer):
     fields = {"weights": 0, "state": 0, "gradients": 0, "residuals": 0, "entering": 0, **layer}
     made = profile((Layer("", work, work, **fields, divisions=division),), rows=4)
     model = CostModel(made, cluster)
-    table = model.table(model.group_settings(DeviceRange(0, submesh), StepSettings(4, False, fsdp)))
+    device_range, settings = (
+        DeviceRange(0, Submesh.of(submesh)),
+        Candidate((), (), mpmd.GPipe(1), 4, False, fsdp),
+    )
+    table = model.table(model.group_settings(device_range, settings))
     return table.total("forward"), table.total("backward")
 
 
@@ -101,7 +106,7 @@ def test_exchanges_of_a_plan_are_merged_and_hidden_as_those_of_a_layer():
         1e12, 0.0, all_reduced={"model": 3e9, "data": 1e9}, all_reduces={"model": 3, "data": 1},
         moved={"data": 1e9}, merged={"model": 2e9}, merges={"model": 2},
     )  # fmt: skip
-    devices = DeviceRange(0, {"model": 2, "data": 2})
+    devices = DeviceRange(0, Submesh(model=2, data=2))
     assert all_reduce_seconds(work, PLAIN, devices) == pytest.approx(4.0)
     merging = dataclasses.replace(PLAIN, merges_all_reduces=True)
     assert all_reduce_seconds(work, merging, devices) == pytest.approx(2.0)

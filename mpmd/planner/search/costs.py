@@ -11,10 +11,11 @@ import dataclasses
 
 import numpy as np
 
-from mpmd.planner.collectives import INNERMOST_FIRST, all_gather, all_reduce
+from mpmd.planner.collectives import all_gather, all_reduce
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.hardware import Hardware, seconds_by_part
 from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
+from mpmd.planner.submesh import INNERMOST_FIRST
 
 DATA = INNERMOST_FIRST.index("data")
 
@@ -47,7 +48,7 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
     weights, gradients = arrays.of("weights") * held, arrays.of("gradients") * held
     zero = np.zeros_like(weights)
 
-    gathers_in_tasks = group.step.fsdp and not group.step.gather_once
+    gathers_in_tasks = group.fsdp and not group.gather_once
     gathered = arrays.of("gathered") * held
     gather = _gather_over_data(group, gathered, cluster) if gathers_in_tasks else zero
     computing = np.add(*_task_seconds(arrays, "forward", group, cluster, weights))
@@ -64,8 +65,8 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
     divided = group.sizes[DATA] if gathers_in_tasks else 1
     adding = 3 * gradients / divided / cluster.memory_bandwidth
     reducing_backward = _all_reduces_of_task(arrays, group, cluster, "backward")
-    repeated = computing if group.step.remat else zero
-    repeated_reducing = reducing if group.step.remat else zero
+    repeated = computing if group.remat else zero
+    repeated_reducing = reducing if group.remat else zero
     computing_backward = products + beside + adding + repeated
     moving = _exposed(gather + scatter, computing_backward, cluster)
     return LayerSeconds(
@@ -134,7 +135,7 @@ def _all_reduces_of_step(
     Gradients of weights that are divided over ``data`` are summed along it in each microbatch, or with the
     gathered weights.
     """
-    axes = [axis for axis in range(len(group.sizes)) if not (group.step.fsdp and axis == DATA)]
+    axes = [axis for axis in range(len(group.sizes)) if not (group.fsdp and axis == DATA)]
     shares = arrays.shares("weights", group.sizes)
     seconds = np.zeros(len(arrays.profile.layers))
     for axis in axes:
@@ -144,7 +145,7 @@ def _all_reduces_of_step(
             seconds += all_reduce(
                 group.sizes[axis], nbytes, group.links[axis], floor=cluster.collective_floor
             )
-    if group.step.gather_once:
+    if group.gather_once:
         seconds = seconds + _gather_over_data(group, weights, cluster)
         seconds = seconds + _gather_over_data(group, gradients, cluster)
     return seconds
@@ -155,5 +156,5 @@ def _optimizer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardw
     outside, whole = arrays.profile.outside, arrays.of("weights").sum()
     of_products = outside.nbytes - outside.nbytes_beside
     seconds = cluster.seconds(outside.operations, of_products, outside.nbytes_beside)
-    divided = group.sizes[DATA] if group.step.fsdp else 1
+    divided = group.sizes[DATA] if group.fsdp else 1
     return seconds * weights / divided / whole if whole else np.zeros_like(weights)

@@ -11,15 +11,9 @@ import numpy as np
 from mpmd.ir.plan import Edge, Name, Plan
 from mpmd.ir.routes import held_specs
 from mpmd.ir.specs import axes_of, num_shards
-from mpmd.planner.collectives import (
-    INNERMOST_FIRST,
-    DeviceRange,
-    all_reduce,
-    axis_links,
-    shards_on_a_node,
-    share_a_node,
-)
+from mpmd.planner.collectives import DeviceRange, all_reduce, axis_links, shards_on_a_node, share_a_node
 from mpmd.planner.hardware import Hardware, seconds_by_part
+from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.simulate import Link, MessageBytes
 

@@ -63,7 +63,11 @@ class _Predictions:
 
     def compile(self, mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
         """The output specs of an executable with known input specs."""
-        variant: Variant = executable.name, executable.in_specs
+        in_specs = tuple(spec for spec in executable.in_specs if spec is not None)
+        assert len(in_specs) == len(executable.in_specs), (
+            "an executable is compiled when its inputs are known"
+        )
+        variant: Variant = executable.name, in_specs
         if variant not in self._out_specs:
             self._predict(variant, executable, self._plan.submesh(mpmd_idx))
         answer: Future[tuple[Spec, ...]] = Future()
@@ -71,7 +75,7 @@ class _Predictions:
         return answer
 
     def _predict(self, variant: Variant, executable: Executable, mesh: Mapping[str, int]) -> None:
-        jaxpr, in_specs = self._jaxprs[executable.name], executable.in_specs
+        jaxpr, in_specs = self._jaxprs[executable.name], variant[1]
         operands = [
             _fitting(spec, aval, mesh) for spec, aval in zip(in_specs, executable.inputs, strict=True)
         ]

@@ -82,7 +82,7 @@ def options_of(candidate: Candidate) -> dict[str, Any]:
 
 def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
     """The shape of each group's submesh, with all axes."""
-    return [{axis: submesh.get(axis, 1) for axis in AXES} for submesh in candidate.submeshes]
+    return [{axis: submesh[axis] for axis in AXES} for submesh in candidate.submeshes]
 
 
 def lower(
