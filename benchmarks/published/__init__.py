@@ -65,8 +65,8 @@ def _miss(ratios: Mapping[Fact, float]) -> float:
 def chosen_over_best(ratios: Mapping[Fact, float]) -> list[float]:
     """The time of the way that is predicted to be best over that of the best.
 
-    There is one number for each problem of which several ways were measured. As in ``mpmd.plan``, of ways
-    that are as fast the one with the fewest tasks is chosen.
+    There is one number for each problem of which several ways were measured. Of ways that are as fast by the
+    formulas the one with the fewest tasks is chosen.
     """
     problems: dict[tuple[object, ...], list[Fact]] = collections.defaultdict(list)
     for fact in ratios:
