@@ -23,6 +23,7 @@ from .language.operations import Op
 from .language.per_group import per_group
 from .language.pieces import microbatches, stage_ends
 from .language.reduce import Add, Concat, Max, Mean, treduce, treduce_i
+from .language.slices import slice_bounds, slices
 from .meshes.abstract_mesh import AbstractMpmdMesh
 from .meshes.mesh import MpmdMesh
 from .on_ray import ClusterMesh, Recovery, launch
@@ -128,6 +129,8 @@ __all__ = [
     "save",
     "save_async",
     "simulate",
+    "slice_bounds",
+    "slices",
     "stage_ends",
     "to_host",
     "treduce",

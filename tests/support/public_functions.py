@@ -182,6 +182,7 @@ PLAN = {
     "simulate": ("count",),
     "seconds": ("amount?",),
     "measure": ("count", 0),
+    "memory_margin": ("special", 0.08),
 }
 
 
@@ -206,7 +207,7 @@ def cluster_mesh() -> ClusterMesh:
 
 def choice() -> Choice:
     """A choice of which nothing is known but what its methods look at first."""
-    return Choice((), None, 0, None, None, None, (), (), add_one, {}, None, ())  # type: ignore[arg-type]
+    return Choice((), None, 0, None, None, None, (), 0.08, (), add_one, {}, None, ())  # type: ignore[arg-type]
 
 
 def schedules() -> list[Public]:
@@ -341,6 +342,21 @@ def of_steps() -> list[Public]:
         Public("pipeline_enter_stage", mpmd.pipeline_enter_stage, MARK),
         Public("microbatches", mpmd.microbatches, {"batch": ("special", BATCH), "n": ("count?",)}),
         Public("stage_ends", mpmd.stage_ends, {"num_layers": ("count", 8), **sizes}),
+        Public(
+            "slice_bounds",
+            mpmd.slice_bounds,
+            {
+                "length": ("count", 8),
+                "slices": ("count", 2),
+                "attention_share": ("special", 0.5),
+                "multiple": ("count",),
+            },
+        ),
+        Public(
+            "slices",
+            mpmd.slices,
+            {"tree": ("special", BATCH), "bounds": ("special", (0, 1, 2)), "axis": ("int",)},
+        ),
         Public("to_host", mpmd.to_host, {"tree": tree}),
         Public(
             "MpmdMesh",
@@ -461,7 +477,16 @@ def of_clusters() -> list[Public]:
         Public(
             "Recovery",
             cluster.Recovery,
-            {**dict.fromkeys(("every", "max_failures", "spares"), ("count",)), "share_after": ("amount?",)},
+            {
+                **dict.fromkeys(("every", "max_failures", "spares"), ("count",)),
+                "share_after": ("amount?",),
+                "parts": ("special?",),
+            },
+        ),
+        Public(
+            "ClusterMesh.replace",
+            cluster_mesh().replace,
+            {"part": ("special", "sampler"), "timeout": ("amount",)},
         ),
         Public(
             "ClusterMesh.resize",
