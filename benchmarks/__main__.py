@@ -32,6 +32,7 @@ SUITES = (
     "partial_sums",
     "global_mesh",
     "sleeping",
+    "slices",
     "prediction",
     "choices",
     "scale",

@@ -23,6 +23,7 @@ from .language.operations import Op
 from .language.per_group import per_group
 from .language.pieces import microbatches, stage_ends
 from .language.reduce import Add, Concat, Max, Mean, treduce, treduce_i
+from .language.slices import slice_bounds, slices
 from .meshes.abstract_mesh import AbstractMpmdMesh
 from .meshes.mesh import MpmdMesh
 from .on_ray import ClusterMesh, Recovery, launch
@@ -44,6 +45,7 @@ from .schedules import (
     ListSchedule,
     LoopedBFS,
     Schedule,
+    Seq1F1B,
     Std1F1B,
     TaskTimes,
     VHalf,
@@ -90,6 +92,7 @@ __all__ = [
     "Profile",
     "Recovery",
     "Schedule",
+    "Seq1F1B",
     "SharedWeightsWarning",
     "StateLostError",
     "Std1F1B",
@@ -126,6 +129,8 @@ __all__ = [
     "save",
     "save_async",
     "simulate",
+    "slice_bounds",
+    "slices",
     "stage_ends",
     "to_host",
     "treduce",
