@@ -56,7 +56,11 @@ class Rounds:
 
 
 @pytest.mark.parametrize(
-    "recovery", [None, cluster.Recovery(every=5, parts={"sampler": None})], ids=["without", "left out"]
+    "recovery",
+    [
+        pytest.param(None, id="without", marks=pytest.mark.slow),
+        pytest.param(cluster.Recovery(every=5, parts={"sampler": None}), id="left out"),
+    ],
 )
 @pytest.mark.parametrize("count", [FEW, MANY])
 def test_rounds_leave_nothing(local_ray, count, recovery):
