@@ -235,7 +235,7 @@ class _Reranking:
           waiting: the rows whose costs are known from formulas alone.
         """
         if not self._fitting:
-            raise StepDoesNotFit(self._nothing_can_be_run())
+            raise self._nothing_can_be_run()
         (best, winner), *losers = self._preferred()[:1] + self._others()
         ranked = (
             best,
@@ -289,8 +289,8 @@ class _Reranking:
         best = self._preferred()[0]
         return [entry for entry in self._fitting if entry is not best]
 
-    def _nothing_can_be_run(self) -> str:
-        """The message when no candidate can be run: the least memory of a plan, and refusals to compile."""
+    def _nothing_can_be_run(self) -> ValueError:
+        """The error when no candidate can be run: the least memory of a plan, and refusals to compile."""
         lines = []
         short = [row for row in self._refused if shortage(row.prediction, self._cluster)]
         if short:
@@ -299,7 +299,8 @@ class _Reranking:
             lines.append(f"{text}, which needs least of those that were planned, {least.reason}")
             lines.append("give devices more memory, take more of them, or fix less")
         lines += dict.fromkeys(row.reason for row in self._refused if row not in short)
-        return "no candidate can be run:\n  " + "\n  ".join(lines)
+        text = "no candidate can be run:\n  " + "\n  ".join(lines)
+        return StepDoesNotFit(text) if short else ValueError(text)
 
     def _notes(self, waiting: Sequence[Row], limits: Limits) -> Iterator[str]:
         measured = sum(map(_is_measured, self._fitting))
