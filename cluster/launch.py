@@ -24,7 +24,7 @@ from cluster.protocol.versions import versions_here
 from cluster.recovery.actor import RecoverableActor
 from cluster.recovery.allocations import Allocations
 from cluster.recovery.metrics import RecoveryMetrics
-from cluster.recovery.policy import Recovery, check_recovery
+from cluster.recovery.policy import Recovery, check_recovery, left_out_groups
 from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacements import Replacements
 from cluster.recovery.report import RecoveryReport
@@ -181,7 +181,8 @@ def launch(
         *parts_faults(sizes, len(submeshes_of(request))),
         title="mpmd.launch: ",
     )
-    check_recovery(recovery, submeshes_of(request))
+    left_out = left_out_groups(recovery, sizes)
+    check_recovery(recovery, submeshes_of(request), left_out)
     variables = (runtime_env or {}).get("env_vars") or {}
     check_cache(compilation_cache, variables)
     for text in without_effect(variables, jax.config):
@@ -196,6 +197,7 @@ def launch(
         timeout=timeout,
         max_in_flight=max_in_flight,
         limits=limits,
+        left_out=left_out,
     )
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:
@@ -248,6 +250,7 @@ class _Options:
     timeout: float
     max_in_flight: int
     limits: Limits
+    left_out: frozenset[int]
 
 
 class _Started(NamedTuple):
@@ -318,9 +321,11 @@ def _runtime_of(
         topology.gathering,
         options.timeout,
         limits,
+        options.left_out,
     )
-    on_recovery = _adding_to(recoveries)
-    recovering = RecoveringRuntime(groups, pool, options.recovery, on_recovery, options.max_in_flight)
+    recovering = RecoveringRuntime(
+        groups, pool, options.recovery, _adding_to(recoveries), options.max_in_flight, options.left_out
+    )
     recovering.attach(connections)
     return recovering
 

@@ -47,6 +47,8 @@ OF_NOTHING = {
     "Choice.jit",
     "Choice.mesh",
     "Choice.stage_profile",
+    "Cluster.load",
+    "ClusterMesh.replace",
     "ClusterMesh.resize",
     "CustomSchedule.from_file",
     "Profile.load",

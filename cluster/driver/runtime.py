@@ -26,7 +26,7 @@ from cluster.driver.status import Status
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import PackedValue, join
 from cluster.protocol.shipment import Shipment
-from mpmd.errors import StepDroppedError
+from mpmd.errors import GroupDiedError, StepDroppedError
 from mpmd.ir.participants import participants
 from mpmd.ir.plan import Edge, Executable, Spec
 from mpmd.ir.routes import Topology
@@ -104,6 +104,10 @@ class RayRuntime(RuntimeBase):
         """Fails all calls with ``reason``, now and until ``attach``; the actors live on."""
         self._finalizer.detach()
         self._calls.detach(reason)
+
+    def death_of(self, mpmd_idx: int) -> GroupDiedError | None:
+        """The reason why a group is dead; ``None`` when it is not."""
+        return self._calls.death_of(mpmd_idx)
 
     @property
     def actors(self) -> tuple[ray.actor.ActorHandle, ...]:

@@ -46,6 +46,7 @@ _POLL_SECONDS = 0.05
 _PHASES: dict[type, str] = {
     do.Prepare: "prepared",
     do.AwaitSaves: "copied",
+    do.AwaitLeftOut: "started",
     do.FindDead: "copied",
     do.AwaitSnapshot: "copied",
     do.Kill: "started",
@@ -121,6 +122,8 @@ class Shell:
                     connection.close()
             case do.LoseValues(error):
                 requests.lose_values(error)
+            case do.ForgetValues(groups):
+                requests.forget_values(groups)
             case do.Replay(entries):
                 for entry in entries:
                     if isinstance(entry, LoggedSnapshot):
@@ -217,8 +220,8 @@ class Shell:
                 pool.replacements.start_spares()
             case do.Look():
                 return self._migrations.groups_to_move()
-            case do.Prepare(mpmd_idx, may_use_spares):
-                return self._migrations.prepare(mpmd_idx, may_use_spares)
+            case do.Prepare(mpmd_idx, kind):
+                return self._migrations.prepare(mpmd_idx, kind)
             case do.FindDead():
                 return pool.find_dead()
             case do.Discard():
@@ -296,6 +299,10 @@ class Shell:
         """Moves the groups that are to move. Is called now and then, by one thread."""
         if not self._membership.dead:
             self._work([do.Look()])
+
+    def wake(self) -> None:
+        """Has the groups that are to move looked for soon."""
+        self._wake.set()
 
     def resize(self, num_places: int, timeout: float) -> None:
         """Has the processes of the first ``num_places`` groups have reservations. The others share with them.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, subjaxprs
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, is_among, operands, subjaxprs
 from mpmd.compiler.jaxprs.printing import type_text
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.source import nearness_to_user, where
@@ -26,6 +25,7 @@ from mpmd.ir.plan import OutsideTask, Plan
 from mpmd.memory import GroupMemory
 from mpmd.memory.sizes import device_bytes
 from mpmd.util.tables import first_few, human_bytes
+from mpmd.util.warn import warn_user
 
 _SHORT = 0.8
 """Memory is short where a step needs more than this share of it."""
@@ -62,7 +62,7 @@ def warn_of_undonated_state(
 
 def _warn(category: type[StepWarning], texts: Iterable[str]) -> None:
     for text in texts:
-        warnings.warn(text, category, stacklevel=2)
+        warn_user(text, category)
 
 
 def unread_microbatch(loop: Loop, step: CutStep) -> Iterator[str]:
@@ -191,12 +191,12 @@ def _within(eqn: JaxprEqn, inner: Jaxpr, dependent: set[Var]) -> set[Var]:
         outer = outer[1:]
     if len(outer) == len(inner.invars):
         pairs = zip(inner.invars, outer, strict=True)
-        seeds = {var for var, atom in pairs if isinstance(atom, Var) and atom in dependent}
+        seeds = {var for var, atom in pairs if is_among(atom, dependent)}
     else:  # such as a while loop, whose functions take some of the operands: whichever are dependent
         seeds = set() if dependent.isdisjoint(operands(eqn)) else set(inner.invars)
     inside = _dependent(inner.eqns, seeds)
     if eqn.primitive.name == "scan":
         carry = list(zip(inner.invars[scan_operands(eqn).carry], inner.outvars, strict=False))
-        while further := {before for before, after in carry if after in inside} - inside:
+        while further := {before for before, after in carry if is_among(after, inside)} - inside:
             inside = _dependent(inner.eqns, inside | further)
     return inside

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 
 from jax.extend.core import Jaxpr
@@ -15,6 +14,7 @@ from mpmd.errors import PerformanceWarning
 from mpmd.explanation.costs import costs_of_tasks
 from mpmd.explanation.uses import numbers_text
 from mpmd.ir.plan import AnyTask, OutsideTask, Plan
+from mpmd.util.warn import warn_user
 
 _LARGE = 1e9
 """From so many operations of a loop on, their number tells what takes time."""
@@ -60,7 +60,7 @@ def uneven_work(plan: Plan, work: Mapping[tuple[int, AnyTask], float]) -> Iterat
     balance = Balance({group: loads[group] for group, of_group in enumerate(cells) if of_group})
     for group in balance.loads if len(balance.loads) > 1 else ():
         if (share := balance.share(group)) > min(2 * balance.even_share, 0.75):
-            stages = sorted({task.stage for cell in cells[group] for task in cell.tasks})
+            stages = sorted({plan.on_first_slice(task.stage) for cell in cells[group] for task in cell.tasks})
             where = f"{'stage' if len(stages) == 1 else 'stages'} {numbers_text(stages)}"
             saving = equal_stages_finding(plan, costs_of_tasks(work))
             by_simulation = f": {saving}, by a simulation of the operations" if saving else ""
@@ -76,4 +76,4 @@ def warn_of_uneven_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr])
     work = task_work(plan, jaxprs)
     if sum(loop_work(plan, work)) >= _LARGE:
         for text in uneven_work(plan, work):
-            warnings.warn(text, PerformanceWarning, stacklevel=2)
+            warn_user(text, PerformanceWarning)

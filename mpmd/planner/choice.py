@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,14 +16,16 @@ from mpmd.language.decisions import Decisions, decided
 from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.meshes.mesh import MpmdMesh, devices_faults
 from mpmd.planner.candidate import Candidate, Row
+from mpmd.planner.choice_details import ChoiceDetails
 from mpmd.planner.choice_table import (
     candidate_text,
-    cluster_data,
-    html_page,
     row_data,
-    seconds_text,
+    terminal_width,
     text_table,
+    time_text,
+    wrapped,
 )
+from mpmd.planner.cluster_file import cluster_data
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile
@@ -31,7 +33,7 @@ from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
 from mpmd.step.jit import MpmdFunction, jit
 from mpmd.util.notebook import ShownAsText
-from mpmd.util.tables import human_bytes
+from mpmd.util.tables import first_few, human_bytes
 from mpmd.validation import int_fault, raise_faults
 
 SHOWN = 10
@@ -58,6 +60,7 @@ class Choice(ShownAsText):
         a group share it; ``None``: every group is one device.
       kwarg_shardings: the same for the arguments that are passed by name, by name.
       donate_argnums: the arguments that the step returns updated, such as the state.
+      memory_margin: the share of the memory of a device that stays free.
       notes: further remarks, such as how many candidates were simulated.
     """
 
@@ -68,6 +71,7 @@ class Choice(ShownAsText):
     in_shardings: Any
     kwarg_shardings: Mapping[str, Any] | None
     donate_argnums: tuple[int, ...]
+    memory_margin: float
     notes: tuple[str, ...]
     _step: Callable = dataclasses.field(repr=False)
     _static: Mapping[str, Any] = dataclasses.field(repr=False)
@@ -177,23 +181,37 @@ class Choice(ShownAsText):
         }
         return json.dumps(data, indent=2)
 
+    def details(self) -> ChoiceDetails:
+        """The layers, and all numbers of all rows: ``print`` shows them, and ``to_html`` makes a page."""
+        return ChoiceDetails(self._heading(), self.rows, self.examples, self._profiles)
+
     def to_html(self) -> str:
-        """A page with all rows."""
-        return html_page("mpmd plan", self._heading(), self.rows, self.examples)
+        """A page with the layers and all rows: that of ``details``."""
+        return self.details().to_html()
 
     def __str__(self) -> str:
-        return f"{self._heading()}\n\n{text_table(self.rows, self.examples, SHOWN)}"
+        width = terminal_width()
+        lines = [part for line in self._heading().splitlines() for part in wrapped(line, width, 2)]
+        return "\n".join([*lines, "", text_table(self.rows, SHOWN, width)])
+
+    def _layer_lines(self) -> Iterator[str]:
+        """The number of layers of each loop, and the names of the first ones."""
+        for number, profile in enumerate(self._profiles):
+            loop = f" of loop {number}" if len(self._profiles) > 1 else ""
+            yield f"layers{loop}: {first_few((layer.name for layer in profile.layers), 3)}"
 
     def _heading(self) -> str:
         cluster, prediction = self.cluster, self.best.prediction
         nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {cluster.devices_per_node} device"
+        free = f", of which {self.memory_margin:.0%} stay free" if self.memory_margin else ""
         lines = [
-            f"{nodes}{'s' if cluster.devices_per_node > 1 else ''}, each with {human_bytes(cluster.memory)}",
+            f"{nodes}{'s' if cluster.devices_per_node > 1 else ''}, each with "
+            f"{human_bytes(cluster.memory)}{free}",
             f"chosen: {candidate_text(self.candidate)}",
-            f"predicted: {seconds_text(prediction.seconds)} for a step of {self.examples} examples, "
+            f"predicted: {time_text(prediction)} for a step of {self.examples} examples, "
             f"{human_bytes(prediction.memory.total)} on a device of group {prediction.memory.group}",
         ]
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *self._layer_lines(), *self.notes])
 
 
 def _are_alike(shapes: Sequence[Mapping[str, int]], others: Sequence[Mapping[str, int]]) -> bool:

@@ -94,6 +94,7 @@ class Runtime(Protocol):
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
       goes_back: whether groups go back to before a step that has failed, so that what it has taken over is
         there again.
+      left_out: the groups that do not go back then.
       last_checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed here, or from which
         groups have read; who saves and restores keeps it up to date.
       is_closed: whether ``close`` was called: nothing can be asked any more.
@@ -105,6 +106,7 @@ class Runtime(Protocol):
     meters: StepMeters
     in_flight: StepsInFlight
     goes_back: bool
+    left_out: frozenset[int]
     last_checkpoint: str | None
     is_closed: bool
 
@@ -241,6 +243,7 @@ class RuntimeBase(Runtime):
     """The base of runtimes: it numbers values and programs, and remembers which are released."""
 
     goes_back = False
+    left_out: frozenset[int] = frozenset()
     last_checkpoint: str | None = None
     is_closed = False
 

@@ -1,4 +1,4 @@
-"""The page on long sequences: its step trains as plain JAX, and its figures are those of the simulator."""
+"""The page on long sequences: its step trains as plain JAX, and its tables are those of the simulator."""
 
 import itertools
 import re
@@ -45,6 +45,26 @@ def test_the_bounds_that_the_page_says():
     assert f"here `{bounds}`" in TEXT
 
 
+def figures(schedule, microbatches):
+    simulation = simulate(schedule.tasks(microbatches), slices=schedule.slices)
+    stages_on_slices = schedule.num_stages // schedule.mpmd_dim * schedule.slices
+    return f"{simulation.bubble:.1%}, {max(simulation.peaks) / stages_on_slices:.3g}"
+
+
+@pytest.mark.parametrize("row", table_after("## When it pays"), ids=lambda row: row[0])
+def test_bubbles_and_memory(row):
+    p, m, slices = map(int, row[0].split(","))
+    schedules = (
+        mpmd.Std1F1B(p),
+        mpmd.ZeroBubble(p),
+        mpmd.Seq1F1B(p, slices),
+        mpmd.Seq1F1B(p, slices, split_backward=True),
+        mpmd.Seq1F1B(2 * p, slices, mpmd_dim=p),
+        mpmd.Seq1F1B(4 * p, slices, mpmd_dim=p),
+    )
+    assert row[1:] == [figures(schedule, m) for schedule in schedules]
+
+
 def bubble(schedule, bounds, attention):
     """That of a schedule whose slices end there, if attention has such a share of the time."""
 
@@ -74,18 +94,12 @@ def test_equal_slices_wait_for_attention(row):
     ]
 
 
-def test_the_figures_that_the_page_begins_with():
-    slices, whole = mpmd.Seq1F1B(GROUPS, SLICES), mpmd.Std1F1B(GROUPS)
-    for schedule in (slices, whole):
-        simulation = simulate(schedule.tasks(GROUPS), slices=schedule.slices)
-        assert f"{simulation.bubble:.1%} under `{schedule.name}`" in " ".join(TEXT.split())
+@pytest.mark.parametrize("row", table_after("### Latency"), ids=lambda row: row[0])
+def test_latency_counts_more_for_slices(row):
+    def makespan(schedule):
+        costs = Costs({"fwd": 1, "bwd": 2}, link=Link(latency=float(row[0]) * schedule.slices))
+        simulation = simulate(schedule.tasks(16), costs, slices=schedule.slices)
+        return f"{simulation.makespan / schedule.slices:.1f}"
 
-
-def test_messages_count_for_each_slice():
-    """From a message of 5% of a microbatch's forward on, 8 slices take longer than 4."""
-
-    def makespan(slices, latency):
-        costs = Costs({"fwd": 1 / slices, "bwd": 2 / slices}, link=Link(latency=latency))
-        return simulate(mpmd.Seq1F1B(GROUPS, slices).tasks(16), costs, slices=slices).makespan
-
-    assert makespan(8, 0.02) < makespan(4, 0.02) and makespan(8, 0.05) > makespan(4, 0.05)
+    sliced = [mpmd.Seq1F1B(8, slices, eager=eager) for eager in (False, True) for slices in (4, 8)]
+    assert row[1:] == [makespan(schedule) for schedule in (mpmd.Std1F1B(8), *sliced)]

@@ -58,6 +58,11 @@ CLUSTER = {
     "task_overhead": ("amount",),
     "alone": ("amount",),
     "holding": ("special",),
+    "rates": ("special",),
+    "kernel_floor": ("amount",),
+    "collective_floor": ("amount",),
+    "merges_all_reduces": ("flag",),
+    "overlaps_gathers": ("flag",),
 }
 COSTS = {
     **dict.fromkeys(("kinds", "tasks", "fused", "outside", "links"), ("sizes",)),
@@ -182,6 +187,7 @@ PLAN = {
     "simulate": ("count",),
     "seconds": ("amount?",),
     "measure": ("count", 0),
+    "memory_margin": ("special", 0.08),
 }
 
 
@@ -206,7 +212,7 @@ def cluster_mesh() -> ClusterMesh:
 
 def choice() -> Choice:
     """A choice of which nothing is known but what its methods look at first."""
-    return Choice((), None, 0, None, None, None, (), (), add_one, {}, None, ())  # type: ignore[arg-type]
+    return Choice((), None, 0, None, None, None, (), 0.08, (), add_one, {}, None, ())  # type: ignore[arg-type]
 
 
 def schedules() -> list[Public]:
@@ -458,6 +464,14 @@ def of_clusters() -> list[Public]:
     return [
         Public("plan", of_batch(mpmd.plan, "step"), PLAN),
         Public("Cluster", mpmd.Cluster, CLUSTER),
+        Public("Cluster.save", PLAN["cluster"][1].save, {"path": ("text", "unused.json")}),
+        Public("Cluster.load", mpmd.Cluster.load, {"path": ("text", "nowhere")}),
+        Public("Cluster.preset", mpmd.Cluster.preset, {"name": ("special", "h100"), "nodes": ("count",)}),
+        Public(
+            "cost",
+            mpmd.cost,
+            {"fun": ("special", add_one), **dict.fromkeys(("forward", "backward"), ("amount",))},
+        ),
         Public("Cluster.part", PLAN["cluster"][1].part, {"num_devices": ("count", 1)}),
         Public(
             "Cluster.seconds",
@@ -476,7 +490,16 @@ def of_clusters() -> list[Public]:
         Public(
             "Recovery",
             cluster.Recovery,
-            {**dict.fromkeys(("every", "max_failures", "spares"), ("count",)), "share_after": ("amount?",)},
+            {
+                **dict.fromkeys(("every", "max_failures", "spares"), ("count",)),
+                "share_after": ("amount?",),
+                "parts": ("special?",),
+            },
+        ),
+        Public(
+            "ClusterMesh.replace",
+            cluster_mesh().replace,
+            {"part": ("special", "sampler"), "timeout": ("amount",)},
         ),
         Public(
             "ClusterMesh.resize",

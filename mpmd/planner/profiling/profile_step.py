@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from mpmd.compiler.graph import TaskGraph
+from jax.extend.core import Var
+
 from mpmd.compiler.jaxprs.flat import Value
+from mpmd.compiler.jaxprs.work import product_kind
 from mpmd.ir.plan import TaskType
+from mpmd.planner.curves import ProductWork, added
 from mpmd.planner.layer_profile import Kind, Layer, LayerProfile, TaskWork
+from mpmd.planner.profiling.classes import ClassedOperation
 from mpmd.planner.profiling.divide import Divider
-from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep, layered
+from mpmd.planner.profiling.layer_names import layer_names
+from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep
 from mpmd.planner.profiling.outside import work_outside
 from mpmd.planner.profiling.ownership import nbytes
 from mpmd.planner.profiling.traffic import traffic
-from mpmd.planner.profiling.whole_step import whole_step
 
 
-def profiles_of_graph(graph: TaskGraph) -> tuple[LayerProfile, ...]:
-    """The profile of each loop of a step whose stages are layers; a step without loops has one profile."""
-    step = layered(graph) if graph.step.loops else whole_step(graph)
+def loop_profiles(step: LayeredStep) -> tuple[LayerProfile, ...]:
+    """The profile of each loop of a step; a step without loops has one profile."""
     return tuple(map(_Profiler(step).profile, range(len(step.loops))))
 
 
@@ -32,16 +35,18 @@ class _Profiler:
         self._divider = Divider(step)
         self._rows = self._divider.classes["data"]
         self._outside = work_outside(step)
+        self._names = layer_names(step)
 
     def profile(self, number: int) -> LayerProfile:
         """The table of a loop."""
         step, loop = self._step, self._step.loops[number]
-        rows = next((d.size for d in loop.microbatch if step.classes.of(d.value, d.dim) in self._rows), 1)
+        divided = (d.size for d in loop.divisible if step.classes.of(d.value, d.dim) in self._rows)
+        rows = loop.rows if loop.is_open else next(divided, 1)
         return LayerProfile(
             layers=tuple(self._layer(layer, loop) for layer in loop.layers),
             rows=rows * loop.num_microbatches,
             microbatch_rows=rows,
-            num_microbatches=loop.num_microbatches,
+            num_microbatches=None if loop.is_open else loop.num_microbatches,
             are_stages=True,
             skips=tuple(self._skips(loop)),
             tied=tuple(self._tied(loop).items()),
@@ -78,7 +83,7 @@ class _Profiler:
         step, ownership = self._step, self._step.ownership
         state = sum(nbytes(var) for var, owner in ownership.state.items() if owner == layer)
         return Layer(
-            name=f"stage {layer - loop.layers.start}",
+            name=self._names[layer],
             forward=self._work(TaskType("fwd", layer)),
             backward=self._work(TaskType("bwd", layer)),
             weights=sum(map(nbytes, ownership.weights_of(layer))),
@@ -87,7 +92,21 @@ class _Profiler:
             residuals=sum(map(nbytes, step.residuals(layer))),
             entering=sum(nbytes(var) for var, source in step.received(layer) if source == layer - 1),
             divisions=self._divider.of_layer(layer),
+            gathered=sum(self._gathered(var, layer) for var in ownership.weights_of(layer)),
         )
+
+    def _gathered(self, var: Var, layer: int) -> int:
+        """The bytes of a weight in the dtype in which a layer reads it: of its cast, if that is smaller."""
+        step, task = self._step, TaskType("fwd", layer)
+        read = {step.flat.value(one) for one in step.reads(task)}
+        casts = [cast for cast in step.ownership.casts.get(var, ()) if step.flat.value(cast) in read]
+        value = step.flat.value(var)
+        if value in read:
+            readers = [one.operation for one in step.tasks[task] if value in one.operation.reads]
+            if any(one.eqn.primitive.name != "convert_element_type" for one in readers):
+                return nbytes(var)
+            casts += [one.eqn.outvars[0] for one in readers]
+        return min([nbytes(var), *map(nbytes, casts)])
 
     def _skips(self, loop: LayeredLoop) -> Iterator[tuple[int, int, int]]:
         """The values that go past layers: source layer, target layer, bytes."""
@@ -105,9 +124,22 @@ class _Profiler:
         flat = [one.operation for one in members]
         kept = {step.flat.value(var) for var in (*step.reads(task_type), *step.makes(task_type))}
         operations = float(sum(one.operation.times * one.work for one in members))
-        return TaskWork(operations, *traffic(flat, kept, self._nbytes_of_rows))
+        return TaskWork(
+            operations,
+            *traffic(flat, kept, self._nbytes_of_rows, step.within_kernels),
+            products=_products(members),
+        )
 
     def _nbytes_of_rows(self, value: Value) -> float:
         """The bytes of a value that depends on the rows; of any value, if there are none."""
         depends = not self._rows or not self._rows.isdisjoint(self._step.classes.of_value(value))
         return self._step.nbytes(value) if depends else 0.0
+
+
+def _products(members: Iterable[ClassedOperation]) -> dict[str, ProductWork]:
+    """The products of a task, by the names of their rates."""
+    products: dict[str, ProductWork] = {}
+    for operation, work, _ in members:
+        if (name := product_kind(operation.eqn)) is not None:
+            products = added(products, {name: ProductWork(float(work), 1.0).times(operation.times)})
+    return products
