@@ -7,6 +7,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -83,6 +84,7 @@ def launch(
     step_timeout: float | None = None,
     stuck_after: float | None = None,
     load_timeout: float | None = None,
+    capture: str | os.PathLike[str] | None = None,
 ) -> ClusterMesh:
     """Starts the actors of MPMD groups on a Ray cluster and returns the mesh of the groups.
 
@@ -142,6 +144,9 @@ def launch(
         raises ``mpmd.errors.GroupStuckError``.
       load_timeout: seconds that a process may compile one executable, or do another part of loading a
         program, such as placing its constants. Then its group is killed, and loading raises that error.
+      capture: a directory of the driver's machine in which each task that fails, or that makes a value which
+        ``jax.debug_nans`` or ``jax.debug_infs`` refuses, gets a directory of its own, for ``mpmd replay``;
+        ten of them at most.
 
     Raises:
       ValueError: shapes, processes or resources are not valid, ``transport`` cannot connect the groups, or
@@ -177,6 +182,7 @@ def launch(
         type_fault("recovery", recovery, Recovery, "mpmd.Recovery(...)", optional=True),
         number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
         int_fault("max_in_flight", max_in_flight),
+        path_fault("capture", capture, optional=True),
         *limits_faults(limits),
         *parts_faults(sizes, len(submeshes_of(request))),
         title="mpmd.launch: ",
@@ -216,6 +222,7 @@ def launch(
             connected = connect(started.actors, started.infos, processes.shapes, transport, encryption, undo)
         recoveries: list[RecoveryReport] = []
         runtime = _runtime_of(processes, started, connected, placement_groups, recoveries, options)
+        runtime.captures.directory = None if capture is None else Path(capture)
         publisher = Publisher()
         undo.pop_all()
     closing = contextlib.ExitStack()

@@ -1,4 +1,4 @@
-from . import checkpoint, render, simulate
+from . import checkpoint, render, replay, simulate
 from .arrays.array import MpmdArray, to_host
 from .checking import check
 from .checkpoint import restore, save, save_async
@@ -126,6 +126,7 @@ __all__ = [
     "pipeline_enter_stage",
     "plan",
     "render",
+    "replay",
     "reshard",
     "restore",
     "save",

@@ -91,8 +91,8 @@ MAY_IMPORT = {
     "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
     "mpmd.memory mpmd.profile mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.planner.cluster_file "
-    "mpmd.planner.hardware mpmd.profile mpmd.render mpmd.schedules mpmd.simulate mpmd.step mpmd.util "
-    "mpmd.version mpmd.watching",
+    "mpmd.planner.hardware mpmd.profile mpmd.render mpmd.replay mpmd.schedules mpmd.simulate mpmd.step "
+    "mpmd.util mpmd.version mpmd.watching",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.steps": "mpmd.compiler.jaxprs mpmd.ir mpmd.language mpmd.schedules mpmd.util",
@@ -157,7 +157,10 @@ MAY_IMPORT = {
     "mpmd.validation",
     "mpmd.checkpoint": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.meshes "
     "mpmd.runtime mpmd.validation",
-    "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.checkpoint mpmd.compat mpmd.compiler.pipeline "
+    "mpmd.replay": "mpmd.util mpmd.validation",
+    "mpmd.capture": "mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.lower mpmd.ir mpmd.keys mpmd.program "
+    "mpmd.replay mpmd.runtime mpmd.sharding mpmd.version",
+    "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.capture mpmd.checkpoint mpmd.compat mpmd.compiler.pipeline "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.profile "
     "mpmd.program mpmd.runtime mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",

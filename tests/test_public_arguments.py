@@ -55,6 +55,7 @@ OF_NOTHING = {
     "Profile.write_html",
     "collective_seconds",
     "grad",
+    "replay.load",
 }
 """Those of which the table has no valid arguments: they need what nothing is started for."""
 

@@ -142,6 +142,7 @@ LAUNCH = {
     "step_timeout": ("amount?",),
     "stuck_after": ("amount?",),
     "load_timeout": ("amount?",),
+    "capture": ("text?",),
 }
 DESCRIBE = {
     "address": ("text?",),
@@ -371,6 +372,7 @@ def of_steps() -> list[Public]:
                 "mpmd_axis_name": ("special", "stage"),
                 "max_in_flight": ("count",),
                 "parts": ("sizes?",),
+                "capture": ("text?",),
             },
         ),
         Public(
@@ -423,6 +425,15 @@ def of_steps() -> list[Public]:
             )
             for step in (there.step, there.loaded)
         ),
+        *(
+            Public(
+                f"{type(step).__name__}.capture",
+                of_batch(step.capture),
+                {"task": ("text", "after_0"), "to": ("text", "captured"), "mpmd_idx": ("count?",)},
+            )
+            for step in (there.step, there.loaded)
+        ),
+        Public("replay.load", mpmd.replay.load, {"directory": ("text", "captured")}),
         Public("Profile.save", profile_of(there.lowered).save, {"path": path}),
         Public(
             "Profile.write_html",
