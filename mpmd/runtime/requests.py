@@ -14,6 +14,7 @@ from mpmd.ir.plan import OutsideTask, Task
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.reshard import Box, box_of, intersection, within
 from mpmd.runtime.device_memory import MemoryUse
+from mpmd.runtime.digests import DigestScope, ProcessEvents
 from mpmd.runtime.nonfinite import NonFinitePolicy
 
 Handle = int
@@ -99,6 +100,7 @@ class StepRequest:
       groups: those that take part in the step, and that a group may wait for; by default, all.
       refused: NaNs or infinities, where the caller has them be errors.
       profile: whether the reply is to have the times of the group's processes.
+      digests: the values of which the reply is to have digests, if any.
     """
 
     program: int
@@ -114,6 +116,7 @@ class StepRequest:
     groups: frozenset[int] | None = None
     refused: NonFinitePolicy | None = None
     profile: bool = False
+    digests: DigestScope | None = None
 
     @property
     def handles(self) -> frozenset[Handle]:
@@ -139,12 +142,14 @@ class StepReply:
       times: those of the group's processes, if they were asked for.
       callback_operands: the operands of callbacks.
       memory: what is in use at the end of the step, if that was asked for.
+      events: those of the step in the group's processes, with digests of values, if these were asked for.
     """
 
     inline: Mapping[Handle, np.ndarray]
     times: tuple[ProcessTimes, ...] = ()
     callback_operands: tuple[CallbackOperands, ...] = ()
     memory: MemoryUse | None = None
+    events: tuple[ProcessEvents, ...] = ()
 
 
 def operands_on_host(operands: CallbackOperands) -> CallbackOperands:

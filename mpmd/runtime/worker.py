@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -16,8 +15,9 @@ from mpmd.ir.plan import Executable, Name, Plan, Spec
 from mpmd.ir.routes import held_specs
 from mpmd.program import Function, Variant
 from mpmd.runtime import storage
-from mpmd.runtime.activity import Activity, Kind, Loading
+from mpmd.runtime.activity import FINISHING, Activity, Loading
 from mpmd.runtime.collectives import Collective, collectives_in
+from mpmd.runtime.compiled_program import CompiledAhead, CompiledProgram
 from mpmd.runtime.compiling import (
     Compile,
     Compiling,
@@ -27,6 +27,7 @@ from mpmd.runtime.compiling import (
 )
 from mpmd.runtime.device_memory import measured_peak, memory_limit, memory_use
 from mpmd.runtime.device_values import is_readable, put
+from mpmd.runtime.digests import ProcessDigests, ProcessEvents, digest_log, process_digests
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.recording import Recording
@@ -46,46 +47,6 @@ from mpmd.runtime.requests import (
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import to_sharding
 from mpmd.util.stopwatch import Stopwatch
-
-
-class _Finishing:
-    """The end of a step, which waits for the computations of the devices."""
-
-    kind = Kind.TASK
-
-    def __str__(self) -> str:
-        return "waiting for the devices at the end"
-
-
-_FINISHING = _Finishing()
-
-
-@dataclasses.dataclass(frozen=True)
-class _CompiledProgram:
-    """A group's part of a program.
-
-    Attributes:
-      executor: runs the part.
-      executables: the compiled ones, by the names in the plan.
-      shardings, donated: for each input.
-      inline: the positions of the outputs that travel with the reply: small ones that this process can read.
-      enable_x64: JAX's setting when the part was compiled, under which it has to run.
-    """
-
-    executor: Executor
-    executables: Mapping[str, jax.stages.Compiled]
-    shardings: tuple[jax.sharding.Sharding, ...]
-    donated: tuple[bool, ...]
-    inline: tuple[int, ...]
-    enable_x64: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class _CompiledAhead:
-    """The compiled executables of a program that is not loaded yet, and the seconds of XLA."""
-
-    calls: dict[Variant, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
-    watch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
 
 
 class GroupWorker:
@@ -124,9 +85,10 @@ class GroupWorker:
         self._transport_of = transport_of
         self._agree = agree
         self._values: dict[Handle, jax.Array | LostValue] = {}
+        self._received: set[Handle] = set()  # of these, and of some that are gone, those not computed here
         self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
-        self._programs: dict[int, _CompiledProgram] = {}
-        self._ahead: dict[int, _CompiledAhead] = {}
+        self._programs: dict[int, CompiledProgram] = {}
+        self._ahead: dict[int, CompiledAhead] = {}
         self.activity = activity or Activity()
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
 
@@ -141,7 +103,7 @@ class GroupWorker:
 
         Returns: its output specs; those that were open are as the compiler chose.
         """
-        ahead = self._ahead.setdefault(number, _CompiledAhead())
+        ahead = self._ahead.setdefault(number, CompiledAhead())
         variant: Variant = (executable.name, executable.in_specs)  # type: ignore[assignment]
         compiling = self._compiling(executable, ahead.watch)
         ahead.calls[variant], chosen = compile_with_open_specs(
@@ -173,7 +135,7 @@ class GroupWorker:
 
         Returns: the memory that XLA needs to run it, and the seconds of XLA, with those of ``compile``.
         """
-        ahead = self._ahead.pop(number, _CompiledAhead())
+        ahead = self._ahead.pop(number, CompiledAhead())
 
         def compiled_call(executable: Executable) -> jax.stages.Compiled:
             if executable.name in compiled_ahead:
@@ -195,7 +157,7 @@ class GroupWorker:
         plan: Plan,
         compiled: Mapping[str, jax.stages.Compiled],
         constants: Mapping[Name, np.ndarray],
-    ) -> _CompiledProgram:
+    ) -> CompiledProgram:
         """This group's part of a plan, with its executables."""
         specs = held_specs(plan, self.mpmd_idx, self.submesh.shape)
         shardings = {name: to_sharding(spec, self.submesh) for name, spec in specs.items()}
@@ -212,7 +174,8 @@ class GroupWorker:
         )
         leaves = plan.inputs_of(self.mpmd_idx).values()
         results = plan.outputs_of(self.mpmd_idx).values()
-        return _CompiledProgram(
+        received = plan.programs[self.mpmd_idx].received
+        return CompiledProgram(
             executor=executor,
             executables=compiled,
             shardings=tuple(to_sharding(leaf.spec, self.submesh) for leaf in leaves),
@@ -222,6 +185,7 @@ class GroupWorker:
                 for i, leaf in enumerate(results)
                 if leaf.aval.nbytes <= INLINE_BYTES and is_readable(shardings[leaf.name])
             ),
+            received=tuple(i for i, leaf in enumerate(results) if leaf.name in received),
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
 
@@ -255,12 +219,13 @@ class GroupWorker:
                 inputs = self._take_inputs(program, request, host_arrays)
                 if recording is not None:
                     recording.mark_ready(inputs)
+                digests = digest_log(request.digests, self._synchronous)
                 outputs = program.executor.execute(
-                    request.step, inputs, callback_operands, request.refused, recording
+                    request.step, inputs, callback_operands, request.refused, recording, digests
                 )
                 if recording is not None:
                     recording.finished = time.perf_counter_ns()
-                self.activity.now = (_FINISHING, request.step, time.perf_counter())
+                self.activity.now = (FINISHING, request.step, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
                 on_host = tuple(map(operands_on_host, callback_operands))
             except Exception as error:
@@ -273,9 +238,11 @@ class GroupWorker:
                 for handle in request.transient:
                     self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
+        self._received.update(request.outputs[i] for i in program.received)
         times = () if recording is None else (recording.times(self.mpmd_idx, self._rank),)
         memory = memory_use(self.submesh.local_devices) if request.measure_memory else None
-        return StepReply(inline, times, on_host, memory)
+        events = () if digests is None else (ProcessEvents(self._rank, tuple(digests.events)),)
+        return StepReply(inline, times, on_host, memory, events)
 
     def _reason(self, error: Exception, request: StepRequest) -> str:
         """The reason why the outputs of a failed step are lost, as text."""
@@ -285,13 +252,14 @@ class GroupWorker:
 
     def _take_inputs(
         self,
-        program: _CompiledProgram,
+        program: CompiledProgram,
         request: StepRequest,
         host_arrays: dict[Handle, np.ndarray | HostSlices],
     ) -> list[jax.Array]:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in host_arrays:
                 self._values[handle] = put(host_arrays[handle], sharding)
+                self._received.add(handle)
                 del host_arrays[handle]
         inputs = self._agreed_inputs(request)
         holders = collections.Counter(map(id, self._values.values())) if any(program.donated) else {}
@@ -360,6 +328,11 @@ class GroupWorker:
         """All values that live here."""
         return dict(self._values)
 
+    def digests(self) -> ProcessDigests:
+        """Digests of all values that live here."""
+        devices = self.submesh.local_devices
+        return process_digests(self.mpmd_idx, self._rank, devices, self._values, self._received)
+
     def replace_values(self, values: Mapping[Handle, jax.Array | LostValue]) -> None:
         """Replaces all values that live here by these."""
         self._values = dict(values)
@@ -369,6 +342,7 @@ class GroupWorker:
         for handle in released.handles:
             self._values.pop(handle, None)
             self._copies.pop(handle, None)
+        self._received.intersection_update(self._values)
         for number in released.programs:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)
