@@ -27,7 +27,7 @@ from cluster.recovery.metrics import RecoveryMetrics
 from cluster.recovery.policy import Recovery, check_recovery
 from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacements import Replacements
-from cluster.recovery.report import RecoveryReport
+from cluster.recovery.report import CorruptionReport, RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from cluster.start.actors import ActorStarter
 from cluster.start.connect import Connected, StartingActors, connect, open_groups
@@ -213,7 +213,9 @@ def launch(
         with watch("transports"):
             connected = connect(started.actors, started.infos, processes.shapes, transport, encryption, undo)
         recoveries: list[RecoveryReport] = []
-        runtime = _runtime_of(processes, started, connected, placement_groups, recoveries, options)
+        corruptions: list[CorruptionReport] = []
+        reports = _Reports(recoveries, corruptions)
+        runtime = _runtime_of(processes, started, connected, placement_groups, reports, options)
         publisher = Publisher()
         undo.pop_all()
     closing = contextlib.ExitStack()
@@ -228,6 +230,7 @@ def launch(
         placement=connected.placement,
         seconds=watch.seconds,
         recoveries=recoveries,
+        corruptions=corruptions,
         on_close=closing.close,
         parts=sizes,
     )
@@ -248,6 +251,13 @@ class _Options:
     timeout: float
     max_in_flight: int
     limits: Limits
+
+
+class _Reports(NamedTuple):
+    """The reports that a mesh has."""
+
+    recoveries: list[RecoveryReport]
+    corruptions: list[CorruptionReport]
 
 
 class _Started(NamedTuple):
@@ -291,10 +301,10 @@ def _runtime_of(
     started: _Started,
     connected: Connected,
     placement_groups: Collection[PlacementGroup],
-    recoveries: list[RecoveryReport],
+    reports: _Reports,
     options: _Options,
 ) -> RayRuntime | RecoveringRuntime:
-    """The runtime on the actors; with recovery one that adds its reports to ``recoveries``."""
+    """The runtime on the actors; with recovery one that adds its reports to ``reports``."""
     actors, infos, replacements = started.actors.actors, started.infos, started.replacements
     topology, placement, connections = connected
     groups = RayRuntime(
@@ -319,8 +329,10 @@ def _runtime_of(
         options.timeout,
         limits,
     )
-    on_recovery = _adding_to(recoveries)
-    recovering = RecoveringRuntime(groups, pool, options.recovery, on_recovery, options.max_in_flight)
+    on_recovery, on_corruption = _adding_to(reports.recoveries), reports.corruptions.append
+    recovering = RecoveringRuntime(
+        groups, pool, options.recovery, on_recovery, on_corruption, options.max_in_flight
+    )
     recovering.attach(connections)
     return recovering
 

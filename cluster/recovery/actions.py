@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from cluster.recovery.journal import Outcome
-from cluster.recovery.logged import Logged, LoggedSnapshot, LoggedStep
+from cluster.recovery.logged import Logged, LoggedRequest, LoggedSnapshot, LoggedStep
+from cluster.recovery.report import CorruptionReport, FoundValue
 from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, StateLostError
+from mpmd.runtime.nonfinite import NonFinitePolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,36 @@ class Replay(Action):
     """Asks groups once more, in order."""
 
     entries: Sequence[Logged]
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat(Action):
+    """Asks groups once more, in order, for answers that only the rewind with this number gets."""
+
+    number: int
+    entries: Sequence[LoggedRequest]
+    refused: NonFinitePolicy | None
+
+
+@dataclasses.dataclass(frozen=True)
+class EndRewind(Action):
+    """Settles the rewind with this number.
+
+    Attributes:
+      found: the first value that was refused.
+      is_interrupted: groups have gone back for another reason, so that nothing is known.
+    """
+
+    number: int
+    found: FoundValue | None = None
+    is_interrupted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportCorruption(Action):
+    """Tells the user of wrong bits."""
+
+    report: CorruptionReport
 
 
 class BeginSnapshot(Action):
@@ -237,6 +269,39 @@ class AwaitSnapshot(MoveJob, Wait):
 
 class Discard(MoveJob):
     """Ends processes that were prepared and not used."""
+
+
+# Jobs of a rewind, in order. No group is dead meanwhile.
+
+
+@dataclasses.dataclass(frozen=True)
+class RewindJob(Job):
+    """A job of the rewind with this number."""
+
+    number: int
+
+
+class AwaitAnswers(RewindJob, Wait):
+    """Waits until groups have answered all that they were asked."""
+
+
+class TakeDigests(RewindJob):
+    """Has all groups make digests of their values. Its result are those of all processes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GoBack(RewindJob):
+    """Has all groups go back to a snapshot.
+
+    Its result says which copies have changed. Raises ``CopiesLostError`` when no good ones are left: then no
+    group has gone back.
+    """
+
+    snapshot: int
+
+
+class AwaitRepeated(RewindJob, Wait):
+    """Waits until groups have answered ``Repeat``, or one has died."""
 
 
 # Other jobs.

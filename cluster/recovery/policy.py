@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from cluster.recovery.journal import BEGINNING, Journal, LoggedStep
 from mpmd.errors import GroupDiedError, StateLostError
-from mpmd.validation import int_fault, number_fault, raise_faults
+from mpmd.validation import choice_fault, int_fault, number_fault, raise_faults
 
 FROM_DISK = "Start again from a checkpoint on disk"
+
+RAISE, REPLACE, WARN = REACTIONS = ("raise", "replace", "warn")
+"""The reactions to wrong bits."""
 
 _LOG_BYTES = 2**30
 """The most host arrays, batches above all, that the log may hold before a step waits for a snapshot."""
@@ -37,6 +40,11 @@ class Recovery:
         devices of another group, and the run goes on, slower, until the cluster has room again; then the
         group moves to a place of its own. Where it has shared before, it does not wait. ``None``: groups
         never share, and the run ends when there is no room within ``launch``'s ``timeout``.
+      verify_every: after so many steps, and after the first one, all groups go back to the last snapshot,
+        repeat the steps since, and are to compute the same bits. ``None``: they never do.
+      on_corruption: then, when wrong bits are noticed: ``"raise"`` ends the run with
+        ``mpmd.errors.SilentCorruptionError``; ``"replace"`` replaces the process of a group that has computed
+        or kept wrong bits, as if it had died; ``"warn"`` goes on. ``mesh.corruptions`` has all reports.
 
     Raises: ``TypeError`` or ``ValueError`` for numbers that cannot be.
     """
@@ -45,6 +53,8 @@ class Recovery:
     max_failures: int = 3
     spares: int = 0
     share_after: float | None = 10.0
+    verify_every: int | None = None
+    on_corruption: str = "raise"
 
     def __post_init__(self) -> None:
         what = "a number of seconds"
@@ -53,8 +63,20 @@ class Recovery:
             int_fault("max_failures", self.max_failures),
             int_fault("spares", self.spares, 0),
             number_fault("share_after", self.share_after, what, least=0, finite=True, optional=True),
+            int_fault("verify_every", self.verify_every, optional=True),
+            choice_fault("on_corruption", self.on_corruption, REACTIONS),
             title="Recovery: ",
         )
+
+    def check_is_due(self, journal: Journal, verified: int) -> bool:
+        """Whether groups are to go back and repeat their steps now, after a step; first after the first one.
+
+        Args:
+          verified: the last step before the last check; 0 before the first check.
+        """
+        if self.verify_every is None or not journal.num_steps:
+            return False
+        return not verified or journal.num_asked - verified >= self.verify_every
 
     def snapshot_is_due(self, journal: Journal) -> bool:
         """Whether to begin a snapshot now, after a step: after the first one, and then now and again."""

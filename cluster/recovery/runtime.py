@@ -19,11 +19,11 @@ from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import Status, while_recovering
-from cluster.recovery.events import Closed
+from cluster.recovery.events import Closed, RewindAsked
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import Recovery
 from cluster.recovery.process_pool import ProcessPool
-from cluster.recovery.report import RecoveryReport
+from cluster.recovery.report import CorruptionReport, FoundValue, RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.shell import Shell
@@ -32,7 +32,9 @@ from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles
+from mpmd.runtime.digests import DigestScope, ProcessDigests
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
+from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.storage import JsonSpec, StoredArray
@@ -50,6 +52,7 @@ class RecoveringRuntime(RuntimeBase):
       pool: the running processes.
       policy: when to copy values, and when to give up.
       on_recovery: is called with a report of each recovery, and of each move of a group.
+      on_corruption: is called with a report of wrong bits.
       max_in_flight: how many steps may be under way.
     """
 
@@ -61,19 +64,21 @@ class RecoveringRuntime(RuntimeBase):
         pool: ProcessPool,
         policy: Recovery,
         on_recovery: Callable[[RecoveryReport], None],
+        on_corruption: Callable[[CorruptionReport], None],
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
         super().__init__(len(groups.processes_per_group), max_in_flight)
         self.processes_per_group = groups.processes_per_group
         self._groups = groups
         self._pool = pool
+        self._digests = None if policy.verify_every is None else DigestScope.MESSAGES
         # None of them gets this object or a method of it: it ends when its last user drops it.
         self._membership = Membership(policy, self.processes_per_group)
         self._requests = Requests(
             self._membership, groups, pool, self._released, self._handles.__next__, self.arguments
         )
         self._saving = Saving(self._requests)
-        self._shell = Shell(self._requests, self._saving, on_recovery)
+        self._shell = Shell(self._requests, self._saving, on_recovery, on_corruption)
 
     def attach(self, connections: Sequence[Connection]) -> None:
         """From now on, groups are asked over the driver's connections with them, and are looked after."""
@@ -155,10 +160,15 @@ class RecoveringRuntime(RuntimeBase):
                 return {i: failed(copy_of(refusal)) for i in requests}
             released = asked.take_released(requests)
             step = asked.journal.add_step(
-                {i: dataclasses.replace(request, released=released[i]) for i, request in requests.items()}
+                {
+                    i: dataclasses.replace(request, released=released[i], digests=self._digests)
+                    for i, request in requests.items()
+                }
             )
             futures = asked.ask_first(step)
-            if self._membership.snapshot_is_due:
+            if self._membership.check_is_due:
+                self._shell.tell(RewindAsked(self.next_handle()))
+            elif self._membership.snapshot_is_due:
                 asked.begin_snapshot()
             return futures
 
@@ -221,6 +231,21 @@ class RecoveringRuntime(RuntimeBase):
 
     def stop_trace(self) -> dict[str, TraceFiles]:
         return self._groups.stop_trace()
+
+    def find_nonfinite(self, refused: NonFinitePolicy) -> FoundValue | None:
+        """The first value of these, of those that steps have made since the last snapshot.
+
+        All groups go back to it and repeat the steps, and have the same values again afterwards. Steps that
+        are asked for meanwhile wait.
+        """
+        self.check_process()
+        return self._requests.rewind(refused)
+
+    def digests(self) -> tuple[ProcessDigests, ...]:
+        """As in the protocol. Waits while groups recover."""
+        with self._requests.changed:
+            self._requests.wait_until_running()
+        return self._groups.digests()
 
     def status(self) -> Status:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""

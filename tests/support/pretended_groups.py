@@ -154,7 +154,7 @@ class Driven(RecoveringRuntime):
     def __init__(self, pool, recovery, on_recovery=lambda report: None, max_in_flight=16):
         groups = RayRuntime(pool.processes, [None, None], Topology(()), "cpu", {})
         groups._arguments[0], groups._participants[0] = Whole(), (0, 1)
-        super().__init__(groups, pool, recovery, on_recovery, max_in_flight)
+        super().__init__(groups, pool, recovery, on_recovery, lambda report: None, max_in_flight)
         self._shell.attach([])  # nobody looks after the groups
         self.attempts = pool.attempts
         self.changed, self.journal = self._requests.changed, self._membership.journal

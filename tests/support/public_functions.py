@@ -199,7 +199,7 @@ def two_parts() -> mpmd.AbstractMpmdMesh:
 def cluster_mesh() -> ClusterMesh:
     """A mesh on Ray of which nothing runs."""
     topology = Topology((GroupShape({"stage": 1}),) * 4)
-    return ClusterMesh(topology, "stage", {}, "cpu", None, Placement((), {}), {}, [], lambda: None)  # type: ignore[arg-type]
+    return ClusterMesh(topology, "stage", {}, "cpu", None, Placement((), {}), {}, [], [], lambda: None)  # type: ignore[arg-type]
 
 
 def choice() -> Choice:
@@ -443,13 +443,19 @@ def of_clusters() -> list[Public]:
         Public(
             "Recovery",
             cluster.Recovery,
-            {**dict.fromkeys(("every", "max_failures", "spares"), ("count",)), "share_after": ("amount?",)},
+            {
+                **dict.fromkeys(("every", "max_failures", "spares"), ("count",)),
+                "share_after": ("amount?",),
+                "verify_every": ("count?",),
+                "on_corruption": ("text",),
+            },
         ),
         Public(
             "ClusterMesh.resize",
             cluster_mesh().resize,
             {"num_places": ("count", 2), "timeout": ("amount",)},
         ),
+        Public("ClusterMesh.find_nan", cluster_mesh().find_nan, {"nans": ("flag",), "infs": ("flag",)}),
     ]
 
 
