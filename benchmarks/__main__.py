@@ -38,6 +38,7 @@ SUITES = (
     "startup",
     "checkpoint",
     "recovery",
+    "corruption",
 )
 EFFORT, QUICK_EFFORT = Effort(repetitions=5, seconds=0.4), Effort(repetitions=3, seconds=0.3)
 OBJECT_STORE_BYTES = 2**30
