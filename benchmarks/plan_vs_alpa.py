@@ -17,15 +17,15 @@ import numpy as np
 from benchmarks.measure import Table
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
-from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, Submesh
+from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.formula import Evaluation, evaluate
-from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.partition import StageRangeCosts
 from mpmd.planner.search.search import search
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
+from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.schedules import Std1F1B
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 
@@ -62,12 +62,11 @@ def alpa_choice(made: LayerProfile, cluster: Cluster, number: int, remat: bool) 
 def _options(model: CostModel, number: int, remat: bool) -> Iterator[_Option]:
     per_node = model.cluster.devices_per_node
     for submesh in SearchSpace(model, Constraints(num_microbatches=number)).submeshes:
-        size = math.prod(submesh.values())
+        size = submesh.num_devices
         powers = size & (size - 1) == 0 and size <= per_node
-        if (powers or size % per_node == 0) and model.profile.rows // number % submesh["data"] == 0:
-            table = model.table(
-                model.group_settings(DeviceRange(0, submesh), StepSettings(number, remat, fsdp=False))
-            )
+        if (powers or size % per_node == 0) and model.profile.rows // number % submesh.data == 0:
+            alone = Candidate((), (submesh,), Std1F1B(1), number, remat, fsdp=False)
+            table = model.table(model.group_settings(DeviceRange(0, submesh), alone))
             range_costs = StageRangeCosts.of(
                 table, 2 * model.cluster.task_overhead, np.zeros(len(model.profile.layers) + 1)
             )
@@ -120,8 +119,8 @@ def problems() -> Iterator[tuple[str, LayerProfile, Cluster, int]]:
 
 def words(evaluation: Evaluation) -> str:
     candidate = evaluation.candidate
-    sizes = [math.prod(submesh.values()) for submesh in candidate.submeshes]
-    axes = [k for k in INNERMOST_FIRST if any(s.get(k, 1) > 1 for s in candidate.submeshes)]
+    sizes = [submesh.num_devices for submesh in candidate.submeshes]
+    axes = [k for k in INNERMOST_FIRST if any(s[k] > 1 for s in candidate.submeshes)]
     return f"{'+'.join(map(str, sizes))} devices ({', '.join(axes)}), {candidate.schedule.name}"
 
 

@@ -45,34 +45,37 @@ MAY_IMPORT = {
     "mpmd.validation",
     "mpmd.planner.cluster": "mpmd.planner.hardware mpmd.planner.local_devices mpmd.planner.record_steps "
     "mpmd.util mpmd.validation",
-    "mpmd.planner.candidate": "mpmd.planner.layer_profile mpmd.schedules",
+    "mpmd.planner.submesh": "mpmd.planner.layer_profile",
+    "mpmd.planner.candidate": "mpmd.planner.submesh mpmd.schedules",
     "mpmd.planner.constraints": "mpmd.planner.layer_profile mpmd.schedules mpmd.validation",
-    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.simulate",
+    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.submesh mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.util",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware",
     "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
-    "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.trace "
-    "mpmd.ir mpmd.keys mpmd.language mpmd.planner.fusions mpmd.planner.layer_profile mpmd.schedules "
-    "mpmd.util",
+    "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.steps "
+    "mpmd.compiler.trace mpmd.ir mpmd.keys mpmd.language mpmd.planner.fusions mpmd.planner.layer_profile "
+    "mpmd.schedules mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.labels "
-    "mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.schedules mpmd.simulate "
-    "mpmd.util",
+    "mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.submesh "
+    "mpmd.schedules mpmd.simulate mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.steps mpmd.ir mpmd.language mpmd.memory mpmd.meshes mpmd.planner.candidate "
     "mpmd.planner.collectives mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.layer_profile "
-    "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate "
-    "mpmd.step",
+    "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.planner.submesh mpmd.program mpmd.runtime "
+    "mpmd.sharding mpmd.simulate mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
     "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.trials",
-    "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.hardware "
+    "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.hardware mpmd.planner.submesh "
+    "mpmd.util",
+    "mpmd.planner.choice_details": "mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.layer_profile mpmd.util",
-    "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.search mpmd.planner.trials mpmd.simulate "
-    "mpmd.step mpmd.util mpmd.validation",
+    "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_details "
+    "mpmd.planner.choice_table mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.search "
+    "mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",

@@ -50,9 +50,10 @@ class Alternative:
 def alternatives_of(model: StepModel, plan: Plan) -> tuple[Alternative, ...]:
     """The alternatives, shortest step first; none for several loops or more than ``MOST_TASKS``.
 
-    Of families that come to the same here, the first one is named.
+    A loop over slices has none: the times of its tasks without slices are not known. Of families that come
+    to the same here, the first one is named.
     """
-    if len(plan.loops) > 1 or len(model.attribution.measured.workload.tasks) > MOST_TASKS:
+    if plan.names_stages or len(model.attribution.measured.workload.tasks) > MOST_TASKS:
         return ()
     loop = _Loop.of(model, plan)
     if loop is None:

@@ -51,7 +51,7 @@ def check_cut_step(step: CutStep) -> None:
 
 
 def check_task_graph(graph: TaskGraph) -> None:
-    """Checks the canonical form, what work reads and makes, and that each accumulator is one work's.
+    """Checks the canonical form, what work reads and makes, and what updates accumulators.
 
     Raises: ``AssertionError`` with every fault.
     """
@@ -193,7 +193,7 @@ def _task_graph_faults(graph: TaskGraph) -> Iterator[str]:
 def _undefined_outside(graph: TaskGraph) -> list[str]:
     step, scope = graph.step, _Scope([])
     scope.define(_outer(step), "an argument or constant")
-    scope.define((accumulator.result for accumulator in graph.accumulators), "an accumulator")
+    scope.define(dict.fromkeys(a.result for a in graph.accumulators), "an accumulator")
     scope.run(graph.outer)
     scope.read((result.var for result in step.results), "a result")
     scope.read((accumulator.initial for accumulator in graph.accumulators), "an accumulator")
@@ -214,7 +214,7 @@ def _indices(graph: TaskGraph) -> set[Var]:
 def _wrong_work(graph: TaskGraph) -> Iterator[str]:
     known = {*_outer(graph.step), *(var for eqn in graph.outer for var in eqn.outvars)}
     known |= {*_indices(graph), *(accumulator.result for accumulator in graph.accumulators)}
-    states = {a.state: a.work for a in graph.accumulators}
+    states = {(a.state, a.work) for a in graph.accumulators}
     readers: collections.Counter[Var] = collections.Counter()
     for member in graph.stage_work:
         readers.update(set(member.reads))
@@ -225,7 +225,7 @@ def _wrong_work(graph: TaskGraph) -> Iterator[str]:
         seen.add(member.work)
         yield from _wrong_reads_and_makes(member, readers)
         for var in member.reads:
-            if var not in known and states.get(var) != member.work:
+            if var not in known and (var, member.work) not in states:
                 yield f"{member.work} reads {var}, which nothing before it makes"
         known.update(member.makes)
 
@@ -248,8 +248,11 @@ def _wrong_accumulators(graph: TaskGraph) -> Iterator[str]:
     updates = {m.work: {v for eqn in m.eqns for v in eqn.outvars} for m in graph.stage_work}
     read = collections.Counter(var for eqn in graph.outer for var in operands(eqn))
     read.update(var for member in graph.stage_work for var in member.reads)
-    read.update(accumulator.initial for accumulator in graph.accumulators)
+    shared = {a.state: (a.initial, a.result) for a in graph.accumulators}
+    read.update(initial for initial, _ in shared.values())
     for accumulator in graph.accumulators:
+        if (accumulator.initial, accumulator.result) != shared[accumulator.state]:
+            yield f"the accumulators with the state {accumulator.state} start or end differently"
         if accumulator.updated not in updates.get(accumulator.work, ()):
             yield f"{accumulator.work} does not update the accumulator of {accumulator.result}"
         if read[accumulator.initial] != 1:

@@ -45,9 +45,12 @@ class StageWork:
 class Accumulator:
     """State that one work updates in every microbatch.
 
+    The gradient of a weight is one state, which its stage updates on every slice of a microbatch. There is
+    an entry for each work then, with the same ``state``, ``initial`` and ``result``.
+
     Attributes:
       work: the work whose equations turn ``state`` into ``updated``.
-      initial: the outer value it starts from, which nothing else reads.
+      initial: the outer value it starts from, which no other accumulator takes and nothing else reads.
       result: the outer variable of its value after the last microbatch.
       ordered, is_carry: those of the loop's result.
     """

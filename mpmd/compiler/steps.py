@@ -21,6 +21,7 @@ from mpmd.compiler.jaxprs.equations import Atom, lookup, substitute
 from mpmd.compiler.jaxprs.printing import Names, indented
 from mpmd.compiler.jaxprs.source import where
 from mpmd.ir.plan import Spec
+from mpmd.ir.slices import SliceNumbers
 from mpmd.ir.stack import Leaf
 from mpmd.language.annotate import mark_of
 from mpmd.language.reduce import treduce_p
@@ -145,8 +146,13 @@ class Loop:
 
     @property
     def stages(self) -> range:
-        """The numbers of its stages."""
-        return range(self.first_stage, self.first_stage + self.schedule.num_stages)
+        """The numbers of its stages, on all slices of a microbatch."""
+        return self.numbers.all
+
+    @property
+    def numbers(self) -> SliceNumbers:
+        """The numbers of its stages, by stage and slice."""
+        return SliceNumbers(self.schedule.num_stages, self.schedule.slices, self.first_stage)
 
     @property
     def ends(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, subjaxprs
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, is_among, operands, subjaxprs
 from mpmd.compiler.jaxprs.printing import type_text
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.source import nearness_to_user, where
@@ -191,12 +191,12 @@ def _within(eqn: JaxprEqn, inner: Jaxpr, dependent: set[Var]) -> set[Var]:
         outer = outer[1:]
     if len(outer) == len(inner.invars):
         pairs = zip(inner.invars, outer, strict=True)
-        seeds = {var for var, atom in pairs if isinstance(atom, Var) and atom in dependent}
+        seeds = {var for var, atom in pairs if is_among(atom, dependent)}
     else:  # such as a while loop, whose functions take some of the operands: whichever are dependent
         seeds = set() if dependent.isdisjoint(operands(eqn)) else set(inner.invars)
     inside = _dependent(inner.eqns, seeds)
     if eqn.primitive.name == "scan":
         carry = list(zip(inner.invars[scan_operands(eqn).carry], inner.outvars, strict=False))
-        while further := {before for before, after in carry if after in inside} - inside:
+        while further := {before for before, after in carry if is_among(after, inside)} - inside:
             inside = _dependent(inner.eqns, inside | further)
     return inside

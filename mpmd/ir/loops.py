@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from mpmd.ir.slices import SliceNumbers
+
 
 @dataclasses.dataclass(frozen=True)
 class LoopStages:
-    """The stages and microbatches of a loop, and the name of its schedule.
+    """The stages, slices and microbatches of a loop, and the name of its schedule.
 
     Attributes:
+      num_stages: the number of stages of the model. With ``slices``, each has a number on each of them.
       ends: where each stage but the last ends, if ``mpmd.auto_marks`` has chosen it; empty if the user marked
         the ends of stages.
     """
@@ -20,16 +23,23 @@ class LoopStages:
     num_stages: int
     num_microbatches: int
     ends: tuple[str, ...] = ()
+    slices: int = 1
+
+    @property
+    def numbers(self) -> SliceNumbers:
+        """The numbers of its stages, by stage and slice."""
+        return SliceNumbers(self.num_stages, self.slices, self.first_stage)
 
     @property
     def stages(self) -> range:
-        """The numbers of its stages."""
-        return range(self.first_stage, self.first_stage + self.num_stages)
+        """The numbers of its stages, on all slices."""
+        return self.numbers.all
 
     def __str__(self) -> str:
         first, last = self.stages[0], self.stages[-1]
-        stages = f"stages {first} to {last}" if self.num_stages > 1 else f"stage {first}"
-        return f"{self.schedule}: {stages}, {self.num_microbatches} microbatches"
+        stages = f"stages {first} to {last}" if first < last else f"stage {first}"
+        slices = f" of {self.num_stages} on {self.slices} slices" if self.slices > 1 else ""
+        return f"{self.schedule}: {stages}{slices}, {self.num_microbatches} microbatches"
 
 
 def loop_lines(loops: Sequence[LoopStages]) -> list[str]:

@@ -270,7 +270,7 @@ class Plan(ShownAsText):
     A notebook or a terminal shows a summary.
 
     ``submeshes`` are those of the groups; without any, each group is one device. Stages are numbered through
-    all ``loops``. The plan of a part of a mesh has that ``part``.
+    all ``loops``, and through all slices of each. The plan of a part of a mesh has that ``part``.
     """
 
     programs: tuple[GroupProgram, ...]
@@ -318,15 +318,21 @@ class Plan(ShownAsText):
         )
 
     def stage_text(self, stage: int) -> str:
-        """The name of a stage to users: ``stage 1``; of several loops, ``stage 1 of loop 0``."""
-        if len(self.loops) < 2:
+        """The name of a stage to users: ``stage 1``, ``stage 1, slice 2``, or ``stage 1 of loop 0``."""
+        loops = ((i, loop) for i, loop in enumerate(self.loops) if stage in loop.stages)
+        number, loop = next(loops, (0, None))
+        if loop is None:
             return f"stage {stage}"
-        number, loop = next((i, loop) for i, loop in enumerate(self.loops) if stage in loop.stages)
-        return f"stage {loop.stages.index(stage)} of loop {number}"
+        return loop.numbers.stage_text(stage, f" of loop {number}" if len(self.loops) > 1 else "")
+
+    @property
+    def names_stages(self) -> bool:
+        """Whether the numbers of stages in tasks are not those to users: of several loops, or slices."""
+        return len(self.loops) > 1 or any(loop.slices > 1 for loop in self.loops)
 
     def task_text(self, task: AnyTask) -> str:
-        """A task as text, with its stage's name to users where there are several loops."""
-        if isinstance(task, OutsideTask) or len(self.loops) < 2:
+        """A task as text, with its stage's name to users where there are several loops or slices."""
+        if isinstance(task, OutsideTask) or not self.names_stages:
             return str(task)
         return f"{task} ({self.stage_text(task.tasks[0].stage)})"
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal, get_args
 
-from mpmd.ir.plan import AnyTask, GroupProgram, Name, OutsideTask, Plan, Recv, TaskType
+from mpmd.ir.plan import (
+    AnyTask,
+    Aval,
+    Executable,
+    GroupProgram,
+    Name,
+    OutsideTask,
+    Plan,
+    Recv,
+    Run,
+    TaskType,
+)
 
 Kind = Literal["parameters", "arguments", "accumulators", "activations", "outside", "received"]
 """The purpose of a value, as ``mpmd.memory.group.MemoryParts`` describes it."""
@@ -18,7 +29,9 @@ def kinds_of(plan: Plan, program: GroupProgram, updated: Collection[Name]) -> di
     """The purpose of each value of a group.
 
     An accumulator is what a task hands to the next task of its kind and stage, what the tasks of a stage
-    leave behind after the loop, and what they take over from before it.
+    leave behind after the loop, and what they take over from before it. The executable of a task has the
+    states that it updates among its first inputs, and what becomes of them among its first outputs, in the
+    same order. So the state that a stage hands from one slice of a microbatch to the next is one, too.
 
     Args:
       updated: the arguments that the step returns updated.
@@ -31,7 +44,8 @@ def kinds_of(plan: Plan, program: GroupProgram, updated: Collection[Name]) -> di
         if isinstance(instruction, Recv):
             kinds |= dict.fromkeys(instruction.values, "received")
     for run in program.runs:
-        donated = {run.inputs[i] for i in plan.executable(run.executable).donated}
+        executable = plan.executable(run.executable)
+        donated = {run.inputs[i] for i in executable.donated}
         for name in run.inputs:
             maker = makers.get(name)
             if maker is not None and _accumulates(maker, run.task, name in donated):
@@ -39,10 +53,26 @@ def kinds_of(plan: Plan, program: GroupProgram, updated: Collection[Name]) -> di
         for name in run.outputs:
             makers[name] = run.task
             kinds[name] = "outside" if isinstance(run.task, OutsideTask) else "activations"
+        if not isinstance(run.task, OutsideTask):
+            states = [aval for name, aval in _inputs(run, executable) if kinds.get(name) == "accumulators"]
+            kinds |= dict.fromkeys(_updated(run, executable, states), "accumulators")
     for leaf in plan.outputs_of(program.mpmd_idx).values():
         if not isinstance(makers.get(leaf.name, OutsideTask("after", 0)), OutsideTask):
             kinds[leaf.name] = "accumulators"
     return kinds
+
+
+def _inputs(run: Run, executable: Executable) -> Iterator[tuple[Name, Aval]]:
+    return zip(run.inputs, executable.inputs, strict=True)
+
+
+def _updated(run: Run, executable: Executable, states: Iterable[Aval]) -> Iterator[Name]:
+    """The outputs that take the places of states, in their order."""
+    outputs = zip(run.outputs, executable.outputs, strict=True)
+    for state in states:
+        name = next((name for name, aval in outputs if aval == state), None)
+        if name is not None:
+            yield name
 
 
 def _accumulates(maker: AnyTask, reader: AnyTask, donated: bool) -> bool:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
-from mpmd.planner.layer_profile import Kind
+from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A way to run a step: its loop, or the first one of several.
+    """A way to run a step: all that the planner decides, of its loop, or of the first one of several.
 
     Attributes:
-      layers_per_stage: the number of layers of each stage, in order.
-      submeshes: for each group the number of devices along each axis, named as the kind of division.
+      layers_per_stage: the number of layers of each stage, in order; empty while layers are not cut yet.
+      submeshes: of each group; other mappings of axes to numbers of devices become ``Submesh``es.
       schedule: of these stages. It has all groups, or, of a step with several loops, all or the first ones.
       num_microbatches: of a step.
       remat: whether each layer is computed again in the backward, from what enters it.
@@ -27,13 +26,27 @@ class Candidate:
     """
 
     layers_per_stage: tuple[int, ...]
-    submeshes: tuple[Mapping[Kind, int], ...]
+    submeshes: tuple[Submesh, ...]
     schedule: Schedule
     num_microbatches: int
     remat: bool
     fsdp: bool
     gather_once: bool = False
     later: tuple[Candidate, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(submesh, Submesh) for submesh in self.submeshes):
+            object.__setattr__(self, "submeshes", tuple(map(Submesh.of, self.submeshes)))
+
+    @property
+    def settings(self) -> tuple[int, bool, bool, bool]:
+        """The settings on which the costs of its layers depend, beside the submesh of their group."""
+        return self.num_microbatches, self.remat, self.fsdp, self.gather_once
+
+    @property
+    def shared(self) -> tuple[tuple[Submesh, ...], bool, bool]:
+        """The decisions that all loops of a step share."""
+        return self.submeshes, self.fsdp, self.gather_once
 
     @property
     def loops(self) -> tuple[Candidate, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,13 +16,15 @@ from mpmd.language.decisions import Decisions, decided
 from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.meshes.mesh import MpmdMesh, devices_faults
 from mpmd.planner.candidate import Candidate, Row
+from mpmd.planner.choice_details import ChoiceDetails
 from mpmd.planner.choice_table import (
     candidate_text,
     cluster_data,
-    html_page,
     row_data,
     seconds_text,
+    terminal_width,
     text_table,
+    wrapped,
 )
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
@@ -31,7 +33,7 @@ from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
 from mpmd.step.jit import MpmdFunction, jit
 from mpmd.util.notebook import ShownAsText
-from mpmd.util.tables import human_bytes
+from mpmd.util.tables import first_few, human_bytes
 from mpmd.validation import int_fault, raise_faults
 
 SHOWN = 10
@@ -177,12 +179,24 @@ class Choice(ShownAsText):
         }
         return json.dumps(data, indent=2)
 
+    def details(self) -> ChoiceDetails:
+        """The layers, and all numbers of all rows: ``print`` shows them, and ``to_html`` makes a page."""
+        return ChoiceDetails(self._heading(), self.rows, self.examples, self._profiles)
+
     def to_html(self) -> str:
-        """A page with all rows."""
-        return html_page("mpmd plan", self._heading(), self.rows, self.examples)
+        """A page with the layers and all rows: that of ``details``."""
+        return self.details().to_html()
 
     def __str__(self) -> str:
-        return f"{self._heading()}\n\n{text_table(self.rows, self.examples, SHOWN)}"
+        width = terminal_width()
+        lines = [part for line in self._heading().splitlines() for part in wrapped(line, width, 2)]
+        return "\n".join([*lines, "", text_table(self.rows, SHOWN, width)])
+
+    def _layer_lines(self) -> Iterator[str]:
+        """The number of layers of each loop, and the names of the first ones."""
+        for number, profile in enumerate(self._profiles):
+            loop = f" of loop {number}" if len(self._profiles) > 1 else ""
+            yield f"layers{loop}: {first_few((layer.name for layer in profile.layers), 3)}"
 
     def _heading(self) -> str:
         cluster, prediction = self.cluster, self.best.prediction
@@ -193,7 +207,7 @@ class Choice(ShownAsText):
             f"predicted: {seconds_text(prediction.seconds)} for a step of {self.examples} examples, "
             f"{human_bytes(prediction.memory.total)} on a device of group {prediction.memory.group}",
         ]
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *self._layer_lines(), *self.notes])
 
 
 def _are_alike(shapes: Sequence[Mapping[str, int]], others: Sequence[Mapping[str, int]]) -> bool:

@@ -6,17 +6,17 @@ import dataclasses
 import enum
 import html
 import math
+import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mpmd.planner.candidate import Candidate, Row
-from mpmd.planner.collectives import INNERMOST_FIRST
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.layer_profile import Kind
+from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
 
-_PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")
+MEMORY_PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")
 _HEADER = (
     "",
     "candidate",
@@ -25,10 +25,12 @@ _HEADER = (
     "bubble",
     "all-reduce",
     "peak memory",
-    *_PARTS,
+    *MEMORY_PARTS,
     "from",
     "why not",
 )
+_NARROW_HEADER = ("", "step", "bubble", "memory", "from")
+_TEXT_HEADER = "candidate, and why not"
 _LEFT = {1, len(_HEADER) - 2, len(_HEADER) - 1}
 """The columns that are aligned to the left."""
 _LONGEST_REASON = 120
@@ -77,8 +79,8 @@ def _groups_text(candidate: Candidate) -> str:
     return "groups " + "; ".join(f"{', '.join(ranges(groups))}: {text}" for text, groups in members.items())
 
 
-def _submesh_text(submesh: Mapping[Kind, int]) -> str:
-    sizes = ((axis, submesh.get(axis, 1)) for axis in reversed(INNERMOST_FIRST))
+def _submesh_text(submesh: Submesh) -> str:
+    sizes = ((axis, submesh[axis]) for axis in reversed(INNERMOST_FIRST))
     return " ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one device"
 
 
@@ -93,21 +95,57 @@ def _lengths_text(lengths: Sequence[int]) -> str:
     return " ".join(f"{length}x{count}" if count > 1 else str(length) for length, count in runs)
 
 
-def text_table(rows: Sequence[Row], examples: int, shown: int) -> str:
-    """The best rows, and those with a label, as a table.
+def text_table(rows: Sequence[Row], shown: int, width: int) -> str:
+    """The best rows, and those with a label, as a table that is not wider than ``width`` characters.
 
     Args:
-      examples: of a step.
       shown: how many of the best; the rest is counted.
     """
     picked = _picked(rows, shown)
-    cells = [
-        [*_cells(number, row, examples)[:-1], _reason_text(row, others)] for number, row, others in picked
+    numbers = aligned([_NARROW_HEADER, *(_narrow_cells(number, row) for number, row, _ in picked)], left={4})
+    indent = max(map(len, numbers)) + 2
+    texts = [[_TEXT_HEADER]] + [_row_lines(row, others, width - indent) for _, row, others in picked]
+    lines = [
+        line
+        for of_row, (first, *rest) in zip(numbers, texts, strict=True)
+        for line in (f"{of_row:{indent}}{first}", *(" " * indent + text for text in rest))
     ]
-    lines = aligned([_HEADER, *cells], left=_LEFT)
     if left_out := len(rows) - sum(1 + len(others) for _, _, others in picked):
-        lines.append(f"and {left_out} more candidates")
+        lines.append(f"and {left_out} more candidates; choice.details() has all")
     return "\n".join(lines)
+
+
+def _narrow_cells(number: int, row: Row) -> list[str]:
+    prediction = row.prediction
+    return [
+        str(number),
+        seconds_text(prediction.seconds),
+        f"{max(prediction.bubble, 0):.1%}",
+        human_bytes(prediction.memory.total),
+        prediction.source,
+    ]
+
+
+def _row_lines(row: Row, others: Sequence[Row], width: int) -> list[str]:
+    """The candidate, and why it has not won."""
+    reason = _reason_text(row, others)
+    return [*wrapped(labelled_text(row), width), *wrapped(f"  {reason}" if reason else "", width, 2)]
+
+
+def labelled_text(row: Row) -> str:
+    """A row's candidate in words, behind the row's label."""
+    label = f"{row.label}: " if row.label else ""
+    return f"{label}{candidate_text(row.candidate)}"
+
+
+def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+    """Lines of at most ``width`` characters, all but the first one indented; none of the empty text."""
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def terminal_width() -> int:
+    """The width of tables: that of the terminal, from 80 to 120 characters; 100 where there is none."""
+    return min(120, max(80, shutil.get_terminal_size((100, 24)).columns))
 
 
 def _picked(rows: Sequence[Row], shown: int) -> list[tuple[int, Row, list[Row]]]:
@@ -126,9 +164,8 @@ def _but_for_schedule(row: Row) -> Any:
     candidate = row.candidate
     return (
         row.label,
-        tuple(tuple(sorted(submesh.items())) for submesh in candidate.submeshes),
+        candidate.shared,
         tuple((loop.layers_per_stage, loop.num_microbatches, loop.remat) for loop in candidate.loops),
-        (candidate.fsdp, candidate.gather_once),
         row.prediction.source == "formula",
     )
 
@@ -151,16 +188,15 @@ def _schedule_names(candidate: Candidate) -> str:
 
 def _cells(number: int, row: Row, examples: int) -> list[str]:
     prediction = row.prediction
-    label = f"{row.label}: " if row.label else ""
     return [
         str(number),
-        f"{label}{candidate_text(row.candidate)}",
+        labelled_text(row),
         seconds_text(prediction.seconds),
         f"{examples / prediction.seconds:.4g}" if prediction.seconds else "",
         f"{max(prediction.bubble, 0):.1%}",
         f"{prediction.communication:.1%}",
         human_bytes(prediction.memory.total),
-        *(human_bytes(getattr(prediction.memory, part)) for part in _PARTS),
+        *(human_bytes(getattr(prediction.memory, part)) for part in MEMORY_PARTS),
         prediction.source,
         textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …"),
     ]
@@ -239,18 +275,25 @@ def html_page(title: str, heading: str, rows: Sequence[Row], examples: int) -> s
     Args:
       heading: the text above the table.
     """
-    lines = [
-        "<!doctype html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>',
-        f"<style>{_STYLE}</style></head><body>",
-        f"<h1>{html.escape(title)}</h1>",
-        f"<pre>{html.escape(heading)}</pre>",
-        "<table>",
-        _html_row("th", _HEADER),
-    ]
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>',
+            f"<style>{_STYLE}</style></head><body>",
+            f"<h1>{html.escape(title)}</h1>",
+            html_table(heading, rows, examples),
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def html_table(heading: str, rows: Sequence[Row], examples: int) -> str:
+    """All rows as a table, below a text."""
+    lines = [f"<pre>{html.escape(heading)}</pre>", "<table>", _html_row("th", _HEADER)]
     for number, row in enumerate(rows, 1):
         lines.append(_html_row("td", _cells(number, row, examples), "best" if number == 1 else ""))
-    return "\n".join([*lines, "</table>", "</body></html>", ""])
+    return "\n".join([*lines, "</table>"])
 
 
 def _html_row(tag: str, cells: Sequence[str], kind: str = "") -> str:

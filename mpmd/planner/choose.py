@@ -17,7 +17,6 @@ from mpmd.planner.layer_profile import Kind
 from mpmd.planner.reasons import shortage, slower_because
 from mpmd.planner.rerank import Limits, Ranking, rerank
 from mpmd.planner.search.multi_loop import loops_as_written, search_loops
-from mpmd.planner.search.search import as_written, search
 from mpmd.planner.trials.realize import decisions_of, measured
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.schedules import Schedule
@@ -140,10 +139,7 @@ def _search(trials: Trials, cluster: Hardware, constraints: Constraints, memory:
     """The rows by formula for devices with so many bytes of memory, with that of the step's own schedules."""
     cluster = dataclasses.replace(cluster, memory=memory)
     profiles = trials.profiles
-    if len(profiles) == 1:
-        rows = search(profiles[0], cluster, constraints)
-    else:
-        rows = search_loops(profiles, cluster, [constraints] * len(profiles))
+    rows = search_loops(profiles, cluster, [constraints] * len(profiles))
     written = _as_written(trials, cluster, constraints)
     if written is None or rows[0].candidate == written.candidate:
         return rows
@@ -160,8 +156,6 @@ def _as_written(trials: Trials, cluster: Hardware, constraints: Constraints) -> 
     schedules = [schedule for schedule in trials.written_schedules if schedule is not None]
     if len(schedules) < len(profiles) or constraints.schedule is not None:
         return None
-    if len(profiles) == 1:
-        return as_written(profiles[0], cluster, schedules[0], constraints)
     return loops_as_written(profiles, cluster, schedules, constraints)
 
 

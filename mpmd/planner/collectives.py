@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import numpy as np
 
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.layer_profile import Kind
+from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.simulate import Link
-
-INNERMOST_FIRST: tuple[Kind, ...] = ("model", "sequence", "data")
-"""The axes of a submesh; devices that are neighbours along the first one have consecutive numbers."""
-
-Submesh = Mapping[Kind, int]
-"""The number of devices along each axis; 1 along one that is left out."""
 
 
 @dataclasses.dataclass(frozen=True)

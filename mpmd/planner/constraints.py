@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
@@ -108,10 +109,19 @@ def _schedule_fault(schedule: Any) -> Fault | None:
     name = schedule.__name__ if isinstance(schedule, type) else schedule
     if isinstance(name, str) and _family(name) is not None:
         return None
+    near = _like(name) if isinstance(name, str) else []
     return ValueError(
         f"schedule must be a schedule, such as mpmd.Std1F1B(4), or one of the families "
         f"{', '.join(FAMILIES)}, by name or class; not {shown(schedule)}"
+        + (f": did you mean {' or '.join(near)}?" if near else "")
     )
+
+
+def _like(name: str) -> list[str]:
+    """The families with such a name, or with a similar one."""
+    lower = {family.lower(): family for family in FAMILIES}
+    parts = [family for family in lower if name and name.lower() in family]
+    return [lower[family] for family in parts or difflib.get_close_matches(name.lower(), lower)]
 
 
 def _family(name: str) -> str | None:

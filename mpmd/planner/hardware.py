@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self, TypeVar
@@ -29,6 +30,9 @@ Amount = TypeVar("Amount", float, np.ndarray)
 
 _TITLE = "no cluster is like this:\n"
 
+NO_LINK = Link()
+"""The link of a cluster between devices that it does not have: nothing depends on its numbers."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
@@ -39,8 +43,10 @@ class Hardware:
       memory: bytes that a device has for a step.
       flops: operations per second of a device, in matrix products of the step's dtype, while all compute.
       memory_bandwidth: bytes per second that a device reads or writes of its memory, while all do.
-      device_link: between devices of a node, each with its own; seconds and bytes per second.
-      node_link: between nodes, shared by the devices of a node; seconds and bytes per second.
+      device_link: between devices of a node, each with its own; seconds and bytes per second. It may be left
+        out where a node has one device.
+      node_link: between nodes, shared by the devices of a node; seconds and bytes per second. It may be left
+        out where there is one node.
       task_overhead: seconds that a task takes beside its computation.
       holding: where messages between groups are until they are used; as text, too, such as ``"receiver"``.
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
@@ -55,8 +61,8 @@ class Hardware:
     memory: float
     flops: float
     memory_bandwidth: float
-    device_link: Link
-    node_link: Link
+    device_link: Link = NO_LINK
+    node_link: Link = NO_LINK
     task_overhead: float = 0.0
     alone: float = 1.0
     holding: Holding = Holding.RECEIVER
@@ -66,7 +72,21 @@ class Hardware:
             object.__setattr__(self, "holding", Holding(self.holding))
         faults = (_fault_of(field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
         raise_faults(*faults, title=_TITLE)
-        raise_faults(device_count_fault(self.nodes * self.devices_per_node), title=_TITLE)
+        raise_faults(
+            device_count_fault(self.nodes * self.devices_per_node),
+            *(
+                ValueError(
+                    f"{name} must be given where there are {number} {between}, as an mpmd.simulate.Link of "
+                    "seconds and bytes per second, such as Link(1e-6, 1e10)"
+                )
+                for name, number, between in (
+                    ("device_link", self.devices_per_node, "devices on a node"),
+                    ("node_link", self.nodes, "nodes"),
+                )
+                if number > 1 and getattr(self, name) is NO_LINK
+            ),
+            title=_TITLE,
+        )
 
     def part(self, num_devices: int) -> Self:
         """A part of the cluster, to plan one of several models for: whole nodes, or devices of one node.
@@ -110,14 +130,21 @@ def _fault_of(name: str, value: Any) -> Fault | None:
     if name in ("nodes", "devices_per_node"):
         return int_fault(name, value)
     if name in _UNITS:
-        return number_fault(name, value, f"a number of {_UNITS[name]}", above=0)
+        fault = number_fault(name, value, f"a number of {_UNITS[name]}", above=0)
+        return fault if fault or name == "memory" else _infinity_fault(name, value)
     if name in ("device_link", "node_link"):
         what = "an mpmd.simulate.Link of seconds and bytes per second, such as Link(1e-6, 1e10)"
-        return type_fault(name, value, Link, what)
+        fault = type_fault(name, value, Link, what)
+        return fault or _infinity_fault(f"the latency of {name}", value.latency)
     if name == "holding":
         is_holding = isinstance(value, Holding)
         return None if is_holding else choice_fault(name, value, [holding.value for holding in Holding])
-    return number_fault(name, value, least=_LEAST[name])
+    return number_fault(name, value, least=_LEAST[name]) or _infinity_fault(name, value)
+
+
+def _infinity_fault(name: str, value: float) -> Fault | None:
+    """The fault of an infinite number, with which no two candidates would differ."""
+    return ValueError(f"{name} must be finite, not {value}") if math.isinf(value) else None
 
 
 def check_known(known: Mapping[str, Any]) -> None:
@@ -153,9 +180,7 @@ def completed(
         raise ValueError(
             f"nothing says the cluster's {', '.join(needed)}: give them, as in {needed[0]}=..., or {why}"
         )
-    # Nothing depends on the numbers of a link that does not exist.
-    links = {name: known.get(name, Link()) for name in ("device_link", "node_link")}
-    return Hardware(**{**known, **links})
+    return Hardware(**known)
 
 
 def _needed(fields: Iterable[str], known: Mapping[str, Any]) -> list[str]:

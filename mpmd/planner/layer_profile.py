@@ -65,7 +65,8 @@ class Layer:
     """A part of the loop's body that no stage divides.
 
     Attributes:
-      name: for tables, such as ``layers 3``.
+      name: for tables: the weights that it reads and the line at which its forward ends, such as
+        ``params['blocks'][3] to model.py:41 (block)``. Layers that differ in their names alone are equal.
       forward, backward: its tasks; the backward without the forward that rematerialisation repeats.
       weights: bytes of the arguments and constants that it reads, except for the batch.
       state: bytes of arguments that the step updates with the layer's gradients and no layer reads, such as
@@ -77,7 +78,7 @@ class Layer:
       divisions: its division of each kind that divides anything of it.
     """
 
-    name: str
+    name: str = dataclasses.field(compare=False)
     forward: TaskWork
     backward: TaskWork
     weights: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Iterable
 
@@ -69,7 +68,7 @@ def slower_because(candidate: Candidate, prediction: Prediction, best: Candidate
 
 
 def _num_devices(candidate: Candidate) -> int:
-    return sum(math.prod(submesh.values()) for submesh in candidate.submeshes)
+    return sum(submesh.num_devices for submesh in candidate.submeshes)
 
 
 def _computing(prediction: Prediction) -> float:

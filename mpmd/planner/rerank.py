@@ -109,11 +109,11 @@ class _Reranking:
 
     def new(self, rows: Sequence[Row], memory: float) -> list[Row]:
         """The rows of a search for less memory whose candidates were not planned yet."""
-        known = {repr(row.candidate) for row in self._refused}
+        known = {row.candidate for row in self._refused}
         return [
             row
             for row in rows
-            if repr(row.candidate) not in known and (row.label or row.prediction.memory.total <= memory)
+            if row.candidate not in known and (row.label or row.prediction.memory.total <= memory)
         ]
 
     def simulate(self, rows: Sequence[Row], realize: Realize, limits: Limits) -> list[Row]:
@@ -223,7 +223,7 @@ class _Reranking:
             entry
             for entry in self._fitting
             if entry[0].prediction.source == fastest.source
-            and entry[0].prediction.seconds < AS_FAST * fastest.seconds
+            and entry[0].prediction.seconds <= AS_FAST * fastest.seconds
         ]
         best = min(as_fast, key=lambda entry: entry[1].size)
         return [best, *(entry for entry in self._fitting if entry is not best)]

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
-from mpmd.ir.plan import Task
 from mpmd.render.chart import Chart
 from mpmd.schedules import TaskLists
 from mpmd.schedules.base import check_task_lists
-from mpmd.schedules.text import short_text
+from mpmd.schedules.faults import stages_need_names
+from mpmd.schedules.text import short_text, slice_numbers
 from mpmd.simulate import Costs, simulate
 from mpmd.validation import raise_faults, type_fault
 
 
-def schedule_grid(tasks: TaskLists, costs: Costs | None = None) -> str:
+def schedule_grid(tasks: TaskLists, costs: Costs | None = None, slices: int = 1) -> str:
     """The lists of tasks as a grid of text: one row per group, one column per unit of time.
 
     A forward (``F``) takes one unit, a backward (``B``) two, its halves ``bwdA`` and ``bwdW`` (``A``, ``W``)
     one each, unless ``costs`` say otherwise; the number is the microbatch. The stage comes before the letter
-    if some group runs a stage of another number than its own. ``+`` joins the tasks of a fused task, which
-    run one after another, and ``.`` is idle time::
+    if some group runs a stage of another number than its own. If microbatches have ``slices``, the slice
+    comes last (``F0s3``). ``+`` joins the tasks of a fused task, which run one after another, and ``.`` is
+    idle time::
 
         0  F0 F1 .  .  B0--- B1---
         1  .  F0+B0--- F1+B1--- .
@@ -33,12 +33,13 @@ def schedule_grid(tasks: TaskLists, costs: Costs | None = None) -> str:
     raise_faults(type_fault("costs", costs, Costs, "Costs", optional=True))
     if not any(tasks):
         return ""
-    chart = Chart.of(simulate(tasks, costs))
+    chart = Chart.of(simulate(tasks, costs, slices=slices))
     unit = _unit(chart)
     spans = {box: (_column(box.start, unit), _column(box.end, unit)) for box in chart.boxes}
     spans = {box: (start, end) for box, (start, end) in spans.items() if end > start}
-    with_stage = any(task.stage != mpmd_idx for mpmd_idx, task in _members(tasks))
-    texts = {box: short_text(box.task, with_stage) for box in spans if box.task}
+    numbers = slice_numbers(tasks, slices)
+    with_stage = stages_need_names(tasks, numbers)
+    texts = {box: short_text(box.task, with_stage, numbers) for box in spans if box.task}
     width = max((math.ceil((len(text) + 1) / _length(spans[box])) for box, text in texts.items()), default=1)
     width = max(width, 2)
     joined = {task for cells in tasks for cell in cells for task in cell.tasks[:-1]}
@@ -50,10 +51,6 @@ def schedule_grid(tasks: TaskLists, costs: Costs | None = None) -> str:
     label_width = len(str(len(tasks) - 1))
     rows = (f"{mpmd_idx:>{label_width}}  {''.join(lane)}".rstrip() for mpmd_idx, lane in enumerate(lanes))
     return "\n".join(rows)
-
-
-def _members(tasks: TaskLists) -> Iterator[tuple[int, Task]]:
-    return ((i, task) for i, cells in enumerate(tasks) for cell in cells for task in cell.tasks)
 
 
 def _length(span: tuple[int, int]) -> int:

@@ -8,7 +8,7 @@ import dataclasses
 from mpmd.ir.names import resharded_name
 from mpmd.ir.plan import Executable, GroupProgram, Instruction, Run
 from mpmd.program import Program, Variant
-from mpmd.runtime.choose_specs import Compile, choose_specs
+from mpmd.runtime.choose_specs import ChosenSpecs, Compile, choose_specs
 
 
 def resolve_specs(program: Program, compile: Compile) -> Program:
@@ -21,7 +21,12 @@ def resolve_specs(program: Program, compile: Compile) -> Program:
     plan = program.plan
     if all(None not in (*e.in_specs, *e.out_specs) for e in plan.executables):
         return program
-    choice = choose_specs(program, compile)
+    return with_chosen_specs(program, choose_specs(program, compile))
+
+
+def with_chosen_specs(program: Program, choice: ChosenSpecs) -> Program:
+    """The program with the specs that compilers chose, and an executable for each variant that groups run."""
+    plan = program.plan
     resolved: dict[Variant, Executable] = {}
     numbers: collections.Counter[str] = collections.Counter()
     for group in plan.programs:

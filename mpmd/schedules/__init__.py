@@ -18,18 +18,20 @@ from mpmd.schedules.check import check_schedule, total_order
 from mpmd.schedules.custom import CustomSchedule
 from mpmd.schedules.dispatch import TaskTimes
 from mpmd.schedules.dualpipe import DualPipeV
-from mpmd.schedules.families import FAMILIES, Family, build
+from mpmd.schedules.families import ALL_FAMILIES, FAMILIES, Family, build
 from mpmd.schedules.faults import Fault, ScheduleError
 from mpmd.schedules.forward_only import ForwardOnly
 from mpmd.schedules.gpipe import GPipe, InterleavedGPipe, LoopedBFS
 from mpmd.schedules.interleaved import Interleaved1F1B, KimiK2
 from mpmd.schedules.list_schedule import ListSchedule
 from mpmd.schedules.one_f_one_b import Eager1F1B, Std1F1B
+from mpmd.schedules.seq_1f1b import Seq1F1B
 from mpmd.schedules.text import from_text, to_text
 from mpmd.schedules.v_shaped import VHalf, VMin, ZeroBubbleV
 from mpmd.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubble, ZeroBubbleH2
 
 __all__ = [
+    "ALL_FAMILIES",
     "FAMILIES",
     "CustomSchedule",
     "DualPipeV",
@@ -48,6 +50,7 @@ __all__ = [
     "RoundRobin",
     "Schedule",
     "ScheduleError",
+    "Seq1F1B",
     "Std1F1B",
     "TaskLists",
     "TaskTimes",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from mpmd.ir.plan import Cell
+from mpmd.ir.slices import SliceNumbers
 from mpmd.validation import int_fault, int_faults, raise_faults, sequence_fault, type_fault
 
 TaskLists = Sequence[Sequence[Cell]]
@@ -36,17 +37,30 @@ class Schedule(abc.ABC):
 
     ``check_schedule`` reports the faults of such lists, and ``mpmd.render.schedule_grid`` draws them.
 
+    A slice of a microbatch is a further pass through the stages. In the tasks of a schedule with ``slices``,
+    stage ``s`` on slice ``k`` is numbered ``k * num_stages + s``; see ``mpmd.ir.slices``.
+
     Raises ``TypeError`` or ``ValueError`` unless the numbers of stages and groups are ints of at least 1.
     """
 
     num_stages: int
     mpmd_dim: int
 
+    slices = 1
+    """The number of slices that each microbatch is cut into, along its sequence."""
+
     def __post_init__(self) -> None:
         raise_faults(
             int_fault(f"{self.name}'s num_stages", self.num_stages),
             int_fault(f"{self.name}'s mpmd_dim", self.mpmd_dim),
+            int_fault(f"{self.name}'s slices", self.slices),
         )
+
+    def __repr__(self) -> str:
+        """The class with its fields; without ``slices`` where microbatches are not cut."""
+        shown = [field.name for field in dataclasses.fields(self) if field.repr]
+        values = (f"{name}={getattr(self, name)!r}" for name in shown if name != "slices" or self.slices > 1)
+        return f"{self.name}({', '.join(values)})"
 
     @classmethod
     def of_size(cls, num_stages: int, mpmd_dim: int) -> Self:
@@ -65,6 +79,11 @@ class Schedule(abc.ABC):
         """The name of the schedule in messages and pictures."""
         return type(self).__name__
 
+    @property
+    def numbers(self) -> SliceNumbers:
+        """The numbers that stages have in tasks, on all slices."""
+        return SliceNumbers(self.num_stages, self.slices)
+
 
 @dataclasses.dataclass(frozen=True)
 class OneStagePerGroup(Schedule):
@@ -73,7 +92,10 @@ class OneStagePerGroup(Schedule):
     mpmd_dim: int = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        raise_faults(int_fault(f"{self.name}'s num_stages", self.num_stages))
+        raise_faults(
+            int_fault(f"{self.name}'s num_stages", self.num_stages),
+            int_fault(f"{self.name}'s slices", self.slices),
+        )
         object.__setattr__(self, "mpmd_dim", self.num_stages)
 
     @classmethod

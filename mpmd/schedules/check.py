@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from mpmd.ir.plan import Cell, Task, TaskKind
+from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules.base import TaskLists, check_num_microbatches, check_task_lists
 from mpmd.schedules.faults import CellPosition, Fault, ScheduleError
 from mpmd.util.tables import first_few
@@ -25,23 +26,28 @@ def makes(task: Task) -> StageValue | None:
     return "activation" if task.kind == "fwd" else "gradient", task.stage, task.microbatch
 
 
-def needs(task: Task, num_stages: int) -> list[StageValue]:
+def needs(task: Task, numbers: SliceNumbers) -> list[StageValue]:
     """The values that the task waits for.
 
-    A forward needs the activation of the stage before. A ``bwd`` or ``bwdA`` needs the forward of its own
-    stage, which makes the residuals, and the gradient from the stage after. A ``bwdW`` needs its ``bwdA``.
+    A forward needs the activation of the stage before, and what its stage hands on from the slice before. A
+    ``bwd`` or ``bwdA`` needs the forward of its own stage, which makes the residuals, and the gradients from
+    the stage after and from the slice after. A ``bwdW`` needs its ``bwdA``.
     """
     stage, microbatch = task.stage, task.microbatch
     if task.kind == "fwd":
-        return [("activation", stage - 1, microbatch)] if stage > 0 else []
+        return [("activation", before, microbatch) for before in numbers.before(stage)]
     if task.kind == "bwdW":
         return [("gradient", stage, microbatch)]
-    from_next: list[StageValue] = [("gradient", stage + 1, microbatch)] if stage + 1 < num_stages else []
-    return [("activation", stage, microbatch), *from_next]
+    gradients: list[StageValue] = [("gradient", after, microbatch) for after in numbers.after(stage)]
+    return [("activation", stage, microbatch), *gradients]
 
 
 def check_schedule(
-    tasks: TaskLists, num_stages: int, num_microbatches: int, mpmd_dim: int | None = None
+    tasks: TaskLists,
+    num_stages: int,
+    num_microbatches: int,
+    mpmd_dim: int | None = None,
+    slices: int = 1,
 ) -> None:
     """Checks that the lists run every task of the step once, each stage on one group, and cannot deadlock.
 
@@ -54,43 +60,54 @@ def check_schedule(
       num_stages: the number of stages of the step.
       num_microbatches: the number of microbatches of the step.
       mpmd_dim: the number of groups that there should be; ``None`` allows any.
+      slices: the number of slices of each microbatch; stage ``s`` on slice ``k`` is numbered
+        ``k * num_stages + s``.
 
     Raises: ``ScheduleError``, a ``ValueError``, with all faults, and with the lists in which they are marked.
     """
     check_task_lists("tasks", tasks)
-    raise_faults(int_fault("num_stages", num_stages), int_fault("mpmd_dim", mpmd_dim, optional=True))
+    raise_faults(
+        int_fault("num_stages", num_stages),
+        int_fault("mpmd_dim", mpmd_dim, optional=True),
+        int_fault("slices", slices),
+    )
     check_num_microbatches(num_microbatches)
+    numbers = SliceNumbers(num_stages, slices)
     placed: list[_ScheduledTask] = []
     foreign: list[_ScheduledTask] = []
     for entry in _scheduled(tasks):
-        (placed if _is_of_step(entry.task, num_stages, num_microbatches) else foreign).append(entry)
-    awaited, too_early = _dependencies(placed, num_stages)
+        (placed if _is_of_step(entry.task, numbers, num_microbatches) else foreign).append(entry)
+    awaited, too_early = _dependencies(placed, numbers)
     faults = [
         *_wrong_size(tasks, mpmd_dim),
         *_not_cells(tasks),
-        *_foreign_tasks(foreign),
-        *_missing(placed, num_stages, num_microbatches),
-        *_repeated(placed),
-        *_stages_on_several_groups(placed),
+        *_foreign_tasks(foreign, numbers),
+        *_missing(placed, numbers, num_microbatches),
+        *_repeated(placed, numbers),
+        *_stages_on_several_groups(placed, numbers),
         *too_early,
-        *_deadlocks(tasks, awaited, _run_order(tasks, awaited)),
+        *_deadlocks(tasks, awaited, _run_order(tasks, awaited), numbers),
     ]
     if faults:
-        size = f"{counted(num_stages, 'stage')}, {counted(num_microbatches, 'microbatch')}"
-        raise ScheduleError(f"the schedule cannot run ({size}):", faults, tasks)
+        sizes = [counted(num_stages, "stage"), *([counted(slices, "slice")] if slices > 1 else [])]
+        size = ", ".join([*sizes, counted(num_microbatches, "microbatch")])
+        raise ScheduleError(f"the schedule cannot run ({size}):", faults, tasks, numbers)
 
 
-def total_order(tasks: TaskLists) -> list[tuple[int, Cell]]:
+def total_order(tasks: TaskLists, numbers: SliceNumbers | None = None) -> list[tuple[int, Cell]]:
     """All cells with their groups, each after the cells that it needs and those before it on its group.
 
     The groups take turns; each runs its next cell if it can. Raises ``ScheduleError`` when they deadlock.
+
+    Args:
+      numbers: the numbers of the stages on slices; ``None``: there is one slice.
     """
     placed = _scheduled(tasks)
-    num_stages = max((entry.task.stage for entry in placed), default=0) + 1
-    awaited, too_early = _dependencies(placed, num_stages)
+    numbers = numbers or SliceNumbers(1 + max((entry.task.stage for entry in placed), default=0))
+    awaited, too_early = _dependencies(placed, numbers)
     order = _run_order(tasks, awaited)
-    if faults := [*too_early, *_deadlocks(tasks, awaited, order)]:
-        raise ScheduleError("the groups get stuck:", faults, tasks)
+    if faults := [*too_early, *_deadlocks(tasks, awaited, order, numbers)]:
+        raise ScheduleError("the groups get stuck:", faults, tasks, numbers)
     return [(mpmd_idx, tasks[mpmd_idx][index]) for mpmd_idx, index in order]
 
 
@@ -101,9 +118,6 @@ class _ScheduledTask(NamedTuple):
     at: int
     member: int
     task: Task
-
-    def __str__(self) -> str:
-        return f"{self.task} (group {self.mpmd_idx})"
 
     @property
     def cell(self) -> CellPosition:
@@ -124,9 +138,9 @@ def _scheduled(tasks: TaskLists) -> list[_ScheduledTask]:
     ]
 
 
-def _is_of_step(task: Task, num_stages: int, num_microbatches: int) -> bool:
+def _is_of_step(task: Task, numbers: SliceNumbers, num_microbatches: int) -> bool:
     kinds = get_args(TaskKind)
-    return task.kind in kinds and 0 <= task.stage < num_stages and 0 <= task.microbatch < num_microbatches
+    return task.kind in kinds and task.stage in numbers.all and 0 <= task.microbatch < num_microbatches
 
 
 def _wrong_size(tasks: TaskLists, mpmd_dim: int | None) -> Iterator[Fault]:
@@ -146,22 +160,24 @@ def _not_cells(tasks: TaskLists) -> Iterator[Fault]:
             yield Fault(f"group {mpmd_idx} has {what}", ((mpmd_idx, index),))
 
 
-def _foreign_tasks(foreign: Sequence[_ScheduledTask]) -> Iterator[Fault]:
+def _foreign_tasks(foreign: Sequence[_ScheduledTask], numbers: SliceNumbers) -> Iterator[Fault]:
     if foreign:
-        yield _fault("not of this step", foreign)
+        yield _fault("not of this step", foreign, numbers)
 
 
-def _missing(placed: Sequence[_ScheduledTask], num_stages: int, num_microbatches: int) -> Iterator[Fault]:
+def _missing(
+    placed: Sequence[_ScheduledTask], numbers: SliceNumbers, num_microbatches: int
+) -> Iterator[Fault]:
     there: dict[tuple[int, int], set[TaskKind]] = collections.defaultdict(set)
     for entry in placed:
         there[entry.task.stage, entry.task.microbatch].add(entry.task.kind)
     forward_only = bool(placed) and all(kinds == {"fwd"} for kinds in there.values())
     complete = [{"fwd"}] if forward_only else [{"fwd", "bwd"}, {"fwd", "bwdA", "bwdW"}]
-    absent_count = num_stages * num_microbatches - len(there)
+    absent_count = len(numbers.all) * num_microbatches - len(there)
     # A wrong number in a file can make the step huge: a few examples of missing tasks suffice.
     absent = (
         pair
-        for stage in range(num_stages)
+        for stage in numbers.all
         for microbatch in range(num_microbatches)
         if (pair := (stage, microbatch)) not in there
     )
@@ -178,29 +194,32 @@ def _missing(placed: Sequence[_ScheduledTask], num_stages: int, num_microbatches
             mixed |= {(stage, microbatch)} if "bwd" in kinds - all_kinds else set()
     if missing:
         unlisted = (absent_count - len(examples)) * len(complete[0])
-        yield Fault(f"missing: {_listed(missing, len(missing) + unlisted)}")
+        texts = map(numbers.task_text, missing)
+        yield Fault(f"missing: {first_few(texts, LISTED, len(missing) + unlisted)}")
     if mixed:
         whole = [e for e in placed if e.task.kind == "bwd" and (e.task.stage, e.task.microbatch) in mixed]
-        yield _fault("there next to a bwdA or bwdW of the same stage and microbatch", whole)
+        yield _fault("there next to a bwdA or bwdW of the same stage and microbatch", whole, numbers)
 
 
-def _repeated(placed: Sequence[_ScheduledTask]) -> Iterator[Fault]:
+def _repeated(placed: Sequence[_ScheduledTask], numbers: SliceNumbers) -> Iterator[Fault]:
     counts = collections.Counter(entry.task for entry in placed)
     if len(counts) < len(placed):
         repeated = [entry for entry in placed if counts[entry.task] > 1]
-        yield _fault("more than once", sorted(repeated, key=lambda entry: entry.task))
+        yield _fault("more than once", sorted(repeated, key=lambda entry: entry.task), numbers)
 
 
-def _stages_on_several_groups(placed: Sequence[_ScheduledTask]) -> Iterator[Fault]:
+def _stages_on_several_groups(placed: Sequence[_ScheduledTask], numbers: SliceNumbers) -> Iterator[Fault]:
     stages: dict[int, dict[int, _ScheduledTask]] = collections.defaultdict(dict)
     for entry in placed:
-        stages[entry.task.stage].setdefault(entry.mpmd_idx, entry)
+        stages[numbers.stage_of(entry.task.stage)].setdefault(entry.mpmd_idx, entry)
     for stage, firsts in sorted(stages.items()):
         if len(firsts) > 1:
-            yield _fault(f"stage {stage} is on more than one group", list(firsts.values()))
+            yield _fault(f"stage {stage} is on more than one group", list(firsts.values()), numbers)
 
 
-def _dependencies(placed: Sequence[_ScheduledTask], num_stages: int) -> tuple[Dependencies, list[Fault]]:
+def _dependencies(
+    placed: Sequence[_ScheduledTask], numbers: SliceNumbers
+) -> tuple[Dependencies, list[Fault]]:
     """The cells that each cell waits for, and the faults of order within one group."""
     makers: dict[StageValue, _ScheduledTask] = {}
     for entry in placed:
@@ -209,7 +228,7 @@ def _dependencies(placed: Sequence[_ScheduledTask], num_stages: int) -> tuple[De
     awaited: dict[CellPosition, list[_ScheduledTask]] = collections.defaultdict(list)
     too_early: list[Fault] = []
     for entry in placed:
-        for value in needs(entry.task, num_stages):
+        for value in needs(entry.task, numbers):
             maker = makers.get(value)
             if maker is None:
                 # A value without a maker is a fault of its own; waiting for it would hide the other faults.
@@ -217,7 +236,8 @@ def _dependencies(placed: Sequence[_ScheduledTask], num_stages: int) -> tuple[De
             if maker.mpmd_idx != entry.mpmd_idx:
                 awaited[entry.cell].append(maker)
             elif maker > entry:
-                message = f"group {entry.mpmd_idx} runs {entry.task} before {maker.task}, which it needs"
+                early, late = numbers.task_text(entry.task), numbers.task_text(maker.task)
+                message = f"group {entry.mpmd_idx} runs {early} before {late}, which it needs"
                 too_early.append(Fault(message, (entry.cell, maker.cell)))
     return awaited, too_early
 
@@ -250,14 +270,19 @@ def _not_run(makers: Sequence[_ScheduledTask], ran: Sequence[int]) -> list[_Sche
     return [maker for maker in makers if ran[maker.mpmd_idx] <= maker.at]
 
 
-def _deadlocks(tasks: TaskLists, awaited: Dependencies, order: Sequence[CellPosition]) -> Iterator[Fault]:
+def _deadlocks(
+    tasks: TaskLists, awaited: Dependencies, order: Sequence[CellPosition], numbers: SliceNumbers
+) -> Iterator[Fault]:
     """The cycles of groups that wait for one another; other groups that are stuck wait for these."""
     counts = collections.Counter(mpmd_idx for mpmd_idx, _ in order)
     ran = [counts[mpmd_idx] for mpmd_idx in range(len(tasks))]
     stuck = {g: (g, ran[g]) for g, cells in enumerate(tasks) if ran[g] < len(cells)}
     lacks = {g: _not_run(awaited[cell], ran)[0] for g, cell in stuck.items()}
     for cycle in _cycles({g: lack.mpmd_idx for g, lack in lacks.items()}):
-        waits = [f"group {g} waits at {tasks[g][ran[g]]} for {lacks[g]}" for g in cycle]
+        waits = [
+            f"group {g} waits at {numbers.task_text(tasks[g][ran[g]])} for {_text(lacks[g], numbers)}"
+            for g in cycle
+        ]
         cells = tuple(cell for g in cycle for cell in (stuck[g], lacks[g].cell))
         yield Fault(f"deadlock: {'; '.join(waits)}", cells)
 
@@ -276,8 +301,13 @@ def _cycles(waits_for: Mapping[int, int]) -> Iterator[list[int]]:
             yield path[path.index(node) :]
 
 
-def _fault(what: str, entries: Sequence[_ScheduledTask]) -> Fault:
-    return Fault(f"{what}: {_listed(entries)}", tuple(entry.cell for entry in entries))
+def _fault(what: str, entries: Sequence[_ScheduledTask], numbers: SliceNumbers) -> Fault:
+    texts = (_text(entry, numbers) for entry in entries)
+    return Fault(f"{what}: {first_few(texts, LISTED, len(entries))}", tuple(entry.cell for entry in entries))
+
+
+def _text(entry: _ScheduledTask, numbers: SliceNumbers) -> str:
+    return f"{numbers.task_text(entry.task)} (group {entry.mpmd_idx})"
 
 
 def counted(count: int, noun: str) -> str:
@@ -289,7 +319,3 @@ def counted(count: int, noun: str) -> str:
 
 LISTED = 8
 """The most tasks that a message lists."""
-
-
-def _listed(entries: Sequence[Task | _ScheduledTask], count: int | None = None) -> str:
-    return first_few(map(str, entries), LISTED, count)

@@ -7,11 +7,12 @@ import os
 from typing import Self
 
 from mpmd.ir.plan import Cell
+from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules.base import Schedule, TaskLists, check_num_microbatches, check_task_lists
 from mpmd.schedules.check import check_schedule
-from mpmd.schedules.text import from_text
+from mpmd.schedules.text import read_lists
 from mpmd.util.text_files import read_text
-from mpmd.validation import path_fault, raise_faults
+from mpmd.validation import int_fault, path_fault, raise_faults
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,8 @@ class CustomSchedule(Schedule):
 
     Args:
       lists: the cells of each group, first to last.
+      slices: the number of slices of each microbatch. Stage ``s`` on slice ``k`` is numbered
+        ``k * num_stages + s``. Text names slices as ``F0s3``: slice 3 of microbatch 0.
 
     Raises ``ScheduleError``, a ``ValueError``, for lists that cannot run; see ``check_schedule``.
     """
@@ -35,17 +38,22 @@ class CustomSchedule(Schedule):
     mpmd_dim: int = dataclasses.field(init=False)
     num_microbatches: int = dataclasses.field(init=False)
     lists: TaskLists = dataclasses.field(repr=False)
+    slices: int = 1
+
+    __repr__ = Schedule.__repr__
 
     def __post_init__(self) -> None:
         check_task_lists("lists", self.lists)
+        raise_faults(int_fault(f"{self.name}'s slices", self.slices))
         lists = tuple(map(tuple, self.lists))
         tasks = [task for cells in lists for cell in cells if isinstance(cell, Cell) for task in cell.tasks]
         object.__setattr__(self, "lists", lists)
-        object.__setattr__(self, "num_stages", 1 + max((task.stage for task in tasks), default=0))
+        total = 1 + max((task.stage for task in tasks), default=self.slices - 1)
+        object.__setattr__(self, "num_stages", SliceNumbers.of(total, self.slices).num_stages)
         object.__setattr__(self, "mpmd_dim", len(lists))
         object.__setattr__(self, "num_microbatches", 1 + max((task.microbatch for task in tasks), default=0))
         super().__post_init__()
-        check_schedule(lists, self.num_stages, self.num_microbatches)
+        check_schedule(lists, self.num_stages, self.num_microbatches, slices=self.slices)
 
     @classmethod
     def of_size(cls, num_stages: int, mpmd_dim: int) -> Self:
@@ -57,7 +65,8 @@ class CustomSchedule(Schedule):
 
         Raises ``ValueError`` with the line and column of all text that is no cell.
         """
-        return cls(from_text(text))
+        read = read_lists(text)
+        return cls(read.lists, read.slices)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:

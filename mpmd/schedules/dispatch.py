@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mpmd.ir.plan import Cell, Task, TaskKind
+from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules.base import Placement
+from mpmd.schedules.orders import on_slice, on_slices
 from mpmd.validation import Fault, is_sequence, number_fault, raise_faults, type_fault
 
 _Type = tuple[TaskKind, int]
@@ -23,7 +25,8 @@ class TaskTimes:
 
     Attributes:
       fwd, bwd, bwdA, bwdW: the time of a kind of task: a number for all stages, or a sequence with one for
-        each.
+        each. If microbatches are cut into slices, a sequence has the times of all stages on slice 0 first,
+        then of those on slice 1, and so on.
       hop: the time of a message from one group to another.
 
     Raises ``ValueError`` when a time is negative, ``TypeError`` when it is no number.
@@ -64,6 +67,9 @@ UNIT_TIMES = TaskTimes()
 @dataclasses.dataclass
 class GroupState:
     """A group while its list is made. The tasks of each type run in ascending order of microbatches.
+
+    If microbatches are cut into slices, types are those of stages, and the number of the microbatch is the
+    position of a slice, as ``on_slices`` takes it.
 
     Attributes:
       arrived: for each type, the number of tasks whose inputs have arrived.
@@ -130,6 +136,7 @@ def dispatch(
     choose: DispatchRule,
     times: TaskTimes = UNIT_TIMES,
     backward: TaskKind | None = "bwdA",
+    slices: int = 1,
 ) -> tuple[list[list[Cell]], float]:
     """Makes the lists of groups that follow a rule.
 
@@ -139,14 +146,18 @@ def dispatch(
       choose: the rule; it is asked when a group is free and something has changed for the group.
       times: how long tasks and messages take.
       backward: what follows the last forward: ``"bwd"``, ``"bwdA"`` (and a ``bwdW`` after each), or nothing.
+      slices: the number of slices of each microbatch. What a stage hands from one slice to the next is on its
+        group, so the order of a group's tasks says all about it. The last stage's backwards of a microbatch
+        can start when its forward on the last slice has ended.
 
     Returns: the lists, and the time of the step.
     """
+    numbers = SliceNumbers(len(placement), slices)
     groups = [
         GroupState(mpmd_idx, tuple(stage for stage, home in enumerate(placement) if home == mpmd_idx))
         for mpmd_idx in range(max(placement) + 1)
     ]
-    for _ in range(num_microbatches):
+    for _ in range(num_microbatches * slices):
         groups[placement[0]].arrive(("fwd", 0))
     # Time, number in order of insertion, group, and the task that ends or the type of which inputs arrive.
     events: list[tuple[float, int, int, Task | _Type]] = []
@@ -158,9 +169,10 @@ def dispatch(
             group = groups[mpmd_idx]
             if not group.busy and (task := choose(group)):
                 group.start(task)
-                heapq.heappush(events, (now + times.of(task), next(order), mpmd_idx, task))
+                end = now + times.of(on_slice(task, numbers))
+                heapq.heappush(events, (end, next(order), mpmd_idx, task))
         if not events:
-            return [group.tasks for group in groups], now
+            return on_slices([group.tasks for group in groups], numbers), now
         now = events[0][0]
         awake = set()
         while events and events[0][0] <= now:
@@ -170,18 +182,19 @@ def dispatch(
                 groups[mpmd_idx].arrive(event)
                 continue
             groups[mpmd_idx].end(event)
-            if task_type := _next_type(event, len(placement), backward):
+            for task_type in _next_types(event, numbers, backward):
                 hop = times.hop if placement[task_type[1]] != mpmd_idx else 0
                 heapq.heappush(events, (now + hop, next(order), placement[task_type[1]], task_type))
 
 
-def _next_type(task: Task, num_stages: int, backward: TaskKind | None) -> _Type | None:
-    """The type of the task that continues with the microbatch of a task."""
-    if task.kind == "fwd" and task.stage + 1 < num_stages:
-        return "fwd", task.stage + 1
+def _next_types(task: Task, numbers: SliceNumbers, backward: TaskKind | None) -> list[_Type]:
+    """The types of the tasks that continue with the slice of a task; after the last one all backwards."""
+    if task.kind == "fwd" and task.stage + 1 < numbers.num_stages:
+        return [("fwd", task.stage + 1)]
     if task.kind == "fwd":
-        return (backward, task.stage) if backward else None
-    return (task.kind, task.stage - 1) if task.kind != "bwdW" and task.stage > 0 else None
+        is_last = (task.microbatch + 1) % numbers.slices == 0
+        return [(backward, task.stage)] * numbers.slices if backward and is_last else []
+    return [(task.kind, task.stage - 1)] if task.kind != "bwdW" and task.stage > 0 else []
 
 
 def in_order(lists: Iterable[Iterable[Task]], limit: float = math.inf, fill: bool = False) -> DispatchRule:

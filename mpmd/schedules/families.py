@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Mapping
+from typing import Any
 
 from mpmd.schedules.base import RoundRobin, Schedule, VShaped
 from mpmd.schedules.dualpipe import DualPipeV
@@ -13,6 +14,7 @@ from mpmd.schedules.gpipe import GPipe, InterleavedGPipe, LoopedBFS
 from mpmd.schedules.interleaved import Interleaved1F1B, KimiK2
 from mpmd.schedules.list_schedule import ListSchedule
 from mpmd.schedules.one_f_one_b import Eager1F1B, Std1F1B
+from mpmd.schedules.seq_1f1b import Seq1F1B
 from mpmd.schedules.v_shaped import VHalf, VMin, ZeroBubbleV
 from mpmd.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubble, ZeroBubbleH2
 
@@ -33,11 +35,16 @@ class Family:
     def name(self) -> str:
         return self.schedule.__name__
 
-    def build(self, mpmd_dim: int | None = None, num_stages: int | None = None) -> Schedule:
+    @property
+    def has_slices(self) -> bool:
+        """Whether its schedules may cut microbatches into slices."""
+        return "slices" in {field.name for field in dataclasses.fields(self.schedule)}
+
+    def build(self, mpmd_dim: int | None = None, num_stages: int | None = None, slices: int = 1) -> Schedule:
         """The schedule of a size; a number that is left out follows from the other one.
 
-        Raises ``ValueError`` without both numbers, and for a size that the class does not have; the message
-        says which sizes it has.
+        Raises ``ValueError`` without both numbers, and for a size or slices that the class does not have; the
+        message says which it has.
         """
         if mpmd_dim is None:
             if num_stages is None:
@@ -46,7 +53,14 @@ class Family:
             mpmd_dim = -(-num_stages // self.stages_per_group)
         if num_stages is None:
             num_stages = mpmd_dim * self.stages_per_group
-        return self.schedule.of_size(num_stages, mpmd_dim)
+        schedule = self.schedule.of_size(num_stages, mpmd_dim)
+        if slices == 1:
+            return schedule
+        if not self.has_slices:
+            known = ", ".join(name for name, family in ALL_FAMILIES.items() if family.has_slices)
+            raise ValueError(f"{self.name} does not cut microbatches into slices; {known} do")
+        changes: dict[str, Any] = {"slices": slices}
+        return dataclasses.replace(schedule, **changes)
 
 
 FAMILIES: Mapping[str, Family] = types.MappingProxyType(
@@ -72,15 +86,18 @@ FAMILIES: Mapping[str, Family] = types.MappingProxyType(
         )
     }
 )
-"""All families by the names of their classes."""
+"""The families that run any step, by the names of their classes."""
+
+ALL_FAMILIES: Mapping[str, Family] = types.MappingProxyType({**FAMILIES, "Seq1F1B": Family(Seq1F1B, 1)})
+"""These and the family for steps that are written over slices of a sequence."""
 
 
-def build(name: str, mpmd_dim: int | None = None, num_stages: int | None = None) -> Schedule:
+def build(name: str, mpmd_dim: int | None = None, num_stages: int | None = None, slices: int = 1) -> Schedule:
     """The schedule of a family, whose name may be in upper or lower case; see ``Family.build``.
 
     Raises ``ValueError`` for an unknown family; the message lists those that exist.
     """
-    matches = [family for family in FAMILIES.values() if family.name.lower() == name.lower()]
+    matches = [family for family in ALL_FAMILIES.values() if family.name.lower() == name.lower()]
     if not matches:
-        raise ValueError(f"there is no schedule {name!r}; there are {', '.join(FAMILIES)}")
-    return matches[0].build(mpmd_dim, num_stages)
+        raise ValueError(f"there is no schedule {name!r}; there are {', '.join(ALL_FAMILIES)}")
+    return matches[0].build(mpmd_dim, num_stages, slices)

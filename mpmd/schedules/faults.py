@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpmd.ir.plan import Cell
+from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules.text import short_text
 
 CellPosition = tuple[int, int]
@@ -32,20 +33,28 @@ class ScheduleError(ValueError):
       faults: all faults; the message lists the first 20.
     """
 
-    def __init__(self, summary: str, faults: Sequence[Fault], tasks: Sequence[Sequence[Any]]):
-        super().__init__(summary, faults, tasks)
+    def __init__(
+        self,
+        summary: str,
+        faults: Sequence[Fault],
+        tasks: Sequence[Sequence[Any]],
+        numbers: SliceNumbers | None = None,
+    ):
+        super().__init__(summary, faults, tasks, numbers)
         self.faults = tuple(faults)
         lines = [f"  [{i}] {fault.message}" for i, fault in enumerate(self.faults[:_FAULTS], start=1)]
         if len(self.faults) > _FAULTS:
             lines.append(f"  and {len(self.faults) - _FAULTS} more")
-        grid = marked_grid(tasks, self.faults[:_FAULTS])
+        grid = marked_grid(tasks, self.faults[:_FAULTS], numbers)
         self._message = "\n".join([summary, *lines, *(["", grid] if grid else [])])
 
     def __str__(self) -> str:
         return self._message
 
 
-def marked_grid(tasks: Sequence[Sequence[Any]], faults: Sequence[Fault]) -> str:
+def marked_grid(
+    tasks: Sequence[Sequence[Any]], faults: Sequence[Fault], numbers: SliceNumbers | None = None
+) -> str:
     """The lists by position, one row per group, with the number of each fault after its cells::
 
         0  F0     B0[1]  B0[1]  (9)
@@ -62,9 +71,11 @@ def marked_grid(tasks: Sequence[Sequence[Any]], faults: Sequence[Fault]) -> str:
     marked = sorted({mpmd_idx for mpmd_idx, _ in marks})
     if not marked:
         return ""
-    with_stage = _stages_need_names(tasks)
+    with_stage = stages_need_names(tasks, numbers)
     rows = marked if len(tasks) > _ROWS else range(len(tasks))
-    shown = [_row(tasks[row], row, marks, with_stage) for row in rows[:_ROWS]]
+    shown = [
+        _row(tasks[row], row, marks, lambda cell: _text(cell, with_stage, numbers)) for row in rows[:_ROWS]
+    ]
     width = max((len(text) for row in shown for text in row), default=0)
     label = len(str(len(tasks) - 1))
     lines = [
@@ -76,10 +87,10 @@ def marked_grid(tasks: Sequence[Sequence[Any]], faults: Sequence[Fault]) -> str:
     return "\n".join(lines)
 
 
-def _stages_need_names(tasks: Sequence[Sequence[Any]]) -> bool:
+def stages_need_names(tasks: Sequence[Sequence[Any]], numbers: SliceNumbers | None) -> bool:
     """Whether some group runs a stage of another number than its own."""
     return any(
-        task.stage != mpmd_idx
+        (numbers.stage_of(task.stage) if numbers else task.stage) != mpmd_idx
         for mpmd_idx, cells in enumerate(tasks)
         for cell in cells
         if isinstance(cell, Cell)
@@ -88,7 +99,10 @@ def _stages_need_names(tasks: Sequence[Sequence[Any]]) -> bool:
 
 
 def _row(
-    cells: Sequence[Any], mpmd_idx: int, marks: Mapping[CellPosition, Sequence[int]], with_stage: bool
+    cells: Sequence[Any],
+    mpmd_idx: int,
+    marks: Mapping[CellPosition, Sequence[int]],
+    text: Callable[[Any], str],
 ) -> list[str]:
     shown = _near(len(cells), [index for group, index in marks if group == mpmd_idx])
     texts: list[str] = []
@@ -98,7 +112,7 @@ def _row(
             texts.append(f"({index - end})")
         if index < len(cells):
             numbers = "".join(f"[{number}]" for number in marks.get((mpmd_idx, index), ()))
-            texts.append(_text(cells[index], with_stage) + numbers)
+            texts.append(text(cells[index]) + numbers)
         end = index + 1
     return texts
 
@@ -111,5 +125,5 @@ def _near(length: int, marked: Sequence[int]) -> Sequence[int]:
     return (sorted(near) or range(length))[:_CELLS]
 
 
-def _text(cell: Any, with_stage: bool) -> str:
-    return (isinstance(cell, Cell) and short_text(cell, with_stage)) or repr(cell)[:16]
+def _text(cell: Any, with_stage: bool, numbers: SliceNumbers | None) -> str:
+    return (isinstance(cell, Cell) and short_text(cell, with_stage, numbers)) or repr(cell)[:16]

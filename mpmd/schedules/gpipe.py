@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from mpmd.ir.plan import Cell
-from mpmd.schedules.base import OneStagePerGroup, RoundRobin, check_num_microbatches
-from mpmd.schedules.orders import in_rounds, rounds_of, tasks_of
+from mpmd.schedules.base import OneStagePerGroup, RoundRobin, Schedule, check_num_microbatches
+from mpmd.schedules.orders import in_rounds, on_slices, rounds_of, tasks_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,20 +15,31 @@ class GPipe(OneStagePerGroup):
 
     This is the simplest schedule, and needs the most memory. With ``p`` stages:
 
-    - bubble: ``(p - 1) / (m + p - 1)`` of the step;
+    - bubble: ``(p - 1) / (m + p - 1)`` of the step, with ``S`` slices ``(p - 1) / (m S + p - 1)``;
     - memory: the residuals of all ``m`` microbatches on every group.
+
+    Attributes:
+      slices: ``S``, the number of slices that a microbatch is cut into; see ``Seq1F1B``. The forwards of a
+        microbatch run in ascending order of slices, the backwards in descending order.
 
     Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline
     Parallelism", 2018, arXiv:1811.06965, section 2.
     """
 
+    slices: int = 1
+
+    __repr__ = Schedule.__repr__
+
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         check_num_microbatches(num_microbatches)
-        microbatches = range(num_microbatches)
-        return [
-            tasks_of("fwd", [stage], microbatches) + tasks_of("bwd", [stage], microbatches)
-            for stage in range(self.num_stages)
-        ]
+        positions = range(num_microbatches * self.slices)
+        return on_slices(
+            [
+                tasks_of("fwd", [stage], positions) + tasks_of("bwd", [stage], positions)
+                for stage in range(self.num_stages)
+            ],
+            self.numbers,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

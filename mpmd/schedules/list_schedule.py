@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 from mpmd.ir.plan import Cell, Task, TaskKind
 from mpmd.schedules.base import AnyPlacement, Schedule, check_num_microbatches, round_robin, v_shape
 from mpmd.schedules.dispatch import UNIT_TIMES, DispatchRule, GroupState, TaskTimes, dispatch, in_order
-from mpmd.schedules.gpipe import InterleavedGPipe
+from mpmd.schedules.gpipe import GPipe, InterleavedGPipe
 from mpmd.schedules.interleaved import Interleaved1F1B
 from mpmd.schedules.one_f_one_b import Std1F1B
+from mpmd.schedules.orders import by_position
+from mpmd.schedules.seq_1f1b import Seq1F1B
 from mpmd.schedules.v_shaped import VHalf, VMin, ZeroBubbleV
 from mpmd.schedules.zero_bubble import InterleavedZeroBubble, ZeroBubbleH2
 from mpmd.validation import bool_fault, int_fault, int_faults, is_sequence, raise_faults, type_fault
@@ -30,6 +32,7 @@ class ListSchedule(AnyPlacement):
     - ``Std1F1B``, ``Interleaved1F1B`` and ``InterleavedGPipe``, for whole backwards,
     - ``ZeroBubble``, ``ZeroBubbleH2``, ``InterleavedZeroBubble``, ``ZeroBubbleV``, ``VHalf`` and ``VMin``,
       for split ones,
+    - ``Seq1F1B``, and ``GPipe`` for whole backwards, if microbatches are cut into slices,
 
     where those fit. It suits a stage that is heavier than the others (an embedding, a large vocabulary),
     groups that differ in memory, and other placements. There are no formulas: bubble and memory are those of
@@ -38,11 +41,14 @@ class ListSchedule(AnyPlacement):
     Attributes:
       times: the times of tasks and messages.
       memory_limit: the most forwards that a group may have in flight, from the start of the forward to the
-        end of its backward: a number for all groups, one for each, or ``None`` for no limit.
+        end of its backward: a number for all groups, one for each, or ``None`` for no limit. The forward of
+        a stage on one slice counts as one.
       split_backward: whether a backward is a ``bwdA`` and a ``bwdW``.
+      slices: the number of slices that a microbatch is cut into; see ``Seq1F1B``. The times of slices of
+        different work are numbers for each stage and slice.
 
     Raises ``TypeError`` for other types than numbers, and ``ValueError`` when numbers are missing, or when a
-    limit is less than the number of the group's stages, so that no microbatch could pass.
+    limit is less than the number of the group's stages on all slices, so that no microbatch could pass.
 
     Source: the rules follow the scheduler of Qi et al., "Zero Bubble Pipeline Parallelism", 2023,
     arXiv:2401.10241, section 3.1.
@@ -51,6 +57,9 @@ class ListSchedule(AnyPlacement):
     times: TaskTimes = UNIT_TIMES
     memory_limit: int | Sequence[int] | None = None
     split_backward: bool = True
+    slices: int = 1
+
+    __repr__ = Schedule.__repr__
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,14 +77,18 @@ class ListSchedule(AnyPlacement):
     def _faults(self) -> Iterator[str]:
         for field in dataclasses.fields(self.times):
             value = getattr(self.times, field.name)
-            if isinstance(value, tuple) and len(value) != self.num_stages:
-                yield f"times.{field.name} has {len(value)} numbers for {self.num_stages} stages"
+            if isinstance(value, tuple) and len(value) != self.num_stages * self.slices:
+                yield f"times.{field.name} has {len(value)} numbers for {self._stages_text(self.num_stages)}"
         if len(self._limits) != self.mpmd_dim:
             yield f"memory_limit has {len(self._limits)} numbers for {self.mpmd_dim} groups"
         for mpmd_idx, limit in enumerate(self._limits):
             stages = self.placement.count(mpmd_idx)
-            if limit < stages:
-                yield f"memory_limit of group {mpmd_idx} is {limit}, and it has {stages} stages"
+            if limit < stages * self.slices:
+                has = self._stages_text(stages)
+                yield f"memory_limit of group {mpmd_idx} is {limit}, and it has {has}"
+
+    def _stages_text(self, stages: int) -> str:
+        return f"{stages} stages" + (f" on {self.slices} slices" if self.slices > 1 else "")
 
     @property
     def _limits(self) -> tuple[float, ...]:
@@ -87,14 +100,15 @@ class ListSchedule(AnyPlacement):
         check_num_microbatches(num_microbatches)
         handmade = (schedule.tasks(num_microbatches) for schedule in self._handmade())
         fitting = [lists for lists in handmade if self._fits(lists)]
-        timed = [(lists, self._run(num_microbatches, in_order(_unfused(lists)))[1]) for lists in fitting]
-        rules = [_greedy(self._limits, alternate) for alternate in (True, False)]
+        orders = [(lists, by_position(lists, self.numbers)) for lists in fitting]
+        timed = [(lists, self._run(num_microbatches, in_order(order))[1]) for lists, order in orders]
+        rules = [_greedy(self._limits, alternate, self.slices) for alternate in (True, False)]
         timed += [self._run(num_microbatches, rule) for rule in rules]
         return min(timed, key=lambda pair: (pair[1], sum(_peaks(pair[0]))))[0]
 
     def _run(self, num_microbatches: int, choose: DispatchRule) -> tuple[list[list[Cell]], float]:
         backward: TaskKind = "bwdA" if self.split_backward else "bwd"
-        return dispatch(self.placement, num_microbatches, choose, self.times, backward)
+        return dispatch(self.placement, num_microbatches, choose, self.times, backward, self.slices)
 
     def _fits(self, lists: list[list[Cell]]) -> bool:
         return all(peak <= limit for peak, limit in zip(_peaks(lists), self._limits, strict=True))
@@ -102,6 +116,8 @@ class ListSchedule(AnyPlacement):
     def _handmade(self) -> list[Schedule]:
         stages, groups = self.num_stages, self.mpmd_dim
         known: list[Schedule] = []
+        if self.slices > 1:
+            return self._handmade_of_slices()
         if self.placement == v_shape(groups) and self.split_backward:
             known += [ZeroBubbleV(stages, groups), VHalf(stages, groups), VMin(stages, groups)]
         if stages % groups or self.placement != round_robin(stages, groups):
@@ -116,8 +132,19 @@ class ListSchedule(AnyPlacement):
             known += [Std1F1B(stages)] if stages == groups else []
         return known
 
+    def _handmade_of_slices(self) -> list[Schedule]:
+        stages, groups = self.num_stages, self.mpmd_dim
+        if stages % groups or self.placement != round_robin(stages, groups):
+            return []
+        known: list[Schedule] = [
+            Seq1F1B(stages, self.slices, groups, eager, self.split_backward) for eager in (False, True)
+        ]
+        if stages == groups and not self.split_backward:
+            known.append(GPipe(stages, self.slices))
+        return known
 
-def _greedy(limits: tuple[float, ...], alternate: bool) -> DispatchRule:
+
+def _greedy(limits: tuple[float, ...], alternate: bool, slices: int) -> DispatchRule:
     """Backwards first, then forwards, then weight gradients; with ``alternate``, a forward after a backward.
 
     The best backward is the oldest one, which frees memory; the best forward is that of the last stage. Where
@@ -126,7 +153,7 @@ def _greedy(limits: tuple[float, ...], alternate: bool) -> DispatchRule:
 
     def choose(group: GroupState) -> Task | None:
         ready = group.ready("fwd")
-        forward = next((task for task in reversed(ready) if _may_start(task, group, limits)), None)
+        forward = next((task for task in reversed(ready) if _may_start(task, group, limits, slices)), None)
         backwards = group.ready("bwd") + group.ready("bwdA")
         backward = min(backwards, key=lambda task: (task.microbatch, task.stage), default=None)
         weights = group.weights[0] if group.weights else None
@@ -137,10 +164,13 @@ def _greedy(limits: tuple[float, ...], alternate: bool) -> DispatchRule:
     return choose
 
 
-def _may_start(forward: Task, group: GroupState, limits: tuple[float, ...]) -> bool:
-    # The oldest microbatch can pass if each stage after this one can still hold a microbatch.
-    stages_after = sum(stage > forward.stage for stage in group.stages)
-    return group.in_flight + stages_after < limits[group.mpmd_idx]
+def _may_start(forward: Task, group: GroupState, limits: tuple[float, ...], slices: int) -> bool:
+    # The oldest microbatch can pass if each stage after this one can still hold what is left of a microbatch,
+    # and this one the rest of the slices.
+    end = forward.microbatch - forward.microbatch % slices + slices
+    left = (end - group.started["fwd", stage] for stage in group.stages if stage > forward.stage)
+    reserved = sum(min(slices, slices_left) for slices_left in left) + end - 1 - forward.microbatch
+    return group.in_flight + reserved < limits[group.mpmd_idx]
 
 
 def _last_kind(group: GroupState) -> str | None:

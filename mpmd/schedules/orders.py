@@ -6,11 +6,52 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from mpmd.ir.plan import Cell, FusedTask, Task, TaskKind
+from mpmd.ir.slices import SliceNumbers
 
 
 def tasks_of(kind: TaskKind, stages: Iterable[int], microbatches: Sequence[int]) -> list[Cell]:
     """One task per stage and microbatch; the microbatch changes fastest."""
     return [Task(kind, stage, microbatch) for stage in stages for microbatch in microbatches]
+
+
+def on_slices(lists: Sequence[Sequence[Cell]], numbers: SliceNumbers) -> list[list[Cell]]:
+    """Lists of the tasks of slices.
+
+    Groups take slices in a fixed order: by microbatch, and within a microbatch forwards in ascending order of
+    slices, backwards in descending order.
+
+    Args:
+      lists: the tasks of each group for stages from 0 to ``num_stages - 1``. In the place of its microbatch,
+        a task has the position of its slice in that order.
+    """
+    if numbers.slices == 1:
+        return [list(cells) for cells in lists]
+    return [[_cell_on_slices(cell, numbers) for cell in cells] for cells in lists]
+
+
+def _cell_on_slices(cell: Cell, numbers: SliceNumbers) -> Cell:
+    tasks = tuple(on_slice(task, numbers) for task in cell.tasks)
+    return FusedTask(tasks) if isinstance(cell, FusedTask) else tasks[0]
+
+
+def on_slice(task: Task, numbers: SliceNumbers) -> Task:
+    """The task of a slice that is given by its position, as in ``on_slices``."""
+    if numbers.slices == 1:
+        return task
+    microbatch, nth = divmod(task.microbatch, numbers.slices)
+    slice_index = nth if task.kind == "fwd" else numbers.slices - 1 - nth
+    return Task(task.kind, numbers.number(task.stage, slice_index), microbatch)
+
+
+def by_position(lists: Sequence[Sequence[Cell]], numbers: SliceNumbers) -> list[list[Task]]:
+    """Lists of the tasks of slices as ``on_slices`` takes them, without fused tasks."""
+    return [[_by_position(task, numbers) for cell in cells for task in cell.tasks] for cells in lists]
+
+
+def _by_position(task: Task, numbers: SliceNumbers) -> Task:
+    slice_index = numbers.slice_of(task.stage)
+    nth = slice_index if task.kind == "fwd" else numbers.slices - 1 - slice_index
+    return Task(task.kind, numbers.stage_of(task.stage), task.microbatch * numbers.slices + nth)
 
 
 def in_rounds(kind: TaskKind, stages: Sequence[int], rounds: Iterable[Sequence[int]]) -> list[Cell]:

@@ -7,24 +7,28 @@ The grammar, one row per group::
               | short ("+" short)*                             2F1, F0+B0---, as ``schedule_grid`` prints it
               | "(" short (";" short)+ ")OVERLAP_F_B"          (2F1;3B0)OVERLAP_F_B, as PyTorch prints it
               | "." | '""' |                                   idle: left out
-    short   ::= [stage] letter microbatch "-"*
+    task    ::= kind "_" stage "__" microbatch [slice]
+    short   ::= [stage] letter microbatch [slice] "-"*
     letter  ::= "F" | "B" | "A" | "I" | "W"
+    slice   ::= "s" number                                     2F1s3: slice 3 of microbatch 1
 
 ``F`` is a ``fwd``, ``B`` a ``bwd``, ``W`` a ``bwdW``, and both ``A`` (here) and ``I`` (in PyTorch) are a
 ``bwdA``. A task without a stage belongs to the stage that has the number of its group; grids leave the stage
-out where each group runs that stage alone. A row may begin with the number of its group. Blank rows are
-skipped, and a group without tasks is a row with an idle cell.
+out where each group runs that stage alone. Either all tasks name their slice or none does. A row may begin
+with the number of its group. Blank rows are skipped, and a group without tasks is a row with an idle cell.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mpmd.ir.plan import Cell, FusedTask, Task, TaskKind, parse_cell
+from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules.base import TaskLists
-from mpmd.validation import raise_faults, str_fault
+from mpmd.validation import int_fault, raise_faults, str_fault
 
 Form = Literal["tasks", "csv"]
 
@@ -33,21 +37,23 @@ LETTERS: dict[TaskKind, str] = {"fwd": "F", "bwd": "B", "bwdA": "A", "bwdW": "W"
 
 _KINDS: dict[str, TaskKind] = {letter: kind for kind, letter in LETTERS.items()} | {"I": "bwdA"}
 
-_SHORT = r"\d*[FBAIW]\d+-*"
+_SHORT = r"\d*[FBAIW]\d+(?:s\d+)?-*"
 _CELL = re.compile(rf"FusedTask\([^)]*\)|\([^)]*\)\w*|{_SHORT}(?:\s*\+\s*{_SHORT})*(?![^\s|,])|[^\s|,]+")
+_SLICE = re.compile(r"(?<=\d)s(\d+)")
 _SHORT_TASK = re.compile(r"(\d*)([FBAIW])(\d+)-*")
 _OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B")
 _COMMUNICATION = re.compile(r"\d+((SEND|RECV)_[FB]|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _IDLE = (".", '""')
 
 
-def to_text(tasks: TaskLists, form: Form = "tasks") -> str:
+def to_text(tasks: TaskLists, form: Form = "tasks", slices: int = 1) -> str:
     """Writes lists of tasks, one row per group; ``from_text`` reads them back.
 
     Args:
       form: ``"tasks"``: cells as ``str`` prints them, with ``|`` between them. ``"csv"``: the form in which
         PyTorch's pipeline schedules load and dump the order of computations (their ``compute_only`` format);
         a ``FusedTask`` is an ``OVERLAP_F_B`` there.
+      slices: the number of slices of each microbatch; tasks name their slice if there are several.
 
     Neither form shows idle time; the grid of ``mpmd.render.schedule_grid`` does, and ``from_text`` reads it,
     too.
@@ -55,43 +61,99 @@ def to_text(tasks: TaskLists, form: Form = "tasks") -> str:
     Source of the second form: ``_Action`` and ``_load_csv`` of PyTorch's
     ``torch.distributed.pipelining.schedules``.
     """
+    numbers = slice_numbers(tasks, slices)
     if form == "tasks":
-        return "\n".join(" | ".join(map(str, cells)) or "." for cells in tasks)
-    return "\n".join(",".join(map(_action, cells)) or '""' for cells in tasks)
+        return "\n".join(" | ".join(map(numbers.task_text, cells)) or "." for cells in tasks)
+    return "\n".join(",".join(_action(cell, numbers) for cell in cells) or '""' for cells in tasks)
 
 
-def short_text(cell: Cell, with_stage: bool) -> str:
-    """The cell in few characters: ``F0+B0``, or with stages ``2F0+2B0``."""
-    return "+".join(
-        f"{task.stage if with_stage else ''}{LETTERS[task.kind]}{task.microbatch}" for task in cell.tasks
-    )
+def slice_numbers(tasks: TaskLists, slices: int) -> SliceNumbers:
+    """The numbers of the stages that the tasks are of. Raises ``ValueError`` if slices differ in stages."""
+    raise_faults(int_fault("slices", slices))
+    numbers = {task.stage for cells in tasks for cell in cells for task in cell.tasks}
+    return SliceNumbers.of(max(numbers, default=slices - 1) + 1, slices)
 
 
-def _action(cell: Cell) -> str:
-    actions = [short_text(task, with_stage=True).replace("A", "I") for task in cell.tasks]
+def short_text(cell: Cell, with_stage: bool, numbers: SliceNumbers | None = None) -> str:
+    """The cell in few characters: ``F0+B0``, with stages ``2F0+2B0``, with slices ``2F0s3``."""
+    return "+".join(_short_task(task, with_stage, numbers) for task in cell.tasks)
+
+
+def _short_task(task: Task, with_stage: bool, numbers: SliceNumbers | None) -> str:
+    stage = numbers.stage_of(task.stage) if numbers else task.stage
+    suffix = numbers.suffix(task) if numbers else ""
+    return f"{stage if with_stage else ''}{LETTERS[task.kind]}{task.microbatch}{suffix}"
+
+
+def _action(cell: Cell, numbers: SliceNumbers) -> str:
+    actions = [short_text(task, True, numbers).replace("A", "I") for task in cell.tasks]
     return actions[0] if isinstance(cell, Task) else f"({';'.join(actions)})OVERLAP_F_B"
 
 
 def from_text(text: str) -> list[list[Cell]]:
     """Reads lists of tasks, of which each cell may be in any of the forms above.
 
-    Whether the lists can run is not checked; ``check_schedule`` does that.
+    Whether the lists can run is not checked; ``check_schedule`` does that. If tasks name their slice, their
+    stages are numbered as ``SliceNumbers`` says.
 
     Raises ``ValueError`` with the line and column of all text that is no cell.
     """
+    return read_lists(text).lists
+
+
+class ReadLists(NamedTuple):
+    """Lists of tasks that were read from text, and the number of slices that their tasks name."""
+
+    lists: list[list[Cell]]
+    slices: int
+
+
+class _ReadCell(NamedTuple):
+    """A cell with the slices that its text names."""
+
+    cell: Cell
+    slices: tuple[int, ...]
+
+
+def read_lists(text: str) -> ReadLists:
+    """Reads lists of tasks as ``from_text`` does, with the number of slices."""
+    groups = _read_cells(text)
+    read = [cell for cells in groups for cell in cells]
+    if not any(cell.slices for cell in read):
+        return ReadLists([[cell.cell for cell in cells] for cells in groups], 1)
+    slices = 1 + max(number for cell in read for number in cell.slices)
+    num_stages = 1 + max(task.stage for cell in read for task in cell.cell.tasks)
+    numbers = SliceNumbers(num_stages, slices)
+    return ReadLists([[_numbered(cell, numbers) for cell in cells] for cells in groups], slices)
+
+
+def _numbered(read: _ReadCell, numbers: SliceNumbers) -> Cell:
+    """The cell with the numbers that its stages have on its slices."""
+    tasks = tuple(
+        dataclasses.replace(task, stage=numbers.number(task.stage, slice_index))
+        for task, slice_index in zip(read.cell.tasks, read.slices, strict=True)
+    )
+    return FusedTask(tasks) if isinstance(read.cell, FusedTask) else tasks[0]
+
+
+def _read_cells(text: str) -> list[list[_ReadCell]]:
     raise_faults(str_fault("text", text))
-    groups: list[list[Cell]] = []
+    groups: list[list[_ReadCell]] = []
+    with_slices: set[bool] = set()
     faults: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
-        cells: list[Cell] = []
+        cells: list[_ReadCell] = []
         for column, word in _words(line):
             try:
                 if word.isdecimal() and not line[: column - 1].strip():
                     _check_label(word, len(groups))
                 elif word not in _IDLE:
-                    cells.append(_parse(word, len(groups)))
+                    cells.append(_parse_sliced(word, len(groups)))
+                    with_slices.add(bool(cells[-1].slices))
+                    if len(with_slices) > 1:
+                        raise ValueError(f"{word!r} and others do not agree; name the slice of all or none")
             except ValueError as error:
                 faults.append(f"line {number}, column {column}: {error}")
         groups.append(cells)
@@ -110,6 +172,14 @@ def _words(line: str) -> Iterator[tuple[int, str]]:
 def _check_label(word: str, group: int) -> None:
     if int(word) != group:
         raise ValueError(f"the row of group {group} is called {word}; write the groups in order, from 0 on")
+
+
+def _parse_sliced(word: str, group: int) -> _ReadCell:
+    slices = tuple(map(int, _SLICE.findall(word)))
+    cell = _parse(_SLICE.sub("", word), group)
+    if slices and len(slices) != len(cell.tasks):
+        raise ValueError(f"{word!r} names the slice of some of its tasks; name that of all or none")
+    return _ReadCell(cell, slices)
 
 
 def _parse(word: str, group: int) -> Cell:

@@ -15,6 +15,7 @@ from mpmd.ir.routes import Topology
 from mpmd.schedules import TaskLists
 from mpmd.schedules.base import check_task_lists
 from mpmd.schedules.check import total_order
+from mpmd.schedules.text import slice_numbers
 from mpmd.simulate.costs import Costs, Link
 from mpmd.simulate.plan import MessageBytes, plan_workload
 from mpmd.simulate.result import Gap, Simulation
@@ -31,6 +32,7 @@ def simulate(
     costs: Costs | None = None,
     steps: int = 1,
     topology: Topology | MessageBytes | None = None,
+    slices: int = 1,
 ) -> Simulation:
     """Simulates groups that run their lists in order, each task as early as possible.
 
@@ -47,12 +49,15 @@ def simulate(
       topology: the processes of a plan's groups, ``step.topology``: the bytes of a message are those that
         travel between processes. ``None``: those of whole values, as between groups of one process. Or a
         function that returns the bytes of a value on an edge.
+      slices: the number of slices of each microbatch in a schedule's lists, ``schedule.slices``. A plan knows
+        its own.
 
     Raises: ``TypeError`` for other types; ``ValueError`` when the groups deadlock, with the wait of each.
     """
     raise_faults(
         type_fault("costs", costs, Costs, "Costs", optional=True),
         int_fault("steps", steps),
+        int_fault("slices", slices),
         None
         if topology is None or callable(topology)
         else type_fault("topology", topology, Topology, "a Topology, or a function of an edge and a name"),
@@ -63,7 +68,7 @@ def simulate(
     workload = (
         plan_workload(program, costs, topology)
         if isinstance(program, Plan)
-        else schedule_workload(program, costs)
+        else schedule_workload(program, costs, slices)
     )
     try:
         runs = run if math.isinf(costs.at_once) else run_sharing
@@ -71,5 +76,5 @@ def simulate(
     except ValueError as error:
         deadlock = error
     if not isinstance(program, Plan):
-        total_order(program)  # raises an error that shows the lists
+        total_order(program, slice_numbers(program, slices))  # raises an error that shows the lists
     raise deadlock

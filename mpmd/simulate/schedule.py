@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from itertools import accumulate, chain
 
 from mpmd.ir.plan import FusedTask, Task, TaskKind, TaskType
+from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules import TaskLists
 from mpmd.schedules.check import StageValue, makes, needs
+from mpmd.schedules.text import slice_numbers
 from mpmd.simulate.costs import Costs, types_of
 from mpmd.simulate.workload import MessageTable, Workload
 
 
-def schedule_workload(tasks: TaskLists, costs: Costs) -> Workload:
+def schedule_workload(tasks: TaskLists, costs: Costs, slices: int = 1) -> Workload:
     """The operations of a schedule: its tasks, or its cells if fused cells are atomic.
 
     An operation sends what other groups need as soon as it ends, in one message to each group. A value that
     no task of the lists makes is there from the start. Memory counts the forwards whose residuals are held:
     from the start of the ``fwd`` to the end of its ``bwd`` or ``bwdW``, a part of them only to the end of its
-    ``bwdA``. The forwards of a stage without backwards hold nothing.
+    ``bwdA``. The forwards of a stage without backwards hold nothing. The forward of a stage on one slice
+    counts as one.
 
     Raises: ``TypeError`` for an entry that is not a cell, ``ValueError`` for a kind of task without a time.
     """
@@ -30,7 +33,7 @@ def schedule_workload(tasks: TaskLists, costs: Costs) -> Workload:
     cells = list(chain.from_iterable(rows))
     members = [task for cell in cells for task in cell.tasks]
     operations = [operation for operation, cell in enumerate(cells) for _ in cell.tasks]
-    types = _types(members, costs)
+    types = _types(members, costs, slice_numbers(tasks, slices))
     templates = [types[task.kind, task.stage] for task in members]
     durations, at_start = [0.0] * len(cells), [0.0] * len(cells)
     at_end: list[tuple[float, ...]] = [()] * len(cells)
@@ -72,10 +75,11 @@ class _TaskTemplate:
     at_end: tuple[float, ...]
 
 
-def _types(members: Sequence[Task], costs: Costs) -> dict[tuple[TaskKind, int], _TaskTemplate]:
+def _types(
+    members: Sequence[Task], costs: Costs, numbers: SliceNumbers
+) -> dict[tuple[TaskKind, int], _TaskTemplate]:
     present = {TaskType(*key) for key in {(task.kind, task.stage) for task in members}}
     times = costs.times(present)
-    num_stages = 1 + max((task.stage for task in members), default=0)
     num_microbatches = 1 + max((task.microbatch for task in members), default=0)
     with_backward = {stage for kind, stage in present if kind != "fwd"}
     released = {"bwd": 1.0, "bwdA": 1.0 - costs.held_for_bwdw, "bwdW": costs.held_for_bwdw}
@@ -92,7 +96,7 @@ def _types(members: Sequence[Task], costs: Costs) -> dict[tuple[TaskKind, int], 
         types[task_type] = _TaskTemplate(
             duration=times[task_type],
             makes=None if result is None else number(result),
-            needs=tuple(map(number, needs(task, num_stages))),
+            needs=tuple(map(number, needs(task, numbers))),
             at_start=1.0 if kind == "fwd" and stage in with_backward else 0.0,
             at_end=(-released[kind],) if released.get(kind) else (),
         )

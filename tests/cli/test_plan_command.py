@@ -102,7 +102,7 @@ def test_a_cluster_in_options(capsys, program):
     )
     assert code == 2 and "one of the families GPipe" in err
     code, _, err = run(capsys, f"{program}:train_step", *shapes, *numbers.split())
-    assert code == 2 and "not known without --device-link, --node-link" in err
+    assert code == 2 and "device_link must be given where there are 2 devices on a node" in err
 
 
 def test_the_cluster_of_a_table_describes_one(capsys, program):

@@ -1,8 +1,19 @@
 """The rows of a choice as text and as a page."""
 
+import pytest
+
 from mpmd.planner.candidate import Candidate, Memory, Prediction, Row
-from mpmd.planner.choice_table import candidate_text, html_page, row_data, seconds_text, text_table
+from mpmd.planner.choice_details import ChoiceDetails
+from mpmd.planner.choice_table import (
+    candidate_text,
+    html_page,
+    row_data,
+    seconds_text,
+    terminal_width,
+    text_table,
+)
 from mpmd.schedules import Interleaved1F1B, Std1F1B
+from tests.support.profiles import gpt
 
 PAIR = ({"data": 2, "model": 4}, {"data": 2, "model": 4})
 
@@ -30,9 +41,27 @@ def test_times_have_units_that_suit_them():
 def test_the_best_rows_and_the_alternatives():
     best, other = (Candidate((2, 2), PAIR, Std1F1B(2), m, False, False) for m in (8, 16))
     rows = [row(best), row(other, reason="1.20 times the best"), row(other), row(best, label="FSDP")]
-    text = text_table(rows, examples=64, shown=1)
-    assert text.splitlines()[1].split()[:2] == ["1", "2"] and "128" in text and "25.0%" in text
+    text = text_table(rows, shown=1, width=100)
+    assert text.splitlines()[1].split()[:3] == ["1", "500", "ms"] and "25.0%" in text
     assert "FSDP: 2 groups" in text and "and 2 more candidates" in text and "1.20" not in text
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "100", "300"])
+def test_tables_fit_the_terminal(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    width = terminal_width()
+    assert 80 <= width <= 120
+    groups = tuple({"data": 2, "model": 1 + number} for number in range(8))
+    wide = Candidate((2, 1) * 4, groups, Std1F1B(8), 128, remat=True, fsdp=True)
+    rows = [row(wide, reason="1.20 times the best: devices compute 1.20 times as much") for _ in range(3)]
+    lines = text_table(rows, 1, width).splitlines()
+    assert max(map(len, lines)) <= width and len(lines) > 4
+    profile = gpt(num_layers=2)
+    details = ChoiceDetails("chosen", tuple(rows), 64, (profile,))
+    text = str(details)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("temporaries") == 3 and "0  embedding: " in text
+    assert details.to_html().count("<tr") == 4 == details._repr_html_().count("<tr")
 
 
 def test_pages_escape_what_is_not_markup():
@@ -44,4 +73,4 @@ def test_pages_escape_what_is_not_markup():
 def test_data_has_seconds_and_bytes():
     data = row_data(row(Candidate((2, 2), PAIR, Std1F1B(2), 8, False, False)), examples=64)
     assert data["examples_per_second"] == 128 and data["memory"]["total"] == 2**32 + 2**20 + 2**10
-    assert data["candidate"]["submeshes"] == [{"data": 2, "model": 4}] * 2
+    assert data["candidate"]["submeshes"] == [{"data": 2, "sequence": 1, "model": 4}] * 2

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from tests.support.parity import assert_close
 from tests.support.planned_steps import (
+    ADAM,
     CLUSTER,
     adversarial_arguments,
     adversarial_step,
@@ -52,6 +53,8 @@ def check_text_page_and_data(choice):
     assert data["cluster"]["devices_per_node"] == 8 and len(data["rows"]) == len(choice.rows)
     page = choice.to_html()
     assert page.startswith("<!doctype html>") and page.count("<tr") == len(choice.rows) + 1
+    details = choice.details()
+    assert details.to_html() == page and str(details).count("temporaries") == len(choice.rows)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -280,6 +283,13 @@ def test_groups_of_several_nodes_have_several_processes():
         (TypeError, {"cluster": 8}, "cluster must be an mpmd.Cluster"),
         (TypeError, {"groups": 0, "remat": 1}, "groups must be a whole number.*\nremat must be True"),
         (ValueError, {"schedule": "Best"}, "schedule must be a schedule.*Std1F1B"),
+        (
+            ValueError,
+            {"schedule": "1F1B"},
+            "not '1F1B': did you mean Std1F1B or Eager1F1B or Interleaved1F1B",
+        ),
+        (ValueError, {"schedule": "zerobuble"}, "did you mean ZeroBubble"),
+        (ValueError, {"num_stages": 9}, r"the step has 4 \(layer 0: args\[0\]\[0\] to .*planned_steps.py"),
         (ValueError, {"submesh": {"expert": 2}}, "along the axes data, model, sequence"),
         (ValueError, {"submesh": [{"data": 2}, 2]}, "a list with one of these for each group"),
         (ValueError, {"layers_per_stage": (0, 4)}, r"layers_per_stage\[0\] must be"),
@@ -294,6 +304,74 @@ def test_groups_of_several_nodes_have_several_processes():
 def test_bad_input(error, given, message):
     with pytest.raises(error, match=f"(?s){message}"):
         mpmd.plan(open_step, *arguments(open_step), **{"cluster": CLUSTER, "simulate": 1, **given})
+
+
+def test_a_batch_of_one_row_is_not_cut():
+    params = params_of()
+    args = params, ADAM.init(params), *batch(1)
+    for given in ({}, {"num_microbatches": 1}):
+        choice = mpmd.plan(open_step, *args, cluster=CLUSTER, simulate=1, **given)
+        assert {row.candidate.num_microbatches for row in choice.rows} == {1} and choice.examples == 1
+    with pytest.raises(ValueError, match="num_microbatches=2 does not divide the 1 rows of the batch"):
+        mpmd.plan(open_step, *args, cluster=CLUSTER, num_microbatches=2)
+
+
+def test_one_long_row_is_divided_along_the_sequence():
+    params = params_of()
+    row = jnp.ones((1, 8, 16))
+    choice = mpmd.plan(open_step, params, ADAM.init(params), row, row, cluster=CLUSTER, simulate=1)
+    assert {row.candidate.num_microbatches for row in choice.rows} == {1} and choice.examples == 1
+    assert any(submesh["sequence"] > 1 for row in choice.rows for submesh in row.candidate.submeshes)
+
+
+def test_rows_that_depend_on_one_another_are_cut_and_not_divided():
+    def step(params, x):
+        def loss_of(params, x):
+            return jax.lax.scan(lambda carry, row: (carry + row, row * carry), x[0], x)[1].mean()
+
+        loss, grads = mpmd.value_and_grad(loss_of)(params, x)
+        return jax.tree.map(lambda p, g: p - g, params, grads), loss
+
+    choice = mpmd.plan(step, jnp.ones(3), jnp.ones((4, 6)), cluster=CLUSTER, simulate=1)
+    assert choice.examples == 4
+    assert {row.candidate.num_microbatches for row in choice.rows} <= {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "number"),
+    [
+        (lambda params, x: jnp.mean(x), 2),
+        (lambda params, x: 3.0, 1),
+        (lambda params, x: jax.lax.fori_loop(0, 3, lambda i, total: 1.0, x.sum()), 2),
+    ],
+    ids=["of_the_batch", "constant", "constant_in_a_loop"],
+)
+@pytest.mark.parametrize("params", [{}, {"w": 1.0}], ids=["none", "unused"])
+def test_a_loss_without_parameters(loss_of, number, params):
+    def step(params, x):
+        loss, grads = mpmd.value_and_grad(loss_of)(params, x)
+        return jax.tree.map(lambda p, g: p - g, params, grads), loss
+
+    choice = mpmd.plan(step, params, jnp.ones((4, 8)), cluster=CLUSTER, simulate=2, num_microbatches=number)
+    assert choice.best.prediction.source == "simulation"
+
+
+def test_a_step_without_work_takes_no_time():
+    choice = mpmd.plan(lambda x: x, jnp.ones((4, 8)), cluster=CLUSTER, simulate=2)
+    assert choice.best.prediction.seconds == choice.best.prediction.communication == 0
+    assert "0 µs" in str(choice)
+
+
+def test_gathered_weights_are_weights():
+    fixes = {"fsdp": True, "groups": 1, "submesh": {"data": 4}, "num_microbatches": 2, "remat": False}
+    choice = mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, **fixes)
+    once, each = (
+        next(row.prediction for row in choice.rows if row.candidate.gather_once is is_once)
+        for is_once in (True, False)
+    )
+    assert once.source == each.source == "simulation"
+    matrices = sum(leaf.nbytes for layer in params_of() for leaf in layer.values() if leaf.ndim == 2)
+    assert once.memory.weights == each.memory.weights + 3 / 4 * matrices
 
 
 def test_steps_that_are_none():

@@ -14,10 +14,10 @@ from mpmd.planner.layer_profile import Division, Layer, TaskWork
 from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
 from mpmd.planner.search.formula import evaluate
-from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.partition import StageRangeCosts, cuts
 from mpmd.planner.search.stages import CostModel
+from mpmd.planner.submesh import Submesh
 from mpmd.schedules import FAMILIES, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble, ZeroBubbleV
 from mpmd.simulate import Costs, Link, simulate
 from tests.support.profiles import layer, profile
@@ -195,7 +195,8 @@ def test_a_cut_is_the_shortest_of_all():
     seconds, number = [5.0, 1.0, 1.0, 4.0, 2.0, 2.0], 4
     made = profile(tuple(layer("", 1e12 * time / 3) for time in seconds), number)
     model = CostModel(made, FAST)
-    table = model.table(model.group_settings(DeviceRange(0, {}), StepSettings(number, False, False)))
+    alone = Candidate((), (Submesh(),), Std1F1B(1), number, False, False)
+    table = model.table(model.group_settings(DeviceRange(0, Submesh()), alone))
     range_costs = StageRangeCosts.of(table, 0.0, np.zeros(7))
 
     def bound(cut):

@@ -1,5 +1,6 @@
 """Clusters: given, read, and measured in this process."""
 
+import dataclasses
 import importlib.metadata
 import tomllib
 from pathlib import Path
@@ -83,6 +84,22 @@ def test_what_nobody_knows_is_named():
 def test_links_that_no_message_takes_need_no_number():
     given = {name: value for name, value in GIVEN.items() if not name.endswith("link")}
     assert completed({}, {**given, "nodes": 1, "devices_per_node": 1}, None).device_link == Link()
+
+
+@pytest.mark.parametrize("name", ["flops", "memory_bandwidth", "task_overhead", "alone"])
+def test_numbers_are_finite(name):
+    with pytest.raises(ValueError, match=f"{name} must be finite, not inf"):
+        Cluster(**{**GIVEN, name: float("inf")})
+
+
+def test_a_link_is_left_out_where_there_is_none():
+    given = {name: value for name, value in GIVEN.items() if not name.endswith("link")}
+    assert Cluster(**{**given, "nodes": 1, "devices_per_node": 1}).nodes == 1
+    one_node = Cluster(**{**given, "nodes": 1, "device_link": Link(1e-6, 1e10)})
+    with pytest.raises(ValueError, match="node_link must be given where there are 2 nodes, as an mpmd"):
+        dataclasses.replace(one_node, nodes=2)
+    with pytest.raises(ValueError, match="device_link must be given where there are 4 devices on a node"):
+        Cluster(**{**given, "nodes": 1})
 
 
 def test_the_devices_of_this_process_are_one_node():

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from mpmd.ir.events import Event, Wait
 from mpmd.ir.plan import Cell, OutsideTask, Task, TaskKind, parse_cell, parse_task
+from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B
 from mpmd.schedules.check import makes, needs
 from mpmd.simulate import Costs, Gap, Link, Simulation, simulate
@@ -165,7 +166,7 @@ def test_a_task_starts_as_soon_as_it_can(tasks, costs, latency):
     made = {makes(task): event for task, event in tasks_and_events}
     ends = collections.defaultdict(float)
     for task, event in tasks_and_events:
-        inputs = [made[value] for value in needs(task, num_stages)]
+        inputs = [made[value] for value in needs(task, SliceNumbers(num_stages))]
         arrivals = [i.end if i.mpmd_idx == event.mpmd_idx else i.end + latency for i in inputs]
         assert event.start == max([ends[event.mpmd_idx], *arrivals])
         assert event.duration == costs.tasks.get((task.kind, task.stage), costs.kinds[task.kind])

@@ -21,7 +21,7 @@ from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.ir.tasks import Task
 from mpmd.planner.choice import Choice
-from mpmd.schedules import FAMILIES, check_schedule
+from mpmd.schedules import ALL_FAMILIES, check_schedule
 from tests.support.wrong_arguments import Public
 
 
@@ -73,6 +73,8 @@ OF_SCHEDULES = {
     "mpmd_dim": "count",
     "fuse_steady_state": "flag",
     "split_backward": "flag",
+    "slices": "count",
+    "eager": "flag",
     "placement": "special",
     "times": "special",
     "memory_limit": "count or counts?",
@@ -210,12 +212,15 @@ def choice() -> Choice:
 def schedules() -> list[Public]:
     """The classes of schedules, and their methods."""
     found = []
-    for name, family in FAMILIES.items():
+    for name, family in ALL_FAMILIES.items():
         made = family.build(4)
         sizes = {"num_stages": ("count", made.num_stages), "mpmd_dim": ("count", made.mpmd_dim)}
+        known = {**sizes, "slices": ("count", 1)}
+        if name == "Seq1F1B":  # as many groups as stages, unless it says otherwise
+            known["mpmd_dim"] = ("count?", made.mpmd_dim)
         kinds = {each: (OF_SCHEDULES[each],) for each in inspect.signature(family.schedule).parameters}
         found += [
-            Public(name, family.schedule, {each: sizes.get(each, kind) for each, kind in kinds.items()}),
+            Public(name, family.schedule, {each: known.get(each, kind) for each, kind in kinds.items()}),
             Public(f"{name}.of_size", family.schedule.of_size, sizes),
             Public(f"{name}.tasks", made.tasks, {"num_microbatches": ("count", 8)}),
         ]
@@ -224,7 +229,7 @@ def schedules() -> list[Public]:
     custom = mpmd.CustomSchedule(LISTS)
     return [
         *found,
-        Public("CustomSchedule", mpmd.CustomSchedule, {"lists": ("special", LISTS)}),
+        Public("CustomSchedule", mpmd.CustomSchedule, {"lists": ("special", LISTS), "slices": ("count",)}),
         Public("CustomSchedule.from_text", custom.from_text, {"text": ("text", "F0 B0")}),
         Public("CustomSchedule.from_file", custom.from_file, {"path": ("text",)}),
         Public("CustomSchedule.tasks", custom.tasks, {"num_microbatches": ("count", 2)}),
@@ -242,6 +247,7 @@ def schedules() -> list[Public]:
                 "num_stages": ("count", 2),
                 "num_microbatches": ("count", 2),
                 "mpmd_dim": ("count?",),
+                "slices": ("count",),
             },
         ),
     ]
@@ -258,7 +264,13 @@ def of_simulations() -> list[Public]:
         Public(
             "simulate",
             mpmd.simulate.simulate,
-            {"program": lists, "costs": ("special?",), "steps": ("count",), "topology": ("special?",)},
+            {
+                "program": lists,
+                "costs": ("special?",),
+                "steps": ("count",),
+                "topology": ("special?",),
+                "slices": ("count",),
+            },
         ),
         Public(
             "compare",
@@ -277,7 +289,11 @@ def of_simulations() -> list[Public]:
             mpmd.render.chrome_trace,
             {"source": ("special", SIMULATION), "path": ("text?",)},
         ),
-        Public("schedule_grid", mpmd.render.schedule_grid, {"tasks": lists, "costs": ("special?", costs)}),
+        Public(
+            "schedule_grid",
+            mpmd.render.schedule_grid,
+            {"tasks": lists, "costs": ("special?", costs), "slices": ("count",)},
+        ),
         Public(
             "draw_timeline",
             mpmd.render.draw_timeline,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
+from mpmd.compiler.cut_layers.slice_marks import stages_on_slices, wrong_marks
 from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.source import line_of, where
 from mpmd.compiler.steps import Loop
@@ -56,7 +57,7 @@ def number_live_marks(loops: Sequence[Loop], before: Sequence[Loop]) -> tuple[Lo
         numbered.append(_turned_round(loop) if _is_transposed(loop) else loop)
     if faults:
         raise CompileError(faults)
-    sizes = (loop.schedule.num_stages for loop in numbered)
+    sizes = (len(loop.stages) for loop in numbered)
     return tuple(map(_with_first_stage, numbered, itertools.accumulate(sizes, initial=0)))
 
 
@@ -126,6 +127,9 @@ def _stages(loop: Loop) -> Sequence[int] | None:
     """
     num_stages = loop.schedule.num_stages
     ends = _ends(loop)
+    if loop.schedule.slices > 1:
+        is_plain = not (_is_transposed(loop) or _accompanying(loop))
+        return stages_on_slices(_marks_before(loop, ends), loop.schedule.numbers) if is_plain else None
     for stages in (_marks_before(loop, ends), range(len(ends))):
         most = max(stages, default=-1) + 1
         if most == num_stages and _is_transposed(loop):  # the mark after the last stage comes first
@@ -199,6 +203,8 @@ def _wrong_number_of_marks(loop: Loop) -> str:
     ends, schedule = _ends(loop), loop.schedule
     stages = _marks_before(loop, ends)
     marked, num_stages = max(stages, default=-1) + 1, schedule.num_stages
+    if schedule.slices > 1:
+        return _wrong_marks_of_slices(loop, stages, ends) + _lines(stages, ends)
     more = (
         f"; for {_count(marked, 'stage')} on {_count(schedule.mpmd_dim, 'group')}, as where calls of a "
         f"network feed one another, use {_with_stages(schedule, marked)}"
@@ -209,6 +215,19 @@ def _wrong_number_of_marks(loop: Loop) -> str:
         f"schedule {schedule} has {_count(num_stages, 'stage')}: it needs {_count(num_stages - 1, 'mark')}, "
         f"or {num_stages} with one after the last stage{remedy}{more if marked > num_stages else ''}."
         f"{_lines(stages, ends)}"
+    )
+
+
+def _wrong_marks_of_slices(loop: Loop, stages: Sequence[int], ends: Ends) -> str:
+    schedule = loop.schedule
+    needed, marked = schedule.slices * (schedule.num_stages - 1), max(stages, default=-1) + 1
+    places = [_place(*end) for end in ends]
+    in_scan = all(mark.boundary.in_scan for _, mark in ends) and len(set(places)) == 1
+    return (
+        f"the function that treduce at {loop.where} applies has {_ends_found(ends, marked)}, but the "
+        f"schedule {schedule} has {_count(schedule.num_stages, 'stage')} on {schedule.slices} slices: it "
+        f"needs {_count(needed, 'mark')}, {schedule.num_stages - 1} in each slice"
+        f"{wrong_marks(stages, places, schedule.numbers, in_scan)}."
     )
 
 

@@ -116,12 +116,12 @@ class CellLowering:
         members = [(self._stage_work[work], offset) for work, offset in works]
         fused = fuse(members, self._in_loop, self._states)
         # When tasks update one accumulator several times, only its first and last state leave the cell.
-        updates = {a: offset for work, offset in works for a in self._accumulators[work]}
+        updates = {a.state: (a, offset) for work, offset in works for a in self._accumulators[work]}
         read = {fused.origin[var][0]: var for var in fused.reads}
-        before = [read[a.state] for a in updates if a.state in read]
+        before = [read[state] for state in updates if state in read]
         # Accumulators come first on both sides, so that each is updated in its own buffer.
         reads = [*before, *(var for var in fused.reads if var not in before)]
-        makes = [self._updated(*update) for update in updates.items()]
+        makes = [self._updated(*update) for update in updates.values()]
         makes += [value for work, offset in works for value in self._made(work, offset, works)]
         outputs = [fused.variables[value.var, value.offset] for value in makes]
         callback_operands = [var for eqn, _, _ in fused.callbacks for var in operands(eqn)]
@@ -136,7 +136,7 @@ class CellLowering:
             jaxpr=make_jaxpr(reads, fused.eqns, [*outputs, *callback_operands]),
             reads=tuple(self._read(var, offset, works) for var, offset in origins),
             indices=tuple(offset for var, offset in origins if var in self._indices),
-            updates=tuple(a.state for a in updates),
+            updates=tuple(updates),
             makes=tuple(makes),
             sent=tuple(i for i, value in enumerate(makes) if value.receivers),
             callbacks=tuple(self._callbacks(fused)),

@@ -103,9 +103,10 @@ class _Lowering:
                 LoopStages(
                     schedule=loop.schedule.name,
                     first_stage=loop.first_stage,
-                    num_stages=len(loop.stages),
+                    num_stages=loop.schedule.num_stages,
                     num_microbatches=loop.num_microbatches,
                     ends=loop.ends,
+                    slices=loop.schedule.slices,
                 )
                 for loop in self._step.loops
             ),
@@ -264,10 +265,10 @@ class _Lowering:
         return sorted(self._uses[var].keys() - self._placed.homes[var])
 
     def _loop(self, number: int, tasks: TaskLists, cells: CellLowering) -> None:
-        stages = self._step.loops[number].stages
-        accumulators = [a for a in self._graph.accumulators if a.work.stage in stages]
+        loop = self._step.loops[number]
+        accumulators = [a for a in self._graph.accumulators if a.work.stage in loop.stages]
         states = {a.state: self._names[a.initial] for a in accumulators}
-        for _, cell in total_order(tasks):
+        for _, cell in total_order(tasks, loop.numbers):
             if (lowered := cells.lower(cell)) is not None:
                 self._run_cell(self._placed.stage_groups[cell.tasks[0].stage], cell, lowered, states)
         self._send_results(accumulators, states)

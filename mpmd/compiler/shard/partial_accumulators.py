@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.graph import Accumulator, ShardedGraph, StageWork
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
+from mpmd.compiler.graph import Accumulator, ShardedGraph, StageWork, TaskGraph
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, substitute
 from mpmd.compiler.jaxprs.sharded_dimensions import (
+    Axes,
     ShardedDimensions,
     as_spec,
     axes_in,
@@ -21,7 +23,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
 from mpmd.compiler.request import PartialSums
 from mpmd.compiler.shard.make_partial_sums import PartialSum, PartialSumMaker
 from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, as_partial_sums, live_eqns
-from mpmd.ir.plan import Spec
+from mpmd.ir.plan import Spec, TaskType
 
 
 def with_partial_sums(
@@ -43,24 +45,16 @@ def with_partial_sums(
     # 1. The work of each stage computes partial sums where it can.
     dimensions = follow((eqn for member in graph.stage_work for eqn in member.eqns), outer, submesh.shape)
     allowed = _allowed(sharded, axes_of_partial_sums, partial_sums)
-    rewritten = [
-        _rewritten(member, graph.accumulators, allowed, dimensions, maker) for member in graph.stage_work
-    ]
+    rewritten = _all_rewritten(graph, allowed, dimensions, maker)
     # 2. The accumulators that it updates by partial sums start from such, and are summed up after the loop.
-    sums = {var: of for eqns in rewritten for var, of in (*eqns.partial.items(), *eqns.carry.items())}
-    partial = {
-        a.updated: _partial_accumulator(a, sums, sharded.specs, maker)
-        for a in graph.accumulators
-        if a.updated in sums
-    }
+    partial = _partial_accumulators(graph, rewritten, sharded.specs, maker)
     # 3. What is not needed any more goes, within the work and between works.
     stage_work = [
-        _live_work(member, eqns, graph.accumulators)
-        for member, eqns in zip(graph.stage_work, rewritten, strict=True)
+        _live_work(member, rewritten[member.work], graph.accumulators, partial) for member in graph.stage_work
     ]
     changed = dataclasses.replace(
         graph,
-        outer=tuple(_around_loop(graph.outer, partial.values())),
+        outer=tuple(_around_loop(graph.outer, list({a.new.state: a for a in partial.values()}.values()))),
         stage_work=_with_reads_and_makes(stage_work),
         accumulators=tuple(partial[a.updated].new if a.updated in partial else a for a in graph.accumulators),
     )
@@ -107,13 +101,72 @@ def _rewritten(
     )
 
 
-def _live_work(member: StageWork, rewritten: RewrittenEqns, accumulators: Sequence[Accumulator]) -> StageWork:
+def _all_rewritten(
+    graph: TaskGraph,
+    allowed: Allowed,
+    dimensions: Mapping[Var, ShardedDimensions],
+    maker: PartialSumMaker,
+) -> dict[TaskType, RewrittenEqns]:
+    """The rewritten equations of all work. Work that updates the same state agrees on its partial sums."""
+    allowed = dict(allowed)
+    while True:
+        rewritten = {
+            member.work: _rewritten(member, graph.accumulators, allowed, dimensions, maker)
+            for member in graph.stage_work
+        }
+        axes: dict[Var, set[Axes | None]] = collections.defaultdict(set)
+        for a in graph.accumulators:
+            sums = rewritten[a.work].partial
+            axes[a.state].add(sums[a.updated].axes if a.updated in sums else None)
+        split = {a.updated for a in graph.accumulators if len(axes[a.state]) > 1 and allowed[a.updated]}
+        if not split:
+            return rewritten
+        allowed |= dict.fromkeys(split, frozenset())
+
+
+def _partial_accumulators(
+    graph: TaskGraph,
+    rewritten: Mapping[TaskType, RewrittenEqns],
+    specs: Mapping[Var, Spec],
+    maker: PartialSumMaker,
+) -> dict[Var, _PartialAccumulator]:
+    """The accumulators of partial sums, by the updated states of the whole ones."""
+    partial: dict[Var, _PartialAccumulator] = {}
+    by_state: dict[Var, _PartialAccumulator] = {}
+    for a in graph.accumulators:
+        eqns = rewritten[a.work]
+        if a.updated not in eqns.partial:
+            continue
+        first = by_state.get(a.state)
+        if first is None:
+            by_state[a.state] = partial[a.updated] = _partial_accumulator(a, eqns, specs, maker)
+            continue
+        updated = eqns.partial[a.updated].var
+        new = dataclasses.replace(first.new, work=a.work, updated=updated)
+        spec = {updated: first.specs[first.new.state]}
+        partial[a.updated] = dataclasses.replace(first, whole=a, new=new, specs=spec)
+    return partial
+
+
+def _live_work(
+    member: StageWork,
+    rewritten: RewrittenEqns,
+    accumulators: Sequence[Accumulator],
+    partial: Mapping[Var, _PartialAccumulator],
+) -> StageWork:
     """The work with what its accumulators and other work need of the rewritten equations."""
     if not rewritten.partial:
         return member
-    updated = [a.updated for a in accumulators if a.work == member.work]
-    needed = [rewritten.partial[var].var if var in rewritten.partial else var for var in updated]
-    return dataclasses.replace(member, eqns=live_eqns(rewritten.eqns, [*member.makes, *needed]))
+    updates = [a for a in accumulators if a.work == member.work]
+    needed = [partial[a.updated].new.updated if a.updated in partial else a.updated for a in updates]
+    # Work that updates the same state reads the same variable.
+    states = {
+        rewritten.carry[a.state].var: partial[a.updated].new.state
+        for a in updates
+        if a.updated in partial and a.state in rewritten.carry
+    }
+    eqns = live_eqns(rewritten.eqns, [*member.makes, *needed])
+    return dataclasses.replace(member, eqns=tuple(substitute(eqn, states) for eqn in eqns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,21 +189,21 @@ class _PartialAccumulator:
 
 
 def _partial_accumulator(
-    whole: Accumulator, sums: Mapping[Var, PartialSum], specs: Mapping[Var, Spec], maker: PartialSumMaker
+    whole: Accumulator, eqns: RewrittenEqns, specs: Mapping[Var, Spec], maker: PartialSumMaker
 ) -> _PartialAccumulator:
     """An accumulator that its work updates by partial sums.
 
     Args:
-      sums: the partial sums of states and updated states.
+      eqns: those of its work.
       specs: those of the whole sums.
     """
-    axes = sums[whole.updated].axes
+    axes = eqns.partial[whole.updated].axes
     before, initial = maker.as_first(whole.initial, axes)
     result = PartialSum(Var(aval_of(initial.var)), axes)
     new = dataclasses.replace(
         whole,
-        state=sums[whole.state].var,
-        updated=sums[whole.updated].var,
+        state=eqns.carry[whole.state].var,
+        updated=eqns.partial[whole.updated].var,
         initial=initial.var,
         result=result.var,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 
 import jax.numpy as jnp
@@ -65,9 +65,10 @@ def accumulate(
 
     A sum is updated where its summand is made. When several stages make summands, as for the gradient of a
     weight that they share, each stage has an accumulator, and the accumulators are added after the loop in
-    ascending order of stages. Any other operation is applied where the value of the microbatch is made. A
-    result that depends on no stage's value comes from an ordinary scan outside of the pipeline. What is
-    carried is updated where its next value is made, or else where it is read first.
+    ascending order of stages. A stage has one accumulator for all slices of a microbatch. Any other operation
+    is applied where the value of the microbatch is made. A result that depends on no stage's value comes from
+    an ordinary scan outside of the pipeline. What is carried is updated where its next value is made, or else
+    where it is read first.
     """
     builder = _Builder(body, assigned, order)
     unstaged = []
@@ -84,6 +85,15 @@ def accumulate(
     for result in unstaged:  # one scan for each, because each is placed by itself
         builder.add_outside(loop, result)
     return builder.accumulation(assigned)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The variables of the accumulator of a part of a sum."""
+
+    state: Var
+    initial: Var
+    result: Var
 
 
 class _Builder:
@@ -149,39 +159,62 @@ class _Builder:
     def _reader(self, state: Var, value: Atom) -> TaskType:
         """The first work that reads a state, or else what becomes of it; the first one if none does."""
         known = [self._readers.get(atom) for atom in (state, value) if isinstance(atom, Var)]
-        return min(next(filter(None, known), ()), key=self._order.position, default=self._order.work(0))
+        positions = [self._order.position(work) for work in next(filter(None, known), ())]
+        return self._order.work(self._order.earliest(positions) if positions else 0)
 
     def add_sum(self, whole: LoopResult) -> None:
         """Accumulates a sum, in each stage that makes summands of it."""
         value, initial, result = whole.value, whole.initial, whole.result
         summands, inner_sums = self._summands(value)
-        latest = max((w for s in summands if (w := self.work(s))), key=self._order.position)
+        latest = self._latest(w for s in summands if (w := self.work(s)))
         by_stage: dict[int, list[Atom]] = {}
         for summand in summands:
             by_stage.setdefault((self.work(summand) or latest).stage, []).append(summand)
         if len(by_stage) == 1:
             # A sum with what depends on a weight alone may be on the weight's stage, behind its summands.
-            self._add_part(self.work(value) or latest, [value], self._initial(initial), result)
+            part = _Part(Var(result.aval), self._initial(initial), result)
+            self._add_part(self.work(value) or latest, [value], part)
             return
         self._split_sums.update(inner_sums)
-        parts: list[Var] = []
+        parts: dict[TaskType, _Part] = {}
         for _, of_stage in sorted(by_stage.items()):
-            start = self._zeros(initial) if parts else self._initial(initial)
-            work = max((self.work(summand) or latest for summand in of_stage), key=self._order.position)
-            parts.append(Var(result.aval))
-            self._add_part(work, of_stage, start, parts[-1])
+            work = self._latest(self.work(summand) or latest for summand in of_stage)
+            # A stage's forwards, and its backwards, on all slices add to the same state.
+            on_all_slices = TaskType(work.kind, self._order.numbers.stage_of(work.stage))
+            if on_all_slices not in parts:
+                start = self._zeros(initial) if parts else self._initial(initial)
+                parts[on_all_slices] = _Part(Var(result.aval), start, Var(result.aval))
+            self._add_part(work, of_stage, parts[on_all_slices])
+        self._add_up([part.result for part in parts.values()], result)
+
+    def _add_up(self, parts: Sequence[Var], result: Var) -> None:
+        """Makes a loop's result of its parts."""
+        if len(parts) == 1:
+            self._accumulators = [
+                dataclasses.replace(a, result=result) if a.result is parts[0] else a
+                for a in self._accumulators
+            ]
+            return
         eqns, _ = traced_eqns(lambda *values: [_sum_in_order(values, aval_of(result).dtype)], parts)
         self._after.extend([*eqns[:-1], eqns[-1].replace(outvars=[result])])
 
-    def _add_part(self, work: TaskType, summands: Sequence[Atom], initial: Var, result: Var) -> None:
-        state = Var(result.aval)
+    def _latest(self, works: Iterable[TaskType]) -> TaskType:
+        return self._order.work(self._order.latest(map(self._order.position, works)))
+
+    def _add_part(self, work: TaskType, summands: Sequence[Atom], part: _Part) -> None:
+        state = part.state
         eqns, (updated,) = traced_eqns(
             lambda state, *values: [lax.add(state, _sum_in_order(values, state.dtype))], [state, *summands]
         )
         self._updates[work].extend(eqns)
         self._accumulators.append(
             Accumulator(
-                work=work, state=state, updated=updated, initial=initial, result=result, ordered=False
+                work=work,
+                state=state,
+                updated=updated,
+                initial=part.initial,
+                result=part.result,
+                ordered=False,
             )
         )
 

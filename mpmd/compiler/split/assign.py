@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,17 +33,20 @@ def assign(
 ) -> tuple[AssignedEqn, ...]:
     """The work that each equation belongs to. Duplicates are left out: they belong to their readers.
 
-    1. Work that ends with a mark has the backward slice of the mark's operands, without what earlier work
-       has. Only equations made by transposition count as backward; the others are residuals or the loss, and
-       belong to the forward that makes their operands. A gradient that crosses stages without a mark, such as
-       that of a skip connection, stays at the stage it comes from until it is added to others.
+    1. Work that ends with a mark has all that the mark depends on, without what earlier work has. Only
+       equations made by transposition count as backward; the others are residuals or the loss, and belong to
+       the forward that makes their operands. A gradient that crosses stages without a mark, such as that of
+       a skip connection, stays at the stage it comes from until it is added to others.
     2. An equation outside of these slices belongs to the latest work that makes one of its operands, or to
        the work after the latest mark among them. If it reads a parameter that is on other stages only, it
-       belongs to the next of those stages, if that is later. A parameter is on the stages in whose slices it
-       is read; if there are none, on the stage in which its first reader is written.
+       belongs to the next of those stages, if that is later. A parameter is on the stages on whose marks'
+       ways it is read; if there are none, on the stage in which its first reader is written.
     3. An equation that reads only loop constants, and is too expensive to be duplicated, belongs to its
        earliest reader. So does one that reads only what is carried from microbatch to microbatch. What no
        stage reads of that, such as a count, belongs to the first work that reads the carried value.
+
+    Where microbatches are cut into slices, the latest work is the first that comes after all in question,
+    and the earliest the last that comes before all. A stage has the same parameters on all slices.
 
     An equation that reads no stage's value and that no stage reads, only a result of the loop, is left out
     as well. Where there is one stage, all equations are of that stage.
@@ -81,7 +85,7 @@ class _Assignment:
 
     def run(self) -> tuple[AssignedEqn, ...]:
         self._check_callbacks()
-        closed_by = self._slices(self._body.closing)
+        closed_by = self._before_marks(self._body.closing)
         self._find_stages_reading(closed_by)
         for i in self._assignable:
             self._set(i, self._placed(i, closed_by.get(i)))
@@ -114,16 +118,19 @@ class _Assignment:
         if faults:
             raise CompileError(faults)
 
-    def _slices(self, closing: Mapping[TaskType, Sequence[Var]]) -> dict[int, int]:
-        """For the equations in the backward slice of a mark, the position of the first such mark."""
+    def _before_marks(self, closing: Mapping[TaskType, Sequence[Var]]) -> dict[int, int]:
+        """For the equations that marks depend on, the last position that comes before all such marks."""
+        needed_by: dict[Var, list[int]] = collections.defaultdict(list)
+        for work, variables in closing.items():
+            for var in variables:
+                needed_by[var].append(self._order.position(work))
         closed_by: dict[int, int] = {}
-        for position in sorted(self._order.position(work) for work in closing):
-            stack = list(closing[self._order.work(position)])
-            while stack:
-                i = self._maker.get(stack.pop())
-                if i is not None and i not in closed_by:
-                    closed_by[i] = position
-                    stack.extend(operands(self._eqns[i]))
+        for i in reversed(self._assignable):
+            eqn = self._eqns[i]
+            if positions := [p for var in eqn.outvars for p in needed_by.get(var, ())]:
+                closed_by[i] = self._order.earliest(positions)
+                for var in operands(eqn):
+                    needed_by[var].append(closed_by[i])
         return closed_by
 
     def _find_stages_reading(self, closed_by: Mapping[int, int]) -> None:
@@ -141,15 +148,16 @@ class _Assignment:
             operand_positions = (
                 positions.get(self._maker[var]) for var in operands(self._eqns[i]) if var in self._maker
             )
-            latest = max(
-                (t for t in (*operand_positions, self._body.eqns[i].earliest) if t is not None), default=None
-            )
+            latest = self._latest((*operand_positions, self._body.eqns[i].earliest))
             if latest is not None and not self._order.is_backward(latest):
                 # A weight belongs to the stage in which it is written, not to that of the other operand.
                 parameters = self._parameters(i) - known
-                positions[i] = max(latest, self._body.eqns[i].written) if parameters else latest
+                if self._order.slices > 1:  # and on later slices to the same stage
+                    parameters -= self._stages_reading.keys()
+                written = self._order.position(TaskType("fwd", self._body.eqns[i].written))
+                positions[i] = self._order.latest((latest, written)) if parameters else latest
                 for parameter in parameters:
-                    self._stages_reading.setdefault(parameter, set()).add(positions[i])
+                    self._add_stages(parameter, positions[i])
 
     def _set(self, i: int, position: int | None) -> None:
         self._positions[i] = position
@@ -158,7 +166,23 @@ class _Assignment:
 
     def _add_stage_reading(self, i: int, position: int) -> None:
         for parameter in self._parameters(i):
-            self._stages_reading.setdefault(parameter, set()).add(self._order.work(position).stage)
+            self._add_stages(parameter, position)
+
+    def _add_stages(self, parameter: Var, position: int) -> None:
+        """Notes that the stage at a position, on all slices, reads a parameter."""
+        numbers = self._order.numbers
+        stages = numbers.of_stage(numbers.stage_of(self._order.work(position).stage))
+        self._stages_reading.setdefault(parameter, set()).update(stages)
+
+    def _latest(self, positions: Iterable[int | None]) -> int | None:
+        """The first position that comes at or after all that are known; ``None`` if none is."""
+        known = [position for position in positions if position is not None]
+        return self._order.latest(known) if known else None
+
+    def _earliest(self, positions: Iterable[int | None]) -> int | None:
+        """The last position that comes at or before all that are known; ``None`` if none is."""
+        known = [position for position in positions if position is not None]
+        return self._order.earliest(known) if known else None
 
     def _parameters(self, i: int) -> set[Var]:
         parameters: set[Var] = set()
@@ -173,19 +197,12 @@ class _Assignment:
         """The position of an equation, or ``None`` where its readers must decide."""
         order, eqn = self._order, self._eqns[i]
         operand_positions = [self._positions[self._maker[var]] for var in operands(eqn) if var in self._maker]
-        latest = max(
-            (
-                position
-                for position in (*operand_positions, self._body.eqns[i].earliest)
-                if position is not None
-            ),
-            default=None,
-        )
+        latest = self._latest((*operand_positions, self._body.eqns[i].earliest))
         if latest is None and order.num_stages == 1:
             latest = order.position(TaskType("fwd", order.stages.start))
         backward = is_transposed(eqn) or (latest is not None and order.is_backward(latest))
         if closed_by is not None and backward >= order.is_backward(closed_by):
-            if latest is not None and latest > closed_by:
+            if latest is not None and not order.precedes(latest, closed_by):
                 self._passed_again.append((i, latest))
                 return latest
             return latest if latest is not None and self._skips_to_mark(i, latest) else closed_by
@@ -219,7 +236,7 @@ class _Assignment:
             return earliest
         kind: TaskKind = "bwd" if backward else "fwd"
         positions = [self._order.position(TaskType(kind, stage)) for stage in stages]
-        later = [position for position in positions if earliest is None or position >= earliest]
+        later = [p for p in positions if earliest is None or self._order.precedes(earliest, p)]
         return min(later, default=earliest)
 
     def _place_floating(self) -> None:
@@ -230,8 +247,7 @@ class _Assignment:
                     readers.setdefault(self._maker[var], []).append(i)
         for i in reversed(self._assignable):
             if self._positions[i] is None:
-                positions = [self._positions[reader] for reader in readers.get(i, ())]
-                first = min((position for position in positions if position is not None), default=None)
+                first = self._earliest(self._positions[reader] for reader in readers.get(i, ()))
                 if first is None and self._eqns[i].effects:
                     # What depends on no stage, such as a print of the index, is where it is written.
                     first = self._order.position(TaskType("fwd", self._body.eqns[i].written))
@@ -247,7 +263,9 @@ class _Assignment:
             makers = [self._maker.get(self._carried[state]) for state in states]
             known = self._known_positions(i for i in makers if i is not None)
             reading = (i for i in self._assignable if not states.isdisjoint(operands(self._eqns[i])))
-            first = min(self._known_positions(reading), default=max(known, default=0))
+            first = self._earliest(self._known_positions(reading))
+            if first is None:
+                first = self._latest(known) or 0
             for state in states:
                 for i in self._unplaced_slice(self._carried[state]):
                     self._set(i, first)
@@ -258,7 +276,7 @@ class _Assignment:
             if self._positions[i] is None:
                 read = operands(self._eqns[i])
                 known = self._known_positions(self._maker[var] for var in read if var in self._maker)
-                self._set(i, max((*known, *(updated[var] for var in read if var in updated)), default=None))
+                self._set(i, self._latest((*known, *(updated[var] for var in read if var in updated))))
 
     def _known_positions(self, equations: Iterable[int]) -> list[int]:
         positions = (self._positions[i] for i in equations)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
+from jax.extend.core import Var
+
 from mpmd.compiler.graph import Accumulator, StageWork
+from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.steps import Loop
 from mpmd.errors import CompileError
-from mpmd.ir.plan import Cell, FusedTask, Task
+from mpmd.ir.plan import Cell, FusedTask, Task, TaskType
 from mpmd.schedules import Schedule, TaskLists, check_schedule
 
 
@@ -18,7 +22,7 @@ def checked_tasks(loop: Loop) -> tuple[tuple[Cell, ...], ...]:
     schedule, num_microbatches = loop.schedule, loop.num_microbatches
     try:
         tasks = schedule.tasks(num_microbatches)
-        check_schedule(tasks, schedule.num_stages, num_microbatches, schedule.mpmd_dim)
+        check_schedule(tasks, schedule.num_stages, num_microbatches, schedule.mpmd_dim, schedule.slices)
     except ValueError as error:
         raise CompileError(f"{schedule.name}.tasks({num_microbatches}): {error}") from error
     if not loop.first_stage:
@@ -40,7 +44,11 @@ def check_schedule_fits(
     Raises: ``CompileError`` with all that does not fit.
     """
     members = [task for cells in tasks for cell in cells for task in cell.tasks]
-    faults = [*_without_tasks(loop, members, stages), *_out_of_order(loop.schedule, members, accumulators)]
+    faults = [
+        *_without_tasks(loop, members, stages),
+        *_out_of_order(loop.schedule, members, accumulators),
+        *_slices_out_of_order(loop, members, accumulators),
+    ]
     if faults:
         raise CompileError(faults)
 
@@ -67,3 +75,26 @@ def _out_of_order(
                 f"the schedule {schedule} runs {first} before {second}, but a result of the loop is "
                 "carried there, or accumulated by another operation than Add, Max and Concat: order matters"
             )
+
+
+def _slices_out_of_order(
+    loop: Loop, members: Sequence[Task], accumulators: Sequence[Accumulator]
+) -> Iterator[str]:
+    """A stage adds up its slices in one order, whatever the schedule: sums of floats depend on it."""
+    order = MicrobatchOrder(loop.numbers)
+    works: dict[Var, set[TaskType]] = collections.defaultdict(set)
+    for accumulator in accumulators:
+        works[accumulator.state].add(accumulator.work)
+    shared = {frozenset(adding) for adding in works.values() if len(adding) > 1}
+    for adding in sorted(shared, key=min):
+        types = adding | {TaskType("bwd", work.stage) for work in adding if work.kind != "fwd"}
+        run = [(task.microbatch, order.position(task.type), task) for task in members if task.type in types]
+        for (*before, first), (*after, second) in itertools.pairwise(run):
+            if before > after:
+                text = loop.numbers.task_text
+                yield (
+                    f"the schedule {loop.schedule} runs {text(first)} before {text(second)}, but a stage "
+                    "adds up its slices by microbatch, and those of a microbatch in ascending order in "
+                    "forwards and in descending order in backwards, so that all schedules give equal sums"
+                )
+                break

@@ -37,8 +37,9 @@ def keep_carry(
         if not a.is_carry:
             continue
         readers = [work for work in kept if work != a.work and a.state in free_variables(kept[work])]
-        if early := [work for work in readers if order.position(work) < order.position(a.work)]:
-            faults[_fault(a, early[0], kept)] = None
+        at = order.position(a.work)
+        if early := [work for work in readers if not order.precedes(at, order.position(work))]:
+            faults[_fault(a, early[0], kept, order)] = None
         elif readers:
             copies, (copy,) = traced_eqns(lambda x: [jnp.copy(x)], [a.state])
             kept[a.work] = [*copies, *kept[a.work]]
@@ -66,11 +67,20 @@ def check_carry(schedule: Schedule, stages: Sequence[StageWork], accumulators: S
             )
 
 
-def _fault(a: Accumulator, early: TaskType, eqns: Mapping[TaskType, Eqns]) -> str:
+def _fault(a: Accumulator, early: TaskType, eqns: Mapping[TaskType, Eqns], order: MicrobatchOrder) -> str:
     reader = next(eqn for eqn in eqns[early] if a.state in operands(eqn))
     makers = {var: eqn for eqn in eqns[a.work] for var in eqn.outvars}
     copied = next(iter(operands(makers[a.updated])), a.updated)
     updater = makers.get(copied, makers[a.updated])
+    if order.slices > 1:
+        first, last = (order.numbers.stage_text(work.stage) for work in (early, a.work))
+        return (
+            f"{reader.primitive} at {where(reader)} reads, in {first}, a value that treduce carries from one "
+            f"microbatch to the next, and {last} updates it with what {updater.primitive} at "
+            f"{where(updater)} makes: a carried value has to be updated once in a microbatch, on the slice "
+            "and in the stage that read it first. Hand on what every slice updates from slice to slice, in "
+            "the loop over slices, or return it as a result with an operation such as Add"
+        )
     return (
         f"{reader.primitive} at {where(reader)} reads, in {early}, a value that treduce carries from one "
         f"microbatch to the next, and {a.work} updates it with what {updater.primitive} at {where(updater)} "

@@ -53,7 +53,11 @@ class MinimizedWork:
 
 
 def minimize_residuals(
-    eqns: Mapping[TaskType, Eqns], results: Set[Var], states: Set[Var], duplicates: Mapping[Var, Duplicate]
+    eqns: Mapping[TaskType, Eqns],
+    results: Set[Var],
+    states: Set[Var],
+    duplicates: Mapping[Var, Duplicate],
+    handed_on: Set[Var] = frozenset(),
 ) -> MinimizedWork:
     """Moves cheap equations of forwards that only the stage's own backward reads to that backward.
 
@@ -62,6 +66,8 @@ def minimize_residuals(
       results: the variables that accumulators are updated to.
       states: the variables of accumulators before that, which nothing else may read.
       duplicates: the variables of equations that their readers compute for themselves.
+      handed_on: the variables that a slice reads of slices before it, such as keys. They are kept for the
+        backwards of those slices, which come later.
 
     Returns: the work in the same order, without equations that nothing reads any more.
     """
@@ -75,7 +81,9 @@ def minimize_residuals(
             forward = eqns[work]
             elsewhere = set().union(*(read[other] for other in eqns if other not in (work, backward)))
             scans = ForwardScans(forward, eqns[backward], elsewhere | results)
-            residuals = _Residuals(forward, eqns[backward], computed | states, elsewhere, duplicates, scans)
+            residuals = _Residuals(
+                forward, eqns[backward], computed | states, elsewhere, duplicates, handed_on, scans
+            )
             kept, again = residuals.chosen()
             forward, reading = scans.keeping(forward, eqns[backward], kept)
             minimized[work] = forward
@@ -124,8 +132,10 @@ class _Residuals:
         unavailable: Set[Var],
         elsewhere: Set[Var],
         duplicates: Mapping[Var, Duplicate],
+        handed_on: Set[Var],
         scans: ForwardScans,
     ):
+        self._handed_on = handed_on
         self._unavailable = unavailable
         self._elsewhere = elsewhere
         self._duplicates = duplicates
@@ -168,12 +178,16 @@ class _Residuals:
         eqn = self._maker.get(node)
         if eqn is None:
             return False
+        if eqn.primitive.name == "concatenate" and not self._handed_on.isdisjoint(operands(eqn)):
+            return True  # each slice would keep the keys of all slices before it once more
         duplicate = self._duplicates.get(node)
         return is_cheaper_than_memory(eqn) if duplicate is None else not duplicate.once_per_stage
 
     def _cost(self, node: Node) -> int:
         if isinstance(node, Row):
             return self._scans.nbytes(node) + _ARRAY_BYTES
+        if node in self._handed_on:
+            return _ARRAY_BYTES // 2
         is_output_anyway = node in self._maker and node in self._elsewhere
         return to_aval(node).nbytes + (_ARRAY_BYTES // 2 if is_output_anyway else _ARRAY_BYTES)
 

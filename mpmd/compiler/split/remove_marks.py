@@ -45,14 +45,15 @@ class LoopBody:
 
 def remove_marks(loop: Loop, order: MicrobatchOrder) -> LoopBody:
     """Replaces what marks return by their operands."""
-    last_stage = order.stages[-1]
+    last_stage = order.numbers.num_stages - 1
     replacement: dict[Var, Atom] = {}
     behind: dict[Var, int] = {}  # for what a mark returns, the position of the work after it
     eqns: list[BodyEqn] = []
     closing: dict[TaskType, tuple[Var, ...]] = {}
     written = order.stages[0]
     for eqn in loop.eqns:
-        earliest = max((behind[var] for var in operands(eqn) if var in behind), default=None)
+        after = [behind[var] for var in operands(eqn) if var in behind]
+        earliest = order.latest(after) if after else None
         eqn = substitute(eqn, replacement)
         mark = mark_of(eqn)
         if mark is None:
@@ -61,9 +62,10 @@ def remove_marks(loop: Loop, order: MicrobatchOrder) -> LoopBody:
         replacement.update(zip(eqn.outvars, eqn.invars, strict=True))
         stage = mark.boundary.stage
         assert stage is not None, f"{eqn} has no stage"
-        if stage < last_stage:  # the mark after the last stage, if any, ends nothing
-            if mark.forward and not mark.linear:
-                written = stage + 1
+        if mark.forward and not mark.linear and stage < order.stages[-1]:
+            written = stage + 1
+        if order.numbers.stage_of(stage) < last_stage:
+            # The mark after the last stage, if any, ends nothing.
             closed, opened = TaskType("fwd", stage), TaskType("fwd", stage + 1)
             if not mark.forward:
                 closed, opened = TaskType("bwd", stage + 1), TaskType("bwd", stage)

@@ -12,6 +12,7 @@ from mpmd.compiler.split.assign import assign
 from mpmd.compiler.split.check_schedule_fits import check_schedule_fits, checked_tasks
 from mpmd.compiler.split.copy_duplicates import copy_duplicates
 from mpmd.compiler.split.duplicates import find_duplicates
+from mpmd.compiler.split.handed_on import check_slices, handed_on
 from mpmd.compiler.split.keep_carry import check_carry, keep_carry
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.minimize_residuals import minimize_residuals
@@ -48,7 +49,7 @@ class _SplitLoop(NamedTuple):
 
 def _split_loop(loop: Loop) -> _SplitLoop:
     tasks = checked_tasks(loop)
-    order = MicrobatchOrder(loop.stages)
+    order = MicrobatchOrder(loop.numbers)
     # 1. The marks go; what they said about the equations around them stays.
     body = remove_marks(loop, order)
     # 2. Cheap equations are duplicated: each work that reads one computes it itself.
@@ -60,12 +61,15 @@ def _split_loop(loop: Loop) -> _SplitLoop:
     # 5. Each work gets the duplicates that it reads.
     complete = copy_duplicates(accumulation.eqns, body, duplicates, order)
     # 6. Backwards compute again what forwards need not keep for them.
-    minimized = minimize_residuals(complete, accumulation.updated, accumulation.states, duplicates)
+    minimized = minimize_residuals(
+        complete, accumulation.updated, accumulation.states, duplicates, handed_on(complete, order)
+    )
     # 7. What is carried from microbatch to microbatch is read by the work that updates it.
     kept = keep_carry(minimized.eqns, accumulation.accumulators, order)
     # 8. Backwards become two halves where the schedule has tasks for them.
     stage_work = split_backwards(kept, tasks, duplicates.keys() | minimized.recomputed)
     accumulators = tuple(_with_half(accumulator, stage_work) for accumulator in accumulation.accumulators)
+    check_slices(stage_work, order)
     check_carry(loop.schedule, stage_work, accumulators)
     # 9. The schedule has a task for all work, in an order that gives the loop's results.
     check_schedule_fits(loop, tasks, stage_work, accumulators)

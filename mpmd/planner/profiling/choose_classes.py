@@ -75,7 +75,7 @@ def choose_classes(
 
 
 def _of_microbatch(step: LayeredStep, loop: LayeredLoop) -> list[Class]:
-    return [step.classes.of(dim.value, dim.dim) for dim in loop.microbatch]
+    return [step.classes.of(dim.value, dim.dim) for dim in loop.divisible]
 
 
 def _between_layers(step: LayeredStep, loop: LayeredLoop) -> list[Class]:

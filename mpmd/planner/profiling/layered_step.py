@@ -12,10 +12,11 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import StageWork, TaskGraph
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
+from mpmd.compiler.steps import Loop
 from mpmd.ir.plan import TaskType
 from mpmd.ir.stack import per_layer_range
 from mpmd.planner.profiling.classes import ClassedOperation, DimensionClasses, classed
-from mpmd.planner.profiling.microbatch import MicrobatchDim, microbatch_dims
+from mpmd.planner.profiling.microbatch import MicrobatchDim, microbatch_dims, rows_to_cut
 from mpmd.planner.profiling.ownership import Ownership, ownership_of
 
 
@@ -25,15 +26,30 @@ class LayeredLoop:
 
     Attributes:
       layers: the numbers of its layers, which are counted through all loops.
-      microbatch: the dimensions of a microbatch.
+      microbatch: the dimensions of a microbatch that have several elements.
       num_microbatches: the number of microbatches of the loop.
       decision_index: the index of the decisions under which it was traced.
+      rows: of each microbatch, as ``mpmd.microbatches`` has cut them; 0 where it has not.
+      is_open: whether it has as many microbatches as is decided.
     """
 
     layers: range
     microbatch: Sequence[MicrobatchDim]
     num_microbatches: int
     decision_index: int
+    rows: int = 0
+    is_open: bool = False
+
+    @property
+    def divisible(self) -> list[MicrobatchDim]:
+        """The dimensions of a microbatch of which devices may divide one as its rows.
+
+        They are all of a batch that the user cuts, as it may begin with a sequence, and the first one of a
+        batch that is cut as is decided: the number of microbatches divides the same rows.
+        """
+        if self.is_open or self.rows * self.num_microbatches == 1:
+            return [dim for dim in self.microbatch if dim.batch_dim == 1]
+        return list(self.microbatch)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,15 +128,20 @@ def layered(graph: TaskGraph) -> LayeredStep:
     before = flat.add(before_loops(graph))
     tasks = {member.work: flat.add(member.eqns) for member in graph.stage_work}
     loops = [
-        LayeredLoop(
-            layers=loop.stages,
-            microbatch=microbatch_dims(flat, _within(tasks, loop.stages), ownership.sliced),
-            num_microbatches=loop.num_microbatches,
-            decision_index=loop.decision_index,
-        )
+        _layered_loop(loop, microbatch_dims(flat, _within(tasks, loop.stages), ownership.sliced))
         for loop in graph.step.loops
     ]
     return with_classes(graph, ownership, flat, tasks, before, loops)
+
+
+def _layered_loop(loop: Loop, dims: Sequence[MicrobatchDim]) -> LayeredLoop:
+    return LayeredLoop(
+        layers=loop.stages,
+        microbatch=[dim for dim in dims if dim.size > 1],
+        num_microbatches=loop.num_microbatches,
+        decision_index=loop.decision_index,
+        rows=rows_to_cut(dims, loop.num_microbatches),
+    )
 
 
 def before_loops(graph: TaskGraph) -> list[JaxprEqn]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ class MicrobatchDim(NamedTuple):
 def microbatch_dims(
     flat: FlatEquations, operations: Iterable[Operation], batch: Collection[Var]
 ) -> list[MicrobatchDim]:
-    """The dimensions of microbatches with several elements, from the operations that slice the batch.
+    """The dimensions of microbatches, from the operations that slice the batch.
 
     Args:
       batch: the values outside of the loop of which a microbatch is a part.
@@ -50,7 +51,16 @@ def microbatch_dims(
                     shape_of(operation.eqn.outvars[0])[dim],
                 )
                 dims.setdefault((taken.batch, batch_dim), taken)
-    return [taken for taken in dims.values() if taken.size > 1]
+    return list(dims.values())
+
+
+def rows_to_cut(dims: Iterable[MicrobatchDim], num_microbatches: int) -> int:
+    """The rows of each microbatch of a batch that ``mpmd.microbatches`` has cut, its second dimension.
+
+    It is 0 where none is cut so. Where rows depend on one another, devices divide another dimension.
+    """
+    of_batches = (dim for dim in dims if shape_of(dim.batch)[0] == num_microbatches and dim.batch_dim == 1)
+    return math.gcd(*(dim.size for dim in of_batches))
 
 
 def _taken(operation: Operation) -> Iterator[tuple[int, int]]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpmd.compiler.find_layers.stages_of import EACH_LAYER, Stages, stages_of
 from mpmd.compiler.graph import TaskGraph
 from mpmd.planner.layer_profile import LayerProfile
-from mpmd.planner.profiling.profile_step import profiles_of_graph
+from mpmd.planner.profiling.layered_step import LayeredStep, layered
+from mpmd.planner.profiling.profile_step import loop_profiles
 from mpmd.planner.profiling.tracing import traced_layers
+from mpmd.planner.profiling.whole_step import whole_step
 from mpmd.util.garbage import without_garbage_collection
 
 
@@ -42,21 +44,18 @@ def profile_step(
     each_layer = dataclasses.replace(EACH_LAYER, num_layers=num_layers)
     written = stages_of(step, args, kwargs, each_layer)
     graph = traced_layers(step, args, kwargs, written, each_layer)
-    profiles = profiles_of_graph(graph)
-    if not written:
-        return ProfiledStep(profiles, (), graph)
+    if not graph.step.loops:
+        return ProfiledStep(loop_profiles(whole_step(graph)), (), graph)
+    in_layers = layered(graph)
+    rows = math.gcd(*(loop.rows for loop in in_layers.loops if loop.num_microbatches == 1))
+    open_loops = _open_loops(step, args, kwargs, written, rows)
+    profiles = loop_profiles(_with_open_loops(in_layers, open_loops))
     # Loops that no result needs are not in the graph.
     of_loop = {loop.decision_index: loop for loop in written}
     live = tuple(of_loop[loop.decision_index] for loop in graph.step.loops)
-    rows = math.gcd(*(profile.rows for profile in profiles if profile.num_microbatches == 1))
-    open_loops = _open_loops(step, args, kwargs, written, rows)
     return ProfiledStep(
         tuple(
-            dataclasses.replace(
-                profile,
-                are_stages=loop.are_written,
-                num_microbatches=None if loop.decision_index in open_loops else profile.num_microbatches,
-            )
+            dataclasses.replace(profile, are_stages=loop.are_written)
             for profile, loop in zip(profiles, live, strict=True)
         ),
         live,
@@ -68,6 +67,11 @@ def profile_of(step: Callable, args: tuple, kwargs: Mapping[str, Any]) -> LayerP
     """The profile of a step with one loop, or none."""
     (profile,) = profile_step(step, args, kwargs).profiles
     return profile
+
+
+def _with_open_loops(step: LayeredStep, open_loops: Container[int]) -> LayeredStep:
+    loops = [dataclasses.replace(loop, is_open=loop.decision_index in open_loops) for loop in step.loops]
+    return dataclasses.replace(step, loops=loops)
 
 
 def _open_loops(

@@ -6,21 +6,19 @@ import collections
 import functools
 from collections.abc import Iterator, Mapping
 
-from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
 from mpmd.planner.layer_profile import Kind, Layer, LayerProfile, TaskWork
 from mpmd.planner.profiling.divide import Divider
-from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep, layered
+from mpmd.planner.profiling.layer_names import layer_names
+from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep
 from mpmd.planner.profiling.outside import work_outside
 from mpmd.planner.profiling.ownership import nbytes
 from mpmd.planner.profiling.traffic import traffic
-from mpmd.planner.profiling.whole_step import whole_step
 
 
-def profiles_of_graph(graph: TaskGraph) -> tuple[LayerProfile, ...]:
-    """The profile of each loop of a step whose stages are layers; a step without loops has one profile."""
-    step = layered(graph) if graph.step.loops else whole_step(graph)
+def loop_profiles(step: LayeredStep) -> tuple[LayerProfile, ...]:
+    """The profile of each loop of a step; a step without loops has one profile."""
     return tuple(map(_Profiler(step).profile, range(len(step.loops))))
 
 
@@ -32,16 +30,18 @@ class _Profiler:
         self._divider = Divider(step)
         self._rows = self._divider.classes["data"]
         self._outside = work_outside(step)
+        self._names = layer_names(step)
 
     def profile(self, number: int) -> LayerProfile:
         """The table of a loop."""
         step, loop = self._step, self._step.loops[number]
-        rows = next((d.size for d in loop.microbatch if step.classes.of(d.value, d.dim) in self._rows), 1)
+        divided = (d.size for d in loop.divisible if step.classes.of(d.value, d.dim) in self._rows)
+        rows = loop.rows if loop.is_open else next(divided, 1)
         return LayerProfile(
             layers=tuple(self._layer(layer, loop) for layer in loop.layers),
             rows=rows * loop.num_microbatches,
             microbatch_rows=rows,
-            num_microbatches=loop.num_microbatches,
+            num_microbatches=None if loop.is_open else loop.num_microbatches,
             are_stages=True,
             skips=tuple(self._skips(loop)),
             tied=tuple(self._tied(loop).items()),
@@ -78,7 +78,7 @@ class _Profiler:
         step, ownership = self._step, self._step.ownership
         state = sum(nbytes(var) for var, owner in ownership.state.items() if owner == layer)
         return Layer(
-            name=f"stage {layer - loop.layers.start}",
+            name=self._names[layer],
             forward=self._work(TaskType("fwd", layer)),
             backward=self._work(TaskType("bwd", layer)),
             weights=sum(map(nbytes, ownership.weights_of(layer))),

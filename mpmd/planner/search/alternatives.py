@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from mpmd.planner.collectives import INNERMOST_FIRST
+from mpmd.planner.candidate import Candidate
 from mpmd.planner.labels import ALTERNATIVES
 from mpmd.planner.layer_profile import Kind
-from mpmd.planner.search.candidates import best_of, best_of_shape
+from mpmd.planner.search.candidates import best_cut, best_of
 from mpmd.planner.search.formula import Evaluation
-from mpmd.planner.search.search_space import SearchSpace, Shape, divisors
+from mpmd.planner.search.search_space import SearchSpace, divisors
+from mpmd.planner.submesh import Submesh
 from mpmd.schedules import ForwardOnly, Interleaved1F1B, Schedule, Std1F1B
 
 
@@ -31,11 +32,11 @@ def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Evaluation | Non
         size = _most_devices(space, kind, number)
         if size == 1 and kind is not None:
             continue
-        submesh = {axis: size if axis == kind else 1 for axis in INNERMOST_FIRST}
-        for settings in space.settings((submesh,)):
-            shape = Shape(schedule, (submesh,), settings)
-            is_asked_for = (settings.num_microbatches, settings.fsdp) == (number, fsdp)
-            if is_asked_for and (evaluation := best_of_shape(space, shape)):
+        submesh = Submesh() if kind is None else Submesh.of({kind: size})
+        one_group = Candidate((), (submesh,), schedule, number, remat=False, fsdp=fsdp)
+        for candidate in space.variants(one_group):
+            is_asked_for = (candidate.num_microbatches, candidate.fsdp) == (number, fsdp)
+            if is_asked_for and (evaluation := best_cut(space, candidate)):
                 evaluations.append(evaluation)
     return best_of(evaluations, space.model.cluster.memory)
 

@@ -1,4 +1,4 @@
-"""Cuts the layers of a shape into stages, in the ways that promise most."""
+"""Cuts the layers of a candidate into stages, in the ways that promise most."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.layer_arrays import Array
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.partition import StageRangeCosts, cuts
-from mpmd.planner.search.search_space import SearchSpace, Shape
+from mpmd.planner.search.search_space import SearchSpace
 
 
-def best_of_shape(space: SearchSpace, shape: Shape) -> Evaluation | None:
-    """The candidate of a shape with the shortest step that fits, or with the least memory if none does."""
-    evaluations = [evaluate(space.model, candidate) for candidate in candidates(space, shape)]
+def best_cut(space: SearchSpace, candidate: Candidate) -> Evaluation | None:
+    """A candidate with the cut of its layers by which the step is shortest, of those that fit.
+
+    If none fits, it is the cut that needs the least memory.
+    """
+    evaluations = [evaluate(space.model, cut) for cut in cut_candidates(space, candidate)]
     return best_of(evaluations, space.model.cluster.memory)
 
 
@@ -32,38 +35,37 @@ def best_of(evaluations: list[Evaluation], memory: float) -> Evaluation | None:
     return min(evaluations, key=lambda evaluation: evaluation.prediction.memory.total, default=None)
 
 
-def candidates(space: SearchSpace, shape: Shape) -> Iterator[Candidate]:
-    """A shape with each cut that is worth simulating."""
-    for layers in _cuts(space, shape):
-        yield Candidate(layers, shape.submeshes, shape.schedule, *dataclasses.astuple(shape.settings))
+def cut_candidates(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
+    """A candidate with each cut of its layers that is worth simulating."""
+    for layers in _cuts(space, candidate):
+        yield dataclasses.replace(candidate, layers_per_stage=layers)
 
 
-def _cuts(space: SearchSpace, shape: Shape) -> list[tuple[int, ...]]:
+def _cuts(space: SearchSpace, candidate: Candidate) -> list[tuple[int, ...]]:
     """The numbers of layers of the stages, for each cut."""
-    num_stages = shape.schedule.num_stages
+    num_stages, number = candidate.schedule.num_stages, candidate.num_microbatches
     if space.constraints.layers_per_stage is not None:
         return [space.constraints.layers_per_stage]
     if num_stages == 1:
         return [(len(space.profile.layers),)]
-    homes, in_flight = stages_in_flight(shape.schedule, shape.settings.num_microbatches)
-    range_costs = _range_costs(space, shape, homes)
+    homes, in_flight = stages_in_flight(candidate.schedule, number)
+    range_costs = _range_costs(space, candidate, homes)
     share = max(homes.count(group) for group in set(homes))
     memory = space.model.cluster.memory / share
-    number = shape.settings.num_microbatches
     balanced = [*cuts(range_costs, in_flight, number, memory)]
     # The memory of groups with several stages is only known of whole cuts.
     balanced = balanced or [*cuts(range_costs, in_flight, number, math.inf)]
     return [*dict.fromkeys([*balanced, *(even_groups(range_costs, homes, cut) for cut in balanced)])]
 
 
-def _range_costs(space: SearchSpace, shape: Shape, homes: tuple[int, ...]) -> list[StageRangeCosts]:
+def _range_costs(space: SearchSpace, candidate: Candidate, homes: tuple[int, ...]) -> list[StageRangeCosts]:
     """For each stage, the costs of ranges of layers on its group."""
-    model, device_ranges = space.model, device_ranges_of(shape.submeshes)
+    model, device_ranges = space.model, device_ranges_of(candidate.submeshes)
     overhead = (1 + space.profile.has_backward) * model.cluster.task_overhead
     known: dict[object, StageRangeCosts] = {}
     range_costs = []
     for stage, home in enumerate(homes):
-        group_settings = model.group_settings(device_ranges[home], shape.settings)
+        group_settings = model.group_settings(device_ranges[home], candidate)
         before = device_ranges[homes[stage - 1]] if stage else device_ranges[home]
         link = message_link(model.cluster, before, device_ranges[home])
         if (group_settings, link) not in known:

@@ -10,6 +10,7 @@ from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.schedules import FAMILIES, Schedule
+from mpmd.util.tables import first_few
 
 
 def combined(constraints: Constraints, profile: LayerProfile) -> Constraints:
@@ -47,25 +48,33 @@ def _of_stages(constraints: Constraints, profile: LayerProfile) -> Iterator[str]
     if layers is not None and profile.are_stages and layers != (1,) * num_layers:
         yield f"the step's marks make {num_layers} stages, which layers_per_stage={layers} cannot cut anew"
     elif layers is not None and sum(layers) != num_layers:
-        yield f"layers_per_stage={layers} has {sum(layers)} layers; the step has {num_layers}"
+        has = f"the step has {num_layers} {_names_text(profile)}"
+        yield f"layers_per_stage={layers} has {sum(layers)} layers; {has}"
     if constraints.num_layers is not None and profile.decision_index is None:
         yield f"a step without a loop is one layer, and num_layers={constraints.num_layers} was asked for"
     elif constraints.num_layers is not None and profile.are_stages:
         asked = f"num_layers={constraints.num_layers}"
         yield f"the step's marks make {num_layers} stages; {asked} is for one without"
     elif constraints.num_layers not in (None, num_layers):
-        yield f"num_layers={constraints.num_layers} was asked for; the step has {num_layers}"
+        has = f"the step has {num_layers} {_names_text(profile)}"
+        yield f"num_layers={constraints.num_layers} was asked for; {has}"
     if profile.are_stages and stages not in (None, num_layers):
         yield f"the step's marks make {num_layers} stages, and num_stages={stages} was asked for"
     elif layers is not None and stages not in (None, len(layers)):
         yield f"layers_per_stage={layers} makes {len(layers)} stages, and num_stages={stages} was asked for"
     elif stages is not None and stages > num_layers:
-        yield f"num_stages={stages} needs as many layers; the step has {num_layers}"
+        yield f"num_stages={stages} needs as many layers; the step has {num_layers} {_names_text(profile)}"
     if constraints.remat and profile.are_stages:
         yield (
             "remat=True has layers that are found computed again; this step says its stages itself: put "
             "jax.checkpoint around its own layers"
         )
+
+
+def _names_text(profile: LayerProfile) -> str:
+    """The names of the layers."""
+    names = (f"layer {number}: {layer.name}" for number, layer in enumerate(profile.layers))
+    return f"({first_few(names, 5)})"
 
 
 def _of_groups(constraints: Constraints, profile: LayerProfile, cluster: Hardware) -> Iterator[str]:
@@ -76,8 +85,8 @@ def _of_groups(constraints: Constraints, profile: LayerProfile, cluster: Hardwar
         yield f"groups={groups} need a device each; the cluster has {devices}"
     stages = constraints.num_stages or len(profile.layers)
     if groups > stages:
-        what = "stages" if constraints.num_stages else "layers"
-        yield f"groups={groups} need a stage each; the step has {stages} {what}"
+        has = f"{stages} stages" if constraints.num_stages else f"{stages} layers {_names_text(profile)}"
+        yield f"groups={groups} need a stage each; the step has {has}"
 
 
 def _of_schedule(constraints: Constraints, profile: LayerProfile, devices: int) -> Iterator[str]:
@@ -117,7 +126,7 @@ def _of_family(constraints: Constraints, profile: LayerProfile, devices: int) ->
 
 def _of_microbatches(constraints: Constraints, profile: LayerProfile) -> Iterator[str]:
     number = constraints.num_microbatches
-    if number is not None and profile.num_microbatches not in (None, number):
+    if number is not None and profile.num_microbatches not in (None, number) and profile.rows > 1:
         yield (
             f"the step itself has {profile.num_microbatches} microbatches, and num_microbatches={number} was "
             "asked for"

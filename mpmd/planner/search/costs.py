@@ -11,9 +11,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mpmd.planner.collectives import INNERMOST_FIRST, all_gather, all_reduce
+from mpmd.planner.collectives import all_gather, all_reduce
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
+from mpmd.planner.submesh import INNERMOST_FIRST
 
 DATA = INNERMOST_FIRST.index("data")
 
@@ -46,7 +47,7 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
     weights, gradients = arrays.of("weights") * held, arrays.of("gradients") * held
     zero = np.zeros_like(weights)
 
-    gathers_in_tasks = group.step.fsdp and not group.step.gather_once
+    gathers_in_tasks = group.fsdp and not group.gather_once
     gather = _gather_over_data(group, weights) if gathers_in_tasks else zero
     computing = sum(_task_seconds(arrays, arrays.forward, group, cluster, weights))
     reducing = _all_reduces_of_task(arrays, group, "reduced_forward")
@@ -61,8 +62,8 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
     divided = group.sizes[DATA] if gathers_in_tasks else 1
     adding = 3 * gradients / divided / cluster.memory_bandwidth
     reducing_backward = _all_reduces_of_task(arrays, group, "reduced_backward")
-    repeated = computing + reducing if group.step.remat else zero
-    repeated_reducing = reducing if group.step.remat else zero
+    repeated = computing + reducing if group.remat else zero
+    repeated_reducing = reducing if group.remat else zero
     return LayerSeconds(
         forward=forward,
         backward=products + beside + adding + reducing_backward + repeated + gather + scatter,
@@ -108,10 +109,10 @@ def _all_reduces_of_step(
     Gradients of weights that are divided over ``data`` are summed along it in each microbatch, or with the
     gathered weights.
     """
-    axes = [axis for axis in range(len(group.sizes)) if not (group.step.fsdp and axis == DATA)]
+    axes = [axis for axis in range(len(group.sizes)) if not (group.fsdp and axis == DATA)]
     shares = arrays.shares("weights", group.sizes)
     seconds = _all_reduces(arrays, group, "reduced_per_step", shares, axes)
-    if group.step.gather_once:
+    if group.gather_once:
         seconds = seconds + _gather_over_data(group, weights) + _gather_over_data(group, gradients)
     return seconds
 
@@ -134,5 +135,5 @@ def _optimizer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardw
     outside, whole = arrays.profile.outside, arrays.of("weights").sum()
     of_products = outside.nbytes - outside.nbytes_beside
     seconds = cluster.seconds(outside.operations, of_products, outside.nbytes_beside)
-    divided = group.sizes[DATA] if group.step.fsdp else 1
+    divided = group.sizes[DATA] if group.fsdp else 1
     return seconds * weights / divided / whole if whole else np.zeros_like(weights)

@@ -13,12 +13,12 @@ import math
 from collections.abc import Iterator
 
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.collectives import Submesh
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import Stages
 from mpmd.planner.shared_cores import time_together
+from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule
 
 MOST_CANDIDATES = 8_000
@@ -82,13 +82,15 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
 def _candidates(space: SearchSpace) -> Iterator[Candidate]:
     """All candidates; on one group, those of one schedule."""
     constraints, num_layers = space.constraints, len(space.profile.layers)
-    most = min(num_layers, space.num_devices)
+    most, most_microbatches = min(num_layers, space.num_devices), space.numbers_of_microbatches[-1]
     for groups in [constraints.groups] if constraints.groups else range(1, most + 1):
         schedules = [*_schedules(space, groups)]
         for submeshes in _submeshes(space, groups):
-            for schedule, settings in itertools.product(schedules, [*space.settings(submeshes)]):
-                for layers in _cuts(space, schedule.num_stages):
-                    yield Candidate(layers, submeshes, schedule, *dataclasses.astuple(settings))
+            for schedule in schedules:
+                uncut = Candidate((), submeshes, schedule, most_microbatches, remat=False, fsdp=False)
+                for variant in space.variants(uncut):
+                    for layers in _cuts(space, schedule.num_stages):
+                        yield dataclasses.replace(variant, layers_per_stage=layers)
 
 
 def _schedules(space: SearchSpace, groups: int) -> Iterator[Schedule]:
@@ -111,7 +113,7 @@ def _submeshes(space: SearchSpace, groups: int) -> Iterator[tuple[Submesh, ...]]
             yield ()
             return
         for submesh in space.submeshes:
-            left = devices - math.prod(submesh.values())
+            left = devices - submesh.num_devices
             if left >= number - 1:
                 for rest in extended(left, number - 1):
                     yield (submesh, *rest)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterator
 
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.collectives import Submesh
-from mpmd.planner.search.candidates import best_of_shape
+from mpmd.planner.search.candidates import best_cut
 from mpmd.planner.search.formula import Evaluation, evaluate
-from mpmd.planner.search.layer_arrays import StepSettings
-from mpmd.planner.search.search_space import SearchSpace, Shape
+from mpmd.planner.search.search_space import SearchSpace
+from mpmd.planner.submesh import Submesh
 
 MOST_MOVES = 40
 """The most boundaries at which layers are moved in a round: those between the most unequal stages."""
@@ -27,7 +25,7 @@ MOST_GROUPS = 8
 
 MOST_STAGES_PER_GROUP = 4
 
-MOST_SHAPES = 8
+MOST_SUBMESHES = 8
 """The most other submeshes that are tried where another number of microbatches needs them."""
 
 
@@ -58,13 +56,9 @@ def rank(space: SearchSpace, evaluation: Evaluation) -> tuple[float, float]:
     return max(0.0, missing), evaluation.seconds
 
 
-def _shape(candidate: Candidate) -> Shape:
-    return Shape(candidate.schedule, candidate.submeshes, StepSettings.of(candidate))
-
-
 def _schedules(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
-    shape = _shape(best.candidate)
-    groups = len(shape.submeshes)
+    candidate = best.candidate
+    groups = len(candidate.submeshes)
     for family, stages_per_group in space.families:
         if groups == 1 or stages_per_group > MOST_STAGES_PER_GROUP:
             continue
@@ -72,22 +66,22 @@ def _schedules(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | No
         if schedule is None:
             continue
         # Which end of the pipeline is to have the larger groups depends on the schedule.
-        orders = [shape.submeshes, shape.submeshes[::-1]]
+        orders = [candidate.submeshes, candidate.submeshes[::-1]]
         is_one_order = orders[0] == orders[1] or space.constraints.submesh is not None
         for submeshes in orders[: 1 if is_one_order else 2]:
-            if (schedule, submeshes) != (shape.schedule, shape.submeshes):
-                yield best_of_shape(space, dataclasses.replace(shape, schedule=schedule, submeshes=submeshes))
+            if (schedule, submeshes) != (candidate.schedule, candidate.submeshes):
+                yield best_cut(space, dataclasses.replace(candidate, schedule=schedule, submeshes=submeshes))
 
 
 def _microbatches(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
-    numbers, old = space.numbers_of_microbatches, StepSettings.of(best.candidate)
+    numbers, old = space.numbers_of_microbatches, best.candidate
     index = numbers.index(old.num_microbatches)
     for number in numbers[max(0, index - 2) : index + 3]:
-        for submeshes in _dividing(space, best.candidate.submeshes, number):
-            settings = dataclasses.replace(old, num_microbatches=number)
-            if settings != old and settings in space.settings(submeshes):
-                shape = dataclasses.replace(_shape(best.candidate), settings=settings, submeshes=submeshes)
-                yield best_of_shape(space, shape)
+        for submeshes in _dividing(space, old.submeshes, number):
+            changed = dataclasses.replace(old, num_microbatches=number, submeshes=submeshes)
+            allowed = (variant.settings for variant in space.variants(changed))
+            if changed.settings != old.settings and changed.settings in allowed:
+                yield best_cut(space, changed)
 
 
 def _dividing(
@@ -95,25 +89,21 @@ def _dividing(
 ) -> Iterator[tuple[Submesh, ...]]:
     """The submeshes, with others of the same size for those that do not divide the rows of a microbatch."""
     unfit = [submesh for submesh in submeshes if not space.divides((submesh,), num_microbatches)]
-    sizes = sorted({math.prod(submesh.values()) for submesh in unfit})
+    sizes = sorted({submesh.num_devices for submesh in unfit})
     options = [
-        [
-            s
-            for s in space.submeshes
-            if math.prod(s.values()) == size and space.divides((s,), num_microbatches)
-        ]
+        [s for s in space.submeshes if s.num_devices == size and space.divides((s,), num_microbatches)]
         for size in sizes
     ]
-    for chosen in itertools.islice(itertools.product(*options), MOST_SHAPES):
+    for chosen in itertools.islice(itertools.product(*options), MOST_SUBMESHES):
         of_size = dict(zip(sizes, chosen, strict=True))
-        yield tuple(of_size[math.prod(s.values())] if s in unfit else s for s in submeshes)
+        yield tuple(of_size[s.num_devices] if s in unfit else s for s in submeshes)
 
 
 def _flags(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
-    old = StepSettings.of(best.candidate)
-    for settings in space.settings(best.candidate.submeshes):
-        if settings != old and settings.num_microbatches == old.num_microbatches:
-            yield best_of_shape(space, dataclasses.replace(_shape(best.candidate), settings=settings))
+    old = best.candidate
+    for variant in space.variants(old):
+        if variant.settings != old.settings and variant.num_microbatches == old.num_microbatches:
+            yield best_cut(space, variant)
 
 
 def _layers(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
@@ -137,9 +127,7 @@ def _submeshes(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | No
     groups = len(candidate.submeshes)
     if groups > MOST_GROUPS or space.constraints.submesh is not None:
         return
-    options = [
-        s for s in space.submeshes if math.prod(s.values()) * (groups - 1) < space.num_devices * groups
-    ]
+    options = [s for s in space.submeshes if s.num_devices * (groups - 1) < space.num_devices * groups]
     for group, submesh in itertools.product(range(groups), options):
         yield _with_submeshes(space, candidate, {group: submesh})
     for one, other in itertools.combinations(range(groups), 2):
@@ -153,8 +141,8 @@ def _submeshes(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | No
 
 def _with_submeshes(space: SearchSpace, candidate: Candidate, changed: dict) -> Evaluation | None:
     submeshes = tuple(changed.get(group, old) for group, old in enumerate(candidate.submeshes))
-    devices = sum(math.prod(submesh.values()) for submesh in submeshes)
-    has_data_axis = any(submesh["data"] > 1 for submesh in submeshes)
+    devices = sum(submesh.num_devices for submesh in submeshes)
+    has_data_axis = any(submesh.data > 1 for submesh in submeshes)
     if (
         submeshes == candidate.submeshes
         or devices > space.num_devices
@@ -162,7 +150,7 @@ def _with_submeshes(space: SearchSpace, candidate: Candidate, changed: dict) -> 
         or not space.divides(submeshes, candidate.num_microbatches)
     ):
         return None
-    return best_of_shape(space, dataclasses.replace(_shape(candidate), submeshes=submeshes))
+    return best_cut(space, dataclasses.replace(candidate, submeshes=submeshes))
 
 
 NEIGHBOUR_MOVES: tuple[Callable[[SearchSpace, Evaluation], Iterator[Evaluation | None]], ...] = (

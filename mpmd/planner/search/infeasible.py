@@ -7,15 +7,17 @@ from collections.abc import Iterator
 
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.search.candidates import best_of_shape
+from mpmd.planner.hardware import NO_LINK
+from mpmd.planner.search.candidates import best_cut
 from mpmd.planner.search.formula import Evaluation
-from mpmd.planner.search.search_space import SearchSpace, Shape
+from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.sweep import smallest, sweep
+from mpmd.simulate import Link
 from mpmd.util.tables import human_bytes
 
-MOST_SHAPES = 8
-"""The most shapes that are evaluated for each change."""
+MOST_CANDIDATES = 8
+"""The most candidates that are evaluated for each change."""
 
 MOST_NODES = 4096
 
@@ -23,7 +25,7 @@ MOST_NODES = 4096
 def infeasible(space: SearchSpace) -> str:
     """The message for a search space in which no candidate fits."""
     cluster = space.model.cluster
-    evaluations = [e for shape in smallest(space)[:MOST_SHAPES] if (e := best_of_shape(space, shape))]
+    evaluations = [e for candidate in smallest(space)[:MOST_CANDIDATES] if (e := best_cut(space, candidate))]
     if not evaluations:
         return (
             f"there is no way to run the step as fixed on {space.num_devices} devices: no schedule has "
@@ -56,6 +58,8 @@ def _nearest(space: SearchSpace) -> Iterator[str]:
             if _first_that_fits(opened):
                 yield f"another {field.name} than {value}"
     cluster = space.model.cluster
+    if cluster.node_link is NO_LINK:  # memory does not depend on its numbers
+        cluster = dataclasses.replace(cluster, node_link=Link())
     nodes = 2 * cluster.nodes
     while nodes <= MOST_NODES:
         model = CostModel(space.profile, dataclasses.replace(cluster, nodes=nodes))
@@ -73,9 +77,9 @@ def _fixed_by_step(space: SearchSpace) -> set[str]:
 
 
 def _first_that_fits(space: SearchSpace) -> Evaluation | None:
-    shapes: list[Shape] = [*sweep(space)[:MOST_SHAPES], *smallest(space)[:MOST_SHAPES]]
-    for shape in shapes:
-        evaluation = best_of_shape(space, shape)
+    candidates = [*sweep(space)[:MOST_CANDIDATES], *smallest(space)[:MOST_CANDIDATES]]
+    for candidate in candidates:
+        evaluation = best_cut(space, candidate)
         if evaluation and evaluation.prediction.memory.total <= space.model.cluster.memory:
             return evaluation
     return None

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mpmd.planner.candidate import Candidate
-from mpmd.planner.collectives import INNERMOST_FIRST, Submesh
 from mpmd.planner.layer_profile import Division, Layer, LayerProfile
+from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.simulate import Link
 
 Array = np.ndarray
@@ -21,41 +20,21 @@ _UNDIVIDED = Division(largest=1, operations=0.0, weights=0.0, activations=0.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class StepSettings:
-    """Settings that all groups of a candidate have in common; the attributes are those of ``Candidate``."""
-
-    num_microbatches: int
-    remat: bool
-    fsdp: bool
-    gather_once: bool = False
-
-    @staticmethod
-    def of(candidate: Candidate) -> StepSettings:
-        """The settings of a candidate."""
-        return StepSettings(
-            **{field.name: getattr(candidate, field.name) for field in dataclasses.fields(StepSettings)}
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class GroupSettings:
-    """Settings of a group, on which the costs of its layers depend.
+    """The key of the costs of layers in a group: all on which they depend.
 
     Attributes:
       sizes: of the axes of its submesh, ``INNERMOST_FIRST``.
       links: of these axes; the link of an axis is the slowest one of its rings.
-      step: the settings of all groups.
+      num_microbatches, remat, fsdp, gather_once: as of ``Candidate``.
     """
 
     sizes: tuple[int, ...]
     links: tuple[Link, ...]
-    step: StepSettings
-
-
-def group_settings_of(submesh: Submesh, links: tuple[Link, ...], settings: StepSettings) -> GroupSettings:
-    """The settings of a group with a submesh."""
-    sizes = tuple(submesh.get(kind, 1) for kind in INNERMOST_FIRST)
-    return GroupSettings(sizes, links, settings)
+    num_microbatches: int
+    remat: bool
+    fsdp: bool
+    gather_once: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,7 +70,7 @@ class LayerArrays:
 
     def rows(self, group: GroupSettings) -> float:
         """The rows of a microbatch, over the rows that the profile's numbers are for."""
-        return self.profile.rows / group.step.num_microbatches / self.profile.microbatch_rows
+        return self.profile.rows / group.num_microbatches / self.profile.microbatch_rows
 
     @functools.cached_property
     def _numbers(self) -> dict[str, Array]:

@@ -47,14 +47,14 @@ def layer_bytes(arrays: LayerArrays, group: GroupSettings) -> LayerBytes:
     temporaries = 2 * entering + within * arrays.rows(group) * product(shares)
     if not arrays.profile.has_backward:
         gradients = residuals = np.zeros_like(weights)
-    divided = group.sizes[DATA] if group.step.fsdp else 1
+    divided = group.sizes[DATA] if group.fsdp else 1
     gathered = np.zeros_like(weights)
-    if group.step.gather_once:
+    if group.gather_once:
         gathered = weights
-    elif group.step.fsdp:
+    elif group.fsdp:
         temporaries = temporaries + weights + gradients
         gradients = gradients / divided
-    if group.step.remat:
+    if group.remat:
         temporaries = temporaries + residuals
         residuals = np.minimum(entering, residuals)
     return LayerBytes(

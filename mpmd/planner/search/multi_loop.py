@@ -1,9 +1,9 @@
 """Searches for the best ways to run a step with several loops.
 
 The loops share the groups, how weights are divided over ``data``, and the number of microbatches where the
-step leaves it open: their *ground*. Each has its own stages, schedule and rematerialisation. One loop begins
-where the one before has ended, so on a ground the best step consists of the best of each loop, and its time
-is their sum. The grounds that are tried are those of the best candidates of each loop by itself.
+step leaves it open. Each has its own stages, schedule and rematerialisation. One loop begins where the one
+before has ended, so on shared groups the best step consists of the best of each loop, and its time is their
+sum. The shared decisions that are tried are those of the best candidates of each loop by itself.
 
 The memory that other loops hold meanwhile, for their weights and the state updated with these, is in the
 profile of each loop.
@@ -13,41 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
-from mpmd.planner.collectives import Submesh
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile, TaskWork
 from mpmd.planner.reasons import ranked, shortage
-from mpmd.planner.search.candidates import best_of, best_of_shape
+from mpmd.planner.search.candidates import best_cut, best_of
 from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.formula import Evaluation
-from mpmd.planner.search.layer_arrays import StepSettings
-from mpmd.planner.search.search import NUM_ROWS, USUAL, SearchBudget, search
-from mpmd.planner.search.search_space import SearchSpace, Shape
+from mpmd.planner.search.search import NUM_ROWS, USUAL, SearchBudget, as_written, search
+from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.schedules import Schedule
-
-
-@dataclasses.dataclass(frozen=True)
-class Ground:
-    """Choices that all loops of a step share.
-
-    Attributes:
-      submeshes: of the groups.
-      num_microbatches: of the loops that leave it open; ``None`` if none does.
-      fsdp, gather_once: as of ``Candidate``.
-    """
-
-    submeshes: tuple[Submesh, ...]
-    num_microbatches: int | None
-    fsdp: bool
-    gather_once: bool
-
-    def __hash__(self) -> int:
-        return hash((tuple(tuple(submesh.items()) for submesh in self.submeshes), self.num_microbatches))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,36 +41,35 @@ class _Loop:
     space: SearchSpace
     rows: tuple[Row, ...]
 
-    def ground(self, candidate: Candidate) -> Ground:
-        """The ground of a candidate of this loop."""
-        is_open = self.space.profile.num_microbatches is None
-        number = candidate.num_microbatches if is_open else None
-        return Ground(candidate.submeshes, number, candidate.fsdp, candidate.gather_once)
+    def uncut_on(self, shared: Candidate) -> Iterator[Candidate]:
+        """Uncut candidates of the loop on the most of the shared groups that it can take.
 
-    def on(self, ground: Ground) -> Iterator[Shape]:
-        """Shapes of the loop on the most groups of a ground that it can take, with its rows' schedules."""
+        They have the schedules of its rows.
+
+        Args:
+          shared: a candidate with the groups and the decisions that all loops share.
+        """
         schedules = {(row.candidate.schedule.name, row.candidate.stages_per_group) for row in self.rows}
-        for groups in range(len(ground.submeshes), 0, -1):
-            submeshes, has_schedule = ground.submeshes[:groups], False
-            for (name, number), settings in itertools.product(
-                sorted(schedules), self._settings(ground, submeshes)
-            ):
+        for groups in range(len(shared.submeshes), 0, -1):
+            has_schedule = False
+            for name, number in sorted(schedules):
                 schedule = self.space.schedule(name, groups * number, groups)
                 if schedule is not None:
-                    has_schedule = True
-                    yield Shape(schedule, submeshes, settings)
+                    uncut = dataclasses.replace(
+                        shared, submeshes=shared.submeshes[:groups], schedule=schedule
+                    )
+                    for variant in self._variants(uncut):
+                        has_schedule = True
+                        yield variant
             if has_schedule:
                 return
 
-    def _settings(self, ground: Ground, submeshes: tuple[Submesh, ...]) -> Iterator[StepSettings]:
-        number = self.space.profile.num_microbatches or ground.num_microbatches
-        for settings in self.space.settings(submeshes):
-            if (settings.num_microbatches, settings.fsdp, settings.gather_once) == (
-                number,
-                ground.fsdp,
-                ground.gather_once,
-            ):
-                yield settings
+    def _variants(self, uncut: Candidate) -> Iterator[Candidate]:
+        """The candidate with what the loop may still decide: rematerialisation, and fixed microbatches."""
+        number = self.space.profile.num_microbatches or uncut.num_microbatches
+        for variant in self.space.variants(uncut):
+            if variant.num_microbatches == number and variant.shared == uncut.shared:
+                yield variant
 
 
 def search_loops(
@@ -108,21 +86,23 @@ def search_loops(
 
     Raises: ``ValueError`` as ``search``; faults of a loop name the loop.
     """
+    if len(profiles) == 1:
+        return search(profiles[0], cluster, constraints[0], budget)
     kinds = _kinds(profiles)
     loops = _loops({kind: kinds.index(kind) for kind in kinds}, profiles, cluster, constraints, budget)
     rows: list[Row] = []
     num_tasks = 0
     # A number of groups that is fixed for the loop with most layers is fixed for the step.
     groups = max(loop.space.constraints.groups or 0 for loop in loops.values())
-    for label, ground in _grounds([*loops.values()]):
-        if groups and len(ground.submeshes) != groups:
+    for label, shared in _shared_decisions([*loops.values()]):
+        if groups and len(shared.submeshes) != groups:
             continue
         if num_tasks > budget.tasks and not label:
             continue
-        best, tasks = _best_on(ground, loops, cluster)
+        best, tasks = _best_on(shared, loops, cluster)
         num_tasks += tasks
         if best is not None:
-            rows.append(_row(label, ground, [best[kind] for kind in kinds]))
+            rows.append(_row(label, shared, [best[kind] for kind in kinds]))
     if all(shortage(row.prediction, cluster) for row in rows):
         least = min(rows, key=lambda row: row.prediction.memory.total, default=None)
         why = shortage(least.prediction, cluster) if least else "no groups suit all of them"
@@ -140,6 +120,8 @@ def loops_as_written(
 
     ``None`` where the loops, the constraints or the number of devices do not allow these schedules.
     """
+    if len(profiles) == 1:
+        return as_written(profiles[0], cluster, schedules[0], constraints)
     each = [dataclasses.replace(constraints, schedule=schedule) for schedule in schedules]
     try:
         rows = search_loops(profiles, cluster, each, SearchBudget(improved=0, exhaustive=False))
@@ -212,31 +194,45 @@ def _on_fewer_groups(constraints: Constraints, num_layers: int, most: int) -> Co
     return dataclasses.replace(constraints, groups=num_layers, submesh=fewer)
 
 
-def _grounds(loops: Sequence[_Loop]) -> list[tuple[str, Ground]]:
-    """The grounds of the loops' rows, the best of each loop first; grounds of alternatives have labels."""
-    numbers = [loop.ground(row.candidate).num_microbatches for loop in loops for row in loop.rows]
-    usual = next((number for number in numbers if number is not None), None)
+def _shared_decisions(loops: Sequence[_Loop]) -> list[tuple[str, Candidate]]:
+    """A candidate for each choice of what all loops share, those of the best row of each loop first.
 
-    def ground(loop: _Loop, row: Row) -> Ground:
-        """The ground of a row, with the usual number of microbatches where the loop leaves none open."""
-        of_row = loop.ground(row.candidate)
-        return of_row if of_row.num_microbatches else dataclasses.replace(of_row, num_microbatches=usual)
+    Those of alternatives have labels.
+    """
 
-    labelled = [(row.label, ground(loops[0], row)) for row in loops[0].rows if row.label]
-    known = {of_label for _, of_label in labelled}
+    def is_open(loop: _Loop) -> bool:
+        return loop.space.profile.num_microbatches is None
+
+    numbers = (row.candidate.num_microbatches for loop in loops if is_open(loop) for row in loop.rows)
+    usual = next(numbers, None)
+
+    def with_number(loop: _Loop, row: Row) -> Candidate:
+        """The candidate of a row, with the usual number of microbatches where the loop leaves none open."""
+        if is_open(loop) or usual is None:
+            return row.candidate
+        return dataclasses.replace(row.candidate, num_microbatches=usual)
+
+    def key(candidate: Candidate) -> Hashable:
+        return candidate.shared, candidate.num_microbatches if usual else None
+
+    labelled = [(row.label, with_number(loops[0], row)) for row in loops[0].rows if row.label]
+    known = {key(candidate) for _, candidate in labelled}
     ordered = itertools.zip_longest(*([(loop, row) for row in loop.rows] for loop in loops))
-    pairs = filter(None, itertools.chain.from_iterable(ordered))
-    others = dict.fromkeys(ground(loop, row) for loop, row in pairs)
-    return [*labelled, *(("", other) for other in others if other not in known)]
+    candidates = (with_number(*pair) for pair in itertools.chain.from_iterable(ordered) if pair)
+    others: dict[Hashable, Candidate] = {}
+    for candidate in candidates:
+        others.setdefault(key(candidate), candidate)
+    return [*labelled, *(("", candidate) for of_key, candidate in others.items() if of_key not in known)]
 
 
 def _best_on(
-    ground: Ground, loops: Mapping[int, _Loop], cluster: Hardware
+    shared: Candidate, loops: Mapping[int, _Loop], cluster: Hardware
 ) -> tuple[dict[int, Evaluation] | None, int]:
-    """The best of each loop on a ground, ``None`` if a loop cannot run on it; and the simulated tasks."""
+    """The best of each loop on shared groups, ``None`` if one cannot run on them; and the simulated tasks."""
     best, num_tasks = {}, 0
     for kind, loop in loops.items():
-        evaluations = [e for shape in loop.on(ground) if (e := best_of_shape(loop.space, shape)) is not None]
+        cuts = (best_cut(loop.space, uncut) for uncut in loop.uncut_on(shared))
+        evaluations = [evaluation for evaluation in cuts if evaluation is not None]
         num_tasks += sum(evaluation.num_tasks for evaluation in evaluations)
         evaluation = best_of(evaluations, cluster.memory)
         if evaluation is None:
@@ -245,11 +241,11 @@ def _best_on(
     return best, num_tasks
 
 
-def _row(label: str, ground: Ground, loops: Sequence[Evaluation]) -> Row:
+def _row(label: str, shared: Candidate, loops: Sequence[Evaluation]) -> Row:
     """The row of a step: the times of its loops add up; the memory is that of the loop that needs most."""
-    first, *later = (dataclasses.replace(e.candidate, submeshes=ground.submeshes) for e in loops)
+    first, *later = (dataclasses.replace(e.candidate, submeshes=shared.submeshes) for e in loops)
     seconds = sum(evaluation.seconds for evaluation in loops)
-    groups = len(ground.submeshes)
+    groups = len(shared.submeshes)
 
     def mean(shares: Iterator[float]) -> float:
         pairs = zip(shares, loops, strict=True)

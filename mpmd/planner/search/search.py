@@ -1,29 +1,30 @@
 """Searches for the best way to run a step on a cluster.
 
 Of a small problem every candidate is evaluated (``exhaustive.py``). Of others ``sweep.py`` estimates all
-shapes; the most promising ones are cut into stages (``candidates.py``) and simulated (``formula.py``), groups
-of different sizes are tried for them (``uneven.py``), and the best are improved (``improve.py``).
+candidates before their layers are cut; the most promising ones are cut into stages (``candidates.py``) and
+simulated (``formula.py``), groups of different sizes are tried for them (``uneven.py``), and the best are
+improved (``improve.py``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from mpmd.planner.candidate import Row
+from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.reasons import ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
-from mpmd.planner.search.candidates import best_of_shape
+from mpmd.planner.search.candidates import best_cut
 from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.exhaustive import best_of_all, is_small
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.improve import improved, rank
 from mpmd.planner.search.infeasible import infeasible
-from mpmd.planner.search.layer_arrays import StepSettings
-from mpmd.planner.search.search_space import SearchSpace, Shape
+from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.sweep import smallest, sweep
 from mpmd.planner.search.uneven import uneven_submeshes
@@ -39,14 +40,14 @@ class SearchBudget:
     """Limits of a search, as numbers of tried candidates and simulated tasks, so that no clock decides.
 
     Attributes:
-      shapes, tasks: how many shapes of the sweep are simulated, until so many tasks are.
+      uncut, tasks: how many candidates of the sweep are cut and simulated, until so many tasks are.
       settings: for how many combinations of microbatches, rematerialisation and FSDP, the best ones, groups
         of different sizes are tried.
       improved, tasks_each: how many candidates are improved, each until so many tasks are simulated.
       exhaustive: whether all candidates of a small problem are evaluated.
     """
 
-    shapes: int = 150
+    uncut: int = 150
     tasks: int = 200_000
     settings: int = 4
     improved: int = 6
@@ -91,9 +92,9 @@ def evaluated_rows(space: SearchSpace, budget: SearchBudget) -> list[Row]:
     else:
         evaluations = swept + [*_refined(space, swept, budget)]
     labelled = alternatives(space)
-    known = {repr(evaluation.candidate) for _, evaluation in labelled}
-    others = {repr(evaluation.candidate): ("", evaluation) for evaluation in evaluations}
-    unlabelled = [pair for text, pair in others.items() if text not in known]
+    known = {evaluation.candidate for _, evaluation in labelled}
+    others = {evaluation.candidate: ("", evaluation) for evaluation in evaluations}
+    unlabelled = [pair for candidate, pair in others.items() if candidate not in known]
     return [Row(e.candidate, e.prediction, label) for label, e in unlabelled + labelled]
 
 
@@ -113,21 +114,21 @@ def as_written(
 
 
 def _swept(space: SearchSpace, budget: SearchBudget) -> Iterator[Evaluation]:
-    """The best of the most promising shapes."""
-    return _simulated(space, sweep(space)[: budget.shapes], budget.tasks)
+    """The best cuts of the most promising candidates."""
+    return _simulated(space, sweep(space)[: budget.uncut], budget.tasks)
 
 
-def _simulated(space: SearchSpace, shapes: Iterable[Shape], most_tasks: int) -> Iterator[Evaluation]:
+def _simulated(space: SearchSpace, candidates: Iterable[Candidate], most_tasks: int) -> Iterator[Evaluation]:
     num_tasks = 0
-    for shape in shapes:
-        if num_tasks < most_tasks and (evaluation := best_of_shape(space, shape)):
+    for candidate in candidates:
+        if num_tasks < most_tasks and (evaluation := best_cut(space, candidate)):
             num_tasks += evaluation.num_tasks
             yield evaluation
 
 
 def _refined(space: SearchSpace, swept: list[Evaluation], budget: SearchBudget) -> Iterator[Evaluation]:
     """Groups of different sizes, and improvements of the best of all."""
-    uneven = [*_simulated(space, _uneven_shapes(space, _best_first(space, swept), budget), budget.tasks)]
+    uneven = [*_simulated(space, _uneven(space, _best_first(space, swept), budget), budget.tasks)]
     yield from uneven
     starts = _unlike(_best_first(space, swept + uneven))
     if not starts or rank(space, starts[0])[0]:
@@ -151,23 +152,21 @@ def _unlike(ordered: list[Evaluation]) -> list[Evaluation]:
     return sorted(ordered, key=lambda e: (id(e) not in groups, id(e) not in stages))
 
 
-def _uneven_shapes(space: SearchSpace, ordered: list[Evaluation], budget: SearchBudget) -> Iterator[Shape]:
-    """Shapes with groups of different sizes, with the settings of the best candidates and their schedules."""
+def _uneven(space: SearchSpace, ordered: list[Evaluation], budget: SearchBudget) -> Iterator[Candidate]:
+    """Uncut candidates with groups of different sizes, and the settings and schedules of the best ones."""
     if space.constraints.submesh is not None:
         return
-    families: dict[StepSettings, list[Evaluation]] = {}
+    by_settings: dict[Any, list[Candidate]] = {}
     for evaluation in ordered:
-        families.setdefault(StepSettings.of(evaluation.candidate), []).append(evaluation)
-    for settings in [*families][: budget.settings]:
-        schedules = {
-            (e.candidate.schedule.name, e.candidate.stages_per_group): None for e in families[settings]
-        }
-        for submeshes in uneven_submeshes(space, settings):
+        by_settings.setdefault(evaluation.candidate.settings, []).append(evaluation.candidate)
+    for alike in [*by_settings.values()][: budget.settings]:
+        schedules = {(one.schedule.name, one.stages_per_group): None for one in alike}
+        for submeshes in uneven_submeshes(space, alike[0]):
             for family, stages_per_group in [*schedules][:3]:
                 num_stages = len(submeshes) * stages_per_group
                 schedule = space.schedule(family, num_stages, len(submeshes))
                 if schedule is not None:
-                    yield Shape(schedule, submeshes, settings)
+                    yield dataclasses.replace(alike[0], schedule=schedule, submeshes=submeshes)
 
 
 def _num_groups(evaluation: Evaluation) -> int:

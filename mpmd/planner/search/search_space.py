@@ -10,32 +10,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, Submesh
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
-from mpmd.planner.search.layer_arrays import StepSettings
 from mpmd.planner.search.partition import unevenness
 from mpmd.planner.search.stages import CostModel
-from mpmd.schedules import FAMILIES, Schedule
+from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
+from mpmd.schedules import FAMILIES, Schedule, Std1F1B
 
 Array = np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A candidate whose layers are not cut into stages yet.
-
-    Attributes:
-      submeshes: of each group.
-      seconds, nbytes: the estimated time of a step, and memory of a device; NaN where nothing is estimated.
-    """
-
-    schedule: Schedule
-    submeshes: tuple[Submesh, ...]
-    settings: StepSettings
-    seconds: float = math.nan
-    nbytes: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,16 +58,14 @@ class SearchSpace:
     def submeshes(self) -> list[Submesh]:
         """The submeshes that all groups may have; the smallest one, where each group has its own."""
         if self.constraints.submesh is not None:
-            return [min(self._fixed_submeshes, key=lambda submesh: math.prod(submesh.values()))]
+            return [min(self._fixed_submeshes, key=lambda submesh: submesh.num_devices)]
         sizes = [divisors(self.largest(kind), self.num_devices) for kind in INNERMOST_FIRST]
-        submeshes = (dict(zip(INNERMOST_FIRST, choice, strict=True)) for choice in itertools.product(*sizes))
-        return [submesh for submesh in submeshes if self._takes_devices(math.prod(submesh.values()))]
+        submeshes = itertools.starmap(Submesh, itertools.product(*sizes))
+        return [submesh for submesh in submeshes if self._takes_devices(submesh.num_devices)]
 
     @functools.cached_property
     def _fixed_submeshes(self) -> tuple[Submesh, ...]:
-        return tuple(
-            {kind: submesh.get(kind, 1) for kind in INNERMOST_FIRST} for submesh in self.constraints.submeshes
-        )
+        return tuple(map(Submesh.of, self.constraints.submeshes))
 
     def of_groups(self, submesh: Submesh, groups: int) -> tuple[Submesh, ...]:
         """The submeshes of groups: the given one for all, or the one that is fixed for each."""
@@ -106,9 +89,7 @@ class SearchSpace:
     @functools.cached_property
     def unevenness(self) -> dict[str, Array]:
         """The least unevenness of stages on one device, by the number of stages."""
-        one_device = self.model.group_settings(
-            DeviceRange(0, {}), StepSettings(self.numbers_of_microbatches[-1], remat=False, fsdp=False)
-        )
+        one_device = self.model.group_settings(DeviceRange(0, Submesh()), self.alone(Submesh()))
         layers = self.model.table(one_device).layers
         return {
             "seconds": unevenness(layers["forward"] + layers["backward"]),
@@ -119,7 +100,7 @@ class SearchSpace:
     def divides(self, submeshes: tuple[Submesh, ...], num_microbatches: int) -> bool:
         """Whether the devices of each group divide the rows of a microbatch."""
         rows = self.profile.rows // num_microbatches
-        return all(rows % submesh["data"] == 0 for submesh in submeshes)
+        return all(rows % submesh.data == 0 for submesh in submeshes)
 
     @property
     def rematerialised(self) -> list[bool]:
@@ -127,14 +108,26 @@ class SearchSpace:
             return [self.constraints.remat]
         return [False, True] if self.profile.has_backward and not self.profile.are_stages else [False]
 
-    def settings(self, submeshes: tuple[Submesh, ...]) -> Iterator[StepSettings]:
-        """The settings that a step on groups with these submeshes may have."""
-        sharded = self._sharded(any(submesh["data"] > 1 for submesh in submeshes))
+    def alone(self, submesh: Submesh) -> Candidate:
+        """The whole step on one group with a submesh, or on those that are fixed for each group."""
+        number = self.numbers_of_microbatches[-1]
+        return Candidate((), self.of_groups(submesh, 1), Std1F1B(1), number, remat=False, fsdp=False)
+
+    def variants(self, candidate: Candidate) -> Iterator[Candidate]:
+        """The candidate with all settings that its groups may have, uncut."""
+        sharded = self._sharded(any(submesh.data > 1 for submesh in candidate.submeshes))
         for number, remat, (fsdp, once) in itertools.product(
             self.numbers_of_microbatches, self.rematerialised, sharded
         ):
-            if self.divides(submeshes, number):
-                yield StepSettings(number, remat, fsdp, once)
+            if self.divides(candidate.submeshes, number):
+                yield dataclasses.replace(
+                    candidate,
+                    layers_per_stage=(),
+                    num_microbatches=number,
+                    remat=remat,
+                    fsdp=fsdp,
+                    gather_once=once,
+                )
 
     def _sharded(self, has_data_axis: bool) -> list[tuple[bool, bool]]:
         """The choices of ``fsdp`` with ``gather_once``; neither without several devices along ``data``."""

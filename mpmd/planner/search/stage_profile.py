@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.choice_table import seconds_text
-from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, Submesh
+from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
-from mpmd.planner.layer_profile import Kind, LayerProfile
-from mpmd.planner.search.layer_arrays import StepSettings
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.shared_cores import time_alone
+from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.util.tables import table
 
 
@@ -35,7 +34,7 @@ class StageCost:
 
     layers: tuple[int, int]
     mesh: tuple[int, int]
-    submesh: Mapping[Kind, int]
+    submesh: Submesh
     forward: float
     backward: float
     stages: tuple[int, ...] = ()
@@ -70,7 +69,7 @@ class StageProfile:
 
 def _cells(row: StageCost) -> list[str]:
     first, last = row.layers
-    sizes = (str(row.submesh.get(kind, 1)) for kind in reversed(INNERMOST_FIRST))
+    sizes = (str(row.submesh[kind]) for kind in reversed(INNERMOST_FIRST))
     return [
         f"{first}" if first == last else f"{first}..{last}",
         "x".join(map(str, row.mesh)),
@@ -89,46 +88,37 @@ def stage_profile(profile: LayerProfile, cluster: Hardware, candidate: Candidate
 
 def _rows(profile: LayerProfile, cluster: Hardware, candidate: Candidate) -> Iterator[StageCost]:
     model = CostModel(profile, cluster)
-    space, settings, alone = (
-        SearchSpace(model, Constraints()),
-        StepSettings.of(candidate),
-        time_alone(cluster),
-    )
+    space, alone = SearchSpace(model, Constraints()), time_alone(cluster)
     submeshes = [*candidate.submeshes]
     submeshes += [
-        submesh for submesh in space.submeshes if space.divides((submesh,), settings.num_microbatches)
+        submesh for submesh in space.submeshes if space.divides((submesh,), candidate.num_microbatches)
     ]
-    all_sizes = sorted({*map(_sizes, submeshes)}, key=lambda sizes: (math.prod(sizes), sizes))
+    ordered = sorted({*submeshes}, key=lambda submesh: (submesh.num_devices, submesh.sizes))
     chosen = _stages_of(candidate)
     for first in range(len(profile.layers)):
         for stop in range(first + 1, len(profile.layers) + 1):
-            for sizes in all_sizes:
-                submesh = dict(zip(INNERMOST_FIRST, sizes, strict=True))
-                until = model.table(model.group_settings(DeviceRange(0, submesh), settings)).until
+            for submesh in ordered:
+                until = model.table(model.group_settings(DeviceRange(0, submesh), candidate)).until
                 forward, backward = (
                     alone * float(until[name][stop] - until[name][first]) for name in ("forward", "backward")
                 )
-                nodes = -(-math.prod(sizes) // cluster.devices_per_node)
+                nodes = -(-submesh.num_devices // cluster.devices_per_node)
                 yield StageCost(
                     layers=(first, stop - 1),
-                    mesh=(nodes, math.prod(sizes) // nodes),
+                    mesh=(nodes, submesh.num_devices // nodes),
                     submesh=submesh,
                     forward=forward,
                     backward=backward,
-                    stages=tuple(chosen.get((first, stop, sizes), ())),
+                    stages=tuple(chosen.get((first, stop, submesh), ())),
                 )
 
 
-def _sizes(submesh: Submesh) -> tuple[int, ...]:
-    return tuple(submesh.get(kind, 1) for kind in INNERMOST_FIRST)
-
-
-def _stages_of(candidate: Candidate) -> dict[tuple[int, int, tuple[int, ...]], list[int]]:
-    """Stages by their first layer, the first layer behind them, and the sizes of their group's axes."""
+def _stages_of(candidate: Candidate) -> dict[tuple[int, int, Submesh], list[int]]:
+    """Stages by their first layer, the first layer behind them, and their group's submesh."""
     homes, _ = stages_in_flight(candidate.schedule, candidate.num_microbatches)
     stops = [*itertools.accumulate(candidate.layers_per_stage)]
-    stages: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
+    stages: dict[tuple[int, int, Submesh], list[int]] = {}
     for stage, (stop, home) in enumerate(zip(stops, homes, strict=True)):
-        sizes = _sizes(candidate.submeshes[home])
-        stages.setdefault((stop - candidate.layers_per_stage[stage], stop, sizes), []).append(stage)
+        first = stop - candidate.layers_per_stage[stage]
+        stages.setdefault((first, stop, candidate.submeshes[home]), []).append(stage)
     return stages

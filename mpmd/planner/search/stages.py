@@ -12,7 +12,6 @@ import numpy as np
 from mpmd.ir.tasks import TaskType
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import (
-    INNERMOST_FIRST,
     DeviceRange,
     axis_links,
     device_ranges_of,
@@ -26,11 +25,10 @@ from mpmd.planner.search.layer_arrays import (
     Array,
     GroupSettings,
     LayerArrays,
-    StepSettings,
-    group_settings_of,
     product,
 )
 from mpmd.planner.search.memory import layer_bytes
+from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.simulate import Link
 
 MODEL = INNERMOST_FIRST.index("model")
@@ -69,10 +67,10 @@ class CostModel:
             self._tables[group_settings] = Table(layers, until)
         return self._tables[group_settings]
 
-    def group_settings(self, device_range: DeviceRange, settings: StepSettings) -> GroupSettings:
-        """The settings of a group on some devices."""
+    def group_settings(self, device_range: DeviceRange, candidate: Candidate) -> GroupSettings:
+        """The settings of a group on some devices, with those of a candidate."""
         links = axis_links(self.cluster, device_range)
-        return group_settings_of(device_range.submesh, links, settings)
+        return GroupSettings(device_range.submesh.sizes, links, *candidate.settings)
 
 
 class Stages:
@@ -90,8 +88,7 @@ class Stages:
         self.model, self.candidate, self.homes = model, candidate, homes
         self.device_ranges = device_ranges_of(candidate.submeshes)
         self.group_settings = [
-            model.group_settings(device_range, StepSettings.of(candidate))
-            for device_range in self.device_ranges
+            model.group_settings(device_range, candidate) for device_range in self.device_ranges
         ]
         self.tables = [model.table(group_settings) for group_settings in self.group_settings]
         self.stops = list(accumulate(candidate.layers_per_stage))

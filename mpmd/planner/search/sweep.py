@@ -1,4 +1,4 @@
-"""Estimates all shapes of a step, as if all stages took equally long.
+"""Estimates all ways to run a step, as if all stages took equally long.
 
 The closed forms of the schedules give the time of a step for all numbers of groups at once; so thousands of
 submeshes are estimated in a second.
@@ -9,36 +9,48 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from mpmd.planner.collectives import DeviceRange, Submesh, message_link
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.collectives import DeviceRange, message_link
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
-from mpmd.planner.search.layer_arrays import StepSettings
-from mpmd.planner.search.search_space import SearchSpace, Shape
+from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import Table
 from mpmd.planner.shared_cores import time_together
+from mpmd.planner.submesh import Submesh
 
 Array = np.ndarray
 MOST_PER_SETTINGS = 4
-"""The most shapes for each settings: for so many numbers of groups, each with its best schedule."""
+"""The most candidates for each settings: for so many numbers of groups, each with its best schedule."""
 
 
-def sweep(space: SearchSpace) -> list[Shape]:
-    """The best shapes of all settings that fit by the estimate, the shortest step first."""
-    return sorted(_all_shapes(space, least=False), key=lambda shape: shape.seconds)
+class Estimate(NamedTuple):
+    """A candidate that is not cut yet, with the estimated seconds of a step and bytes of a device."""
+
+    candidate: Candidate
+    seconds: float
+    nbytes: float
 
 
-def smallest(space: SearchSpace) -> list[Shape]:
-    """The shape of each settings that needs least memory, whether it fits or not, the least first."""
-    return sorted(_all_shapes(space, least=True), key=lambda shape: shape.nbytes)
+def sweep(space: SearchSpace) -> list[Candidate]:
+    """The best candidates of all settings that fit by the estimate, the shortest step first, uncut."""
+    ordered = sorted(_estimates(space, least=False), key=lambda estimate: estimate.seconds)
+    return [estimate.candidate for estimate in ordered]
 
 
-def _all_shapes(space: SearchSpace, least: bool) -> Iterator[Shape]:
+def smallest(space: SearchSpace) -> list[Candidate]:
+    """The candidate of each settings that needs least memory, whether it fits or not, the least first."""
+    ordered = sorted(_estimates(space, least=True), key=lambda estimate: estimate.nbytes)
+    return [estimate.candidate for estimate in ordered]
+
+
+def _estimates(space: SearchSpace, least: bool) -> Iterator[Estimate]:
     forms = {number: _Forms.of(space, number) for number in space.numbers_of_microbatches}
     for submesh in space.submeshes:
-        for settings in space.settings(space.of_groups(submesh, 1)):
-            yield from _shapes(space, forms[settings.num_microbatches], submesh, settings, least)
+        for alone in space.variants(space.alone(submesh)):
+            yield from _of_groups(space, forms[alone.num_microbatches], submesh, alone, least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,13 +120,17 @@ def _possible(space: SearchSpace, families: list[tuple[str, float]], p: Array, v
     return possible & ((p > 1) | alone)
 
 
-def _shapes(
-    space: SearchSpace, forms: _Forms, submesh: Submesh, settings: StepSettings, least: bool
-) -> Iterator[Shape]:
-    """The best shapes of groups with a submesh: the shortest steps, or the one with the ``least`` memory."""
-    size = math.prod(submesh.values())
-    table = space.model.table(space.model.group_settings(DeviceRange(0, submesh), settings))
-    seconds = _step_seconds(space, forms, submesh, settings, table)
+def _of_groups(
+    space: SearchSpace, forms: _Forms, submesh: Submesh, alone: Candidate, least: bool
+) -> Iterator[Estimate]:
+    """The best candidates of groups with a submesh: the shortest steps, or the one with the ``least`` memory.
+
+    Args:
+      alone: the step on one such group, with the settings of the candidates.
+    """
+    size = submesh.num_devices
+    table = space.model.table(space.model.group_settings(DeviceRange(0, submesh), alone))
+    seconds = _step_seconds(space, forms, submesh, alone.num_microbatches, table)
     nbytes = _memory(forms, table)
     allowed = np.isfinite(seconds) & (forms.groups * size <= space.num_devices)
     if not least and not isinstance(space.constraints.submesh, tuple):
@@ -129,23 +145,23 @@ def _shapes(
         schedule = space.schedule(name, round(groups * stages_per_group), groups)
         if schedule is not None:
             submeshes = space.of_groups(submesh, groups)
-            estimates = float(seconds[row, column]), float(nbytes[row, column])
-            yield Shape(schedule, submeshes, settings, *estimates)
+            candidate = dataclasses.replace(alone, schedule=schedule, submeshes=submeshes)
+            yield Estimate(candidate, float(seconds[row, column]), float(nbytes[row, column]))
 
 
 def _step_seconds(
-    space: SearchSpace, forms: _Forms, submesh: Submesh, settings: StepSettings, table: Table
+    space: SearchSpace, forms: _Forms, submesh: Submesh, num_microbatches: int, table: Table
 ) -> Array:
     """The seconds of a step, for each family and number of groups."""
-    cluster, size = space.model.cluster, math.prod(submesh.values())
+    cluster, size = space.model.cluster, submesh.num_devices
     link = message_link(cluster, DeviceRange(0, submesh), DeviceRange(size, submesh))
     hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
-    overhead = settings.num_microbatches * forms.tasks * cluster.task_overhead
+    overhead = num_microbatches * forms.tasks * cluster.task_overhead
     layers = table.total("forward") + table.total("backward")
     alone = time_together(cluster, 1.0, size)
     together = time_together(cluster, forms.groups, size)
     slowest_group = alone * (layers * forms.work * forms.seconds + overhead)
-    all_groups = layers * np.minimum(forms.work, settings.num_microbatches / forms.groups) + overhead
+    all_groups = layers * np.minimum(forms.work, num_microbatches / forms.groups) + overhead
     return (
         np.maximum(slowest_group, together * all_groups)
         + forms.hops * hop

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mpmd.planner.collectives import DeviceRange, Submesh, message_link
-from mpmd.planner.search.layer_arrays import Array, StepSettings
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.collectives import DeviceRange, message_link
+from mpmd.planner.search.layer_arrays import Array
 from mpmd.planner.search.partition import StageRangeCosts
 from mpmd.planner.search.search_space import SearchSpace
+from mpmd.planner.submesh import Submesh
 
 MOST_LAYERS = 40
 """More layers are merged to so many, except for those at either end."""
@@ -46,11 +48,15 @@ class _Option:
     step: Array
 
 
-def uneven_submeshes(space: SearchSpace, settings: StepSettings) -> list[tuple[Submesh, ...]]:
-    """The most promising submeshes of groups of different sizes, for different numbers of groups."""
+def uneven_submeshes(space: SearchSpace, candidate: Candidate) -> list[tuple[Submesh, ...]]:
+    """The most promising submeshes of groups of different sizes, for different numbers of groups.
+
+    Args:
+      candidate: with the settings of all groups.
+    """
     bounds = _bounds_of_layers(len(space.profile.layers))
     unit = _unit(space)
-    options = _options(space, settings, unit, bounds)
+    options = _options(space, candidate, unit, bounds)
     if len({option.units for option in options}) < 2:
         return []
     most = min(len(bounds) - 1, space.num_devices // unit, MOST_STAGES)
@@ -59,7 +65,7 @@ def uneven_submeshes(space: SearchSpace, settings: StepSettings) -> list[tuple[S
     )
     values: list[tuple[float, tuple[Submesh, ...]]] = []
     units = space.num_devices // unit
-    for value, chosen in _programme(space, settings, options, units, len(bounds) - 1, numbers):
+    for value, chosen in _programme(space, candidate, options, units, len(bounds) - 1, numbers):
         submeshes = tuple(option.submesh for option in chosen)
         is_allowed = space.constraints.groups in (None, len(submeshes))
         if is_allowed and any(submesh != submeshes[0] for submesh in submeshes):
@@ -69,7 +75,7 @@ def uneven_submeshes(space: SearchSpace, settings: StepSettings) -> list[tuple[S
 
 def _programme(
     space: SearchSpace,
-    settings: StepSettings,
+    candidate: Candidate,
     options: list[_Option],
     units: int,
     num_layers: int,
@@ -80,8 +86,8 @@ def _programme(
     best[num_layers] = 0.0
     behind, choices = best, []
     for number in numbers:
-        in_flight = min(number, settings.num_microbatches)
-        of_options = [_with_option(space, settings, option, in_flight, behind) for option in options]
+        in_flight = min(number, candidate.num_microbatches)
+        of_options = [_with_option(space, candidate, option, in_flight, behind) for option in options]
         values = np.stack([value for value, _ in of_options])
         option_of = values.argmin(axis=0)
         stops = np.take_along_axis(np.stack([stop for _, stop in of_options]), option_of[None], axis=0)[0]
@@ -95,14 +101,14 @@ def _programme(
 
 
 def _with_option(
-    space: SearchSpace, settings: StepSettings, option: _Option, in_flight: int, behind: Array
+    space: SearchSpace, candidate: Candidate, option: _Option, in_flight: int, behind: Array
 ) -> tuple[Array, Array]:
     """By first layer and number of units: the bound with an option, and the first layer behind its stage."""
     seconds = option.range_costs.fitting(in_flight, space.model.cluster.memory)
     units = behind.shape[1]
     left = np.full_like(behind, math.inf)
     left[:, option.units :] = behind[:, : units - option.units]
-    busy = settings.num_microbatches * seconds + option.step
+    busy = candidate.num_microbatches * seconds + option.step
     totals = np.maximum(busy[:, :, None], seconds[:, :, None] + left[None, :, :])
     stops = totals.argmin(axis=1)
     return np.take_along_axis(totals, stops[:, None, :], axis=1)[:, 0, :], stops
@@ -133,13 +139,13 @@ def _bounds_of_layers(num_layers: int) -> list[int]:
     return [0, 1, *(int(bound) for bound in inner), num_layers - 1, num_layers]
 
 
-def _options(space: SearchSpace, settings: StepSettings, unit: int, bounds: list[int]) -> list[_Option]:
+def _options(space: SearchSpace, candidate: Candidate, unit: int, bounds: list[int]) -> list[_Option]:
     """For each number of devices, the submeshes with the least work, and the one with the least memory."""
     by_size: dict[int, list[tuple[float, float, Submesh]]] = {}
     for submesh in space.submeshes:
-        size = math.prod(submesh.values())
-        if size % unit == 0 and space.profile.rows // settings.num_microbatches % submesh["data"] == 0:
-            table = _table(space, settings, submesh)
+        size = submesh.num_devices
+        if size % unit == 0 and space.profile.rows // candidate.num_microbatches % submesh.data == 0:
+            table = _table(space, candidate, submesh)
             work = float(table.until["forward"][-1] + table.until["backward"][-1])
             held = float(table.until["weights"][-1] + table.until["state"][-1] + table.until["gradients"][-1])
             by_size.setdefault(size, []).append((work, held, submesh))
@@ -148,14 +154,14 @@ def _options(space: SearchSpace, settings: StepSettings, unit: int, bounds: list
         by_work = sorted(submeshes, key=lambda entry: entry[0])[:OPTIONS_PER_SIZE]
         least = min(submeshes, key=lambda entry: entry[1])
         chosen += [submesh for _, _, submesh in (*by_work, *([] if least in by_work else [least]))]
-    return [_option(space, settings, submesh, unit, bounds) for submesh in chosen]
+    return [_option(space, candidate, submesh, unit, bounds) for submesh in chosen]
 
 
 def _option(
-    space: SearchSpace, settings: StepSettings, submesh: Submesh, unit: int, bounds: list[int]
+    space: SearchSpace, candidate: Candidate, submesh: Submesh, unit: int, bounds: list[int]
 ) -> _Option:
-    model, size = space.model, math.prod(submesh.values())
-    table = _table(space, settings, submesh)
+    model, size = space.model, submesh.num_devices
+    table = _table(space, candidate, submesh)
     link = message_link(model.cluster, DeviceRange(0, submesh), DeviceRange(size, submesh))
     hops = np.append(2 * (link.latency + table.layers["entering"] / link.bandwidth), 0.0)
     overhead = (1 + space.profile.has_backward) * model.cluster.task_overhead
@@ -166,6 +172,6 @@ def _option(
     return _Option(submesh, size // unit, range_costs, until[None, :] - until[:, None])
 
 
-def _table(space: SearchSpace, settings: StepSettings, submesh: Submesh):
-    group_settings = space.model.group_settings(DeviceRange(0, submesh), settings)
+def _table(space: SearchSpace, candidate: Candidate, submesh: Submesh):
+    group_settings = space.model.group_settings(DeviceRange(0, submesh), candidate)
     return space.model.table(group_settings)

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from mpmd.ir.plan import Edge, Name, Plan
 from mpmd.ir.routes import held_specs
 from mpmd.ir.specs import axes_of, num_shards
-from mpmd.planner.collectives import INNERMOST_FIRST, DeviceRange, axis_links, shards_on_a_node, share_a_node
+from mpmd.planner.collectives import DeviceRange, axis_links, shards_on_a_node, share_a_node
 from mpmd.planner.hardware import Hardware
+from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.planner.trials.device_work import DeviceWork
 from mpmd.simulate import Link, MessageBytes
 

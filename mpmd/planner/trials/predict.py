@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from mpmd.ir.plan import Name, OutsideTask, Plan, TaskType
 from mpmd.ir.routes import Topology
-from mpmd.memory import EarliestArrival, GroupMemory, Holding, device_bytes, group_memories
+from mpmd.memory import EarliestArrival, GroupMemory, Holding, device_bytes, group_memories, sizes_on_devices
 from mpmd.planner.candidate import Memory, Prediction
 from mpmd.simulate import Costs, MessageBytes, simulate
 from mpmd.simulate.costs import types_of
@@ -22,6 +22,7 @@ def predict(
     source: str,
     communication: float = 0.0,
     holding: Holding = Holding.RECEIVER,
+    computed_weights: Collection[Name] = (),
 ) -> Prediction:
     """The predicted cost of a verified plan.
 
@@ -33,6 +34,7 @@ def predict(
       source: where they come from.
       communication: the share of the tasks' time that goes into all-reduces and gathered weights.
       holding: where messages are until they are used.
+      computed_weights: the weights that tasks outside of loops compute, such as gathered ones.
     """
     simulation = simulate(plan, costs, topology=topology)
     names = {leaf.name for i, leaf in enumerate(plan.inputs) if i in updated and leaf.name}
@@ -42,7 +44,7 @@ def predict(
         seconds=simulation.makespan,
         bubble=simulation.bubble,
         communication=communication,
-        memory=memory_of_group(plan, worst, memories[worst], names),
+        memory=memory_of_group(plan, worst, memories[worst], names, computed_weights),
         stage_seconds=stage_seconds(plan, costs),
         source=source,
     )
@@ -78,13 +80,23 @@ def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:
     )
 
 
-def memory_of_group(plan: Plan, mpmd_idx: int, memory: GroupMemory, updated: Collection[Name]) -> Memory:
+def memory_of_group(
+    plan: Plan,
+    mpmd_idx: int,
+    memory: GroupMemory,
+    updated: Collection[Name],
+    computed_weights: Collection[Name],
+) -> Memory:
     """The parts of a group's peak memory.
 
-    Of the arguments that the step updates, those that the loop reads are weights. The others count as state,
-    with all other values from the start of the step or from outside the loop.
+    Of the arguments that the step updates, those that the loop reads are weights, and so are the weights that
+    are computed before it, while it runs. The others count as state, with all other values from the start of
+    the step or from outside the loop.
     """
     peak, axes = memory.peak, plan.submesh(mpmd_idx)
+    is_in_loop = memory.task is not None and not isinstance(memory.task, OutsideTask)
+    sizes = sizes_on_devices(plan, mpmd_idx) if is_in_loop else {}
+    computed = min(peak.outside, sum(sizes.get(name, 0) for name in computed_weights))
     read = {
         name
         for run in plan.programs[mpmd_idx].runs
@@ -101,9 +113,9 @@ def memory_of_group(plan: Plan, mpmd_idx: int, memory: GroupMemory, updated: Col
     )
     return Memory(
         group=mpmd_idx,
-        weights=weights,
+        weights=weights + computed,
         gradients=peak.accumulators,
-        state=peak.parameters - weights + peak.arguments + peak.outside,
+        state=peak.parameters - weights + peak.arguments + peak.outside - computed,
         residuals=peak.activations,
         messages=peak.received + peak.messages,
         temporaries=peak.temporaries or 0,

@@ -18,6 +18,7 @@ from mpmd.planner.collectives import DeviceRange, device_ranges_of
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of
+from mpmd.planner.trials.loop_weights import weights_before_loops
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_all_reduces, message_bytes, task_seconds
 from mpmd.planner.trials.predict import predict
@@ -81,7 +82,7 @@ def options_of(candidate: Candidate) -> dict[str, Any]:
 
 def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
     """The shape of each group's submesh, with all axes."""
-    return [{axis: submesh.get(axis, 1) for axis in AXES} for submesh in candidate.submeshes]
+    return [{axis: submesh[axis] for axis in AXES} for submesh in candidate.submeshes]
 
 
 def lower(
@@ -121,7 +122,8 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: Hardware) -> Rea
     sent = message_bytes(predicted.plan, cluster, device_ranges)
     realized = _realized(step, predicted.plan, costs, cluster, sent, "simulation")
     all_reduces = longest_all_reduces(predicted.plan, predicted.work, cluster, device_ranges)
-    return _communicating(realized, all_reduces / realized.prediction.seconds)
+    of_step = realized.prediction.seconds  # 0 for a step that only hands on its arguments
+    return _communicating(realized, all_reduces / of_step if of_step else 0.0)
 
 
 def measured(
@@ -172,6 +174,7 @@ def _realized(
 ) -> Realized:
     compiled = step.compiled
     updated = {argument for argument, _ in compiled.step.fed_back}
+    names = {leaf.name for i, leaf in enumerate(plan.inputs) if i in updated and leaf.name}
     prediction = predict(
         plan,
         sent,
@@ -180,6 +183,7 @@ def _realized(
         costs,
         source,
         holding=cluster.holding,
+        computed_weights=weights_before_loops(compiled.program, names),
     )
     return Realized(step, plan, costs, prediction, sent)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from mpmd.ir.plan import Spec
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.collectives import INNERMOST_FIRST
 from mpmd.planner.layer_profile import Kind
+from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.planner.trials.step_arguments import StepArguments
 
 AXES: tuple[Kind, ...] = tuple(reversed(INNERMOST_FIRST))
@@ -28,7 +28,7 @@ def argument_specs(
       fixed: the user's spec of each leaf; ``None`` for an open one.
     """
     sizes: dict[str, int] = {
-        axis: math.lcm(*(submesh.get(axis, 1) for submesh in candidate.submeshes)) for axis in AXES
+        axis: math.lcm(*(submesh[axis] for submesh in candidate.submeshes)) for axis in AXES
     }
     specs: dict[int, Spec] = {i: spec for i, spec in enumerate(fixed) if spec is not None}
     for leaf, shape in enumerate(arguments.shapes):

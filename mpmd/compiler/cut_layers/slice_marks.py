@@ -1,0 +1,71 @@
+"""Numbers the marks of a loop whose microbatches are cut into slices.
+
+The user's function is a Python loop over slices with marks in its body. A mark ends the stage after those
+that it depends on, as without slices: what later slices read of earlier ones, such as keys, depends on marks
+of earlier stages alone. So each stage but the last has one mark on each slice, and the nth of them is that of
+slice n.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+from mpmd.ir.slices import SliceNumbers
+
+
+def stages_on_slices(depths: Sequence[int], numbers: SliceNumbers) -> Sequence[int] | None:
+    """The numbers of the stages that marks end; ``None`` if they do not make the stages of all slices.
+
+    Args:
+      depths: for each mark, the number of marks that it depends on, one behind the other.
+    """
+    ends = collections.Counter[int]()
+    numbered: list[int] = []
+    for stage in depths:
+        numbered.append(numbers.number(stage, ends[stage]))
+        ends[stage] += 1
+    last = numbers.num_stages - 1  # a mark after the last stage ends nothing
+    complete = all(ends[stage] == numbers.slices for stage in range(last))
+    allowed = max(ends, default=0) <= last and ends[last] <= numbers.slices
+    return numbered if complete and allowed and last > 0 else None
+
+
+def wrong_marks(depths: Sequence[int], lines: Sequence[str], numbers: SliceNumbers, in_scan: bool) -> str:
+    """The reason why marks do not make the stages of all slices, and the remedy.
+
+    Args:
+      lines: where the user wrote each mark.
+      in_scan: whether all marks are those in the body of one scan.
+    """
+    num_stages, slices = numbers.num_stages, numbers.slices
+    if num_stages == 1:
+        return ": slices need a model of several stages"
+    ends = collections.Counter(depths)
+    deep = next((line for depth, line in zip(depths, lines, strict=True) if depth >= num_stages), None)
+    if in_scan and not all(ends[stage] == slices for stage in range(num_stages - 1)):
+        return (
+            ", all in one lax.scan. A scan over slices is one loop, which cannot be cut: write it as a "
+            "Python loop over slices, with lists of what one slice hands to the next. A lax.scan over the "
+            f"layers may stand in it, with mark_stage_end(..., num_stages={num_stages})"
+        )
+    if deep is not None and ends[0] > 0:
+        return (
+            f". The mark at {deep} depends on {num_stages} or more others, one behind the other, so that a "
+            "value runs from the last stage of one slice to the first stage of the next, such as its loss or "
+            "what its last layer returns: hand on what each layer makes to the same layer of the next slice, "
+            "such as keys and values or a state. Or the model has more stages than the schedule"
+        )
+    counts = {ends[stage] for stage in range(num_stages - 1)}
+    if counts == {1}:
+        return (
+            ", on one slice: write the loss as a Python loop over the slices, with these marks in its body, "
+            f"or use a schedule without slices, such as Std1F1B(num_stages={num_stages})"
+        )
+    if len(counts) == 1:
+        return f", on {counts.pop()} slices: give the loop over slices and the schedule the same number"
+    few = min(range(num_stages - 1), key=lambda stage: ends[stage])
+    return (
+        f". Stage {few} ends {ends[few]} times, and each stage has to end once in each slice; mark several "
+        "values of a stage together, as mark_stage_end((x, y))"
+    )

@@ -1,0 +1,51 @@
+"""The devices of a group by axis, as a value that can be hashed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+from mpmd.planner.layer_profile import Kind
+
+INNERMOST_FIRST: tuple[Kind, ...] = ("model", "sequence", "data")
+"""The axes of a submesh; devices that are neighbours along the first one have consecutive numbers."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Submesh(Mapping[Kind, int]):
+    """The number of devices of a group along each axis, a mapping of the axes ``INNERMOST_FIRST``."""
+
+    model: int = 1
+    sequence: int = 1
+    data: int = 1
+
+    @classmethod
+    def of(cls, sizes: Mapping[Kind, int]) -> Self:
+        """The submesh with these sizes; 1 along an axis that is left out."""
+        return cls(**{str(kind): size for kind, size in sizes.items()})
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The number of devices along each axis, ``INNERMOST_FIRST``."""
+        return self.model, self.sequence, self.data
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices of the group."""
+        return self.model * self.sequence * self.data
+
+    def __eq__(self, other: object) -> bool:
+        return self.sizes == other.sizes if isinstance(other, Submesh) else super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash(self.sizes)
+
+    def __getitem__(self, kind: Kind) -> int:
+        return self.sizes[INNERMOST_FIRST.index(kind)]
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(INNERMOST_FIRST)
+
+    def __len__(self) -> int:
+        return len(INNERMOST_FIRST)
