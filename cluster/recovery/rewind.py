@@ -20,7 +20,7 @@ from cluster.recovery.report import CorruptionReport, FoundValue
 from mpmd.errors import GroupDiedError, NonFiniteError, SilentCorruptionError
 from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.nonfinite import NonFinitePolicy
-from mpmd.runtime.replicas import unequal_replicas
+from mpmd.runtime.replicas import Holder, UnequalReplicas, unequal_replicas
 from mpmd.runtime.requests import StepReply
 
 
@@ -139,18 +139,11 @@ class Rewind:
         """Copies of values that are unequal, where no run explains it."""
         if not self.runs or self.verdict is Verdict.CONTRADICTORY:
             return ()
-        return tuple(
-            Difference(
-                FaultKind.REPLICA,
-                tuple(sorted({holder.mpmd_idx for holder in unequal.suspects})),
-                None,
-                tuple(holder.device for holder in unequal.suspects),
-                (),
-                str(unequal),
-            )
-            for unequal in unequal_replicas(self.runs[-1].processes)
-            if unequal.is_conclusive
-        )
+        found: dict[tuple[Holder, ...], list[UnequalReplicas]] = {}
+        for unequal in unequal_replicas(self.runs[-1].processes):
+            if unequal.is_conclusive:
+                found.setdefault(unequal.suspects, []).append(unequal)
+        return tuple(_of_replicas(holders, each) for holders, each in found.items())
 
     @property
     def suspects(self) -> tuple[int, ...]:
@@ -172,6 +165,14 @@ class Rewind:
             for handle in request.outputs
         }
         return differences(self.runs[one], self.runs[other], made)
+
+
+def _of_replicas(holders: Sequence[Holder], unequal: Sequence[UnequalReplicas]) -> Difference:
+    """Copies of values that the same devices have otherwise than others."""
+    groups = tuple(sorted({holder.mpmd_idx for holder in holders}))
+    more = f", and so for {len(unequal) - 1} more" if len(unequal) > 1 else ""
+    devices = tuple(holder.device for holder in holders)
+    return Difference(FaultKind.REPLICA, groups, None, devices, (), f"{unequal[0]}{more}")
 
 
 def corruption_reports(rewind: Rewind) -> list[CorruptionReport]:
