@@ -32,6 +32,7 @@ SUITES = (
     "partial_sums",
     "global_mesh",
     "sleeping",
+    "slices",
     "prediction",
     "choices",
     "scale",
@@ -39,6 +40,7 @@ SUITES = (
     "checkpoint",
     "recovery",
     "corruption",
+    "replay",
 )
 EFFORT, QUICK_EFFORT = Effort(repetitions=5, seconds=0.4), Effort(repetitions=3, seconds=0.3)
 OBJECT_STORE_BYTES = 2**30

@@ -24,8 +24,9 @@ from benchmarks.host import Host
 from benchmarks.measure import Conditions, Result, Table, Target, Times
 from benchmarks.peers import cpu_environment
 from mpmd.ir.events import Event
-from mpmd.ir.plan import Cell, GroupProgram, Task
+from mpmd.ir.plan import Cell, GroupProgram, Task, TaskKind
 from mpmd.runtime import worker
+from mpmd.simulate import Costs, simulate
 
 TASK_SECONDS = 0.01
 ON_RAY = ((4, 32), (8, 8), (16, 32))
@@ -68,13 +69,28 @@ def _lasting(call: Callable, seconds: float) -> Callable:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
+    """A pipeline of sleeping tasks.
+
+    Attributes:
+      slices: of each microbatch, in Seq1F1B; 0 for 1F1B of whole microbatches.
+      backward: the seconds of a backward; a forward takes ``TASK_SECONDS``.
+    """
+
     groups: int
     microbatches: int
     on_ray: bool
+    slices: int = 0
+    backward: float = TASK_SECONDS
+
+    @property
+    def seconds(self) -> dict[TaskKind, float]:
+        """The seconds of tasks by their kind."""
+        return {"fwd": TASK_SECONDS, "bwd": self.backward}
 
     def __str__(self) -> str:
         where = "on Ray" if self.on_ray else "in process"
-        return f"{self.groups} groups, {self.microbatches} microbatches, {where}"
+        slices = f", {self.slices} slices" if self.slices else ""
+        return f"{self.groups} groups, {self.microbatches} microbatches{slices}, {where}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +98,7 @@ class Measurement:
     """Seconds of the loop of a step, from the start of its first task to the end of its last one.
 
     Attributes:
-      nominal: that the simulator says if tasks take ``TASK_SECONDS``.
+      nominal: that the simulator says if tasks take the seconds of the case.
       simulated: that it says if they take what they were measured to take.
       measured: of each step.
     """
@@ -100,27 +116,30 @@ class SleepingPipeline:
     """A pipeline of tiny stages whose tasks sleep; made in a process of its own, by ``Host``."""
 
     def __init__(self, case: Case, ray_address: str):
-        sleep_in_tasks(lambda task: TASK_SECONDS)
+        seconds = case.seconds
+        sleep_in_tasks(lambda task: seconds[task.kind])
         hook = {
-            "worker_process_setup_hook": lambda: sleep_in_tasks(lambda task: TASK_SECONDS),
+            "worker_process_setup_hook": lambda: sleep_in_tasks(lambda task: seconds[task.kind]),
             "env_vars": {"PYTHONPATH": str(pathlib.Path(__file__).parents[1])},  # to find this file
         }
         self._mesh = tiny.open_mesh(case.groups, ray_address if case.on_ray else "", runtime_env=hook)
-        arguments: Any = tiny.arguments(case.groups, case.microbatches, case.microbatches)
+        rows = case.microbatches * max(1, case.slices)
+        arguments: Any = tiny.arguments(case.groups, case.microbatches, rows)
         self._params, self._xs = arguments
-        step = mpmd.jit(tiny.train_step(case.groups), self._mesh, donate_argnums=0)
+        train_step = (
+            tiny.sliced_train_step(case.groups, case.slices) if case.slices else tiny.train_step(case.groups)
+        )
+        self._costs = Costs(kinds=seconds)
+        step = mpmd.jit(train_step, self._mesh, donate_argnums=0)
         self._step = step.compile(self._params, self._xs)
 
     def measure(self, repetitions: int) -> Measurement:
         """Runs so many steps, each when the one before has ended, and simulates them."""
-        from mpmd.simulate import Costs, simulate
-
         self._loop_events()  # the first step is slower
         steps = [self._loop_events() for _ in range(repetitions)]
-        nominal = Costs(kinds={"fwd": TASK_SECONDS, "bwd": TASK_SECONDS})
         measured = Costs.measured(event for events in steps for event in events)
         return Measurement(
-            simulate(self._step.plan, nominal).makespan,
+            simulate(self._step.plan, self._costs).makespan,
             simulate(self._step.plan, measured).makespan,
             tuple(_makespan(events) for events in steps),
         )
@@ -142,7 +161,7 @@ def _makespan(events: Sequence[Event]) -> float:
 def run(conditions: Conditions) -> Result:
     in_process, on_ray = (QUICK, QUICK) if conditions.quick else (IN_PROCESS, ON_RAY)
     cases = [Case(*size, on_ray=False) for size in in_process] + [Case(*size, on_ray=True) for size in on_ray]
-    found = {case: _measure(case, conditions) for case in cases}
+    found = {case: measure(case, conditions) for case in cases}
     targets = [
         Target(f"tasks of 10 ms, {case}: measured / simulated", of_case.median / of_case.simulated, 1.05)
         for case, of_case in found.items()
@@ -157,17 +176,17 @@ def run(conditions: Conditions) -> Result:
         "ratio to 10 ms",
         "ratio to as measured",
     )
-    rows = tuple(_row(case, of_case) for case, of_case in found.items())
+    rows = tuple(row(case, of_case) for case, of_case in found.items())
     return Result([Table("Pipeline efficiency", header, rows)], targets, data)
 
 
-def _row(case: Case, found: Measurement) -> tuple[str, ...]:
+def row(case: Case, found: Measurement) -> tuple[str, ...]:
     times = (found.nominal, found.simulated, found.median)
     ratios = (found.median / found.nominal, found.median / found.simulated)
     return str(case), *(f"{time * 1e3:.1f}" for time in times), *(f"{ratio:.3f}" for ratio in ratios)
 
 
-def _measure(case: Case, conditions: Conditions) -> Measurement:
+def measure(case: Case, conditions: Conditions) -> Measurement:
     environment = cpu_environment(1 if case.on_ray else case.groups, 1)
     host = Host("benchmarks.sleeping:SleepingPipeline", (case, conditions.ray_address), environment)
     with contextlib.closing(host):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,6 +26,10 @@ def train_step(groups: int):
             x = mpmd.mark_stage_end(jnp.tanh(x @ weight))
         return jnp.mean((x @ params[-1]) ** 2)
 
+    return _descent(loss_fn, schedule)
+
+
+def _descent(loss_fn: Callable, schedule: mpmd.Schedule):
     def step(params, xs):
         loss, gradients = mpmd.treduce(
             lambda x: jax.value_and_grad(loss_fn)(params, x), xs, schedule=schedule, operation=mpmd.Add
@@ -32,6 +37,24 @@ def train_step(groups: int):
         return jax.tree.map(lambda weight, gradient: weight - 0.01 * gradient, params, gradients), loss
 
     return step
+
+
+def sliced_train_step(groups: int, slices: int):
+    """The same with rows as tokens of a sequence: a stage hands what it made to the stage's next slice."""
+    schedule = mpmd.Seq1F1B(groups, slices)
+
+    def loss_fn(params, x):
+        carried, total = [jnp.zeros(())] * groups, 0.0
+        for piece in mpmd.slices(x, mpmd.slice_bounds(len(x), slices), axis=0):
+            h = piece
+            for stage, weight in enumerate(params):
+                h = carried[stage] = jnp.tanh(h @ weight + carried[stage])
+                if stage < groups - 1:
+                    h = mpmd.mark_stage_end(h)
+            total += jnp.sum(h**2)
+        return total
+
+    return _descent(loss_fn, schedule)
 
 
 def arguments(groups: int, microbatches: int, batch: int) -> tuple[list[np.ndarray], np.ndarray]:

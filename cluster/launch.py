@@ -7,6 +7,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -24,7 +25,7 @@ from cluster.protocol.versions import versions_here
 from cluster.recovery.actor import RecoverableActor
 from cluster.recovery.allocations import Allocations
 from cluster.recovery.metrics import RecoveryMetrics
-from cluster.recovery.policy import Recovery, check_recovery
+from cluster.recovery.policy import Recovery, check_recovery, left_out_groups
 from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacements import Replacements
 from cluster.recovery.report import CorruptionReport, RecoveryReport
@@ -83,6 +84,7 @@ def launch(
     step_timeout: float | None = None,
     stuck_after: float | None = None,
     load_timeout: float | None = None,
+    capture: str | os.PathLike[str] | None = None,
 ) -> ClusterMesh:
     """Starts the actors of MPMD groups on a Ray cluster and returns the mesh of the groups.
 
@@ -142,6 +144,9 @@ def launch(
         raises ``mpmd.errors.GroupStuckError``.
       load_timeout: seconds that a process may compile one executable, or do another part of loading a
         program, such as placing its constants. Then its group is killed, and loading raises that error.
+      capture: a directory of the driver's machine in which each task that fails, or that makes a value which
+        ``jax.debug_nans`` or ``jax.debug_infs`` refuses, gets a directory of its own, for ``mpmd replay``;
+        ten of them at most.
 
     Raises:
       ValueError: shapes, processes or resources are not valid, ``transport`` cannot connect the groups, or
@@ -177,11 +182,13 @@ def launch(
         type_fault("recovery", recovery, Recovery, "mpmd.Recovery(...)", optional=True),
         number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
         int_fault("max_in_flight", max_in_flight),
+        path_fault("capture", capture, optional=True),
         *limits_faults(limits),
         *parts_faults(sizes, len(submeshes_of(request))),
         title="mpmd.launch: ",
     )
-    check_recovery(recovery, submeshes_of(request))
+    left_out = left_out_groups(recovery, sizes)
+    check_recovery(recovery, submeshes_of(request), left_out)
     variables = (runtime_env or {}).get("env_vars") or {}
     check_cache(compilation_cache, variables)
     for text in without_effect(variables, jax.config):
@@ -196,6 +203,7 @@ def launch(
         timeout=timeout,
         max_in_flight=max_in_flight,
         limits=limits,
+        left_out=left_out,
     )
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:
@@ -216,6 +224,7 @@ def launch(
         corruptions: list[CorruptionReport] = []
         reports = _Reports(recoveries, corruptions)
         runtime = _runtime_of(processes, started, connected, placement_groups, reports, options)
+        runtime.captures.directory = None if capture is None else Path(capture)
         publisher = Publisher()
         undo.pop_all()
     closing = contextlib.ExitStack()
@@ -251,6 +260,7 @@ class _Options:
     timeout: float
     max_in_flight: int
     limits: Limits
+    left_out: frozenset[int]
 
 
 class _Reports(NamedTuple):
@@ -328,10 +338,17 @@ def _runtime_of(
         topology.gathering,
         options.timeout,
         limits,
+        options.left_out,
     )
     on_recovery, on_corruption = _adding_to(reports.recoveries), reports.corruptions.append
     recovering = RecoveringRuntime(
-        groups, pool, options.recovery, on_recovery, on_corruption, options.max_in_flight
+        groups,
+        pool,
+        options.recovery,
+        on_recovery,
+        on_corruption,
+        options.max_in_flight,
+        options.left_out,
     )
     recovering.attach(connections)
     return recovering

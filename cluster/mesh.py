@@ -15,9 +15,9 @@ from cluster.recovery import CorruptionReport, FoundValue, RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import MESH_CLOSED
 from mpmd.ir.routes import Topology
-from mpmd.meshes.part import WholeMesh
+from mpmd.meshes.part import PartMesh, WholeMesh
 from mpmd.runtime.nonfinite import NonFinitePolicy
-from mpmd.validation import bool_fault, int_fault, number_fault, raise_faults
+from mpmd.validation import bool_fault, int_fault, number_fault, raise_faults, type_fault
 
 
 class ClusterMesh(WholeMesh):
@@ -176,6 +176,40 @@ class ClusterMesh(WholeMesh):
         if not isinstance(runtime, RecoveringRuntime):
             raise RuntimeError(f"{purpose} as recovery does: launch the mesh with recovery=mpmd.Recovery()")
         return runtime
+
+    def replace(self, part: str | PartMesh, timeout: float = 60.0) -> None:
+        """Has the dead groups of a part begin anew, where ``Recovery(parts=...)`` leaves the part out.
+
+        They have its programs again, and none of the values from before: ``mpmd.reshard`` copies weights to
+        them. Values of the part's other groups stay. While processes start, steps of other parts run; then
+        these wait about as long as for a recovery with a spare, and none runs again. Does nothing when all
+        groups of the part live. Blocks until they do.
+
+        Args:
+          part: the part or its name.
+          timeout: seconds to wait for that.
+
+        Raises: ``ValueError`` or ``TypeError`` for a part that recovery does not leave out; ``RuntimeError``
+          when its groups do not begin anew in time, or the mesh was launched without ``recovery``.
+        """
+        raise_faults(
+            type_fault("part", part, str | PartMesh, 'a part of the mesh or its name, such as "sampler"'),
+            number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
+            title="replace: ",
+        )
+        part = self.part(part if isinstance(part, str) else part.part_name)
+        runtime = self.runtime
+        if not isinstance(runtime, RecoveringRuntime):
+            raise RuntimeError(
+                "replace starts groups as recovery does: launch the mesh with "
+                f"recovery=mpmd.Recovery(parts={{{part.part_name!r}: None}})"
+            )
+        if not runtime.left_out.issuperset(part.mpmd_idxs):
+            raise ValueError(
+                f"replace: groups of the part {part.part_name!r} are replaced by themselves; "
+                f"Recovery(parts={{{part.part_name!r}: None}}) leaves this to the program"
+            )
+        runtime.replace(part.mpmd_idxs, timeout)
 
     def close(self) -> None:
         """Ends the actors; pending steps fail. Disconnects from Ray if ``launch`` has connected.

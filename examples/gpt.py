@@ -1,10 +1,12 @@
 """A small byte-level GPT in plain JAX: parameters are nested dicts, layers are functions.
 
-The only line that knows of pipelines is the call of ``mark_stage_end`` in ``logits``.
+The only line that knows of pipelines is the call of ``mark_stage_end`` in ``logits``; for long sequences
+there is another loss, ``sliced_loss``.
 """
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -78,23 +80,34 @@ def layer_norm(params: dict, x: jax.Array) -> jax.Array:
 
 
 def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Softmax attention to what came before; all are float32[batch, seq_len, num_heads, head_dim]."""
-    seq_len, head_dim = query.shape[1], query.shape[3]
+    """Softmax attention to what came before; all are float32[batch, seq_len, num_heads, head_dim].
+
+    The queries may be of the last tokens alone.
+    """
+    before, head_dim = key.shape[1] - query.shape[1], query.shape[3]
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(head_dim)
-    causal = jnp.tril(jnp.ones((seq_len, seq_len), bool))
+    causal = jnp.tri(query.shape[1], key.shape[1], before, dtype=bool)
     weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf))
     return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
 
-def block(params: dict, x: jax.Array, num_heads: int) -> jax.Array:
-    """One pre-norm transformer layer; ``x`` is float32[batch, seq_len, d_model]."""
-    batch, seq_len, d_model = x.shape
+def queries_keys_values(params: dict, x: jax.Array, num_heads: int) -> jax.Array:
+    """Of a layer, stacked: float32[3, batch, seq_len, num_heads, head_dim]."""
     qkv = layer_norm(params["attention_norm"], x) @ params["qkv"]
-    query, key, value = jnp.moveaxis(qkv.reshape(batch, seq_len, num_heads, 3, -1), 3, 0)
-    attended = causal_attention(query, key, value)
-    x = x + attended.reshape(batch, seq_len, d_model) @ params["attention_out"]
+    return jnp.moveaxis(qkv.reshape(*x.shape[:2], num_heads, 3, -1), 3, 0)
+
+
+def behind_attention(params: dict, x: jax.Array, attended: jax.Array) -> jax.Array:
+    """The rest of a layer whose input is ``x``."""
+    x = x + attended.reshape(x.shape) @ params["attention_out"]
     hidden = jax.nn.gelu(layer_norm(params["mlp_norm"], x) @ params["mlp_in"])
     return x + hidden @ params["mlp_out"]
+
+
+def block(params: dict, x: jax.Array, num_heads: int) -> jax.Array:
+    """One pre-norm transformer layer; ``x`` is float32[batch, seq_len, d_model]."""
+    query, key, value = queries_keys_values(params, x, num_heads)
+    return behind_attention(params, x, causal_attention(query, key, value))
 
 
 def param_specs(config: GPTConfig) -> dict:
@@ -136,6 +149,30 @@ def loss(params: dict, tokens: jax.Array, targets: jax.Array, config: GPTConfig)
     """Mean cross-entropy in nats per byte; ``tokens`` and ``targets`` are int32[batch, seq_len]."""
     scores = logits(params, tokens, config)
     return optax.softmax_cross_entropy_with_integer_labels(scores, targets).mean()
+
+
+def sliced_loss(
+    params: dict, tokens: jax.Array, targets: jax.Array, config: GPTConfig, bounds: Sequence[int]
+) -> jax.Array:
+    """``loss``, of one slice of the sequences after another; ``bounds`` are those of the slices.
+
+    A layer hands its keys and values to the slices after it. A schedule with slices pipelines them.
+    """
+    past = [[] for _ in params["blocks"]]
+    total = 0.0
+    positions = params["position_embedding"][None]
+    for inputs, labels, of_positions in mpmd.slices((tokens, targets, positions), bounds):
+        x = params["token_embedding"][inputs] + of_positions
+        for layer, block_params in enumerate(params["blocks"]):
+            query, key, value = queries_keys_values(block_params, x, config.num_heads)
+            past[layer].append((key, value))
+            keys, values = (jnp.concatenate(chunks, axis=1) for chunks in zip(*past[layer], strict=True))
+            x = behind_attention(block_params, x, causal_attention(query, keys, values))
+            if layer in config.stage_ends:
+                x = mpmd.mark_stage_end(x)
+        scores = layer_norm(params["head_norm"], x) @ params["head"]
+        total += optax.softmax_cross_entropy_with_integer_labels(scores, labels).sum()
+    return total / targets.size
 
 
 def generate(params: dict, prompt: bytes, num_bytes: int, config: GPTConfig, seed: int = 0) -> bytes:

@@ -1,4 +1,4 @@
-from . import checkpoint, render, simulate
+from . import checkpoint, render, replay, simulate
 from .arrays.array import MpmdArray, to_host
 from .checking import check
 from .checkpoint import restore, save, save_async
@@ -23,6 +23,7 @@ from .language.operations import Op
 from .language.per_group import per_group
 from .language.pieces import microbatches, stage_ends
 from .language.reduce import Add, Concat, Max, Mean, treduce, treduce_i
+from .language.slices import slice_bounds, slices
 from .meshes.abstract_mesh import AbstractMpmdMesh
 from .meshes.mesh import MpmdMesh
 from .on_ray import ClusterMesh, Recovery, launch
@@ -123,11 +124,14 @@ __all__ = [
     "pipeline_enter_stage",
     "plan",
     "render",
+    "replay",
     "reshard",
     "restore",
     "save",
     "save_async",
     "simulate",
+    "slice_bounds",
+    "slices",
     "stage_ends",
     "to_host",
     "treduce",

@@ -46,10 +46,12 @@ MAY_IMPORT = {
     "mpmd.planner.cluster": "mpmd.planner.hardware mpmd.planner.local_devices mpmd.planner.record_steps "
     "mpmd.util mpmd.validation",
     "mpmd.planner.submesh": "mpmd.planner.layer_profile",
-    "mpmd.planner.candidate": "mpmd.planner.submesh mpmd.schedules",
+    "mpmd.planner.expected_errors": "",
+    "mpmd.planner.simplicity": "mpmd.planner.candidate mpmd.schedules",
+    "mpmd.planner.candidate": "mpmd.planner.expected_errors mpmd.planner.submesh mpmd.schedules",
     "mpmd.planner.constraints": "mpmd.planner.layer_profile mpmd.schedules mpmd.validation",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.submesh mpmd.simulate",
-    "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.util",
+    "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.planner.simplicity mpmd.util",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware",
     "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
@@ -59,8 +61,8 @@ MAY_IMPORT = {
     "mpmd.schedules mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.labels "
-    "mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.submesh "
-    "mpmd.schedules mpmd.simulate mpmd.util",
+    "mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.simplicity "
+    "mpmd.planner.submesh mpmd.schedules mpmd.simulate mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.steps mpmd.ir mpmd.language mpmd.memory mpmd.meshes mpmd.planner.candidate "
     "mpmd.planner.collectives mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.layer_profile "
@@ -68,7 +70,8 @@ MAY_IMPORT = {
     "mpmd.sharding mpmd.simulate mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
     "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.trials",
+    "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.simplicity "
+    "mpmd.planner.trials",
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.hardware mpmd.planner.submesh "
     "mpmd.util",
     "mpmd.planner.choice_details": "mpmd.planner.candidate mpmd.planner.choice_table "
@@ -78,11 +81,12 @@ MAY_IMPORT = {
     "mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
-    "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.validation",
+    "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.util "
+    "mpmd.validation",
     "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
     "mpmd.memory mpmd.profile mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.profile mpmd.render "
-    "mpmd.schedules mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version mpmd.watching",
+    "mpmd.replay mpmd.schedules mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version mpmd.watching",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.steps": "mpmd.compiler.jaxprs mpmd.ir mpmd.language mpmd.schedules mpmd.util",
@@ -94,7 +98,7 @@ MAY_IMPORT = {
     "mpmd.compiler.trace": "mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.steps "
     "mpmd.errors mpmd.ir mpmd.language mpmd.sharding mpmd.util",
     "mpmd.compiler.split": "mpmd.compiler.graph mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
-    "mpmd.keys mpmd.language mpmd.schedules",
+    "mpmd.keys mpmd.language mpmd.schedules mpmd.util",
     "mpmd.compiler.shard": "mpmd.compiler.argument_specs mpmd.compiler.graph mpmd.compiler.jaxprs "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.ir mpmd.language",
     "mpmd.compiler.place": "mpmd.compiler.argument_specs mpmd.compiler.graph mpmd.compiler.jaxprs "
@@ -125,8 +129,8 @@ MAY_IMPORT = {
     "cluster.driver": "cluster.process cluster.protocol cluster.tcp cluster.transports mpmd.errors "
     "mpmd.ir mpmd.memory mpmd.program mpmd.runtime mpmd.util mpmd.validation",
     "cluster.recovery": "cluster.driver cluster.process cluster.protocol cluster.ray_compat cluster.start "
-    "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.program mpmd.runtime mpmd.sharding mpmd.util "
-    "mpmd.validation",
+    "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.meshes mpmd.program mpmd.runtime mpmd.sharding "
+    "mpmd.util mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.errors mpmd.ir mpmd.meshes "
     "mpmd.runtime mpmd.validation",
     "cluster.watching.keys": "",
@@ -147,7 +151,10 @@ MAY_IMPORT = {
     "mpmd.validation",
     "mpmd.checkpoint": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.meshes "
     "mpmd.runtime mpmd.validation",
-    "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.checkpoint mpmd.compat mpmd.compiler.pipeline "
+    "mpmd.replay": "mpmd.util mpmd.validation",
+    "mpmd.capture": "mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.lower mpmd.ir mpmd.keys mpmd.program "
+    "mpmd.replay mpmd.runtime mpmd.sharding mpmd.version",
+    "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.capture mpmd.checkpoint mpmd.compat mpmd.compiler.pipeline "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.profile "
     "mpmd.program mpmd.runtime mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",

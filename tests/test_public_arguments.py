@@ -48,12 +48,14 @@ OF_NOTHING = {
     "Choice.mesh",
     "Choice.stage_profile",
     "ClusterMesh.find_nan",
+    "ClusterMesh.replace",
     "ClusterMesh.resize",
     "CustomSchedule.from_file",
     "Profile.load",
     "Profile.write_html",
     "collective_seconds",
     "grad",
+    "replay.load",
 }
 """Those of which the table has no valid arguments: they need what nothing is started for."""
 

@@ -26,7 +26,7 @@ from cluster.driver.status import Status
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import PackedValue, join
 from cluster.protocol.shipment import Shipment
-from mpmd.errors import StepDroppedError
+from mpmd.errors import GroupDiedError, StepDroppedError
 from mpmd.ir.participants import participants
 from mpmd.ir.plan import Edge, Executable, Spec
 from mpmd.ir.routes import Topology
@@ -105,6 +105,10 @@ class RayRuntime(RuntimeBase):
         """Fails all calls with ``reason``, now and until ``attach``; the actors live on."""
         self._finalizer.detach()
         self._calls.detach(reason)
+
+    def death_of(self, mpmd_idx: int) -> GroupDiedError | None:
+        """The reason why a group is dead; ``None`` when it is not."""
+        return self._calls.death_of(mpmd_idx)
 
     @property
     def actors(self) -> tuple[ray.actor.ActorHandle, ...]:
@@ -251,9 +255,10 @@ class RayRuntime(RuntimeBase):
         asked = [self._calls.call_ray(process, "collectives", number) for process in first]
         return {name: each for future in asked for name, each in future.result().items()}
 
-    def digests(self) -> tuple[ProcessDigests, ...]:
+    def digests(self, mpmd_idxs: Collection[int] | None = None) -> tuple[ProcessDigests, ...]:
+        """As in the protocol; of these groups, or of all."""
         self.check_process()
-        groups = range(len(self._submeshes))
+        groups = range(len(self._submeshes)) if mpmd_idxs is None else sorted(mpmd_idxs)
         taken = [digests for group in groups for digests in self.call_group(group, "digests")]
         return tuple(digests.result() for digests in taken)
 

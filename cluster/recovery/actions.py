@@ -60,6 +60,13 @@ class LoseValues(Action):
 
 
 @dataclasses.dataclass(frozen=True)
+class ForgetValues(Action):
+    """These groups, which recovery leaves out, have begun anew: they have no value from before."""
+
+    groups: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
 class Replay(Action):
     """Asks groups once more, in order."""
 
@@ -126,6 +133,10 @@ class End(Action):
 
 
 # Jobs of a replacement, in order.
+
+
+class AwaitLeftOut(Wait):
+    """Waits until nothing is under way of what is not logged."""
 
 
 class ReplacementJob(Job):
@@ -239,10 +250,10 @@ class Look(Job):
 
 @dataclasses.dataclass(frozen=True)
 class Prepare(MoveJob):
-    """Has processes ready for a group at another place. Its result is whether there is one."""
+    """Has processes ready for a group that moves for a reason. Its result is whether there is a place."""
 
     mpmd_idx: int
-    may_use_spares: bool
+    kind: str
 
 
 class AwaitRunning(MoveJob, Wait):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import ray
 from ray.actor import ActorHandle
@@ -26,6 +26,7 @@ class Copies:
       processes: which process of which group each of them is.
       infos: where they are.
       waiter: waits for them.
+      left_out: the groups that have no snapshots and keep none.
     """
 
     def __init__(
@@ -34,11 +35,13 @@ class Copies:
         processes: Sequence[Endpoint],
         infos: Sequence[ProcessInfo],
         waiter: LivenessWaiter,
+        left_out: Collection[int] = (),
     ):
         self._actors = actors
         self._processes = processes
         self._waiter = waiter
-        self._keepers = choose_keepers(infos)
+        self._left_out = left_out
+        self._keepers = choose_keepers(infos, left_out)
         self._holders = CopyHolders(self._keepers)
         self._damage: dict[int, list[str]] = {}  # of copies of a process's values
 
@@ -89,7 +92,7 @@ class Copies:
 
         Raises: ``SupersededError`` when it is no longer wanted, and when a process dies whatever Ray raises.
         """
-        copies = [Copy(owner, owner, keeper) for owner, keeper in enumerate(self._keepers)]
+        copies = [Copy(owner, owner, keeper) for owner, keeper in self._keepers.items()]
         self._copy(copies, snapshot, base, is_wanted)
 
     def mark_committed(self) -> None:
@@ -100,18 +103,16 @@ class Copies:
     def restore(self, snapshot: int, infos: Sequence[ProcessInfo]) -> None:
         """Has all processes go back to a snapshot, and others keep what dead ones have kept.
 
-        So any group may die next.
+        So any group may die next. Those of groups that are left out stay as they are.
         """
-        keepers = choose_keepers(infos)
+        keepers = choose_keepers(infos, self._left_out)
         if snapshot != BEGINNING:
             self._copy(self._holders.missing(keepers), snapshot, BEGINNING)
             self._holders = CopyHolders(keepers)
             self._damage.clear()
         self._keepers = keepers
-        kept = [[owner for owner, keeper in enumerate(keepers) if keeper == i] for i in range(len(keepers))]
-        self._waiter.wait_for(
-            {actor.restore.remote(snapshot, kept[i]): i for i, actor in enumerate(self._actors)}
-        )
+        kept = {i: [owner for owner, keeper in keepers.items() if keeper == i] for i in keepers}
+        self._waiter.wait_for({self._actors[i].restore.remote(snapshot, kept[i]): i for i in kept})
 
     def _copy(
         self, copies: Sequence[Copy], snapshot: int, base: int, is_wanted: Callable[[], bool] = lambda: True

@@ -6,13 +6,14 @@ A state machine: events go in and actions come out. It knows neither Ray nor a t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from cluster.recovery import actions as do
 from cluster.recovery import events as on
 from cluster.recovery.actions import Actions
 from cluster.recovery.journal import BEGINNING, Journal, Outcome, ResultChangedError
+from cluster.recovery.left_out import LeftOut
 from cluster.recovery.logged import LoggedStep
 from cluster.recovery.moves import Moves
 from cluster.recovery.policy import FROM_DISK, FailureCounter, Recovery, copying_fault, loss_of_values
@@ -28,19 +29,22 @@ class Membership:
     Args:
       policy: when to copy values, and when to give up.
       processes_per_group: their number.
+      left_out: the groups that are neither logged nor copied.
 
     Attributes:
       journal: what groups were asked.
+      left_out: those groups.
       moves: of groups to other places.
       dead: the groups that are being replaced, or because of which all go back, and why.
       error: why nothing works any more.
       last_checkpoint: as of ``mpmd.runtime.protocol.Runtime``.
     """
 
-    def __init__(self, policy: Recovery, processes_per_group: Sequence[int]):
+    def __init__(self, policy: Recovery, processes_per_group: Sequence[int], left_out: Collection[int] = ()):
         self.journal = Journal()
+        self.left_out = LeftOut(frozenset(left_out))
         self.dead: dict[int, GroupDiedError] = {}
-        self.moves = Moves(self.journal, self.dead)
+        self.moves = Moves(self.journal, self.dead, self.left_out)
         self.error: RuntimeError | None = None
         self.last_checkpoint: str | None = None
         self._policy = policy
@@ -48,7 +52,9 @@ class Membership:
         self._failures = FailureCounter(policy.max_failures)
         self._replacement: Replacement | None = None
         self._marked = BEGINNING  # the snapshot of the last ``MarkCommitted``
-        self._rewinds = Rewinds(self.journal, self.dead, self.moves, policy)
+        self._rewinds = Rewinds(
+            self.journal, self.dead, self.moves, policy, self.left_out, len(processes_per_group)
+        )
 
     # What others may do now.
 
@@ -82,6 +88,8 @@ class Membership:
                 return self._rewinds.is_over(wait)
             case do.AwaitReplay(recovered):
                 return recovered.attempt != journal.attempt or all(map(journal.is_answered, recovered.steps))
+            case do.AwaitLeftOut():
+                return not self.left_out.pending
             case do.AwaitRunning():
                 return self.is_running
             case do.AwaitSaves():
@@ -183,7 +191,8 @@ class Membership:
             case do.CopyAway(attempt, snapshot):
                 return self._believe(self.journal.mark_copied(attempt, snapshot))
             case do.FindDead((copying, error) as failed):
-                return [do.AwaitDeath(failed)] if result else self._end_without(copying, error)
+                has_died = set(result) - self.left_out.dead.keys()
+                return [do.AwaitDeath(failed)] if has_died else self._end_without(copying, error)
             case do.AwaitDeath((copying, error)):
                 return self._end_without(copying, error)
         return []
@@ -235,6 +244,9 @@ class Membership:
 
     def _note_death(self, error: GroupDiedError) -> Actions:
         before = self.dead.get(error.mpmd_idx)
+        if before is None and error.mpmd_idx in self.left_out.groups:
+            self.left_out.dead.setdefault(error.mpmd_idx, error)
+            return []
         if before is not None and not isinstance(before, GoingBackError):
             return []
         return self._go_back_for(error, self.journal.current_step(error.mpmd_idx), DIED)
@@ -250,7 +262,7 @@ class Membership:
 
     def _begin_replacement(self, error: GroupDiedError, step: LoggedStep | None, kind: str) -> Actions:
         self._replacement = Replacement(error, step, kind, self._processes_per_group, self._failures)
-        return [do.Detach(error)]
+        return [do.AwaitLeftOut(), do.Detach(error)] if self.left_out.groups else [do.Detach(error)]
 
     def _follow(self, ending: Ending) -> Actions:
         """The consequences of the end of a job of a rewind."""
@@ -269,6 +281,8 @@ class Membership:
         """Nobody calls the groups any more, so no other death is noted."""
         dead = {i for i, error in self.dead.items() if not isinstance(error, GoingBackError)}
         is_failure = bool(dead - self.moves.leaving)
+        self.dead.update(self.left_out.dead)
+        dead |= self.left_out.dead.keys()
         self.moves.leaving -= dead
         return self._current.begin(dead, is_failure, self.journal.committed)
 
@@ -277,6 +291,8 @@ class Membership:
         replacement, self._replacement = self._current, None
         self.dead.clear()
         actions: Actions = [do.Attach(connections)]
+        if begun := self.left_out.begin_anew(replacement.replaced):
+            actions.append(do.ForgetValues(begun))
         if replacement.lost is not None:
             loss = loss_of_values(replacement.death, replacement.lost, self.last_checkpoint)
             self._marked = BEGINNING

@@ -6,6 +6,7 @@ import time
 
 from cluster.recovery.allocations import PROMPT_SECONDS
 from cluster.recovery.process_pool import ProcessPool
+from cluster.recovery.report import DRAINED, REPLACED
 from cluster.recovery.termination import TerminationNotices
 
 _AVOID_SECONDS = 300.0
@@ -29,15 +30,15 @@ class Migrations:
         self._pool.allocations.avoided = frozenset(self._avoided)
         return self._pool.allocations.groups_to_move()
 
-    def prepare(self, mpmd_idx: int, may_use_spares: bool) -> bool:
+    def prepare(self, mpmd_idx: int, kind: str) -> bool:
         """Has processes ready that a group is to be replaced with, and returns whether it is to be replaced.
 
-        It is not, when there is no better allocation for it, unless its processes were told to end.
+        It is not, when there is no better allocation for it, unless it is dead, or was told to end.
         Raises: ``RuntimeError`` when the processes cannot be had.
         """
         pool = self._pool
         numbers = pool.allocations.numbers_of(mpmd_idx)
-        if may_use_spares and pool.replacements.count_ready_spares() >= len(numbers):
+        if kind in (DRAINED, REPLACED) and pool.replacements.count_ready_spares() >= len(numbers):
             return True
         allocations = pool.allocations.find(
             mpmd_idx, pool.infos, seconds=PROMPT_SECONDS, check=pool.check_open
@@ -45,7 +46,7 @@ class Migrations:
         elsewhere = {
             number: allocation
             for number, allocation in allocations.items()
-            if allocation != pool.allocations.of(number)
+            if kind == REPLACED or allocation != pool.allocations.of(number)
         }
         if elsewhere:
             pool.replacements.prepare(elsewhere, pool.timeout)

@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from cluster.recovery import actions as do
 from cluster.recovery.actions import Actions
 from cluster.recovery.journal import Journal
-from cluster.recovery.report import DRAINED, GROWN, SHRUNK
+from cluster.recovery.left_out import LeftOut
+from cluster.recovery.report import DRAINED, GROWN, REPLACED, SHRUNK
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.requests import Handle
 
@@ -20,6 +21,7 @@ _REASONS = {
     DRAINED: "its node is to end",
     SHRUNK: "it is to share a node with others",
     GROWN: "the cluster has room for it",
+    REPLACED: "it has died, and mesh.replace asks for it",
 }
 
 
@@ -29,6 +31,7 @@ class Moves:
     Args:
       journal: what groups were asked.
       dead: the groups that are being replaced.
+      left_out: the groups that recovery leaves out.
 
     Attributes:
       is_paused: a group is about to move, and new requests wait.
@@ -37,13 +40,14 @@ class Moves:
       said: why a group does not move, or what keeps all from it, as the user was told.
     """
 
-    def __init__(self, journal: Journal, dead: Mapping[int, GroupDiedError]):
+    def __init__(self, journal: Journal, dead: Mapping[int, GroupDiedError], left_out: LeftOut):
         self.is_paused = False
         self.leaving: set[int] = set()
         self.unwritten: set[Handle] = set()
         self.said: dict[int | None, str] = {}
         self._journal = journal
         self._dead = dead
+        self._left_out = left_out
         self._next: collections.deque[tuple[int, str]] = collections.deque()
         self._mpmd_idx: int | None = None  # the group that moves; and of this move:
         self._kind = DRAINED
@@ -56,6 +60,7 @@ class Moves:
 
     def begin(self, kinds: Mapping[int, str]) -> Actions:
         """These groups are to move. Without any, there may be room for spares that was not there before."""
+        kinds = self._left_out.moves(kinds)
         self.leaving |= {mpmd_idx for mpmd_idx, kind in kinds.items() if kind == DRAINED}
         self._next = collections.deque(kinds.items())
         return self._begin_next() if kinds else [do.StartSpares()]
@@ -66,7 +71,7 @@ class Moves:
             return []
         self._mpmd_idx, self._kind = self._next.popleft()
         self._attempt = self._journal.attempt
-        return self._unless_saving(do.Prepare(self._mpmd_idx, may_use_spares=self._kind == DRAINED))
+        return self._unless_saving(do.Prepare(self._mpmd_idx, self._kind))
 
     def _unless_saving(self, *jobs: do.Job) -> Actions:
         """A checkpoint that is being saved is waited for, unless the node is to end."""
@@ -85,7 +90,7 @@ class Moves:
 
     def check(self, dead: Collection[int]) -> Actions:
         """The groups that do not answer are known; one may have the only other copy of another's values."""
-        if set(dead) - {self._mpmd_idx}:
+        if set(dead) - {self._mpmd_idx, *self._left_out.dead}:
             return self._stay("another group does not answer")
         return [do.AwaitSnapshot()]
 
@@ -103,7 +108,8 @@ class Moves:
         """The group leaves. Returns this as a death, and why it moves."""
         assert self._mpmd_idx is not None, "no group moves"
         self.leaving.add(self._mpmd_idx)
-        death = GroupDiedError(f"group {self._mpmd_idx} moves: {_REASONS[self._kind]}", self._mpmd_idx)
+        how = "begins anew" if self._kind == REPLACED else "moves"
+        death = GroupDiedError(f"group {self._mpmd_idx} {how}: {_REASONS[self._kind]}", self._mpmd_idx)
         return death, self._kind
 
     def end(self) -> Actions:
@@ -124,7 +130,8 @@ class Moves:
 
     def _stay(self, why: str) -> Actions:
         """The group does not move, which is tried again at the next look."""
-        message = f"group {self._mpmd_idx} does not move, though {_REASONS[self._kind]}: {why}"
+        how = "begin anew" if self._kind == REPLACED else "move"
+        message = f"group {self._mpmd_idx} does not {how}, though {_REASONS[self._kind]}: {why}"
         return [do.Discard(), *self._say(self._mpmd_idx, message), *self._begin_next()]
 
     def _say(self, mpmd_idx: int | None, message: str) -> Actions:

@@ -6,11 +6,22 @@ Nothing here knows Ray, a thread or the clock.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from cluster.recovery.journal import BEGINNING, Journal, LoggedStep
 from mpmd.errors import GroupDiedError, StateLostError
-from mpmd.validation import choice_fault, int_fault, number_fault, raise_faults
+from mpmd.meshes.part import ranges_of
+from mpmd.validation import (
+    Fault,
+    choice_fault,
+    int_fault,
+    number_fault,
+    raise_faults,
+    shown,
+    str_fault,
+    type_fault,
+)
 
 FROM_DISK = "Start again from a checkpoint on disk"
 
@@ -40,6 +51,9 @@ class Recovery:
         devices of another group, and the run goes on, slower, until the cluster has room again; then the
         group moves to a place of its own. Where it has shared before, it does not wait. ``None``: groups
         never share, and the run ends when there is no room within ``launch``'s ``timeout``.
+      parts: ``{"sampler": None}`` leaves a part of the mesh out, whose values can be made again, as weights
+        by ``mpmd.reshard``: they are not copied, and its steps not run again. When one of its groups dies,
+        steps of other parts go on, and its own raise ``GroupDiedError`` until ``mesh.replace("sampler")``.
       verify_every: after so many steps, and after the first one, all groups go back to the last snapshot,
         repeat the steps since, and are to compute the same bits. ``None``: they never do.
       on_corruption: then, when wrong bits are noticed: ``"raise"`` ends the run with
@@ -53,6 +67,7 @@ class Recovery:
     max_failures: int = 3
     spares: int = 0
     share_after: float | None = 10.0
+    parts: Mapping[str, None] | None = None
     verify_every: int | None = None
     on_corruption: str = "raise"
 
@@ -65,6 +80,7 @@ class Recovery:
             number_fault("share_after", self.share_after, what, least=0, finite=True, optional=True),
             int_fault("verify_every", self.verify_every, optional=True),
             choice_fault("on_corruption", self.on_corruption, REACTIONS),
+            *_parts_faults(self.parts),
             title="Recovery: ",
         )
 
@@ -101,12 +117,49 @@ class Recovery:
         return journal.num_steps >= _LOG_INTERVALS * self.every or journal.nbytes >= _LOG_BYTES
 
 
-def check_recovery(recovery: Recovery | None, submeshes: Sequence[Mapping[str, int]]) -> None:
-    """Raises ``ValueError`` when groups with these submeshes cannot recover as they are asked to."""
+_PARTS = 'a dict of names and None, as {"sampler": None}'
+
+
+def _parts_faults(parts: Any) -> Iterator[Fault | None]:
+    yield type_fault("parts", parts, Mapping, _PARTS, optional=True)
+    for name, of_part in parts.items() if isinstance(parts, Mapping) else ():
+        yield str_fault("the name of a part", name)
+        if of_part is not None:
+            yield TypeError(f"parts[{name!r}] must be None, which leaves the part out, not {shown(of_part)}")
+
+
+def left_out_groups(recovery: Recovery | None, parts: Mapping[str, int] | None) -> frozenset[int]:
+    """The groups of the parts that recovery leaves out.
+
+    Args:
+      parts: the number of groups of each part of the mesh.
+
+    Raises: ``ValueError`` for a part that the mesh does not have.
+    """
+    ranges, left_out = ranges_of(parts or {}), recovery.parts or {} if recovery else {}
+    if unknown := [name for name in left_out if name not in ranges]:
+        names, known = ", ".join(map(repr, unknown)), ", ".join(map(repr, ranges)) or "none"
+        raise ValueError(f"Recovery(parts=...) names {names}, and the parts of the mesh are {known}")
+    return frozenset(mpmd_idx for name in left_out for mpmd_idx in ranges[name])
+
+
+def check_recovery(
+    recovery: Recovery | None,
+    submeshes: Sequence[Mapping[str, int]],
+    left_out: Collection[int] = (),
+) -> None:
+    """Raises ``ValueError`` when groups with these submeshes cannot recover as they are asked to.
+
+    Args:
+      left_out: the groups that recovery leaves out.
+    """
     if recovery is None:
         return
-    if len(submeshes) < 2:
-        raise ValueError("recovery needs two groups at least: each keeps a copy of another one's values")
+    if len(submeshes) < 2 or len(submeshes) - len(left_out) == 1:
+        raise ValueError(
+            "recovery needs two groups at least that it does not leave out: each keeps a copy of another "
+            "one's values"
+        )
     if recovery.spares and any(dict(axes) != dict(submeshes[0]) for axes in submeshes):
         raise ValueError("Recovery(spares=...) needs groups that are alike: a spare takes any one's place")
 

@@ -38,6 +38,7 @@ class ProcessPool:
       gathering: the edges over which values are gathered, as loaded programs know them.
       timeout: seconds that a process may take to start, and the connections to be made.
       limits: a process that is in one task for longer, when others have died, counts as dead as well.
+      left_out: the groups that have no snapshots and keep none.
 
     Attributes:
       copies: of the processes' values.
@@ -54,6 +55,7 @@ class ProcessPool:
         gathering: frozenset[Edge],
         timeout: float,
         limits: Limits,
+        left_out: Collection[int] = (),
     ):
         self.replacements = replacements
         self.allocations = replacements.allocations
@@ -70,7 +72,7 @@ class ProcessPool:
         self._session = RaySession()
         self._resetting: Calls = {}  # of processes that are not new
         self._waiter = LivenessWaiter(self.actors, self.processes, limits)
-        self.copies = Copies(self.actors, self.processes, self._infos, self._waiter)
+        self.copies = Copies(self.actors, self.processes, self._infos, self._waiter, left_out)
         self.stop = self._waiter.stop
 
     @property

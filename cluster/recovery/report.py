@@ -9,13 +9,13 @@ from typing import NamedTuple
 from cluster.recovery.comparison import Difference, FaultKind
 from mpmd.runtime.digests import ProcessDigests
 
-DIED, FAILED, DRAINED, SHRUNK, GROWN = "died", "failed", "drained", "shrunk", "grown"
-CORRUPTED = "corrupted"
+DIED, FAILED, REPLACED, CORRUPTED = "died", "failed", "replaced", "corrupted"
+DRAINED, SHRUNK, GROWN = "drained", "shrunk", "grown"
 """The kinds of recoveries and moves. ``DIED``: a process has died, and its group is replaced. ``FAILED``: a
-step has failed that had taken its arguments over, and all groups go back. ``CORRUPTED``: a group has computed
-wrong bits, and is replaced. A group moves because its node is
-to end (``DRAINED``), to share the devices of another one (``SHRUNK``), or to a place of its own again
-(``GROWN``)."""
+step has failed that had taken its arguments over, and all groups go back. ``REPLACED``: the user has a dead
+group of a part that recovery leaves out begin anew. ``CORRUPTED``: a group has had wrong bits, and is
+replaced. A group moves because its node is to end (``DRAINED``), to share the devices of another one
+(``SHRUNK``), or to a place of its own again (``GROWN``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class RecoveryReport:
         had the programs; ``restored``, until all had the values of the snapshot; ``replayed``, until they
         had run all steps since, which does not keep the caller waiting.
       lost: why the values of all groups were lost, so that no step was run again; ``None`` if they were not.
-      kind: ``died``, ``failed`` where a step has, or ``corrupted`` where a group had wrong bits; or for a
-        move ``drained``, because its node is to end,
+      kind: ``died``, or ``failed`` where a step has; ``replaced``, by ``mesh.replace``; ``corrupted``,
+        because a group has had wrong bits; or for a move ``drained``, because its node is to end,
         ``shrunk``, to share the devices of another group, or ``grown``, to a place of its own.
       shares_with: those of the groups that have no place of their own now, and the group whose devices each
         shares.
@@ -64,9 +64,13 @@ class RecoveryReport:
             f"; group {guest} shares the devices of group {host} until {until}"
             for guest, host in sorted(self.shares_with.items())
         )
-        what = {DIED: "recovered", CORRUPTED: "recovered", FAILED: "went back with all groups"}.get(
-            self.kind, f"moved ({self.kind})"
-        )
+        kinds = {
+            DIED: "recovered",
+            CORRUPTED: "recovered",
+            FAILED: "went back with all groups",
+            REPLACED: "replaced",
+        }
+        what = kinds.get(self.kind, f"moved ({self.kind})")
         then = f"{self.num_replayed} steps run again" if self.lost is None else "all values lost"
         why = "" if self.lost is None else f"; {self.lost}"
         return f"{what}{groups}{at} in {self.total:.2f} s ({phases}; {then}): {reason}{why}{sharing}"

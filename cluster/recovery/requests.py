@@ -18,6 +18,7 @@ from cluster.driver.runtime import LoadRequests, RayRuntime
 from cluster.recovery.actions import EndRewind
 from cluster.recovery.events import Answered, Copying, Event, Repeated, RewindAsked, Unneeded
 from cluster.recovery.journal import Outcome
+from cluster.recovery.left_out import lost_values
 from cluster.recovery.logged import (
     LoggedCopy,
     LoggedFetch,
@@ -83,15 +84,20 @@ class Requests:
         self._futures: dict[tuple[LoggedRequest, int], Future] = {}
         self._loss: StateLostError | None = None  # why there are no values with handles before the first one
         self._first_handle: Handle = 0
+        self._begun_anew: dict[int, Handle] = {}  # groups that are left out, and their first value since
 
     # Whether groups can be asked.
 
-    def refusal(self, handles: Collection[Handle]) -> BaseException | None:
-        """A new error that says why a request with these handles cannot be made."""
+    def refusal(self, handles: Mapping[int, Collection[Handle]]) -> BaseException | None:
+        """A new error that says why groups cannot be asked for what these handles name."""
         if self.membership.error is not None:
             return copy_of(self.membership.error)
-        if self._loss is not None and min(handles, default=self._first_handle) < self._first_handle:
+        oldest = {i: min(of_group, default=self._first_handle) for i, of_group in handles.items()}
+        if self._loss is not None and min(oldest.values()) < self._first_handle:
             return copy_of(self._loss)
+        for mpmd_idx, first in self._begun_anew.items():
+            if oldest.get(mpmd_idx, first) < first:
+                return lost_values(mpmd_idx)
         return None
 
     def wait_until_running(self) -> None:
@@ -227,7 +233,7 @@ class Requests:
     ) -> Mapping[int, Future]:
         match request:
             case LoggedStep():
-                number = self._next_handle()  # groups refuse earlier ones
+                number = self.next_number()
                 return self.groups.submit_step(
                     {
                         i: dataclasses.replace(
@@ -248,6 +254,15 @@ class Requests:
                 return {mpmd_idx: self.groups.copy_out(mpmd_idx, copy, handles)}
         raise AssertionError(f"{request} is no request that groups know")
 
+    @property
+    def logged(self) -> frozenset[int]:
+        """The groups that are not left out."""
+        return frozenset(range(self.num_groups)) - self.membership.left_out.groups
+
+    def next_number(self) -> int:
+        """The number of the next step: groups refuse earlier ones."""
+        return self._next_handle()
+
     def _note_reply(self, attempt: int, request: LoggedRequest, mpmd_idx: int, reply: Future) -> None:
         error = reply.exception()
         result = reply.result() if error is None else None
@@ -255,7 +270,7 @@ class Requests:
 
     def begin_snapshot(self) -> None:
         """Has groups copy their values, as soon as they have carried out what they were asked."""
-        snapshot = self.journal.begin_snapshot(self.take_released(range(self.num_groups)))
+        snapshot = self.journal.begin_snapshot(self.take_released(self.logged))
         try:
             self.ask_for_copies(snapshot)
         except BaseException:  # an interrupt: perhaps nobody waits for the copies
@@ -293,6 +308,12 @@ class Requests:
         self._first_handle = self._next_handle()
         self._arguments.forget_before(self._first_handle)
         self._fail_unlogged(loss)
+
+    def forget_values(self, groups: Collection[int]) -> None:
+        """These groups, which recovery leaves out, have begun anew, and have no value from before."""
+        first = self._next_handle()
+        self._begun_anew |= dict.fromkeys(groups, first)
+        self._arguments.forget_before(first, groups)
 
     def _fail_unlogged(self, error: BaseException) -> None:
         futures, self.unlogged = self.unlogged, set()

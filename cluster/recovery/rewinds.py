@@ -12,6 +12,7 @@ from cluster.recovery.actions import Actions
 from cluster.recovery.events import Repeated
 from cluster.recovery.journal import Journal
 from cluster.recovery.keepers import CopiesLostError
+from cluster.recovery.left_out import LeftOut
 from cluster.recovery.moves import Moves
 from cluster.recovery.policy import RAISE, REPLACE, Recovery
 from cluster.recovery.report import CORRUPTED, DIED, FAILED
@@ -46,13 +47,25 @@ class Rewinds:
       dead: the groups that are being replaced. While groups go back, one of them stands for all.
       moves: knows of copies that are still to be written to storage.
       policy: when to have groups repeat their steps.
+      left_out: the groups that do not go back, and what they are asked.
+      num_groups: of the mesh.
     """
 
-    def __init__(self, journal: Journal, dead: dict[int, GroupDiedError], moves: Moves, policy: Recovery):
+    def __init__(
+        self,
+        journal: Journal,
+        dead: dict[int, GroupDiedError],
+        moves: Moves,
+        policy: Recovery,
+        left_out: LeftOut,
+        num_groups: int,
+    ):
         self._journal = journal
         self._dead = dead
         self._moves = moves
         self._policy = policy
+        self._left_out = left_out
+        self._stand_in = min(set(range(num_groups)) - left_out.groups, default=0)
         self._rewind: Rewind | None = None
         self._verified = 0  # the last step before the last check
 
@@ -75,7 +88,7 @@ class Rewinds:
             return True
         if isinstance(wait, do.AwaitRepeated):
             return rewind.has_repeated
-        return self._journal.is_quiet and not self._moves.unwritten
+        return self._journal.is_quiet and not self._moves.unwritten and not self._left_out.pending
 
     def begin(self, number: int, refused: NonFinitePolicy | None) -> Actions:
         """Groups are to go back, when they have answered all."""
@@ -114,7 +127,8 @@ class Rewinds:
             actions = rewind.go_on(job, result, self._journal.committed)
         elif actions := rewind.begin(self._journal):
             self._journal.suspend()
-            self._dead[0] = GoingBackError("all groups go back to repeat their steps", 0)
+            reason = "all groups go back to repeat their steps"
+            self._dead[self._stand_in] = GoingBackError(reason, self._stand_in)
         return self._end(rewind) if rewind.is_over else Ending(actions)
 
     def fail(self, job: do.RewindJob, error: BaseException) -> Ending:
@@ -127,7 +141,7 @@ class Rewinds:
             return Ending([do.ReportCorruption(report), *self._resume(rewind)])
         if not self._has_died:
             reason = f"all groups went back to repeat their steps, and one could not: {error}"
-            self._dead[0] = GoingBackError(reason, 0)
+            self._dead[self._stand_in] = GoingBackError(reason, self._stand_in)
         return self._replace(DIED if self._has_died else FAILED)
 
     def _replace(self, kind: str = DIED) -> Ending:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 
 import jax
@@ -20,6 +20,7 @@ from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import Status, while_recovering
 from cluster.recovery.events import Closed, RewindAsked
+from cluster.recovery.left_out import crossing_fault
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import Recovery
 from cluster.recovery.process_pool import ProcessPool
@@ -27,6 +28,7 @@ from cluster.recovery.report import CorruptionReport, FoundValue, RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.shell import Shell
+from cluster.recovery.unlogged import UnloggedRequests
 from cluster.tcp.connection import Connection
 from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
@@ -54,6 +56,7 @@ class RecoveringRuntime(RuntimeBase):
       on_recovery: is called with a report of each recovery, and of each move of a group.
       on_corruption: is called with a report of wrong bits.
       max_in_flight: how many steps may be under way.
+      left_out: the groups that are neither logged nor copied, and do not go back.
     """
 
     goes_back = True
@@ -66,6 +69,7 @@ class RecoveringRuntime(RuntimeBase):
         on_recovery: Callable[[RecoveryReport], None],
         on_corruption: Callable[[CorruptionReport], None],
         max_in_flight: int = MAX_IN_FLIGHT,
+        left_out: Collection[int] = (),
     ):
         super().__init__(len(groups.processes_per_group), max_in_flight)
         self.processes_per_group = groups.processes_per_group
@@ -73,12 +77,14 @@ class RecoveringRuntime(RuntimeBase):
         self._pool = pool
         self._digests = None if policy.verify_every is None else DigestScope.MESSAGES
         # None of them gets this object or a method of it: it ends when its last user drops it.
-        self._membership = Membership(policy, self.processes_per_group)
+        self.left_out = frozenset(left_out)
+        self._membership = Membership(policy, self.processes_per_group, left_out)
         self._requests = Requests(
             self._membership, groups, pool, self._released, self._handles.__next__, self.arguments
         )
         self._saving = Saving(self._requests)
         self._shell = Shell(self._requests, self._saving, on_recovery, on_corruption)
+        self._unlogged = UnloggedRequests(self._requests, self._shell.wake)
 
     def attach(self, connections: Sequence[Connection]) -> None:
         """From now on, groups are asked over the driver's connections with them, and are looked after."""
@@ -118,8 +124,13 @@ class RecoveringRuntime(RuntimeBase):
         return self._membership.journal.snapshot is not None
 
     def load(self, program: Program) -> LoadedProgram:
-        """As ``RayRuntime.load``. When a group dies meanwhile, loads again after the recovery."""
+        """As ``RayRuntime.load``. When a group dies meanwhile, loads again after the recovery.
+
+        Raises also ``ValueError`` when groups could not run the program again.
+        """
         self.check_process()
+        if self.left_out and (fault := crossing_fault(program.plan, self.left_out)) is not None:
+            raise fault
         requests, journal = self._requests, self._requests.journal
         while True:
             with requests.changed:
@@ -130,7 +141,9 @@ class RecoveringRuntime(RuntimeBase):
                 requests.unload_unused()
             try:
                 loaded, load_requests = self._groups.load_with_requests(program)
-            except GroupDiedError:
+            except GroupDiedError as death:
+                if death.mpmd_idx in self.left_out:
+                    raise  # as long as the user does not have it replaced
                 requests.wait_for_end_of(attempt)  # the recovery may be about to begin
                 continue
             except RuntimeError:
@@ -152,12 +165,16 @@ class RecoveringRuntime(RuntimeBase):
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
         """As in the protocol. Waits while groups recover, and for a snapshot that is late."""
-        asked = self._requests
-        handles = {handle for request in requests.values() for handle in request.handles}
+        asked, is_unlogged = self._requests, self._unlogged.concerns(requests)
         with asked.changed:
-            asked.wait_to_submit()
-            if (refusal := asked.refusal(handles)) is not None:
+            if is_unlogged:
+                asked.wait_until_running()
+            else:
+                asked.wait_to_submit()
+            if (refusal := asked.refusal({i: each.handles for i, each in requests.items()})) is not None:
                 return {i: failed(copy_of(refusal)) for i in requests}
+            if is_unlogged:
+                return self._unlogged.submit_step(requests)
             released = asked.take_released(requests)
             step = asked.journal.add_step(
                 {
@@ -170,13 +187,19 @@ class RecoveringRuntime(RuntimeBase):
                 self._shell.tell(RewindAsked(self.next_handle()))
             elif self._membership.snapshot_is_due:
                 asked.begin_snapshot()
+                self._unlogged.tell_released()
             return futures
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         self.check_process()
         with self._requests.changed:
-            if (refusal := self._requests.refusal([handle])) is not None:
+            is_unlogged = self._unlogged.concerns([mpmd_idx])
+            if is_unlogged:
+                self._requests.wait_until_running()
+            if (refusal := self._requests.refusal({mpmd_idx: [handle]})) is not None:
                 return failed(refusal)
+            if is_unlogged:
+                return self._unlogged.fetch(mpmd_idx, handle)
             fetch = self._requests.journal.add_fetch(mpmd_idx, handle)
             return self._requests.ask_first(fetch)[mpmd_idx]
 
@@ -185,8 +208,10 @@ class RecoveringRuntime(RuntimeBase):
         self.check_process()
         with self._requests.changed:
             self._requests.wait_until_running()
-            if (refusal := self._requests.refusal(stored)) is not None:
+            if (refusal := self._requests.refusal({mpmd_idx: stored})) is not None:
                 return failed(refusal)
+            if self._unlogged.concerns([mpmd_idx]):
+                return self._unlogged.read(mpmd_idx, stored)
             read = self._requests.journal.add_read(mpmd_idx, stored)
             return self._requests.ask_first(read)[mpmd_idx]
 
@@ -195,8 +220,10 @@ class RecoveringRuntime(RuntimeBase):
         self.check_process()
         with self._requests.changed:
             self._requests.wait_until_running()
-            if (refusal := self._requests.refusal([copy, *handles])) is not None:
+            if (refusal := self._requests.refusal({mpmd_idx: [copy, *handles]})) is not None:
                 return failed(refusal)
+            if self._unlogged.concerns([mpmd_idx]):
+                return self._unlogged.copy_out(mpmd_idx, copy, handles)
             return self._saving.copy_out(mpmd_idx, copy, handles)
 
     def write(
@@ -205,12 +232,18 @@ class RecoveringRuntime(RuntimeBase):
         """As in the protocol. A death of the group ends it only if the copy cannot be made again."""
         self.check_process()
         with self._requests.changed:
-            if (refusal := self._requests.refusal([copy])) is not None:
+            is_unlogged = self._unlogged.concerns([mpmd_idx])
+            if is_unlogged:
+                self._requests.wait_until_running()
+            if (refusal := self._requests.refusal({mpmd_idx: [copy]})) is not None:
                 return failed(refusal)
+            if is_unlogged:
+                return self._unlogged.write(mpmd_idx, copy, specs)
             return self._saving.write(mpmd_idx, copy, specs)
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         self._saving.free(handle)
+        self._unlogged.free(handle)
         super().free(mpmd_idxs, handle)
 
     def measured_peaks(self) -> tuple[int | None, ...]:
@@ -259,6 +292,11 @@ class RecoveringRuntime(RuntimeBase):
         """As ``Shell.resize``."""
         self.check_process()
         self._shell.resize(num_places, timeout)
+
+    def replace(self, mpmd_idxs: Collection[int], timeout: float) -> None:
+        """As ``UnloggedRequests.replace``."""
+        self.check_process()
+        self._unlogged.replace(mpmd_idxs, timeout)
 
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again. Not in a fork."""

@@ -46,6 +46,7 @@ _POLL_SECONDS = 0.05
 _PHASES: dict[type, str] = {
     do.Prepare: "prepared",
     do.AwaitSaves: "copied",
+    do.AwaitLeftOut: "started",
     do.FindDead: "copied",
     do.AwaitSnapshot: "copied",
     do.Kill: "started",
@@ -129,6 +130,8 @@ class Shell:
                     connection.close()
             case do.LoseValues(error):
                 requests.lose_values(error)
+            case do.ForgetValues(groups):
+                requests.forget_values(groups)
             case do.Replay(entries):
                 for entry in entries:
                     if isinstance(entry, LoggedSnapshot):
@@ -233,8 +236,8 @@ class Shell:
                 pool.replacements.start_spares()
             case do.Look():
                 return self._migrations.groups_to_move()
-            case do.Prepare(mpmd_idx, may_use_spares):
-                return self._migrations.prepare(mpmd_idx, may_use_spares)
+            case do.Prepare(mpmd_idx, kind):
+                return self._migrations.prepare(mpmd_idx, kind)
             case do.FindDead():
                 return pool.find_dead()
             case do.Discard():
@@ -245,7 +248,7 @@ class Shell:
                 journal = self._membership.journal
                 pool.copies.copy_away(snapshot.number, base, lambda: attempt == journal.attempt)
             case do.TakeDigests():
-                return self._groups.digests()
+                return self._groups.digests(self._requests.logged)
             case do.GoBack(_, snapshot):
                 damaged = pool.copies.check(snapshot)
                 pool.copies.restore(snapshot, pool.infos)
@@ -318,6 +321,10 @@ class Shell:
         """Moves the groups that are to move. Is called now and then, by one thread."""
         if not self._membership.dead:
             self._work([do.Look()])
+
+    def wake(self) -> None:
+        """Has the groups that are to move looked for soon."""
+        self._wake.set()
 
     def resize(self, num_places: int, timeout: float) -> None:
         """Has the processes of the first ``num_places`` groups have reservations. The others share with them.

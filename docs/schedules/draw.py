@@ -6,12 +6,13 @@ import dataclasses
 import pathlib
 
 from mpmd.render import draw_comparison, draw_timeline
-from mpmd.schedules import FAMILIES, TaskTimes
+from mpmd.schedules import FAMILIES, Seq1F1B, TaskTimes
 from mpmd.simulate import Costs, simulate
 from mpmd.simulate.compare import compare
 
 DIRECTORY = pathlib.Path(__file__).parent
 GROUPS, MICROBATCHES = 4, 8
+SLICES, SLICED_MICROBATCHES = 4, 2
 UNITS = {"fwd": 1.0, "bwd": 2.0, "bwdA": 1.0, "bwdW": 1.0}
 HEAVY = 1.5
 """How much longer the tasks of the last stage take in the picture of ``ListSchedule``."""
@@ -28,6 +29,10 @@ def main() -> None:
             )
         simulation = simulate(schedule.tasks(MICROBATCHES), costs)
         draw_timeline(simulation, DIRECTORY / f"{name}.svg", title=name)
+    schedule = Seq1F1B(GROUPS, slices=SLICES)
+    costs = Costs({kind: time / SLICES for kind, time in UNITS.items()}, atomic=True)
+    simulation = simulate(schedule.tasks(SLICED_MICROBATCHES), costs, slices=SLICES)
+    draw_timeline(simulation, DIRECTORY / "Seq1F1B.svg", title="Seq1F1B", slices=SLICES)
     compared = compare(8, 32, UNITS).candidates
     pages = {f"{c.schedule.name}, {c.schedule.num_stages} stages": c.simulation for c in compared}
     draw_comparison(pages, DIRECTORY / "comparison.png", title="8 groups, 32 microbatches")

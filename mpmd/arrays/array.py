@@ -206,7 +206,7 @@ class MpmdArray(jax.Array):
 
     def donate_to(self, future: StepFuture) -> None:
         """Gives the value to a step. If groups go back when the step fails, the array has it again."""
-        if not self.runtime.goes_back:
+        if not self.runtime.goes_back or not self.runtime.left_out.isdisjoint(self.mpmd_idxs):
             self.delete()
             return
         self._deleted, self._donation, self._copying = True, _Donation(future, self.held), None

@@ -52,6 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     fixed.add_argument("--num-microbatches", type=count, metavar="M", help="of a step")
     for name, text in (("remat", "compute layers again in the backward"), ("fsdp", "divide weights, too")):
         fixed.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
+    margin = "the share of a device's memory that stays free (default: 0.08)"
+    fixed.add_argument("--memory-margin", type=float, metavar="SHARE", help=margin)
     measure = "run the tasks of the best K candidates, on this machine's devices"
     fixed.add_argument("--measure", type=int, default=0, metavar="K", help=measure)
 
@@ -71,6 +73,7 @@ def check_unused(options: argparse.Namespace) -> None:
     """Raises ``ValueError`` for options that mean nothing without a cluster."""
     useless = [_option(name) for name in _FIXES if getattr(options, name) is not None]
     useless += ["--measure"] if options.measure else []
+    useless += ["--memory-margin"] if options.memory_margin is not None else []
     useless += [f"-o {path}" for path in options.output or [] if path.suffix.lower() == ".html"]
     if useless:
         raise ValueError(
@@ -101,6 +104,7 @@ def choose(step: Any, arguments: tuple, options: argparse.Namespace) -> None:
         submesh=dict(options.submesh) or None,
         measure=options.measure,
         **fixes,
+        **({} if options.memory_margin is None else {"memory_margin": options.memory_margin}),
     )
     print(choice)
     for path in options.output or []:

@@ -15,10 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from typing import TYPE_CHECKING, Any
 
 from mpmd.cli import machine
 from mpmd.cli.arguments import add_command
@@ -26,6 +23,9 @@ from mpmd.cli.exit_codes import ExitCode
 from mpmd.util.private_directory import fault_of
 from mpmd.util.tables import aligned, human_bytes
 from mpmd.version import __version__
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 TRIAL_SECONDS = 180
 """The longest that a trial may take."""
@@ -168,6 +168,10 @@ def _installed() -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         yield Finding("mpmd's metadata", State.WARNING, "mpmd is not installed", "pip install it")
         return
+    # Here, because another command of the same parser, `mpmd replay`, needs no package but JAX and numpy.
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
     python, supported = platform.python_version(), about["Requires-Python"]
     fits = python in SpecifierSet(supported)
     yield Finding(

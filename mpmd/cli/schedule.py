@@ -16,7 +16,7 @@ from mpmd.ir.plan import TaskKind
 from mpmd.render import chrome_trace, draw_comparison, draw_timeline, schedule_grid
 from mpmd.render.chart import Chart
 from mpmd.render.summary import group_table
-from mpmd.schedules import FAMILIES, CustomSchedule, Schedule, TaskLists, build, to_text
+from mpmd.schedules import ALL_FAMILIES, CustomSchedule, Schedule, TaskLists, build, to_text
 from mpmd.simulate import Costs, Link, Simulation, simulate
 from mpmd.simulate.compare import Candidate, Comparison, compare, with_costs
 from mpmd.util.tables import aligned
@@ -30,6 +30,7 @@ examples:
   mpmd schedule show Std1F1B --groups 4 --microbatches 8
   mpmd schedule show Interleaved1F1B --stages 8 --groups 4 -o picture.svg -o trace.json
   mpmd schedule show ZeroBubble --groups 8 --microbatches 32 --bwd-w 0.8 --latency 0.1
+  mpmd schedule show Seq1F1B --groups 4 --slices 4 --microbatches 2
   mpmd schedule show mine.csv
 """
 
@@ -41,12 +42,14 @@ examples:
   mpmd schedule compare --groups 8 --microbatches 32
   mpmd schedule compare --groups 8 --microbatches 32 --memory-limit 8 --latency 0.1 -o page.svg
   mpmd schedule compare --groups 4 --microbatches 16 --stages-per-group 2 4
+  mpmd schedule compare --groups 8 --microbatches 8 --slices 8
 """
 
 CHECK = """\
 A file has one row of tasks per group; between tasks are white space, "|" or ",". Tasks are written as F0
 (the forward of microbatch 0), B0 (its backward), A0 and W0 (its gradients of inputs and of weights), with the
 stage before the letter where it is not the group's number (5F0); F0+B0 is one fused task, and "." is idle.
+If microbatches are cut into slices, the slice comes last (F0s3).
 
 examples:
   mpmd schedule check mine.csv
@@ -68,6 +71,7 @@ def add_commands(commands: Any) -> None:
     show.add_argument("--groups", type=count, metavar="P", help="groups of devices (default: 4)")
     show.add_argument("--stages", type=count, metavar="S", help="stages (default: what the family has)")
     show.add_argument("--microbatches", type=count, metavar="M", help="microbatches (default: 2 per group)")
+    show.add_argument("--slices", type=count, metavar="K", help="slices of each microbatch (default: 1)")
     _add_times(show, "of a stage")
     formats = "a picture (.svg, .png, .pdf), a trace for Perfetto (.json), or the lists (.csv, .txt)"
     add_output(show, (*PICTURES, ".json", ".csv", ".txt"), f"{formats}; can be repeated", action="append")
@@ -77,6 +81,8 @@ def add_commands(commands: Any) -> None:
     comparison.add_argument("--microbatches", type=count, required=True, metavar="M", help="microbatches")
     stages = "numbers to try (default: each family's own)"
     comparison.add_argument("--stages-per-group", type=count, nargs="+", default=[], metavar="V", help=stages)
+    slices = "slices of equal work, for the schedules that cut microbatches (default: none of these)"
+    comparison.add_argument("--slices", type=count, default=1, metavar="K", help=slices)
     limit = "memory of a group (default: no limit)"
     comparison.add_argument("--memory-limit", type=number, default=math.inf, metavar="N", help=limit)
     _add_times(comparison, "of all stages of a group")
@@ -103,30 +109,33 @@ def _add_times(parser: argparse.ArgumentParser, of: str) -> None:
 
 def _show(options: argparse.Namespace) -> int:
     schedule, name, num_microbatches = _chosen(options)
-    costs = Costs(_times(options), link=Link(options.latency), atomic=True)
+    slices = schedule.slices
+    times = {kind: time / slices for kind, time in _times(options).items()}
+    costs = Costs(times, link=Link(options.latency), atomic=True)
     tasks = with_costs(schedule, costs).tasks(num_microbatches)
-    simulation = simulate(tasks, costs)
-    chart = Chart.of(simulation)
-    print(f"{name}: {chart.size}\n\n{_fitted(schedule_grid(tasks, costs))}\n")
-    print(f"{chart.figures}, period {simulate(tasks, costs, steps=2).period:.5g}\n")
-    print(group_table(simulation))
+    simulation = simulate(tasks, costs, slices=slices)
+    chart = Chart.of(simulation, slices=slices)
+    print(f"{name}: {chart.size}\n\n{_fitted(schedule_grid(tasks, costs, slices))}\n")
+    print(f"{chart.figures}, period {simulate(tasks, costs, steps=2, slices=slices).period:.5g}\n")
+    print(group_table(simulation, slices))
     for path in options.output or []:
-        _write(path, tasks, simulation, name)
+        _write(path, tasks, simulation, name, slices)
     return ExitCode.OK
 
 
 def _chosen(options: argparse.Namespace) -> tuple[Schedule, str, int]:
     """The schedule, its name, and its number of microbatches."""
-    sizes = (options.groups, options.stages, options.microbatches)
-    if options.schedule.lower() in map(str.lower, FAMILIES):
-        groups, stages, microbatches = sizes
-        schedule = build(options.schedule, 4 if groups is None and stages is None else groups, stages)
+    sizes = (options.groups, options.stages, options.microbatches, options.slices)
+    if options.schedule.lower() in map(str.lower, ALL_FAMILIES):
+        groups, stages, microbatches, slices = sizes
+        groups = 4 if groups is None and stages is None else groups
+        schedule = build(options.schedule, groups, stages, slices or 1)
         return schedule, schedule.name, microbatches or 2 * schedule.mpmd_dim
     if not Path(options.schedule).is_file():
-        known = ", ".join(FAMILIES)
+        known = ", ".join(ALL_FAMILIES)
         raise ValueError(f"{options.schedule!r} is no file, and no family of schedules; these are {known}")
     if any(sizes):
-        raise ValueError("a file has its own size: leave out --groups, --stages and --microbatches")
+        raise ValueError("a file has its own size: leave out --groups, --stages, --microbatches and --slices")
     custom = _read(options.schedule)
     return custom, Path(options.schedule).name, custom.num_microbatches
 
@@ -155,14 +164,15 @@ def _fitted(grid: str) -> str:
     return "\n\n".join(parts)
 
 
-def _write(path: Path, tasks: TaskLists, simulation: Simulation, title: str) -> None:
+def _write(path: Path, tasks: TaskLists, simulation: Simulation, title: str, slices: int) -> None:
     suffix = path.suffix.lower()
     if suffix in PICTURES:
-        draw_timeline(simulation, path, title)
+        draw_timeline(simulation, path, title, slices=slices)
     elif suffix == ".json":
         chrome_trace(simulation, path)
     else:
-        path.write_text(to_text(tasks, "csv" if suffix == ".csv" else "tasks") + "\n", encoding="utf-8")
+        text = to_text(tasks, "csv" if suffix == ".csv" else "tasks", slices)
+        path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -173,12 +183,14 @@ def _compare(options: argparse.Namespace) -> int:
         options.latency,
         options.memory_limit,
         options.stages_per_group,
+        options.slices,
     )
-    title = f"{options.groups} groups, {options.microbatches} microbatches"
+    slices = f", {options.slices} slices" if options.slices > 1 else ""
+    title = f"{options.groups} groups, {options.microbatches} microbatches{slices}"
     print(f"{title}\n\n{_ranking(comparison, options.memory_limit)}")
     if options.output:
         candidates = (*comparison.candidates, *comparison.over_limit)
-        pages = {f"{c.schedule.name}, {c.schedule.num_stages} stages": c.simulation for c in candidates}
+        pages = {f"{c.name}, {c.schedule.num_stages} stages": c.simulation for c in candidates}
         limit = options.memory_limit if math.isfinite(options.memory_limit) else None
         draw_comparison(pages, options.output, title, limit)
     return ExitCode.OK
@@ -199,7 +211,7 @@ def _ranking(comparison: Comparison, memory_limit: float) -> str:
 def _row(candidate: Candidate) -> tuple[str, ...]:
     simulation, schedule = candidate.simulation, candidate.schedule
     times = (f"{simulation.makespan:.5g}", f"{simulation.bubble:.1%}", f"{candidate.period:.5g}")
-    return (schedule.name, str(schedule.num_stages), *times, f"{candidate.peak:.4g}")
+    return (candidate.name, str(schedule.num_stages), *times, f"{candidate.peak:.4g}")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -215,14 +227,15 @@ def _check(options: argparse.Namespace) -> int:
             print(f"mpmd: error: {path}: {error.strerror}", file=sys.stderr)
             code = ExitCode.USAGE
             continue
-        chart = Chart.of(simulate(schedule.lists, Costs(atomic=True)))
+        simulation = simulate(schedule.lists, Costs(atomic=True), slices=schedule.slices)
+        chart = Chart.of(simulation, slices=schedule.slices)
         print(f"{path}: OK: {chart.size}: {chart.figures}")
     return code
 
 
 def _list(options: argparse.Namespace) -> int:
     rows = [("schedule", "stages per group", "")]
-    for name, family in FAMILIES.items():
+    for name, family in ALL_FAMILIES.items():
         summary = (family.schedule.__doc__ or "").splitlines()[0].replace("``", "")
         rows.append((name, str(family.stages_per_group), summary))
     print("\n".join(aligned(rows, left={0, 2})))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
@@ -26,6 +25,7 @@ from mpmd.ir.plan import OutsideTask, Plan
 from mpmd.memory import GroupMemory
 from mpmd.memory.sizes import device_bytes
 from mpmd.util.tables import first_few, human_bytes
+from mpmd.util.warn import warn_user
 
 _SHORT = 0.8
 """Memory is short where a step needs more than this share of it."""
@@ -62,7 +62,7 @@ def warn_of_undonated_state(
 
 def _warn(category: type[StepWarning], texts: Iterable[str]) -> None:
     for text in texts:
-        warnings.warn(text, category, stacklevel=2)
+        warn_user(text, category)
 
 
 def unread_microbatch(loop: Loop, step: CutStep) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping
 
 from jax.extend.core import Jaxpr
@@ -15,6 +14,7 @@ from mpmd.errors import PerformanceWarning
 from mpmd.explanation.costs import costs_of_tasks
 from mpmd.explanation.uses import numbers_text
 from mpmd.ir.plan import AnyTask, OutsideTask, Plan
+from mpmd.util.warn import warn_user
 
 _LARGE = 1e9
 """From so many operations of a loop on, their number tells what takes time."""
@@ -76,4 +76,4 @@ def warn_of_uneven_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr])
     work = task_work(plan, jaxprs)
     if sum(loop_work(plan, work)) >= _LARGE:
         for text in uneven_work(plan, work):
-            warnings.warn(text, PerformanceWarning, stacklevel=2)
+            warn_user(text, PerformanceWarning)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from mpmd.planner.expected_errors import EXPECTED_ERRORS
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule
 
@@ -96,6 +97,16 @@ class Prediction:
     memory: Memory
     stage_seconds: tuple[float, ...]
     source: str
+
+    @property
+    def expected_error(self) -> float:
+        """The error that is expected of ``seconds``, as a share of them: that of the source."""
+        return EXPECTED_ERRORS[self.source]
+
+    def scaled(self, factor: float) -> Prediction:
+        """The prediction with all times multiplied."""
+        seconds = tuple(factor * of_stage for of_stage in self.stage_seconds)
+        return dataclasses.replace(self, seconds=factor * self.seconds, stage_seconds=seconds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,9 +21,9 @@ from mpmd.planner.choice_table import (
     candidate_text,
     cluster_data,
     row_data,
-    seconds_text,
     terminal_width,
     text_table,
+    time_text,
     wrapped,
 )
 from mpmd.planner.hardware import Hardware
@@ -60,6 +60,7 @@ class Choice(ShownAsText):
         a group share it; ``None``: every group is one device.
       kwarg_shardings: the same for the arguments that are passed by name, by name.
       donate_argnums: the arguments that the step returns updated, such as the state.
+      memory_margin: the share of the memory of a device that stays free.
       notes: further remarks, such as how many candidates were simulated.
     """
 
@@ -70,6 +71,7 @@ class Choice(ShownAsText):
     in_shardings: Any
     kwarg_shardings: Mapping[str, Any] | None
     donate_argnums: tuple[int, ...]
+    memory_margin: float
     notes: tuple[str, ...]
     _step: Callable = dataclasses.field(repr=False)
     _static: Mapping[str, Any] = dataclasses.field(repr=False)
@@ -201,10 +203,12 @@ class Choice(ShownAsText):
     def _heading(self) -> str:
         cluster, prediction = self.cluster, self.best.prediction
         nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {cluster.devices_per_node} device"
+        free = f", of which {self.memory_margin:.0%} stay free" if self.memory_margin else ""
         lines = [
-            f"{nodes}{'s' if cluster.devices_per_node > 1 else ''}, each with {human_bytes(cluster.memory)}",
+            f"{nodes}{'s' if cluster.devices_per_node > 1 else ''}, each with "
+            f"{human_bytes(cluster.memory)}{free}",
             f"chosen: {candidate_text(self.candidate)}",
-            f"predicted: {seconds_text(prediction.seconds)} for a step of {self.examples} examples, "
+            f"predicted: {time_text(prediction)} for a step of {self.examples} examples, "
             f"{human_bytes(prediction.memory.total)} on a device of group {prediction.memory.group}",
         ]
         return "\n".join([*lines, *self._layer_lines(), *self.notes])

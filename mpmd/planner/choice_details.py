@@ -11,8 +11,8 @@ from mpmd.planner.choice_table import (
     html_page,
     html_table,
     labelled_text,
-    seconds_text,
     terminal_width,
+    time_text,
     wrapped,
 )
 from mpmd.planner.layer_profile import Layer, LayerProfile
@@ -66,7 +66,7 @@ class ChoiceDetails(ShownAsText):
         yield from self._wrapped(f"{number:3}  {labelled_text(row)}", 5)
         rate = f", {self.examples / prediction.seconds:.4g} examples/s" if prediction.seconds else ""
         yield from self._wrapped(
-            f"     step {seconds_text(prediction.seconds)} from {prediction.source}{rate}, bubble "
+            f"     step {time_text(prediction)} from {prediction.source}{rate}, bubble "
             f"{max(prediction.bubble, 0):.1%}, all-reduce {prediction.communication:.1%}",
             7,
         )

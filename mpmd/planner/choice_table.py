@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from mpmd.planner.candidate import Candidate, Row
+from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
@@ -119,7 +119,7 @@ def _narrow_cells(number: int, row: Row) -> list[str]:
     prediction = row.prediction
     return [
         str(number),
-        seconds_text(prediction.seconds),
+        time_text(prediction),
         f"{max(prediction.bubble, 0):.1%}",
         human_bytes(prediction.memory.total),
         prediction.source,
@@ -191,7 +191,7 @@ def _cells(number: int, row: Row, examples: int) -> list[str]:
     return [
         str(number),
         labelled_text(row),
-        seconds_text(prediction.seconds),
+        time_text(prediction),
         f"{examples / prediction.seconds:.4g}" if prediction.seconds else "",
         f"{max(prediction.bubble, 0):.1%}",
         f"{prediction.communication:.1%}",
@@ -200,6 +200,11 @@ def _cells(number: int, row: Row, examples: int) -> list[str]:
         prediction.source,
         textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …"),
     ]
+
+
+def time_text(prediction: Prediction) -> str:
+    """The predicted time of a step with its expected error, e.g. ``12.3 ms ±5%``."""
+    return f"{seconds_text(prediction.seconds)} ±{prediction.expected_error:.0%}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -225,6 +230,7 @@ def row_data(row: Row, examples: int) -> dict[str, Any]:
         },
         "label": row.label,
         "seconds": prediction.seconds,
+        "expected_error": prediction.expected_error,
         "examples_per_second": examples / prediction.seconds if prediction.seconds else None,
         "bubble": prediction.bubble,
         "communication": prediction.communication,

@@ -14,13 +14,14 @@ from mpmd.planner.choice import Choice
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import Kind
-from mpmd.planner.reasons import shortage, slower_because
+from mpmd.planner.reasons import StepDoesNotFit, shortage, slower_because
 from mpmd.planner.rerank import Limits, Ranking, rerank
 from mpmd.planner.search.multi_loop import loops_as_written, search_loops
 from mpmd.planner.trials.realize import decisions_of, measured
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.schedules import Schedule
 from mpmd.step.jit import MpmdFunction
+from mpmd.util.tables import human_bytes
 from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fault, raise_faults, type_fault
 
 
@@ -46,6 +47,7 @@ def plan(
     simulate: int = 32,
     seconds: float | None = None,
     measure: int = 0,
+    memory_margin: float = 0.08,
 ) -> Choice:
     """Chooses how a cluster runs a train step, and predicts the cost.
 
@@ -84,8 +86,11 @@ def plan(
         answer does not depend on the machine: planning ends when the plans so far are large enough to have
         taken about ten seconds.
       measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
-        devices of this process, which have to be of the cluster's kind. CPU devices share their host, so the
-        process should have as many devices and threads as a node of the cluster.
+        devices of this process, which have to be of the cluster's kind. Up to three times as many are
+        measured, as long as one that is not measured may be as fast: its simulated time counts, multiplied by
+        the median of measured over simulated times. CPU devices share their host, so the process should have
+        as many devices and threads as a node of the cluster.
+      memory_margin: the share of the memory of a device that stays free, for what no plan knows.
 
     Raises: ``TypeError`` for arguments of other types; ``ValueError`` for values that are not valid, for
       constraints that conflict with one another or the step, for a step that cannot be cut as asked, and for
@@ -94,6 +99,7 @@ def plan(
     """
     raise_faults(
         *_faults(step, cluster, kwargs, simulate, seconds, measure),
+        _margin_fault(memory_margin),
         *specs_faults("in_shardings", in_shardings),
         *keyword_specs_faults("kwarg_shardings", kwarg_shardings),
         *argument_faults(
@@ -124,15 +130,25 @@ def plan(
         static_argnames,
         donate_argnums,
     )
-    trials = Trials(step_spec, cluster, constraints.num_layers)
-    ranking = rerank(
-        functools.partial(_search, trials, cluster, constraints),
-        trials.realize,
-        functools.partial(measured, cluster=cluster, devices=None),
-        cluster,
-        Limits(simulate, seconds, measure),
-    )
-    return _choice(step_spec, trials, cluster, ranking)
+    usable = dataclasses.replace(cluster, memory=cluster.memory * (1 - memory_margin))
+    trials = Trials(step_spec, usable, constraints.num_layers)
+    try:
+        ranking = rerank(
+            functools.partial(_search, trials, usable, constraints),
+            trials.realize,
+            functools.partial(measured, cluster=usable, devices=None),
+            usable,
+            Limits(simulate, seconds, measure),
+        )
+    except StepDoesNotFit as error:
+        if not memory_margin:
+            raise
+        free = human_bytes(cluster.memory - usable.memory)
+        raise ValueError(
+            f"{error}; memory_margin={memory_margin:g} leaves {free} free, of the "
+            f"{human_bytes(cluster.memory)} of a device"
+        ) from error
+    return _choice(step_spec, trials, cluster, ranking, memory_margin)
 
 
 def _search(trials: Trials, cluster: Hardware, constraints: Constraints, memory: float) -> tuple[Row, ...]:
@@ -159,7 +175,9 @@ def _as_written(trials: Trials, cluster: Hardware, constraints: Constraints) -> 
     return loops_as_written(profiles, cluster, schedules, constraints)
 
 
-def _choice(step_spec: StepSpec, trials: Trials, cluster: Hardware, ranking: Ranking) -> Choice:
+def _choice(
+    step_spec: StepSpec, trials: Trials, cluster: Hardware, ranking: Ranking, memory_margin: float
+) -> Choice:
     """The choice of the best row of a ranking."""
     candidate = ranking.rows[0].candidate
     in_shardings, kwarg_shardings = trials.shardings(candidate)
@@ -171,12 +189,20 @@ def _choice(step_spec: StepSpec, trials: Trials, cluster: Hardware, ranking: Ran
         in_shardings=in_shardings,
         kwarg_shardings=kwarg_shardings,
         donate_argnums=trials.donate_argnums,
+        memory_margin=memory_margin,
         notes=ranking.notes,
         _step=step_spec.step,
         _static=step_spec.static,
         _realized=ranking.winner,
         _profiles=trials.profiles,
     )
+
+
+def _margin_fault(memory_margin: Any) -> Fault | None:
+    fault = number_fault("memory_margin", memory_margin, "a share of the memory, such as 0.08", least=0)
+    if fault is None and memory_margin >= 1:
+        return ValueError(f"memory_margin must be less than 1, not {memory_margin}")
+    return fault
 
 
 def _faults(

@@ -8,22 +8,31 @@ from collections.abc import Iterable
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.hardware import Hardware
+from mpmd.planner.simplicity import complexity, less_simple_because, may_be_as_fast
 from mpmd.util.tables import human_bytes
 
 AS_FAST = 1.01
 """Steps whose times differ by less are as fast: no prediction is more exact."""
 
 
+class StepDoesNotFit(ValueError):
+    """A step that no candidate runs in the memory of the devices."""
+
+
 def ranked(rows: Iterable[Row], cluster: Hardware, most: int) -> tuple[Row, ...]:
     """Rows with reasons, the shortest step first; rows that do not fit last.
 
     Args:
-      most: the number of rows without a label; those with one are all kept.
+      most: the number of rows without a label. Those with one are all kept, and so are the best rows of each
+        ``complexity``, which later numbers may show to be as fast.
     """
     ordered = sorted(rows, key=lambda row: (bool(shortage(row.prediction, cluster)), row.prediction.seconds))
-    best, kept = ordered[0], list[Row]()
+    best, kept, kinds = ordered[0], list[Row](), set[object]()
     for row in ordered:
-        if row.label or sum(not other.label for other in kept) < most:
+        kind = complexity(row.candidate)
+        is_first = kind not in kinds
+        kinds.add(kind)
+        if row.label or is_first or sum(not other.label for other in kept) < most:
             reason = shortage(row.prediction, cluster)
             if kept and not reason:
                 reason = slower_because(row.candidate, row.prediction, best.candidate, best.prediction)
@@ -54,6 +63,10 @@ def slower_because(candidate: Candidate, prediction: Prediction, best: Candidate
     that of the time in which they do. In the rest of the time they wait or all-reduce.
     """
     ratio = prediction.seconds / of_best.seconds if of_best.seconds else 1.0
+    less_simple = less_simple_because(candidate, best)
+    if less_simple and may_be_as_fast(prediction, of_best):
+        error = f"within the expected error of {prediction.expected_error:.0%}"
+        return f"as fast, {ratio:.2f} times the best {error}; {less_simple}"
     if ratio < AS_FAST:
         return "as fast"
     devices, devices_of_best = _num_devices(candidate), _num_devices(best)

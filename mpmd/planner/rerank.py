@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mpmd.errors import CompileError, StepWarning
-from mpmd.planner.candidate import Candidate, Row
+from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.labels import relabelled
-from mpmd.planner.reasons import AS_FAST, shortage, slower_because
+from mpmd.planner.reasons import AS_FAST, StepDoesNotFit, shortage, slower_because
+from mpmd.planner.simplicity import complexity, may_be_as_fast
 from mpmd.planner.trials.realize import Realized
 
 HOPELESS = 1.5
@@ -21,6 +23,9 @@ HOPELESS = 1.5
 
 MOST_SEARCHES = 4
 """The most searches for less memory, when candidates fit by the formulas and their plans do not."""
+
+MOST_MEASURED = 3
+"""The most candidates that are measured, for each that was asked for."""
 
 MOST_PLAN_SIZE = 50_000
 """The sum of ``Realized.size`` of all plans after which no further one is made, unless a time is given.
@@ -45,7 +50,7 @@ class Limits:
     Attributes:
       simulate: the number of candidates that are planned, beside the alternatives to a pipeline.
       seconds: the time after which no further one is planned; ``None``: planning ends at ``MOST_PLAN_SIZE``.
-      measure: the number of candidates whose tasks are run.
+      measure: the number of candidates whose tasks are run at least.
     """
 
     simulate: int
@@ -93,6 +98,8 @@ class _Reranking:
         self._cluster = cluster
         self._fitting: list[tuple[Row, Realized]] = []
         self._refused: list[Row] = []
+        self._by_formula: dict[Candidate, Prediction] = {}
+        self._ratios: list[float] = []  # of measured to simulated times
         self._count = 0  # of candidates that are to be planned
         self._size = 0  # of all plans so far
 
@@ -120,6 +127,7 @@ class _Reranking:
         """Plans and simulates the candidates of rows within the limits; returns the rows that are left."""
         end = math.inf if limits.seconds is None else time.monotonic() + limits.seconds
         in_order = self._in_order(rows)
+        self._by_formula |= {row.candidate: row.prediction for row in rows}
         self._count = count = limits.simulate + sum(bool(row.label) for row in in_order[1:])
         for number, row in enumerate(in_order):
             is_over = number >= count or self._is_over(end)
@@ -141,13 +149,20 @@ class _Reranking:
         return row.prediction.seconds > HOPELESS * self._fitting[0][0].prediction.seconds
 
     def _in_order(self, rows: Sequence[Row]) -> list[Row]:
-        """The first row, the alternatives to a pipeline, the other rows; then those that do not fit."""
+        """The first row, the alternatives to a pipeline, the simplest row that may be as fast, the others.
+
+        Then those that do not fit.
+        """
         fitting = [row for row in rows if not shortage(row.prediction, self._cluster)]
         labelled = [row for row in fitting[1:] if row.label]
-        first = [*fitting[:1], *labelled]
+        others = [row for row in fitting[1:] if not row.label]
+        equal = [row for row in others if may_be_as_fast(row.prediction, fitting[0].prediction)]
+        simplest = min(equal, key=lambda row: complexity(row.candidate), default=None)
+        others.sort(key=lambda row: row is not simplest)
         return [
-            *first,
-            *(row for row in fitting[1:] if row not in labelled),
+            *fitting[:1],
+            *labelled,
+            *others,
             *(row for row in rows if shortage(row.prediction, self._cluster)),
         ]
 
@@ -174,12 +189,44 @@ class _Reranking:
             self._fitting.sort(key=lambda entry: entry[0].prediction.seconds)
 
     def measure(self, measure: Measure, count: int) -> None:
-        """Measures the best candidates, which are then ranked before the others."""
-        best, others = self._fitting[:count], self._fitting[count:]
-        self._fitting = []
-        for row, realized in best:
-            self._enter(row, measure(realized, row.candidate))
-        self._fitting += others
+        """Measures the best candidates, and further ones until the best of them beats what is left.
+
+        It beats a candidate that cannot be as fast by its simulated time, scaled, and the expected error of
+        that. The times of those that are not measured are then multiplied by measured over simulated times.
+        """
+        if not self._fitting:
+            return
+        for entry in self._preferred()[:count]:
+            self._measure_entry(entry, measure)
+        for _ in range((MOST_MEASURED - 1) * count):
+            fastest = next(filter(_is_measured, self._fitting), None)
+            left = next((entry for entry in self._fitting if not _is_measured(entry)), None)
+            if left is None or (fastest and not self._may_be_as_fast(left, fastest)):
+                break
+            self._measure_entry(left, measure)
+        self._fitting = [
+            entry if _is_measured(entry) else (self._scaled(entry[0]), entry[1]) for entry in self._fitting
+        ]
+        self._fitting.sort(key=lambda entry: entry[0].prediction.seconds)
+
+    def _may_be_as_fast(self, entry: tuple[Row, Realized], measured: tuple[Row, Realized]) -> bool:
+        return may_be_as_fast(self._scaled(entry[0]).prediction, measured[0].prediction)
+
+    def _measure_entry(self, entry: tuple[Row, Realized], measure: Measure) -> None:
+        row, realized = entry
+        measured = measure(realized, row.candidate)
+        if realized.prediction.seconds:
+            self._ratios.append(measured.prediction.seconds / realized.prediction.seconds)
+        self._fitting.remove(entry)
+        self._enter(row, measured)
+
+    @property
+    def _scale(self) -> float:
+        """The median of measured over simulated times; 1 if nothing is measured."""
+        return statistics.median(self._ratios) if self._ratios else 1.0
+
+    def _scaled(self, row: Row) -> Row:
+        return dataclasses.replace(row, prediction=row.prediction.scaled(self._scale))
 
     def result(self, waiting: Sequence[Row], limits: Limits) -> Ranking:
         """The ranking.
@@ -188,8 +235,8 @@ class _Reranking:
           waiting: the rows whose costs are known from formulas alone.
         """
         if not self._fitting:
-            raise ValueError(self._nothing_can_be_run())
-        (best, winner), *losers = self._smallest_first()
+            raise StepDoesNotFit(self._nothing_can_be_run())
+        (best, winner), *losers = self._preferred()[:1] + self._others()
         ranked = (
             best,
             *(
@@ -200,7 +247,7 @@ class _Reranking:
                 for row, _ in losers
             ),
             *(
-                dataclasses.replace(row, reason=f"not planned; by the formulas {row.reason}")
+                dataclasses.replace(self._scaled(row), reason=self._unplanned_because(row, best))
                 for row in waiting
                 if not shortage(row.prediction, self._cluster)
             ),
@@ -213,20 +260,34 @@ class _Reranking:
         )
         return Ranking(relabelled(ranked), winner, tuple(self._notes(waiting, limits)))
 
-    def _smallest_first(self) -> list[tuple[Row, Realized]]:
-        """The candidates that fit, first the one with the smallest plan of those as fast as the fastest.
+    def _unplanned_because(self, row: Row, best: Row) -> str:
+        """The reason why a candidate that was not planned is slower than the best, both by the formulas."""
+        of_best = self._by_formula.get(best.candidate, best.prediction)
+        reason = slower_because(row.candidate, row.prediction, best.candidate, of_best)
+        return f"not planned; by the formulas {reason}"
 
-        Its plan has fewer tasks and messages, each of which takes time that no prediction knows.
+    def _preferred(self) -> list[tuple[Row, Realized]]:
+        """The candidates that fit, the simplest of those first that may be the fastest.
+
+        Of these, one with a smaller plan goes before one that is faster by less than ``AS_FAST``: it has
+        fewer tasks and messages, each of which takes time that no prediction knows. Where some are measured,
+        the fastest is among them.
         """
-        fastest = self._fitting[0][0].prediction
-        as_fast = [
-            entry
-            for entry in self._fitting
-            if entry[0].prediction.source == fastest.source
-            and entry[0].prediction.seconds <= AS_FAST * fastest.seconds
-        ]
+        pool = [entry for entry in self._fitting if _is_measured(entry)] or self._fitting
+        fastest = pool[0][0].prediction
+        equal = [entry for entry in pool if may_be_as_fast(entry[0].prediction, fastest)]
+        equal.sort(key=lambda entry: complexity(entry[0].candidate))
+        simplest = [e for e in equal if complexity(e[0].candidate) == complexity(equal[0][0].candidate)]
+        limit = AS_FAST * simplest[0][0].prediction.seconds
+        as_fast = [entry for entry in simplest if entry[0].prediction.seconds <= limit]
         best = min(as_fast, key=lambda entry: entry[1].size)
-        return [best, *(entry for entry in self._fitting if entry is not best)]
+        first = [best, *(entry for entry in equal if entry is not best)]
+        return [*first, *(entry for entry in self._fitting if not any(entry is other for other in first))]
+
+    def _others(self) -> list[tuple[Row, Realized]]:
+        """The candidates that fit, less the best one, the fastest first."""
+        best = self._preferred()[0]
+        return [entry for entry in self._fitting if entry is not best]
 
     def _nothing_can_be_run(self) -> str:
         """The message when no candidate can be run: the least memory of a plan, and refusals to compile."""
@@ -240,14 +301,24 @@ class _Reranking:
         lines += dict.fromkeys(row.reason for row in self._refused if row not in short)
         return "no candidate can be run:\n  " + "\n  ".join(lines)
 
-    def _notes(self, waiting: Sequence[Row], limits: Limits) -> list[str]:
+    def _notes(self, waiting: Sequence[Row], limits: Limits) -> Iterator[str]:
+        measured = sum(map(_is_measured, self._fitting))
+        if measured:
+            yield (
+                f"the tasks of {measured} candidates were measured; the times of the others are multiplied "
+                f"by {self._scale:.2f}, the median of measured over simulated times"
+            )
         done = len(self._fitting) + len(self._refused)
         fitting = [row for row in waiting if not shortage(row.prediction, self._cluster)]
         if not fitting:
-            return []
+            return
         text = f"{done} candidates were planned and simulated; of {len(fitting)} more, formulas say the costs"
         if done < self._count and not self._is_hopeless(fitting[0]):
             timed = limits.seconds is not None
             over = f"{limits.seconds:g} seconds were over" if timed else "their plans are large"
             text += f" ({over}; with more seconds= more are planned)"
-        return [text]
+        yield text
+
+
+def _is_measured(entry: tuple[Row, Realized]) -> bool:
+    return entry[0].prediction.source == "measurement"

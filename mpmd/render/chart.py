@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from mpmd.ir.events import Event, Wait, checked_events
 from mpmd.ir.plan import AnyTask, Cell, Task, TaskKind
+from mpmd.ir.slices import SliceNumbers
 from mpmd.simulate import Costs, Simulation
 from mpmd.util.tables import human_bytes
 
@@ -55,6 +56,7 @@ class Chart:
       makespan: the time from the first event to the end of the last one.
       memory: for each lane, the times at which its memory changes, and its memory from then on; empty if the
         memory is unknown.
+      slices: the number of slices of each microbatch.
       physical: whether times are in seconds, and memory in bytes. Otherwise times have no unit, and memory is
         in microbatches of as many stages as a group has on average, so that schedules that cut the same model
         into more or fewer stages can be compared.
@@ -65,18 +67,20 @@ class Chart:
     makespan: float
     memory: tuple[tuple[tuple[float, float], ...], ...]
     physical: bool
+    slices: int = 1
 
     @staticmethod
-    def of(source: Simulation | Iterable[Event], of_plan: bool = False) -> Chart:
+    def of(source: Simulation | Iterable[Event], of_plan: bool = False, slices: int = 1) -> Chart:
         """The chart of a simulation or of measured events.
 
         Args:
           of_plan: whether the simulation is of a plan, in seconds and bytes.
+          slices: the number of slices of each microbatch.
 
         Raises ``ValueError`` when there is nothing to draw.
         """
         if isinstance(source, Simulation):
-            return _simulation_chart(source, of_plan)
+            return _simulation_chart(source, of_plan, slices)
         events = checked_events("source", source)
         if not events:
             raise ValueError("there are no events to draw; was the step measured?")
@@ -84,7 +88,7 @@ class Chart:
         groups = tuple(sorted({event.mpmd_idx for event in events}))
         boxes = _boxes(events, groups, origin)
         makespan = max(box.end for box in boxes) or 1.0
-        return Chart(groups=groups, boxes=boxes, makespan=makespan, memory=(), physical=True)
+        return Chart(groups=groups, boxes=boxes, makespan=makespan, memory=(), physical=True, slices=slices)
 
     @property
     def tasks(self) -> list[Task]:
@@ -129,12 +133,19 @@ class Chart:
 
     @functools.cached_property
     def stages(self) -> list[list[int]]:
-        """For each lane, the stages of the group, ascending."""
+        """For each lane, the numbers of the group's stages on all slices, ascending."""
         stages: list[set[int]] = [set() for _ in self.groups]
         for box in self.boxes:
             if box.task:
                 stages[box.lane].add(box.task.stage)
         return [sorted(of_lane) for of_lane in stages]
+
+    @property
+    def numbers(self) -> SliceNumbers:
+        """The numbers of the stages on slices."""
+        return SliceNumbers.of(
+            max((task.stage for task in self.tasks), default=self.slices - 1) + 1, self.slices
+        )
 
     @property
     def size(self) -> str:
@@ -144,7 +155,8 @@ class Chart:
             microbatches.setdefault(task.stage, set()).add(task.microbatch)
         counts = [
             ([len(self.groups)], "group", "s"),
-            ([len(microbatches)], "stage", "s"),
+            ([len(microbatches) // self.slices], "stage", "s"),
+            *([([self.slices], "slice", "s")] if self.slices > 1 else []),
             (
                 list(dict.fromkeys(len(microbatches[stage]) for stage in sorted(microbatches))),
                 "microbatch",
@@ -177,7 +189,7 @@ class Chart:
         return (1.0, "s") if self.makespan >= 2 else (1e3, "ms") if self.makespan >= 2e-3 else (1e6, "µs")
 
 
-def _simulation_chart(simulation: Simulation, of_plan: bool) -> Chart:
+def _simulation_chart(simulation: Simulation, of_plan: bool, slices: int) -> Chart:
     if not simulation.events:
         raise ValueError("there is nothing to draw; no group has tasks")
     groups = tuple(range(simulation.mpmd_dim))
@@ -186,7 +198,9 @@ def _simulation_chart(simulation: Simulation, of_plan: bool) -> Chart:
     unit = 1.0 if of_plan else (max(stages, default=0) + 1) / len(groups)
     memory = tuple(tuple((time, amount / unit) for time, amount in steps) for steps in simulation.memory)
     makespan = simulation.makespan or 1.0
-    return Chart(groups=groups, boxes=boxes, makespan=makespan, memory=memory, physical=of_plan)
+    return Chart(
+        groups=groups, boxes=boxes, makespan=makespan, memory=memory, physical=of_plan, slices=slices
+    )
 
 
 def _boxes(events: Sequence[Event], groups: Sequence[int], origin: float) -> tuple[Box, ...]:

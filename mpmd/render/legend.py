@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mpmd.ir.slices import SliceNumbers
 from mpmd.render.chart import Chart
 from mpmd.render.lanes import Scale, stage_colours
 from mpmd.render.style import FUSED, INK, KINDS, LANE, OTHER, WAITING, Colour, grey_of
@@ -30,12 +31,20 @@ def stage_rows(chart: Chart, width: float) -> list[list[LegendEntry]]:
         # An entry has room for a few patches, from the first lane to the last.
         shown = sorted({lanes[round(i * (len(lanes) - 1) / 3)] for i in range(4)})
         strip = [colours[lane, stages[lane][nth]][kind] for kind in kinds for lane in shown]
-        entries.append((_range([stages[lane][nth] for lane in lanes]), strip))
+        entries.append((_range([stages[lane][nth] for lane in lanes], chart.numbers), strip))
     per_row = max(1, int(width / 1.8))
     return [entries[first : first + per_row] for first in range(0, len(entries), per_row)]
 
 
-def _range(stages: list[int]) -> str:
+def _range(numbers: list[int], of_slices: SliceNumbers) -> str:
+    """The stages with these numbers, and their slice if they have one in common."""
+    slices = {of_slices.slice_of(number) for number in numbers}
+    if of_slices.slices > 1 and len(slices) == 1:
+        return f"{_stages_text([of_slices.stage_of(number) for number in numbers])}, slice {slices.pop()}"
+    return _stages_text(numbers)
+
+
+def _stages_text(stages: list[int]) -> str:
     first, last = stages[0], stages[-1]
     if len(stages) == 1:
         return f"stage {first}"

@@ -21,7 +21,7 @@ from mpmd.render.lanes import (
 from mpmd.render.legend import ROW, draw_legend, kind_row, stage_rows
 from mpmd.render.style import FAINT, axes_at, drawing, text_at
 from mpmd.simulate import Simulation
-from mpmd.validation import bool_fault, path_fault, raise_faults, str_fault, type_fault
+from mpmd.validation import bool_fault, int_fault, path_fault, raise_faults, str_fault, type_fault
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +38,7 @@ def draw_timeline(
     title: str | None = None,
     of_plan: bool = False,
     ideal: Simulation | None = None,
+    slices: int = 1,
 ) -> None:
     """Draws the tasks of each group over time, a lane per group and a box per task, and its memory.
 
@@ -55,6 +56,7 @@ def draw_timeline(
         times have no unit, and memory is in microbatches of as many stages as a group has on average.
       ideal: a simulation of the same plan, in seconds, that is drawn below in the same scale of time:
         ``simulate(step.plan, Costs.measured(events))`` is the step without any overhead between tasks.
+      slices: the number of slices of each microbatch in a schedule's lists; hues show them, too.
 
     Raises: ``TypeError`` for other types, ``ValueError`` when there is nothing to draw, ``ImportError``
       without matplotlib.
@@ -64,8 +66,9 @@ def draw_timeline(
         str_fault("title", title, optional=True),
         bool_fault("of_plan", of_plan),
         type_fault("ideal", ideal, Simulation, "a Simulation", optional=True),
+        int_fault("slices", slices),
     )
-    chart = Chart.of(source, of_plan)
+    chart = Chart.of(source, of_plan, slices)
     below = None if ideal is None else Chart.of(ideal, of_plan=True)
     longest = max(chart.makespan, below.makespan if below else 0.0)
     width = _width(chart) * longest / chart.makespan

@@ -67,7 +67,7 @@ class ArgumentCache:
         self._delivering = [threading.Lock() for _ in range(num_groups)]
         self._changing = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
-        self._oldest: Handle = 0
+        self._oldest: list[Handle] = [0] * num_groups
         # Arrays die in garbage collection, at any point of any thread, where no lock may be taken.
         self._invalid: collections.deque[tuple[_Key, Handle]] = collections.deque()
 
@@ -90,8 +90,10 @@ class ArgumentCache:
     def find(self, piece: Piece) -> Handle | None:
         """The handle of an array, if these groups have it so."""
         entry = self._entries.get(piece.key)
-        is_there = entry is not None and entry.array() is piece.array and entry.handle >= self._oldest
-        return entry.handle if entry is not None and is_there else None
+        if entry is None or entry.array() is not piece.array:
+            return None
+        is_there = all(entry.handle >= self._oldest[mpmd_idx] for mpmd_idx in piece.placement.mpmd_idxs)
+        return entry.handle if is_there else None
 
     def add(self, piece: Piece, handle: Handle) -> _Key:
         """Notes where groups have an array. From now on the cache frees the handle, and nothing else."""
@@ -107,9 +109,10 @@ class ArgumentCache:
         """Makes the next step that reads arrays send them again. May be called from any thread."""
         self._invalid.extend(entries)
 
-    def forget_before(self, handle: Handle) -> None:
-        """Groups have lost the values of all earlier handles. May be called from any thread."""
-        self._oldest = handle
+    def forget_before(self, handle: Handle, mpmd_idxs: Iterable[int] | None = None) -> None:
+        """Groups, by default all, have lost the values of earlier handles. May be called from any thread."""
+        for mpmd_idx in range(len(self._oldest)) if mpmd_idxs is None else mpmd_idxs:
+            self._oldest[mpmd_idx] = handle
 
     def _died(self, key: _Key, handle: Handle, _: weakref.ref[jax.Array]) -> None:
         self._invalid.append((key, handle))

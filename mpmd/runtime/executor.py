@@ -19,6 +19,7 @@ from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.operations import Compiled, Operations, StepState
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import CallbackOperands
+from mpmd.runtime.task_keeper import TaskKeeper
 from mpmd.runtime.transport import Transport
 
 
@@ -77,6 +78,7 @@ class Executor:
         refused: NonFinitePolicy | None = None,
         recording: Recording | None = None,
         digests: DigestLog | None = None,
+        keeper: TaskKeeper | None = None,
     ) -> list[jax.Array]:
         """Runs one step.
 
@@ -88,6 +90,7 @@ class Executor:
           refused: the values that are errors, if any.
           recording: gets the times of tasks, waits and sends; or ``None``.
           digests: gets the events with digests of their values; or ``None``.
+          keeper: keeps the operands and results of a task; or ``None``.
 
         Returns: the values of ``output_names``.
         Raises: ``TaskError`` when a task fails here, ``StepAborted`` when another group's did.
@@ -95,7 +98,9 @@ class Executor:
         assert len(inputs) == len(self.input_names), f"{len(inputs)} inputs for {self.input_names}"
         table: list[Any] = [*inputs, *self._constants, *[None] * self._made]
         inputs.clear()
-        state = StepState(number, table, callback_operands, refused, recording, digests, self._activity)
+        state = StepState(
+            number, table, callback_operands, refused, recording, digests, self._activity, keeper
+        )
         for operation in self._operations:
             operation.perform(state)
         # A result that was received may still be in the host's memory.

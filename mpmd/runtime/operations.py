@@ -30,6 +30,7 @@ from mpmd.runtime.digests import DigestLog, EventKind
 from mpmd.runtime.nonfinite import NonFinitePolicy, first_refused, passed_on
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import CallbackOperands
+from mpmd.runtime.task_keeper import TaskKeeper
 from mpmd.runtime.transport import MessageId, Transport
 
 Compiled = Callable[..., Sequence[jax.Array]]
@@ -46,6 +47,7 @@ class StepState:
       recording: the record of its times, if there is to be one.
       digests: the log of its events with digests, if there is to be one.
       activity: the record of the group's current operation.
+      keeper: keeps the operands and results of a task, if one is to be captured.
     """
 
     number: int
@@ -55,6 +57,7 @@ class StepState:
     recording: Recording | None
     digests: DigestLog | None
     activity: Activity
+    keeper: TaskKeeper | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,6 +86,9 @@ class RunTask:
         table, recording = state.table, state.recording
         state.activity.now = (self, state.number, time.perf_counter())
         before = None if recording is None else (time.perf_counter_ns(), recording.processor_time())
+        if state.keeper is not None:
+            donated = [i for i, slot in enumerate(self.inputs) if slot in self.donated]
+            state.keeper.begin(self.label, [table[slot] for slot in self.inputs], donated)
         try:
             with jax.profiler.TraceAnnotation(self.label, group=self.mpmd_idx):
                 results = self.call(*[table[slot] for slot in self.inputs])
@@ -91,6 +97,8 @@ class RunTask:
         except Exception as error:
             message = f"{self.text} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
             raise TaskError(message, self.mpmd_idx, str(self.task)) from error
+        if state.keeper is not None:
+            state.keeper.end(self.label, results)
         for slot in self.donated:
             table[slot] = None
         for slot, result in zip(self.outputs, results, strict=True):

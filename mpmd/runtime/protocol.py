@@ -20,6 +20,7 @@ from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.callbacks import CallbackThreads
+from mpmd.runtime.captures import Captures
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.digests import ProcessDigests
@@ -95,9 +96,11 @@ class Runtime(Protocol):
       in_flight: how many more steps may be submitted; who calls ``submit_step`` enters it before.
       goes_back: whether groups go back to before a step that has failed, so that what it has taken over is
         there again.
+      left_out: the groups that do not go back then.
       last_checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed here, or from which
         groups have read; who saves and restores keeps it up to date.
       is_closed: whether ``close`` was called: nothing can be asked any more.
+      captures: writes tasks that groups have kept.
     """
 
     arguments: ArgumentCache
@@ -106,8 +109,10 @@ class Runtime(Protocol):
     meters: StepMeters
     in_flight: StepsInFlight
     goes_back: bool
+    left_out: frozenset[int]
     last_checkpoint: str | None
     is_closed: bool
+    captures: Captures
 
     @property
     def attempt(self) -> int:
@@ -249,6 +254,7 @@ class RuntimeBase(Runtime):
     """The base of runtimes: it numbers values and programs, and remembers which are released."""
 
     goes_back = False
+    left_out: frozenset[int] = frozenset()
     last_checkpoint: str | None = None
     is_closed = False
 
@@ -256,6 +262,7 @@ class RuntimeBase(Runtime):
         self._process = os.getpid()
         self.callbacks = CallbackThreads()
         self.meters = StepMeters()
+        self.captures = Captures()
         self.in_flight = StepsInFlight(max_in_flight)
         self._handles = itertools.count()
         self._programs = itertools.count()

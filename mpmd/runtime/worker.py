@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import jax
 import numpy as np
 
-from mpmd.errors import StepAborted
+from mpmd.errors import StepAborted, TaskError
 from mpmd.ir.plan import Executable, Name, Plan, Spec
 from mpmd.ir.routes import held_specs
 from mpmd.program import Function, Variant
@@ -34,6 +34,7 @@ from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import (
     INLINE_BYTES,
     CallbackOperands,
+    Captured,
     Handle,
     HostSlices,
     LoadReply,
@@ -41,9 +42,11 @@ from mpmd.runtime.requests import (
     StepReply,
     StepRequest,
     add_callback_operands,
+    add_captured,
     operands_on_host,
     readable_operands,
 )
+from mpmd.runtime.task_keeper import TaskKeeper
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import to_sharding
 from mpmd.util.stopwatch import Stopwatch
@@ -86,6 +89,7 @@ class GroupWorker:
         self._agree = agree
         self._values: dict[Handle, jax.Array | LostValue] = {}
         self._received: set[Handle] = set()  # of these, and of some that are gone, those not computed here
+        self._captured: dict[Handle, jax.Array] = {}  # operands and results of tasks
         self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
         self._programs: dict[int, CompiledProgram] = {}
         self._ahead: dict[int, CompiledAhead] = {}
@@ -209,6 +213,8 @@ class GroupWorker:
         self.release(request.released)
         program = self._programs[request.program]
         callback_operands: list[CallbackOperands] = []
+        capture = request.capture
+        keeper = None if capture is None else TaskKeeper(capture, request.refused is not None)
         with (
             jax.enable_x64(program.enable_x64),
             jax.debug_nans(False),  # by which JAX would look at all that a task makes
@@ -221,7 +227,7 @@ class GroupWorker:
                     recording.mark_ready(inputs)
                 digests = digest_log(request.digests, self._synchronous)
                 outputs = program.executor.execute(
-                    request.step, inputs, callback_operands, request.refused, recording, digests
+                    request.step, inputs, callback_operands, request.refused, recording, digests, keeper
                 )
                 if recording is not None:
                     recording.finished = time.perf_counter_ns()
@@ -230,6 +236,8 @@ class GroupWorker:
                 on_host = tuple(map(operands_on_host, callback_operands))
             except Exception as error:
                 add_callback_operands(error, tuple(readable_operands(callback_operands)))
+                if isinstance(error, TaskError) or (capture is not None and capture.task is not None):
+                    add_captured(error, self._keep(keeper))
                 lost = LostValue(self._reason(error, request))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
@@ -242,7 +250,17 @@ class GroupWorker:
         times = () if recording is None else (recording.times(self.mpmd_idx, self._rank),)
         memory = memory_use(self.submesh.local_devices) if request.measure_memory else None
         events = () if digests is None else (ProcessEvents(self._rank, tuple(digests.events)),)
-        return StepReply(inline, times, on_host, memory, events)
+        captured = self._keep(keeper) if capture is not None and capture.task is not None else None
+        return StepReply(inline, times, on_host, memory, events, captured)
+
+    def _keep(self, keeper: TaskKeeper | None) -> Captured | None:
+        """Has the operands and results of a task live here under their handles."""
+        kept = None if keeper is None else keeper.kept(self.mpmd_idx, self.submesh.devices.flat[0])
+        if kept is None:
+            return None
+        captured, values = kept
+        self._captured.update(values)
+        return captured
 
     def _reason(self, error: Exception, request: StepRequest) -> str:
         """The reason why the outputs of a failed step are lost, as text."""
@@ -301,7 +319,7 @@ class GroupWorker:
 
     def fetch(self, handle: Handle) -> jax.Array:
         """The array under a handle. Raises ``LostValueError`` when the step that makes it has failed."""
-        return self._value(handle)
+        return self._captured[handle] if handle in self._captured else self._value(handle)
 
     def copy_out(self, copy: Handle, handles: Sequence[Handle]) -> None:
         """Copies values to host memory, for ``write``. Raises ``LostValueError`` as ``fetch``."""
@@ -341,6 +359,7 @@ class GroupWorker:
         """Drops values and programs; those that a donation has taken, or that were not loaded, are gone."""
         for handle in released.handles:
             self._values.pop(handle, None)
+            self._captured.pop(handle, None)
             self._copies.pop(handle, None)
         self._received.intersection_update(self._values)
         for number in released.programs:
@@ -367,6 +386,7 @@ class GroupWorker:
     def close(self) -> None:
         """Drops all values and programs."""
         self._values.clear()
+        self._captured.clear()
         self._copies.clear()
         self._programs.clear()
         self._ahead.clear()

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mpmd.ir.plan import TaskKind
-from mpmd.schedules import FAMILIES, ForwardOnly, Schedule, TaskTimes
+from mpmd.schedules import (
+    ALL_FAMILIES,
+    FAMILIES,
+    Family,
+    ForwardOnly,
+    Schedule,
+    Seq1F1B,
+    TaskTimes,
+)
 from mpmd.simulate import Costs, Link, Simulation, simulate
 from mpmd.validation import int_fault, int_faults, number_fault, raise_faults, sequence_fault, type_fault
 
@@ -28,6 +36,13 @@ class Candidate:
     simulation: Simulation
     period: float
     peak: float
+
+    @property
+    def name(self) -> str:
+        """The name of the schedule, with its slices, and that it splits backwards if others do not."""
+        split = ", split" if isinstance(self.schedule, Seq1F1B) and self.schedule.split_backward else ""
+        slices = f" of {self.schedule.slices} slices" if self.schedule.slices > 1 else ""
+        return f"{self.schedule.name}{slices}{split}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +68,7 @@ def compare(
     latency: float = 0.0,
     memory_limit: float = math.inf,
     stages_per_group: Sequence[int] = (),
+    slices: int = 1,
 ) -> Comparison:
     """Simulates one step of the same model under every schedule that has backwards.
 
@@ -66,6 +82,8 @@ def compare(
       memory_limit: the most that a group may hold, in residuals of a microbatch of all the stages of a group.
         Schedules that have a ``memory_limit`` get it.
       stages_per_group: the numbers to try; by default each family's own.
+      slices: the number of slices of equal work that schedules of slices cut each microbatch into. 1: none of
+        these schedules.
 
     Raises: ``ValueError`` for a number that is not positive.
     """
@@ -76,22 +94,21 @@ def compare(
         number_fault("latency", latency, "a time", least=0),
         number_fault("memory_limit", memory_limit, above=0),
         sequence_fault("stages_per_group", stages_per_group, "a sequence of numbers to try"),
+        int_fault("slices", slices),
     )
     raise_faults(*int_faults("stages_per_group", stages_per_group))
-    candidates, refusals = [], []
-    for family in FAMILIES.values():
-        if family.schedule is ForwardOnly:
-            continue
-        for number in stages_per_group or [family.stages_per_group]:
-            costs = Costs(
-                {kind: time / number for kind, time in times.items()}, link=Link(latency), atomic=True
-            )
-            try:
-                schedule = with_costs(family.build(mpmd_dim, mpmd_dim * number), costs, memory_limit * number)
-            except ValueError as error:
-                refusals.append(str(error))
-            else:
-                candidates.append(_candidate(schedule, num_microbatches, costs))
+    candidates: list[Candidate] = []
+    refusals: list[str] = []
+    for family, number, cuts in _sizes(stages_per_group, slices):
+        parts = number * cuts
+        costs = Costs({kind: time / parts for kind, time in times.items()}, link=Link(latency), atomic=True)
+        try:
+            built = family.build(mpmd_dim, mpmd_dim * number, cuts)
+            schedules = [with_costs(each, costs, memory_limit * parts) for each in _kinds_of(built)]
+        except ValueError as error:
+            refusals.append(str(error))
+        else:
+            candidates += [_candidate(schedule, num_microbatches, costs) for schedule in schedules]
     # Sums of the same times can differ in their last digits.
     candidates.sort(
         key=lambda candidate: (round(candidate.simulation.makespan, 9), candidate.peak, candidate.period)
@@ -99,6 +116,24 @@ def compare(
     within = [candidate for candidate in candidates if candidate.peak <= memory_limit]
     over = [candidate for candidate in candidates if candidate.peak > memory_limit]
     return Comparison(tuple(within), tuple(over), tuple(refusals))
+
+
+def _sizes(stages_per_group: Sequence[int], slices: int) -> Iterator[tuple[Family, int, int]]:
+    """The families with backwards, each with the stages of a group and the slices to try."""
+    for family in FAMILIES.values():
+        if family.schedule is not ForwardOnly:
+            yield from ((family, number, 1) for number in stages_per_group or [family.stages_per_group])
+    for family in ALL_FAMILIES.values() if slices > 1 else ():
+        if family.has_slices:
+            own = [1, 2] if family.schedule is Seq1F1B else [family.stages_per_group]
+            yield from ((family, number, slices) for number in stages_per_group or own)
+
+
+def _kinds_of(schedule: Schedule) -> list[Schedule]:
+    """The schedule; one that may split backwards without being of another family, both ways."""
+    if isinstance(schedule, Seq1F1B):
+        return [dataclasses.replace(schedule, split_backward=split) for split in (False, True)]
+    return [schedule]
 
 
 def with_costs(schedule: Schedule, costs: Costs, memory_limit: float = math.inf) -> Schedule:
@@ -121,6 +156,7 @@ def with_costs(schedule: Schedule, costs: Costs, memory_limit: float = math.inf)
 
 def _candidate(schedule: Schedule, num_microbatches: int, costs: Costs) -> Candidate:
     tasks = schedule.tasks(num_microbatches)
-    simulation = simulate(tasks, costs)
-    peak = max(simulation.peaks) * schedule.mpmd_dim / schedule.num_stages
-    return Candidate(schedule, simulation, simulate(tasks, costs, steps=2).period, peak)
+    slices = schedule.slices
+    simulation = simulate(tasks, costs, slices=slices)
+    peak = max(simulation.peaks) * schedule.mpmd_dim / (schedule.num_stages * slices)
+    return Candidate(schedule, simulation, simulate(tasks, costs, steps=2, slices=slices).period, peak)

@@ -130,7 +130,7 @@ class Simulation:
                 for message in self._blocked(operation):
                     _, receiver = work.edge(message)
                     arrival = step.arrivals[message]
-                    yield Gap(mpmd_idx, time, arrival, reasons.sends(work.tasks[operation], receiver))
+                    yield Gap(mpmd_idx, time, arrival, reasons.sends(work.task_text(operation), receiver))
                     time = arrival
         yield Gap(mpmd_idx, time, self.makespan, reasons.NOTHING_LEFT)
 
@@ -140,7 +140,7 @@ class Simulation:
         sender = work.messages.senders[message]
         source, _ = work.edge(message)
         sent = max(time, step.starts[sender] + step.durations[sender])
-        awaited = work.tasks[sender], source, time == 0
+        awaited = work.task_text(sender), source, time == 0
         yield Gap(mpmd_idx, time, sent, reasons.waits_for(*awaited))
         yield Gap(mpmd_idx, sent, step.starts[operation], reasons.waits_for_transfer(*awaited))
 

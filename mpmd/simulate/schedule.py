@@ -33,7 +33,8 @@ def schedule_workload(tasks: TaskLists, costs: Costs, slices: int = 1) -> Worklo
     cells = list(chain.from_iterable(rows))
     members = [task for cell in cells for task in cell.tasks]
     operations = [operation for operation, cell in enumerate(cells) for _ in cell.tasks]
-    types = _types(members, costs, slice_numbers(tasks, slices))
+    numbers = slice_numbers(tasks, slices)
+    types = _types(members, costs, numbers)
     templates = [types[task.kind, task.stage] for task in members]
     durations, at_start = [0.0] * len(cells), [0.0] * len(cells)
     at_end: list[tuple[float, ...]] = [()] * len(cells)
@@ -50,6 +51,7 @@ def schedule_workload(tasks: TaskLists, costs: Costs, slices: int = 1) -> Worklo
         at_end=at_end,
         resident=[0.0] * len(rows),
         messages=_messages(rows, members, templates, operations, costs),
+        numbers=numbers,
     )
 
 

@@ -7,7 +7,8 @@ import functools
 from collections.abc import Sequence
 from itertools import accumulate
 
-from mpmd.ir.plan import AnyTask, Edge
+from mpmd.ir.plan import AnyTask, Cell, Edge
+from mpmd.ir.slices import SliceNumbers
 from mpmd.simulate.costs import Costs
 
 
@@ -62,6 +63,7 @@ class Workload:
       resident: the memory of each group at the start of a step.
       arriving: what each message adds to its receiver's memory until the operation that needs it starts; what
         it adds from then on is in ``at_start``. Empty if messages take no memory.
+      numbers: the numbers of a schedule's stages on slices.
     """
 
     costs: Costs
@@ -73,11 +75,17 @@ class Workload:
     resident: list[float]
     messages: MessageTable
     arriving: list[float] = dataclasses.field(default_factory=list)
+    numbers: SliceNumbers | None = None
 
     @property
     def mpmd_dim(self) -> int:
         """The number of groups."""
         return len(self.resident)
+
+    def task_text(self, operation: int) -> str:
+        """The task of an operation, or its instant, as text."""
+        task = self.tasks[operation]
+        return self.numbers.task_text(task) if self.numbers and isinstance(task, Cell) else str(task)
 
     def operations(self, mpmd_idx: int) -> range:
         """The operations of a group."""
@@ -208,6 +216,6 @@ def deadlock(workload: Workload, positions: list[int]) -> str:
             for message, reader in enumerate(messages.readers):
                 sender, (source, _) = messages.senders[message], workload.edge(message)
                 if reader == position and sender >= positions[source]:
-                    lacks.append(f"{workload.tasks[sender]} (group {source})")
-            waits.append(f"group {group} waits at {workload.tasks[position]} for {', '.join(lacks)}")
+                    lacks.append(f"{workload.task_text(sender)} (group {source})")
+            waits.append(f"group {group} waits at {workload.task_text(position)} for {', '.join(lacks)}")
     return f"the groups get stuck:\n  - deadlock: {'; '.join(waits)}"

@@ -15,7 +15,7 @@ from mpmd.compiler.request import CompileRequest
 from mpmd.errors import CompileError
 from mpmd.ir.plan import Spec
 from mpmd.meshes.group_mesh import GroupMesh
-from mpmd.util.tree import paths
+from mpmd.util.tree import compare
 
 
 def compile_init(fun: Callable, call: Call, argument: Any, mesh: GroupMesh) -> CompiledStep:
@@ -46,23 +46,21 @@ def compile_init(fun: Callable, call: Call, argument: Any, mesh: GroupMesh) -> C
 def _specs_of(argument: Any, out_shape: Any) -> list[Spec]:
     """The specs of the result leaves. Raises ``CompileError`` naming all that are not like the argument's."""
     leaves: list[ArgumentLeaf] = jax.tree.leaves(argument)
-    if faults := list(_faults(argument, leaves, out_shape)):
+    if faults := list(_faults(argument, out_shape)):
         raise CompileError(faults)
     return [leaf.spec for leaf in leaves]
 
 
-def _faults(argument: Any, leaves: list[ArgumentLeaf], out_shape: Any) -> Iterator[str]:
-    results = dict(zip(paths(out_shape), jax.tree.leaves(out_shape), strict=True))
-    read = dict(zip(paths(argument), leaves, strict=True))
-    for path, leaf in read.items():
-        if path not in results:
-            yield f"the step reads {leaf.path}, but the function makes no result{path}"
-        elif (it := _type(results[path])) != _type(leaf.aval):
+def _faults(argument: Any, out_shape: Any) -> Iterator[str]:
+    compared = compare(argument, out_shape)
+    for path, leaf in compared.only_here.items():
+        yield f"the step reads {leaf.path}, but the function makes no result{path}"
+    for leaf, result in compared.both.values():
+        if (it := _type(result)) != _type(leaf.aval):
             yield f"the step reads {leaf.path} as {_type(leaf.aval)}, but the function makes {it}"
-    yield from (f"the step has no place for result{path}" for path in results if path not in read)
-    here: Any = jax.tree.structure(argument)
-    there: Any = jax.tree.structure(out_shape)
-    if results.keys() == read.keys() and here != there:
+    yield from (f"the step has no place for result{path}" for path in compared.only_there)
+    if compared.structures:
+        here, there = compared.structures
         yield f"the step reads an argument of the structure {here}, but the function makes {there}"
 
 

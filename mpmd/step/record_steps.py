@@ -28,19 +28,20 @@ def check_repeatable(call: Call, fed_back: Mapping[int, int]) -> None:
         )
 
 
-def check_names(names: Sequence[str], args: Sequence[Any], options: Sequence[str]) -> None:
-    """Raises ``ValueError`` for options of ``profile`` that may be meant for the step.
+def check_names(method: str, names: Sequence[str], args: Sequence[Any], **options: bool) -> None:
+    """Raises ``ValueError`` for options of a method of steps that may be meant for the step.
 
     Args:
+      method: ``profile`` or ``capture``.
       names: those of the step's positional parameters.
       args: the step's arguments that were passed by position.
-      options: those that were passed.
+      options: whether each was passed.
     """
-    for name in options:
-        if name in names and names.index(name) >= len(args):
+    for name, is_passed in options.items():
+        if is_passed and name in names and names.index(name) >= len(args):
             raise ValueError(
-                f"step.profile: {name} is an option of profile and an argument of the step; pass the step's "
-                "by position"
+                f"step.{method}: {name} is an option of {method} and an argument of the step; pass the "
+                "step's by position"
             )
 
 

@@ -35,7 +35,7 @@ from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.jit import MpmdFunction
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.util.tables import first_few
-from mpmd.util.tree import paths
+from mpmd.util.tree import compare, paths
 from mpmd.validation import raise_faults, shown, type_fault
 
 _Copies = weakref.WeakKeyDictionary[Runtime, dict[Hashable, LoadedStep]]
@@ -116,7 +116,7 @@ def _copied(tree: Any, target: Any, dtype: Any, mesh: GroupMesh, owner: LoadedSt
     """
     runtime = mesh.runtime
     raise_faults(*_faults(tree, target, dtype, runtime), title="mpmd.reshard: ")
-    leaves, treedef = jax.tree.flatten(tree)
+    leaves, treedef = jax.tree.flatten(_known_to_driver(tree, target, runtime))
     copies = tuple(
         LeafCopy(describe(leaf), _placement(leaf, runtime), read.placement, read.aval)
         for leaf, read in zip(leaves, jax.tree.leaves(target), strict=True)
@@ -132,6 +132,20 @@ def _copied(tree: Any, target: Any, dtype: Any, mesh: GroupMesh, owner: LoadedSt
         compiled[key] = LoadedStep(step, call.described_by(call.avals), mesh, signature, meter)
     ranges = compiled[key].submit(call)[0]
     return jax.tree.unflatten(treedef, map(LeafCopy.joined, copies, ranges))
+
+
+def _known_to_driver(tree: Any, target: Any, runtime: Runtime) -> Any:
+    """The pytree with the values of arrays from groups that do not recover to groups that do.
+
+    These run their steps again after a death, with values that the former may not have any more.
+    """
+    left_out = runtime.left_out
+
+    def known(leaf: Any, read: ArgumentLeaf) -> Any:
+        is_left_out = not left_out.isdisjoint(_placement(leaf, runtime).mpmd_idxs)
+        return to_host(leaf) if is_left_out and left_out.isdisjoint(read.placement.mpmd_idxs) else leaf
+
+    return jax.tree.map(known, tree, target) if left_out else tree
 
 
 def _copy_ranges(copies: Sequence[LeafCopy], held: Sequence[Sequence[jax.Array]]) -> list[list[jax.Array]]:
@@ -262,25 +276,23 @@ def _faults(tree: Any, target: Any, dtype: Any, runtime: Runtime) -> Iterator[Va
 
 
 def _differences(tree: Any, target: Any, dtype: Any) -> Iterator[str]:
-    held = dict(zip(paths(tree), jax.tree.leaves(tree), strict=True))
-    read = dict(zip(paths(target), jax.tree.leaves(target), strict=True))
-    if missing := read.keys() - held.keys():
-        yield f"the step reads {_named(missing)}, which the tree lacks"
-    if added := held.keys() - read.keys():
-        yield f"the tree has {_named(added)}, which the step does not read"
-    for path in held.keys() & read.keys():
-        aval, expected = _cast_aval(held[path], dtype), read[path].aval
+    compared = compare(tree, target)
+    if compared.only_there:
+        yield f"the step reads {_named(compared.only_there)}, which the tree lacks"
+    if compared.only_here:
+        yield f"the tree has {_named(compared.only_here)}, which the step does not read"
+    for path, (leaf, read) in compared.both.items():
+        aval, expected = _cast_aval(leaf, dtype), read.aval
         if aval.shape != expected.shape:
-            shapes = f"{list(aval.shape)}, and {read[path].path} of {list(expected.shape)}"
+            shapes = f"{list(aval.shape)}, and {read.path} of {list(expected.shape)}"
             yield f"tree{path} is of shape {shapes}"
         elif aval.dtype != expected.dtype:
             yield (
-                f"tree{path} is {aval.dtype}, and {read[path].path} is {expected.dtype}: "
+                f"tree{path} is {aval.dtype}, and {read.path} is {expected.dtype}: "
                 f"dtype=jnp.{expected.dtype} casts all floating-point arrays on the way"
             )
-    here: Any = jax.tree.structure(tree)
-    there: Any = jax.tree.structure(target)
-    if held.keys() == read.keys() and here != there:
+    if compared.structures:
+        here, there = compared.structures
         yield f"the tree has the structure {here}, and the step reads {there}"
 
 

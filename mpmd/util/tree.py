@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -51,3 +51,32 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> 
 
     jax.tree.map(repeat, prefix, tree, is_leaf=is_leaf)
     return leaves
+
+
+class Comparison(NamedTuple):
+    """The leaves of two pytrees, by their paths.
+
+    Attributes:
+      only_here, only_there: those of one alone.
+      both: the pairs of leaves at paths that both have.
+      structures: of the two, where they differ though the paths do not.
+    """
+
+    only_here: Mapping[str, Any]
+    only_there: Mapping[str, Any]
+    both: Mapping[str, tuple[Any, Any]]
+    structures: tuple[Any, Any] | None
+
+
+def compare(here: Any, there: Any) -> Comparison:
+    """The leaves that two pytrees have both, or one alone."""
+    of_here = dict(zip(paths(here), jax.tree.leaves(here), strict=True))
+    of_there = dict(zip(paths(there), jax.tree.leaves(there), strict=True))
+    structures: tuple[Any, Any] = jax.tree.structure(here), jax.tree.structure(there)
+    differ_alone = of_here.keys() == of_there.keys() and structures[0] != structures[1]
+    return Comparison(
+        {path: leaf for path, leaf in of_here.items() if path not in of_there},
+        {path: leaf for path, leaf in of_there.items() if path not in of_here},
+        {path: (leaf, of_there[path]) for path, leaf in of_here.items() if path in of_there},
+        structures if differ_alone else None,
+    )

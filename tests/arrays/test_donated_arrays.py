@@ -21,7 +21,7 @@ class Groups:
     """A runtime that notes what it is to free. It can be referred to weakly."""
 
     def __init__(self, goes_back):
-        self.goes_back = goes_back
+        self.goes_back, self.left_out = goes_back, frozenset()
         self.freed = []
 
     def free(self, mpmd_idxs, handle):

@@ -13,7 +13,7 @@ import pytest
 
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.cli.main import main
-from mpmd.schedules import FAMILIES, CustomSchedule, Std1F1B, to_text
+from mpmd.schedules import ALL_FAMILIES, CustomSchedule, Std1F1B, to_text
 from mpmd.util.text_files import MAX_BYTES
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,9 @@ def test_show_prints_and_checks_a_file(capsys, tmp_path):
     assert out == SHOWN.replace("Std1F1B", "mine.csv")
     code, out, err = run(capsys, "schedule", "show", str(path), "--groups", "2")
     assert (code, out) == (2, "")
-    assert err == "mpmd: error: a file has its own size: leave out --groups, --stages and --microbatches\n"
+    assert err == (
+        "mpmd: error: a file has its own size: leave out --groups, --stages, --microbatches and --slices\n"
+    )
 
 
 def test_compare(capsys):
@@ -186,10 +188,43 @@ def test_the_docs_show_what_is_printed_and_drawn(capsys):
     assert SHOWN in docs
     _, compared, _ = run(capsys, "schedule", "compare", "--groups", "8", "--microbatches", "32")
     assert compared in docs
-    for name in FAMILIES:
+    for name in ALL_FAMILIES:
         assert f"### {name}\n" in docs
     for picture in re.findall(r"\]\((schedules/[^)]*)\)", docs):
         assert (ROOT / "docs" / picture).exists()
+
+
+def test_the_docs_have_the_tables_of_slices():
+    printed = subprocess.run(
+        [sys.executable, ROOT / "docs" / "schedules" / "slices.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    docs = (ROOT / "docs" / "schedules.md").read_text()
+    assert all(table in docs for table in printed.stdout.strip().split("\n\n"))
+
+
+SLICED = """\
+Seq1F1B: 2 groups, 2 stages, 2 slices, 1 microbatch
+
+0  F0s0 F0s1 .    .    .    B0s1----- B0s0-----
+1  .    F0s0 F0s1 B0s1----- B0s0----- .    .
+"""
+
+
+def test_slices_are_shown_compared_and_read_back(capsys, tmp_path):
+    path = tmp_path / "sliced.csv"
+    size = ["--groups", "2", "--microbatches", "1", "--slices", "2"]
+    _, out, _ = run(capsys, "schedule", "show", "Seq1F1B", *size, "-o", str(path))
+    assert out.startswith(SLICED)
+    assert "waits for bwd_1__0s1 of group 1" in out
+    _, out, _ = run(capsys, "schedule", "check", str(path))
+    assert out.startswith(f"{path}: OK: 2 groups, 2 stages, 2 slices, 1 microbatch: ")
+    _, out, _ = run(capsys, "schedule", "compare", *size)
+    assert "Seq1F1B of 2 slices, split" in out and "GPipe of 2 slices" in out
+    code, _, err = run(capsys, "schedule", "show", "Std1F1B", *size)
+    assert code == 2 and "Std1F1B does not cut microbatches into slices" in err
 
 
 def test_the_code_of_the_docs_runs(capsys, tmp_path, monkeypatch):

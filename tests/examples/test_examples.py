@@ -110,6 +110,28 @@ def test_scanned_gpt():
     assert "[0:2] on (0,), [2:3] on (1,)" in printed
 
 
+LONG_CONTEXT = (
+    "--stages 2 --slices 2 --layers 2 --d-model 8 --heads 2 --seq-len 16 --microbatches 2 --steps 2".split()
+)
+
+
+def test_long_context_gpt():
+    printed = run_example("long_context_gpt", *LONG_CONTEXT)
+    assert "slices of 9, 7 bytes\n" in printed
+    for schedule in ("Std1F1B", "Seq1F1B"):
+        for result in ("losses", "parameters and moments"):
+            assert f"{schedule}: {result}: largest relative error of a leaf" in printed
+    bubbles = [
+        float(share) for share in re.findall(r"^bubble ([\d.]+)% in the simulator", printed, re.MULTILINE)
+    ]
+    assert bubbles == [33.3, 20.0]
+
+
+def test_long_context_gpt_refuses_in_one_line():
+    printed = run_example("long_context_gpt", *LONG_CONTEXT, "--slices", 17, returncode=1)
+    assert printed.splitlines()[-1].startswith("16 tokens cannot be cut into 17 slices")
+
+
 def test_workshop_transformer():
     sizes = "--layers 2 --hidden 16 --heads 2 --seq-len 8 --microbatches 2 --steps 2".split()
     printed = run_example("workshop_transformer", *sizes)
@@ -201,6 +223,7 @@ def test_a_plan_for_175_billion_weights():
             "--batch-size 8 --microbatches 2 --data 1 --steps 1",
             marks=pytest.mark.slow,
         ),
+        pytest.param(f"long_context_gpt {' '.join(LONG_CONTEXT)}", marks=pytest.mark.slow),
         pytest.param("nabla_2d --processes 2 --transport network", marks=pytest.mark.slow),
         pytest.param(
             "jaxpp_tutorial --layers 4 --seq-len 4 --heads 4 --d-model 32 --steps 4", marks=pytest.mark.slow

@@ -33,10 +33,11 @@ def loop(fun, operation=mpmd.Add, microbatches=4, carry=None):
 
 
 def warned(step, *args, mesh=MESH):
-    """The warnings of compiling a step: their categories and texts."""
+    """The warnings of compiling a step: their categories and texts. They are at the line that compiles it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         mpmd.jit(step, mesh).lower(*args)
+    assert all(warning.filename == __file__ for warning in caught)
     return [(warning.category, str(warning.message)) for warning in caught]
 
 

@@ -216,7 +216,8 @@ def test_specs_that_the_user_gives_stay():
 def test_what_is_measured_comes_first():
     args = arguments(open_step)
     choice = mpmd.plan(open_step, *args, cluster=CLUSTER, groups=2, simulate=2, measure=1)
-    assert [row.prediction.source for row in choice.rows[:2]] == ["measurement", "simulation"]
+    sources = [row.prediction.source for row in choice.rows if row.prediction.source != "formula"]
+    assert sources[0] == "measurement" and len(sources) == 2
     assert choice.best.prediction.seconds > 0 and choice.simulation.makespan > 0
 
 
@@ -294,6 +295,8 @@ def test_groups_of_several_nodes_have_several_processes():
         (ValueError, {"submesh": [{"data": 2}, 2]}, "a list with one of these for each group"),
         (ValueError, {"layers_per_stage": (0, 4)}, r"layers_per_stage\[0\] must be"),
         (ValueError, {"measure": 3, "simulate": 2}, "measure=3 candidates cannot be measured"),
+        (ValueError, {"memory_margin": 1}, "memory_margin must be less than 1, not 1"),
+        (TypeError, {"memory_margin": "8%"}, "memory_margin must be a share of the memory"),
         (ValueError, {"groups": 9}, "the cluster has 8"),
         (ValueError, {"layers_per_stage": (9, 9)}, "layers"),
         (ValueError, {"num_microbatches": 3}, "16 rows"),
@@ -372,6 +375,26 @@ def test_gathered_weights_are_weights():
     assert once.source == each.source == "simulation"
     matrices = sum(leaf.nbytes for layer in params_of() for leaf in layer.values() if leaf.ndim == 2)
     assert once.memory.weights == each.memory.weights + 3 / 4 * matrices
+
+
+def test_a_share_of_the_memory_stays_free():
+    args = arguments(open_step)
+    fixes = {"groups": 1, "submesh": {}, "num_microbatches": 1, "remat": False}
+    needed = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes).best.prediction.memory.total
+    just_enough = dataclasses.replace(CLUSTER, memory=1.05 * needed)
+    choice = mpmd.plan(open_step, *args, cluster=just_enough, memory_margin=0.04, **fixes)
+    assert choice.cluster.memory == 1.05 * needed and "of which 4% stay free" in str(choice)
+    with pytest.raises(ValueError, match=r"(?s)needs .*memory_margin=0.08 leaves .* free, of the"):
+        mpmd.plan(open_step, *args, cluster=just_enough, **fixes)
+
+
+def test_rows_have_the_error_of_their_source():
+    choice = mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, simulate=1)
+    assert {row.prediction.source: row.prediction.expected_error for row in choice.rows} == {
+        "simulation": 0.05,
+        "formula": 0.08,
+    }
+    assert json.loads(choice.to_json())["rows"][0]["expected_error"] == 0.05 and "±5%" in str(choice)
 
 
 def test_steps_that_are_none():

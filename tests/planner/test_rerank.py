@@ -10,7 +10,7 @@ from mpmd.planner.candidate import Candidate, Memory, Prediction, Row
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.rerank import Limits, rerank
 from mpmd.planner.trials.realize import Realized
-from mpmd.schedules import Std1F1B
+from mpmd.schedules import Std1F1B, ZeroBubble
 from mpmd.simulate import Costs, Link
 
 SIZE = 10
@@ -24,9 +24,14 @@ class Planned(Realized):
     size: int = SIZE
 
 
-def row(number, seconds, memory=50.0, label=""):
+TWO = ({"data": 1}, {"data": 1})
+
+
+def row(number, seconds, memory=50.0, label="", schedule=None, submeshes=({"data": 1},)):
     """A candidate with that number of microbatches, by formula."""
-    candidate = Candidate((1,), ({"data": 1},), Std1F1B(1), number, remat=False, fsdp=False)
+    schedule = schedule or Std1F1B(len(submeshes))
+    stages = (1,) * schedule.num_stages
+    candidate = Candidate(stages, submeshes, schedule, number, remat=False, fsdp=False)
     return Row(candidate, prediction(seconds, memory, "formula"), label)
 
 
@@ -34,7 +39,7 @@ def prediction(seconds, memory, source):
     return Prediction(seconds, 0.1, 0.2, Memory(0, memory, 0, 0, 0, 0, 0), (seconds,), source)
 
 
-def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None, sizes=()):
+def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None, sizes=(), measured=()):
     """The numbers of microbatches in the order of the result; what was planned; and the result.
 
     Args:
@@ -42,7 +47,9 @@ def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=Non
       again: the rows for devices with less memory.
       searched: gets the memory of each search.
       sizes: by the number of microbatches, the size of a plan.
+      measured: by the number of microbatches, the seconds that are measured; 10 less those of the plan.
     """
+    measured_seconds = dict(measured)
     planned, searched = [], [] if searched is None else searched
 
     def realize(candidate):
@@ -54,15 +61,15 @@ def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=Non
         size = dict(sizes).get(number, SIZE)
         return Planned(None, None, Costs(), prediction(*found, "simulation"), size=size)
 
-    def measured(realized, candidate):
-        seconds = 10 - realized.prediction.seconds
+    def measure_tasks(realized, candidate):
+        seconds = measured_seconds.get(candidate.num_microbatches, 10 - realized.prediction.seconds)
         return dataclasses.replace(realized, prediction=prediction(seconds, 50.0, "measurement"))
 
     def search(memory):
         searched.append(memory)
         return rows if memory == CLUSTER.memory else again
 
-    result = rerank(search, realize, measured, CLUSTER, Limits(simulate, seconds, measure))
+    result = rerank(search, realize, measure_tasks, CLUSTER, Limits(simulate, seconds, measure))
     return [found.candidate.num_microbatches for found in result.rows], planned, result
 
 
@@ -126,6 +133,62 @@ def test_measured_tasks_rank_before_the_others():
     order, _, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {}, measure=2)
     assert order == [2, 1, 3]
     assert [found.prediction.source for found in result.rows] == ["measurement", "measurement", "simulation"]
+
+
+def test_the_simplest_of_those_within_the_expected_error_wins():
+    rows = [
+        row(1, 1.0, schedule=ZeroBubble(2), submeshes=({"data": 2}, {"data": 1})),
+        row(2, 1.0, schedule=ZeroBubble(2), submeshes=TWO),
+        row(3, 1.0, submeshes=TWO),
+        row(4, 1.0, submeshes=TWO),
+    ]
+    plans = {1: (1.0, 50.0), 2: (1.02, 50.0), 3: (1.05, 50.0), 4: (1.06, 50.0)}
+    order, _, result = run(rows, plans)
+    assert order == [3, 1, 2, 4], "4 is further off than the error of a plan, 5%"
+    assert (
+        result.rows[1].reason
+        == "as fast, 0.95 times the best within the expected error of 5%; its groups differ"
+    )
+    assert result.rows[2].reason.endswith("5%; ZeroBubble is less usual")
+    assert run(rows[:2], plans)[0] == [2, 1]
+    assert run(rows, {**plans, 3: (1.06, 50.0)})[0] == [2, 1, 3, 4]
+
+
+def test_the_simplest_that_may_be_as_fast_is_planned_early():
+    unusual = [row(number, 1.0, schedule=ZeroBubble(2), submeshes=TWO) for number in (1, 2)]
+    rows = [*unusual, row(3, 1.05, submeshes=TWO)]
+    order, planned, _ = run(rows, dict.fromkeys((1, 2, 3), (1.0, 50.0)), simulate=2)
+    assert (planned, order[0]) == ([1, 3], 3)
+
+
+def test_rows_that_are_not_measured_are_scaled():
+    rows, plans = [row(n, 1.0) for n in (1, 2, 3, 4)], {}
+    order, _, result = run(rows, plans, measure=2, measured={1: 3.0, 2: 4.0})
+    # Measured over simulated: 3 and 2, so 2.5; what is left is simulated to take at least 7.5.
+    assert order == [1, 2, 3, 4]
+    assert [found.prediction.seconds for found in result.rows] == [3.0, 4.0, 7.5, 10.0]
+    assert result.rows[2].reason.startswith("2.50 times the best")
+    assert result.rows[0].prediction.expected_error < result.rows[2].prediction.expected_error
+    assert "2 candidates were measured" in result.notes[0] and "by 2.50, the median" in result.notes[0]
+
+
+@pytest.mark.parametrize(("asked", "sources"), [(1, "mmmpp"), (2, "mmmmp")])
+def test_measuring_goes_on_until_the_best_beats_what_is_left(asked, sources):
+    seconds = {1: 1.0, 2: 1.02, 3: 1.04, 4: 1.04, 5: 1.4}
+    measured = {1: 1.3, 2: 1.25, 3: 1.24, 4: 1.23}
+    plans = {number: (of_plan, 50.0) for number, of_plan in seconds.items()}
+    order, _, result = run([row(n, 1.0) for n in seconds], plans, measure=asked, measured=measured)
+    # The median is 1.23 after 3, so 4 may be as fast, and 5 cannot be; three for each that is asked for.
+    found = {row.candidate.num_microbatches: row.prediction.source[0] for row in result.rows}
+    assert "".join(found[number] for number in seconds).replace("s", "p") == sources
+    assert order[0] == 2 + asked
+
+
+def test_reasons_of_what_is_not_planned_compare_with_the_final_best_by_formula():
+    rows = [row(1, 1.0), row(2, 1.2), row(3, 1.5)]
+    order, _, result = run(rows, {1: (3.0, 50.0), 2: (2.0, 50.0)}, simulate=2)
+    assert order == [2, 1, 3]
+    assert result.rows[2].reason.startswith("not planned; by the formulas 1.25 times the best")
 
 
 def test_less_memory_is_searched_for_when_no_plan_fits():

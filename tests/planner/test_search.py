@@ -7,6 +7,7 @@ import pytest
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.reasons import ranked
 from mpmd.planner.search.search import USUAL, SearchBudget, evaluated_rows, search, search_space
+from mpmd.planner.simplicity import complexity, may_be_as_fast
 from mpmd.schedules import Std1F1B, ZeroBubble
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 
@@ -56,6 +57,15 @@ def test_values_that_skip_layers_are_counted():
     one, other = (search(made, a100s(1), constraints)[0].prediction for made in (u_net(), without))
     assert one.memory.messages > other.memory.messages
     assert one.seconds > other.seconds
+
+
+@pytest.mark.parametrize("budget", [SearchBudget(), SearchBudget(exhaustive=False)])
+def test_equal_groups_with_a_usual_schedule_are_among_the_rows(budget):
+    cluster = a100s(nodes=1)
+    rows = search(SMALL, cluster, Constraints(groups=4, num_microbatches=32), budget)
+    plain = [row for row in rows if complexity(row.candidate) == (False, False)]
+    assert plain and complexity(rows[0].candidate) != (False, False)
+    assert may_be_as_fast(plain[0].prediction, rows[0].prediction)
 
 
 def test_what_is_fixed_is_in_every_row():

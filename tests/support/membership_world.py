@@ -56,8 +56,17 @@ class Group:
         self.inbox.clear()
 
 
+class Unlogged:
+    """A request to groups of which one is left out. It is compared by identity."""
+
+    def __init__(self, groups):
+        self.groups = groups
+
+
 class World:
     """Carries out actions as the ``Shell`` does, on groups that only pretend.
+
+    The last ``num_left_out`` groups are left out of recovery.
 
     Attributes:
       threads: the jobs that each has still to carry out.
@@ -71,9 +80,17 @@ class World:
       places: those that are reserved; and those of processes that were prepared, by group.
     """
 
-    def __init__(self, policy=None, num_groups=3):
-        self.membership = Membership(policy or Recovery(every=3, max_failures=3), [1] * num_groups)
+    def __init__(self, policy=None, num_groups=3, num_left_out=0):
+        self.logged = range(num_groups)
+        num_groups += num_left_out
+        self.membership = Membership(
+            policy or Recovery(every=3, max_failures=3),
+            [1] * num_groups,
+            left_out=range(len(self.logged), num_groups),
+        )
         self.journal = self.membership.journal
+        self.left_out = self.membership.left_out
+        self.known = dict.fromkeys(self.left_out.groups, ())  # what the user knows of their chains
         self.groups = [Group(place) for place in range(num_groups)]
         self.numbers = itertools.count(num_groups)
         self.threads = []
@@ -91,7 +108,7 @@ class World:
         self.chain = ()
         self.futures = set()
         self.told = {}
-        self.copies = {BEGINNING: dict.fromkeys(range(num_groups), ())}
+        self.copies = {BEGINNING: dict.fromkeys(self.logged, ())}
         self.places = set(range(num_groups))
         self.prepared = {}
         self.has_place = True
@@ -125,6 +142,10 @@ class World:
                 self.is_attached = True
             case do.LoseValues():
                 self.chain = ()
+            case do.ForgetValues(groups):
+                for mpmd_idx in groups:
+                    assert self.groups[mpmd_idx].chain == ()
+                    self.known[mpmd_idx] = ()
             case do.Replay(entries):
                 for group in self.groups:
                     assert group.is_open and group.is_loaded, "all were replaced as a whole"
@@ -150,6 +171,7 @@ class World:
             case do.End(error):
                 for future in sorted(self.futures, key=str):
                     self.settle(future, error)
+                self.left_out.pending.clear()
 
     def settle(self, future, result):
         assert future not in self.told, "the user is told once"
@@ -159,7 +181,7 @@ class World:
     # What the user does.
 
     def step(self, donated=(), fails=False):
-        step = self.journal.add_step({i: self.request(donated) for i in range(len(self.groups))})
+        step = self.journal.add_step({i: self.request(donated) for i in self.logged})
         if fails:
             self.fails.add(step)
         else:
@@ -188,6 +210,27 @@ class World:
             self.tell(Unneeded())
         return not membership.snapshot_is_late
 
+    def sample(self, *mpmd_idxs):
+        """A request that is not logged, such as a copy from a logged group to one that is left out."""
+        request = Unlogged(mpmd_idxs)
+        self.futures.add(request)
+        if any(self.left_out.dead.get(mpmd_idx) for mpmd_idx in mpmd_idxs):
+            self.settle(request, GroupDiedError("a group is dead", mpmd_idxs[-1]))
+            return request
+        self.left_out.pending.add(request)
+        for mpmd_idx in mpmd_idxs:
+            if self.groups[mpmd_idx].is_alive:
+                self.groups[mpmd_idx].inbox.append((self.journal.attempt, request, 0))
+        return request
+
+    def settle_unlogged(self, request, result):
+        if request in self.left_out.pending:
+            self.left_out.pending.remove(request)
+            self.settle(request, result)
+
+    def replace(self, *mpmd_idxs):
+        self.left_out.wanted.update(self.left_out.dead.keys() & set(mpmd_idxs))
+
     def fetch(self, mpmd_idx):
         self.ask_first(self.journal.add_fetch(mpmd_idx, 0))
 
@@ -212,13 +255,13 @@ class World:
         self.ask(request)
 
     def begin_snapshot(self):
-        self.ask(self.journal.begin_snapshot(dict.fromkeys(range(len(self.groups)), Released())))
+        self.ask(self.journal.begin_snapshot(dict.fromkeys(self.logged, Released())))
 
     def ask(self, entry):
         if self.membership.dead:
             return
         is_snapshot = isinstance(entry, LoggedSnapshot)
-        for mpmd_idx in range(len(self.groups)) if is_snapshot else entry.groups:
+        for mpmd_idx in self.logged if is_snapshot else entry.groups:
             if self.groups[mpmd_idx].is_alive:
                 number = entry.number if is_snapshot else 0
                 self.groups[mpmd_idx].inbox.append((self.journal.attempt, entry, number))
@@ -232,6 +275,13 @@ class World:
         is_repeated, refused = attempt is None, attempt is None and number[1]
         result = error = None
         match entry:
+            case Unlogged():
+                if mpmd_idx in self.left_out.groups and entry in self.left_out.pending:
+                    assert entry not in group.chain, "a request has run twice"
+                    group.chain = (*group.chain, entry)
+                    self.known[mpmd_idx] = group.chain
+                    self.settle_unlogged(entry, group.chain)
+                return
             case LoggedSnapshot():
                 self.copies.setdefault(number, {})[mpmd_idx] = group.chain
                 return
@@ -281,6 +331,8 @@ class World:
     def hear(self):
         """The driver hears of the next death."""
         mpmd_idx = self.unheard.pop(0)
+        for request in [each for each in self.left_out.pending if mpmd_idx in each.groups]:
+            self.settle_unlogged(request, GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
         self.tell(Died(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx)))
 
     def kill(self, mpmd_idx):
@@ -290,6 +342,10 @@ class World:
     @property
     def dead(self):
         return {i for i, group in enumerate(self.groups) if not group.is_alive}
+
+    @property
+    def dead_logged(self):
+        return self.dead.intersection(self.logged)
 
     # Jobs.
 
@@ -307,8 +363,8 @@ class World:
             case _ if self.membership.is_void(job):
                 return False
             case do.CopyAway(attempt, _, _, (number,)):
-                is_copied = len(self.copies.get(number, ())) == len(self.groups)
-                return attempt == self.journal.attempt and not is_copied and not self.dead
+                is_copied = len(self.copies.get(number, ())) == len(self.logged)
+                return attempt == self.journal.attempt and not is_copied and not self.dead_logged
         return False
 
     def run(self, thread, fault=None, meanwhile=lambda: None):
@@ -321,6 +377,8 @@ class World:
             if fault is not None:
                 raise fault
             event = Done(job, self.run_job(job))
+        except AssertionError:
+            raise
         except Exception as error:
             thread.clear()
             event = self.faulted(job, error)
@@ -339,6 +397,7 @@ class World:
         match job:
             case do.Detach():
                 assert self.is_attached
+                assert not self.left_out.pending, "what is not logged was lost"
                 self.is_attached = False
                 self.unheard.clear()
                 for group in self.groups:
@@ -356,7 +415,9 @@ class World:
                     group = self.groups[mpmd_idx]
                     assert not group.is_alive, "a group has two processes of a rank"
                     place = self.prepared.pop(mpmd_idx, group.place)
-                    assert place in self.places
+                    if place not in self.places:
+                        assert self.membership.error is not None, "it was given back"
+                        raise SupersededError
                     self.groups[mpmd_idx] = Group(place)
                     self.groups[mpmd_idx].is_open = self.groups[mpmd_idx].is_loaded = False
             case do.Open(groups):
@@ -382,16 +443,17 @@ class World:
                     self.groups[mpmd_idx].is_loaded = True
             case do.Restore(snapshot):
                 self.check_alive()
-                for mpmd_idx, group in enumerate(self.groups):
-                    group.chain = self.copies[snapshot][mpmd_idx]
+                for mpmd_idx in self.logged:
+                    self.groups[mpmd_idx].chain = self.copies[snapshot][mpmd_idx]
             case do.TakeDigests():
-                self.check_alive()
-                return tuple(map(self.digests_of, range(len(self.groups))))
+                self.check_alive(self.logged)
+                return tuple(map(self.digests_of, sorted(self.logged)))
             case do.GoBack(_, snapshot):
-                self.check_alive()
+                self.check_alive(self.logged)
                 if self.loses_copies:
                     raise CopiesLostError("both copies are damaged")
-                for mpmd_idx, group in enumerate(self.groups):
+                for mpmd_idx in self.logged:
+                    group = self.groups[mpmd_idx]
                     assert not group.inbox, "a group goes back when it has answered all"
                     group.chain = self.copies[snapshot][mpmd_idx]
                 return self.damaged
@@ -412,7 +474,7 @@ class World:
             case do.CopyAway(attempt):
                 if attempt != self.journal.attempt:
                     raise SupersededError
-                self.check_alive()
+                self.check_alive(self.logged)
             case do.Report(recovered):
                 self.reports.append(recovered)
             case do.Release():
@@ -466,10 +528,17 @@ class World:
         assert self.threads == [] and self.futures == set()
         assert not self.membership.moves.is_paused or self.membership.error is not None
         if self.membership.error is None:
-            assert self.dead == set() and self.membership.dead == {} and self.is_attached
-            assert [group.chain for group in self.groups] == [self.chain] * len(self.groups)
+            assert self.dead == self.left_out.dead.keys() and self.membership.dead == {} and self.is_attached
+            assert [self.groups[i].chain for i in self.logged] == [self.chain] * len(self.logged)
+            assert all(self.groups[i].chain == self.known[i] for i in self.left_out.groups - self.dead)
+            self.has_place = True
+            self.replace(*self.left_out.groups)
             self.look({})
             self.settle_all()
+            self.look({})
+            self.settle_all()
+            assert self.dead == set() or self.membership.error is not None
+        if self.membership.error is None:
             assert self.places == {group.place for group in self.groups}, "reservations are given back"
             self.close()
             self.settle_all()

@@ -64,6 +64,9 @@ class Calls:
         """That of the last call of a method."""
         return [future for _, name, _, future in self.made if name == method][-1]
 
+    def death_of(self, mpmd_idx):
+        return None
+
     def close(self):
         pass
 
@@ -90,14 +93,14 @@ class ProcessPool:
     Also in place of its own parts, and of their allocations.
     """
 
-    def __init__(self, failures=()):
-        self.processes = endpoints([1, 1])
+    def __init__(self, failures=(), num_groups=2):
+        self.processes = endpoints([1] * num_groups)
         self.attempts = []
-        self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(2)]
+        self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(num_groups)]
         self.actors = ()
         self.replacements = self.copies = self.allocations = self
         self.stop = threading.Event()
-        self.failures = list(failures)
+        self.failures, self.is_released = list(failures), False
         self.copied = []
         self.restored = []
         self.may_copy, self.may_replace = threading.Event(), threading.Event()
@@ -138,7 +141,7 @@ class ProcessPool:
         pass
 
     def release(self):
-        pass
+        self.is_released = True
 
 
 class Whole:
@@ -149,12 +152,12 @@ class Whole:
 
 
 class Driven(RecoveringRuntime):
-    """Of two groups. ``attempts`` has the calls of each attempt."""
+    """Of two groups, and those that are left out. ``attempts`` has the calls of each attempt."""
 
-    def __init__(self, pool, recovery, on_recovery=lambda report: None, max_in_flight=16):
-        groups = RayRuntime(pool.processes, [None, None], Topology(()), "cpu", {})
-        groups._arguments[0], groups._participants[0] = Whole(), (0, 1)
-        super().__init__(groups, pool, recovery, on_recovery, lambda report: None, max_in_flight)
+    def __init__(self, pool, recovery, on_recovery=lambda report: None, max_in_flight=16, left_out=()):
+        groups = RayRuntime(pool.processes, [None] * len(pool.processes), Topology(()), "cpu", {})
+        groups._arguments[0], groups._participants[0] = Whole(), tuple(range(len(pool.processes)))
+        super().__init__(groups, pool, recovery, on_recovery, lambda report: None, max_in_flight, left_out)
         self._shell.attach([])  # nobody looks after the groups
         self.attempts = pool.attempts
         self.changed, self.journal = self._requests.changed, self._membership.journal
@@ -164,10 +167,10 @@ class Driven(RecoveringRuntime):
         """Why nothing works any more."""
         return self._membership.error
 
-    def step(self, host_arrays=None, inputs=(), outputs=(), donated=()):
+    def step(self, host_arrays=None, inputs=(), outputs=(), donated=(), groups=(0, 1)):
         request = StepRequest(0, 0, inputs, outputs, donated=donated)
         return self.submit_step(
-            {i: dataclasses.replace(request, host_arrays=dict(host_arrays or {})) for i in range(2)}
+            {i: dataclasses.replace(request, host_arrays=dict(host_arrays or {})) for i in groups}
         )
 
     def die(self, mpmd_idx):
@@ -180,6 +183,11 @@ class Driven(RecoveringRuntime):
 def runtime(recovery=None, failures=(), max_in_flight=16):
     recovery = recovery or Recovery(every=100)
     return Driven(ProcessPool(failures), recovery, max_in_flight=max_in_flight)
+
+
+def runtime_with_a_group_left_out():
+    """Group 2 is."""
+    return Driven(ProcessPool(num_groups=3), Recovery(every=100), left_out=(2,))
 
 
 def begin_recovery(driven, mpmd_idx):

@@ -137,6 +137,7 @@ LAUNCH = {
     "step_timeout": ("amount?",),
     "stuck_after": ("amount?",),
     "load_timeout": ("amount?",),
+    "capture": ("text?",),
 }
 DESCRIBE = {
     "address": ("text?",),
@@ -182,6 +183,7 @@ PLAN = {
     "simulate": ("count",),
     "seconds": ("amount?",),
     "measure": ("count", 0),
+    "memory_margin": ("special", 0.08),
 }
 
 
@@ -206,7 +208,7 @@ def cluster_mesh() -> ClusterMesh:
 
 def choice() -> Choice:
     """A choice of which nothing is known but what its methods look at first."""
-    return Choice((), None, 0, None, None, None, (), (), add_one, {}, None, ())  # type: ignore[arg-type]
+    return Choice((), None, 0, None, None, None, (), 0.08, (), add_one, {}, None, ())  # type: ignore[arg-type]
 
 
 def schedules() -> list[Public]:
@@ -282,6 +284,7 @@ def of_simulations() -> list[Public]:
                 "latency": ("amount",),
                 "memory_limit": ("amount",),
                 "stages_per_group": ("counts",),
+                "slices": ("count",),
             },
         ),
         Public(
@@ -303,6 +306,7 @@ def of_simulations() -> list[Public]:
                 "title": ("text?",),
                 "of_plan": ("flag",),
                 "ideal": ("special?",),
+                "slices": ("count",),
             },
         ),
         Public(
@@ -339,6 +343,21 @@ def of_steps() -> list[Public]:
         Public("pipeline_enter_stage", mpmd.pipeline_enter_stage, MARK),
         Public("microbatches", mpmd.microbatches, {"batch": ("special", BATCH), "n": ("count?",)}),
         Public("stage_ends", mpmd.stage_ends, {"num_layers": ("count", 8), **sizes}),
+        Public(
+            "slice_bounds",
+            mpmd.slice_bounds,
+            {
+                "length": ("count", 8),
+                "slices": ("count", 2),
+                "attention_share": ("special", 0.5),
+                "multiple": ("count",),
+            },
+        ),
+        Public(
+            "slices",
+            mpmd.slices,
+            {"tree": ("special", BATCH), "bounds": ("special", (0, 1, 2)), "axis": ("int",)},
+        ),
         Public("to_host", mpmd.to_host, {"tree": tree}),
         Public(
             "MpmdMesh",
@@ -348,6 +367,7 @@ def of_steps() -> list[Public]:
                 "mpmd_axis_name": ("special", "stage"),
                 "max_in_flight": ("count",),
                 "parts": ("sizes?",),
+                "capture": ("text?",),
             },
         ),
         Public(
@@ -400,6 +420,15 @@ def of_steps() -> list[Public]:
             )
             for step in (there.step, there.loaded)
         ),
+        *(
+            Public(
+                f"{type(step).__name__}.capture",
+                of_batch(step.capture),
+                {"task": ("text", "after_0"), "to": ("text", "captured"), "mpmd_idx": ("count?",)},
+            )
+            for step in (there.step, there.loaded)
+        ),
+        Public("replay.load", mpmd.replay.load, {"directory": ("text", "captured")}),
         Public("Profile.save", profile_of(there.lowered).save, {"path": path}),
         Public(
             "Profile.write_html",
@@ -464,7 +493,13 @@ def of_clusters() -> list[Public]:
                 "share_after": ("amount?",),
                 "verify_every": ("count?",),
                 "on_corruption": ("text",),
+                "parts": ("special?",),
             },
+        ),
+        Public(
+            "ClusterMesh.replace",
+            cluster_mesh().replace,
+            {"part": ("special", "sampler"), "timeout": ("amount",)},
         ),
         Public(
             "ClusterMesh.resize",

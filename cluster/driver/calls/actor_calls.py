@@ -108,6 +108,10 @@ class ActorCalls:
         """Whether all calls are made by Ray."""
         return not self._clients
 
+    def death_of(self, mpmd_idx: int) -> GroupDiedError | None:
+        """The reason why a group is dead; ``None`` when it is not."""
+        return self._pending.death_of(mpmd_idx)
+
     def call(self, number: int, method: str, *arguments: Any) -> Future:
         """Calls a method of the actor with a number; it runs after the earlier calls. Returns at once.
 

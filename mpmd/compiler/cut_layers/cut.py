@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from mpmd.errors import PerformanceWarning
 from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_of
 from mpmd.language.reduce import treduce_p
+from mpmd.util.warn import warn_user
 
 Known = TypeVar("Known")
 
@@ -162,7 +162,7 @@ def _rewritten(
     for atom, stack in zip(jaxpr.outvars, stacks, strict=True):
         outvars += values.as_planned(atom, stack)
     for message in gathered.messages():
-        warnings.warn(message, PerformanceWarning, stacklevel=2)
+        warn_user(message, PerformanceWarning)
     return CutJaxpr(
         jaxpr=with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars),
         constants=ranges_of_constants,

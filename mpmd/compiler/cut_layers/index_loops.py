@@ -8,7 +8,6 @@ What iterations count is no longer carried, but an element of a range.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +43,7 @@ from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.errors import PerformanceWarning
 from mpmd.language.annotate import mark_p
 from mpmd.language.reduce import treduce_p
+from mpmd.util.warn import warn_user
 
 _INDEXED = frozenset(
     """
@@ -63,7 +63,7 @@ def with_rows_scanned(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> Jaxpr:
     notes: dict[str, None] = {}
     rewritten = _with_rows_scanned(jaxpr, Integers(constants), notes)
     for message in notes:
-        warnings.warn(message, PerformanceWarning, stacklevel=2)
+        warn_user(message, PerformanceWarning)
     return rewritten
 
 

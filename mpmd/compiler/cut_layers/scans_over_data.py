@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator
 
 import jax
@@ -15,6 +14,7 @@ from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import SharedWeightsWarning
 from mpmd.language.reduce import treduce_p
+from mpmd.util.warn import warn_user
 
 
 def warn_of_scans_over_data(jaxpr: Jaxpr) -> None:
@@ -30,7 +30,7 @@ def warn_of_scans_over_data(jaxpr: Jaxpr) -> None:
         for message in _of_loop(eqn.params["body"], len(eqn.invars) - len(eqn.outvars))
     }
     for message in messages:
-        warnings.warn(message, SharedWeightsWarning, stacklevel=2)
+        warn_user(message, SharedWeightsWarning)
 
 
 def _of_loop(body: Jaxpr, closed_over: int) -> Iterator[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from mpmd.compiler.split.remove_marks import LoopBody
 from mpmd.errors import CompileError, PerformanceWarning
 from mpmd.ir.plan import TaskKind, TaskType
 from mpmd.language.callbacks import callback_of
+from mpmd.util.warn import warn_user
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,12 +222,11 @@ class _Assignment:
 
     def _warn(self, i: int, position: int) -> None:
         example = f"{self._eqns[i].primitive} at {where(self._eqns[i])}"
-        warnings.warn(
+        warn_user(
             "a microbatch passes the stages forwards and backwards once, but the loss takes derivatives "
             f"through mark_stage_end: what follows them, such as {example}, all runs in "
             f"{self._order.work(position)}, on one group. Take such derivatives within one stage instead",
             PerformanceWarning,
-            stacklevel=2,
         )
 
     def _nearest_stage_reading(self, i: int, earliest: int | None, backward: bool) -> int | None:

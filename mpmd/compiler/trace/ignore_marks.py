@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 from jax.extend.core import Jaxpr
 
 from mpmd.compiler.jaxprs.equations import any_inside
@@ -12,6 +10,7 @@ from mpmd.compiler.jaxprs.marks import without_marks
 from mpmd.compiler.trace.check_loop import first_mark
 from mpmd.errors import PerformanceWarning
 from mpmd.language.annotate import mark_of, mark_p
+from mpmd.util.warn import warn_user
 
 
 def ignore_marks(jaxpr: Jaxpr) -> Jaxpr:
@@ -24,11 +23,10 @@ def ignore_marks(jaxpr: Jaxpr) -> Jaxpr:
     marks = (first_mark(e) for e in live if mark_of(e) or any_inside(e, mark_p))
     mark = next(marks, None)
     if mark is not None:
-        warnings.warn(
+        warn_user(
             f"{mark} is outside of any treduce, so no stage ends there: the "
             "function runs where its arguments are, and is no pipeline. Wrap the loop over microbatches in "
             "mpmd.treduce",
             PerformanceWarning,
-            stacklevel=2,
         )
     return without_marks(jaxpr)

@@ -19,7 +19,7 @@ from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile, TaskWork
-from mpmd.planner.reasons import ranked, shortage
+from mpmd.planner.reasons import StepDoesNotFit, ranked, shortage
 from mpmd.planner.search.candidates import best_cut, best_of
 from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.formula import Evaluation
@@ -106,7 +106,9 @@ def search_loops(
     if all(shortage(row.prediction, cluster) for row in rows):
         least = min(rows, key=lambda row: row.prediction.memory.total, default=None)
         why = shortage(least.prediction, cluster) if least else "no groups suit all of them"
-        raise ValueError(f"the loops of the step, each of which can be run, cannot be run together: {why}")
+        raise StepDoesNotFit(
+            f"the loops of the step, each of which can be run, cannot be run together: {why}"
+        )
     return ranked(rows, cluster, NUM_ROWS)
 
 
@@ -173,6 +175,8 @@ def _loops(
         profile = profiles[kind]
         try:
             rows = search(profile, cluster, of_kind, budget)
+        except StepDoesNotFit as error:
+            raise StepDoesNotFit(f"loop {kind}: {error}") from error
         except ValueError as error:
             raise ValueError(f"loop {kind}: {error}") from error
         loops[kind] = _Loop(SearchSpace(CostModel(profile, cluster), of_kind), rows)

@@ -16,7 +16,7 @@ from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
-from mpmd.planner.reasons import ranked, shortage
+from mpmd.planner.reasons import StepDoesNotFit, ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
 from mpmd.planner.search.candidates import best_cut
 from mpmd.planner.search.contradictions import combined, contradictions
@@ -28,11 +28,15 @@ from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.sweep import smallest, sweep
 from mpmd.planner.search.uneven import uneven_submeshes
+from mpmd.planner.simplicity import complexity
 from mpmd.schedules import Schedule
 
 OPEN = Constraints()
 
 NUM_ROWS = 32
+
+MOST_PLAIN = 8
+"""The most candidates that are tried under 1F1B, too."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +76,7 @@ def search(
     space = search_space(profile, cluster, constraints)
     rows = evaluated_rows(space, budget)
     if all(shortage(row.prediction, cluster) for row in rows):
-        raise ValueError(infeasible(space))
+        raise StepDoesNotFit(infeasible(space))
     return ranked(rows, cluster, NUM_ROWS)
 
 
@@ -91,6 +95,7 @@ def evaluated_rows(space: SearchSpace, budget: SearchBudget) -> list[Row]:
         evaluations = swept + best_of_all(space)
     else:
         evaluations = swept + [*_refined(space, swept, budget)]
+    evaluations += _simulated(space, _plain(space, _best_first(space, evaluations)), budget.tasks)
     labelled = alternatives(space)
     known = {evaluation.candidate for _, evaluation in labelled}
     others = {evaluation.candidate: ("", evaluation) for evaluation in evaluations}
@@ -167,6 +172,23 @@ def _uneven(space: SearchSpace, ordered: list[Evaluation], budget: SearchBudget)
                 schedule = space.schedule(family, num_stages, len(submeshes))
                 if schedule is not None:
                     yield dataclasses.replace(alike[0], schedule=schedule, submeshes=submeshes)
+
+
+def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[Candidate]:
+    """The best candidates with equal groups, under 1F1B, for the case that no other schedule is faster.
+
+    The sweep has only the best schedule of each size.
+    """
+    if space.constraints.schedule is not None:
+        return
+    unusual = [e.candidate for e in ordered if complexity(e.candidate) == (False, True)]
+    for candidate in unusual[:MOST_PLAIN]:
+        groups = len(candidate.submeshes)
+        sizes = {"Std1F1B": groups, "Interleaved1F1B": candidate.schedule.num_stages}
+        for family, num_stages in sizes.items():
+            schedule = space.schedule(family, num_stages, groups)
+            if schedule is not None:
+                yield dataclasses.replace(candidate, schedule=schedule)
 
 
 def _num_groups(evaluation: Evaluation) -> int:

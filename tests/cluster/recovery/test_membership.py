@@ -272,7 +272,7 @@ def test_a_group_moves_when_all_is_copied_and_no_step_is_run_again(kind):
         world.step()
         world.step()
         world.look({1: kind})
-        assert [*world.looking] == [do.Prepare(1, may_use_spares=kind == DRAINED)]
+        assert [*world.looking] == [do.Prepare(1, kind)]
         world.run_threads()
         assert not world.membership.is_running, "new steps wait for those that are under way"
         world.settle_all()

@@ -14,6 +14,7 @@ from mpmd.runtime.nonfinite import NonFinitePolicy
 from tests.support.membership_world import World
 
 GROUPS = st.integers(0, 2)
+LEFT_OUT = st.integers(3, 4)
 UNTIL = st.sampled_from(
     [
         do.Start,
@@ -172,5 +173,50 @@ class Schedules(RuleBasedStateMachine):
         self.world.check_quiet()
 
 
-Schedules.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+class SchedulesWithAPartLeftOut(Schedules):
+    """As well with two groups that are left out. Their requests are answered once, by a result or a death."""
+
+    def __init__(self):
+        super().__init__()
+        self.world = World(num_left_out=2)
+
+    @precondition(lambda self: self.is_running and self.world.membership.is_running)
+    @rule(mpmd_idx=LEFT_OUT)
+    def sample(self, mpmd_idx):
+        self.world.sample(mpmd_idx)
+
+    @precondition(lambda self: self.is_running and self.world.membership.is_running)
+    @rule(src=GROUPS, mpmd_idx=LEFT_OUT)
+    def copy(self, src, mpmd_idx):
+        self.world.sample(src, mpmd_idx)
+
+    @rule(mpmd_idx=LEFT_OUT, count=COUNTS)
+    def answer_left_out(self, mpmd_idx, count):
+        self.answer(mpmd_idx, count)
+
+    @rule(mpmd_idx=LEFT_OUT)
+    def die_left_out(self, mpmd_idx):
+        self.die(mpmd_idx)
+
+    @precondition(lambda self: self.is_running and not self.is_looking)
+    @rule(
+        kinds=st.dictionaries(LEFT_OUT, st.sampled_from([DRAINED, GROWN]), max_size=1),
+        mpmd_idxs=st.sets(LEFT_OUT),
+        has_place=st.booleans(),
+    )
+    def replace(self, kinds, mpmd_idxs, has_place):
+        self.world.replace(*mpmd_idxs)
+        self.look(kinds, has_place)
+
+    @invariant()
+    def the_others_do_not_go_back_for_a_death(self):
+        """Unless one of them has died, has failed or moves, too, or the user asks for it."""
+        membership = self.world.membership
+        only_left_out = membership.dead and membership.dead.keys() <= self.world.left_out.groups
+        assert not only_left_out or self.world.membership.moves.is_paused
+
+
+for each in (Schedules, SchedulesWithAPartLeftOut):
+    each.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 test_schedules = Schedules.TestCase
+test_schedules_with_a_part_left_out = SchedulesWithAPartLeftOut.TestCase

@@ -364,3 +364,19 @@ def test_collectives_are_asked_of_groups_that_have_been_replaced():
             assert method == "collectives"
             future.set_result({f"fwd_{group}": ()})
         assert asking.result(SOON) == {"fwd_0": (), "fwd_1": ()}
+
+
+def test_a_fault_in_what_follows_a_recovery_ends_the_run_and_not_the_thread_alone(monkeypatch):
+    driven, ended = runtime(), threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: ended.set())
+    (waiting, _) = driven.step().values()
+
+    def attach(connections):
+        raise OSError("no descriptors are left")
+
+    monkeypatch.setattr(driven._shell, "attach", attach)
+    driven.die(1)
+    for failed in (waiting, driven.step()[0], driven.fetch(0, 3)):
+        with pytest.raises(RuntimeError, match=r"cannot be looked after: OSError.*no descriptors are left"):
+            failed.result(SOON)
+    assert ended.wait(SOON) and driven._pool.is_released

@@ -140,16 +140,23 @@ def processes(*nodes_of_groups):
     ],
 )
 def test_keepers_are_in_other_groups_and_on_other_nodes(nodes, keepers):
-    assert choose_keepers(processes(*nodes.split())) == keepers
+    assert choose_keepers(processes(*nodes.split())) == dict(enumerate(keepers))
+
+
+def test_groups_that_are_left_out_have_no_keepers_and_keep_nothing():
+    on_nodes = processes(*"a b b a".split())
+    assert choose_keepers(on_nodes, left_out=[1]) == {0: 2, 2: 3, 3: 2}
+    assert choose_keepers(on_nodes, left_out=range(4)) == {}
 
 
 def test_copies_that_are_missing_come_from_who_has_them():
-    holders = CopyHolders([1, 2, 0])
-    assert holders.missing([1, 2, 0]) == []
+    keepers = {0: 1, 1: 2, 2: 0}
+    holders = CopyHolders(keepers)
+    assert holders.missing(keepers) == []
     holders.lose([1])
     assert holders.lost == []
-    assert holders.missing([1, 2, 0]) == [Copy(0, 0, 1), Copy(1, 2, 1)]
-    assert holders.missing([2, 2, 0]) == [Copy(0, 0, 2), Copy(1, 2, 1)]
+    assert holders.missing(keepers) == [Copy(0, 0, 1), Copy(1, 2, 1)]
+    assert holders.missing({**keepers, 0: 2}) == [Copy(0, 0, 2), Copy(1, 2, 1)]
     holders.lose([2])
     assert holders.lost == [1]
 

@@ -27,6 +27,9 @@ from tests.support.programs import (
     several_loops,
     several_models,
     sharing,
+    sliced_attention,
+    sliced_states,
+    sliced_training,
     stacked_arrays,
     stage_inputs,
     stages,
@@ -69,5 +72,8 @@ THEMES = (
     found_layers,
     gradients,
     scanned_decoders,
+    sliced_attention,
+    sliced_states,
+    sliced_training,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]

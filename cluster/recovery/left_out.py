@@ -1,0 +1,87 @@
+"""The groups that recovery leaves out: those of the parts in ``Recovery(parts={"sampler": None})``.
+
+What they are asked is not logged and their values are not copied. They do not go back: when another group
+dies, their steps under way end first. When one of them dies, the others go on, and so it stays until the user
+has it replaced. Nothing here knows Ray, a thread or the clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+
+from cluster.recovery.report import REPLACED
+from mpmd.errors import GroupDiedError
+from mpmd.ir.participants import participants
+from mpmd.ir.plan import Plan, Send
+from mpmd.util.tables import first_few
+
+
+@dataclasses.dataclass
+class LeftOut:
+    """The groups that recovery leaves out.
+
+    Attributes:
+      groups: their numbers.
+      dead: those that have died and are not replaced yet, and why.
+      wanted: of these, those that the user wants replaced. Others change it, at any time.
+      pending: what groups were asked and is not logged, until it is answered. Others change it.
+    """
+
+    groups: frozenset[int]
+    dead: dict[int, GroupDiedError] = dataclasses.field(default_factory=dict)
+    wanted: set[int] = dataclasses.field(default_factory=set)
+    pending: set[Future] = dataclasses.field(default_factory=set)
+
+    def moves(self, kinds: Mapping[int, str]) -> dict[int, str]:
+        """The groups to move, and why: those of ``kinds`` that live, and the dead ones that are wanted."""
+        living = {mpmd_idx: kind for mpmd_idx, kind in kinds.items() if mpmd_idx not in self.dead}
+        return living | dict.fromkeys(sorted(self.wanted & self.dead.keys()), REPLACED)
+
+    def begin_anew(self, replaced: Collection[int]) -> frozenset[int]:
+        """These groups were replaced, and all groups live. Returns those that are left out."""
+        self.dead.clear()
+        self.wanted.clear()
+        return self.groups.intersection(replaced)
+
+
+def lost_values(mpmd_idx: int) -> GroupDiedError:
+    """The error of who asks for a value that a group had before it was replaced."""
+    return GroupDiedError(
+        f"group {mpmd_idx} was replaced, and the values that it had are lost: Recovery(parts=...) leaves its "
+        "part out. Copy them to the part again, as by mpmd.reshard",
+        mpmd_idx,
+    )
+
+
+def crossing_fault(plan: Plan, groups: Collection[int]) -> ValueError | None:
+    """The fault of a program of groups that are left out and of others, unless the others only send.
+
+    Args:
+      groups: those that are left out.
+    """
+    logged = set(participants(plan)).difference(groups)
+    if len(logged) == len(participants(plan)):
+        return None
+    results = [str(leaf.path) for leaf in plan.outputs if logged.intersection(leaf.mpmd_idxs)]
+    senders = sorted(
+        program.mpmd_idx
+        for program in plan.programs
+        if program.mpmd_idx in groups
+        for instruction in program.instructions
+        if isinstance(instruction, Send) and instruction.dst in logged
+    )
+    donated = [leaf.path for leaf in plan.inputs if leaf.donated and logged.intersection(leaf.mpmd_idxs)]
+    if not results and not senders and not donated:
+        return None
+    unlogged = set(participants(plan)) - logged
+    return ValueError(
+        f"the step runs on {_named(logged)}, which recover, and on {_named(unlogged)}, of a part that "
+        "Recovery(parts=...) leaves out: the former could not run it again after a death. "
+        "Copy all arguments to one of the parts before, by mpmd.reshard"
+    )
+
+
+def _named(mpmd_idxs: Collection[int]) -> str:
+    return f"group{'s' if len(mpmd_idxs) > 1 else ''} {first_few(map(str, sorted(mpmd_idxs)))}"

@@ -1,0 +1,152 @@
+"""Requests to groups that recovery leaves out: asked once, and answered by whatever becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import jax
+import numpy as np
+
+from cluster.driver.calls.joined import failed
+from cluster.driver.calls.pending_calls import copy_of
+from cluster.recovery.events import Died
+from cluster.recovery.requests import Requests
+from mpmd.errors import GroupDiedError
+from mpmd.runtime.lost_values import LostValueError
+from mpmd.runtime.requests import NOTHING_RELEASED, Handle, StepReply, StepRequest
+from mpmd.runtime.storage import JsonSpec, StoredArray
+
+_T = TypeVar("_T")
+
+
+class UnloggedRequests:
+    """Asks groups that are left out. Who calls, but for ``replace``, holds the requests' lock.
+
+    Args:
+      requests: those that are logged.
+      wake: has the groups that are to be replaced looked for soon.
+    """
+
+    def __init__(self, requests: Requests, wake: Callable[[], None]):
+        self._requests = requests
+        self._left_out = requests.membership.left_out
+        self._groups = requests.groups
+        self._wake = wake
+        self._lost: dict[Handle, GroupDiedError] = {}  # results of steps that a death has ended
+
+    def concerns(self, mpmd_idxs: Collection[int]) -> bool:
+        """Whether one of these groups is left out."""
+        return not self._left_out.groups.isdisjoint(mpmd_idxs)
+
+    def submit_step(self, requests: Mapping[int, StepRequest]) -> dict[int, Future[StepReply]]:
+        """As ``Runtime.submit_step``. The groups that are not left out send values, and nothing else.
+
+        They do not send them again after a death, so nothing that a replay needs may come with the step.
+        """
+        logged = requests.keys() - self._left_out.groups
+        if any(requests[mpmd_idx].host_arrays for mpmd_idx in logged):
+            refused = ValueError(
+                "a step that copies values from groups which recover to groups which Recovery(parts=...) "
+                "leaves out takes no arrays of the host on the former: pass MpmdArrays"
+            )
+            return {mpmd_idx: failed(copy_of(refused)) for mpmd_idx in requests}
+        self._requests.unload_unused()
+        released = self._requests.take_released(requests.keys() - logged)
+        number = self._requests.next_number()
+        asked = {
+            i: dataclasses.replace(request, step=number, released=released.get(i, NOTHING_RELEASED))
+            for i, request in requests.items()
+        }
+        replies = self._groups.submit_step(asked)
+        return {i: self._noted(self._explained(asked[i], reply)) for i, reply in replies.items()}
+
+    def _explained(self, request: StepRequest, reply: Future[StepReply]) -> Future[StepReply]:
+        """A reply, with a death as its error where an input was lost by one."""
+        explained: Future[StepReply] = Future()
+
+        def settle(reply: Future[StepReply]) -> None:
+            error = reply.exception()
+            if isinstance(error, LostValueError):
+                deaths = (self._lost[handle] for handle in request.inputs if handle in self._lost)
+                error = next(deaths, error)
+            if isinstance(error, GroupDiedError):
+                self._lost |= dict.fromkeys(request.outputs, error)
+            if error is None:
+                explained.set_result(reply.result())
+            else:
+                explained.set_exception(copy_of(error))
+
+        reply.add_done_callback(settle)
+        return explained
+
+    def free(self, handle: Handle) -> None:
+        """Nobody will read a value. May be called at any point of any thread."""
+        self._lost.pop(handle, None)
+
+    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
+        """As ``Runtime.fetch``."""
+        return self._noted(self._groups.fetch(mpmd_idx, handle))
+
+    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
+        """As ``Runtime.read``."""
+        return self._noted(self._groups.read(mpmd_idx, stored))
+
+    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
+        """As ``Runtime.copy_out``."""
+        return self._noted(self._groups.copy_out(mpmd_idx, copy, handles))
+
+    def write(
+        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
+    ) -> Future[list[int]]:
+        """As ``Runtime.write``."""
+        return self._noted(self._groups.write(mpmd_idx, copy, specs))
+
+    def tell_released(self) -> None:
+        """Tells groups what they are to drop, which otherwise comes with what they are asked next."""
+        for mpmd_idx, released in self._requests.take_released(self._left_out.groups).items():
+            if released != NOTHING_RELEASED:
+                with contextlib.suppress(RuntimeError):  # the group has died
+                    for told in self._groups.call_group(mpmd_idx, "release", released):
+                        self._noted(told)
+
+    def _noted(self, future: Future[_T]) -> Future[_T]:
+        self._left_out.pending.add(future)
+        future.add_done_callback(self._forget)
+        return future
+
+    def _forget(self, future: Future) -> None:
+        with self._requests.changed:
+            self._left_out.pending.discard(future)
+            self._requests.changed.notify_all()
+
+    def replace(self, mpmd_idxs: Collection[int], timeout: float) -> None:
+        """Has dead groups begin anew, without values. Returns when all of these groups live.
+
+        Raises: ``RuntimeError`` when they do not within ``timeout`` seconds.
+        """
+        requests, membership, left_out = self._requests, self._requests.membership, self._left_out
+        deadline = time.monotonic() + timeout
+        with requests.changed:
+            requests.changed.wait_for(lambda: membership.error or membership.is_running, timeout)
+            for mpmd_idx in mpmd_idxs:  # who was told by a step may be earlier than the membership
+                if membership.is_running and (death := self._groups.death_of(mpmd_idx)) is not None:
+                    requests.tell(Died(death))
+            left_out.wanted.update(left_out.dead.keys() & set(mpmd_idxs))
+            self._wake()
+            requests.changed.wait_for(
+                lambda: membership.error or left_out.dead.keys().isdisjoint(mpmd_idxs),
+                max(0.0, deadline - time.monotonic()),
+            )
+            if membership.error is not None:
+                raise copy_of(membership.error)
+            if late := sorted(left_out.dead.keys() & set(mpmd_idxs)):
+                left_out.wanted.difference_update(late)
+                said = membership.moves.said
+                why = "".join(f"; {said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in said)
+                names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)
+                raise RuntimeError(f"replace: {names} did not begin anew within {timeout:g} s{why}")

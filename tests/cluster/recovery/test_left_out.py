@@ -1,0 +1,182 @@
+"""Groups that recovery leaves out: their requests, the steps that are refused, and the arguments of users."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cluster.recovery import Recovery
+from cluster.recovery.left_out import crossing_fault
+from cluster.recovery.policy import check_recovery, left_out_groups
+from mpmd.errors import GroupDiedError, RecoveryError
+from mpmd.ir.placement import Placement
+from mpmd.ir.plan import Aval, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Send
+from mpmd.runtime.argument_cache import Piece
+from mpmd.runtime.lost_values import LostValueError
+from mpmd.runtime.requests import StepReply
+from tests.support.pretended_groups import (
+    SOON,
+    begin_recovery,
+    commit_snapshot,
+    end_recovery,
+    runtime_with_a_group_left_out,
+)
+
+
+def die_left_out(driven):
+    """Group 2 dies: its calls fail, and then the runtime is told."""
+    death = GroupDiedError("group 2 died", 2)
+    calls = driven.attempts[-1]
+    for _, futures in calls.steps:
+        if 2 in futures:
+            for future in futures.values():
+                if not future.done():
+                    future.set_exception(death)
+    driven._pool.on_death(death)
+
+
+def test_groups_that_are_left_out_are_asked_once_and_before_others_are_replaced():
+    driven = runtime_with_a_group_left_out()
+    trained, drawn = driven.step(outputs=(3,)), driven.step(outputs=(4,), groups=(2,))
+    calls = driven.attempts[0]
+    driven._pool.on_death(GroupDiedError("group 1 died", 1))
+    assert calls.detached is None, "group 2 has a step under way"
+    calls.steps[1][1][2].set_result(StepReply({7: np.float32(3)}))
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: len(driven.attempts) == 2, SOON)
+    assert drawn[2].result(SOON).inline[7] == 3
+    assert [set(futures) for _, futures in driven.attempts[1].steps] == [{0, 1}]
+    driven.attempts[1].reply(0)
+    assert trained[1].result(SOON).inline[7] == 1
+
+
+def test_a_request_waits_while_others_are_replaced():
+    driven = runtime_with_a_group_left_out()
+    begin_recovery(driven, 0)
+    end_recovery(driven)
+    drawn = driven.step(groups=(2,))
+    assert list(drawn) == [2] and len(driven.attempts[1].steps) == 1
+
+
+def test_a_death_is_the_error_of_what_reads_the_results_of_the_step_that_it_has_ended():
+    driven = runtime_with_a_group_left_out()
+    copied = driven.step(inputs=(1,), outputs=(3,), groups=(0, 2))
+    drawn = driven.step(inputs=(3,), outputs=(4,), groups=(2,))
+    other = driven.step(inputs=(9,), groups=(2,))
+    calls = driven.attempts[0]
+    death = GroupDiedError("group 0 died", 0)
+    for future in calls.steps[0][1].values():
+        future.set_exception(death)
+    driven._pool.on_death(death)
+    calls.steps[1][1][2].set_exception(LostValueError("group 0 died"))
+    calls.steps[2][1][2].set_exception(LostValueError("a task failed"))
+    for future in (copied[2], drawn[2]):
+        with pytest.raises(GroupDiedError, match="group 0 died"):
+            future.result(SOON)
+    with pytest.raises(LostValueError, match="a task failed"):
+        other[2].result(SOON)
+
+
+def test_others_do_not_go_back_for_a_death_and_what_a_replaced_group_had_is_refused():
+    driven = runtime_with_a_group_left_out()
+    outputs = driven.next_handle()
+    drawn = driven.step(outputs=(outputs,), groups=(2,))
+    array = jnp.ones(3)
+    piece = Piece(array, "", Placement((2,), ()))
+    with driven.arguments.delivery([2]) as delivery:
+        delivery.send(np.ones(3), piece.placement, piece)
+        delivery.commit([])
+    assert driven.arguments.find(piece) is not None
+    die_left_out(driven)
+    with pytest.raises(GroupDiedError, match="group 2 died"):
+        drawn[2].result(SOON)
+    assert len(driven.attempts) == 1 and not driven.is_recovering
+    driven.step()
+    driven.attempts[0].reply(1)
+    driven.die(1)  # which replaces group 2, too
+    for future in (driven.step(inputs=(outputs,), groups=(2,))[2], driven.fetch(2, outputs)):
+        with pytest.raises(GroupDiedError, match="group 2 was replaced, and the values that it had are lost"):
+            future.result(SOON)
+    assert driven.arguments.find(piece) is None, "it is sent again"
+    assert len(driven.attempts[1].steps) == 1 and not driven.attempts[1].named("fetch")
+
+
+def test_a_snapshot_is_of_the_others_and_tells_what_is_released():
+    driven = runtime_with_a_group_left_out()
+    driven.free((2,), 5)
+    driven.step()
+    calls = driven.attempts[0]
+    assert {number for number, *_ in calls.named("snapshot")} == {0, 1}
+    assert [number for number, released in calls.named("release") if released.handles == (5,)] == [2]
+    for *_, future in calls.made:
+        if not future.done():
+            future.set_result(None)
+    calls.reply(0)
+    commit_snapshot(driven)
+    assert driven.journal.committed == 1
+
+
+def test_arrays_of_the_host_are_no_part_of_a_copy_to_a_group_that_is_left_out():
+    driven = runtime_with_a_group_left_out()
+    with pytest.raises(ValueError, match="takes no arrays of the host"):
+        driven.step({8: np.ones(3)}, groups=(0, 2))[0].result(SOON)
+    assert driven.attempts[0].steps == []
+
+
+def test_the_end_of_the_run_is_the_end_of_waiting_for_a_replacement():
+    driven = runtime_with_a_group_left_out()
+    die_left_out(driven)
+    with pytest.raises(RuntimeError, match=r"replace: group 2 did not begin anew within 0\.01 s"):
+        driven.replace([2], 0.01)
+    driven._membership.error = RecoveryError("over", 0)
+    with pytest.raises(RecoveryError, match="over"):
+        driven.replace([2], SOON)
+
+
+TYPE = Aval((2,), "float32", 4)
+
+
+def copy_plan(src, dst, donated=False, results=()):
+    """Group ``src`` sends a value to ``dst``. It is a result there, and on the groups ``results``."""
+    programs = {i: [] for i in (0, 1, 2)}
+    programs[src].append(Send(("x",), dst, 0))
+    programs[dst].append(Recv(("x",), src, 0))
+    return Plan(
+        tuple(GroupProgram(i, tuple(program)) for i, program in programs.items()),
+        (),
+        (InputLeaf("x", "x", TYPE, (src,), (), donated),),
+        (),
+        tuple(OutputLeaf("", "x", TYPE, (group,), ()) for group in (dst, *results)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "left_out"),
+    [(copy_plan(0, 1), {2}), (copy_plan(0, 1), {0, 1}), (copy_plan(2, 0), set()), (copy_plan(0, 2), {1, 2})],
+)
+def test_programs_of_one_kind_of_groups_and_copies_to_those_left_out_are_loaded(plan, left_out):
+    assert crossing_fault(plan, left_out) is None
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [copy_plan(2, 0), copy_plan(2, 1, results=[2]), copy_plan(0, 2, True), copy_plan(0, 2, results=[0])],
+)
+def test_programs_that_others_could_not_run_again_are_refused(plan):
+    fault = crossing_fault(plan, {2})
+    assert fault is not None and "and on group 2, of a part that Recovery(parts=...) leaves out" in str(fault)
+
+
+def test_parts_are_named_as_the_mesh_has_them():
+    left_out = Recovery(parts={"sampler": None})
+    assert left_out_groups(left_out, {"trainer": 2, "sampler": 1}) == {2}
+    assert left_out_groups(Recovery(), {"trainer": 2}) == left_out_groups(None, None) == frozenset()
+    with pytest.raises(ValueError, match="names 'sampler', and the parts of the mesh are 'actor'"):
+        left_out_groups(left_out, {"actor": 2})
+    with pytest.raises(TypeError, match=r"parts\['sampler'\] must be None"):
+        Recovery(parts={"sampler": 3})
+    with pytest.raises(TypeError, match="parts must be a dict of names and None"):
+        Recovery(parts=["sampler"])
+    check_recovery(left_out, [{}] * 3, {2})
+    check_recovery(left_out, [{}] * 2, {0, 1})
+    with pytest.raises(ValueError, match="two groups at least that it does not leave out"):
+        check_recovery(left_out, [{}] * 2, {1})

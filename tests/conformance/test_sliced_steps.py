@@ -1,0 +1,294 @@
+"""Steps whose microbatches are cut into slices: results, accumulators, residuals, and what is refused."""
+
+import dataclasses
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import mpmd
+from mpmd.errors import CompileError, SharedWeightsWarning
+from mpmd.ir.plan import Run, Task
+from mpmd.schedules import Schedule
+from tests.support.parity import assert_close, mesh_of
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+STAGES, SLICES, LENGTH, WIDTH, MICROBATCHES = 3, 2, 6, 16, 3
+BOUNDS = (0, 4, 6)
+
+
+def problem(stages=STAGES):
+    keys = jax.random.split(jax.random.key(0), stages + 1)
+    weights = [jax.random.normal(key, (2, WIDTH, WIDTH)) / 4 for key in keys[:-1]]
+    return weights, jax.random.normal(keys[-1], (MICROBATCHES, 2, LENGTH, WIDTH))
+
+
+def layer(w, x, chunks):
+    """Mixes a slice with the prefix that ends with it; ``chunks`` has what each slice hands on."""
+    chunks.append(x @ w[0])
+    prefix = jnp.concatenate(chunks, axis=1)
+    scores = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", x, prefix))
+    return x + jnp.tanh(jnp.einsum("bqk,bkd->bqd", scores, prefix) @ w[1])
+
+
+def sliced(weights, x, bounds=BOUNDS, mark=mpmd.mark_stage_end, last=lambda h: h):
+    """The sum of the losses of slices, as a user writes it."""
+    chunks, total = [[] for _ in weights], 0.0
+    for start, stop in itertools.pairwise(bounds):
+        h = x[:, start:stop]
+        for i, w in enumerate(weights):
+            h = layer(w, h, chunks[i])
+            if i + 1 < len(weights):
+                h = mark(h)
+        total += (last(h) ** 2).sum()
+    return total
+
+
+def step_of(loss, schedule):
+    def step(weights, xs):
+        return mpmd.treduce(lambda x: jax.value_and_grad(loss)(weights, x), xs, schedule)
+
+    return step
+
+
+def compiled(loss, schedule, groups=STAGES, args=None):
+    """The step's results on groups, and the loaded step's report and plan."""
+    args = args or problem()
+    with mesh_of(groups) as mesh:
+        step = mpmd.jit(step_of(loss, schedule), mesh).compile(*args)
+        return mpmd.to_host(step(*args)), step.report(), step.plan
+
+
+def assert_right(loss, schedule, groups=STAGES, args=None):
+    args = args or problem()
+    results, report, plan = compiled(loss, schedule, groups, args)
+    assert_close(results, jax.jit(step_of(loss, schedule))(*args))
+    return results, report, plan
+
+
+def refused(loss, schedule, groups=STAGES, args=None):
+    with mesh_of(groups) as mesh, pytest.raises(CompileError) as caught:
+        mpmd.jit(step_of(loss, schedule), mesh).lower(*(args or problem()))
+    return re.sub(r"\S*\.py:\d+", "LINE", str(caught.value))
+
+
+WHOLE = [
+    mpmd.Seq1F1B(STAGES, SLICES),
+    mpmd.Seq1F1B(STAGES, SLICES, eager=True),
+    mpmd.GPipe(STAGES, slices=SLICES),
+    mpmd.ListSchedule(STAGES, STAGES, split_backward=False, slices=SLICES),
+]
+
+
+def test_gradients_are_equal_bit_by_bit_under_schedules_that_run_the_same_executables():
+    results = [assert_right(sliced, schedule)[0] for schedule in WHOLE]
+    texts = {
+        schedule: b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result))
+        for schedule, result in zip(WHOLE, results, strict=True)
+    }
+    assert len(set(texts.values())) == 1, texts
+
+
+def test_split_backwards():
+    assert_right(sliced, mpmd.Seq1F1B(STAGES, SLICES, split_backward=True))
+
+
+def test_several_stages_on_a_group():
+    weights, xs = problem(4)
+    assert_right(sliced, mpmd.Seq1F1B(4, SLICES, 2), 2, (weights, xs))
+
+
+def test_marks_after_the_last_stage_end_nothing():
+    assert_right(lambda w, x: sliced(w, x, last=mpmd.mark_stage_end), mpmd.Seq1F1B(STAGES, SLICES))
+
+
+def test_a_weight_has_one_accumulator():
+    _, report, plan = assert_right(sliced, mpmd.Seq1F1B(STAGES, SLICES))
+    weight = 2 * WIDTH * WIDTH * 4
+    for group, program in enumerate(plan.programs):
+        zeros = [run for run in program.runs if str(run.task).startswith("before")]
+        sizes = [plan.avals()[name].nbytes for run in zeros for name in run.outputs]
+        assert sizes.count(weight) == 1
+        assert report.groups[group].memory.peak.accumulators >= weight
+
+
+def test_what_slices_hand_on_is_kept_once():
+    """A slice keeps its own chunk of what later slices attend to, and not the prefix."""
+    _, _, plan = compiled(sliced, mpmd.Seq1F1B(STAGES, SLICES))
+    runs = [run for program in plan.programs for run in program.runs]
+    for run in runs:
+        if str(run.task).startswith("fwd"):
+            assert all(plan.avals()[name].shape != (2, LENGTH, WIDTH) for name in run.outputs), run
+
+
+def test_stages_are_named_with_their_slice():
+    _, report, plan = compiled(sliced, mpmd.Seq1F1B(STAGES, SLICES))
+    assert plan.stage_text(4) == "stage 1, slice 1"
+    run = next(run for run in plan.programs[1].runs if isinstance(run, Run) and run.label == "bwd_4__0")
+    assert plan.task_text(run.task) == "bwd_4__0 (stage 1, slice 1)"
+    assert "Seq1F1B: stages 0 to 5 of 3 on 2 slices, 3 microbatches" in plan.shown()
+    assert str(report)
+
+
+def test_a_sum_over_the_stages_of_all_slices():
+    """Each stage adds to an auxiliary loss that no mark passes."""
+
+    def loss(weights, x):
+        auxiliary = []
+
+        def mark(h):
+            auxiliary.append((h**2).mean())
+            return mpmd.mark_stage_end(h)
+
+        return sliced(weights, x, mark=mark) + sum(auxiliary)
+
+    assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES))
+
+
+def test_a_weight_of_two_stages():
+    weights, xs = problem()
+
+    def loss(weights, x):
+        return sliced([weights[0], weights[1], weights[0]], x)
+
+    assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES), args=(weights[:2], xs))
+
+
+def test_an_expensive_value_of_a_weight_that_all_slices_and_two_stages_read():
+    def loss(weights, x):
+        normal = weights[0] / jnp.linalg.norm(weights[0])
+        return sliced([normal, weights[1], normal], x)
+
+    weights, xs = problem()
+    assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES), args=(weights[:2], xs))
+
+
+def test_several_loops():
+    schedule = mpmd.Seq1F1B(STAGES, SLICES)
+
+    def step(weights, xs):
+        first = step_of(sliced, schedule)(weights, xs)
+        second = step_of(sliced, mpmd.Seq1F1B(STAGES, SLICES, eager=True))(weights, xs + 1)
+        return first, second
+
+    args = problem()
+    with mesh_of(STAGES) as mesh:
+        loaded = mpmd.jit(step, mesh).compile(*args)
+        assert_close(loaded(*args), jax.jit(step)(*args))
+        assert loaded.plan.stage_text(10) == "stage 1 of loop 1, slice 1"
+
+
+def test_layers_in_a_scan_within_each_slice():
+    def loss(weights, x):
+        states, total = jnp.zeros((2 * STAGES, *x.shape[::2])), 0.0
+        for start, stop in itertools.pairwise(BOUNDS):
+
+            def one(h, xs):
+                w, state = xs
+                h = jnp.tanh(h @ w + state[:, None])
+                return mpmd.mark_stage_end(h, num_stages=STAGES), h[:, -1]
+
+            h, states = lax.scan(one, x[:, start:stop], (weights, states))
+            total += (h**2).sum()
+        return total
+
+    weights = jax.random.normal(jax.random.key(1), (2 * STAGES, WIDTH, WIDTH)) / 4
+    assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES), args=(weights, problem()[1]))
+
+
+def test_marks_on_one_slice_are_refused():
+    said = refused(lambda w, x: sliced(w, x, (0, LENGTH)), mpmd.Seq1F1B(STAGES, SLICES))
+    assert "has 3 stages on 2 slices: it needs 4 marks, 2 in each slice, on one slice" in said
+    assert "write the loss as a Python loop over the slices" in said
+    assert "Std1F1B(num_stages=3)" in said
+
+
+def test_another_number_of_slices_is_refused():
+    said = refused(sliced, mpmd.Seq1F1B(STAGES, 4))
+    assert "on 2 slices: give the loop over slices and the schedule the same number" in said
+
+
+def test_slices_of_one_stage_are_refused():
+    said = refused(lambda w, x: sliced(w[:1], x), mpmd.Seq1F1B(1, SLICES), groups=1)
+    assert "slices need a model of several stages" in said
+
+
+def test_a_value_from_the_last_stage_to_the_next_slice_is_refused():
+    def loss(weights, x):
+        total, past, chunks = 0.0, 0.0, [[] for _ in weights]
+        for start, stop in itertools.pairwise(BOUNDS):
+            h = x[:, start:stop] + past
+            for i, w in enumerate(weights):
+                h = layer(w, h, chunks[i])
+                if i + 1 < len(weights):
+                    h = mpmd.mark_stage_end(h)
+            past = h[:, -1:]
+            total += (h**2).sum()
+        return total
+
+    said = refused(loss, mpmd.Seq1F1B(STAGES, SLICES))
+    assert "runs from the last stage of one slice to the first stage of the next" in said
+
+
+def test_a_scan_over_slices_is_refused():
+    def loss(weights, x):
+        def one(total, piece):
+            h = mpmd.mark_stage_end(jnp.tanh(piece @ weights[0][0]) + total)
+            return h.mean(), None
+
+        return lax.scan(one, 0.0, jnp.stack(jnp.split(x, 2, axis=1)))[0]
+
+    with pytest.warns(SharedWeightsWarning, match="in a scan over data"):
+        said = refused(loss, mpmd.Seq1F1B(STAGES, SLICES))
+    assert "write it as a Python loop over slices" in said
+
+
+def test_a_carry_that_each_slice_updates_is_refused():
+    def step(weights, xs):
+        def body(seen, x):
+            total, chunks = 0.0, [[] for _ in weights]
+            for start, stop in itertools.pairwise(BOUNDS):
+                h = x[:, start:stop]
+                for i, w in enumerate(weights):
+                    h = layer(w, h, chunks[i])
+                    if i == 0:
+                        h = h * seen
+                        seen = 0.9 * seen + 0.1 * h.std()
+                    if i + 1 < len(weights):
+                        h = mpmd.mark_stage_end(h)
+                total += (h**2).sum()
+            return seen, total
+
+        schedule, seen = mpmd.Seq1F1B(STAGES, SLICES), jnp.float32(1.0)
+        return mpmd.treduce(body, xs, schedule, operation=mpmd.Add, carry=seen)
+
+    with mesh_of(STAGES) as mesh, pytest.raises(CompileError) as caught:
+        mpmd.jit(step, mesh).lower(*problem())
+    assert "in stage 0, slice 0, a value that treduce carries" in str(caught.value)
+    assert "from slice to slice, in the loop over slices" in str(caught.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class BySlice(Schedule):
+    """A group's forwards by slice, and its backwards by slice."""
+
+    slices: int = SLICES
+
+    def tasks(self, num_microbatches):
+        def of(kind, slice_index):
+            stages = [slice_index * self.num_stages + stage for stage in range(self.num_stages)]
+            return [[Task(kind, n, m) for m in range(num_microbatches)] for n in stages]
+
+        orders = [of("fwd", 0), of("fwd", 1), of("bwd", 1), of("bwd", 0)]
+        return [[task for lists in orders for task in lists[stage]] for stage in range(self.num_stages)]
+
+
+def test_an_order_that_adds_up_slices_otherwise_is_refused():
+    said = refused(sliced, BySlice(STAGES, STAGES))
+    assert "runs fwd_2__2s0 before fwd_2__0s1" in said or "runs bwd_0__2s1 before bwd_0__0s0" in said
+    assert "adds up its slices by microbatch" in said
