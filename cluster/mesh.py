@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from jax.sharding import AbstractMesh, AxisType
@@ -16,8 +17,9 @@ from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import MESH_CLOSED
 from mpmd.ir.routes import Topology
 from mpmd.meshes.part import PartMesh, WholeMesh
+from mpmd.runtime.captures import directory_fault
 from mpmd.runtime.nonfinite import NonFinitePolicy
-from mpmd.validation import bool_fault, int_fault, number_fault, raise_faults, type_fault
+from mpmd.validation import bool_fault, int_fault, number_fault, path_fault, raise_faults, type_fault
 
 
 class ClusterMesh(WholeMesh):
@@ -152,7 +154,9 @@ class ClusterMesh(WholeMesh):
         )
         self._recovering("resize moves groups").resize(num_places, timeout)
 
-    def find_nan(self, *, nans: bool = True, infs: bool = False) -> FoundValue | None:
+    def find_nan(
+        self, to: str | os.PathLike[str] | None = None, *, nans: bool = True, infs: bool = False
+    ) -> FoundValue | None:
         """The first task that has made a NaN since the last snapshot; ``None`` if none has.
 
         For when a loss has shown it, without ``jax.debug_nans``. All groups go back to the snapshot and
@@ -160,16 +164,25 @@ class ClusterMesh(WholeMesh):
         same values as before, and no process was replaced. Blocks meanwhile, and steps wait.
 
         Args:
+          to: a directory of this machine for the task, with its operands, for ``mpmd replay``; one that does
+            not exist or is empty. A task that cannot be written is a ``RuntimeWarning``.
           nans: look for NaNs.
           infs: look for infinities.
 
         Raises: ``RuntimeError`` when the mesh was launched without ``recovery``, ``ValueError`` for neither
-          of the two.
+          of the two, and for a directory that has content.
         """
-        raise_faults(bool_fault("nans", nans), bool_fault("infs", infs), title="find_nan: ")
+        raise_faults(
+            path_fault("to", to, optional=True),
+            bool_fault("nans", nans),
+            bool_fault("infs", infs),
+            title="find_nan: ",
+        )
+        path = None if to is None else Path(to)
+        raise_faults(path and directory_fault(path), title="find_nan: ")
         if not nans and not infs:
             raise ValueError("find_nan: look for NaNs, nans=True, for infinities, infs=True, or for both")
-        return self._recovering("find_nan repeats steps").find_nonfinite(NonFinitePolicy(nans, infs))
+        return self._recovering("find_nan repeats steps").find_nonfinite(NonFinitePolicy(nans, infs), path)
 
     def _recovering(self, purpose: str) -> RecoveringRuntime:
         runtime = self.runtime

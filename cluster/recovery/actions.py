@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from cluster.recovery.journal import Outcome
 from cluster.recovery.logged import Logged, LoggedRequest, LoggedSnapshot, LoggedStep
@@ -16,6 +17,7 @@ from cluster.recovery.report import CorruptionReport, FoundValue
 from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, StateLostError
 from mpmd.runtime.nonfinite import NonFinitePolicy
+from mpmd.runtime.requests import Captured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,17 +84,28 @@ class Repeat(Action):
     refused: NonFinitePolicy | None
 
 
+class KeptHere(NamedTuple):
+    """A task that a group has kept, because it has made a value that was refused."""
+
+    step: int
+    program: int
+    captured: Captured
+    error: BaseException
+
+
 @dataclasses.dataclass(frozen=True)
 class EndRewind(Action):
     """Settles the rewind with this number.
 
     Attributes:
       found: the first value that was refused.
+      kept: the tasks that groups have kept, that of ``found`` among them.
       is_interrupted: groups have gone back for another reason, so that nothing is known.
     """
 
     number: int
     found: FoundValue | None = None
+    kept: Sequence[KeptHere] = ()
     is_interrupted: bool = False
 
 

@@ -84,12 +84,14 @@ class FoundValue(NamedTuple):
       task: its name in the plan.
       mpmd_idx: the group.
       text: the task, the group and the value, for people.
+      path: the directory that has the task, for ``mpmd replay``; ``None`` if it was not written.
     """
 
     step: int
     task: str
     mpmd_idx: int
     text: str
+    path: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

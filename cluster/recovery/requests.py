@@ -29,13 +29,12 @@ from cluster.recovery.logged import (
 )
 from cluster.recovery.membership import Membership
 from cluster.recovery.process_pool import ProcessPool
-from cluster.recovery.report import FoundValue
 from mpmd.errors import StateLostError
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.digests import DigestScope
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import ReleaseQueue
-from mpmd.runtime.requests import Handle, Released
+from mpmd.runtime.requests import Capture, Handle, Released
 
 
 class Requests:
@@ -124,10 +123,10 @@ class Requests:
                 lambda: self.membership.error is not None or attempt != self.journal.attempt
             )
 
-    def rewind(self, refused: NonFinitePolicy) -> FoundValue | None:
+    def rewind(self, refused: NonFinitePolicy) -> EndRewind:
         """Has groups go back and repeat their steps with nobody dead, and waits for the end.
 
-        Returns: the first value that was refused.
+        Returns: the first value that was refused, and the tasks that groups have kept until they are freed.
         Raises: why nothing works any more.
         """
         membership = self.membership
@@ -141,8 +140,13 @@ class Requests:
                 self.tell(RewindAsked(number, refused))
                 self.changed.wait_for(functools.partial(self._has_ended, number))
                 ending = self.rewinds.pop(number)
-                if ending is not None and not ending.is_interrupted:
-                    return ending.found
+                if ending is None:
+                    continue
+                if not ending.is_interrupted:
+                    return ending
+                for kept in (each.captured for each in ending.kept):
+                    handles = tuple(handle for handle in kept.handles if handle is not None)
+                    self.give_back({kept.mpmd_idx: Released(handles)})
 
     def _has_ended(self, number: int) -> bool:
         return self.rewinds[number] is not None or self.membership.error is not None
@@ -242,6 +246,7 @@ class Requests:
                             failed=request.failure,
                             digests=digests or asked.digests,
                             refused=refused or asked.refused,
+                            capture=Capture(None, self._next_handle()) if refused else asked.capture,
                         )
                         for i, asked in request.requests.items()
                     }

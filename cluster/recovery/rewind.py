@@ -21,7 +21,7 @@ from mpmd.errors import GroupDiedError, NonFiniteError, SilentCorruptionError
 from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.replicas import Holder, UnequalReplicas, unequal_replicas
-from mpmd.runtime.requests import StepReply
+from mpmd.runtime.requests import StepReply, captured_in
 
 
 class Verdict(enum.Enum):
@@ -44,6 +44,7 @@ class Rewind:
       is_working: groups have gone back, or are about to.
       found: the first of the refused values.
       runs: those that have ended, the first of them before the rewind.
+      kept: the tasks that groups have kept, because they have made such a value.
       damaged: what is said of copies of the snapshot that have changed.
     """
 
@@ -53,6 +54,7 @@ class Rewind:
     is_over: bool = False
     found: FoundValue | None = None
     runs: list[Run] = dataclasses.field(default_factory=list)
+    kept: list[do.KeptHere] = dataclasses.field(default_factory=list)
     damaged: list[str] = dataclasses.field(default_factory=list)
     _entries: tuple[LoggedStep | LoggedRead, ...] = ()
     _replies: dict[int, dict[int, StepReply | None]] = dataclasses.field(default_factory=dict)
@@ -102,6 +104,9 @@ class Rewind:
             reply = repeated.result if error is None else None
             self._replies.setdefault(entry.ordinal, {})[mpmd_idx] = reply
         is_first = self.found is None or entry.ordinal < self.found.step
+        if isinstance(error, NonFiniteError) and (captured := captured_in(error)) is not None:
+            program = entry.requests[mpmd_idx].program
+            self.kept.append(do.KeptHere(entry.ordinal, program, captured, error))
         if isinstance(error, NonFiniteError) and is_first:
             self.found = FoundValue(entry.ordinal, error.label, error.mpmd_idx, str(error))
 

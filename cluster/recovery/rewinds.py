@@ -104,7 +104,7 @@ class Rewinds:
     def drop(self) -> Actions:
         """Groups go back for another reason."""
         rewind, self._rewind = self._rewind, None
-        return [] if rewind is None else [do.EndRewind(rewind.number, is_interrupted=True)]
+        return [] if rewind is None else [do.EndRewind(rewind.number, kept=rewind.kept, is_interrupted=True)]
 
     def _current(self, job: do.RewindJob) -> Rewind | None:
         """The rewind that a job is of; ``None`` if it was dropped."""
@@ -156,7 +156,7 @@ class Rewinds:
         """Groups have the values that they had, and are asked what they were not asked meanwhile."""
         self._rewind, self._verified = None, self._journal.num_asked
         self._dead.clear()
-        return [do.EndRewind(rewind.number, rewind.found), do.Replay(self._journal.resume())]
+        return [do.EndRewind(rewind.number, rewind.found, rewind.kept), do.Replay(self._journal.resume())]
 
     def _end(self, rewind: Rewind) -> Ending:
         """Runs agree, or none of three do; or there was nothing to repeat."""

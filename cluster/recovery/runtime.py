@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -19,6 +21,7 @@ from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import Status, while_recovering
+from cluster.recovery.actions import KeptHere
 from cluster.recovery.events import Closed, RewindAsked
 from cluster.recovery.left_out import crossing_fault
 from cluster.recovery.membership import Membership
@@ -35,6 +38,7 @@ from mpmd.program import Program
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.digests import DigestScope, ProcessDigests
+from mpmd.runtime.fetch_kept import drop_kept, fetch_kept
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -265,14 +269,36 @@ class RecoveringRuntime(RuntimeBase):
     def stop_trace(self) -> dict[str, TraceFiles]:
         return self._groups.stop_trace()
 
-    def find_nonfinite(self, refused: NonFinitePolicy) -> FoundValue | None:
+    def find_nonfinite(self, refused: NonFinitePolicy, to: Path | None) -> FoundValue | None:
         """The first value of these, of those that steps have made since the last snapshot.
 
         All groups go back to it and repeat the steps, and have the same values again afterwards. Steps that
         are asked for meanwhile wait.
+
+        Args:
+          to: the directory for the task that has made it, if that is to be written.
         """
         self.check_process()
-        return self._requests.rewind(refused)
+        ending = self._requests.rewind(refused)
+        found = ending.found
+        for kept in ending.kept:
+            at = (kept.step, kept.captured.mpmd_idx)
+            if to is None or found is None or at != (found.step, found.mpmd_idx):
+                drop_kept(self, kept.captured)
+            elif self._write_kept(kept, to):
+                found = found._replace(path=str(to))
+        return found
+
+    def _write_kept(self, kept: KeptHere, to: Path) -> bool:
+        try:
+            task = fetch_kept(self, kept.captured, kept.error)
+            with jax.debug_nans(False), jax.debug_infs(False):
+                self.captures.write(kept.program, task, to)
+        except (OSError, RuntimeError) as fault:  # what was found is to be told in any case
+            text = f"find_nan: {kept.captured.task} could not be written to {to}: {fault}"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            return False
+        return True
 
     def digests(self) -> tuple[ProcessDigests, ...]:
         """As in the protocol. Waits while groups recover."""

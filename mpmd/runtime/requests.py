@@ -236,7 +236,12 @@ def callback_operands_of(reply: Future[StepReply]) -> tuple[CallbackOperands, ..
 def captured_of(reply: Future[StepReply]) -> Captured | None:
     """The task that a group has kept, whether it has finished the step or failed to."""
     error = reply.exception()
-    return reply.result().captured if error is None else getattr(error, "captured", None)
+    return reply.result().captured if error is None else captured_in(error)
+
+
+def captured_in(error: BaseException) -> Captured | None:
+    """The task that a group has kept which has failed with this error."""
+    return getattr(error, "captured", None)
 
 
 def add_captured(error: BaseException, captured: Captured | None) -> None:

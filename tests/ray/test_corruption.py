@@ -12,6 +12,7 @@ import ray
 import cluster
 import mpmd
 from cluster.recovery import Recovery
+from mpmd import replay
 from mpmd.errors import SilentCorruptionError
 from tests.ray.conftest import PATIENCE
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
@@ -222,7 +223,7 @@ def test_replicas_that_differ(mesh, undisturbed):
         mesh.verify_replicas()
 
 
-def test_the_first_nan_is_found_and_the_state_is_as_before(local_ray):
+def test_the_first_nan_is_found_and_the_state_is_as_before(local_ray, tmp_path):
     recovery = Recovery(every=EVERY)
 
     def loss_of(params, x):
@@ -251,7 +252,8 @@ def test_the_first_nan_is_found_and_the_state_is_as_before(local_ray):
         assert [bool(np.isnan(loss)) for loss in losses] == [False] * 7 + [True]
         before = [leaf.tobytes() for leaf in mpmd.to_host(state)]
         pids = [group.pid for group in mesh.groups]
-        nan = mesh.find_nan()
+        nan = mesh.find_nan(to=tmp_path / "task")
+        assert replay.load(nan.path).record.task == nan.task
         assert nan.step == 8 and nan.mpmd_idx == 1 and nan.task.endswith("__2")
         assert "nan" in nan.text
         assert [leaf.tobytes() for leaf in mpmd.to_host(state)] == before

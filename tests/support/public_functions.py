@@ -506,7 +506,11 @@ def of_clusters() -> list[Public]:
             cluster_mesh().resize,
             {"num_places": ("count", 2), "timeout": ("amount",)},
         ),
-        Public("ClusterMesh.find_nan", cluster_mesh().find_nan, {"nans": ("flag",), "infs": ("flag",)}),
+        Public(
+            "ClusterMesh.find_nan",
+            cluster_mesh().find_nan,
+            {"to": ("text?",), "nans": ("flag",), "infs": ("flag",)},
+        ),
     ]
 
 
