@@ -82,6 +82,9 @@ class Captures:
     def __init__(self) -> None:
         self._state, self._batch = model.init_state(WORKLOAD), model.batch(WORKLOAD)
 
+    def close(self) -> None:
+        """Nothing is open between calls."""
+
     def of_tasks(self, repetitions: int) -> dict[str, dict[str, float]]:
         """For each task, the bytes and the seconds."""
         with self._step(None) as step, tempfile.TemporaryDirectory() as directory:

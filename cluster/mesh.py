@@ -179,7 +179,7 @@ class ClusterMesh(WholeMesh):
             title="find_nan: ",
         )
         path = None if to is None else Path(to)
-        raise_faults(path and directory_fault(path), title="find_nan: ")
+        raise_faults(None if path is None else directory_fault(path), title="find_nan: ")
         if not nans and not infs:
             raise ValueError("find_nan: look for NaNs, nans=True, for infinities, infs=True, or for both")
         return self._recovering("find_nan repeats steps").find_nonfinite(NonFinitePolicy(nans, infs), path)

@@ -19,6 +19,7 @@ from .errors import (
 )
 from .language.annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from .language.gradients import grad, value_and_grad
+from .language.kernels import cost
 from .language.operations import Op
 from .language.per_group import per_group
 from .language.pieces import microbatches, stage_ends
@@ -111,6 +112,7 @@ __all__ = [
     "check",
     "checkpoint",
     "collective_seconds",
+    "cost",
     "explain",
     "grad",
     "jit",

@@ -48,6 +48,7 @@ OF_NOTHING = {
     "Choice.mesh",
     "Choice.stage_profile",
     "ClusterMesh.find_nan",
+    "Cluster.load",
     "ClusterMesh.replace",
     "ClusterMesh.resize",
     "CustomSchedule.from_file",

@@ -55,7 +55,8 @@ class RecoveryReport:
         return sum(self.seconds.values())
 
     def __str__(self) -> str:
-        groups = ", ".join(f" group {mpmd_idx}" for mpmd_idx in self.mpmd_idxs)
+        names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in self.mpmd_idxs)
+        groups = f" {names}" if names else ""
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
         at = "" if self.step is None else f" at step {self.step}"
         reason = self.reason.partition(". ")[0]  # Ray has several sentences

@@ -21,7 +21,7 @@ from mpmd.attribution.texts import (
     time_text,
     types_text,
 )
-from mpmd.ir.plan import Cell, Edge, Task
+from mpmd.ir.plan import Cell, Edge, Task, with_slice
 from mpmd.simulate.costs import types_of
 
 LEAST_SHARE = 0.001
@@ -139,7 +139,7 @@ class _Writer:
                 factor = workload.durations[operation] / equal
                 if factor > most:
                     most, example = factor, operation
-                    slowest = types_text(types_of(task))
+                    slowest = with_slice(types_text(types_of(task)), task, self.attribution.measured.loops)
         return slowest, most, example
 
     def _jitter(self, less: str) -> _Sentence:

@@ -8,7 +8,7 @@ from mpmd.attribution.alternatives import Alternative
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.gaps import Gap
 from mpmd.attribution.measured import Measured
-from mpmd.ir.plan import Cell, TaskType
+from mpmd.ir.plan import Cell, TaskType, with_slice
 from mpmd.simulate import reasons
 from mpmd.simulate.costs import types_of
 from mpmd.util.tables import human_bytes
@@ -54,7 +54,8 @@ def task_text(attribution: Attribution, operation: int) -> str:
         return f"{task} on group {group}"
     microbatches = sorted({member.microbatch for member in task.tasks})
     which = f"microbatch{'es' if len(microbatches) > 1 else ''} {', '.join(map(str, microbatches))}"
-    return f"{types_text(types_of(task))} on group {group} for {which}"
+    types = with_slice(types_text(types_of(task)), task, measured.loops)
+    return f"{types} on group {group} for {which}"
 
 
 def gap_text(attribution: Attribution, gap: Gap) -> str:
@@ -72,10 +73,10 @@ def _waits_text(attribution: Attribution, gap: Gap) -> str:
         return reasons.NOTHING_LEFT
     workload, is_first = attribution.measured.workload, gap.before < 0
     if gap.waited >= 0:
-        return reasons.waits_for(workload.tasks[gap.waited], group_of(attribution, gap.waited), is_first)
+        return reasons.waits_for(workload.task_text(gap.waited), group_of(attribution, gap.waited), is_first)
     if gap.message >= 0:
         sender = workload.messages.senders[gap.message]
-        return reasons.waits_for_transfer(workload.tasks[sender], group_of(attribution, sender), is_first)
+        return reasons.waits_for_transfer(workload.task_text(sender), group_of(attribution, sender), is_first)
     return "begins" if is_first else "goes on to its next task"
 
 

@@ -52,7 +52,11 @@ class Exports:
         reads = list(dict.fromkeys(operands(eqn)))
         key = fingerprint(reads, [eqn], eqn.outvars)
         if key not in self._known:
-            self._known[key] = made = self._add(lambda: self._single(eqn, reads))
+            here, anywhere = (self._platform,), dict.fromkeys((self._platform, "cpu"))
+            self._known[key] = made = self._add(
+                lambda: self._single(eqn, reads, tuple(anywhere)),
+                lambda: self._single(eqn, reads, here),  # a kernel of one platform
+            )
             if isinstance(made, str):
                 self._reasons.append(f"neither has {eqn.primitive}: {made}")
         return self._known[key]
@@ -72,20 +76,23 @@ class Exports:
 
         return self._add(make)
 
-    def _add(self, make: Callable[[], tuple[Export, bytes]]) -> int | str:
-        try:
-            self.done.append(make())
-        except Exception as error:  # of whatever kind: the reason is written, and the other equations are
-            return f"{type(error).__name__}: {error}".splitlines()[0]
-        return len(self.done) - 1
+    def _add(self, *makes: Callable[[], tuple[Export, bytes]]) -> int | str:
+        """The number of the first that can be made, or the reason why the last cannot."""
+        reason = ""
+        for make in makes:
+            try:
+                self.done.append(make())
+                return len(self.done) - 1
+            except Exception as error:  # of whatever kind: the reason is written, and the other equations are
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return reason
 
-    def _single(self, eqn: JaxprEqn, reads: Sequence[Var]) -> tuple[Export, bytes]:
+    def _single(self, eqn: JaxprEqn, reads: Sequence[Var], platforms: Sequence[str]) -> tuple[Export, bytes]:
         eqns, outvars = [eqn], list[Atom](eqn.outvars)
         if eqn.primitive.name in _IDENTITIES:
             eqns, outvars = [], list(eqn.invars)
         function = task_function(make_jaxpr(reads, eqns, outvars), eqn.primitive.name)
         arguments = [raw(aval) for aval in avals_of(reads)]
-        platforms = tuple(dict.fromkeys((self._platform, "cpu")))
         if not _names_devices(eqn) or self._submesh.size == 1:
             jitted = jax.jit(function, keep_unused=True)
             return _recorded(export.export(jitted, platforms=platforms)(*arguments), None, None)

@@ -33,6 +33,7 @@ from mpmd.ir.plan import (
     Run,
     Send,
     Task,
+    with_slice,
 )
 from mpmd.ir.routes import Routes, Topology
 from mpmd.ir.specs import fitting
@@ -147,7 +148,7 @@ class _Analysis:
         copies: list[Name] = []
         for run, position in self._readers[group, name]:
             equations = self._equations[group, run.task]
-            task = _without_microbatch(run.task), _is_in_loop(run.task)
+            task = self._task_name(run.task), _is_in_loop(run.task)
             positions.setdefault(task, {})[equations, position] = None
             copies += [run.outputs[i] for i in equations.copies_of(position)]
         uses = []
@@ -162,7 +163,11 @@ class _Analysis:
         """The task on a group that makes a value."""
         run, position = self._makers[name][group]
         lines = self._equations[group, run.task].lines_making(position)
-        return TaskUse(_without_microbatch(run.task), group, _is_in_loop(run.task), lines)
+        return TaskUse(self._task_name(run.task), group, _is_in_loop(run.task), lines)
+
+    def _task_name(self, task: AnyTask) -> str:
+        """A task of any microbatch as text, with its stage and slice if there are slices."""
+        return with_slice(_without_microbatch(task), task, self._plan.loops)
 
     def _made_of(self, name: Name) -> tuple[tuple[str, ...], tuple[TaskUse, ...]]:
         """The arguments and the tasks whose results a value is made from outside the loop.
@@ -243,7 +248,7 @@ class _Analysis:
         for program in self._plan.programs:
             group = program.mpmd_idx
             for run in program.runs:
-                runs[group, _without_microbatch(run.task), self._equations[group, run.task]].append(run)
+                runs[group, self._task_name(run.task), self._equations[group, run.task]].append(run)
         for (group, task, equations), equal in runs.items():
             executable, axes = self._plan.executable(equal[0].executable), self._plan.submesh(group)
             inputs = list(

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from mpmd.attribution.findings import Finding
 from mpmd.explanation.explanation import findings_text
 from mpmd.ir.part import Part, part_lines
-from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, cut_lines, loop_lines
+from mpmd.ir.plan import Edge, Executable, LoopStages, Plan, cut_lines, loop_lines, with_slice
 from mpmd.ir.routes import Routes, Topology
 from mpmd.memory import GroupMemory, Holding, device_bytes, group_memories
 from mpmd.profile.profile import Profile
@@ -144,7 +144,8 @@ class Report(ShownAsText):
         for group in self.groups:
             parts = [_bytes_text(getattr(group.memory.peak, column), "not compiled") for column in columns]
             allocated = [_bytes_text(group.measured_peak_bytes, "unknown")] if measured else []
-            during = str(group.memory.task or "no task")
+            task = group.memory.task
+            during = with_slice(str(task), task, self.loops) if task else "no task"
             rows.append([self._label(group), human_bytes(group.peak_bytes), *allocated, *parts, during])
         return aligned([header, *rows], left=())
 

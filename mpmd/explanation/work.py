@@ -60,7 +60,7 @@ def uneven_work(plan: Plan, work: Mapping[tuple[int, AnyTask], float]) -> Iterat
     balance = Balance({group: loads[group] for group, of_group in enumerate(cells) if of_group})
     for group in balance.loads if len(balance.loads) > 1 else ():
         if (share := balance.share(group)) > min(2 * balance.even_share, 0.75):
-            stages = sorted({task.stage for cell in cells[group] for task in cell.tasks})
+            stages = sorted({plan.on_first_slice(task.stage) for cell in cells[group] for task in cell.tasks})
             where = f"{'stage' if len(stages) == 1 else 'stages'} {numbers_text(stages)}"
             saving = equal_stages_finding(plan, costs_of_tasks(work))
             by_simulation = f": {saving}, by a simulation of the operations" if saving else ""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mpmd.ir.slices import SliceNumbers
+from mpmd.ir.tasks import AnyTask, OutsideTask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +43,18 @@ class LoopStages:
         return f"{self.schedule}: {stages}{slices}, {self.num_microbatches} microbatches"
 
 
+def with_slice(text: str, task: AnyTask, loops: Sequence[LoopStages]) -> str:
+    """The text of a task, with its stage and slice if the microbatches of its loop are cut into slices."""
+    if isinstance(task, OutsideTask):
+        return text
+    number = task.tasks[0].stage
+    numbers = next((loop.numbers for loop in loops if number in loop.stages and loop.slices > 1), None)
+    return f"{text} ({numbers.stage_text(number)})" if numbers else text
+
+
 def loop_lines(loops: Sequence[LoopStages]) -> list[str]:
-    """Loops as text, if there are several."""
-    if len(loops) < 2:
+    """Loops as text, if there are several, or slices."""
+    if len(loops) < 2 and all(loop.slices == 1 for loop in loops):
         return []
     return ["loops:", *(f"  loop {number}, {loop}" for number, loop in enumerate(loops))]
 

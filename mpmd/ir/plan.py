@@ -12,7 +12,7 @@ The grammar of its text::
                    | "free" values                                    drop the buffers
 
     part         ::= "part" name ": its groups" groups "are groups" groups "of the mesh"
-    loop         ::= schedule ":" stages "," microbatches     shown where there are several
+    loop         ::= schedule ":" stages "," microbatches     shown where there are several, or slices
     submesh      ::= "group" group ":" (axis size)*           shown where groups differ
 
     executable   ::= executable-name ":" (type ["donated"])* "->" type* [";" number "bytes temporary"]
@@ -39,6 +39,7 @@ from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.loops import LoopStages as LoopStages
 from mpmd.ir.loops import cut_lines as cut_lines
 from mpmd.ir.loops import loop_lines as loop_lines
+from mpmd.ir.loops import with_slice as with_slice
 from mpmd.ir.part import Part, part_lines
 from mpmd.ir.tasks import AnyTask as AnyTask
 from mpmd.ir.tasks import Cell as Cell
@@ -305,7 +306,7 @@ class Plan(ShownAsText):
 
     def _summary_row(self, program: GroupProgram) -> tuple[str, ...]:
         cells = [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
-        stages = sorted({task.stage for cell in cells for task in cell.tasks})
+        stages = sorted({self.on_first_slice(task.stage) for cell in cells for task in cell.tasks})
         sends = sum(isinstance(instruction, Send) for instruction in program.instructions)
         nbytes = sum(leaf.aval.nbytes for leaf in self.inputs_of(program.mpmd_idx).values())
         return (
@@ -324,6 +325,11 @@ class Plan(ShownAsText):
         if loop is None:
             return f"stage {stage}"
         return loop.numbers.stage_text(stage, f" of loop {number}" if len(self.loops) > 1 else "")
+
+    def on_first_slice(self, stage: int) -> int:
+        """The number of a stage on the first slice of a microbatch; its own where there is one slice."""
+        numbers = next((loop.numbers for loop in self.loops if stage in loop.stages), None)
+        return numbers.first + numbers.stage_of(stage) if numbers else stage
 
     @property
     def names_stages(self) -> bool:

@@ -104,6 +104,11 @@ def _is_submesh(submesh: Any) -> bool:
 
 
 def _schedule_fault(schedule: Any) -> Fault | None:
+    if isinstance(schedule, Schedule) and schedule.slices > 1:
+        return ValueError(
+            f"schedule cuts microbatches into slices, for which mpmd.plan cannot choose: {schedule}; run a "
+            "step with that schedule by mpmd.jit"
+        )
     if schedule is None or isinstance(schedule, Schedule):
         return None
     name = schedule.__name__ if isinstance(schedule, type) else schedule

@@ -20,6 +20,10 @@ from mpmd.replay.record import ArrayType, Export
 from mpmd.replay.values import dtype_of
 
 
+class DevicesError(ValueError):
+    """JAX has other or fewer devices here than portable code is for."""
+
+
 def record_of(exported: export.Exported, in_specs, out_specs) -> Export:
     """The record of a function that JAX has exported, of which all arguments are kept.
 
@@ -52,7 +56,7 @@ def function_of(
     Args:
       axes: those of the group's devices, each with its size.
 
-    Raises: ``ValueError`` when JAX has other or fewer devices here, with the variable that changes that.
+    Raises: ``DevicesError`` with the variable that changes that, if one does.
     """
     devices = _devices(record.platforms, record.num_devices)
     mesh = None if record.num_devices == 1 else _mesh(devices, axes)
@@ -98,7 +102,7 @@ def _sharding(array: ArrayType, mesh: Mesh | None) -> Sharding | None:
 def _devices(platforms: Sequence[str], count: int) -> list[jax.Device]:
     """Devices of this process for portable code, of the first of its platforms that are here.
 
-    Raises: ``ValueError`` when there are none, or too few, with the variable that changes that.
+    Raises: ``DevicesError`` when there are none, or too few, with the variable that changes that.
     """
     devices: list[jax.Device] = []
     for platform in platforms:
@@ -109,10 +113,10 @@ def _devices(platforms: Sequence[str], count: int) -> list[jax.Device]:
         if len(devices) >= count:
             return devices[:count]
     if not devices:
-        raise ValueError(
+        raise DevicesError(
             f"the task runs on {' or '.join(platforms)}, and JAX has {jax.default_backend()} devices here"
         )
-    raise ValueError(
+    raise DevicesError(
         f"the task runs on {count} devices, and JAX has {len(devices)} here: set "
         f"XLA_FLAGS={COUNT_FLAG}={count} before JAX is imported, as `mpmd replay` does"
     )

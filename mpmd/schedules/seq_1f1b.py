@@ -37,8 +37,8 @@ class Seq1F1B(RoundRobin):
     Attributes:
       slices: ``S``, the number of slices of each microbatch.
       eager: whether the warm-up has more forwards, so that messages travel while other tasks run: with one
-        stage per group one for each hop to the last group, as in ``Eager1F1B``, with several stages one, as
-        in ``KimiK2``.
+        stage per group one for each hop to the last group, as in ``Eager1F1B``, and ``S + 2 (p - 1 - i)`` for
+        ``S + p - 1 - i`` above; with several stages one, as in ``KimiK2``.
       split_backward: whether a backward is a ``bwdA`` and a ``bwdW``, as in ``ZeroBubble``.
 
     Raises ``TypeError`` for other types, and ``ValueError`` when ``num_stages`` is not a multiple of

@@ -150,6 +150,7 @@ class _WorkloadBuilder:
             resident=self._resident,
             messages=messages,
             arriving=[float(self._received.get(key, 0)) for key in self._sent],
+            loops=self._plan.loops,
         )
 
     def _add_operation(

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from itertools import accumulate
 
-from mpmd.ir.plan import AnyTask, Cell, Edge
+from mpmd.ir.plan import AnyTask, Cell, Edge, LoopStages, with_slice
 from mpmd.ir.slices import SliceNumbers
 from mpmd.simulate.costs import Costs
 
@@ -64,6 +64,7 @@ class Workload:
       arriving: what each message adds to its receiver's memory until the operation that needs it starts; what
         it adds from then on is in ``at_start``. Empty if messages take no memory.
       numbers: the numbers of a schedule's stages on slices.
+      loops: those of a plan.
     """
 
     costs: Costs
@@ -76,6 +77,7 @@ class Workload:
     messages: MessageTable
     arriving: list[float] = dataclasses.field(default_factory=list)
     numbers: SliceNumbers | None = None
+    loops: tuple[LoopStages, ...] = ()
 
     @property
     def mpmd_dim(self) -> int:
@@ -85,7 +87,9 @@ class Workload:
     def task_text(self, operation: int) -> str:
         """The task of an operation, or its instant, as text."""
         task = self.tasks[operation]
-        return self.numbers.task_text(task) if self.numbers and isinstance(task, Cell) else str(task)
+        if not isinstance(task, Cell):
+            return str(task)
+        return self.numbers.task_text(task) if self.numbers else with_slice(str(task), task, self.loops)
 
     def operations(self, mpmd_idx: int) -> range:
         """The operations of a group."""

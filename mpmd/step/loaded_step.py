@@ -36,7 +36,7 @@ from mpmd.step.capturing import check_capture, failure_capture, failures_capture
 from mpmd.step.initialize import compile_init
 from mpmd.step.part_numbers import check_in_part, loaded_in, peaks_in, program_of_whole, times_in
 from mpmd.step.planned_step import PlannedStep, explain
-from mpmd.step.record_steps import check_names, check_repeatable, record_steps
+from mpmd.step.record_steps import check_names, check_repeatable, hand_back, record_steps
 from mpmd.step.step_requests import StepRequests
 from mpmd.step.submitted_step import DonatedState, StepResults, SubmittedStep
 from mpmd.step.traced import traced
@@ -276,7 +276,11 @@ class LoadedStep(PlannedStep):
         call, runtime = self._signature.bind(args, kwargs), self._running()
         capture = Capture(task, runtime.next_handle())
         result, future = self.submit(call, captures={group: capture})
-        write_named(runtime, self._writer, group, future, to)
+        try:
+            write_named(runtime, self._writer, group, future, to)
+        except KeyboardInterrupt:  # the caller has the donated arrays alone
+            hand_back(call, jax.tree.leaves(result), dict(self._compiled.step.fed_back_leaves))
+            raise
         return result
 
     def _running(self) -> Runtime:

@@ -79,7 +79,7 @@ def record_steps(
             steps.append(RecordedStep(host_here(), called, returned, processes, attempt != before))
     except BaseException as error:  # also an interrupt
         if result is not None:
-            _hand_back(first, jax.tree.leaves(result), fed_back)
+            hand_back(first, jax.tree.leaves(result), fed_back)
             error.add_note(
                 f"step.profile: {len(steps)} of {count} steps have ended. Donated arrays of groups are now "
                 "the state that the last step returns; its other results are lost"
@@ -93,7 +93,7 @@ def _next_call(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) 
     return dataclasses.replace(call, leaves=tuple(leaves))
 
 
-def _hand_back(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> None:
+def hand_back(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> None:
     """Has the arrays that a caller has donated stand for the results that take their place."""
     for i, result in fed_back.items():
         leaf = call.leaves[i]

@@ -194,17 +194,6 @@ def test_the_docs_show_what_is_printed_and_drawn(capsys):
         assert (ROOT / "docs" / picture).exists()
 
 
-def test_the_docs_have_the_tables_of_slices():
-    printed = subprocess.run(
-        [sys.executable, ROOT / "docs" / "schedules" / "slices.py"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    docs = (ROOT / "docs" / "schedules.md").read_text()
-    assert all(table in docs for table in printed.stdout.strip().split("\n\n"))
-
-
 SLICED = """\
 Seq1F1B: 2 groups, 2 stages, 2 slices, 1 microbatch
 

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.errors import CompileError, SharedWeightsWarning
 from mpmd.ir.plan import Run, Task
 from mpmd.schedules import Schedule
+from mpmd.simulate import simulate
 from tests.support.parity import assert_close, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -132,7 +134,17 @@ def test_stages_are_named_with_their_slice():
     run = next(run for run in plan.programs[1].runs if isinstance(run, Run) and run.label == "bwd_4__0")
     assert plan.task_text(run.task) == "bwd_4__0 (stage 1, slice 1)"
     assert "Seq1F1B: stages 0 to 5 of 3 on 2 slices, 3 microbatches" in plan.shown()
-    assert str(report)
+    assert re.search(r"bwd_\d__\d \(stage 0, slice \d\)", str(report))
+    reasons = " ".join(gap.reason for gap in simulate(plan).gaps)
+    assert re.search(r"waits for .*bwd_4__\d \(stage 1, slice 1\) of group 1", reasons)
+
+
+def test_explanations_name_slices():
+    with mesh_of(STAGES) as mesh:
+        step = mpmd.jit(step_of(sliced, mpmd.Seq1F1B(STAGES, SLICES)), mesh)
+        explained = mpmd.explain(step.lower(*problem()))
+    assert "fwd_3 (stage 0, slice 1)" in str(explained)
+    assert "shared weight" not in str(explained)
 
 
 def test_a_sum_over_the_stages_of_all_slices():
@@ -292,3 +304,16 @@ def test_an_order_that_adds_up_slices_otherwise_is_refused():
     said = refused(sliced, BySlice(STAGES, STAGES))
     assert "runs fwd_2__2s0 before fwd_2__0s1" in said or "runs bwd_0__2s1 before bwd_0__0s0" in said
     assert "adds up its slices by microbatch" in said
+
+
+@pytest.mark.parametrize("partial_sums", ["replicated", "none"])
+def test_partial_sums_of_all_slices(partial_sums):
+    schedule = mpmd.Seq1F1B(2, SLICES)
+    weights, xs = problem(2)
+    specs = (P(), P(None, "data"))
+    with mesh_of(2, data=2) as mesh:
+        step = mpmd.jit(step_of(sliced, schedule), mesh, in_specs=specs, partial_sums=partial_sums)
+        loaded = step.compile(weights, xs)
+        assert_close(loaded(weights, xs), jax.jit(step_of(sliced, schedule))(weights, xs))
+    accumulators = {aval.shape for name, aval in loaded.plan.avals().items() if ".state" in name}
+    assert ((2, 2, WIDTH, WIDTH) in accumulators) == (partial_sums == "replicated")

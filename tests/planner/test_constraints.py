@@ -3,7 +3,7 @@
 import pytest
 
 from mpmd.planner.constraints import Constraints
-from mpmd.schedules import Std1F1B
+from mpmd.schedules import Seq1F1B, Std1F1B
 
 
 def test_schedules_by_name_class_and_size():
@@ -33,3 +33,8 @@ def test_all_faults_at_once():
     lines = str(error.value).splitlines()
     names = ("groups", "num_microbatches", "layers_per_stage", "schedule", "submesh", "remat")
     assert [line.split()[0] for line in lines] == list(names)
+
+
+def test_a_schedule_of_slices_is_refused():
+    with pytest.raises(ValueError, match=r"schedule cuts microbatches into slices, .* by mpmd.jit"):
+        Constraints.of(schedule=Seq1F1B(4, 2))

@@ -1,5 +1,6 @@
 """Tasks captured in one process: the one that a caller names, and the one with which a step fails."""
 
+import re
 import stat
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 import mpmd
 from mpmd.errors import NonFiniteError, TaskError
-from mpmd.replay import load
+from mpmd.replay import CapturedTask, load
 from mpmd.runtime.captures import Captures
 from tests.support.captured_tasks import TASKS, arguments, small_step
 from tests.support.parity import mesh_of
@@ -31,6 +32,18 @@ def test_the_executable_has_the_recorded_bits(small, task):
     name = next(iter(results))
     changed = {**results, name: results[name] + np.ones((), results[name].dtype)}
     assert [difference.name for difference in captured.differences(changed)] == [name]
+
+
+def test_a_lost_operand_is_named(small):
+    captured = load(small[0] / "bwd_1__0")
+    name = next(iter(captured.inputs))
+    inputs = [None, *list(captured.inputs.values())[1:]]
+    nothing = [None] * len(captured.record.results)
+    lost = CapturedTask(captured.directory, captured.record, inputs, nothing, captured.equations)
+    with pytest.raises(ValueError, match=f"{re.escape(name)}: lost, because the task had taken them over"):
+        lost.run()
+    known = [array is not None for array in lost.evaluate().results]
+    assert any(known) and not all(known)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -177,6 +190,22 @@ def test_the_state_is_returned_if_a_task_cannot_be_written(tmp_path):
         with pytest.warns(RuntimeWarning, match="fwd_0__1 could not be written to"):
             _, loss = step.capture(*arguments(), task="fwd_0__1", to=tmp_path / "file" / "task")
         assert np.isfinite(float(loss))
+
+
+def test_an_interrupt_leaves_the_state_to_donated_arrays(tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mpmd.step.loaded_step.write_named", interrupted)
+    with mesh_of(2) as mesh:
+        state, *rest = arguments()
+        step = mpmd.jit(small_step, mesh, donate_argnums=0).compile(state, *rest)
+        before, _ = step(state, *rest)
+        with pytest.raises(KeyboardInterrupt):
+            step.capture(before, *rest, task="fwd_0__1", to=tmp_path / "task")
+        after, _ = step(step(arguments()[0], *rest)[0], *rest)
+        for mine, expected in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+            np.testing.assert_array_equal(mine, expected)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """``mpmd replay``: what it prints, its exit codes, and its comparison of two machines."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from mpmd.cli.main import main
 from mpmd.errors import NonFiniteError
+from mpmd.replay import load
 from mpmd.replay.environment import variables_of
 from mpmd.replay.record import read_task
 from tests.support.only_jax import ROOT, WITHOUT_OTHERS
@@ -121,6 +123,22 @@ def with_other_equations(directory):
 def test_a_damaged_directory(capsys, small, tmp_path, change, message):
     code, _, error = replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, change))
     assert code == 2 and message in error
+
+
+def test_a_task_of_a_gpu_is_evaluated_without_one(capsys, small, monkeypatch):
+    def without_gpu(path):
+        task = load(path)
+        exports = list(task.equations.exports)
+        exports[task.equations.executable] = dataclasses.replace(
+            exports[task.equations.executable], platforms=("cuda",)
+        )
+        task.equations = dataclasses.replace(task.equations, exports=tuple(exports))
+        return task
+
+    monkeypatch.setattr("mpmd.replay.captured_task.load", without_gpu)
+    code, text, _ = replay(capsys, small[0] / "fwd_0__1")
+    assert code == 0 and "the task runs on cuda, and JAX has cpu devices here" in text
+    assert "no equation makes a NaN" in text
 
 
 def test_no_directory(capsys, tmp_path):

@@ -19,12 +19,12 @@ GROUP = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
 
-def evaluated(fun, *args, known=None):
+def evaluated(fun, *args, known=None, platform="cpu"):
     """The results of a function, and its evaluator; ``known`` says which arguments are."""
     jaxpr, constants = canonical(jax.make_jaxpr(fun)(*args))
     assert isinstance(jaxpr, Jaxpr)
     arrays = [*map(np.asarray, constants.values()), *map(np.asarray, jax.tree.leaves(args))]
-    exports = Exports(GROUP, "cpu")
+    exports = Exports(GROUP, platform)
     sources, block = equations_of(jaxpr, exports)
     equations = Equations(sources, block, tuple(record for record, _ in exports.done), None)
     evaluator = Evaluator(equations, lambda number: function_of(*exports.done[number], AXES))
@@ -86,6 +86,12 @@ def test_what_each_device_computes_needs_as_many():
     (result,), evaluator = evaluated(on_each_device, X)
     assert not evaluator.skipped
     np.testing.assert_array_equal(result.array, 2 * X.sum(0, keepdims=True))
+
+
+def test_equations_of_a_gpu_are_evaluated_on_cpus():
+    (result,), evaluator = evaluated(lambda x: jnp.tanh(x @ x.T) + 1, X, platform="cuda")
+    assert not evaluator.skipped
+    np.testing.assert_allclose(result.array, np.tanh(X @ X.T) + 1, rtol=1e-5)
 
 
 def origin(fun, *args):

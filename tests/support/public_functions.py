@@ -58,6 +58,11 @@ CLUSTER = {
     "task_overhead": ("amount",),
     "alone": ("amount",),
     "holding": ("special",),
+    "rates": ("special",),
+    "kernel_floor": ("amount",),
+    "collective_floor": ("amount",),
+    "merges_all_reduces": ("flag",),
+    "overlaps_gathers": ("flag",),
 }
 COSTS = {
     **dict.fromkeys(("kinds", "tasks", "fused", "outside", "links"), ("sizes",)),
@@ -470,6 +475,14 @@ def of_clusters() -> list[Public]:
     return [
         Public("plan", of_batch(mpmd.plan, "step"), PLAN),
         Public("Cluster", mpmd.Cluster, CLUSTER),
+        Public("Cluster.save", PLAN["cluster"][1].save, {"path": ("text", "unused.json")}),
+        Public("Cluster.load", mpmd.Cluster.load, {"path": ("text", "nowhere")}),
+        Public("Cluster.preset", mpmd.Cluster.preset, {"name": ("special", "h100"), "nodes": ("count",)}),
+        Public(
+            "cost",
+            mpmd.cost,
+            {"fun": ("special", add_one), **dict.fromkeys(("forward", "backward"), ("amount",))},
+        ),
         Public("Cluster.part", PLAN["cluster"][1].part, {"num_devices": ("count", 1)}),
         Public(
             "Cluster.seconds",
