@@ -40,6 +40,7 @@ SUITES = (
     "startup",
     "checkpoint",
     "recovery",
+    "corruption",
     "replay",
 )
 EFFORT, QUICK_EFFORT = Effort(repetitions=5, seconds=0.4), Effort(repetitions=3, seconds=0.3)

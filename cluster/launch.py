@@ -28,7 +28,7 @@ from cluster.recovery.metrics import RecoveryMetrics
 from cluster.recovery.policy import Recovery, check_recovery, left_out_groups
 from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacements import Replacements
-from cluster.recovery.report import RecoveryReport
+from cluster.recovery.report import CorruptionReport, RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from cluster.start.actors import ActorStarter
 from cluster.start.connect import Connected, StartingActors, connect, open_groups
@@ -221,7 +221,9 @@ def launch(
         with watch("transports"):
             connected = connect(started.actors, started.infos, processes.shapes, transport, encryption, undo)
         recoveries: list[RecoveryReport] = []
-        runtime = _runtime_of(processes, started, connected, placement_groups, recoveries, options)
+        corruptions: list[CorruptionReport] = []
+        reports = _Reports(recoveries, corruptions)
+        runtime = _runtime_of(processes, started, connected, placement_groups, reports, options)
         runtime.captures.directory = None if capture is None else Path(capture)
         publisher = Publisher()
         undo.pop_all()
@@ -237,6 +239,7 @@ def launch(
         placement=connected.placement,
         seconds=watch.seconds,
         recoveries=recoveries,
+        corruptions=corruptions,
         on_close=closing.close,
         parts=sizes,
     )
@@ -258,6 +261,13 @@ class _Options:
     max_in_flight: int
     limits: Limits
     left_out: frozenset[int]
+
+
+class _Reports(NamedTuple):
+    """The reports that a mesh has."""
+
+    recoveries: list[RecoveryReport]
+    corruptions: list[CorruptionReport]
 
 
 class _Started(NamedTuple):
@@ -301,10 +311,10 @@ def _runtime_of(
     started: _Started,
     connected: Connected,
     placement_groups: Collection[PlacementGroup],
-    recoveries: list[RecoveryReport],
+    reports: _Reports,
     options: _Options,
 ) -> RayRuntime | RecoveringRuntime:
-    """The runtime on the actors; with recovery one that adds its reports to ``recoveries``."""
+    """The runtime on the actors; with recovery one that adds its reports to ``reports``."""
     actors, infos, replacements = started.actors.actors, started.infos, started.replacements
     topology, placement, connections = connected
     groups = RayRuntime(
@@ -330,8 +340,15 @@ def _runtime_of(
         limits,
         options.left_out,
     )
+    on_recovery, on_corruption = _adding_to(reports.recoveries), reports.corruptions.append
     recovering = RecoveringRuntime(
-        groups, pool, options.recovery, _adding_to(recoveries), options.max_in_flight, options.left_out
+        groups,
+        pool,
+        options.recovery,
+        on_recovery,
+        on_corruption,
+        options.max_in_flight,
+        options.left_out,
     )
     recovering.attach(connections)
     return recovering

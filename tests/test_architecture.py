@@ -138,7 +138,7 @@ MAY_IMPORT = {
     "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.meshes mpmd.program mpmd.runtime mpmd.sharding "
     "mpmd.util mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.errors mpmd.ir mpmd.meshes "
-    "mpmd.validation",
+    "mpmd.runtime mpmd.validation",
     "cluster.watching.keys": "",
     "cluster.watching.publisher": "cluster.driver cluster.mesh cluster.protocol cluster.ray_compat "
     "cluster.watching.keys mpmd.runtime mpmd.watching",
@@ -152,7 +152,7 @@ MAY_IMPORT = {
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.arrays": "mpmd.compat mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",
-    "mpmd.meshes": "mpmd.ir mpmd.runtime mpmd.sharding mpmd.util mpmd.validation",
+    "mpmd.meshes": "mpmd.errors mpmd.ir mpmd.runtime mpmd.sharding mpmd.util mpmd.validation",
     "mpmd.arguments": "mpmd.arrays mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding mpmd.util "
     "mpmd.validation",
     "mpmd.checkpoint": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.meshes "

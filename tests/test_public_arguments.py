@@ -47,6 +47,7 @@ OF_NOTHING = {
     "Choice.jit",
     "Choice.mesh",
     "Choice.stage_profile",
+    "ClusterMesh.find_nan",
     "Cluster.load",
     "ClusterMesh.replace",
     "ClusterMesh.resize",

@@ -42,6 +42,11 @@ UNUSED_GPUS = (
     "unset JAX_PLATFORMS"
 )
 
+OTHER_BITS = (
+    "recovery, and Recovery(verify_every=...) above all, need executables that repeat their bits: on GPUs "
+    "set XLA_FLAGS=--xla_gpu_deterministic_ops=true; on CPUs a device may be faulty"
+)
+
 FORMAT = "mpmd doctor 1"
 """The name and version of the JSON; the version changes when a field goes or changes its meaning."""
 
@@ -283,7 +288,10 @@ def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
         lines = _error_in(done.stderr) or [f"the process ended with {done.returncode}"]
         return Finding(subject, State.FAULT, f"\n{'':9}".join(lines), remedy)
     result = json.loads(done.stdout.strip().splitlines()[-1])
-    return Finding(subject, State.OK, result.pop("text"), data=result)
+    text, other_bits = result.pop("text"), result.pop("other_bits", None)
+    if other_bits:
+        return Finding(subject, State.WARNING, text, OTHER_BITS, result)
+    return Finding(subject, State.OK, text, data=result)
 
 
 def _error_in(text: str) -> list[str]:

@@ -27,6 +27,13 @@ class KeptTask:
     error: str | None
 
 
+def directory_fault(to: Path) -> ValueError | None:
+    """The fault of a directory for a task, which must not have content."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        return ValueError(f"to: {to} exists; name a directory that does not, or that is empty")
+    return None
+
+
 class TaskWriter(Protocol):
     """Writes tasks of one program."""
 

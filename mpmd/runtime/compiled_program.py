@@ -21,6 +21,7 @@ class CompiledProgram:
       executables: the compiled ones, by the names in the plan.
       shardings, donated: for each input.
       inline: the positions of the outputs that travel with the reply: small ones that this process can read.
+      received: those of the outputs that come from other groups.
       enable_x64: JAX's setting when the part was compiled, under which it has to run.
     """
 
@@ -29,6 +30,7 @@ class CompiledProgram:
     shardings: tuple[jax.sharding.Sharding, ...]
     donated: tuple[bool, ...]
     inline: tuple[int, ...]
+    received: tuple[int, ...]
     enable_x64: bool
 
 

@@ -23,6 +23,7 @@ from mpmd.runtime.callbacks import CallbackThreads
 from mpmd.runtime.captures import Captures
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles
+from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep, StepsInFlight
 from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.step_meter import StepMeters
@@ -221,6 +222,13 @@ class Runtime(Protocol):
 
     def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
         """The exchanges among devices of a group in each executable of a program, by its name."""
+        ...
+
+    def digests(self) -> tuple[ProcessDigests, ...]:
+        """Digests of all values that live on the groups, after the steps submitted before: of each process.
+
+        Raises: ``GroupDiedError`` as a step's future.
+        """
         ...
 
     def start_trace(self) -> None:

@@ -14,6 +14,7 @@ from mpmd.ir.plan import OutsideTask, Task
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.reshard import Box, box_of, intersection, within
 from mpmd.runtime.device_memory import MemoryUse
+from mpmd.runtime.digests import DigestScope, ProcessEvents
 from mpmd.runtime.nonfinite import NonFinitePolicy
 
 Handle = int
@@ -151,6 +152,7 @@ class StepRequest:
       groups: those that take part in the step, and that a group may wait for; by default, all.
       refused: NaNs or infinities, where the caller has them be errors.
       profile: whether the reply is to have the times of the group's processes.
+      digests: the values of which the reply is to have digests, if any.
       capture: the task whose operands and results the group is to keep, if any.
     """
 
@@ -167,6 +169,7 @@ class StepRequest:
     groups: frozenset[int] | None = None
     refused: NonFinitePolicy | None = None
     profile: bool = False
+    digests: DigestScope | None = None
     capture: Capture | None = None
 
     @property
@@ -193,6 +196,7 @@ class StepReply:
       times: those of the group's processes, if they were asked for.
       callback_operands: the operands of callbacks.
       memory: what is in use at the end of the step, if that was asked for.
+      events: those of the step in the group's processes, with digests of values, if these were asked for.
       captured: the task that was kept, if one was named.
     """
 
@@ -200,6 +204,7 @@ class StepReply:
     times: tuple[ProcessTimes, ...] = ()
     callback_operands: tuple[CallbackOperands, ...] = ()
     memory: MemoryUse | None = None
+    events: tuple[ProcessEvents, ...] = ()
     captured: Captured | None = None
 
 
@@ -231,7 +236,12 @@ def callback_operands_of(reply: Future[StepReply]) -> tuple[CallbackOperands, ..
 def captured_of(reply: Future[StepReply]) -> Captured | None:
     """The task that a group has kept, whether it has finished the step or failed to."""
     error = reply.exception()
-    return reply.result().captured if error is None else getattr(error, "captured", None)
+    return reply.result().captured if error is None else captured_in(error)
+
+
+def captured_in(error: BaseException) -> Captured | None:
+    """The task that a group has kept which has failed with this error."""
+    return getattr(error, "captured", None)
 
 
 def add_captured(error: BaseException, captured: Captured | None) -> None:

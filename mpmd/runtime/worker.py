@@ -15,7 +15,7 @@ from mpmd.ir.plan import Executable, Name, Plan, Spec
 from mpmd.ir.routes import held_specs
 from mpmd.program import Function, Variant
 from mpmd.runtime import storage
-from mpmd.runtime.activity import Activity, Kind, Loading
+from mpmd.runtime.activity import FINISHING, Activity, Loading
 from mpmd.runtime.collectives import Collective, collectives_in
 from mpmd.runtime.compiled_program import CompiledAhead, CompiledProgram
 from mpmd.runtime.compiling import (
@@ -27,6 +27,7 @@ from mpmd.runtime.compiling import (
 )
 from mpmd.runtime.device_memory import measured_peak, memory_limit, memory_use
 from mpmd.runtime.device_values import is_readable, put
+from mpmd.runtime.digests import ProcessDigests, ProcessEvents, digest_log, process_digests
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.recording import Recording
@@ -49,18 +50,6 @@ from mpmd.runtime.task_keeper import TaskKeeper
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import to_sharding
 from mpmd.util.stopwatch import Stopwatch
-
-
-class _Finishing:
-    """The end of a step, which waits for the computations of the devices."""
-
-    kind = Kind.TASK
-
-    def __str__(self) -> str:
-        return "waiting for the devices at the end"
-
-
-_FINISHING = _Finishing()
 
 
 class GroupWorker:
@@ -99,6 +88,7 @@ class GroupWorker:
         self._transport_of = transport_of
         self._agree = agree
         self._values: dict[Handle, jax.Array | LostValue] = {}
+        self._received: set[Handle] = set()  # of these, and of some that are gone, those not computed here
         self._captured: dict[Handle, jax.Array] = {}  # operands and results of tasks
         self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
         self._programs: dict[int, CompiledProgram] = {}
@@ -188,6 +178,7 @@ class GroupWorker:
         )
         leaves = plan.inputs_of(self.mpmd_idx).values()
         results = plan.outputs_of(self.mpmd_idx).values()
+        received = plan.programs[self.mpmd_idx].received
         return CompiledProgram(
             executor=executor,
             executables=compiled,
@@ -198,6 +189,7 @@ class GroupWorker:
                 for i, leaf in enumerate(results)
                 if leaf.aval.nbytes <= INLINE_BYTES and is_readable(shardings[leaf.name])
             ),
+            received=tuple(i for i, leaf in enumerate(results) if leaf.name in received),
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
 
@@ -233,12 +225,13 @@ class GroupWorker:
                 inputs = self._take_inputs(program, request, host_arrays)
                 if recording is not None:
                     recording.mark_ready(inputs)
+                digests = digest_log(request.digests, self._synchronous)
                 outputs = program.executor.execute(
-                    request.step, inputs, callback_operands, request.refused, recording, keeper
+                    request.step, inputs, callback_operands, request.refused, recording, digests, keeper
                 )
                 if recording is not None:
                     recording.finished = time.perf_counter_ns()
-                self.activity.now = (_FINISHING, request.step, time.perf_counter())
+                self.activity.now = (FINISHING, request.step, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
                 on_host = tuple(map(operands_on_host, callback_operands))
             except Exception as error:
@@ -253,10 +246,12 @@ class GroupWorker:
                 for handle in request.transient:
                     self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
+        self._received.update(request.outputs[i] for i in program.received)
         times = () if recording is None else (recording.times(self.mpmd_idx, self._rank),)
         memory = memory_use(self.submesh.local_devices) if request.measure_memory else None
+        events = () if digests is None else (ProcessEvents(self._rank, tuple(digests.events)),)
         captured = self._keep(keeper) if capture is not None and capture.task is not None else None
-        return StepReply(inline, times, on_host, memory, captured)
+        return StepReply(inline, times, on_host, memory, events, captured)
 
     def _keep(self, keeper: TaskKeeper | None) -> Captured | None:
         """Has the operands and results of a task live here under their handles."""
@@ -282,6 +277,7 @@ class GroupWorker:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in host_arrays:
                 self._values[handle] = put(host_arrays[handle], sharding)
+                self._received.add(handle)
                 del host_arrays[handle]
         inputs = self._agreed_inputs(request)
         holders = collections.Counter(map(id, self._values.values())) if any(program.donated) else {}
@@ -350,6 +346,11 @@ class GroupWorker:
         """All values that live here."""
         return dict(self._values)
 
+    def digests(self) -> ProcessDigests:
+        """Digests of all values that live here."""
+        devices = self.submesh.local_devices
+        return process_digests(self.mpmd_idx, self._rank, devices, self._values, self._received)
+
     def replace_values(self, values: Mapping[Handle, jax.Array | LostValue]) -> None:
         """Replaces all values that live here by these."""
         self._values = dict(values)
@@ -360,6 +361,7 @@ class GroupWorker:
             self._values.pop(handle, None)
             self._captured.pop(handle, None)
             self._copies.pop(handle, None)
+        self._received.intersection_update(self._values)
         for number in released.programs:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from mpmd.ir.plan import Plan
-from mpmd.runtime.captures import TaskWriter
+from mpmd.runtime.captures import TaskWriter, directory_fault
 from mpmd.runtime.fetch_kept import drop_kept, fetch_kept
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Capture, Captured, StepReply, captured_of
@@ -30,7 +30,7 @@ def check_capture(plan: Plan, task: str, to: str | os.PathLike[str], mpmd_idx: i
         int_fault("mpmd_idx", mpmd_idx, 0, optional=True),
         title="step.capture: ",
     )
-    raise_faults(_directory_fault(to), title="step.capture: ")
+    raise_faults(directory_fault(Path(to)), title="step.capture: ")
     return _group_of(plan, task, mpmd_idx)
 
 
@@ -54,14 +54,6 @@ def _group_of(plan: Plan, task: str, mpmd_idx: int | None) -> int:
     names = dict.fromkeys(name for of_group in tasks.values() for name in of_group)
     similar = difflib.get_close_matches(task, names, n=5) or list(names)
     raise ValueError(f"task: the step has no task {task!r}; tasks are {first_few(similar, 5)}")
-
-
-def _directory_fault(to: str | os.PathLike[str]) -> ValueError | None:
-    """The fault of a directory for a task, which must not have content."""
-    path = Path(to)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        return ValueError(f"to: {path} exists; name a directory that does not, or that is empty")
-    return None
 
 
 def write_kept(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import DeviceRange
@@ -18,6 +19,7 @@ from mpmd.planner.layer_profile import Division, Layer, TaskWork
 from mpmd.planner.profiling.open_step import profile_of
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import Submesh
+from mpmd.planner.trials.device_work import device_work
 from mpmd.planner.trials.planned_costs import all_reduce_seconds
 from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.simulate import Link
@@ -235,6 +237,22 @@ def test_a_kernel_computes_what_its_function_does():
         for function in (kernel, attention)
     ]
     jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_a_plan_counts_a_kernel_by_its_operands_and_results():
+    avals = [shaped(4, LENGTH, 4, 8)] * 3
+
+    def work_of(function):
+        gradients = jax.grad(lambda *operands: jnp.sum(jax.checkpoint(function)(*operands) ** 2), (0, 1, 2))
+        jaxpr, _ = canonical(jax.make_jaxpr(gradients)(*avals))
+        return device_work(jaxpr, [((), (), (), ())] * 3, {})
+
+    by_equations, kernel = work_of(attention), work_of(mpmd.cost(attention, forward=0.5, backward=0.5))
+    assert by_equations.nbytes > 8 * SCORES and by_equations.temporaries > SCORES
+    assert kernel.nbytes < SCORES and kernel.temporaries < SCORES
+    assert kernel.kernels < by_equations.kernels
+    products = [work.products["batched_product float32"].operations for work in (kernel, by_equations)]
+    assert products[0] == products[1] / 2
 
 
 # Files and presets.

@@ -208,7 +208,7 @@ def two_parts() -> mpmd.AbstractMpmdMesh:
 def cluster_mesh() -> ClusterMesh:
     """A mesh on Ray of which nothing runs."""
     topology = Topology((GroupShape({"stage": 1}),) * 4)
-    return ClusterMesh(topology, "stage", {}, "cpu", None, Placement((), {}), {}, [], lambda: None)  # type: ignore[arg-type]
+    return ClusterMesh(topology, "stage", {}, "cpu", None, Placement((), {}), {}, [], [], lambda: None)  # type: ignore[arg-type]
 
 
 def choice() -> Choice:
@@ -504,6 +504,8 @@ def of_clusters() -> list[Public]:
             {
                 **dict.fromkeys(("every", "max_failures", "spares"), ("count",)),
                 "share_after": ("amount?",),
+                "verify_every": ("count?",),
+                "on_corruption": ("text",),
                 "parts": ("special?",),
             },
         ),
@@ -516,6 +518,11 @@ def of_clusters() -> list[Public]:
             "ClusterMesh.resize",
             cluster_mesh().resize,
             {"num_places": ("count", 2), "timeout": ("amount",)},
+        ),
+        Public(
+            "ClusterMesh.find_nan",
+            cluster_mesh().find_nan,
+            {"to": ("text?",), "nans": ("flag",), "infs": ("flag",)},
         ),
     ]
 

@@ -26,6 +26,7 @@ from mpmd.compiler.jaxprs.equations import (
     size,
     subjaxprs,
 )
+from mpmd.compiler.jaxprs.kernels import Kernel, kernel_of
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.sharded_dimensions import (
@@ -35,6 +36,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     follow_into_scan,
     sharded,
 )
+from mpmd.compiler.jaxprs.source import is_transposed
 from mpmd.compiler.jaxprs.work import operations, product_kind
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.fusions import memory_values
@@ -167,7 +169,9 @@ class _Fusions:
         self._free = {*constants} - read_in_memory - results
         self._kept = {*jaxpr.invars, *results} - self._free
         values = memory_values([(eqn, operands(eqn), eqn.outvars) for eqn in eqns], self._kept)
-        self._written, self._windows = values.written - self._free, values.windows
+        self._kernels = [kernel_of(eqn) for eqn in eqns]
+        within = self._within_kernels()
+        self._written, self._windows = values.written - self._free - within, values.windows - within
         self._sources: dict[Var, frozenset[Var]] = dict.fromkeys(self._free, frozenset())
         self._summed: dict[str, set[Var]] = {}
         self._last: dict[Var, int] = {}
@@ -178,6 +182,16 @@ class _Fusions:
                 is_read_there = var in self._written or var in self._windows
                 if var not in self._free:
                     self._sources[var] = frozenset({var}) if is_read_there else read
+
+    def _within_kernels(self) -> set[Var]:
+        """The values that kernels of ``mpmd.cost`` make for themselves."""
+        inside, outside = set[Var](), set(self._kept)
+        for eqn, kernel in zip(self._eqns, self._kernels, strict=True):
+            if kernel is None:
+                outside.update(operands(eqn))
+            else:
+                inside.update(eqn.outvars)
+        return inside - outside
 
     def _read(self, variables: Iterable[Var]) -> frozenset[Var]:
         """The values in memory from which variables are computed."""
@@ -190,7 +204,7 @@ class _Fusions:
         live: dict[Var, float] = {}
         leaving: dict[int, list[Var]] = collections.defaultdict(list)
         for position, eqn in enumerate(self._eqns):
-            work = self._of(eqn)
+            work = self._of(eqn, self._kernels[position])
             total += work
             for var in leaving.pop(position, ()) if is_fused(eqn) else ():
                 held -= live.pop(var, 0.0)  # a fusion can write where it reads
@@ -217,7 +231,7 @@ class _Fusions:
         ]
         return merged_sums(operations, summed, self._kept, self._bytes)
 
-    def _of(self, eqn: JaxprEqn) -> DeviceWork:
+    def _of(self, eqn: JaxprEqn, kernel: Kernel | None) -> DeviceWork:
         if bodies := subjaxprs(eqn):
             return self._of_bodies(eqn, bodies)
         axes = set().union(*(axes_in(sharded(var, self._known)) for var in eqn.outvars))
@@ -236,6 +250,8 @@ class _Fusions:
         crossing = {**of_summed, **added_by_axis(of_summed, of_moved)}
         nbytes = written_bytes + sum(map(self._bytes, read))
         computed = operations(eqn) / math.prod(self._mesh[axis] for axis in axes | summed)
+        if kernel is not None:
+            computed *= kernel.factor(eqn, "bwd" if is_transposed(eqn) else "fwd")
         kind = product_kind(eqn)
         return DeviceWork(
             operations=computed,
