@@ -57,6 +57,8 @@ device: $(READY)
 
 chaos: $(READY)
 	$(VENV)/bin/python -m benchmarks.chaos
+	$(VENV)/bin/python -m benchmarks.chaos --parts together --kills 30
+	$(VENV)/bin/python -m benchmarks.chaos --parts left-out --kills 30
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -35,10 +35,13 @@ SUITES = (
     "slices",
     "prediction",
     "choices",
+    "published",
     "scale",
     "startup",
     "checkpoint",
     "recovery",
+    "corruption",
+    "replay",
 )
 EFFORT, QUICK_EFFORT = Effort(repetitions=5, seconds=0.4), Effort(repetitions=3, seconds=0.3)
 OBJECT_STORE_BYTES = 2**30
@@ -67,6 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", choices=keys, default=keys)
     parser.add_argument("--repetitions", type=int, help="how often everything is measured")
     parser.add_argument("--seconds", type=float, help="of each measurement, roughly")
+    parser.add_argument("--vtrain", type=pathlib.Path, help="a checkout of vTrain, for published")
     parser.add_argument("--json", type=pathlib.Path, help="a file for the results")
     parser.add_argument("--into", type=pathlib.Path, help="a Markdown file whose results to replace")
     args = parser.parse_args()
@@ -84,7 +88,7 @@ def run_suites(args: argparse.Namespace) -> dict[str, Result]:
             print(f"skips {peer.name}: {peer.needs} is not installed; pip install '.[bench]'")
     cores = available_cores()
     with compilation_cache(), local_ray(cores) as address:
-        conditions = Conditions(cores, address, args.peers, effort, args.quick)
+        conditions = Conditions(cores, address, args.peers, effort, args.quick, args.vtrain)
         return {name: run_suite(name, conditions) for name in args.suites or SUITES}
 
 

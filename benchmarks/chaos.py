@@ -8,6 +8,10 @@ state of every round have to be those of the undisturbed one, bit by bit.
 While groups recover, the group opposite of the dead one is killed, so that no copy is lost with both. A group
 and the one that keeps its copies die together at moments of their own: then the round goes on from its last
 checkpoint.
+
+With ``--parts``, three of the groups train on what the fourth one makes of their weights and of each batch:
+``together`` with one recovery for both parts, or ``left-out``, where the fourth one is left out and the
+program has it begin anew.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import ray
 
@@ -46,6 +51,8 @@ SAVED_AND_READ, SAVED = 10, 20
 
 LOADING, STEPS_RUN, COPYING, SAVING, READING = "loading", "steps", "copying values", "saving", "reading"
 RECOVERING, TOGETHER = "recovering", "with its keeper"
+TRAINER, SAMPLER = "trainer", "sampler"
+TOGETHER_PARTS, LEFT_OUT = "together", "left-out"
 MOMENTS = (LOADING, STEPS_RUN, COPYING, SAVING, READING, RECOVERING, TOGETHER)
 MOMENT_SECONDS = 20.0
 """The seconds for which a moment is awaited."""
@@ -65,14 +72,21 @@ def main() -> None:
     parser.add_argument(
         "--spares", type=int, default=0, help="processes that wait to take a dead one's place"
     )
+    parser.add_argument("--parts", choices=(TOGETHER_PARTS, LEFT_OUT), help="train with a sampler")
     args = parser.parse_args()
     cluster.driver.calls.health.PING_SECONDS = 1.0
     cluster.driver.calls.health.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
     ray.init(address="local", num_cpus=GROUPS + args.spares, include_dashboard=False, log_to_driver=False)
-    recovery = cluster.Recovery(every=EVERY, max_failures=10 * args.kills, spares=args.spares)
+    recovery = cluster.Recovery(
+        every=EVERY,
+        max_failures=10 * args.kills,
+        spares=args.spares,
+        parts={SAMPLER: None} if args.parts == LEFT_OUT else None,
+    )
+    parts = {TRAINER: GROUPS - 1, SAMPLER: 1} if args.parts else None
     with (
         cluster.launch(
-            {"stage": GROUPS}, "stage", cpus_per_group=0.5, recovery=recovery, timeout=300
+            {"stage": GROUPS}, "stage", parts=parts, cpus_per_group=0.5, recovery=recovery, timeout=300
         ) as mesh,
         tempfile.TemporaryDirectory(prefix="chaos") as directory,
     ):
@@ -82,7 +96,7 @@ def main() -> None:
 
 def run(mesh: cluster.ClusterMesh, directory: pathlib.Path, args: argparse.Namespace) -> None:
     """Trains until so many processes were killed. Raises ``RuntimeError`` when a round differs."""
-    trainer = Trainer(mesh, directory)
+    trainer = SampledTrainer(mesh, directory) if mesh.parts else Trainer(mesh, directory)
     expected = trainer.train()
     killer = Killer(trainer, args.kills, random.Random(args.seed), args.stop, args.seconds)
     killer.start()
@@ -112,6 +126,8 @@ def report_times(recoveries: Sequence[RecoveryReport], spares: int) -> None:
             f"seconds of a recovery: median {statistics.median(times):.1f}, {times[0]:.1f} to {times[-1]:.1f}"
         )
         print(f"the longest: {max(recoveries, key=lambda report: report.total)}")
+        kinds = collections.Counter(report.kind for report in recoveries)
+        print(", ".join(f"{count} {kind}" for kind, count in kinds.items()))
 
 
 class Trainer:
@@ -135,8 +151,7 @@ class Trainer:
         self._rounds += 1
         path = self._directory / str(self._rounds)
         self.moment = LOADING
-        step = mpmd.jit(train_step(GROUPS), self.mesh, donate_argnums=0)
-        step = step.compile(initial_state(), *self._batches[0])
+        step = self._compiled()
         while True:
             try:
                 arrays = self._train_from(step, path, SAVED_AND_READ if path.exists() else 0)
@@ -145,16 +160,27 @@ class Trainer:
                 print(f"lost: {lost}", file=sys.stderr, flush=True)
         return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:16]
 
+    def _compiled(self) -> Any:
+        step = mpmd.jit(train_step(GROUPS), self.mesh, donate_argnums=0)
+        return step.compile(initial_state(GROUPS), *self._batches[0])
+
+    def _initial_state(self) -> Any:
+        return initial_state(GROUPS)
+
+    def _next(self, step: Any, state: Any, xs: Any, ys: Any) -> tuple[Any, Any]:
+        """The state and the loss after a step."""
+        return step(state, xs, ys)
+
     def _train_from(self, step: Any, path: pathlib.Path, first: int) -> list[np.ndarray]:
         """All losses, and the final state. The losses until the checkpoint are kept beside it."""
         losses: list[Any] = []
-        state = initial_state()
+        state = self._initial_state()
         if first:
             losses = list(np.load(path.with_suffix(".npy")))
             state = self._read(step, path)
         for number in range(first + 1, STEPS + 1):
             self.moment = STEPS_RUN
-            state, loss = step(state, *self._batches[number - 1])
+            state, loss = self._next(step, state, *self._batches[number - 1])
             losses.append(loss)
             if number % 4 == 0:  # several steps are under way at a time
                 float(loss)
@@ -174,9 +200,41 @@ class Trainer:
         return step.restore(path)
 
 
-def initial_state() -> Any:
+class SampledTrainer(Trainer):
+    """Trains part of the groups on batches that another group changes by their weights."""
+
+    def _compiled(self) -> Any:
+        step = mpmd.jit(train_step(GROUPS - 1), self.mesh.part(TRAINER), donate_argnums=0)
+        state, (xs, _) = self._initial_state(), self._batches[0]
+        self._sample = mpmd.jit(sampled, self.mesh.part(SAMPLER)).compile(state[0], xs)
+        return step.compile(state, *self._batches[0])
+
+    def _initial_state(self) -> Any:
+        return initial_state(GROUPS - 1)
+
+    def _next(self, step: Any, state: Any, xs: Any, ys: Any) -> tuple[Any, Any]:
+        return step(state, self._sampled(step, state[0], xs), ys)
+
+    def _sampled(self, step: Any, weights: Any, xs: Any) -> Any:
+        """A batch. Where the sampler is left out, it is filled again after a death."""
+        while True:
+            try:
+                drawn = self._sample(mpmd.reshard(weights, to=self._sample), xs)
+                return mpmd.reshard(drawn, to=step, argnum=1)
+            except mpmd.StateLostError:
+                raise
+            except mpmd.GroupDiedError:
+                self.mesh.replace(SAMPLER, timeout=300)
+
+
+def sampled(weights: Any, xs: Any) -> Any:
+    """A batch, shifted by a number that all weights take part in."""
+    return xs + jnp.tanh(sum(weight.sum() for weight in weights))
+
+
+def initial_state(stages: int) -> Any:
     """The weights, and the state of the optimizer."""
-    keys = jax.random.split(jax.random.key(0), GROUPS)
+    keys = jax.random.split(jax.random.key(0), stages)
     weights = [jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in keys]
     return weights, OPTIMIZER.init(weights)
 

@@ -45,6 +45,7 @@ class Conditions:
       ray_address: of the Ray to join.
       peers: the keys of those to measure.
       quick: run the smallest cases alone.
+      vtrain: a checkout of vTrain, whose iterations ``published`` reads.
     """
 
     cores: int
@@ -52,6 +53,7 @@ class Conditions:
     peers: Sequence[str]
     effort: Effort
     quick: bool
+    vtrain: pathlib.Path | None = None
 
 
 def interleaved(things: Mapping[str, Callable[[], float]], repetitions: int) -> dict[str, Times]:

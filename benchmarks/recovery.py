@@ -106,6 +106,7 @@ class Training:
     """Runs ten steps at a time.
 
     Attributes:
+      mesh: runs the steps.
       nbytes: of the state.
       losses: the last one of each block.
       logged_bytes: the most that the driver's log has had of batches, and with the first step of the state.
@@ -115,7 +116,7 @@ class Training:
         width, layers, rows = size
         keys = jax.random.split(jax.random.key(0), GROUPS * layers)
         weights = [jax.random.normal(key, (width, width)) / width**0.5 for key in keys]
-        self._mesh = mesh
+        self.mesh = mesh
         self._state = (weights, OPTIMIZER.init(weights))
         self.nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._state))
         self._batch = np.random.default_rng(0).standard_normal((MICROBATCHES, rows, width), np.float32)
@@ -127,8 +128,8 @@ class Training:
 
     def _one(self) -> Any:
         self._state, loss = self._step(self._state, self._batch, self._batch)
-        if isinstance(self._mesh.runtime, RecoveringRuntime):
-            self.logged_bytes = max(self.logged_bytes, self._mesh.runtime.logged_bytes)
+        if isinstance(self.mesh.runtime, RecoveringRuntime):
+            self.logged_bytes = max(self.logged_bytes, self.mesh.runtime.logged_bytes)
         return loss
 
     def block(self) -> None:
@@ -138,12 +139,12 @@ class Training:
 
     def resident_bytes(self) -> int:
         """The memory of a group's process that is in use now."""
-        status = Path(f"/proc/{self._mesh.groups[0].pid}/status").read_text()
+        status = Path(f"/proc/{self.mesh.groups[0].pid}/status").read_text()
         return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 
     def seconds_of_recovery(self) -> dict[str, float]:
         """Kills a group, goes on, and returns how long each phase of the recovery took."""
-        os.kill(self._mesh.groups[1].pid, signal.SIGKILL)
-        while not self._mesh.recoveries:
+        os.kill(self.mesh.groups[1].pid, signal.SIGKILL)
+        while not self.mesh.recoveries:
             self.block()
-        return dict(self._mesh.recoveries[-1].seconds)
+        return dict(self.mesh.recoveries[-1].seconds)

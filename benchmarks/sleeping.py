@@ -73,19 +73,20 @@ class Case:
 
     Attributes:
       slices: of each microbatch, in Seq1F1B; 0 for 1F1B of whole microbatches.
-      backward: the seconds of a backward; a forward takes ``TASK_SECONDS``.
+      forward, backward: the seconds of such tasks.
     """
 
     groups: int
     microbatches: int
     on_ray: bool
     slices: int = 0
+    forward: float = TASK_SECONDS
     backward: float = TASK_SECONDS
 
     @property
     def seconds(self) -> dict[TaskKind, float]:
         """The seconds of tasks by their kind."""
-        return {"fwd": TASK_SECONDS, "bwd": self.backward}
+        return {"fwd": self.forward, "bwd": self.backward}
 
     def __str__(self) -> str:
         where = "on Ray" if self.on_ray else "in process"

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -27,7 +28,7 @@ from cluster.recovery.metrics import RecoveryMetrics
 from cluster.recovery.policy import Recovery, check_recovery, left_out_groups
 from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacements import Replacements
-from cluster.recovery.report import RecoveryReport
+from cluster.recovery.report import CorruptionReport, RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from cluster.start.actors import ActorStarter
 from cluster.start.connect import Connected, StartingActors, connect, open_groups
@@ -83,6 +84,7 @@ def launch(
     step_timeout: float | None = None,
     stuck_after: float | None = None,
     load_timeout: float | None = None,
+    capture: str | os.PathLike[str] | None = None,
 ) -> ClusterMesh:
     """Starts the actors of MPMD groups on a Ray cluster and returns the mesh of the groups.
 
@@ -142,6 +144,9 @@ def launch(
         raises ``mpmd.errors.GroupStuckError``.
       load_timeout: seconds that a process may compile one executable, or do another part of loading a
         program, such as placing its constants. Then its group is killed, and loading raises that error.
+      capture: a directory of the driver's machine in which each task that fails, or that makes a value which
+        ``jax.debug_nans`` or ``jax.debug_infs`` refuses, gets a directory of its own, for ``mpmd replay``;
+        ten of them at most.
 
     Raises:
       ValueError: shapes, processes or resources are not valid, ``transport`` cannot connect the groups, or
@@ -177,6 +182,7 @@ def launch(
         type_fault("recovery", recovery, Recovery, "mpmd.Recovery(...)", optional=True),
         number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
         int_fault("max_in_flight", max_in_flight),
+        path_fault("capture", capture, optional=True),
         *limits_faults(limits),
         *parts_faults(sizes, len(submeshes_of(request))),
         title="mpmd.launch: ",
@@ -215,7 +221,10 @@ def launch(
         with watch("transports"):
             connected = connect(started.actors, started.infos, processes.shapes, transport, encryption, undo)
         recoveries: list[RecoveryReport] = []
-        runtime = _runtime_of(processes, started, connected, placement_groups, recoveries, options)
+        corruptions: list[CorruptionReport] = []
+        reports = _Reports(recoveries, corruptions)
+        runtime = _runtime_of(processes, started, connected, placement_groups, reports, options)
+        runtime.captures.directory = None if capture is None else Path(capture)
         publisher = Publisher()
         undo.pop_all()
     closing = contextlib.ExitStack()
@@ -230,6 +239,7 @@ def launch(
         placement=connected.placement,
         seconds=watch.seconds,
         recoveries=recoveries,
+        corruptions=corruptions,
         on_close=closing.close,
         parts=sizes,
     )
@@ -251,6 +261,13 @@ class _Options:
     max_in_flight: int
     limits: Limits
     left_out: frozenset[int]
+
+
+class _Reports(NamedTuple):
+    """The reports that a mesh has."""
+
+    recoveries: list[RecoveryReport]
+    corruptions: list[CorruptionReport]
 
 
 class _Started(NamedTuple):
@@ -294,10 +311,10 @@ def _runtime_of(
     started: _Started,
     connected: Connected,
     placement_groups: Collection[PlacementGroup],
-    recoveries: list[RecoveryReport],
+    reports: _Reports,
     options: _Options,
 ) -> RayRuntime | RecoveringRuntime:
-    """The runtime on the actors; with recovery one that adds its reports to ``recoveries``."""
+    """The runtime on the actors; with recovery one that adds its reports to ``reports``."""
     actors, infos, replacements = started.actors.actors, started.infos, started.replacements
     topology, placement, connections = connected
     groups = RayRuntime(
@@ -323,8 +340,15 @@ def _runtime_of(
         limits,
         options.left_out,
     )
+    on_recovery, on_corruption = _adding_to(reports.recoveries), reports.corruptions.append
     recovering = RecoveringRuntime(
-        groups, pool, options.recovery, _adding_to(recoveries), options.max_in_flight, options.left_out
+        groups,
+        pool,
+        options.recovery,
+        on_recovery,
+        on_corruption,
+        options.max_in_flight,
+        options.left_out,
     )
     recovering.attach(connections)
     return recovering

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from jax.sharding import AbstractMesh, AxisType
@@ -11,12 +12,14 @@ from jax.sharding import AbstractMesh, AxisType
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import ProcessStatus, Status
 from cluster.protocol.process_info import Placement, ProcessInfo
-from cluster.recovery import RecoveryReport
+from cluster.recovery import CorruptionReport, FoundValue, RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import MESH_CLOSED
 from mpmd.ir.routes import Topology
 from mpmd.meshes.part import PartMesh, WholeMesh
-from mpmd.validation import int_fault, number_fault, raise_faults, type_fault
+from mpmd.runtime.captures import directory_fault
+from mpmd.runtime.nonfinite import NonFinitePolicy
+from mpmd.validation import bool_fault, int_fault, number_fault, path_fault, raise_faults, type_fault
 
 
 class ClusterMesh(WholeMesh):
@@ -38,6 +41,7 @@ class ClusterMesh(WholeMesh):
         ``resources``, reserving them; ``actors``, until their processes had JAX ready;
         ``transports``, connecting the groups with one another and with the driver.
       recoveries: how groups that had died were replaced.
+      corruptions: wrong bits that were noticed.
       on_close: is called once, after the groups have ended.
       parts: the number of groups of each part by its name; without faults.
     """
@@ -52,6 +56,7 @@ class ClusterMesh(WholeMesh):
         placement: Placement,
         seconds: Mapping[str, float],
         recoveries: list[RecoveryReport],
+        corruptions: list[CorruptionReport],
         on_close: Callable[[], None],
         parts: Mapping[str, int] | None = None,
     ):
@@ -64,6 +69,7 @@ class ClusterMesh(WholeMesh):
         self._placement = placement
         self.seconds = dict(seconds)
         self._recoveries = recoveries
+        self._corruptions = corruptions
         self._on_close: Callable[[], None] | None = on_close
         self._process = os.getpid()
 
@@ -94,6 +100,11 @@ class ClusterMesh(WholeMesh):
     def recoveries(self) -> tuple[RecoveryReport, ...]:
         """Each time that groups died and were replaced, or moved, with ``launch(recovery=...)``."""
         return tuple(self._recoveries)
+
+    @property
+    def corruptions(self) -> tuple[CorruptionReport, ...]:
+        """The wrong bits that were noticed, with ``Recovery(verify_every=...)``."""
+        return tuple(self._corruptions)
 
     @property
     def recovery_seconds(self) -> tuple[float, ...]:
@@ -141,12 +152,43 @@ class ClusterMesh(WholeMesh):
             number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
             title="resize: ",
         )
+        self._recovering("resize moves groups").resize(num_places, timeout)
+
+    def find_nan(
+        self, to: str | os.PathLike[str] | None = None, *, nans: bool = True, infs: bool = False
+    ) -> FoundValue | None:
+        """The first task that has made a NaN since the last snapshot; ``None`` if none has.
+
+        For when a loss has shown it, without ``jax.debug_nans``. All groups go back to the snapshot and
+        repeat the steps since, and each value that a task passes on is looked at. Afterwards groups have the
+        same values as before, and no process was replaced. Blocks meanwhile, and steps wait.
+
+        Args:
+          to: a directory of this machine for the task, with its operands, for ``mpmd replay``; one that does
+            not exist or is empty. A task that cannot be written is a ``RuntimeWarning``.
+          nans: look for NaNs.
+          infs: look for infinities.
+
+        Raises: ``RuntimeError`` when the mesh was launched without ``recovery``, ``ValueError`` for neither
+          of the two, and for a directory that has content.
+        """
+        raise_faults(
+            path_fault("to", to, optional=True),
+            bool_fault("nans", nans),
+            bool_fault("infs", infs),
+            title="find_nan: ",
+        )
+        path = None if to is None else Path(to)
+        raise_faults(None if path is None else directory_fault(path), title="find_nan: ")
+        if not nans and not infs:
+            raise ValueError("find_nan: look for NaNs, nans=True, for infinities, infs=True, or for both")
+        return self._recovering("find_nan repeats steps").find_nonfinite(NonFinitePolicy(nans, infs), path)
+
+    def _recovering(self, purpose: str) -> RecoveringRuntime:
         runtime = self.runtime
         if not isinstance(runtime, RecoveringRuntime):
-            raise RuntimeError(
-                "resize moves groups as recovery does: launch the mesh with recovery=mpmd.Recovery()"
-            )
-        runtime.resize(num_places, timeout)
+            raise RuntimeError(f"{purpose} as recovery does: launch the mesh with recovery=mpmd.Recovery()")
+        return runtime
 
     def replace(self, part: str | PartMesh, timeout: float = 60.0) -> None:
         """Has the dead groups of a part begin anew, where ``Recovery(parts=...)`` leaves the part out.

@@ -4,6 +4,9 @@ The public names are in ``__init__.pyi``. Each is imported when it is first used
 written, checked, simulated and drawn without JAX.
 """
 
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+try:
+    import lazy_loader
+except ModuleNotFoundError:  # a machine with JAX and numpy alone, which is enough for mpmd.replay
+    __all__ = ["replay"]
+else:
+    __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-from . import checkpoint, render, simulate
+from . import checkpoint, render, replay, simulate
 from .arrays.array import MpmdArray, to_host
 from .checking import check
 from .checkpoint import restore, save, save_async
@@ -19,6 +19,7 @@ from .errors import (
 )
 from .language.annotate import mark_pipeline_boundary, mark_stage_end, pipeline_enter_stage
 from .language.gradients import grad, value_and_grad
+from .language.kernels import cost
 from .language.operations import Op
 from .language.per_group import per_group
 from .language.pieces import microbatches, stage_ends
@@ -111,6 +112,7 @@ __all__ = [
     "check",
     "checkpoint",
     "collective_seconds",
+    "cost",
     "explain",
     "grad",
     "jit",
@@ -124,6 +126,7 @@ __all__ = [
     "pipeline_enter_stage",
     "plan",
     "render",
+    "replay",
     "reshard",
     "restore",
     "save",

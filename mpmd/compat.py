@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import traceback
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -82,6 +82,35 @@ def mesh_of_refused_shard_map(trace: Callable[[], Any]) -> Any:
         jax.config.update("jax_traceback_filtering", mode)
     named = (f.f_locals.get("mesh") for f in frames if f.f_code.co_filename.endswith("shard_map.py"))
     return next((mesh for mesh in named if isinstance(mesh, Mesh | AbstractMesh)), None)
+
+
+@contextlib.contextmanager
+def with_lines_of_backward_rules() -> Iterator[None]:
+    """Has equations of a ``custom_vjp``'s backward rule keep the lines of the rule, while JAX traces.
+
+    JAX gives them the line at which the function was called, as it rightly does to transposed equations.
+    """
+    from jax._src import source_info_util
+    from jax._src.interpreters import ad
+
+    tables = (getattr(ad, "primitive_transposes", {}), getattr(ad, "fancy_transposes", {}))
+    table = next(table for table in tables if ad.custom_lin_p in table)
+    rule = table[ad.custom_lin_p]
+
+    def with_own_lines(*args: Any, **params: Any) -> Any:
+        here = source_info_util._source_info_context
+        of_call = here.context
+        here.context = source_info_util.new_source_info().replace(name_stack=of_call.name_stack)
+        try:
+            return rule(*args, **params)
+        finally:
+            here.context = of_call
+
+    table[ad.custom_lin_p] = with_own_lines
+    try:
+        yield
+    finally:
+        table[ad.custom_lin_p] = rule
 
 
 def key_impl_name(dtype) -> str:

@@ -95,6 +95,23 @@ class RecoveryError(GroupDiedError):
     """A group has died, and the run cannot go on by itself; the message has the reason and the remedy."""
 
 
+class SilentCorruptionError(RuntimeError):
+    """Wrong bits were noticed that nothing has reported: a device, a memory or a connection has a fault.
+
+    The message says where, as far as it can be told.
+
+    Attributes:
+      mpmd_idxs: the groups that it may be.
+    """
+
+    def __init__(self, message: str, mpmd_idxs: Sequence[int]):
+        super().__init__(message, mpmd_idxs)
+        self.mpmd_idxs = tuple(mpmd_idxs)
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
 class StateLostError(GroupDiedError):
     """Groups have died with those that kept copies of their values, and with them the values of all groups.
 

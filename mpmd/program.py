@@ -92,9 +92,17 @@ def check_exportable(program: Program) -> None:
 def export_function(
     function: Function, executable: Executable, submesh: AbstractMesh, platform: str
 ) -> bytes:
-    """``jax.export`` bytes of an executable's function, for a submesh of that shape on that platform."""
+    """``jax.export`` bytes of an executable's function, for a submesh of that shape on a platform."""
+    return bytes(exported(function, executable, submesh, platform).serialize())
+
+
+def exported(
+    function: Function, executable: Executable, submesh: AbstractMesh, platform: str
+) -> export.Exported:
+    """An executable's function in JAX's export format, for a submesh of that shape on a platform."""
     # Exporting ignores donation, which the group declares when it compiles the function.
     undonated = dataclasses.replace(executable, donated=())
     with within(submesh):
-        exported = export.export(jitted(function, undonated, submesh), platforms=[platform])
-        return bytes(exported(*arguments(executable)).serialize())
+        return export.export(jitted(function, undonated, submesh), platforms=[platform])(
+            *arguments(executable)
+        )

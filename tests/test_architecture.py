@@ -37,14 +37,20 @@ MAY_IMPORT = {
     # Chooses how to run a step.
     "mpmd.planner": "",
     "mpmd.planner.fusions": "mpmd.compiler.jaxprs",
-    "mpmd.planner.layer_profile": "",
-    "mpmd.planner.calibrate": "mpmd.ir mpmd.language mpmd.schedules mpmd.simulate mpmd.validation",
-    "mpmd.planner.hardware": "mpmd.memory mpmd.simulate mpmd.validation",
+    "mpmd.planner.merged_sums": "",
+    "mpmd.planner.curves": "mpmd.validation",
+    "mpmd.planner.layer_profile": "mpmd.planner.curves",
+    "mpmd.planner.calibrate": "mpmd.ir mpmd.language mpmd.planner.curves mpmd.schedules mpmd.simulate "
+    "mpmd.validation",
+    "mpmd.planner.hardware": "mpmd.memory mpmd.planner.curves mpmd.simulate mpmd.validation",
     "mpmd.planner.record_steps": "mpmd.ir mpmd.meshes mpmd.step",
     "mpmd.planner.local_devices": "mpmd.meshes mpmd.planner.calibrate mpmd.planner.record_steps "
     "mpmd.validation",
-    "mpmd.planner.cluster": "mpmd.planner.hardware mpmd.planner.local_devices mpmd.planner.record_steps "
-    "mpmd.util mpmd.validation",
+    "mpmd.planner.cluster_file": "mpmd.planner.curves mpmd.planner.hardware mpmd.simulate mpmd.util "
+    "mpmd.validation",
+    "mpmd.planner.presets": "mpmd.planner.curves mpmd.simulate",
+    "mpmd.planner.cluster": "mpmd.planner.cluster_file mpmd.planner.hardware mpmd.planner.local_devices "
+    "mpmd.planner.presets mpmd.planner.record_steps mpmd.util mpmd.validation",
     "mpmd.planner.submesh": "mpmd.planner.layer_profile",
     "mpmd.planner.expected_errors": "",
     "mpmd.planner.simplicity": "mpmd.planner.candidate mpmd.schedules",
@@ -57,36 +63,36 @@ MAY_IMPORT = {
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
     "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.steps "
-    "mpmd.compiler.trace mpmd.ir mpmd.keys mpmd.language mpmd.planner.fusions mpmd.planner.layer_profile "
-    "mpmd.schedules mpmd.util",
+    "mpmd.compiler.trace mpmd.ir mpmd.keys mpmd.language mpmd.planner.curves mpmd.planner.fusions "
+    "mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.schedules mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.labels "
-    "mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.simplicity "
-    "mpmd.planner.submesh mpmd.schedules mpmd.simulate mpmd.util",
+    "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.curves mpmd.planner.hardware "
+    "mpmd.planner.labels mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores "
+    "mpmd.planner.simplicity mpmd.planner.submesh mpmd.schedules mpmd.simulate mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.steps mpmd.ir mpmd.language mpmd.memory mpmd.meshes mpmd.planner.candidate "
-    "mpmd.planner.collectives mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.layer_profile "
-    "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.planner.submesh mpmd.program mpmd.runtime "
-    "mpmd.sharding mpmd.simulate mpmd.step",
+    "mpmd.planner.collectives mpmd.planner.curves mpmd.planner.fusions mpmd.planner.hardware "
+    "mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.planner.profiling mpmd.planner.shared_cores "
+    "mpmd.planner.submesh mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
     "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.simplicity "
     "mpmd.planner.trials",
-    "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.hardware mpmd.planner.submesh "
-    "mpmd.util",
+    "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.submesh mpmd.util",
     "mpmd.planner.choice_details": "mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.layer_profile mpmd.util",
     "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_details "
-    "mpmd.planner.choice_table mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.search "
-    "mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
+    "mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.hardware mpmd.planner.layer_profile "
+    "mpmd.planner.search mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.util "
     "mpmd.validation",
     "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
     "mpmd.memory mpmd.profile mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
-    "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.profile mpmd.render "
-    "mpmd.schedules mpmd.simulate mpmd.step mpmd.util mpmd.validation mpmd.version mpmd.watching",
+    "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.planner.cluster_file "
+    "mpmd.planner.hardware mpmd.profile mpmd.render mpmd.replay mpmd.schedules mpmd.simulate mpmd.step "
+    "mpmd.util mpmd.version mpmd.watching",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.steps": "mpmd.compiler.jaxprs mpmd.ir mpmd.language mpmd.schedules mpmd.util",
@@ -132,7 +138,7 @@ MAY_IMPORT = {
     "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.meshes mpmd.program mpmd.runtime mpmd.sharding "
     "mpmd.util mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.errors mpmd.ir mpmd.meshes "
-    "mpmd.validation",
+    "mpmd.runtime mpmd.validation",
     "cluster.watching.keys": "",
     "cluster.watching.publisher": "cluster.driver cluster.mesh cluster.protocol cluster.ray_compat "
     "cluster.watching.keys mpmd.runtime mpmd.watching",
@@ -146,12 +152,15 @@ MAY_IMPORT = {
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.arrays": "mpmd.compat mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",
-    "mpmd.meshes": "mpmd.ir mpmd.runtime mpmd.sharding mpmd.util mpmd.validation",
+    "mpmd.meshes": "mpmd.errors mpmd.ir mpmd.runtime mpmd.sharding mpmd.util mpmd.validation",
     "mpmd.arguments": "mpmd.arrays mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding mpmd.util "
     "mpmd.validation",
     "mpmd.checkpoint": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.meshes "
     "mpmd.runtime mpmd.validation",
-    "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.checkpoint mpmd.compat mpmd.compiler.pipeline "
+    "mpmd.replay": "mpmd.util mpmd.validation",
+    "mpmd.capture": "mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.lower mpmd.ir mpmd.keys mpmd.program "
+    "mpmd.replay mpmd.runtime mpmd.sharding mpmd.version",
+    "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.capture mpmd.checkpoint mpmd.compat mpmd.compiler.pipeline "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.profile "
     "mpmd.program mpmd.runtime mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",

@@ -47,6 +47,8 @@ OF_NOTHING = {
     "Choice.jit",
     "Choice.mesh",
     "Choice.stage_profile",
+    "ClusterMesh.find_nan",
+    "Cluster.load",
     "ClusterMesh.replace",
     "ClusterMesh.resize",
     "CustomSchedule.from_file",
@@ -54,6 +56,7 @@ OF_NOTHING = {
     "Profile.write_html",
     "collective_seconds",
     "grad",
+    "replay.load",
 }
 """Those of which the table has no valid arguments: they need what nothing is started for."""
 

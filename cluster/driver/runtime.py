@@ -34,6 +34,7 @@ from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles, process_name
+from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import STEP_DROPPED, Handle, LoadReply, StepReply, StepRequest
@@ -254,6 +255,13 @@ class RayRuntime(RuntimeBase):
         asked = [self._calls.call_ray(process, "collectives", number) for process in first]
         return {name: each for future in asked for name, each in future.result().items()}
 
+    def digests(self, mpmd_idxs: Collection[int] | None = None) -> tuple[ProcessDigests, ...]:
+        """As in the protocol; of these groups, or of all."""
+        self.check_process()
+        groups = range(len(self._submeshes)) if mpmd_idxs is None else sorted(mpmd_idxs)
+        taken = [digests for group in groups for digests in self.call_group(group, "digests")]
+        return tuple(digests.result() for digests in taken)
+
     def start_trace(self) -> None:
         self.check_process()
         started = self._call_all("start_trace")
@@ -295,7 +303,8 @@ def _of_processes(replies: Sequence[StepReply]) -> StepReply:
     times = tuple(times for reply in replies for times in reply.times)
     measured = [reply.memory for reply in replies if reply.memory is not None]
     memory = functools.reduce(operator.or_, measured) if measured else None
-    return dataclasses.replace(replies[0], times=times, memory=memory)
+    events = tuple(events for reply in replies for events in reply.events)
+    return dataclasses.replace(replies[0], times=times, memory=memory, events=events)
 
 
 def _of_all(replies: Sequence[LoadReply]) -> LoadReply:

@@ -37,6 +37,7 @@ from mpmd.ir.routes import Routes, Topology
 from mpmd.runtime.activity import Activity, Doing, Loading
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import DeviceTrace, TraceFiles
+from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS
 from mpmd.runtime.requests import (
     NOTHING_RELEASED,
@@ -279,6 +280,10 @@ class GroupActor:
             return PackedValue(array.shape, ((None, pack(np.asarray(array))),))
         shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
         return PackedValue(array.shape, tuple((s.index, pack(np.asarray(s.data))) for s in shards))
+
+    def digests(self) -> ProcessDigests:
+        """Digests of all values that live here, after the steps requested before."""
+        return self._worker.digests()
 
     def copy_out(self, copy: Handle, handles: Sequence[Handle]) -> None:
         """Copies values to host memory for ``write``, after the steps requested before."""

@@ -4,8 +4,9 @@ To read in order:
 
 - what is asked of groups: ``runtime`` (by steps, arrays and checkpoints), ``requests`` (so that it can be
   asked again), ``journal`` and ``logged`` (the log of it), ``saving`` (copies to storage);
-- what is decided: ``membership``, of ``events`` and ``actions``, with ``replacement`` (when a group dies) and
-  ``moves`` (when one has to leave its node); ``policy`` (when to copy, and when to give up);
+- what is decided: ``membership``, of ``events`` and ``actions``, with ``replacement`` (when a group dies),
+  ``moves`` (when one has to leave its node), and ``rewinds``, ``rewind`` and ``comparison`` (when steps are
+  repeated with nobody dead, to notice wrong bits); ``policy`` (when to copy, and when to give up);
 - how it is carried out: ``shell``, ``migrations`` (which groups are to move), ``process_pool`` (the
   processes), ``liveness_waiter`` (waits for them), ``replacements`` (what takes their place), ``allocations``
   and ``sharing`` (on which nodes and devices), ``termination`` (what is told to end), ``keepers`` and
@@ -15,6 +16,6 @@ To read in order:
 """
 
 from cluster.recovery.policy import Recovery
-from cluster.recovery.report import RecoveryReport
+from cluster.recovery.report import CorruptionReport, FoundValue, RecoveryReport
 
-__all__ = ["Recovery", "RecoveryReport"]
+__all__ = ["CorruptionReport", "FoundValue", "Recovery", "RecoveryReport"]

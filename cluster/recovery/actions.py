@@ -9,11 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from cluster.recovery.journal import Outcome
-from cluster.recovery.logged import Logged, LoggedSnapshot, LoggedStep
+from cluster.recovery.logged import Logged, LoggedRequest, LoggedSnapshot, LoggedStep
+from cluster.recovery.report import CorruptionReport, FoundValue
 from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, StateLostError
+from mpmd.runtime.nonfinite import NonFinitePolicy
+from mpmd.runtime.requests import Captured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +73,47 @@ class Replay(Action):
     """Asks groups once more, in order."""
 
     entries: Sequence[Logged]
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat(Action):
+    """Asks groups once more, in order, for answers that only the rewind with this number gets."""
+
+    number: int
+    entries: Sequence[LoggedRequest]
+    refused: NonFinitePolicy | None
+
+
+class KeptHere(NamedTuple):
+    """A task that a group has kept, because it has made a value that was refused."""
+
+    step: int
+    program: int
+    captured: Captured
+    error: BaseException
+
+
+@dataclasses.dataclass(frozen=True)
+class EndRewind(Action):
+    """Settles the rewind with this number.
+
+    Attributes:
+      found: the first value that was refused.
+      kept: the tasks that groups have kept, that of ``found`` among them.
+      is_interrupted: groups have gone back for another reason, so that nothing is known.
+    """
+
+    number: int
+    found: FoundValue | None = None
+    kept: Sequence[KeptHere] = ()
+    is_interrupted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportCorruption(Action):
+    """Tells the user of wrong bits."""
+
+    report: CorruptionReport
 
 
 class BeginSnapshot(Action):
@@ -248,6 +293,39 @@ class AwaitSnapshot(MoveJob, Wait):
 
 class Discard(MoveJob):
     """Ends processes that were prepared and not used."""
+
+
+# Jobs of a rewind, in order. No group is dead meanwhile.
+
+
+@dataclasses.dataclass(frozen=True)
+class RewindJob(Job):
+    """A job of the rewind with this number."""
+
+    number: int
+
+
+class AwaitAnswers(RewindJob, Wait):
+    """Waits until groups have answered all that they were asked."""
+
+
+class TakeDigests(RewindJob):
+    """Has all groups make digests of their values. Its result are those of all processes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GoBack(RewindJob):
+    """Has all groups go back to a snapshot.
+
+    Its result says which copies have changed. Raises ``CopiesLostError`` when no good ones are left: then no
+    group has gone back.
+    """
+
+    snapshot: int
+
+
+class AwaitRepeated(RewindJob, Wait):
+    """Waits until groups have answered ``Repeat``, or one has died."""
 
 
 # Other jobs.

@@ -168,6 +168,7 @@ class RecoverableActor(GroupActor):
         store = self._stores[me]
         store.keep_only(number)
         submesh = self._worker.submesh
+        self._worker.replace_values({})  # so that devices never hold both
         self._worker.replace_values(
             {
                 handle: saved if isinstance(saved, LostValue) else restore(saved, submesh)

@@ -49,25 +49,29 @@ class Copies:
         """These processes are gone, with all that they had and kept."""
         self._holders.lose(processes)
 
-    def check(self, snapshot: int) -> None:
+    def check(self, snapshot: int) -> tuple[str, ...]:
         """Compares all copies of the committed snapshot with their digests; a damaged one is not used.
 
+        Returns: what is said of those that are damaged, for people.
         Raises: ``CopiesLostError`` when nobody has a good one of a process.
         """
         if snapshot == BEGINNING:
-            return
+            return ()
         holding = {i: held for i in range(len(self._actors)) if (held := self._holders.held_by(i))}
         checking: Calls = {
             self._actors[i].find_damaged.remote(snapshot, held): i for i, held in holding.items()
         }
         self._waiter.wait_for(checking)
-        for call, holder in checking.items():
-            for owner, handles in ray.get(call).items():
-                self._lose_copy(owner, holder, handles)
+        damaged = [
+            self._lose_copy(owner, holder, handles)
+            for call, holder in checking.items()
+            for owner, handles in ray.get(call).items()
+        ]
         if lost := self._holders.lost:
             raise CopiesLostError(" and ".join(map(self._loss_of, lost)))
+        return tuple(damaged)
 
-    def _lose_copy(self, owner: int, holder: int, handles: Sequence[Handle]) -> None:
+    def _lose_copy(self, owner: int, holder: int, handles: Sequence[Handle]) -> str:
         self._holders.lose_copy(owner, holder)
         values = f"value{'s' if len(handles) > 1 else ''} {', '.join(map(str, handles))}"
         text = (
@@ -75,6 +79,7 @@ class Copies:
         )
         self._damage.setdefault(owner, []).append(text)
         print(f"cluster: {text}, whose bytes have changed; it is not used", file=sys.stderr, flush=True)
+        return text
 
     def _loss_of(self, owner: int) -> str:
         name, keeper = self._processes[owner].name, self._processes[self._keepers[owner]].name

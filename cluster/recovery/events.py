@@ -10,6 +10,7 @@ from typing import Any
 from cluster.recovery.actions import Job
 from cluster.recovery.logged import LoggedRequest, LoggedSnapshot
 from mpmd.errors import GroupDiedError
+from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.requests import Handle
 
 
@@ -25,6 +26,30 @@ class Answered:
     """A group has answered a request in an attempt of the journal's: by a result, or by an error."""
 
     attempt: int
+    request: LoggedRequest
+    mpmd_idx: int
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RewindAsked:
+    """Groups are to go back to the last snapshot and repeat the steps since; none is being replaced.
+
+    Attributes:
+      number: of the rewind; they ascend.
+      refused: the values that are errors meanwhile; ``None``: runs are compared.
+    """
+
+    number: int
+    refused: NonFinitePolicy | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+    """A group has answered a request of a rewind, by a result or an error."""
+
+    number: int
     request: LoggedRequest
     mpmd_idx: int
     result: Any = None
@@ -87,4 +112,4 @@ class Faulted:
     by_death: bool = False
 
 
-Event = Died | Answered | Unneeded | Copying | Lost | Closed | Done | Faulted
+Event = Died | Answered | RewindAsked | Repeated | Unneeded | Copying | Lost | Closed | Done | Faulted

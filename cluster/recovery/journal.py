@@ -176,6 +176,22 @@ class Journal:
             since += isinstance(entry, LoggedStep)
         return since
 
+    @property
+    def num_asked(self) -> int:
+        """The number of the last step of the log; 0 when it has none."""
+        return max((entry.ordinal for entry in self._log if isinstance(entry, LoggedStep)), default=0)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether groups have answered all that they were asked, and no snapshot or copy is under way."""
+        is_answered = all(isinstance(entry, LoggedSnapshot) or not entry.waiting for entry in self._log)
+        return is_answered and self.snapshot is None and not self.keeps_copies
+
+    @property
+    def repeatable(self) -> tuple[LoggedStep | LoggedRead, ...]:
+        """The requests that have made the values since the snapshot, in order."""
+        return tuple(entry for entry in self._log if isinstance(entry, LoggedStep | LoggedRead))
+
     # What is answered.
 
     def succeed(self, attempt: int, request: LoggedRequest, mpmd_idx: int, result: Any) -> list[Outcome]:
@@ -186,6 +202,8 @@ class Journal:
         if attempt != self.attempt or mpmd_idx not in request.waiting:
             return []
         request.waiting.remove(mpmd_idx)
+        if isinstance(request, LoggedStep):
+            request.events[mpmd_idx] = result.events
         if mpmd_idx not in request.answers:
             request.results[mpmd_idx] = result
         elif isinstance(request, LoggedStep | LoggedRead) and not _repeats(request.answers[mpmd_idx], result):
@@ -315,6 +333,19 @@ class Journal:
                 entry.errors.clear()
                 entry.results.clear()
         return tuple(self._log)
+
+    def resume(self) -> tuple[LoggedRequest, ...]:
+        """Groups have the values that they had before ``suspend``. Returns what they were not asked since."""
+        self._is_suspended = False
+        return tuple(e for e in self._log if not isinstance(e, LoggedSnapshot) and e.waiting)
+
+    def correct(self, replies: Mapping[int, Mapping[int, StepReply | None]] | None) -> None:
+        """These are the right replies to steps, by their number; ``None``: they are not known."""
+        for step in (entry for entry in self._log if isinstance(entry, LoggedStep)):
+            for mpmd_idx, answer in step.answers.items():
+                reply = None if replies is None else replies.get(step.ordinal, {}).get(mpmd_idx)
+                if answer is not None:
+                    step.answers[mpmd_idx] = None if reply is None else dict(reply.inline)
 
     def lose_values(self, error: BaseException) -> list[Outcome]:
         """No process has a value any more: what is not answered fails with ``error``, all is forgotten."""

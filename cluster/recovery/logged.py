@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mpmd.runtime.digests import ProcessEvents
 from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import Handle, Released, StepRequest
 from mpmd.runtime.storage import StoredArray
@@ -49,6 +50,7 @@ class LoggedStep(LoggedRequest):
 
     Attributes:
       ordinal: counts the steps of the mesh, from 1.
+      events: those of the last run on each group, with digests of values, if the step has any.
       requests: what each group was asked. Programs are not released here: a replay may need them.
       nbytes: of the host arrays that it sends; one that several groups get counts once.
       failure: why it has failed, or cannot run because an earlier step has: it is not run again.
@@ -58,6 +60,7 @@ class LoggedStep(LoggedRequest):
     requests: Mapping[int, StepRequest]
     nbytes: int
     failure: str | None = None
+    events: dict[int, tuple[ProcessEvents, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def groups(self) -> frozenset[int]:

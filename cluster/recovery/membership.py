@@ -18,12 +18,9 @@ from cluster.recovery.logged import LoggedStep
 from cluster.recovery.moves import Moves
 from cluster.recovery.policy import FROM_DISK, FailureCounter, Recovery, copying_fault, loss_of_values
 from cluster.recovery.replacement import Replacement
-from cluster.recovery.report import DIED, FAILED
+from cluster.recovery.report import CORRUPTED, DIED, FAILED
+from cluster.recovery.rewinds import Ending, GoingBackError, Rewinds
 from mpmd.errors import GroupDiedError, RecoveryError
-
-
-class _StepFailedError(GroupDiedError):
-    """A group is alive, and goes back with all others because it has failed a step."""
 
 
 class Membership:
@@ -55,13 +52,21 @@ class Membership:
         self._failures = FailureCounter(policy.max_failures)
         self._replacement: Replacement | None = None
         self._marked = BEGINNING  # the snapshot of the last ``MarkCommitted``
+        self._rewinds = Rewinds(
+            self.journal, self.dead, self.moves, policy, self.left_out, len(processes_per_group)
+        )
 
     # What others may do now.
 
     @property
     def is_running(self) -> bool:
-        """Whether groups may be asked: none is being replaced or about to move."""
-        return not self.dead and not self.moves.is_paused
+        """Whether groups may be asked: none is being replaced or about to move, and none is to go back."""
+        return not self.dead and not self.moves.is_paused and not self._rewinds.is_under_way
+
+    @property
+    def check_is_due(self) -> bool:
+        """Whether to have groups repeat their steps now, after a step. A checkpoint keeps them from it."""
+        return self.is_running and self._rewinds.is_due
 
     @property
     def snapshot_is_due(self) -> bool:
@@ -79,6 +84,8 @@ class Membership:
         if self.error is not None:
             return True
         match wait:
+            case do.AwaitAnswers() | do.AwaitRepeated():
+                return self._rewinds.is_over(wait)
             case do.AwaitReplay(recovered):
                 return recovered.attempt != journal.attempt or all(map(journal.is_answered, recovered.steps))
             case do.AwaitLeftOut():
@@ -121,12 +128,21 @@ class Membership:
                 return []  # the death itself is noted, and then all is asked again
             case on.Answered(attempt, request, mpmd_idx, _, BaseException() as error):
                 return self._believe(journal.fail(attempt, request, mpmd_idx, error))
+            case on.RewindAsked(number, refused):
+                assert self.is_running, "groups go back when they are asked nothing"
+                return self._rewinds.begin(number, refused)
+            case on.Repeated():
+                return self._rewinds.note(event)
             case on.Unneeded(copies):
                 return self._believe(journal.drop_copies(copies))
             case on.Copying(snapshot, copied):
                 return [do.CopyAway(journal.attempt, snapshot, journal.committed, copied)]
             case on.Lost():
                 return self._current.start_beside(event)
+            case on.Done(do.RewindJob() as job, result):
+                return self._follow(self._rewinds.go_on(job, result))
+            case on.Faulted(do.RewindJob() as job, error):
+                return self._follow(self._rewinds.fail(job, error))
             case on.Done(job, result):
                 return self._go_on(job, result)
             case on.Faulted(do.CopyAway() as copying, error):
@@ -197,7 +213,7 @@ class Membership:
             actions.append(do.MarkCommitted())
         if (step := self.journal.failed) is not None and not self.dead:
             reason = f"{step} failed, and all groups go back to before it"
-            actions += self._go_back_for(_StepFailedError(reason, min(step.groups)), step, FAILED)
+            actions += self._go_back_for(GoingBackError(reason, min(step.groups)), step, FAILED)
         return [*actions, do.Tell(outcomes)]
 
     # Snapshots.
@@ -231,7 +247,7 @@ class Membership:
         if before is None and error.mpmd_idx in self.left_out.groups:
             self.left_out.dead.setdefault(error.mpmd_idx, error)
             return []
-        if before is not None and not isinstance(before, _StepFailedError):
+        if before is not None and not isinstance(before, GoingBackError):
             return []
         return self._go_back_for(error, self.journal.current_step(error.mpmd_idx), DIED)
 
@@ -242,8 +258,19 @@ class Membership:
         if not is_first:
             return []
         self.journal.suspend()
+        return [*self._rewinds.drop(), *self._begin_replacement(error, step, kind)]
+
+    def _begin_replacement(self, error: GroupDiedError, step: LoggedStep | None, kind: str) -> Actions:
         self._replacement = Replacement(error, step, kind, self._processes_per_group, self._failures)
         return [do.AwaitLeftOut(), do.Detach(error)] if self.left_out.groups else [do.Detach(error)]
+
+    def _follow(self, ending: Ending) -> Actions:
+        """The consequences of the end of a job of a rewind."""
+        if ending.error is not None:
+            return [*ending.actions, *self._end(ending.error, None)]
+        if ending.death is not None:
+            return [*ending.actions, *self._begin_replacement(ending.death, None, ending.kind)]
+        return ending.actions
 
     @property
     def _current(self) -> Replacement:
@@ -252,7 +279,7 @@ class Membership:
 
     def _replace(self) -> Actions:
         """Nobody calls the groups any more, so no other death is noted."""
-        dead = {i for i, error in self.dead.items() if not isinstance(error, _StepFailedError)}
+        dead = {i for i, error in self.dead.items() if not isinstance(error, GoingBackError)}
         is_failure = bool(dead - self.moves.leaving)
         self.dead.update(self.left_out.dead)
         dead |= self.left_out.dead.keys()
@@ -291,7 +318,7 @@ class Membership:
 
 
 def _after_report(recovered: do.Recovered) -> Actions:
-    return [do.StartSpares(ends_move=recovered.kind not in (DIED, FAILED))]
+    return [do.StartSpares(ends_move=recovered.kind not in (DIED, FAILED, CORRUPTED))]
 
 
 def _clean_up(event: on.Event) -> Actions:

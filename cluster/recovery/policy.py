@@ -12,9 +12,21 @@ from typing import Any
 from cluster.recovery.journal import BEGINNING, Journal, LoggedStep
 from mpmd.errors import GroupDiedError, StateLostError
 from mpmd.meshes.part import ranges_of
-from mpmd.validation import Fault, int_fault, number_fault, raise_faults, shown, str_fault, type_fault
+from mpmd.validation import (
+    Fault,
+    choice_fault,
+    int_fault,
+    number_fault,
+    raise_faults,
+    shown,
+    str_fault,
+    type_fault,
+)
 
 FROM_DISK = "Start again from a checkpoint on disk"
+
+RAISE, REPLACE, WARN = REACTIONS = ("raise", "replace", "warn")
+"""The reactions to wrong bits."""
 
 _LOG_BYTES = 2**30
 """The most host arrays, batches above all, that the log may hold before a step waits for a snapshot."""
@@ -42,6 +54,11 @@ class Recovery:
       parts: ``{"sampler": None}`` leaves a part of the mesh out, whose values can be made again, as weights
         by ``mpmd.reshard``: they are not copied, and its steps not run again. When one of its groups dies,
         steps of other parts go on, and its own raise ``GroupDiedError`` until ``mesh.replace("sampler")``.
+      verify_every: after so many steps, and after the first one, all groups go back to the last snapshot,
+        repeat the steps since, and are to compute the same bits. ``None``: they never do.
+      on_corruption: then, when wrong bits are noticed: ``"raise"`` ends the run with
+        ``mpmd.errors.SilentCorruptionError``; ``"replace"`` replaces the process of a group that has computed
+        or kept wrong bits, as if it had died; ``"warn"`` goes on. ``mesh.corruptions`` has all reports.
 
     Raises: ``TypeError`` or ``ValueError`` for numbers that cannot be.
     """
@@ -51,6 +68,8 @@ class Recovery:
     spares: int = 0
     share_after: float | None = 10.0
     parts: Mapping[str, None] | None = None
+    verify_every: int | None = None
+    on_corruption: str = "raise"
 
     def __post_init__(self) -> None:
         what = "a number of seconds"
@@ -59,9 +78,21 @@ class Recovery:
             int_fault("max_failures", self.max_failures),
             int_fault("spares", self.spares, 0),
             number_fault("share_after", self.share_after, what, least=0, finite=True, optional=True),
+            int_fault("verify_every", self.verify_every, optional=True),
+            choice_fault("on_corruption", self.on_corruption, REACTIONS),
             *_parts_faults(self.parts),
             title="Recovery: ",
         )
+
+    def check_is_due(self, journal: Journal, verified: int) -> bool:
+        """Whether groups are to go back and repeat their steps now, after a step; first after the first one.
+
+        Args:
+          verified: the last step before the last check; 0 before the first check.
+        """
+        if self.verify_every is None or not journal.num_steps:
+            return False
+        return not verified or journal.num_asked - verified >= self.verify_every
 
     def snapshot_is_due(self, journal: Journal) -> bool:
         """Whether to begin a snapshot now, after a step: after the first one, and then now and again."""

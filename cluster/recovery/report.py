@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
-DIED, FAILED, REPLACED = "died", "failed", "replaced"
+from cluster.recovery.comparison import Difference, FaultKind
+from mpmd.runtime.digests import ProcessDigests
+
+DIED, FAILED, REPLACED, CORRUPTED = "died", "failed", "replaced", "corrupted"
 DRAINED, SHRUNK, GROWN = "drained", "shrunk", "grown"
 """The kinds of recoveries and moves. ``DIED``: a process has died, and its group is replaced. ``FAILED``: a
 step has failed that had taken its arguments over, and all groups go back. ``REPLACED``: the user has a dead
-group of a part that recovery leaves out begin anew. A group moves because its node is to end (``DRAINED``),
-to share the devices of another one (``SHRUNK``), or to a place of its own again (``GROWN``)."""
+group of a part that recovery leaves out begin anew. ``CORRUPTED``: a group has had wrong bits, and is
+replaced. A group moves because its node is to end (``DRAINED``), to share the devices of another one
+(``SHRUNK``), or to a place of its own again (``GROWN``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +33,9 @@ class RecoveryReport:
         had the programs; ``restored``, until all had the values of the snapshot; ``replayed``, until they
         had run all steps since, which does not keep the caller waiting.
       lost: why the values of all groups were lost, so that no step was run again; ``None`` if they were not.
-      kind: ``died``, or ``failed`` where a step has; ``replaced``, by ``mesh.replace``; or for a move
-        ``drained``, because its node is to end, ``shrunk``, to share the devices of another group, or
-        ``grown``, to a place of its own.
+      kind: ``died``, or ``failed`` where a step has; ``replaced``, by ``mesh.replace``; ``corrupted``,
+        because a group has had wrong bits; or for a move ``drained``, because its node is to end,
+        ``shrunk``, to share the devices of another group, or ``grown``, to a place of its own.
       shares_with: those of the groups that have no place of their own now, and the group whose devices each
         shares.
     """
@@ -50,7 +55,8 @@ class RecoveryReport:
         return sum(self.seconds.values())
 
     def __str__(self) -> str:
-        groups = ", ".join(f" group {mpmd_idx}" for mpmd_idx in self.mpmd_idxs)
+        names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in self.mpmd_idxs)
+        groups = f" {names}" if names else ""
         phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
         at = "" if self.step is None else f" at step {self.step}"
         reason = self.reason.partition(". ")[0]  # Ray has several sentences
@@ -59,8 +65,93 @@ class RecoveryReport:
             f"; group {guest} shares the devices of group {host} until {until}"
             for guest, host in sorted(self.shares_with.items())
         )
-        kinds = {DIED: "recovered", FAILED: "went back with all groups", REPLACED: "replaced"}
+        kinds = {
+            DIED: "recovered",
+            CORRUPTED: "recovered",
+            FAILED: "went back with all groups",
+            REPLACED: "replaced",
+        }
         what = kinds.get(self.kind, f"moved ({self.kind})")
         then = f"{self.num_replayed} steps run again" if self.lost is None else "all values lost"
         why = "" if self.lost is None else f"; {self.lost}"
         return f"{what}{groups}{at} in {self.total:.2f} s ({phases}; {then}): {reason}{why}{sharing}"
+
+
+class FoundValue(NamedTuple):
+    """The first NaN or infinity that was found when steps were repeated.
+
+    Attributes:
+      step: counted from 1.
+      task: its name in the plan.
+      mpmd_idx: the group.
+      text: the task, the group and the value, for people.
+      path: the directory that has the task, for ``mpmd replay``; ``None`` if it was not written.
+    """
+
+    step: int
+    task: str
+    mpmd_idx: int
+    text: str
+    path: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CorruptionReport:
+    """Wrong bits that were noticed, in ``mesh.corruptions``.
+
+    Attributes:
+      kind: ``computed``, a group has computed other bits of the same; ``kept``, a value has changed where it
+        was kept; ``message``, one has not arrived as it was sent; ``copy``, a copy of a snapshot has changed;
+        ``replica``, copies of a value differ that are to be equal.
+      mpmd_idxs: the group; of a message that which has sent it and that which has received it.
+      step: counted from 1; ``None`` where that is not known.
+      devices: those of the group whose bits differ, as far as that is known.
+      tasks: the one that has computed other bits, or those of which one has.
+      places: the processes of these groups, and their nodes.
+      text: all of this for people, and the state of the groups now.
+    """
+
+    kind: str
+    mpmd_idxs: tuple[int, ...]
+    step: int | None
+    devices: tuple[str, ...]
+    tasks: tuple[str, ...]
+    places: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @staticmethod
+    def of(difference: Difference, processes: tuple[ProcessDigests, ...], then: str) -> CorruptionReport:
+        """The report of a difference.
+
+        Args:
+          processes: those of all groups.
+          then: a sentence about the runs and the state of the groups.
+        """
+        at = [process.place for process in processes if process.mpmd_idx in difference.mpmd_idxs]
+        return CorruptionReport(
+            kind=difference.kind.value,
+            mpmd_idxs=difference.mpmd_idxs,
+            step=difference.step,
+            devices=difference.devices,
+            tasks=difference.tasks,
+            places=tuple(at),
+            text=f"{_sentence(difference, at)}. {then}",
+        )
+
+
+def _sentence(difference: Difference, places: list[str]) -> str:
+    groups = " and ".join(f"group {mpmd_idx}" for mpmd_idx in difference.mpmd_idxs)
+    where = f"{groups} ({'; '.join([*places, *difference.devices])})"
+    at = "" if difference.step is None else f" in step {difference.step}"
+    match difference.kind:
+        case FaultKind.COMPUTED:
+            tasks = f", by {' or '.join(difference.tasks)}" if difference.tasks else ""
+            return f"{where} computed other bits of the same{at}{tasks}; first, {difference.text or 'values'}"
+        case FaultKind.KEPT:
+            return f"{where} had other bits of {difference.text} than when it was copied"
+        case FaultKind.MESSAGE:
+            return f"{where}: {difference.text} arrived with other bits than it was sent with{at}"
+    return difference.text

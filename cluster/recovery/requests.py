@@ -10,12 +10,13 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import LoadRequests, RayRuntime
-from cluster.recovery.events import Answered, Copying, Event, Unneeded
+from cluster.recovery.actions import EndRewind
+from cluster.recovery.events import Answered, Copying, Event, Repeated, RewindAsked, Unneeded
 from cluster.recovery.journal import Outcome
 from cluster.recovery.left_out import lost_values
 from cluster.recovery.logged import (
@@ -30,8 +31,10 @@ from cluster.recovery.membership import Membership
 from cluster.recovery.process_pool import ProcessPool
 from mpmd.errors import StateLostError
 from mpmd.runtime.argument_cache import ArgumentCache
+from mpmd.runtime.digests import DigestScope
+from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import ReleaseQueue
-from mpmd.runtime.requests import Handle, Released
+from mpmd.runtime.requests import Capture, Handle, Released
 
 
 class Requests:
@@ -51,6 +54,7 @@ class Requests:
       tell: tells the membership of an event, and has what follows carried out.
       loads: what the groups were asked, so that they loaded each program.
       unlogged: futures of what is not in the journal; they fail when values are lost.
+      rewinds: by number, those that somebody waits for, and their ends.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Requests:
         self.tell: Callable[[Event], object] = lambda event: None
         self.loads: dict[int, LoadRequests] = {}
         self.unlogged: set[Future] = set()
+        self.rewinds: dict[int, EndRewind | None] = {}
         self._released = released
         self._unloaded = collections.deque[int]()  # programs of which the journal does not know it yet
         self._next_handle = next_handle
@@ -117,6 +122,34 @@ class Requests:
             self.changed.wait_for(
                 lambda: self.membership.error is not None or attempt != self.journal.attempt
             )
+
+    def rewind(self, refused: NonFinitePolicy) -> EndRewind:
+        """Has groups go back and repeat their steps with nobody dead, and waits for the end.
+
+        Returns: the first value that was refused, and the tasks that groups have kept until they are freed.
+        Raises: why nothing works any more.
+        """
+        membership = self.membership
+        with self.changed:
+            while True:
+                self.wait_until_running()
+                if membership.error is not None:
+                    raise copy_of(membership.error)
+                number = self._next_handle()
+                self.rewinds[number] = None
+                self.tell(RewindAsked(number, refused))
+                self.changed.wait_for(functools.partial(self._has_ended, number))
+                ending = self.rewinds.pop(number)
+                if ending is None:
+                    continue
+                if not ending.is_interrupted:
+                    return ending
+                for kept in (each.captured for each in ending.kept):
+                    handles = tuple(handle for handle in kept.handles if handle is not None)
+                    self.give_back({kept.mpmd_idx: Released(handles)})
+
+    def _has_ended(self, number: int) -> bool:
+        return self.rewinds[number] is not None or self.membership.error is not None
 
     def count_waiting(self) -> Mapping[int, int]:
         """The number of each group's answers that are awaited."""
@@ -185,13 +218,36 @@ class Requests:
             reply.add_done_callback(functools.partial(self._note_reply, attempt, request, mpmd_idx))
             reply.add_done_callback(lambda _: then())
 
-    def _replies(self, request: LoggedRequest) -> Mapping[int, Future]:
+    def repeat(self, number: int, entries: Sequence[LoggedRequest], refused: NonFinitePolicy | None) -> None:
+        """Asks groups once more, for a rewind with this number. ``refused``: as of a ``StepRequest``."""
+        for request in entries:
+            for mpmd_idx, reply in self._replies(request, DigestScope.TASKS, refused).items():
+                reply.add_done_callback(functools.partial(self._note_repeated, number, request, mpmd_idx))
+
+    def _note_repeated(self, number: int, request: LoggedRequest, mpmd_idx: int, reply: Future) -> None:
+        error = reply.exception()
+        result = reply.result() if error is None else None
+        self.tell(Repeated(number, request, mpmd_idx, result, error))
+
+    def _replies(
+        self,
+        request: LoggedRequest,
+        digests: DigestScope | None = None,
+        refused: NonFinitePolicy | None = None,
+    ) -> Mapping[int, Future]:
         match request:
             case LoggedStep():
                 number = self.next_number()
                 return self.groups.submit_step(
                     {
-                        i: dataclasses.replace(asked, step=number, failed=request.failure)
+                        i: dataclasses.replace(
+                            asked,
+                            step=number,
+                            failed=request.failure,
+                            digests=digests or asked.digests,
+                            refused=refused or asked.refused,
+                            capture=Capture(None, self._next_handle()) if refused else asked.capture,
+                        )
                         for i, asked in request.requests.items()
                     }
                 )
@@ -202,6 +258,11 @@ class Requests:
             case LoggedCopy(mpmd_idx, copy, handles):
                 return {mpmd_idx: self.groups.copy_out(mpmd_idx, copy, handles)}
         raise AssertionError(f"{request} is no request that groups know")
+
+    @property
+    def logged(self) -> frozenset[int]:
+        """The groups that are not left out."""
+        return frozenset(range(self.num_groups)) - self.membership.left_out.groups
 
     def next_number(self) -> int:
         """The number of the next step: groups refuse earlier ones."""
@@ -214,8 +275,7 @@ class Requests:
 
     def begin_snapshot(self) -> None:
         """Has groups copy their values, as soon as they have carried out what they were asked."""
-        copied = set(range(self.num_groups)) - self.membership.left_out.groups
-        snapshot = self.journal.begin_snapshot(self.take_released(copied))
+        snapshot = self.journal.begin_snapshot(self.take_released(self.logged))
         try:
             self.ask_for_copies(snapshot)
         except BaseException:  # an interrupt: perhaps nobody waits for the copies

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -19,12 +21,13 @@ from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import Status, while_recovering
-from cluster.recovery.events import Closed
+from cluster.recovery.actions import KeptHere
+from cluster.recovery.events import Closed, RewindAsked
 from cluster.recovery.left_out import crossing_fault
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import Recovery
 from cluster.recovery.process_pool import ProcessPool
-from cluster.recovery.report import RecoveryReport
+from cluster.recovery.report import CorruptionReport, FoundValue, RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.shell import Shell
@@ -34,7 +37,10 @@ from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles
+from mpmd.runtime.digests import DigestScope, ProcessDigests
+from mpmd.runtime.fetch_kept import drop_kept, fetch_kept
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
+from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.storage import JsonSpec, StoredArray
@@ -52,6 +58,7 @@ class RecoveringRuntime(RuntimeBase):
       pool: the running processes.
       policy: when to copy values, and when to give up.
       on_recovery: is called with a report of each recovery, and of each move of a group.
+      on_corruption: is called with a report of wrong bits.
       max_in_flight: how many steps may be under way.
       left_out: the groups that are neither logged nor copied, and do not go back.
     """
@@ -64,6 +71,7 @@ class RecoveringRuntime(RuntimeBase):
         pool: ProcessPool,
         policy: Recovery,
         on_recovery: Callable[[RecoveryReport], None],
+        on_corruption: Callable[[CorruptionReport], None],
         max_in_flight: int = MAX_IN_FLIGHT,
         left_out: Collection[int] = (),
     ):
@@ -71,6 +79,7 @@ class RecoveringRuntime(RuntimeBase):
         self.processes_per_group = groups.processes_per_group
         self._groups = groups
         self._pool = pool
+        self._digests = None if policy.verify_every is None else DigestScope.MESSAGES
         # None of them gets this object or a method of it: it ends when its last user drops it.
         self.left_out = frozenset(left_out)
         self._membership = Membership(policy, self.processes_per_group, left_out)
@@ -78,7 +87,7 @@ class RecoveringRuntime(RuntimeBase):
             self._membership, groups, pool, self._released, self._handles.__next__, self.arguments
         )
         self._saving = Saving(self._requests)
-        self._shell = Shell(self._requests, self._saving, on_recovery)
+        self._shell = Shell(self._requests, self._saving, on_recovery, on_corruption)
         self._unlogged = UnloggedRequests(self._requests, self._shell.wake)
 
     def attach(self, connections: Sequence[Connection]) -> None:
@@ -172,10 +181,15 @@ class RecoveringRuntime(RuntimeBase):
                 return self._unlogged.submit_step(requests)
             released = asked.take_released(requests)
             step = asked.journal.add_step(
-                {i: dataclasses.replace(request, released=released[i]) for i, request in requests.items()}
+                {
+                    i: dataclasses.replace(request, released=released[i], digests=self._digests)
+                    for i, request in requests.items()
+                }
             )
             futures = asked.ask_first(step)
-            if self._membership.snapshot_is_due:
+            if self._membership.check_is_due:
+                self._shell.tell(RewindAsked(self.next_handle()))
+            elif self._membership.snapshot_is_due:
                 asked.begin_snapshot()
                 self._unlogged.tell_released()
             return futures
@@ -254,6 +268,43 @@ class RecoveringRuntime(RuntimeBase):
 
     def stop_trace(self) -> dict[str, TraceFiles]:
         return self._groups.stop_trace()
+
+    def find_nonfinite(self, refused: NonFinitePolicy, to: Path | None) -> FoundValue | None:
+        """The first value of these, of those that steps have made since the last snapshot.
+
+        All groups go back to it and repeat the steps, and have the same values again afterwards. Steps that
+        are asked for meanwhile wait.
+
+        Args:
+          to: the directory for the task that has made it, if that is to be written.
+        """
+        self.check_process()
+        ending = self._requests.rewind(refused)
+        found = ending.found
+        for kept in ending.kept:
+            at = (kept.step, kept.captured.mpmd_idx)
+            if to is None or found is None or at != (found.step, found.mpmd_idx):
+                drop_kept(self, kept.captured)
+            elif self._write_kept(kept, to):
+                found = found._replace(path=str(to))
+        return found
+
+    def _write_kept(self, kept: KeptHere, to: Path) -> bool:
+        try:
+            task = fetch_kept(self, kept.captured, kept.error)
+            with jax.debug_nans(False), jax.debug_infs(False):
+                self.captures.write(kept.program, task, to)
+        except (OSError, RuntimeError) as fault:  # what was found is to be told in any case
+            text = f"find_nan: {kept.captured.task} could not be written to {to}: {fault}"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            return False
+        return True
+
+    def digests(self) -> tuple[ProcessDigests, ...]:
+        """As in the protocol. Waits while groups recover."""
+        with self._requests.changed:
+            self._requests.wait_until_running()
+        return self._groups.digests()
 
     def status(self) -> Status:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""

@@ -25,7 +25,7 @@ from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
 from cluster.recovery.logged import LoggedCopy, LoggedSnapshot
 from cluster.recovery.migrations import Migrations
-from cluster.recovery.report import RecoveryReport
+from cluster.recovery.report import CorruptionReport, RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
 from cluster.tcp.connection import Connection
@@ -69,15 +69,23 @@ class Shell:
     Args:
       requests, saving: what groups were asked.
       on_recovery: is called with a report of each recovery and move.
+      on_corruption: is called with a report of wrong bits.
     """
 
-    def __init__(self, requests: Requests, saving: Saving, on_recovery: Callable[[RecoveryReport], None]):
+    def __init__(
+        self,
+        requests: Requests,
+        saving: Saving,
+        on_recovery: Callable[[RecoveryReport], None],
+        on_corruption: Callable[[CorruptionReport], None],
+    ):
         self._requests = requests
         self._membership = requests.membership
         self._groups = requests.groups
         self._pool = requests.pool
         self._saving = saving
         self._on_recovery = on_recovery
+        self._on_corruption = on_corruption
         self._session = RaySession()
         self._migrations = Migrations(self._pool)
         self._wake = threading.Event()
@@ -134,6 +142,14 @@ class Shell:
                         requests.ask(entry)
             case do.BeginSnapshot():
                 requests.begin_snapshot()
+            case do.Repeat(number, entries, refused):
+                requests.repeat(number, entries, refused)
+            case do.EndRewind(number):
+                if number in requests.rewinds:
+                    requests.rewinds[number] = action
+            case do.ReportCorruption(report):
+                self._on_corruption(report)
+                print(f"cluster: {report}", file=sys.stderr, flush=True)
             case do.MarkCommitted():
                 self._pool.copies.mark_committed()
             case do.GiveBack(snapshot):
@@ -231,6 +247,12 @@ class Shell:
                     each.result()
                 journal = self._membership.journal
                 pool.copies.copy_away(snapshot.number, base, lambda: attempt == journal.attempt)
+            case do.TakeDigests():
+                return self._groups.digests(self._requests.logged)
+            case do.GoBack(_, snapshot):
+                damaged = pool.copies.check(snapshot)
+                pool.copies.restore(snapshot, pool.infos)
+                return damaged
             case do.Release():
                 pool.release()
         return None

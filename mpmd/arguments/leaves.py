@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ import numpy as np
 
 from mpmd.arrays.array import MpmdArray
 from mpmd.ir.placement import Placement
-from mpmd.ir.plan import Spec
+from mpmd.ir.plan import InputLeaf, Spec
+from mpmd.ir.stack import Stack
 from mpmd.keys import encode
 
 
@@ -93,3 +95,10 @@ def host_value(leaf: Any, described: jax.ShapeDtypeStruct, donated: bool) -> np.
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf, dtype=described.dtype)
     return np.array(encode(leaf), copy=donated or None)
+
+
+def placement_of(stack: Stack | None, ranges: Sequence[InputLeaf], first: int) -> Placement:
+    """The placement in which a step reads a leaf; the group ``first`` for a leaf that it does not read."""
+    spec = next((layers.spec for layers in ranges if layers.mpmd_idxs), ())
+    range_idxs = tuple(layers.mpmd_idxs or (first,) for layers in ranges)
+    return Placement(range_idxs[0], spec) if stack is None else Placement.of_ranges(stack, range_idxs, spec)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mpmd.cli.arguments import count, number
 from mpmd.planner.cluster import Cluster
+from mpmd.planner.cluster_file import read_fields
+from mpmd.planner.hardware import has_default
 from mpmd.render import draw_timeline
 from mpmd.schedules.families import FAMILIES
 from mpmd.simulate import Link
-from mpmd.util.text_files import read_text
-from mpmd.validation import is_number
 
 _NUMBERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "nodes": (count, "how many nodes the cluster has"),
@@ -117,43 +115,13 @@ def choose(step: Any, arguments: tuple, options: argparse.Namespace) -> None:
 
 def _cluster(options: argparse.Namespace) -> Cluster:
     """The cluster of the file and the options. Raises ``ValueError`` for missing and unknown fields."""
-    fields = _of_file(options.cluster) if options.cluster is not None else {}
+    fields = read_fields(options.cluster) if options.cluster is not None else {}
     fields |= {name: value for name in _NUMBERS if (value := getattr(options, name)) is not None}
     fields |= {name: Link(*value) for name in _LINKS if (value := getattr(options, name)) is not None}
-    needed = [field.name for field in dataclasses.fields(Cluster) if field.default is dataclasses.MISSING]
+    needed = [field.name for field in dataclasses.fields(Cluster) if not has_default(field)]
     if missing := [_option(name) for name in needed if name not in fields]:
         raise ValueError(f"the cluster is not known without {', '.join(missing)}")
     try:
         return Cluster(**fields)
     except TypeError as error:  # of values in the file, which is as wrong as the command line
         raise ValueError(str(error)) from error
-
-
-def _of_file(path: Path) -> dict[str, Any]:
-    known = [field.name for field in dataclasses.fields(Cluster)]
-    try:
-        fields = json.loads(read_text(path))
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
-    if not isinstance(fields, dict) or not set(fields) <= set(known):
-        raise ValueError(f"{path} must have an object with the fields {', '.join(known)}, got {fields!r}")
-    for name in _LINKS:
-        if name in fields:
-            fields[name] = _link(path, name, fields[name])
-    return fields
-
-
-def _link(path: Path, name: str, fields: Any) -> Link:
-    """A link; a bandwidth of ``null`` is infinite, as in the JSON of a table."""
-    if not isinstance(fields, dict) or set(fields) != {"latency", "bandwidth"} or not _are_numbers(fields):
-        raise ValueError(
-            f"{path}: {name} must have a latency in seconds and a bandwidth in bytes per second, got "
-            f"{fields!r}"
-        )
-    bandwidth = fields["bandwidth"]
-    return Link(fields["latency"], math.inf if bandwidth is None else bandwidth)
-
-
-def _are_numbers(fields: dict[str, Any]) -> bool:
-    """Whether all fields of a link are numbers, except for an infinite bandwidth."""
-    return all(is_number(value) for name, value in fields.items() if (name, value) != ("bandwidth", None))

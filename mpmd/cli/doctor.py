@@ -15,10 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from typing import TYPE_CHECKING, Any
 
 from mpmd.cli import machine
 from mpmd.cli.arguments import add_command
@@ -26,6 +23,9 @@ from mpmd.cli.exit_codes import ExitCode
 from mpmd.util.private_directory import fault_of
 from mpmd.util.tables import aligned, human_bytes
 from mpmd.version import __version__
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 TRIAL_SECONDS = 180
 """The longest that a trial may take."""
@@ -40,6 +40,11 @@ NO_DEVICES = (
 UNUSED_GPUS = (
     "JAX does not use them: pip install 'jax[cuda12]' or 'jax[cuda13]', whichever the driver supports, and "
     "unset JAX_PLATFORMS"
+)
+
+OTHER_BITS = (
+    "recovery, and Recovery(verify_every=...) above all, need executables that repeat their bits: on GPUs "
+    "set XLA_FLAGS=--xla_gpu_deterministic_ops=true; on CPUs a device may be faulty"
 )
 
 FORMAT = "mpmd doctor 1"
@@ -163,6 +168,10 @@ def _installed() -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         yield Finding("mpmd's metadata", State.WARNING, "mpmd is not installed", "pip install it")
         return
+    # Here, because another command of the same parser, `mpmd replay`, needs no package but JAX and numpy.
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
     python, supported = platform.python_version(), about["Requires-Python"]
     fits = python in SpecifierSet(supported)
     yield Finding(
@@ -279,7 +288,10 @@ def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
         lines = _error_in(done.stderr) or [f"the process ended with {done.returncode}"]
         return Finding(subject, State.FAULT, f"\n{'':9}".join(lines), remedy)
     result = json.loads(done.stdout.strip().splitlines()[-1])
-    return Finding(subject, State.OK, result.pop("text"), data=result)
+    text, other_bits = result.pop("text"), result.pop("other_bits", None)
+    if other_bits:
+        return Finding(subject, State.WARNING, text, OTHER_BITS, result)
+    return Finding(subject, State.OK, text, data=result)
 
 
 def _error_in(text: str) -> list[str]:

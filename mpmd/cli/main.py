@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mpmd.cli import doctor, plan, report, schedule, top
+from mpmd.cli import doctor, plan, replay, report, schedule, top
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.version import __version__
 
@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     schedule.add_commands(commands)
     plan.add_commands(commands)
     report.add_commands(commands)
+    replay.add_commands(commands)
     doctor.add_commands(commands)
     top.add_commands(commands)
     return parser

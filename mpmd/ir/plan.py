@@ -254,6 +254,11 @@ class GroupProgram:
         """The runs, in order."""
         return tuple(i for i in self.instructions if isinstance(i, Run))
 
+    @property
+    def received(self) -> frozenset[Name]:
+        """The values that other groups send."""
+        return frozenset(name for i in self.instructions if isinstance(i, Recv) for name in i.values)
+
     def __str__(self) -> str:
         lines = [f"group {self.mpmd_idx}:"]
         return "\n".join(lines + [f"  {instruction}" for instruction in self.instructions])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import functools
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +21,16 @@ from mpmd.runtime.in_process import InProcessRuntime
 from mpmd.runtime.interrupts import drop_queued, dropping_queued
 from mpmd.runtime.status import GroupStatus, Status
 from mpmd.sharding import with_auto_axes
-from mpmd.validation import Fault, int_fault, is_sequence, raise_faults, shown, str_fault, type_fault
+from mpmd.validation import (
+    Fault,
+    int_fault,
+    is_sequence,
+    path_fault,
+    raise_faults,
+    shown,
+    str_fault,
+    type_fault,
+)
 
 
 class MpmdMesh(WholeMesh):
@@ -44,6 +55,8 @@ class MpmdMesh(WholeMesh):
         waits. Each part has this number.
       parts: the number of groups of each part by its name, in the order of the groups, as
         ``{"actor": 4, "sampler": 2}``; see ``part``.
+      capture: a directory in which each task that fails, or that makes a value which ``jax.debug_nans`` or
+        ``jax.debug_infs`` refuses, gets a directory of its own, for ``mpmd replay``; ten of them at most.
 
     Raises: ``ValueError`` when the mesh has no such axis, or has ``Manual`` ones, or devices of other
       processes, or when the meshes of a sequence do not have the same axes or share a device; ``TypeError``
@@ -57,8 +70,13 @@ class MpmdMesh(WholeMesh):
         *,
         max_in_flight: int = MAX_IN_FLIGHT,
         parts: Mapping[str, int] | None = None,
+        capture: str | os.PathLike[str] | None = None,
     ):
-        raise_faults(*_type_faults(jax_mesh, mpmd_axis_name, max_in_flight), *parts_faults(parts))
+        raise_faults(
+            *_type_faults(jax_mesh, mpmd_axis_name, max_in_flight),
+            *parts_faults(parts),
+            path_fault("capture", capture, optional=True),
+        )
         meshes = [jax_mesh] if isinstance(jax_mesh, Mesh) else list(jax_mesh)
         faults = [*_faults_of_all(meshes)]
         if isinstance(jax_mesh, Mesh):
@@ -74,6 +92,7 @@ class MpmdMesh(WholeMesh):
         self.jax_mesh = jax_mesh
         self.mpmd_axis_name = mpmd_axis_name
         self._max_in_flight = max_in_flight
+        self._capture = None if capture is None else Path(capture)
         raise_faults(*parts_faults(parts, self.mpmd_dim))
         super().__init__(parts)
 
@@ -113,7 +132,9 @@ class MpmdMesh(WholeMesh):
 
     @functools.cached_property
     def runtime(self) -> InProcessRuntime:
-        return InProcessRuntime([*map(with_auto_axes, self.unstack)], self._max_in_flight)
+        runtime = InProcessRuntime([*map(with_auto_axes, self.unstack)], self._max_in_flight)
+        runtime.captures.directory = self._capture
+        return runtime
 
     def status(self) -> Status:
         """The state of every group, with its current activity and since when; printable as a table.

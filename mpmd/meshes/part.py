@@ -16,9 +16,11 @@ from typing import Any
 
 from jax.sharding import AbstractMesh
 
+from mpmd.errors import SilentCorruptionError
 from mpmd.ir.routes import Topology
 from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.replicas import unequal_replicas
 from mpmd.util.tables import first_few
 from mpmd.validation import Fault, int_fault, raise_faults, shown, str_fault, type_fault
 
@@ -48,6 +50,21 @@ class WholeMesh:
     def parts(self) -> dict[str, range]:
         """The groups of each part, by its name; empty without parts."""
         return dict(self._ranges)
+
+    def verify_replicas(self) -> None:
+        """Compares the copies of all values that groups hold, after the steps submitted before.
+
+        The devices of a group that hold the same shard of a value have the same bits, and so have groups of
+        which one has received the value from the other, such as a tied weight. Digests are compared, so that
+        each device reads its values once, and nothing is computed again. Copies that processes of different
+        kinds have computed are left out.
+
+        Raises: ``mpmd.errors.SilentCorruptionError`` that names the devices whose bits differ.
+        """
+        processes = self.whole.runtime.digests()
+        if unequal := [each for each in unequal_replicas(processes) if each.is_conclusive]:
+            suspects = {holder.mpmd_idx for each in unequal for holder in each.suspects}
+            raise SilentCorruptionError("\n".join(map(str, unequal)), sorted(suspects))
 
     def part(self, name: str) -> PartMesh:
         """Some groups of the mesh, for which steps are compiled as for a mesh.

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Cell, Task
 from mpmd.language.annotate import mark_stage_end
 from mpmd.language.reduce import Add, treduce
+from mpmd.planner.curves import Curve, rate_name
 from mpmd.schedules import ForwardOnly, GPipe
 from mpmd.simulate import Link
 from mpmd.validation import Fault, shown
@@ -35,7 +36,10 @@ STEPS = 5
 TASK_SECONDS = 0.02
 """The least seconds of tasks that tell how fast a device is: their overhead is small beside that."""
 
-PRODUCTS, PASSES = 4, 8
+PRODUCTS, PASSES, KERNELS = 4, 8, 64
+SIDE, IMAGE, WINDOW = 64, 32, 3
+"""The sides of batched products and channels of images, and the sides of images and of their windows."""
+
 SMALLEST_WIDTH, LARGEST_WIDTH = 256, 8192
 ARRAY_BYTES, MESSAGE_BYTES, SMALL_MESSAGE_BYTES = 2**26, 2**24, 2**6
 OVERHEAD_MICROBATCHES = 32
@@ -49,6 +53,8 @@ class Calibration:
     memory_bandwidth: float
     task_overhead: float
     alone: float
+    rates: Mapping[str, Curve]
+    kernel_floor: float
     device_link: Link | None
     node_link: Link | None
 
@@ -70,10 +76,12 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
     links = _links(groups) if groups.count > 1 else []
     within = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a == b]
     between = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a != b]
-    flops, alone = _flops(groups, jnp.dtype(dtype))
+    products = _products_rate(groups, jnp.dtype(dtype))
     return Calibration(
-        flops=flops,
-        alone=alone,
+        flops=products.flops,
+        alone=products.alone,
+        rates=_rates(groups, jnp.dtype(dtype), products),
+        kernel_floor=_task_seconds(groups, _small_kernels) / KERNELS,
         memory_bandwidth=_memory_bandwidth(groups),
         task_overhead=_task_overhead(groups),
         device_link=_typical(within),
@@ -122,18 +130,91 @@ def dtype_fault(name: str, dtype: Any) -> Fault | None:
     return None if parsed is not None and jnp.issubdtype(parsed, jnp.floating) else ValueError(text)
 
 
-def _flops(groups: _Groups, dtype: Any) -> tuple[float, float]:
-    """Operations per second in products of square matrices, and the factor by which a group alone is faster.
+@dataclasses.dataclass(frozen=True)
+class _ProductsRate:
+    """The rate of products of square matrices.
 
-    The matrices are so large that a task takes ``TASK_SECONDS``.
+    Attributes:
+      flops: operations per second in the largest ones, of which a task takes ``TASK_SECONDS``.
+      alone: the factor by which a group alone is faster.
+      curve: through the smallest and the largest ones.
     """
-    width = SMALLEST_WIDTH
+
+    flops: float
+    alone: float
+    curve: Curve
+
+
+def _products_rate(groups: _Groups, dtype: Any) -> _ProductsRate:
+    width, points = SMALLEST_WIDTH, []
     while True:
         work = functools.partial(_products, width=width, dtype=dtype)
         seconds = _task_seconds(groups, work)
+        points.append((2.0 * width**3, seconds / PRODUCTS))
         if seconds >= TASK_SECONDS or width >= LARGEST_WIDTH:
-            return 2.0 * PRODUCTS * width**3 / seconds, max(seconds / _lone_task_seconds(groups, work), 1.0)
+            alone = max(seconds / _lone_task_seconds(groups, work), 1.0)
+            return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, alone, _curve(points[0], points[-1]))
         width *= 2
+
+
+def _curve(small: tuple[float, float], large: tuple[float, float]) -> Curve:
+    """The curve through two kernels, each with its operations and seconds; a constant if it would fall."""
+    operations, seconds = large
+    if large[0] > small[0] and large[1] > small[1]:
+        rate = (large[0] - small[0]) / (large[1] - small[1])
+        half = small[1] * rate - small[0]
+        if half > 0:
+            return Curve(rate, half)
+    return Curve(operations / seconds)
+
+
+def _rates(groups: _Groups, dtype: Any, products: _ProductsRate) -> dict[str, Curve]:
+    """The rates of products of each kind, by the names of ``Hardware.rates``.
+
+    Batched products and convolutions have as many operations as products of ``TASK_SECONDS``.
+    """
+    operations = products.flops * TASK_SECONDS / PRODUCTS
+    of_pixel = 2.0 * (SIDE * WINDOW) ** 2
+    kinds = {
+        "batched_product": (_batched_products, 2.0 * SIDE**3),
+        "convolution": (_convolutions, of_pixel * IMAGE**2),
+    }
+    rates = {rate_name("product", dtype.name): products.curve}
+    for kind, (work, of_one) in kinds.items():
+        count = max(1, round(operations / of_one))
+        seconds = _task_seconds(groups, functools.partial(work, count=count, dtype=dtype))
+        rates[rate_name(kind, dtype.name)] = Curve(PRODUCTS * count * of_one / seconds)  # type: ignore[arg-type]
+    return rates
+
+
+def _batched_products(x: jax.Array, *, count: int, dtype: Any) -> jax.Array:
+    """A sequence of products of ``count`` matrices each."""
+    matrices = (jnp.sin(jnp.arange(count * SIDE * SIDE) + x) / math.sqrt(SIDE)).astype(dtype)
+    matrices = matrices.reshape(count, SIDE, SIDE)
+    result = jax.lax.fori_loop(0, PRODUCTS, lambda _, result: jnp.matmul(result, matrices), matrices)
+    return result[0, 0, 0].astype(jnp.float32)
+
+
+def _convolutions(x: jax.Array, *, count: int, dtype: Any) -> jax.Array:
+    """A sequence of convolutions of ``count`` images each."""
+    image = (count, IMAGE, IMAGE, SIDE)
+    images = jnp.sin(jnp.arange(math.prod(image)) + x).astype(dtype).reshape(image)
+    window = jnp.sin(jnp.arange((WINDOW * SIDE) ** 2) + x) / (WINDOW * math.sqrt(SIDE))
+    window = window.astype(dtype).reshape(WINDOW, WINDOW, SIDE, SIDE)
+
+    def convolved(_: Any, result: jax.Array) -> jax.Array:
+        layout = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(result, window, (1, 1), "SAME", dimension_numbers=layout)
+
+    return jax.lax.fori_loop(0, PRODUCTS, convolved, images)[0, 0, 0, 0].astype(jnp.float32)
+
+
+def _small_kernels(x: jax.Array) -> jax.Array:
+    """A sequence of kernels with next to no work."""
+    result = matrix = jnp.full((4, 4), x)
+    for _ in range(KERNELS):
+        result = result @ matrix
+    return result[0, 0]
 
 
 def _products(x: jax.Array, *, width: int, dtype: Any) -> jax.Array:

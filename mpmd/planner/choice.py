@@ -19,13 +19,13 @@ from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.choice_details import ChoiceDetails
 from mpmd.planner.choice_table import (
     candidate_text,
-    cluster_data,
     row_data,
     terminal_width,
     text_table,
     time_text,
     wrapped,
 )
+from mpmd.planner.cluster_file import cluster_data
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import html
-import math
 import shutil
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
-from mpmd.planner.hardware import Hardware
 from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
 
@@ -249,20 +246,6 @@ def _loop_data(candidate: Candidate) -> dict[str, Any]:
         "num_microbatches": candidate.num_microbatches,
         "remat": candidate.remat,
     }
-
-
-def cluster_data(cluster: Hardware) -> dict[str, Any]:
-    """A cluster as data; ``None`` for what is infinite."""
-    return {
-        name: value.value if isinstance(value, enum.Enum) else _finite(value)
-        for name, value in dataclasses.asdict(cluster).items()
-    }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    return None if value == math.inf else value
 
 
 _STYLE = """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mpmd.planner.cluster_file import read_cluster, write_cluster
 from mpmd.planner.hardware import Hardware, check_known, completed
+from mpmd.planner.presets import PRESETS
 from mpmd.util.shadowing import check_not_shadowed
-from mpmd.validation import bool_fault, raise_faults
+from mpmd.validation import bool_fault, choice_fault, int_fault, path_fault, raise_faults, str_fault
 
 ENTRY_POINT_GROUP = "mpmd.clusters"
 """The entry points by which installed packages describe clusters, each named after a kind of cluster."""
@@ -16,6 +19,44 @@ ENTRY_POINT_GROUP = "mpmd.clusters"
 
 class Cluster(Hardware):
     __doc__ = Hardware.__doc__  # which names the attributes
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the cluster to a JSON file, which ``Cluster.load`` and ``mpmd plan --cluster`` read.
+
+        Raises: ``TypeError`` for what is no path; ``OSError`` as ``open``.
+        """
+        raise_faults(path_fault("path", path))
+        write_cluster(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Cluster:
+        """Reads the cluster of a file of ``Cluster.save``; its numbers are checked as those of ``Cluster``.
+
+        Raises: ``ValueError`` for a file that is none of a cluster, or of another version; ``OSError`` for
+          what is no file; as ``Cluster``.
+        """
+        raise_faults(path_fault("path", path))
+        return Cluster(**read_cluster(path))
+
+    @staticmethod
+    def preset(name: str, *, nodes: int = 1, **given: Any) -> Cluster:
+        """Nodes of eight devices of a known kind.
+
+        ::
+
+            cluster = mpmd.Cluster.preset("a100-80gb", nodes=4, node_link=mpmd.simulate.Link(1e-5, 1e11))
+
+        The numbers are of others' measured steps; ``mpmd/planner/presets.py`` names the source of each.
+
+        Args:
+          name: ``"a100-80gb"`` or ``"h100"``.
+          given: attributes of the cluster that differ, by name.
+
+        Raises: ``ValueError`` for other names and attributes; as ``Cluster``.
+        """
+        raise_faults(str_fault("name", name), choice_fault("name", name, PRESETS), int_fault("nodes", nodes))
+        check_known(given)
+        return Cluster(**{**PRESETS[name].fields(), "nodes": nodes, **given})
 
     @staticmethod
     def from_ray(
@@ -34,10 +75,11 @@ class Cluster(Hardware):
         share of the node's memory.
 
         Args:
-          measure: whether to measure what is not given, in actors on two nodes: rates of matrix products
-            while all devices of a node compute, memory bandwidth, the overhead of a task, and messages
-            between groups on a node and between nodes. It takes seconds.
-          dtype: of these matrix products.
+          measure: whether to measure what is not given, in actors on two nodes: rates of matrix products, of
+            batched ones and of convolutions while all devices of a node compute, memory bandwidth, the floor
+            of a kernel and of a task, and messages between groups on a node and between nodes. It takes less
+            than a minute.
+          dtype: of these products: that in which the step computes most.
           platform: ``cpu``, ``cuda`` or another one of JAX; by default as ``mpmd.launch`` chooses.
           cpus_per_device: the CPUs of a node that make a device, on ``cpu``; by default one, or as many as
             the given ``devices_per_node`` have each.

@@ -61,22 +61,32 @@ def axis_links(cluster: Hardware, device_range: DeviceRange) -> tuple[Link, ...]
     return tuple(links)
 
 
-def all_reduce(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
-    """The seconds of an all-reduce of values of ``nbytes`` bytes over ``size`` devices.
+def all_reduce(
+    size: int, nbytes: np.ndarray, link: Link, number: np.ndarray | float = 1.0, floor: float = 0.0
+) -> np.ndarray:
+    """The seconds of all-reduces of values of ``nbytes`` bytes over ``size`` devices.
 
     A ring moves ``2 (n - 1) / n`` of the bytes over each link, in ``2 (n - 1)`` messages: Patarasuk and Yuan,
     "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009.
+
+    Args:
+      nbytes: of all values together.
+      number: of the all-reduces.
+      floor: the seconds of each beside those of its messages.
     """
-    return 2 * all_gather(size, nbytes, link)
+    return 2 * all_gather(size, nbytes, link, number, floor / 2)
 
 
-def all_gather(size: int, nbytes: np.ndarray, link: Link) -> np.ndarray:
-    """The seconds of an all-gather of values of ``nbytes`` bytes, of which ``size`` devices have shards.
+def all_gather(
+    size: int, nbytes: np.ndarray, link: Link, number: np.ndarray | float = 1.0, floor: float = 0.0
+) -> np.ndarray:
+    """The seconds of all-gathers of values of ``nbytes`` bytes, of which ``size`` devices have shards.
 
-    A reduce-scatter takes as long: both are one half of the ring of ``all_reduce``.
+    A reduce-scatter takes as long: both are one half of the ring of ``all_reduce``, which has the arguments.
     """
     steps = size - 1
-    return np.where(nbytes > 0, steps / size * nbytes / link.bandwidth + steps * link.latency, 0.0)
+    moving = steps / size * nbytes / link.bandwidth
+    return np.where(nbytes > 0, moving + number * (steps * link.latency + floor), 0.0)
 
 
 def message_link(cluster: Hardware, source: DeviceRange, target: DeviceRange) -> Link:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, TypeVar
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
 
 import numpy as np
 
 from mpmd.memory import Holding
+from mpmd.planner.curves import Amount, Curve, ProductWork, rates_faults
 from mpmd.simulate import Link
 from mpmd.validation import (
     Fault,
+    bool_fault,
     choice_fault,
     device_count_fault,
     int_fault,
@@ -23,10 +26,9 @@ from mpmd.validation import (
 )
 
 _UNITS = {"memory": "bytes", "flops": "operations per second", "memory_bandwidth": "bytes per second"}
-_LEAST = {"task_overhead": 0, "alone": 1}
-
-Amount = TypeVar("Amount", float, np.ndarray)
-
+_LEAST = {"task_overhead": 0, "alone": 1, "kernel_floor": 0, "collective_floor": 0}
+_NOT_MEASURED = frozenset({"holding", "merges_all_reduces", "overlaps_gathers"})
+_SWITCHES = ("merges_all_reduces", "overlaps_gathers")
 
 _TITLE = "no cluster is like this:\n"
 
@@ -51,6 +53,13 @@ class Hardware:
       holding: where messages between groups are until they are used; as text, too, such as ``"receiver"``.
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
         they share cores, as the CPU devices of a process, and those of more groups than there are cores.
+      rates: curves of products by kind and dtype, such as ``{"product bfloat16": Curve(2.5e14, 1e9)}``. The
+        kinds are ``product``, ``batched_product`` and ``convolution``. Others have the constant ``flops``.
+      kernel_floor: seconds from the start of a kernel to that of the next, if both are small.
+      collective_floor: seconds of an exchange between devices of a group, beside those of its messages.
+      merges_all_reduces: whether all-reduces whose results are added are one, as XLA has it on accelerators.
+      overlaps_gathers: whether weights are gathered, and gradients scattered, while devices compute, as XLA
+        has it on accelerators.
 
     Raises ``TypeError`` or ``ValueError`` for impossible values, such as memory that is no number, or no
     devices.
@@ -66,12 +75,17 @@ class Hardware:
     task_overhead: float = 0.0
     alone: float = 1.0
     holding: Holding = Holding.RECEIVER
+    rates: Mapping[str, Curve] = dataclasses.field(default_factory=dict, hash=False)
+    kernel_floor: float = 0.0
+    collective_floor: float = 0.0
+    merges_all_reduces: bool = False
+    overlaps_gathers: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.holding, str) and self.holding in [holding.value for holding in Holding]:
             object.__setattr__(self, "holding", Holding(self.holding))
-        faults = (_fault_of(field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        raise_faults(*faults, title=_TITLE)
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        raise_faults(*_faults(values), title=_TITLE)
         raise_faults(
             device_count_fault(self.nodes * self.devices_per_node),
             *(
@@ -121,14 +135,50 @@ class Hardware:
                 )
             )
         )
-        of_products = np.maximum(operations / self.flops, nbytes_of_products / self.memory_bandwidth)
-        return of_products + nbytes_beside / self.memory_bandwidth
+        of_products, beside = seconds_by_part(self, operations, nbytes_of_products, nbytes_beside)
+        return of_products + beside
+
+
+def seconds_by_part(
+    cluster: Hardware,
+    operations: Amount,
+    nbytes_of_products: Amount,
+    nbytes_beside: Amount,
+    products: Mapping[str, ProductWork] = types.MappingProxyType({}),
+    kernels: Amount | float = 0.0,
+) -> tuple[Amount, Amount]:
+    """The seconds of a task's products, and those of all else.
+
+    Args:
+      operations: of all kernels.
+      products: the products among them, by the names of ``rates``.
+      kernels: the number of all kernels. While devices compute, further ones are started, so a task takes
+        the longer of computing and of starting its kernels; what is left of that counts beside products.
+    """
+    others = operations - sum(work.operations for work in products.values())
+    computing = others / cluster.flops + sum(
+        cluster.rates.get(name, Curve(cluster.flops)).seconds(*work) for name, work in products.items()
+    )
+    of_products = np.maximum(computing, nbytes_of_products / cluster.memory_bandwidth)
+    beside = nbytes_beside / cluster.memory_bandwidth
+    return of_products, np.maximum(beside, kernels * cluster.kernel_floor - of_products)
+
+
+def _faults(values: Mapping[str, Any]) -> Iterator[Fault | None]:
+    """The faults of the values of attributes, by name."""
+    for name, value in values.items():
+        if name == "rates":
+            yield from rates_faults(value)
+        else:
+            yield _fault_of(name, value)
 
 
 def _fault_of(name: str, value: Any) -> Fault | None:
     """The fault of the value of an attribute of a cluster."""
     if name in ("nodes", "devices_per_node"):
         return int_fault(name, value)
+    if name in _SWITCHES:
+        return bool_fault(name, value)
     if name in _UNITS:
         fault = number_fault(name, value, f"a number of {_UNITS[name]}", above=0)
         return fault if fault or name == "memory" else _infinity_fault(name, value)
@@ -152,8 +202,7 @@ def check_known(known: Mapping[str, Any]) -> None:
     fields = [field.name for field in dataclasses.fields(Hardware)]
     if unknown := [name for name in known if name not in fields]:
         raise ValueError(f"a cluster has no {', '.join(unknown)}; it has {', '.join(fields)}")
-    faults = (_fault_of(name, value) for name, value in known.items())
-    raise_faults(*faults, title=_TITLE)
+    raise_faults(*_faults(known), title=_TITLE)
 
 
 def completed(
@@ -172,8 +221,11 @@ def completed(
     fields = {field.name: field for field in dataclasses.fields(Hardware)}
     known = {**read, **given}
     needed = [name for name in _needed(fields, known) if name not in known]
-    if measure is not None and not {*fields} - {"holding"} <= {*known}:
-        known = {**measure(), **known}
+    if measure is not None and not {*fields} - _NOT_MEASURED <= {*known}:
+        measured = measure()
+        if "flops" in given:  # a constant rate of all products
+            measured = {name: value for name, value in measured.items() if name != "rates"}
+        known = {**measured, **known}
         needed = [name for name in needed if name not in known]
     if needed:
         why = "have them measured, measure=True" if measure is None else "have no other work on the cluster"
@@ -183,9 +235,14 @@ def completed(
     return Hardware(**known)
 
 
-def _needed(fields: Iterable[str], known: Mapping[str, Any]) -> list[str]:
+def has_default(field: dataclasses.Field[Any]) -> bool:
+    """Whether an attribute of a cluster may be left out."""
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def _needed(fields: Mapping[str, dataclasses.Field[Any]], known: Mapping[str, Any]) -> list[str]:
     """The attributes that a cluster of so many nodes and devices needs."""
-    unused = {"task_overhead", "alone", "holding"}
+    unused = {field.name for field in fields.values() if has_default(field)} - {"device_link", "node_link"}
     if known["devices_per_node"] == 1:
         unused.add("device_link")
     if known["nodes"] == 1:

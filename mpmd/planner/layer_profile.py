@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from mpmd.planner.curves import ProductWork
+
 Kind = Literal["data", "model", "sequence"]
 """The ways to divide the work of a layer over devices: by the rows of the batch; by dimensions of its
 weights, as Megatron does; by another dimension of values between layers."""
@@ -26,12 +28,16 @@ class TaskWork:
         XLA reads its operands once and writes its results once.
       nbytes_beside: the bytes among them that equations other than products read and write.
       temporaries: the most bytes at once of values that only the task itself reads.
+      kernels: the number of its kernels, if each fusion of XLA is one.
+      products: its products, by the names of ``Hardware.rates``.
     """
 
     operations: float
     nbytes: float
     nbytes_beside: float = 0.0
     temporaries: float = 0.0
+    kernels: float = 0.0
+    products: Mapping[str, ProductWork] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +54,10 @@ class Division:
         that are gathered, or summed and scattered, count half.
       reduced_per_step: bytes of gradients that are all-reduced over the axis once per step.
       received: the divided share of the bytes of values from other layers alone.
+      all_reduces_forward, all_reduces_backward: the number of these all-reduces, those that are merged each.
+      merged_forward, merged_backward: the bytes among ``reduced_forward`` and ``reduced_backward`` that need
+        no all-reduce of their own if sums of all-reduces are all-reduced once.
+      merges_forward, merges_backward: the number of the all-reduces that this saves.
     """
 
     largest: int
@@ -58,6 +68,12 @@ class Division:
     reduced_backward: float = 0.0
     reduced_per_step: float = 0.0
     received: float = 0.0
+    all_reduces_forward: float = 0.0
+    all_reduces_backward: float = 0.0
+    merged_forward: float = 0.0
+    merged_backward: float = 0.0
+    merges_forward: float = 0.0
+    merges_backward: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +92,7 @@ class Layer:
       residuals: bytes that its forward keeps for its backward.
       entering: bytes that its forward receives from the layers before it; its backward sends as many back.
       divisions: its division of each kind that divides anything of it.
+      gathered: bytes of ``weights`` in the dtypes in which the layer reads them; ``None`` for the same bytes.
     """
 
     name: str = dataclasses.field(compare=False)
@@ -87,6 +104,7 @@ class Layer:
     residuals: int
     entering: int
     divisions: Mapping[Kind, Division]
+    gathered: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

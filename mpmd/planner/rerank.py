@@ -126,11 +126,12 @@ class _Reranking:
     def simulate(self, rows: Sequence[Row], realize: Realize, limits: Limits) -> list[Row]:
         """Plans and simulates the candidates of rows within the limits; returns the rows that are left."""
         end = math.inf if limits.seconds is None else time.monotonic() + limits.seconds
-        in_order = self._in_order(rows)
+        least, in_order = self._in_order(rows)
         self._by_formula |= {row.candidate: row.prediction for row in rows}
         self._count = count = limits.simulate + sum(bool(row.label) for row in in_order[1:])
         for number, row in enumerate(in_order):
-            is_over = number >= count or self._is_over(end)
+            is_late = self._is_over(end) and (number >= least or limits.seconds is not None)
+            is_over = number >= count or is_late
             if (is_over and self._fitting) or shortage(row.prediction, self._cluster):
                 return in_order[number:]
             if self._is_hopeless(row):
@@ -148,21 +149,18 @@ class _Reranking:
             return False
         return row.prediction.seconds > HOPELESS * self._fitting[0][0].prediction.seconds
 
-    def _in_order(self, rows: Sequence[Row]) -> list[Row]:
-        """The first row, the alternatives to a pipeline, the simplest row that may be as fast, the others.
+    def _in_order(self, rows: Sequence[Row]) -> tuple[int, list[Row]]:
+        """The first row, one that is simpler, the alternatives to a pipeline, the other rows.
 
-        Then those that do not fit.
+        Then those that do not fit. The number is that of rows to plan however large their plans are.
         """
         fitting = [row for row in rows if not shortage(row.prediction, self._cluster)]
-        labelled = [row for row in fitting[1:] if row.label]
-        others = [row for row in fitting[1:] if not row.label]
-        equal = [row for row in others if may_be_as_fast(row.prediction, fitting[0].prediction)]
-        simplest = min(equal, key=lambda row: complexity(row.candidate), default=None)
-        others.sort(key=lambda row: row is not simplest)
-        return [
-            *fitting[:1],
-            *labelled,
-            *others,
+        first = [*fitting[:1], *_simpler(fitting)]
+        rest = [row for row in fitting if row not in first]
+        return len(first), [
+            *first,
+            *(row for row in rest if row.label),
+            *(row for row in rest if not row.label),
             *(row for row in rows if shortage(row.prediction, self._cluster)),
         ]
 
@@ -235,7 +233,7 @@ class _Reranking:
           waiting: the rows whose costs are known from formulas alone.
         """
         if not self._fitting:
-            raise StepDoesNotFit(self._nothing_can_be_run())
+            raise self._nothing_can_be_run()
         (best, winner), *losers = self._preferred()[:1] + self._others()
         ranked = (
             best,
@@ -289,8 +287,8 @@ class _Reranking:
         best = self._preferred()[0]
         return [entry for entry in self._fitting if entry is not best]
 
-    def _nothing_can_be_run(self) -> str:
-        """The message when no candidate can be run: the least memory of a plan, and refusals to compile."""
+    def _nothing_can_be_run(self) -> ValueError:
+        """The error when no candidate can be run: the least memory of a plan, and refusals to compile."""
         lines = []
         short = [row for row in self._refused if shortage(row.prediction, self._cluster)]
         if short:
@@ -299,7 +297,8 @@ class _Reranking:
             lines.append(f"{text}, which needs least of those that were planned, {least.reason}")
             lines.append("give devices more memory, take more of them, or fix less")
         lines += dict.fromkeys(row.reason for row in self._refused if row not in short)
-        return "no candidate can be run:\n  " + "\n  ".join(lines)
+        text = "no candidate can be run:\n  " + "\n  ".join(lines)
+        return StepDoesNotFit(text) if short else ValueError(text)
 
     def _notes(self, waiting: Sequence[Row], limits: Limits) -> Iterator[str]:
         measured = sum(map(_is_measured, self._fitting))
@@ -318,6 +317,25 @@ class _Reranking:
             over = f"{limits.seconds:g} seconds were over" if timed else "their plans are large"
             text += f" ({over}; with more seconds= more are planned)"
         yield text
+
+
+def _simpler(fitting: Sequence[Row]) -> list[Row]:
+    """Of the rows that may be as fast as the first one, the simplest, if it is simpler than that.
+
+    Of several it is the one with the fewest tasks, which is the fastest to plan.
+    """
+    equal = [row for row in fitting[1:] if may_be_as_fast(row.prediction, fitting[0].prediction)]
+    simplest = min(
+        equal, key=lambda row: (complexity(row.candidate), _num_tasks(row.candidate)), default=None
+    )
+    if simplest is None or complexity(simplest.candidate) >= complexity(fitting[0].candidate):
+        return []
+    return [simplest]
+
+
+def _num_tasks(candidate: Candidate) -> int:
+    """The number of stages times that of microbatches, of all loops."""
+    return sum(loop.schedule.num_stages * loop.num_microbatches for loop in candidate.loops)
 
 
 def _is_measured(entry: tuple[Row, Realized]) -> bool:

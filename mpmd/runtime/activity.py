@@ -25,6 +25,16 @@ class Loading(str):
     kind = Kind.LOAD
 
 
+class Computing(str):
+    """The text for a wait for computations of the devices."""
+
+    kind = Kind.TASK
+
+
+FINISHING = Computing("waiting for the devices at the end")
+"""The end of a step."""
+
+
 class Doing(NamedTuple):
     """The activity of a process of a group at one moment.
 

@@ -14,10 +14,12 @@ import numpy as np
 
 from mpmd.ir.plan import GroupProgram, Name, Plan
 from mpmd.runtime.activity import Activity
+from mpmd.runtime.digests import DigestLog
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.operations import Compiled, Operations, StepState
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import CallbackOperands
+from mpmd.runtime.task_keeper import TaskKeeper
 from mpmd.runtime.transport import Transport
 
 
@@ -75,6 +77,8 @@ class Executor:
         callback_operands: list[CallbackOperands],
         refused: NonFinitePolicy | None = None,
         recording: Recording | None = None,
+        digests: DigestLog | None = None,
+        keeper: TaskKeeper | None = None,
     ) -> list[jax.Array]:
         """Runs one step.
 
@@ -85,6 +89,8 @@ class Executor:
           callback_operands: the list that gets the operands of callbacks.
           refused: the values that are errors, if any.
           recording: gets the times of tasks, waits and sends; or ``None``.
+          digests: gets the events with digests of their values; or ``None``.
+          keeper: keeps the operands and results of a task; or ``None``.
 
         Returns: the values of ``output_names``.
         Raises: ``TaskError`` when a task fails here, ``StepAborted`` when another group's did.
@@ -92,7 +98,9 @@ class Executor:
         assert len(inputs) == len(self.input_names), f"{len(inputs)} inputs for {self.input_names}"
         table: list[Any] = [*inputs, *self._constants, *[None] * self._made]
         inputs.clear()
-        state = StepState(number, table, callback_operands, refused, recording, self._activity)
+        state = StepState(
+            number, table, callback_operands, refused, recording, digests, self._activity, keeper
+        )
         for operation in self._operations:
             operation.perform(state)
         # A result that was received may still be in the host's memory.

@@ -27,6 +27,7 @@ from mpmd.program import Function, Program
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.compile_once import compile_for
 from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, TraceFiles
+from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
@@ -306,6 +307,11 @@ class InProcessRuntime(RuntimeBase):
         groups = [self._groups[i] for i in self._participants[number]]
         asked = [group.submit(partial(group.worker.collectives, number)) for group in groups]
         return {name: each for future in asked for name, each in future.result().items()}
+
+    def digests(self) -> tuple[ProcessDigests, ...]:
+        self.check_process()
+        taken = [group.submit(group.worker.digests) for group in self._groups]
+        return tuple(digests.result() for digests in taken)
 
     def start_trace(self) -> None:
         self.check_process()

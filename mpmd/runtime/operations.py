@@ -26,9 +26,11 @@ from mpmd.ir.plan import (
 )
 from mpmd.ir.process_times import SendTime, TaskTime, WaitTime
 from mpmd.runtime.activity import Activity, Kind
+from mpmd.runtime.digests import DigestLog, EventKind
 from mpmd.runtime.nonfinite import NonFinitePolicy, first_refused, passed_on
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import CallbackOperands
+from mpmd.runtime.task_keeper import TaskKeeper
 from mpmd.runtime.transport import MessageId, Transport
 
 Compiled = Callable[..., Sequence[jax.Array]]
@@ -43,7 +45,9 @@ class StepState:
       callback_operands: the list of the operands of callbacks, still on the devices.
       refused: the values that are errors, if any.
       recording: the record of its times, if there is to be one.
+      digests: the log of its events with digests, if there is to be one.
       activity: the record of the group's current operation.
+      keeper: keeps the operands and results of a task, if one is to be captured.
     """
 
     number: int
@@ -51,7 +55,9 @@ class StepState:
     callback_operands: list[CallbackOperands]
     refused: NonFinitePolicy | None
     recording: Recording | None
+    digests: DigestLog | None
     activity: Activity
+    keeper: TaskKeeper | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,6 +86,9 @@ class RunTask:
         table, recording = state.table, state.recording
         state.activity.now = (self, state.number, time.perf_counter())
         before = None if recording is None else (time.perf_counter_ns(), recording.processor_time())
+        if state.keeper is not None:
+            donated = [i for i, slot in enumerate(self.inputs) if slot in self.donated]
+            state.keeper.begin(self.label, [table[slot] for slot in self.inputs], donated)
         try:
             with jax.profiler.TraceAnnotation(self.label, group=self.mpmd_idx):
                 results = self.call(*[table[slot] for slot in self.inputs])
@@ -88,10 +97,14 @@ class RunTask:
         except Exception as error:
             message = f"{self.text} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
             raise TaskError(message, self.mpmd_idx, str(self.task)) from error
+        if state.keeper is not None:
+            state.keeper.end(self.label, results)
         for slot in self.donated:
             table[slot] = None
         for slot, result in zip(self.outputs, results, strict=True):
             table[slot] = result
+        if state.digests is not None:
+            state.digests.add_task(self.label, results)
         if recording is not None and before is not None:
             start, processor = before
             end, used = time.perf_counter_ns(), recording.processor_time()
@@ -116,6 +129,8 @@ class SendMessage:
         state.activity.now = (self, state.number, time.perf_counter())
         start = time.perf_counter_ns()
         arrays = [state.table[slot] for slot in self.values]
+        if state.digests is not None:
+            state.digests.add_message(EventKind.SENT, self.tag, self.dst, arrays)
         self.transport.send(MessageId(state.number, self.src, self.dst, self.tag), arrays)
         if state.recording is not None:
             state.recording.sends.append(SendTime(self.dst, self.tag, start, time.perf_counter_ns()))
@@ -145,6 +160,8 @@ class ReceiveMessage:
             received = self.transport.recv(message, self.shardings)
             if self.on_devices:  # once, and not by each task that reads them
                 received = jax.device_put(list(received), list(self.shardings))
+        if state.digests is not None:
+            state.digests.add_message(EventKind.RECEIVED, self.tag, self.src, received)
         for slot, array in zip(self.values, received, strict=True):
             state.table[slot] = array
         if state.recording is not None:

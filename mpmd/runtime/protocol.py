@@ -20,8 +20,10 @@ from mpmd.memory import Holding
 from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.callbacks import CallbackThreads
+from mpmd.runtime.captures import Captures
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_trace import TraceFiles
+from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep, StepsInFlight
 from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.step_meter import StepMeters
@@ -98,6 +100,7 @@ class Runtime(Protocol):
       last_checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed here, or from which
         groups have read; who saves and restores keeps it up to date.
       is_closed: whether ``close`` was called: nothing can be asked any more.
+      captures: writes tasks that groups have kept.
     """
 
     arguments: ArgumentCache
@@ -109,6 +112,7 @@ class Runtime(Protocol):
     left_out: frozenset[int]
     last_checkpoint: str | None
     is_closed: bool
+    captures: Captures
 
     @property
     def attempt(self) -> int:
@@ -220,6 +224,13 @@ class Runtime(Protocol):
         """The exchanges among devices of a group in each executable of a program, by its name."""
         ...
 
+    def digests(self) -> tuple[ProcessDigests, ...]:
+        """Digests of all values that live on the groups, after the steps submitted before: of each process.
+
+        Raises: ``GroupDiedError`` as a step's future.
+        """
+        ...
+
     def start_trace(self) -> None:
         """Starts ``jax.profiler`` in every process, after the steps submitted before, and waits for that.
 
@@ -251,6 +262,7 @@ class RuntimeBase(Runtime):
         self._process = os.getpid()
         self.callbacks = CallbackThreads()
         self.meters = StepMeters()
+        self.captures = Captures()
         self.in_flight = StepsInFlight(max_in_flight)
         self._handles = itertools.count()
         self._programs = itertools.count()

@@ -14,6 +14,7 @@ from mpmd.ir.plan import OutsideTask, Task
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.reshard import Box, box_of, intersection, within
 from mpmd.runtime.device_memory import MemoryUse
+from mpmd.runtime.digests import DigestScope, ProcessEvents
 from mpmd.runtime.nonfinite import NonFinitePolicy
 
 Handle = int
@@ -81,6 +82,58 @@ class HostSlices:
         raise AssertionError(f"{asked} was not sent, but {', '.join(map(str, self.slices))}")
 
 
+_MOST_VALUES = 2**20
+"""The most operands and results of a task."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """The task of a step whose operands and results a group is to keep.
+
+    Attributes:
+      task: the task, as text; ``None``: the one that fails, or that makes a value which is refused.
+      number: a handle that names no value.
+    """
+
+    task: str | None
+    number: Handle
+
+    def handle(self, position: int) -> Handle:
+        """The handle of an operand, or, counted after these, of a result."""
+        return -(self.number * _MOST_VALUES + position) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """A task of which a group has kept the operands and results.
+
+    Attributes:
+      capture: the request.
+      mpmd_idx: the group.
+      task: as text.
+      num_inputs, num_results: how many there are; no results where it failed.
+      lost: the positions of operands that the task has taken over before it failed.
+      platform, device_kind: of the group's devices.
+      environment: of the group's process, the variables on which bits depend.
+    """
+
+    capture: Capture
+    mpmd_idx: int
+    task: str
+    num_inputs: int
+    num_results: int
+    lost: tuple[int, ...]
+    platform: str
+    device_kind: str
+    environment: Mapping[str, str]
+
+    @property
+    def handles(self) -> list[Handle | None]:
+        """The handles of operands, ``None`` for the lost ones, and of results."""
+        positions = range(self.num_inputs + self.num_results)
+        return [None if i in self.lost else self.capture.handle(i) for i in positions]
+
+
 @dataclasses.dataclass(frozen=True)
 class StepRequest:
     """All that a group needs to know to run one step: the one message it gets from the driver.
@@ -99,6 +152,8 @@ class StepRequest:
       groups: those that take part in the step, and that a group may wait for; by default, all.
       refused: NaNs or infinities, where the caller has them be errors.
       profile: whether the reply is to have the times of the group's processes.
+      digests: the values of which the reply is to have digests, if any.
+      capture: the task whose operands and results the group is to keep, if any.
     """
 
     program: int
@@ -114,6 +169,8 @@ class StepRequest:
     groups: frozenset[int] | None = None
     refused: NonFinitePolicy | None = None
     profile: bool = False
+    digests: DigestScope | None = None
+    capture: Capture | None = None
 
     @property
     def handles(self) -> frozenset[Handle]:
@@ -139,12 +196,16 @@ class StepReply:
       times: those of the group's processes, if they were asked for.
       callback_operands: the operands of callbacks.
       memory: what is in use at the end of the step, if that was asked for.
+      events: those of the step in the group's processes, with digests of values, if these were asked for.
+      captured: the task that was kept, if one was named.
     """
 
     inline: Mapping[Handle, np.ndarray]
     times: tuple[ProcessTimes, ...] = ()
     callback_operands: tuple[CallbackOperands, ...] = ()
     memory: MemoryUse | None = None
+    events: tuple[ProcessEvents, ...] = ()
+    captured: Captured | None = None
 
 
 def operands_on_host(operands: CallbackOperands) -> CallbackOperands:
@@ -170,3 +231,19 @@ def callback_operands_of(reply: Future[StepReply]) -> tuple[CallbackOperands, ..
     """The operands of callbacks that a group has sent, whether it has finished the step or failed to."""
     error = reply.exception()
     return reply.result().callback_operands if error is None else getattr(error, "callback_operands", ())
+
+
+def captured_of(reply: Future[StepReply]) -> Captured | None:
+    """The task that a group has kept, whether it has finished the step or failed to."""
+    error = reply.exception()
+    return reply.result().captured if error is None else captured_in(error)
+
+
+def captured_in(error: BaseException) -> Captured | None:
+    """The task that a group has kept which has failed with this error."""
+    return getattr(error, "captured", None)
+
+
+def add_captured(error: BaseException, captured: Captured | None) -> None:
+    """Adds the task that a group has kept to a step's error, which travels in place of the reply."""
+    error.captured = captured  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 from mpmd.errors import StepAborted
 from mpmd.runtime.callbacks import CallbackThreads
-from mpmd.runtime.requests import StepReply
+from mpmd.runtime.requests import Captured, StepReply, captured_of
 
 
 class StepFuture:
@@ -18,6 +18,7 @@ class StepFuture:
     Args:
       called: the end of the step's callbacks, if it has any.
       callbacks: the thread that calls them.
+      captured: is done when the task with which the step has failed was written, if it has and that is asked.
     """
 
     def __init__(
@@ -25,10 +26,12 @@ class StepFuture:
         replies: Mapping[int, Future[StepReply]],
         called: Future[None] | None = None,
         callbacks: CallbackThreads | None = None,
+        captured: Future[None] | None = None,
     ):
         self._replies = replies
         self._called = called
         self._callbacks = callbacks
+        self._captured = captured
 
     @property
     def has_failed(self) -> bool:
@@ -47,7 +50,12 @@ class StepFuture:
         called = self._called
         if called is not None and self._callbacks is not None and not self._callbacks.is_current():
             concurrent.futures.wait([called])
-        reply = self._reply(mpmd_idx)
+        try:
+            reply = self._reply(mpmd_idx)
+        except Exception:
+            if self._captured is not None:  # who sees the error may end the program
+                concurrent.futures.wait([self._captured])
+            raise
         if called is not None and called.done():
             called.result()
         return reply
@@ -57,6 +65,11 @@ class StepFuture:
         reply = self._replies[mpmd_idx]
         has_reply = reply.done() and not reply.cancelled() and reply.exception() is None
         return reply.result() if has_reply else None
+
+    def captured(self, mpmd_idx: int) -> tuple[Captured | None, BaseException | None]:
+        """Waits for a group. Returns the task that it has kept, and the error of its part of the step."""
+        reply = self._replies[mpmd_idx]
+        return captured_of(reply), reply.exception()
 
     def _reply(self, mpmd_idx: int) -> StepReply:
         try:

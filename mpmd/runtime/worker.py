@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 
-from mpmd.errors import StepAborted
+from mpmd.errors import StepAborted, TaskError
 from mpmd.ir.plan import Executable, Name, Plan, Spec
 from mpmd.ir.routes import held_specs
 from mpmd.program import Function, Variant
 from mpmd.runtime import storage
-from mpmd.runtime.activity import Activity, Kind, Loading
+from mpmd.runtime.activity import FINISHING, Activity, Loading
 from mpmd.runtime.collectives import Collective, collectives_in
+from mpmd.runtime.compiled_program import CompiledAhead, CompiledProgram
 from mpmd.runtime.compiling import (
     Compile,
     Compiling,
@@ -27,12 +27,14 @@ from mpmd.runtime.compiling import (
 )
 from mpmd.runtime.device_memory import measured_peak, memory_limit, memory_use
 from mpmd.runtime.device_values import is_readable, put
+from mpmd.runtime.digests import ProcessDigests, ProcessEvents, digest_log, process_digests
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import (
     INLINE_BYTES,
     CallbackOperands,
+    Captured,
     Handle,
     HostSlices,
     LoadReply,
@@ -40,52 +42,14 @@ from mpmd.runtime.requests import (
     StepReply,
     StepRequest,
     add_callback_operands,
+    add_captured,
     operands_on_host,
     readable_operands,
 )
+from mpmd.runtime.task_keeper import TaskKeeper
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import to_sharding
 from mpmd.util.stopwatch import Stopwatch
-
-
-class _Finishing:
-    """The end of a step, which waits for the computations of the devices."""
-
-    kind = Kind.TASK
-
-    def __str__(self) -> str:
-        return "waiting for the devices at the end"
-
-
-_FINISHING = _Finishing()
-
-
-@dataclasses.dataclass(frozen=True)
-class _CompiledProgram:
-    """A group's part of a program.
-
-    Attributes:
-      executor: runs the part.
-      executables: the compiled ones, by the names in the plan.
-      shardings, donated: for each input.
-      inline: the positions of the outputs that travel with the reply: small ones that this process can read.
-      enable_x64: JAX's setting when the part was compiled, under which it has to run.
-    """
-
-    executor: Executor
-    executables: Mapping[str, jax.stages.Compiled]
-    shardings: tuple[jax.sharding.Sharding, ...]
-    donated: tuple[bool, ...]
-    inline: tuple[int, ...]
-    enable_x64: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class _CompiledAhead:
-    """The compiled executables of a program that is not loaded yet, and the seconds of XLA."""
-
-    calls: dict[Variant, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
-    watch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
 
 
 class GroupWorker:
@@ -124,9 +88,11 @@ class GroupWorker:
         self._transport_of = transport_of
         self._agree = agree
         self._values: dict[Handle, jax.Array | LostValue] = {}
+        self._received: set[Handle] = set()  # of these, and of some that are gone, those not computed here
+        self._captured: dict[Handle, jax.Array] = {}  # operands and results of tasks
         self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
-        self._programs: dict[int, _CompiledProgram] = {}
-        self._ahead: dict[int, _CompiledAhead] = {}
+        self._programs: dict[int, CompiledProgram] = {}
+        self._ahead: dict[int, CompiledAhead] = {}
         self.activity = activity or Activity()
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
 
@@ -141,7 +107,7 @@ class GroupWorker:
 
         Returns: its output specs; those that were open are as the compiler chose.
         """
-        ahead = self._ahead.setdefault(number, _CompiledAhead())
+        ahead = self._ahead.setdefault(number, CompiledAhead())
         variant: Variant = (executable.name, executable.in_specs)  # type: ignore[assignment]
         compiling = self._compiling(executable, ahead.watch)
         ahead.calls[variant], chosen = compile_with_open_specs(
@@ -173,7 +139,7 @@ class GroupWorker:
 
         Returns: the memory that XLA needs to run it, and the seconds of XLA, with those of ``compile``.
         """
-        ahead = self._ahead.pop(number, _CompiledAhead())
+        ahead = self._ahead.pop(number, CompiledAhead())
 
         def compiled_call(executable: Executable) -> jax.stages.Compiled:
             if executable.name in compiled_ahead:
@@ -195,7 +161,7 @@ class GroupWorker:
         plan: Plan,
         compiled: Mapping[str, jax.stages.Compiled],
         constants: Mapping[Name, np.ndarray],
-    ) -> _CompiledProgram:
+    ) -> CompiledProgram:
         """This group's part of a plan, with its executables."""
         specs = held_specs(plan, self.mpmd_idx, self.submesh.shape)
         shardings = {name: to_sharding(spec, self.submesh) for name, spec in specs.items()}
@@ -212,7 +178,8 @@ class GroupWorker:
         )
         leaves = plan.inputs_of(self.mpmd_idx).values()
         results = plan.outputs_of(self.mpmd_idx).values()
-        return _CompiledProgram(
+        received = plan.programs[self.mpmd_idx].received
+        return CompiledProgram(
             executor=executor,
             executables=compiled,
             shardings=tuple(to_sharding(leaf.spec, self.submesh) for leaf in leaves),
@@ -222,6 +189,7 @@ class GroupWorker:
                 for i, leaf in enumerate(results)
                 if leaf.aval.nbytes <= INLINE_BYTES and is_readable(shardings[leaf.name])
             ),
+            received=tuple(i for i, leaf in enumerate(results) if leaf.name in received),
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
 
@@ -245,6 +213,8 @@ class GroupWorker:
         self.release(request.released)
         program = self._programs[request.program]
         callback_operands: list[CallbackOperands] = []
+        capture = request.capture
+        keeper = None if capture is None else TaskKeeper(capture, request.refused is not None)
         with (
             jax.enable_x64(program.enable_x64),
             jax.debug_nans(False),  # by which JAX would look at all that a task makes
@@ -255,16 +225,19 @@ class GroupWorker:
                 inputs = self._take_inputs(program, request, host_arrays)
                 if recording is not None:
                     recording.mark_ready(inputs)
+                digests = digest_log(request.digests, self._synchronous)
                 outputs = program.executor.execute(
-                    request.step, inputs, callback_operands, request.refused, recording
+                    request.step, inputs, callback_operands, request.refused, recording, digests, keeper
                 )
                 if recording is not None:
                     recording.finished = time.perf_counter_ns()
-                self.activity.now = (_FINISHING, request.step, time.perf_counter())
+                self.activity.now = (FINISHING, request.step, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
                 on_host = tuple(map(operands_on_host, callback_operands))
             except Exception as error:
                 add_callback_operands(error, tuple(readable_operands(callback_operands)))
+                if isinstance(error, TaskError) or (capture is not None and capture.task is not None):
+                    add_captured(error, self._keep(keeper))
                 lost = LostValue(self._reason(error, request))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
@@ -273,9 +246,21 @@ class GroupWorker:
                 for handle in request.transient:
                     self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
+        self._received.update(request.outputs[i] for i in program.received)
         times = () if recording is None else (recording.times(self.mpmd_idx, self._rank),)
         memory = memory_use(self.submesh.local_devices) if request.measure_memory else None
-        return StepReply(inline, times, on_host, memory)
+        events = () if digests is None else (ProcessEvents(self._rank, tuple(digests.events)),)
+        captured = self._keep(keeper) if capture is not None and capture.task is not None else None
+        return StepReply(inline, times, on_host, memory, events, captured)
+
+    def _keep(self, keeper: TaskKeeper | None) -> Captured | None:
+        """Has the operands and results of a task live here under their handles."""
+        kept = None if keeper is None else keeper.kept(self.mpmd_idx, self.submesh.devices.flat[0])
+        if kept is None:
+            return None
+        captured, values = kept
+        self._captured.update(values)
+        return captured
 
     def _reason(self, error: Exception, request: StepRequest) -> str:
         """The reason why the outputs of a failed step are lost, as text."""
@@ -285,13 +270,14 @@ class GroupWorker:
 
     def _take_inputs(
         self,
-        program: _CompiledProgram,
+        program: CompiledProgram,
         request: StepRequest,
         host_arrays: dict[Handle, np.ndarray | HostSlices],
     ) -> list[jax.Array]:
         for handle, sharding in zip(request.inputs, program.shardings, strict=True):
             if handle in host_arrays:
                 self._values[handle] = put(host_arrays[handle], sharding)
+                self._received.add(handle)
                 del host_arrays[handle]
         inputs = self._agreed_inputs(request)
         holders = collections.Counter(map(id, self._values.values())) if any(program.donated) else {}
@@ -333,7 +319,7 @@ class GroupWorker:
 
     def fetch(self, handle: Handle) -> jax.Array:
         """The array under a handle. Raises ``LostValueError`` when the step that makes it has failed."""
-        return self._value(handle)
+        return self._captured[handle] if handle in self._captured else self._value(handle)
 
     def copy_out(self, copy: Handle, handles: Sequence[Handle]) -> None:
         """Copies values to host memory, for ``write``. Raises ``LostValueError`` as ``fetch``."""
@@ -360,6 +346,11 @@ class GroupWorker:
         """All values that live here."""
         return dict(self._values)
 
+    def digests(self) -> ProcessDigests:
+        """Digests of all values that live here."""
+        devices = self.submesh.local_devices
+        return process_digests(self.mpmd_idx, self._rank, devices, self._values, self._received)
+
     def replace_values(self, values: Mapping[Handle, jax.Array | LostValue]) -> None:
         """Replaces all values that live here by these."""
         self._values = dict(values)
@@ -368,7 +359,9 @@ class GroupWorker:
         """Drops values and programs; those that a donation has taken, or that were not loaded, are gone."""
         for handle in released.handles:
             self._values.pop(handle, None)
+            self._captured.pop(handle, None)
             self._copies.pop(handle, None)
+        self._received.intersection_update(self._values)
         for number in released.programs:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)
@@ -393,6 +386,7 @@ class GroupWorker:
     def close(self) -> None:
         """Drops all values and programs."""
         self._values.clear()
+        self._captured.clear()
         self._copies.clear()
         self._programs.clear()
         self._ahead.clear()

@@ -231,6 +231,13 @@ class MpmdFunction(ShownAsText):
         call = self._signature.bind(args, kwargs)
         return self._load(call).profile(*args, steps=steps, trace_dir=trace_dir, **kwargs)
 
+    def capture(
+        self, *args: Any, task: str, to: str | os.PathLike, mpmd_idx: int | None = None, **kwargs: Any
+    ) -> Any:
+        """Runs a step and writes a task as ``LoadedStep.capture`` does; compiles first where a call would."""
+        step = self._load(self._signature.bind(args, kwargs))
+        return step.capture(*args, task=task, to=to, mpmd_idx=mpmd_idx, **kwargs)
+
     def __getattr__(self, name: str) -> Any:
         """An attribute of the compiled step, such as ``report``, if the function was compiled just once."""
         if name.startswith("_") or not hasattr(LoadedStep, name):

@@ -14,32 +14,30 @@ import jax
 from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call, check_argnum
-from mpmd.arguments.delivered import Argument
-from mpmd.arguments.leaves import ArgumentLeaf
+from mpmd.arguments.leaves import ArgumentLeaf, placement_of
 from mpmd.arguments.signature import CallSignature
+from mpmd.capture import CaptureWriter
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.errors import MESH_CLOSED
 from mpmd.explanation import Report, report, sources_of, warn_of_undonated_state
 from mpmd.ir.participants import participants
-from mpmd.ir.placement import Placement
-from mpmd.ir.plan import InputLeaf, Plan
+from mpmd.ir.plan import Plan
 from mpmd.ir.routes import Topology, bytes_per_step
-from mpmd.ir.stack import Stack
 from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.profile.profile import Profile
-from mpmd.runtime.argument_cache import Delivery
 from mpmd.runtime.collectives import Collective
 from mpmd.runtime.device_times import with_device_times
 from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
-from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.requests import Handle, StepReply, StepRequest
+from mpmd.runtime.requests import Capture, Handle, StepReply
 from mpmd.runtime.step_future import StepFuture
 from mpmd.runtime.step_meter import StepMeter
+from mpmd.step.capturing import check_capture, failure_capture, failures_captured, write_named
 from mpmd.step.initialize import compile_init
 from mpmd.step.part_numbers import check_in_part, loaded_in, peaks_in, program_of_whole, times_in
 from mpmd.step.planned_step import PlannedStep, explain
-from mpmd.step.record_steps import check_names, check_repeatable, record_steps
+from mpmd.step.record_steps import check_names, check_repeatable, hand_back, record_steps
+from mpmd.step.step_requests import StepRequests
 from mpmd.step.submitted_step import DonatedState, StepResults, SubmittedStep
 from mpmd.step.traced import traced
 from mpmd.util.stopwatch import Stopwatch
@@ -71,6 +69,8 @@ class LoadedStep(PlannedStep):
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
         self._loaded = runtime.load(program_of_whole(compiled.program, mesh))
         runtime.meters.add(meter)
+        self._writer = CaptureWriter(self._loaded.program, mesh.whole.abstract_submeshes)
+        runtime.captures.add(self._loaded.number, self._writer)
         weakref.finalize(self, _unload, self._runtime, self._loaded.number).atexit = False
         self._in_part = loaded = loaded_in(self._loaded, mesh)
         resolved = loaded.program.plan
@@ -84,8 +84,7 @@ class LoadedStep(PlannedStep):
         warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
         self._mesh_plan = asked = self._loaded.plan
         self._groups = participants(asked)  # the step does not fail when another one is gone
-        self._inputs = {group: tuple(asked.inputs_of(group)) for group in self._groups}
-        self._outputs = {group: tuple(asked.outputs_of(group)) for group in self._groups}
+        self._requests = StepRequests(self._loaded, self._argument_leaves, self._groups)
         self._state = DonatedState(self._argument_leaves, state, call.donated, asked.outputs)
         self._results = StepResults(compiled.step, asked.outputs, mesh.whole.abstract_submeshes)
         self._profiled: Profile | None = None  # without its result
@@ -145,7 +144,7 @@ class LoadedStep(PlannedStep):
         """
         inputs, first = iter(self._mesh_plan.inputs), self._groups[0]
         leaves = [
-            ArgumentLeaf(leaf.path, aval, _placement(leaf.stack, [next(inputs) for _ in leaf.names], first))
+            ArgumentLeaf(leaf.path, aval, placement_of(leaf.stack, [next(inputs) for _ in leaf.names], first))
             for leaf, aval in zip(self._argument_leaves, self._expected.avals, strict=True)
         ]
         return self._expected.argument(argnum, self._signature.names, leaves)
@@ -229,8 +228,8 @@ class LoadedStep(PlannedStep):
         """
         call = self._signature.bind(args, kwargs)
         raise_faults(int_fault("steps", steps), title="step.profile: ")
-        options = {"steps": steps != 1, "trace_dir": trace_dir is not None}
-        check_names(self._signature.names, args, [name for name, is_passed in options.items() if is_passed])
+        is_traced = trace_dir is not None
+        check_names("profile", self._signature.names, args, steps=steps != 1, trace_dir=is_traced)
         self._expected.check_serves(call)
         fed_back = dict(self._compiled.step.fed_back_leaves)
         if steps > 1:
@@ -252,6 +251,38 @@ class LoadedStep(PlannedStep):
         self._profiled = profile.without_result()
         return profile
 
+    def capture(
+        self, *args: Any, task: str, to: str | os.PathLike, mpmd_idx: int | None = None, **kwargs: Any
+    ) -> Any:
+        """Runs a step, and writes one of its tasks to a directory, which ``mpmd replay`` runs again alone.
+
+        The directory has the task's operands, and nobody but its user may read it; see :doc:`/replay`.
+
+        Args:
+          args, kwargs: the step's.
+          task: its name in the plan, such as ``fwd_2__5``: stage 2, microbatch 5.
+          to: a directory that does not exist, or is empty.
+          mpmd_idx: the group, for a task that several groups run; by default the first of these.
+
+        Returns: the step's result. If the task cannot be written, that is a ``RuntimeWarning``: the result
+          may be the only copy of the state.
+        Raises: ``ValueError`` for a task that the step does not have, and a directory with content;
+          ``TypeError`` for other types; both before anything runs; and as a call, after the task was written
+          if it has begun.
+        """
+        group = check_capture(self._mesh_plan, task, to, mpmd_idx)
+        is_named = mpmd_idx is not None
+        check_names("capture", self._signature.names, args, task=True, to=True, mpmd_idx=is_named)
+        call, runtime = self._signature.bind(args, kwargs), self._running()
+        capture = Capture(task, runtime.next_handle())
+        result, future = self.submit(call, captures={group: capture})
+        try:
+            write_named(runtime, self._writer, group, future, to)
+        except KeyboardInterrupt:  # the caller has the donated arrays alone
+            hand_back(call, jax.tree.leaves(result), dict(self._compiled.step.fed_back_leaves))
+            raise
+        return result
+
     def _running(self) -> Runtime:
         """The runtime. Raises ``RuntimeError`` when the mesh was closed."""
         runtime = self._runtime()
@@ -266,8 +297,12 @@ class LoadedStep(PlannedStep):
         """
         return self._running().collectives(self._loaded.number)
 
-    def submit(self, call: Call, profile: bool = False) -> tuple[Any, StepFuture]:
+    def submit(
+        self, call: Call, profile: bool = False, captures: Mapping[int, Capture] | None = None
+    ) -> tuple[Any, StepFuture]:
         """Submits a step. Returns its result, and the future of the groups' replies.
+
+        ``captures`` are the tasks that groups are to keep.
 
         Raises: ``ValueError`` for arguments that the step was not compiled for, ``RuntimeError`` within a
           callback of a step, and when the mesh was closed since; the exception of ``write`` of
@@ -290,7 +325,7 @@ class LoadedStep(PlannedStep):
             runtime.in_flight.enter(self.mesh.part_name)
         submitted: list[SubmittedStep] = []
         try:
-            self._submit(call, runtime, profile, submitted)
+            self._submit(call, runtime, profile, captures, submitted)
             call.delete_donated_by_host()  # a caller who is interrupted before has them still
             self.meter.hand_over()
         except BaseException as interrupt:
@@ -301,15 +336,25 @@ class LoadedStep(PlannedStep):
             raise
         return submitted[0].result, submitted[0].future
 
-    def _submit(self, call: Call, runtime: Runtime, profile: bool, submitted: list[SubmittedStep]) -> None:
+    def _submit(
+        self,
+        call: Call,
+        runtime: Runtime,
+        profile: bool,
+        captures: Mapping[int, Capture] | None,
+        submitted: list[SubmittedStep],
+    ) -> None:
         """Adds a step to ``submitted`` as soon as all groups have it; until then an interrupt waits."""
         runtime.wait_to_submit()
         results = [runtime.next_handle() for _ in self.plan.outputs]
         with runtime.arguments.delivery(self._groups) as delivery:
-            arguments = self._collect(call, runtime, delivery)
+            arguments = self._requests.arguments(call, runtime, delivery)
             number = runtime.next_handle()  # steps are submitted in ascending order
             measure_memory = self.meter.asks_for_memory()
-            requests = self._requests(number, arguments, results, delivery, profile, measure_memory)
+            captures = failures_captured(runtime, self._groups) | dict(captures or {})
+            requests = self._requests.of_step(
+                number, arguments, results, delivery, profile, measure_memory, captures
+            )
             with DeferredInterrupt():
                 try:
                     replies = runtime.submit_step(requests)
@@ -338,7 +383,8 @@ class LoadedStep(PlannedStep):
         if callbacks := self._loaded.program.callbacks:
             called = runtime.callbacks.call_after(replies.values(), callbacks, self.plan, self.mesh.part_name)
             ends.append(called)
-        future = StepFuture(replies, called, runtime.callbacks)
+        captured = failure_capture(runtime, self._writer, replies)
+        future = StepFuture(replies, called, runtime.callbacks, captured)
         call.donate_to(future)
         arrays = self._results.arrays(runtime, handles, future)
         pairs = self._state.pairs(call.leaves, runtime, arrays)
@@ -346,53 +392,6 @@ class LoadedStep(PlannedStep):
         begun = self.meter.begin(self._sent_bytes)
         runtime.in_flight.leave_after(ends, queued, begun, self.mesh.part_name)
         return SubmittedStep(queued, future, self._results.joined(arrays), pairs)
-
-    def _collect(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
-        """A handle for each argument that is read; values that groups lack are added to the delivery."""
-        handles: dict[int, Handle] = {}
-        inputs = iter(enumerate(self._mesh_plan.inputs))
-        for i, leaf in enumerate(self._argument_leaves):
-            argument = Argument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
-            for layer_range in range(len(leaf.names)):
-                position, read = next(inputs)
-                if read.name is not None:
-                    placement = Placement(read.mpmd_idxs, read.spec)
-                    handles[position] = argument.on(placement, layer_range, runtime, delivery)
-        return handles
-
-    def _requests(
-        self,
-        step: int,
-        arguments: dict[int, Handle],
-        results: Sequence[Handle],
-        delivery: Delivery,
-        profile: bool,
-        measure_memory: bool,
-    ) -> dict[int, StepRequest]:
-        """The request to each group that takes part."""
-        refused = NonFinitePolicy.here()
-        return {
-            group: StepRequest(
-                program=self._loaded.number,
-                step=step,
-                inputs=tuple(arguments[i] for i in self._inputs[group]),
-                outputs=tuple(results[i] for i in self._outputs[group]),
-                donated=tuple(arguments[i] for i in self._inputs[group] if self._mesh_plan.inputs[i].donated),
-                measure_memory=measure_memory,
-                host_arrays=delivery.host_arrays[group],
-                transient=delivery.transient(group),
-                refused=refused,
-                profile=profile,
-            )
-            for group in self._groups
-        }
-
-
-def _placement(stack: Stack | None, ranges: Sequence[InputLeaf], first: int) -> Placement:
-    """The placement in which a step reads a leaf; the group ``first`` for a leaf that it does not read."""
-    spec = next((layers.spec for layers in ranges if layers.mpmd_idxs), ())
-    range_idxs = tuple(layers.mpmd_idxs or (first,) for layers in ranges)
-    return Placement(range_idxs[0], spec) if stack is None else Placement.of_ranges(stack, range_idxs, spec)
 
 
 def _unload(runtime: weakref.ref[Runtime], program: int) -> None:

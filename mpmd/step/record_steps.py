@@ -28,19 +28,20 @@ def check_repeatable(call: Call, fed_back: Mapping[int, int]) -> None:
         )
 
 
-def check_names(names: Sequence[str], args: Sequence[Any], options: Sequence[str]) -> None:
-    """Raises ``ValueError`` for options of ``profile`` that may be meant for the step.
+def check_names(method: str, names: Sequence[str], args: Sequence[Any], **options: bool) -> None:
+    """Raises ``ValueError`` for options of a method of steps that may be meant for the step.
 
     Args:
+      method: ``profile`` or ``capture``.
       names: those of the step's positional parameters.
       args: the step's arguments that were passed by position.
-      options: those that were passed.
+      options: whether each was passed.
     """
-    for name in options:
-        if name in names and names.index(name) >= len(args):
+    for name, is_passed in options.items():
+        if is_passed and name in names and names.index(name) >= len(args):
             raise ValueError(
-                f"step.profile: {name} is an option of profile and an argument of the step; pass the step's "
-                "by position"
+                f"step.{method}: {name} is an option of {method} and an argument of the step; pass the "
+                "step's by position"
             )
 
 
@@ -78,7 +79,7 @@ def record_steps(
             steps.append(RecordedStep(host_here(), called, returned, processes, attempt != before))
     except BaseException as error:  # also an interrupt
         if result is not None:
-            _hand_back(first, jax.tree.leaves(result), fed_back)
+            hand_back(first, jax.tree.leaves(result), fed_back)
             error.add_note(
                 f"step.profile: {len(steps)} of {count} steps have ended. Donated arrays of groups are now "
                 "the state that the last step returns; its other results are lost"
@@ -92,7 +93,7 @@ def _next_call(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) 
     return dataclasses.replace(call, leaves=tuple(leaves))
 
 
-def _hand_back(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> None:
+def hand_back(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> None:
     """Has the arrays that a caller has donated stand for the results that take their place."""
     for i, result in fed_back.items():
         leaf = call.leaves[i]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import socket
+import subprocess
 
 import pytest
 
@@ -21,7 +22,7 @@ def test_what_is_installed_here_is_well_and_a_step_runs(capsys):
     by_subject = {line[9:29].strip(): line for line in lines[:-2]}
     assert __version__ in by_subject["mpmd"]
     assert by_subject["jax"].startswith("ok")
-    assert "computes what jax.jit computes" in by_subject["two groups"]
+    assert "computes what jax.jit computes, and the same bits again" in by_subject["two groups"]
     assert "two actors" not in by_subject
 
 
@@ -47,6 +48,15 @@ def test_a_trial_that_fails_is_a_fault_with_the_end_of_its_error(monkeypatch, ca
     assert "raise " not in out  # of JAX's code
     assert "unset JAX_PLATFORMS" in out
     assert out.splitlines()[-1] == "not well: devices, two groups"
+
+
+def test_executables_that_do_not_repeat_their_bits_are_a_warning(monkeypatch):
+    printed = json.dumps({"text": "a step", "other_bits": ["[0][1]"], "devices": []})
+    done = subprocess.CompletedProcess([], 0, printed, "")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *arguments, **options: done)
+    finding = doctor._trial("two groups", "in-process", remedy="")
+    assert (finding.state, finding.data) == (State.WARNING, {"devices": []})
+    assert "repeat their bits" in finding.remedy
 
 
 def test_a_trial_that_hangs_is_a_fault(monkeypatch):

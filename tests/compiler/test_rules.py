@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import mpmd
 from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
@@ -160,7 +160,7 @@ def test_what_moves_is_not_guessed_to_stay_in_place():
     assert all(one.promise == "exact" for one in likely_dimensions(eqn))
 
 
-MESH = AbstractMesh((2, 4), ("a", "b"))
+MESH = AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Auto))
 
 FOLLOWED = {
     "merged": (lambda x: x.reshape(24, 5), [("a",), (), ("b",)], (4, 6, 5), [("a",), ("b",)]),

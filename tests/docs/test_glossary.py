@@ -23,6 +23,7 @@ PUBLIC = [
     *[f"cluster.{name}" for name in cluster.__all__],
     *[f"mpmd.render.{name}" for name in mpmd.render.__all__],
     *[f"mpmd.simulate.{name}" for name in mpmd.simulate.__all__],
+    *[f"mpmd.replay.{name}" for name in mpmd.replay.__all__],
 ]
 
 

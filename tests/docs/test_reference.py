@@ -26,8 +26,8 @@ SECTIONS = {
     for text in GLOSSARY
 }
 
-MODULES = (mpmd, mpmd.simulate, mpmd.render, mpmd.checkpoint, cluster)
-PACKAGES = {"mpmd.checkpoint", "mpmd.render", "mpmd.simulate"}
+MODULES = (mpmd, mpmd.simulate, mpmd.render, mpmd.replay, mpmd.checkpoint, cluster)
+PACKAGES = {"mpmd.checkpoint", "mpmd.render", "mpmd.replay", "mpmd.simulate"}
 PUBLIC = sorted(
     {f"{module.__name__}.{name}" for module in MODULES for name in module.__all__ if not name.startswith("_")}
     - PACKAGES

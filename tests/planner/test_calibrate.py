@@ -13,6 +13,7 @@ import mpmd
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Task
 from mpmd.planner import calibrate
+from mpmd.planner.curves import Curve
 from mpmd.planner.record_steps import record_steps
 from mpmd.simulate import Link
 
@@ -38,6 +39,9 @@ def test_all_is_measured_that_such_a_mesh_has(monkeypatch, groups):
         found = calibrate.calibrate(functools.partial(record_steps, mesh), nodes)
     assert min(found.flops, found.memory_bandwidth, found.task_overhead) > 0
     assert found.alone >= 1
+    kinds = ("product", "batched_product", "convolution")
+    assert [*found.rates] == [f"{kind} float32" for kind in kinds] and found.kernel_floor > 0
+    assert min(curve.rate for curve in found.rates.values()) > 0
     assert (found.device_link is None) == (groups == 1)
     assert (found.node_link is None) == (groups < 4)
     assert set(found.known()) == {name for name, value in vars(found).items() if value is not None}
@@ -52,6 +56,14 @@ def test_a_hop_is_half_of_what_is_not_computing():
         Event(0, Task("bwd", 0, 0), 19.0, 23.0),
     ]
     assert calibrate._hops_of(events, 2) == [2.0 + 1.0]
+
+
+def test_a_curve_goes_through_a_small_and_a_large_kernel():
+    curve = Curve(rate=1e9, half=1e6)
+    points = [(operations, curve.seconds(operations, 1.0)) for operations in (1e6, 1e9)]
+    through = calibrate._curve(*points)
+    assert (through.rate, through.half) == pytest.approx((1e9, 1e6))
+    assert calibrate._curve((1e6, 0.5e-3), (1e9, 1.0)) == Curve(1e9)  # small ones are in caches
 
 
 def test_a_link_is_what_small_and_large_messages_take():

@@ -8,6 +8,7 @@ import pytest
 from mpmd.errors import CompileError
 from mpmd.planner.candidate import Candidate, Memory, Prediction, Row
 from mpmd.planner.cluster import Cluster
+from mpmd.planner.reasons import StepDoesNotFit
 from mpmd.planner.rerank import Limits, rerank
 from mpmd.planner.trials.realize import Realized
 from mpmd.schedules import Std1F1B, ZeroBubble
@@ -154,11 +155,12 @@ def test_the_simplest_of_those_within_the_expected_error_wins():
     assert run(rows, {**plans, 3: (1.06, 50.0)})[0] == [2, 1, 3, 4]
 
 
-def test_the_simplest_that_may_be_as_fast_is_planned_early():
+def test_the_simplest_that_may_be_as_fast_is_planned_early(monkeypatch):
     unusual = [row(number, 1.0, schedule=ZeroBubble(2), submeshes=TWO) for number in (1, 2)]
     rows = [*unusual, row(3, 1.05, submeshes=TWO)]
-    order, planned, _ = run(rows, dict.fromkeys((1, 2, 3), (1.0, 50.0)), simulate=2)
-    assert (planned, order[0]) == ([1, 3], 3)
+    monkeypatch.setattr("mpmd.planner.rerank.MOST_PLAN_SIZE", SIZE - 1)
+    order, planned, _ = run(rows, dict.fromkeys((1, 2, 3), (1.0, 50.0)))
+    assert (planned, order[0]) == ([1, 3], 3), "of two, however large they are"
 
 
 def test_rows_that_are_not_measured_are_scaled():
@@ -213,5 +215,8 @@ def test_the_best_of_an_alternative_has_its_label():
 def test_nothing_can_be_run():
     plans = {1: (1.0, 200.0), 2: CompileError("marks are wrong"), 3: (1.0, 150.0)}
     message = r"(?s)no candidate can be run:.*3 microbatches.*needs 150 B of 100.*more memory.*marks are"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(StepDoesNotFit, match=message):
         run([row(1, 1.0), row(2, 2.0), row(3, 3.0)], plans)
+    with pytest.raises(ValueError, match="marks are wrong") as raised:
+        run([row(2, 1.0)], plans)
+    assert not isinstance(raised.value, StepDoesNotFit)

@@ -125,7 +125,25 @@ ON_A_PART = [program for program in PROGRAMS if program.on_ray]
 def test_program(program, four_groups, two_groups):
     """Programs on the last groups of a mesh, with the state donated, and copied between the groups."""
     case = program.case()
-    whole = two_groups if case.axes else four_groups
+    run_on_a_part(case, two_groups if case.axes else four_groups)
+
+
+@pytest.fixture(scope="module")
+def groups_of_processes(local_ray):
+    """Four groups of two processes, each with one of the group's two devices."""
+    shape = {"stage": 4, "fsdp": 2}
+    with cluster.launch(shape, "stage", processes_per_group=2, cpus_per_group=0.05, timeout=300) as mesh:
+        yield mesh
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ON_A_PART, ids=lambda program: program.name)
+def test_program_on_groups_of_several_processes(program, groups_of_processes):
+    """As well. Where a program has no axis, both processes of a group compute the same."""
+    run_on_a_part(program.case(), groups_of_processes)
+
+
+def run_on_a_part(case, whole):
     if case.groups >= whole.mpmd_dim:
         pytest.skip("it needs all groups of the mesh")
     part = PartMesh(whole, "model", range(whole.mpmd_dim - case.groups, whole.mpmd_dim))

@@ -7,17 +7,39 @@ import numpy as np
 
 from cluster.recovery import Recovery
 from cluster.recovery import actions as do
-from cluster.recovery.events import Answered, Closed, Copying, Died, Done, Faulted, Lost, Unneeded
+from cluster.recovery.events import (
+    Answered,
+    Closed,
+    Copying,
+    Died,
+    Done,
+    Faulted,
+    Lost,
+    Repeated,
+    RewindAsked,
+    Unneeded,
+)
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
 from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedSnapshot, LoggedStep
 from cluster.recovery.membership import Membership
-from mpmd.errors import GroupDiedError, StepAborted, TaskError
+from mpmd.errors import GroupDiedError, NonFiniteError, StepAborted, TaskError
+from mpmd.runtime.digests import (
+    DeviceDigest,
+    DigestedEvent,
+    EventKind,
+    ProcessDigests,
+    ProcessEvents,
+    ShardDigest,
+    ValueDigest,
+)
 from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import Released, StepReply, StepRequest
 
 MANY = 10**4
+STATE = 10**6
+"""The handle of what steps make."""
 
 
 class Group:
@@ -52,6 +74,9 @@ class World:
       futures: what the user waits for; and what the user was told.
       chain: the steps that have made the values of the user.
       copies: the chain of each group, by snapshot.
+      flips: the groups that compute wrong bits, each in so many of its next steps.
+      refusing: the steps that make a NaN, which is an error where it is refused.
+      rewound: the ends of rewinds.
       places: those that are reserved; and those of processes that were prepared, by group.
     """
 
@@ -74,6 +99,12 @@ class World:
         self.resetting = set()
         self.fails = set()
         self.corrupts = False
+        self.flips = collections.Counter()
+        self.refusing = set()
+        self.loses_copies = False
+        self.damaged = ()
+        self.rewound = []
+        self.corruptions = []
         self.chain = ()
         self.futures = set()
         self.told = {}
@@ -124,6 +155,15 @@ class World:
                 assert self.journal.committed != BEGINNING
             case do.BeginSnapshot():
                 self.begin_snapshot()
+            case do.Repeat(number, entries, refused):
+                for entry in entries:
+                    for mpmd_idx in entry.groups:
+                        if self.groups[mpmd_idx].is_alive:
+                            self.groups[mpmd_idx].inbox.append((None, entry, (number, refused)))
+            case do.EndRewind():
+                self.rewound.append(action)
+            case do.ReportCorruption(report):
+                self.corruptions.append(report)
             case do.GiveBack(snapshot):
                 self.given_back.append(snapshot)
             case do.Say(message):
@@ -147,12 +187,19 @@ class World:
         else:
             self.chain = (*self.chain, step.ordinal)
         self.ask_first(step)
-        if self.membership.snapshot_is_due:
+        if self.membership.check_is_due:
+            self.rewind()
+        elif self.membership.snapshot_is_due:
             self.begin_snapshot()
         return step
 
     def request(self, donated):
-        return StepRequest(0, 0, donated, (), donated=donated)
+        return StepRequest(0, 0, donated, (STATE,), donated=donated)
+
+    def rewind(self, refused=None):
+        number = next(self.numbers)
+        self.tell(RewindAsked(number, refused))
+        return number
 
     @property
     def may_submit(self):
@@ -225,6 +272,7 @@ class World:
         """A group carries out the next request, and says so."""
         group = self.groups[mpmd_idx]
         attempt, entry, number = group.inbox.popleft()
+        is_repeated, refused = attempt is None, attempt is None and number[1]
         result = error = None
         match entry:
             case Unlogged():
@@ -241,16 +289,37 @@ class World:
                 error = LostValueError(why)
             case LoggedStep() if entry in self.fails:
                 error = StepAborted("a fault") if mpmd_idx else TaskError("a fault", 0, "fwd_0__0")
+            case LoggedStep() if refused and entry in self.refusing:
+                error = NonFiniteError("a nan", mpmd_idx, "fwd_0__0")
             case LoggedStep():
                 assert entry.ordinal not in group.chain, "a step has run twice"
-                group.chain = (*group.chain, entry.ordinal)
+                is_wrong = self.flips[mpmd_idx] > 0
+                self.flips[mpmd_idx] -= is_wrong
+                group.chain = (*group.chain, entry.ordinal + is_wrong * next(self.numbers) / MANY)
                 value, self.corrupts = hash(group.chain) + self.corrupts, False
-                result = StepReply({entry.ordinal: np.array(value)})
+                result = StepReply(
+                    {entry.ordinal: np.array(value)}, events=self.events_of(mpmd_idx, is_repeated)
+                )
             case LoggedFetch():
                 result = group.chain
             case LoggedCopy():
                 pass
-        self.tell(Answered(attempt, entry, mpmd_idx, result, error))
+        if is_repeated:
+            self.tell(Repeated(number[0], entry, mpmd_idx, result, error))
+        else:
+            self.tell(Answered(attempt, entry, mpmd_idx, result, error))
+
+    def events_of(self, mpmd_idx, has_tasks):
+        digests = (DeviceDigest("cpu:0", hash(self.groups[mpmd_idx].chain)),)
+        events = [DigestedEvent(EventKind.SENT, "0", (mpmd_idx + 1) % len(self.groups), digests)]
+        if has_tasks:
+            events.insert(0, DigestedEvent(EventKind.MADE, "fwd_0__0", None, digests))
+        return (ProcessEvents(0, tuple(events)),)
+
+    def digests_of(self, mpmd_idx):
+        shards = (ShardDigest("cpu:0", (), hash(self.groups[mpmd_idx].chain)),)
+        values = {STATE: ValueDigest("float32[]", shards, False)}
+        return ProcessDigests(mpmd_idx, 0, f"process {mpmd_idx}", ("cpu",), values)
 
     # Deaths.
 
@@ -376,6 +445,18 @@ class World:
                 self.check_alive()
                 for mpmd_idx in self.logged:
                     self.groups[mpmd_idx].chain = self.copies[snapshot][mpmd_idx]
+            case do.TakeDigests():
+                self.check_alive(self.logged)
+                return tuple(map(self.digests_of, sorted(self.logged)))
+            case do.GoBack(_, snapshot):
+                self.check_alive(self.logged)
+                if self.loses_copies:
+                    raise CopiesLostError("both copies are damaged")
+                for mpmd_idx in self.logged:
+                    group = self.groups[mpmd_idx]
+                    assert not group.inbox, "a group goes back when it has answered all"
+                    group.chain = self.copies[snapshot][mpmd_idx]
+                return self.damaged
             case do.Look():
                 self.places.add(next(self.numbers))
                 return {}

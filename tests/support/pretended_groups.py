@@ -157,7 +157,7 @@ class Driven(RecoveringRuntime):
     def __init__(self, pool, recovery, on_recovery=lambda report: None, max_in_flight=16, left_out=()):
         groups = RayRuntime(pool.processes, [None] * len(pool.processes), Topology(()), "cpu", {})
         groups._arguments[0], groups._participants[0] = Whole(), tuple(range(len(pool.processes)))
-        super().__init__(groups, pool, recovery, on_recovery, max_in_flight, left_out)
+        super().__init__(groups, pool, recovery, on_recovery, lambda report: None, max_in_flight, left_out)
         self._shell.attach([])  # nobody looks after the groups
         self.attempts = pool.attempts
         self.changed, self.journal = self._requests.changed, self._membership.journal

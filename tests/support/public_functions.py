@@ -58,6 +58,11 @@ CLUSTER = {
     "task_overhead": ("amount",),
     "alone": ("amount",),
     "holding": ("special",),
+    "rates": ("special",),
+    "kernel_floor": ("amount",),
+    "collective_floor": ("amount",),
+    "merges_all_reduces": ("flag",),
+    "overlaps_gathers": ("flag",),
 }
 COSTS = {
     **dict.fromkeys(("kinds", "tasks", "fused", "outside", "links"), ("sizes",)),
@@ -137,6 +142,7 @@ LAUNCH = {
     "step_timeout": ("amount?",),
     "stuck_after": ("amount?",),
     "load_timeout": ("amount?",),
+    "capture": ("text?",),
 }
 DESCRIBE = {
     "address": ("text?",),
@@ -202,7 +208,7 @@ def two_parts() -> mpmd.AbstractMpmdMesh:
 def cluster_mesh() -> ClusterMesh:
     """A mesh on Ray of which nothing runs."""
     topology = Topology((GroupShape({"stage": 1}),) * 4)
-    return ClusterMesh(topology, "stage", {}, "cpu", None, Placement((), {}), {}, [], lambda: None)  # type: ignore[arg-type]
+    return ClusterMesh(topology, "stage", {}, "cpu", None, Placement((), {}), {}, [], [], lambda: None)  # type: ignore[arg-type]
 
 
 def choice() -> Choice:
@@ -366,6 +372,7 @@ def of_steps() -> list[Public]:
                 "mpmd_axis_name": ("special", "stage"),
                 "max_in_flight": ("count",),
                 "parts": ("sizes?",),
+                "capture": ("text?",),
             },
         ),
         Public(
@@ -418,6 +425,15 @@ def of_steps() -> list[Public]:
             )
             for step in (there.step, there.loaded)
         ),
+        *(
+            Public(
+                f"{type(step).__name__}.capture",
+                of_batch(step.capture),
+                {"task": ("text", "after_0"), "to": ("text", "captured"), "mpmd_idx": ("count?",)},
+            )
+            for step in (there.step, there.loaded)
+        ),
+        Public("replay.load", mpmd.replay.load, {"directory": ("text", "captured")}),
         Public("Profile.save", profile_of(there.lowered).save, {"path": path}),
         Public(
             "Profile.write_html",
@@ -459,6 +475,14 @@ def of_clusters() -> list[Public]:
     return [
         Public("plan", of_batch(mpmd.plan, "step"), PLAN),
         Public("Cluster", mpmd.Cluster, CLUSTER),
+        Public("Cluster.save", PLAN["cluster"][1].save, {"path": ("text", "unused.json")}),
+        Public("Cluster.load", mpmd.Cluster.load, {"path": ("text", "nowhere")}),
+        Public("Cluster.preset", mpmd.Cluster.preset, {"name": ("special", "h100"), "nodes": ("count",)}),
+        Public(
+            "cost",
+            mpmd.cost,
+            {"fun": ("special", add_one), **dict.fromkeys(("forward", "backward"), ("amount",))},
+        ),
         Public("Cluster.part", PLAN["cluster"][1].part, {"num_devices": ("count", 1)}),
         Public(
             "Cluster.seconds",
@@ -480,6 +504,8 @@ def of_clusters() -> list[Public]:
             {
                 **dict.fromkeys(("every", "max_failures", "spares"), ("count",)),
                 "share_after": ("amount?",),
+                "verify_every": ("count?",),
+                "on_corruption": ("text",),
                 "parts": ("special?",),
             },
         ),
@@ -492,6 +518,11 @@ def of_clusters() -> list[Public]:
             "ClusterMesh.resize",
             cluster_mesh().resize,
             {"num_places": ("count", 2), "timeout": ("amount",)},
+        ),
+        Public(
+            "ClusterMesh.find_nan",
+            cluster_mesh().find_nan,
+            {"to": ("text?",), "nans": ("flag",), "infs": ("flag",)},
         ),
     ]
 

@@ -14,6 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.jaxprs.equations import Atom, is_remat
+from mpmd.compiler.jaxprs.kernels import Kernel, kernel_of
 from mpmd.compiler.jaxprs.scans import scan_operands
 
 Value = int
@@ -27,12 +28,14 @@ class Operation(NamedTuple):
       reads: a value for each operand; ``None`` for a literal.
       makes: a value for each result.
       times: how often it is computed, for what is in the body of scans.
+      kernel: the kernel of ``mpmd.cost`` that it belongs to.
     """
 
     eqn: JaxprEqn
     reads: tuple[Value | None, ...]
     makes: tuple[Value, ...]
     times: int
+    kernel: Kernel | None = None
 
     @property
     def values(self) -> set[Value]:
@@ -55,11 +58,12 @@ class Passed(NamedTuple):
 
 
 class _Scope(NamedTuple):
-    """The surroundings of equations: numbers of variables, how often they run, and the list of operations."""
+    """The surroundings of equations: numbers of variables, how often they run, the operations, the kernel."""
 
     numbers: dict[Var, Value]
     times: int
     operations: list[Operation]
+    kernel: Kernel | None = None
 
 
 @dataclasses.dataclass
@@ -94,9 +98,11 @@ class FlatEquations:
         self.avals.append(aval)
         return len(self.avals) - 1
 
-    def _add(self, eqns: Iterable[JaxprEqn], scope: _Scope) -> None:
+    def _add(self, eqns: Iterable[JaxprEqn], surroundings: _Scope) -> None:
         for eqn in eqns:
-            reads = tuple(self._of_atom(atom, scope.numbers) for atom in eqn.invars)
+            reads = tuple(self._of_atom(atom, surroundings.numbers) for atom in eqn.invars)
+            kernel = kernel_of(eqn) or surroundings.kernel
+            scope = surroundings._replace(kernel=kernel)
             if is_remat(eqn):
                 self._inner(eqn.params["jaxpr"], eqn, reads, scope)
             elif eqn.primitive is scan_p:
@@ -107,22 +113,22 @@ class FlatEquations:
                 self._cond(eqn, reads, scope)
             else:
                 makes = tuple(self._number(var, scope.numbers) for var in eqn.outvars)
-                scope.operations.append(Operation(eqn, reads, makes, scope.times))
+                scope.operations.append(Operation(eqn, reads, makes, scope.times, kernel))
 
     def _of_atom(self, atom: Atom, numbers: dict[Var, Value]) -> Value | None:
         return self._number(atom, numbers) if isinstance(atom, Var) else None
 
     def _body(
-        self, jaxpr: Jaxpr, reads: Iterable[Value | None], times: int, operations: list[Operation]
+        self, jaxpr: Jaxpr, reads: Iterable[Value | None], times: int, surroundings: _Scope
     ) -> list[Value | None]:
         """Adds the equations of a jaxpr that reads values. Returns the values of its results."""
         inputs = zip(jaxpr.invars, reads, strict=True)
         inside = {var: self._new(var.aval) if value is None else value for var, value in inputs}
-        self._add(jaxpr.eqns, _Scope(inside, times, operations))
+        self._add(jaxpr.eqns, surroundings._replace(numbers=inside, times=times))
         return [self._of_atom(atom, inside) for atom in jaxpr.outvars]
 
     def _inner(self, jaxpr: Jaxpr, eqn: JaxprEqn, reads: Iterable[Value | None], scope: _Scope) -> None:
-        results = self._body(jaxpr, reads, scope.times, scope.operations)
+        results = self._body(jaxpr, reads, scope.times, scope)
         for var, value in zip(eqn.outvars, results, strict=True):
             if value is None or var in scope.numbers:
                 self._hand(self._number(var, scope.numbers), value, 0, into=False)
@@ -140,7 +146,7 @@ class FlatEquations:
         for i, var in enumerate(body.invars[positions.consts.stop :], positions.consts.stop):
             inputs[i] = self._new(var.aval)
             self._hand(reads[i], inputs[i], int(i >= positions.xs.start), into=True)
-        results = self._body(body, inputs, scope.times * eqn.params["length"], scope.operations)
+        results = self._body(body, inputs, scope.times * eqn.params["length"], scope)
         for i, (var, value) in enumerate(zip(eqn.outvars, results, strict=True)):
             is_stacked = i >= positions.num_carry
             self._hand(self._number(var, scope.numbers), value, int(is_stacked), into=False)
@@ -156,7 +162,7 @@ class FlatEquations:
         carried = [self._new(var.aval) for var in body.invars[constants:]]
         for value, inside in zip(reads[first + constants :], carried, strict=True):
             self._hand(value, inside, 0, into=True)
-        results = self._body(body, [*consts, *carried], scope.times, scope.operations)
+        results = self._body(body, [*consts, *carried], scope.times, scope)
         for var, value, inside in zip(eqn.outvars, results, carried, strict=True):
             self._hand(self._number(var, scope.numbers), value, 0, into=False)
             self._hand(value, inside, 0, into=True)

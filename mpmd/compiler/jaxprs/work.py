@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from mpmd.compiler.jaxprs.cost import is_elementwise
@@ -22,6 +23,17 @@ def has_product(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name in PRODUCTS:
         return True
     return any(has_product(nested) for inner in subjaxprs(eqn) for nested in inner.eqns)
+
+
+def product_kind(eqn: JaxprEqn) -> str | None:
+    """The kind and dtype of a product, as ``"batched_product bfloat16"``; ``None`` for another equation."""
+    if eqn.primitive.name not in PRODUCTS:
+        return None
+    kind = "convolution"
+    if eqn.primitive.name == "dot_general":
+        _, (batched, _) = eqn.params["dimension_numbers"]
+        kind = "batched_product" if batched else "product"
+    return f"{kind} {jnp.result_type(*(aval_of(atom).dtype for atom in eqn.invars[:2]))}"
 
 
 def operations(eqn: JaxprEqn) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, avals_of, make_jaxpr, subjaxprs
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, avals_of, make_jaxpr, subjaxprs
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.lower.call import call_p
 from mpmd.compiler.lower.fingerprint import fingerprint
@@ -79,7 +79,7 @@ class ExecutableTable:
                 in_specs=in_specs,
                 out_specs=out_specs,
             )
-            self.functions[name] = _function(name, invars, eqns, outvars)
+            self.functions[name] = function_of(name, invars, eqns, outvars)
             self.python_calls.update(dict.fromkeys(_python_calls(eqns)))
         return self._known[key]
 
@@ -107,7 +107,10 @@ def _python_calls(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
             yield from _python_calls(inner.eqns)
 
 
-def _function(name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Var]) -> Function:
+def function_of(
+    name: str, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]
+) -> Function:
+    """The function of equations; typed keys are the integers inside."""
     jaxpr = ClosedJaxpr(make_jaxpr(invars, eqns, outvars), ())
     avals = avals_of(invars)
 

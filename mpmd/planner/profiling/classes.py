@@ -7,6 +7,7 @@ no direction: classes are found by union, in one pass over the operations.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -33,7 +34,7 @@ class ClassedOperation(NamedTuple):
     """An operation with its work, in multiplications and additions, and the ways to share it."""
 
     operation: Operation
-    work: int
+    work: float
     uses: tuple[ClassUse, ...]
 
 
@@ -86,11 +87,17 @@ def classed(
     for nodes in itertools.chain(same, *(_of_passed(flat, passed) for passed in flat.passed)):
         classes.join(nodes)
 
-    def with_classes(operation: Operation, ways: Sequence[CommonDimension]) -> ClassedOperation:
+    def with_classes(kind: str, operation: Operation, ways: Sequence[CommonDimension]) -> ClassedOperation:
         class_uses = (ClassUse(classes.of(*node), use) for use in ways for node in _first(operation, use))
-        return ClassedOperation(operation, total_operations([operation.eqn]), tuple(class_uses))
+        operations = float(total_operations([operation.eqn]))
+        if operation.kernel is not None:
+            operations *= operation.kernel.factor(operation.eqn, kind)
+        return ClassedOperation(operation, operations, tuple(class_uses))
 
-    return classes, {work: [*map(with_classes, tasks[work], uses[work])] for work in tasks}
+    members = {
+        work: [*map(functools.partial(with_classes, work.kind), tasks[work], uses[work])] for work in tasks
+    }
+    return classes, members
 
 
 def _nodes(operation: Operation, use: CommonDimension) -> Iterator[tuple[Value, int]]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
 from mpmd.planner.layer_profile import Division, Kind
+from mpmd.planner.merged_sums import Merged, merged_sums
 from mpmd.planner.profiling.accumulated import Accumulated
 from mpmd.planner.profiling.choose_classes import choose_classes
 from mpmd.planner.profiling.layered_step import LayeredStep, before_loops
@@ -53,6 +54,10 @@ class Divider:
         ]
         shared = {task_type.kind: self._shared(task_type, kind) for task_type in task_types}
         forward, backward = shared.get("fwd", Shared()), shared.get("bwd", Shared())
+        merged = {"fwd": Merged(), "bwd": Merged()}
+        merged |= {
+            task_type.kind: self._merged(task_type, shared[task_type.kind]) for task_type in task_types
+        }
         weights = step.weights(layer)
         kept = [step.flat.value(var) for var in step.residuals(layer)]
         received = [step.flat.value(var) for var, _ in step.received(layer)]
@@ -68,8 +73,21 @@ class Divider:
             reduced_per_step=sum(
                 self._nbytes_per_step(task_type, shared[task_type.kind]) for task_type in task_types
             ),
+            all_reduces_forward=forward.all_reduces,
+            all_reduces_backward=backward.all_reduces,
+            merged_forward=merged["fwd"].nbytes,
+            merged_backward=merged["bwd"].nbytes,
+            merges_forward=merged["fwd"].number,
+            merges_backward=merged["bwd"].number,
         )
         return division if division.largest > 1 else None
+
+    def _merged(self, task_type: TaskType, shared: Shared) -> Merged:
+        """The savings of merged all-reduces in a task."""
+        makes = {self._step.flat.value(var) for var in self._step.makes(task_type)}
+        members = [one.operation for one in self._step.tasks[task_type]]
+        operations = [(one.eqn, one.reads, one.makes, one.times) for one in members]
+        return merged_sums(operations, shared.summed, makes, self._step.nbytes)
 
     def _shared(self, task_type: TaskType, kind: Kind) -> Shared:
         """The shared task. Accumulators hold parts of sums only over devices that divide the batch."""

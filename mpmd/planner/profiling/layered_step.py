@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import StageWork, TaskGraph
+from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
 from mpmd.compiler.steps import Loop
 from mpmd.ir.plan import TaskType
@@ -95,7 +96,8 @@ class LayeredStep:
         """The variables that forwards make for the layer's backward."""
         for var in self.reads(TaskType("bwd", layer)):
             maker = self._made_by.get(var)
-            if maker is not None and maker.kind == "fwd":
+            is_kept = self.flat.value(var) not in self.within_kernels
+            if maker is not None and maker.kind == "fwd" and is_kept:
                 yield var
 
     def received(self, layer: int) -> Iterator[tuple[Var, int]]:
@@ -104,6 +106,27 @@ class LayeredStep:
             maker = self._made_by.get(var)
             if maker is not None and maker.stage != layer:
                 yield var, maker.stage
+
+    @functools.cached_property
+    def within_kernels(self) -> frozenset[Value]:
+        """The values that kernels of ``mpmd.cost`` make for themselves, or their backwards for theirs."""
+        operations = [one.operation for members in self.tasks.values() for one in members]
+        if all(operation.kernel is None for operation in operations):
+            return frozenset()
+        same: DisjointSets[Value] = DisjointSets()
+        for one in self.flat.passed:
+            same.join((one.outer, one.inner))
+        made, read, outside = set[Value](), set[Value](), set[Value]()
+        for operation in operations:
+            reads = {same.find(value) for value in operation.reads if value is not None}
+            makes = {same.find(value) for value in operation.makes}
+            if operation.kernel is None:
+                outside |= reads | makes
+            else:
+                made |= makes
+                read |= reads
+        inside = (made & read) - outside
+        return frozenset(value for value in range(len(self.flat.avals)) if same.find(value) in inside)
 
     def weights(self, layer: int) -> list[Value]:
         """The values of the weights that a layer reads."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
@@ -27,6 +27,7 @@ class Ownership:
       weights: the other values that layers read, with these layers.
       state: the arguments that the step updates and no layer reads, with the layer of the gradients that
         update them.
+      casts: the values outside of the loop that are casts of a weight.
       like: the state that is combined with a weight element by element, such as its moments, with the weight.
     """
 
@@ -35,6 +36,7 @@ class Ownership:
     weights: Mapping[Var, tuple[int, ...]]
     state: Mapping[Var, int]
     like: Mapping[Var, Var]
+    casts: Mapping[Var, tuple[Var, ...]] = dataclasses.field(default_factory=dict)
 
     def weights_of(self, layer: int) -> list[Var]:
         """The weights that a layer reads."""
@@ -64,7 +66,18 @@ def ownership_of(graph: TaskGraph) -> Ownership:
         weights={var: tuple(sorted(layers)) for var, layers in weights.items()},
         state=state,
         like=like,
+        casts=_casts(graph.outer, weights),
     )
+
+
+def _casts(eqns: Iterable[JaxprEqn], weights: Collection[Var]) -> dict[Var, tuple[Var, ...]]:
+    """The casts of each weight."""
+    casts: dict[Var, tuple[Var, ...]] = {}
+    for eqn in eqns:
+        for var in operands(eqn) if eqn.primitive.name == "convert_element_type" else ():
+            if var in weights:
+                casts[var] = (*casts.get(var, ()), eqn.outvars[0])
+    return casts
 
 
 def _state(graph: TaskGraph, weights: Mapping[Var, Iterable[int]]) -> dict[Var, int]:

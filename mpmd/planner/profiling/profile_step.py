@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+from jax.extend.core import Var
 
 from mpmd.compiler.jaxprs.flat import Value
+from mpmd.compiler.jaxprs.work import product_kind
 from mpmd.ir.plan import TaskType
+from mpmd.planner.curves import ProductWork, added
 from mpmd.planner.layer_profile import Kind, Layer, LayerProfile, TaskWork
+from mpmd.planner.profiling.classes import ClassedOperation
 from mpmd.planner.profiling.divide import Divider
 from mpmd.planner.profiling.layer_names import layer_names
 from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep
@@ -87,7 +92,21 @@ class _Profiler:
             residuals=sum(map(nbytes, step.residuals(layer))),
             entering=sum(nbytes(var) for var, source in step.received(layer) if source == layer - 1),
             divisions=self._divider.of_layer(layer),
+            gathered=sum(self._gathered(var, layer) for var in ownership.weights_of(layer)),
         )
+
+    def _gathered(self, var: Var, layer: int) -> int:
+        """The bytes of a weight in the dtype in which a layer reads it: of its cast, if that is smaller."""
+        step, task = self._step, TaskType("fwd", layer)
+        read = {step.flat.value(one) for one in step.reads(task)}
+        casts = [cast for cast in step.ownership.casts.get(var, ()) if step.flat.value(cast) in read]
+        value = step.flat.value(var)
+        if value in read:
+            readers = [one.operation for one in step.tasks[task] if value in one.operation.reads]
+            if any(one.eqn.primitive.name != "convert_element_type" for one in readers):
+                return nbytes(var)
+            casts += [one.eqn.outvars[0] for one in readers]
+        return min([nbytes(var), *map(nbytes, casts)])
 
     def _skips(self, loop: LayeredLoop) -> Iterator[tuple[int, int, int]]:
         """The values that go past layers: source layer, target layer, bytes."""
@@ -105,9 +124,22 @@ class _Profiler:
         flat = [one.operation for one in members]
         kept = {step.flat.value(var) for var in (*step.reads(task_type), *step.makes(task_type))}
         operations = float(sum(one.operation.times * one.work for one in members))
-        return TaskWork(operations, *traffic(flat, kept, self._nbytes_of_rows))
+        return TaskWork(
+            operations,
+            *traffic(flat, kept, self._nbytes_of_rows, step.within_kernels),
+            products=_products(members),
+        )
 
     def _nbytes_of_rows(self, value: Value) -> float:
         """The bytes of a value that depends on the rows; of any value, if there are none."""
         depends = not self._rows or not self._rows.isdisjoint(self._step.classes.of_value(value))
         return self._step.nbytes(value) if depends else 0.0
+
+
+def _products(members: Iterable[ClassedOperation]) -> dict[str, ProductWork]:
+    """The products of a task, by the names of their rates."""
+    products: dict[str, ProductWork] = {}
+    for operation, work, _ in members:
+        if (name := product_kind(operation.eqn)) is not None:
+            products = added(products, {name: ProductWork(float(work), 1.0).times(operation.times)})
+    return products

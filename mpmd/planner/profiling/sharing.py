@@ -30,6 +30,8 @@ class Shared:
       operations: its divided operations.
       reduced: bytes of values that are all-reduced in each microbatch. Values that are gathered, or summed
         and scattered, count half, as they take half of the time.
+      all_reduces: the number of these values.
+      summed: those of them that are all-reduced as wholes.
       partial: values that only add to accumulators and of whose sum each device has a part. The accumulators
         can hold the parts until the end of the step.
     """
@@ -37,12 +39,16 @@ class Shared:
     operations: float = 0.0
     reduced: float = 0.0
     partial: frozenset[Value] = frozenset()
+    all_reduces: float = 0.0
+    summed: frozenset[Value] = frozenset()
 
     def __add__(self, other: Shared) -> Shared:
         return Shared(
             self.operations + other.operations,
             self.reduced + other.reduced,
             self.partial | other.partial,
+            self.all_reduces + other.all_reduces,
+            self.summed | other.summed,
         )
 
 
@@ -85,30 +91,42 @@ class Sharing:
         operation = member.operation
         uses = [use for of_class, use in member.uses if of_class in self._divided]
         whole = sum(self._moved(value) for value in operation.reads if value is not None)
-        ways = [self._way(member, use, accumulated) for use in uses] or [Shared(reduced=whole)]
+        alone = Shared(reduced=whole, all_reduces=float(whole > 0))
+        ways = [self._way(member, use, accumulated) for use in uses] or [alone]
         best = min(ways, key=lambda way: (way.reduced, len(way.partial)))
         times = operation.times
-        return Shared(times * best.operations, times * best.reduced, best.partial)
+        return dataclasses.replace(
+            best,
+            operations=times * best.operations,
+            reduced=times * best.reduced,
+            all_reduces=times * best.all_reduces,
+        )
 
     def _way(self, member: ClassedOperation, use: CommonDimension, accumulated: Container[Value]) -> Shared:
         """An operation, shared along one dimension."""
         operation = member.operation
-        moved = sum(
+        gathered = [
             self._moved(value)
             for i, value in enumerate(operation.reads)
             if value is not None and self.dim(value) not in (None, use.ins.get(i))
-        )
+        ]
+        moved, number = sum(gathered), len(gathered)
         partial: set[Value] = set()
+        summed: set[Value] = set()
         for i, value in enumerate(operation.makes):
             if use.is_reduced and self.dim(value) is not None:
                 moved += self._moved(value)  # summed and scattered
+                number += 1
             elif use.is_reduced and value in accumulated and operation.eqn.primitive.name in SUMS:
                 partial.add(value)
             elif use.is_reduced:
                 moved += self._nbytes(value)
+                number += 1
+                summed.add(value)
             elif self.dim(value) not in (None, use.outs.get(i)):
                 moved += self._moved(value)
-        return Shared(member.work, moved, frozenset(partial))
+                number += 1
+        return Shared(member.work, moved, frozenset(partial), float(number), frozenset(summed))
 
     def _moved(self, value: Value) -> float:
         """The bytes that a gathered or scattered value counts."""

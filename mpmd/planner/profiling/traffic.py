@@ -15,31 +15,38 @@ from mpmd.planner.fusions import memory_values
 class Traffic(NamedTuple):
     """Bytes read and written by all operations, and by those that are no products (``beside``).
 
-    ``temporaries`` are the most bytes at once of values that only the task itself reads.
+    ``temporaries`` are the most bytes at once of values that only the task itself reads, and ``kernels`` the
+    number of fusions and other kernels.
     """
 
     nbytes: float
     beside: float
     temporaries: float
+    kernels: float
 
 
 def traffic(
-    operations: Sequence[Operation], kept: Collection[Value], nbytes: Callable[[Value], float]
+    operations: Sequence[Operation],
+    kept: Collection[Value],
+    nbytes: Callable[[Value], float],
+    within_kernels: Collection[Value] = (),
 ) -> Traffic:
     """The bytes that operations read, write and hold, under the fusions of ``memory_values``.
 
     Args:
       kept: values that the task reads from other tasks or makes for them, which are in memory.
       nbytes: the bytes to count of a value.
+      within_kernels: values that are in no memory.
     """
     equations = [
         (operation.eqn, [value for value in operation.reads if value is not None], operation.makes)
         for operation in operations
     ]
     written, windows = memory_values(equations, kept)
-    sources: dict[Value, frozenset[Value]] = {}
+    written, windows = written.difference(within_kernels), windows.difference(within_kernels)
+    sources: dict[Value, frozenset[Value]] = dict.fromkeys(within_kernels, frozenset())
     last: dict[Value, int] = {}
-    total = beside = 0.0
+    total = beside = kernels = 0.0
     for position, operation in enumerate(operations):
         read = frozenset[Value]().union(
             *(sources.get(value, frozenset({value})) for value in operation.reads if value is not None)
@@ -49,10 +56,11 @@ def traffic(
         if results:
             moved = operation.times * sum(map(nbytes, {*results, *read}))
             total += moved
+            kernels += operation.times
             beside += 0.0 if has_product(operation.eqn) else moved
         for value in operation.makes:
             sources[value] = frozenset({value}) if value in written or value in windows else read
-    return Traffic(total, beside, _most_held(operations, written.difference(kept), last, nbytes))
+    return Traffic(total, beside, _most_held(operations, written.difference(kept), last, nbytes), kernels)
 
 
 def _most_held(

@@ -1,18 +1,19 @@
 """Seconds that the tasks of each layer take on a submesh.
 
-The time of a task is that of ``Hardware.seconds``, plus its all-reduces and the gathering of weights, which
-nothing hides. A backward also adds its gradients to accumulators: it reads both, and writes the accumulators.
+The time of a task is that of ``hardware.seconds_by_part``, plus its all-reduces and the gathering of weights.
+Nothing hides all-reduces. Gathers are hidden by the computing of the same layer, if the cluster says so.
+A backward also adds its gradients to accumulators: it reads both, and writes the accumulators.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
 
 from mpmd.planner.collectives import all_gather, all_reduce
-from mpmd.planner.hardware import Hardware
+from mpmd.planner.curves import ProductWork
+from mpmd.planner.hardware import Hardware, seconds_by_part
 from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
 from mpmd.planner.submesh import INNERMOST_FIRST
 
@@ -48,61 +49,86 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
     zero = np.zeros_like(weights)
 
     gathers_in_tasks = group.fsdp and not group.gather_once
-    gather = _gather_over_data(group, weights) if gathers_in_tasks else zero
-    computing = sum(_task_seconds(arrays, arrays.forward, group, cluster, weights))
-    reducing = _all_reduces_of_task(arrays, group, "reduced_forward")
-    step_all_reduce = _all_reduces_of_step(arrays, group, weights, gradients)
+    gathered = arrays.of("gathered") * held
+    gather = _gather_over_data(group, gathered, cluster) if gathers_in_tasks else zero
+    computing = np.add(*_task_seconds(arrays, "forward", group, cluster, weights))
+    reducing = _all_reduces_of_task(arrays, group, cluster, "forward")
+    step_all_reduce = _all_reduces_of_step(arrays, group, cluster, gathered, gradients)
     step = step_all_reduce + _optimizer_seconds(arrays, group, cluster, weights)
-    forward = computing + reducing + gather
+    gather_forward = _exposed(gather, computing, cluster)
+    forward = computing + reducing + gather_forward
     if not arrays.profile.has_backward:
-        return LayerSeconds(forward, zero, zero, reducing + gather, step, step_all_reduce)
+        return LayerSeconds(forward, zero, zero, reducing + gather_forward, step, step_all_reduce)
 
-    scatter = _gather_over_data(group, gradients) if gathers_in_tasks else zero
-    products, beside = _task_seconds(arrays, arrays.backward, group, cluster, weights + gradients)
+    scatter = _gather_over_data(group, gradients, cluster) if gathers_in_tasks else zero
+    products, beside = _task_seconds(arrays, "backward", group, cluster, weights + gradients)
     divided = group.sizes[DATA] if gathers_in_tasks else 1
     adding = 3 * gradients / divided / cluster.memory_bandwidth
-    reducing_backward = _all_reduces_of_task(arrays, group, "reduced_backward")
-    repeated = computing + reducing if group.remat else zero
+    reducing_backward = _all_reduces_of_task(arrays, group, cluster, "backward")
+    repeated = computing if group.remat else zero
     repeated_reducing = reducing if group.remat else zero
+    computing_backward = products + beside + adding + repeated
+    moving = _exposed(gather + scatter, computing_backward, cluster)
     return LayerSeconds(
         forward=forward,
-        backward=products + beside + adding + reducing_backward + repeated + gather + scatter,
-        backward_weights=products / 2 + adding + scatter,
-        all_reduce=reducing + reducing_backward + repeated_reducing + 2 * gather + scatter,
+        backward=computing_backward + reducing_backward + repeated_reducing + moving,
+        backward_weights=products / 2 + adding + np.minimum(scatter, moving),
+        all_reduce=reducing + reducing_backward + repeated_reducing + gather_forward + moving,
         step=step,
         step_all_reduce=step_all_reduce,
     )
 
 
-def _gather_over_data(group: GroupSettings, nbytes: Array) -> Array:
+def _exposed(moving: Array, computing: Array, cluster: Hardware) -> Array:
+    """The seconds of gathers that no computing hides."""
+    return np.maximum(moving - computing, 0.0) if cluster.overlaps_gathers else moving
+
+
+def _gather_over_data(group: GroupSettings, nbytes: Array, cluster: Hardware) -> Array:
     """The seconds to gather values along ``data``, or to sum and scatter them."""
-    return all_gather(group.sizes[DATA], nbytes, group.links[DATA])
+    floor = cluster.collective_floor if group.sizes[DATA] > 1 else 0.0
+    return all_gather(group.sizes[DATA], nbytes, group.links[DATA], floor=floor)
 
 
 def _task_seconds(
-    arrays: LayerArrays, work: tuple[Array, ...], group: GroupSettings, cluster: Hardware, weights: Array
+    arrays: LayerArrays, task: str, group: GroupSettings, cluster: Hardware, weights: Array
 ) -> tuple[Array, Array]:
     """The seconds of a task's products, and those of all else, without all-reduces.
 
     Args:
       weights: bytes of products on each device that do not depend on the rows.
     """
-    operations, nbytes, beside, _ = work
+    operations, nbytes, beside, _, kernels = getattr(arrays, task)
     rows = arrays.rows(group)
     share = rows * product(arrays.shares("activations", group.sizes))
-    operations = operations * rows * product(arrays.shares("operations", group.sizes))
-    products = cluster.seconds(operations, (nbytes - beside) * share + weights, np.zeros_like(weights))
-    return products, cluster.seconds(np.zeros_like(weights), np.zeros_like(weights), beside * share)
+    divided = rows * product(arrays.shares("operations", group.sizes))
+    products = {
+        name: ProductWork(work.operations * divided, work.kernels)
+        for name, work in arrays.products(task).items()
+    }
+    of_products = (nbytes - beside) * share + weights
+    return seconds_by_part(cluster, operations * divided, of_products, beside * share, products, kernels)
 
 
-def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, field: str) -> Array:
-    """The seconds of the all-reduces of one microbatch."""
+def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, cluster: Hardware, task: str) -> Array:
+    """The seconds of the all-reduces of one microbatch, in a ``forward`` or a ``backward``."""
     shares = arrays.shares("activations", group.sizes)
-    return arrays.rows(group) * _all_reduces(arrays, group, field, shares, range(len(group.sizes)))
+    seconds = np.zeros(len(arrays.profile.layers))
+    for axis, size in enumerate(group.sizes):
+        if size > 1:
+            others = product(share for other, share in enumerate(shares) if other != axis)
+            nbytes, number = (arrays.divided(f"{name}_{task}")[axis] for name in ("reduced", "all_reduces"))
+            if cluster.merges_all_reduces:
+                nbytes = nbytes - arrays.divided(f"merged_{task}")[axis]
+                number = number - arrays.divided(f"merges_{task}")[axis]
+            nbytes = arrays.rows(group) * nbytes * others
+            number = np.maximum(number, 1.0)
+            seconds += all_reduce(size, nbytes, group.links[axis], number, cluster.collective_floor)
+    return seconds
 
 
 def _all_reduces_of_step(
-    arrays: LayerArrays, group: GroupSettings, weights: Array, gradients: Array
+    arrays: LayerArrays, group: GroupSettings, cluster: Hardware, weights: Array, gradients: Array
 ) -> Array:
     """The seconds of the all-reduces of gradients after the loop, and of weights that are gathered once.
 
@@ -111,22 +137,17 @@ def _all_reduces_of_step(
     """
     axes = [axis for axis in range(len(group.sizes)) if not (group.fsdp and axis == DATA)]
     shares = arrays.shares("weights", group.sizes)
-    seconds = _all_reduces(arrays, group, "reduced_per_step", shares, axes)
-    if group.gather_once:
-        seconds = seconds + _gather_over_data(group, weights) + _gather_over_data(group, gradients)
-    return seconds
-
-
-def _all_reduces(
-    arrays: LayerArrays, group: GroupSettings, field: str, shares: list[Array], axes: Iterable[int]
-) -> Array:
-    """The seconds of all-reduces along axes, of values that the other axes divide."""
     seconds = np.zeros(len(arrays.profile.layers))
     for axis in axes:
         if group.sizes[axis] > 1:
             others = product(share for other, share in enumerate(shares) if other != axis)
-            nbytes = arrays.divided(field)[axis] * others
-            seconds += all_reduce(group.sizes[axis], nbytes, group.links[axis])
+            nbytes = arrays.divided("reduced_per_step")[axis] * others
+            seconds += all_reduce(
+                group.sizes[axis], nbytes, group.links[axis], floor=cluster.collective_floor
+            )
+    if group.gather_once:
+        seconds = seconds + _gather_over_data(group, weights, cluster)
+        seconds = seconds + _gather_over_data(group, gradients, cluster)
     return seconds
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from mpmd.planner.curves import ProductWork
 from mpmd.planner.layer_profile import Division, Layer, LayerProfile
 from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.simulate import Link
@@ -16,6 +17,8 @@ from mpmd.simulate import Link
 Array = np.ndarray
 """A number for each layer."""
 
+_WORK = ("operations", "nbytes", "nbytes_beside", "temporaries", "kernels")
+TEMPORARIES = _WORK.index("temporaries")
 _UNDIVIDED = Division(largest=1, operations=0.0, weights=0.0, activations=0.0)
 
 
@@ -45,13 +48,17 @@ class LayerArrays:
 
     @functools.cached_property
     def forward(self) -> tuple[Array, ...]:
-        """The fields of ``TaskWork``: operations, bytes, bytes beside products, and temporaries."""
+        """The numbers of ``TaskWork``: operations, bytes, bytes beside products, temporaries, and kernels."""
         return self._work("forward")
 
     @functools.cached_property
     def backward(self) -> tuple[Array, ...]:
-        """The fields of ``TaskWork``, as of ``forward``."""
+        """The numbers of ``TaskWork``, as of ``forward``."""
         return self._work("backward")
+
+    def products(self, task: str) -> Mapping[str, ProductWork]:
+        """The products of all layers' tasks, ``forward`` or ``backward``, by the names of their rates."""
+        return self._products[task]
 
     def of(self, field: str) -> Array:
         """A field of each ``Layer``."""
@@ -75,7 +82,11 @@ class LayerArrays:
     @functools.cached_property
     def _numbers(self) -> dict[str, Array]:
         fields = ("weights", "gradients", "state", "residuals", "entering")
-        return {field: _array(getattr(layer, field) for layer in self.profile.layers) for field in fields}
+        numbers = {field: _array(getattr(layer, field) for layer in self.profile.layers) for field in fields}
+        gathered = (
+            layer.weights if layer.gathered is None else layer.gathered for layer in self.profile.layers
+        )
+        return {**numbers, "gathered": _array(gathered)}
 
     @functools.cached_property
     def _divided(self) -> dict[str, tuple[Array, ...]]:
@@ -92,8 +103,23 @@ class LayerArrays:
         return [layer.divisions.get(INNERMOST_FIRST[axis], _UNDIVIDED) for layer in layers]
 
     def _work(self, field: str) -> tuple[Array, ...]:
-        works = [dataclasses.astuple(getattr(layer, field)) for layer in self.profile.layers]
-        return tuple(_array(numbers) for numbers in zip(*works, strict=True))
+        works = [getattr(layer, field) for layer in self.profile.layers]
+        return tuple(_array(getattr(work, name) for work in works) for name in _WORK)
+
+    @functools.cached_property
+    def _products(self) -> dict[str, dict[str, ProductWork]]:
+        return {task: self._products_of(task) for task in ("forward", "backward")}
+
+    def _products_of(self, task: str) -> dict[str, ProductWork]:
+        works = [getattr(layer, task).products for layer in self.profile.layers]
+        names = dict.fromkeys(name for products in works for name in products)
+        nothing = ProductWork(0.0, 0.0)
+        return {
+            name: ProductWork(
+                *map(_array, zip(*(products.get(name, nothing) for products in works), strict=True))
+            )
+            for name in names
+        }
 
 
 def product(shares: Iterable[Array]) -> Array:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from mpmd.planner.search.costs import DATA
-from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
+from mpmd.planner.search.layer_arrays import TEMPORARIES, Array, GroupSettings, LayerArrays, product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ def layer_bytes(arrays: LayerArrays, group: GroupSettings) -> LayerBytes:
     received = product(arrays.shares("received", group.sizes))
     entering = arrays.of("entering") * arrays.rows(group) * received
     residuals = arrays.of("residuals") * arrays.rows(group) * product(shares)
-    within = np.maximum(arrays.forward[-1], arrays.backward[-1])
+    within = np.maximum(arrays.forward[TEMPORARIES], arrays.backward[TEMPORARIES])
     temporaries = 2 * entering + within * arrays.rows(group) * product(shares)
     if not arrays.profile.has_backward:
         gradients = residuals = np.zeros_like(weights)

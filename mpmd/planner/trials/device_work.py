@@ -26,6 +26,7 @@ from mpmd.compiler.jaxprs.equations import (
     size,
     subjaxprs,
 )
+from mpmd.compiler.jaxprs.kernels import Kernel, kernel_of
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.sharded_dimensions import (
@@ -35,58 +36,14 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     follow_into_scan,
     sharded,
 )
-from mpmd.compiler.jaxprs.work import operations
+from mpmd.compiler.jaxprs.source import is_transposed
+from mpmd.compiler.jaxprs.work import operations, product_kind
+from mpmd.planner.curves import ProductWork
 from mpmd.planner.fusions import memory_values
+from mpmd.planner.merged_sums import Merged, merged_sums
+from mpmd.planner.trials.work_on_device import DeviceWork, added_by_axis
 
 _PRODUCTS = frozenset({dot_general_p, conv_general_dilated_p})
-
-
-@dataclasses.dataclass(frozen=True)
-class DeviceWork:
-    """The work of a device for a task.
-
-    Attributes:
-      operations: multiplications and additions of products, and one for each element of other results.
-      nbytes: bytes read from its memory and written to it.
-      nbytes_beside: the bytes among them that equations other than products read and write.
-      all_reduced: for each axis of the mesh, the bytes on the device of values that are all-reduced along it.
-        A gathered value counts half of its whole size, as it takes half of the time.
-      all_reduces: for each axis, the number of these values.
-      temporaries: the most bytes at once of values that are neither operands nor results.
-    """
-
-    operations: float = 0.0
-    nbytes: float = 0.0
-    nbytes_beside: float = 0.0
-    all_reduced: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    all_reduces: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    temporaries: float = 0.0
-
-    def __add__(self, other: DeviceWork) -> DeviceWork:
-        """The work of two tasks, one after the other."""
-        return DeviceWork(
-            self.operations + other.operations,
-            self.nbytes + other.nbytes,
-            self.nbytes_beside + other.nbytes_beside,
-            _added(self.all_reduced, other.all_reduced),
-            _added(self.all_reduces, other.all_reduces),
-            max(self.temporaries, other.temporaries),
-        )
-
-    def times(self, count: int) -> DeviceWork:
-        """The work of ``count`` repetitions, one after the other."""
-        return dataclasses.replace(
-            self,
-            operations=count * self.operations,
-            nbytes=count * self.nbytes,
-            nbytes_beside=count * self.nbytes_beside,
-            all_reduced={axis: count * nbytes for axis, nbytes in self.all_reduced.items()},
-            all_reduces={axis: count * number for axis, number in self.all_reduces.items()},
-        )
-
-
-def _added(some: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    return {axis: some.get(axis, 0) + others.get(axis, 0) for axis in sorted({*some, *others})}
 
 
 def device_work(
@@ -180,7 +137,8 @@ def _gathering(
     axes = {axis for axis in axes_in(known) - axes_in(required) if mesh[axis] > 1}
     left = math.prod(mesh[axis] for axis in axes_in(known) - axes)
     nbytes = size(atom) * getattr(aval_of(atom).dtype, "itemsize", 4) / left
-    return DeviceWork(all_reduced=dict.fromkeys(axes, nbytes / 2), all_reduces=dict.fromkeys(axes, 1))
+    moved = dict.fromkeys(axes, nbytes / 2)
+    return DeviceWork(all_reduced=moved, all_reduces=dict.fromkeys(axes, 1), moved=moved)
 
 
 def _makes_constants(eqn: JaxprEqn) -> bool:
@@ -211,8 +169,11 @@ class _Fusions:
         self._free = {*constants} - read_in_memory - results
         self._kept = {*jaxpr.invars, *results} - self._free
         values = memory_values([(eqn, operands(eqn), eqn.outvars) for eqn in eqns], self._kept)
-        self._written, self._windows = values.written - self._free, values.windows
+        self._kernels = [kernel_of(eqn) for eqn in eqns]
+        within = self._within_kernels()
+        self._written, self._windows = values.written - self._free - within, values.windows - within
         self._sources: dict[Var, frozenset[Var]] = dict.fromkeys(self._free, frozenset())
+        self._summed: dict[str, set[Var]] = {}
         self._last: dict[Var, int] = {}
         for position, eqn in enumerate(eqns):
             read = self._read(operands(eqn))
@@ -221,6 +182,16 @@ class _Fusions:
                 is_read_there = var in self._written or var in self._windows
                 if var not in self._free:
                     self._sources[var] = frozenset({var}) if is_read_there else read
+
+    def _within_kernels(self) -> set[Var]:
+        """The values that kernels of ``mpmd.cost`` make for themselves."""
+        inside, outside = set[Var](), set(self._kept)
+        for eqn, kernel in zip(self._eqns, self._kernels, strict=True):
+            if kernel is None:
+                outside.update(operands(eqn))
+            else:
+                inside.update(eqn.outvars)
+        return inside - outside
 
     def _read(self, variables: Iterable[Var]) -> frozenset[Var]:
         """The values in memory from which variables are computed."""
@@ -233,7 +204,7 @@ class _Fusions:
         live: dict[Var, float] = {}
         leaving: dict[int, list[Var]] = collections.defaultdict(list)
         for position, eqn in enumerate(self._eqns):
-            work = self._of(eqn)
+            work = self._of(eqn, self._kernels[position])
             total += work
             for var in leaving.pop(position, ()) if is_fused(eqn) else ():
                 held -= live.pop(var, 0.0)  # a fusion can write where it reads
@@ -245,9 +216,22 @@ class _Fusions:
             most = max(most, held + work.temporaries)
             for var in leaving.pop(position, ()):
                 held -= live.pop(var, 0.0)
-        return dataclasses.replace(total, temporaries=most)
+        merged = {axis: self._merged(summed) for axis, summed in self._summed.items()}
+        saved = DeviceWork(
+            merged={axis: saving.nbytes for axis, saving in merged.items() if saving.number},
+            merges={axis: saving.number for axis, saving in merged.items() if saving.number},
+        )
+        return dataclasses.replace(total + saved, temporaries=most)
 
-    def _of(self, eqn: JaxprEqn) -> DeviceWork:
+    def _merged(self, summed: Collection[Var]) -> Merged:
+        """The savings of merging the all-reduces of values, along an axis."""
+        operations = [
+            (eqn, [atom if isinstance(atom, Var) else None for atom in eqn.invars], eqn.outvars, 1)
+            for eqn in self._eqns
+        ]
+        return merged_sums(operations, summed, self._kept, self._bytes)
+
+    def _of(self, eqn: JaxprEqn, kernel: Kernel | None) -> DeviceWork:
         if bodies := subjaxprs(eqn):
             return self._of_bodies(eqn, bodies)
         axes = set().union(*(axes_in(sharded(var, self._known)) for var in eqn.outvars))
@@ -255,17 +239,29 @@ class _Fusions:
         written = [var for var in eqn.outvars if var in self._written and not is_dropped(var)]
         read = self._read(operands(eqn)) if written else ()
         written_bytes = sum(map(self._bytes, written))
-        crossing = dict.fromkeys(summed, written_bytes)
-        for axis, atom in moved.items():
-            crossing[axis] = crossing.get(axis, 0) + self._bytes(atom) * self._mesh[axis] / 2
-        crossing = {axis: nbytes for axis, nbytes in crossing.items() if self._mesh[axis] > 1}
+        for axis in summed:
+            self._summed.setdefault(axis, set()).update(written)
+        of_moved = {
+            axis: self._bytes(atom) * self._mesh[axis] / 2
+            for axis, atom in moved.items()
+            if self._mesh[axis] > 1
+        }
+        of_summed = {axis: written_bytes for axis in summed if self._mesh[axis] > 1}
+        crossing = {**of_summed, **added_by_axis(of_summed, of_moved)}
         nbytes = written_bytes + sum(map(self._bytes, read))
+        computed = operations(eqn) / math.prod(self._mesh[axis] for axis in axes | summed)
+        if kernel is not None:
+            computed *= kernel.factor(eqn, "bwd" if is_transposed(eqn) else "fwd")
+        kind = product_kind(eqn)
         return DeviceWork(
-            operations=operations(eqn) / math.prod(self._mesh[axis] for axis in axes | summed),
+            operations=computed,
             nbytes=nbytes,
             nbytes_beside=0.0 if eqn.primitive in _PRODUCTS else nbytes,
             all_reduced=crossing,
             all_reduces=dict.fromkeys(crossing, 1),
+            moved=of_moved,
+            kernels=float(bool(written)),
+            products={} if kind is None else {kind: ProductWork(computed, 1.0)},
         )
 
     def _of_bodies(self, eqn: JaxprEqn, bodies: Sequence[Jaxpr]) -> DeviceWork:

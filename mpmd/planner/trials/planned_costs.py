@@ -6,13 +6,15 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from mpmd.ir.plan import Edge, Name, Plan
 from mpmd.ir.routes import held_specs
 from mpmd.ir.specs import axes_of, num_shards
-from mpmd.planner.collectives import DeviceRange, axis_links, shards_on_a_node, share_a_node
-from mpmd.planner.hardware import Hardware
+from mpmd.planner.collectives import DeviceRange, all_reduce, axis_links, shards_on_a_node, share_a_node
+from mpmd.planner.hardware import Hardware, seconds_by_part
 from mpmd.planner.submesh import INNERMOST_FIRST
-from mpmd.planner.trials.device_work import DeviceWork
+from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.simulate import Link, MessageBytes
 
 
@@ -21,8 +23,8 @@ def task_seconds(
 ) -> dict[tuple[int, str], float]:
     """The seconds of each executable on each group that runs it.
 
-    They are those of ``Hardware.seconds``, of the executable's all-reduces, which nothing hides, and of the
-    overhead of a task.
+    They are those of ``hardware.seconds_by_part``, of the executable's exchanges, and of the overhead of a
+    task.
     """
     return {
         (mpmd_idx, executable.name): _computing(work[executable.name], cluster)
@@ -35,16 +37,31 @@ def task_seconds(
 
 def _computing(work: DeviceWork, cluster: Hardware) -> float:
     of_products = work.nbytes - work.nbytes_beside
-    return float(cluster.seconds(work.operations, of_products, work.nbytes_beside))
+    parts = seconds_by_part(
+        cluster, work.operations, of_products, work.nbytes_beside, work.products, work.kernels
+    )
+    return float(sum(parts))
 
 
 def all_reduce_seconds(work: DeviceWork, cluster: Hardware, device_range: DeviceRange) -> float:
-    """The seconds of a task's all-reduces, in rings: see ``collectives.all_reduce``."""
+    """The seconds of a task's all-reduces, in rings: see ``collectives.all_reduce``.
+
+    Weights that are gathered along ``data``, and gradients that are scattered, count as far as the task's
+    computing does not hide them, if the cluster says that it does.
+    """
     seconds = 0.0
     for axis, link in zip(INNERMOST_FIRST, axis_links(cluster, device_range), strict=True):
-        steps = 2 * (device_range.submesh.get(axis, 1) - 1)
-        moved = steps / device_range.submesh.get(axis, 1) * work.all_reduced.get(axis, 0.0)
-        seconds += moved / link.bandwidth + steps * link.latency * work.all_reduces.get(axis, 0)
+        size = device_range.submesh.get(axis, 1)
+        if size == 1:
+            continue
+        nbytes, number = work.all_reduced.get(axis, 0.0), float(work.all_reduces.get(axis, 0))
+        if cluster.merges_all_reduces:
+            nbytes, number = nbytes - work.merged.get(axis, 0.0), number - work.merges.get(axis, 0)
+        of_axis = float(all_reduce(size, np.asarray(nbytes), link, number, cluster.collective_floor))
+        if cluster.overlaps_gathers and axis == "data" and nbytes:
+            hidden = of_axis * work.moved.get(axis, 0.0) / nbytes
+            of_axis -= min(hidden, _computing(work, cluster))
+        seconds += of_axis
     return seconds
 
 

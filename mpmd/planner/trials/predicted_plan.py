@@ -17,7 +17,8 @@ from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, 
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Aval, Executable, Plan, Spec
 from mpmd.ir.specs import fitting, num_shards
-from mpmd.planner.trials.device_work import DeviceWork, device_work
+from mpmd.planner.trials.device_work import device_work
+from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.program import Function, Program, Variant
 from mpmd.runtime.choose_specs import choose_specs
 from mpmd.runtime.resolve_specs import with_chosen_specs

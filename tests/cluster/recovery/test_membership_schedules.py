@@ -10,6 +10,7 @@ from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
+from mpmd.runtime.nonfinite import NonFinitePolicy
 from tests.support.membership_world import World
 
 GROUPS = st.integers(0, 2)
@@ -27,6 +28,9 @@ UNTIL = st.sampled_from(
         do.Prepare,
         do.FindDead,
         do.AwaitSnapshot,
+        do.TakeDigests,
+        do.GoBack,
+        do.AwaitRepeated,
     ]
 )
 COUNTS = st.sampled_from([1, 2, 100])
@@ -64,6 +68,12 @@ class Schedules(RuleBasedStateMachine):
     @rule()
     def finish_saving(self):
         self.world.finish_saving(self.saved.pop())
+
+    @precondition(lambda self: self.is_running and self.world.membership.is_running)
+    @rule(refused=st.sampled_from([None, NonFinitePolicy(nans=True, infs=False)]))
+    def rewind(self, refused):
+        """All groups are to go back with nobody dead."""
+        self.world.rewind(refused)
 
     @rule(mpmd_idx=GROUPS, count=COUNTS)
     def answer(self, mpmd_idx, count):
@@ -115,6 +125,8 @@ class Schedules(RuleBasedStateMachine):
                 return [RuntimeError("its devices are in use")]
             case do.CheckCopies(snapshot) if snapshot != BEGINNING:
                 return [CopiesLostError("both have died together")]
+            case do.GoBack():
+                return [CopiesLostError("both are damaged"), RuntimeError("Ray says no")]
             case do.Restore():
                 return [ProcessLostError("group 1 is stuck", 1)]
             case do.CopyAway() as job if job.attempt == self.world.journal.attempt:
@@ -149,6 +161,11 @@ class Schedules(RuleBasedStateMachine):
             job = thread[0] if thread else None
             if self.world.membership.dead and isinstance(job, do.AwaitSnapshot | do.AwaitReplay):
                 assert self.world.membership.is_over(job)
+
+    @invariant()
+    def nobody_is_accused(self):
+        """No wrong bits are reported, but for copies, whose loss was pretended."""
+        assert {report.kind for report in self.world.corruptions} <= {"copy"}
 
     def teardown(self):
         for copy in self.saved:

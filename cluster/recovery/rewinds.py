@@ -1,0 +1,178 @@
+"""Groups that go back with nobody dead: a part of the state machine of ``membership``.
+
+Every so many steps they do so to notice wrong bits, and otherwise when the user asks for the first NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from cluster.recovery import actions as do
+from cluster.recovery.actions import Actions
+from cluster.recovery.events import Repeated
+from cluster.recovery.journal import Journal
+from cluster.recovery.keepers import CopiesLostError
+from cluster.recovery.left_out import LeftOut
+from cluster.recovery.moves import Moves
+from cluster.recovery.policy import RAISE, REPLACE, Recovery
+from cluster.recovery.report import CORRUPTED, DIED, FAILED
+from cluster.recovery.rewind import Rewind, Verdict, corrupted_copies, corruption_error, corruption_reports
+from mpmd.errors import GroupDiedError
+from mpmd.runtime.nonfinite import NonFinitePolicy
+
+
+class GoingBackError(GroupDiedError):
+    """A group is alive, and goes back with all others, such as because it has failed a step."""
+
+
+class Ending(NamedTuple):
+    """The consequences of the end of a job of a rewind.
+
+    Attributes:
+      death: groups are replaced or go back for it, as ``kind`` says.
+      error: the run ends.
+    """
+
+    actions: Actions
+    death: GroupDiedError | None = None
+    kind: str = DIED
+    error: RuntimeError | None = None
+
+
+class Rewinds:
+    """One rewind after the other.
+
+    Args:
+      journal: what groups were asked.
+      dead: the groups that are being replaced. While groups go back, one of them stands for all.
+      moves: knows of copies that are still to be written to storage.
+      policy: when to have groups repeat their steps.
+      left_out: the groups that do not go back, and what they are asked.
+      num_groups: of the mesh.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        dead: dict[int, GroupDiedError],
+        moves: Moves,
+        policy: Recovery,
+        left_out: LeftOut,
+        num_groups: int,
+    ):
+        self._journal = journal
+        self._dead = dead
+        self._moves = moves
+        self._policy = policy
+        self._left_out = left_out
+        self._stand_in = min(set(range(num_groups)) - left_out.groups, default=0)
+        self._rewind: Rewind | None = None
+        self._verified = 0  # the last step before the last check
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether groups are to go back, or have, and nothing else may be asked of them."""
+        return self._rewind is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether groups are to repeat their steps now, after a step. A checkpoint keeps them from it."""
+        if self._journal.keeps_copies or self._moves.unwritten:
+            return False
+        return self._policy.check_is_due(self._journal, self._verified)
+
+    def is_over(self, wait: do.AwaitAnswers | do.AwaitRepeated) -> bool:
+        """As ``Membership.is_over``."""
+        rewind = self._current(wait)
+        if rewind is None or self._has_died:
+            return True
+        if isinstance(wait, do.AwaitRepeated):
+            return rewind.has_repeated
+        return self._journal.is_quiet and not self._moves.unwritten and not self._left_out.pending
+
+    def begin(self, number: int, refused: NonFinitePolicy | None) -> Actions:
+        """Groups are to go back, when they have answered all."""
+        self._rewind = Rewind(number, refused)
+        return [do.AwaitAnswers(number)]
+
+    def note(self, repeated: Repeated) -> Actions:
+        """A group has answered what it was asked again."""
+        if self._rewind is not None and self._rewind.number == repeated.number:
+            self._rewind.note(repeated)
+        return []
+
+    def drop(self) -> Actions:
+        """Groups go back for another reason."""
+        rewind, self._rewind = self._rewind, None
+        return [] if rewind is None else [do.EndRewind(rewind.number, kept=rewind.kept, is_interrupted=True)]
+
+    def _current(self, job: do.RewindJob) -> Rewind | None:
+        """The rewind that a job is of; ``None`` if it was dropped."""
+        return self._rewind if self._rewind is not None and self._rewind.number == job.number else None
+
+    @property
+    def _has_died(self) -> bool:
+        """Whether a group is dead, and not only going back."""
+        return any(not isinstance(error, GoingBackError) for error in self._dead.values())
+
+    def go_on(self, job: do.RewindJob, result: Any) -> Ending:
+        """A job has ended."""
+        rewind = self._current(job)
+        if rewind is None:
+            return Ending([])
+        if self._has_died:
+            return self._replace()
+        actions: Actions = []
+        if not isinstance(job, do.AwaitAnswers):
+            actions = rewind.go_on(job, result, self._journal.committed)
+        elif actions := rewind.begin(self._journal):
+            self._journal.suspend()
+            reason = "all groups go back to repeat their steps"
+            self._dead[self._stand_in] = GoingBackError(reason, self._stand_in)
+        return self._end(rewind) if rewind.is_over else Ending(actions)
+
+    def fail(self, job: do.RewindJob, error: BaseException) -> Ending:
+        """A job has failed. Without copies, groups stay as they are. Otherwise one may have died."""
+        rewind = self._current(job)
+        if rewind is None:
+            return Ending([])
+        if isinstance(error, CopiesLostError) and len(rewind.runs) == 1 and not self._has_died:
+            report = corrupted_copies(rewind, [str(error)])
+            return Ending([do.ReportCorruption(report), *self._resume(rewind)])
+        if not self._has_died:
+            reason = f"all groups went back to repeat their steps, and one could not: {error}"
+            self._dead[self._stand_in] = GoingBackError(reason, self._stand_in)
+        return self._replace(DIED if self._has_died else FAILED)
+
+    def _replace(self, kind: str = DIED) -> Ending:
+        """Groups are replaced, or go back as if one had died, in place of the rewind."""
+        if self._has_died:
+            for mpmd_idx, error in list(self._dead.items()):
+                if isinstance(error, GoingBackError):
+                    del self._dead[mpmd_idx]
+        return Ending(self.drop(), min(self._dead.items())[1], kind)
+
+    def _resume(self, rewind: Rewind) -> Actions:
+        """Groups have the values that they had, and are asked what they were not asked meanwhile."""
+        self._rewind, self._verified = None, self._journal.num_asked
+        self._dead.clear()
+        return [do.EndRewind(rewind.number, rewind.found, rewind.kept), do.Replay(self._journal.resume())]
+
+    def _end(self, rewind: Rewind) -> Ending:
+        """Runs agree, or none of three do; or there was nothing to repeat."""
+        if not rewind.is_working:
+            self._rewind = None
+            return Ending([do.EndRewind(rewind.number)])
+        actions: Actions = [do.ReportCorruption(report) for report in corruption_reports(rewind)]
+        if rewind.verdict is not Verdict.EQUAL:
+            self._journal.correct(rewind.answers)
+        if self._policy.on_corruption == RAISE and (corruption := corruption_error(rewind)):
+            return Ending(actions, error=corruption)
+        if self._policy.on_corruption == REPLACE and rewind.suspects:
+            self._dead.clear()
+            for mpmd_idx in rewind.suspects:
+                reason = f"group {mpmd_idx} has computed or kept wrong bits"
+                self._dead[mpmd_idx] = GroupDiedError(reason, mpmd_idx)
+            replaced = self._replace(CORRUPTED)
+            return replaced._replace(actions=[*actions, *replaced.actions])
+        return Ending([*actions, *self._resume(rewind)])

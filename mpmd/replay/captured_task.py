@@ -1,0 +1,248 @@
+"""A task that was captured, read from its directory: its values, its equations, and what becomes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mpmd.replay.evaluate import Call, Evaluated, Evaluator, Origin, Value
+from mpmd.replay.exported import function_of
+from mpmd.replay.record import (
+    EQUATIONS,
+    INPUTS,
+    RESULTS,
+    Equations,
+    Single,
+    Source,
+    TaskRecord,
+    ValueRecord,
+    opened_zip,
+    read_equations,
+    read_task,
+)
+from mpmd.replay.values import count_nonfinite, digest_of, from_bytes, last_digits
+from mpmd.util.tables import first_few
+from mpmd.validation import path_fault, raise_faults
+
+
+def load(directory: str | os.PathLike[str]) -> CapturedTask:
+    """Reads the directory of a captured task.
+
+    Args:
+      directory: that of ``step.capture(..., to=...)``, or one that ``capture=`` of a mesh has written.
+
+    Raises: ``ValueError`` when it is of another format, or damaged; ``OSError`` when it cannot be read.
+    """
+    raise_faults(path_fault("directory", directory))
+    path = Path(directory)
+    record = read_task(path)
+    inputs = _values(path / INPUTS, "input", record.inputs)
+    results = _values(path / RESULTS, "result", record.results)
+    return CapturedTask(path, record, inputs, results, read_equations(path))
+
+
+def _values(path: Path, kind: str, values: Sequence[ValueRecord]) -> list[np.ndarray | None]:
+    """The arrays of a file of values. Raises ``ValueError`` when they are not those that were written."""
+    arrays: list[np.ndarray | None] = []
+    with opened_zip(path) as archive:
+        for i, value in enumerate(values):
+            if not value.is_stored:
+                arrays.append(None)
+                continue
+            try:
+                with archive.open(f"{kind}{i}.npy") as file:
+                    raw = np.lib.format.read_array(file, allow_pickle=False)
+                array = from_bytes(raw, value.dtype, value.shape)
+            except (KeyError, ValueError, zipfile.BadZipFile) as error:
+                raise ValueError(f"{path} is damaged: {value.name}: {error}") from None
+            if digest_of(array) != value.digest:
+                raise ValueError(f"{path} is damaged: {value.name} has other bytes than were written")
+            arrays.append(array)
+    return arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A result with other bits than recorded.
+
+    Attributes:
+      name: its name in the plan.
+      last_digits: the most representable numbers between two elements; ``None`` where the recorded bytes are
+        not in the directory.
+    """
+
+    name: str
+    last_digits: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The equations of a task, evaluated one by one.
+
+    Attributes:
+      first: the first equation that makes a NaN or an infinity which is then in a result; where none is in a
+        result, the first one; ``None`` where all is finite, or not finite in the inputs already. Results
+        that the task passes on count before those that it keeps, and NaNs before infinities.
+      reaches_result: whether a result has what it makes.
+      others: the other equations that have made NaNs or infinities.
+      results: the values of the results; ``None`` where one is not known.
+      skipped: the primitives that have no portable form, with the user's line and the reason.
+      count: the number of equations, each as often as it was evaluated.
+    """
+
+    first: Origin | None
+    reaches_result: bool
+    others: tuple[Origin, ...]
+    results: tuple[np.ndarray | None, ...]
+    skipped: tuple[tuple[Source, str], ...]
+    count: int
+
+
+class CapturedTask:
+    """A task of a step with its inputs, as ``mpmd.replay.load`` returns it.
+
+    Attributes:
+      directory: where it is.
+      record: the task, its process and its versions.
+      equations: those of the task.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        record: TaskRecord,
+        inputs: Sequence[np.ndarray | None],
+        results: Sequence[np.ndarray | None],
+        equations: Equations,
+    ):
+        self.directory = directory
+        self.record = record
+        self.equations = equations
+        self._inputs = tuple(inputs)
+        self._results = {
+            value.name: array
+            for value, array in zip(record.results, results, strict=True)
+            if array is not None
+        }
+        self._call_of = functools.cache(self._function)
+
+    @property
+    def inputs(self) -> dict[str, np.ndarray | None]:
+        """The operands by their names in the plan; ``None`` for one that was lost.
+
+        Typed keys are the integers inside.
+        """
+        return {value.name: array for value, array in zip(self.record.inputs, self._inputs, strict=True)}
+
+    @property
+    def results(self) -> dict[str, np.ndarray]:
+        """The results as they were, by their names, without those that are too large for the directory."""
+        return dict(self._results)
+
+    def __repr__(self) -> str:
+        failed = f", which had failed: {self.record.error}" if self.record.error else ""
+        return (
+            f"{self.record.task} of group {self.record.group} with {len(self._inputs)} inputs and "
+            f"{len(self.record.results)} results{failed}"
+        )
+
+    @property
+    def not_runnable(self) -> str:
+        """The reason why the executable cannot run; empty if it can."""
+        if self.record.without_executable:
+            return f"it has no portable form: {self.record.without_executable}"
+        if lost := [name for name, array in self.inputs.items() if array is None]:
+            return (
+                f"{first_few(lost)}: lost, because the task had taken them over when it failed. With "
+                "jax.debug_nans or jax.debug_infs, and with step.capture, such inputs are copied before"
+            )
+        return ""
+
+    def run(self) -> dict[str, np.ndarray]:
+        """Runs the executable. Returns the results by their names in the plan.
+
+        Raises: ``ValueError`` when an input was lost, when there is no executable, with the reason, or when
+          JAX has fewer devices here than the group, with the variable that changes that.
+        """
+        if self.not_runnable:
+            raise ValueError(self.not_runnable)
+        assert self.equations.executable is not None, "there is a reason where there is none"
+        results = self._call_of(self.equations.executable)(
+            *[array for array in self._inputs if array is not None]
+        )
+        return {value.name: array for value, array in zip(self.record.results, results, strict=True)}
+
+    def differences(self, results: Mapping[str, np.ndarray]) -> list[Difference]:
+        """The results of ``run`` whose bits are not the recorded ones."""
+        differing = [
+            value.name
+            for value in self.record.results
+            if value.digest is not None and digest_of(results[value.name]) != value.digest
+        ]
+        return [
+            Difference(
+                name, last_digits(results[name], self._results[name]) if name in self._results else None
+            )
+            for name in differing
+        ]
+
+    def evaluate(self, observe: Callable[[Evaluated], object] | None = None) -> Evaluation:
+        """Evaluates the equations one by one, into loops and branches.
+
+        Their bits are not those of the executable, in which XLA has fused equations.
+
+        Args:
+          observe: a function that is called with each ``Evaluated`` equation, in order.
+        """
+        evaluator = Evaluator(self.equations, self._call_of, observe or (lambda evaluated: None))
+        results = evaluator.run(self._inputs)
+        reaching = self._origin_in(results)
+        first = reaching or next(iter(evaluator.origins), None)
+        return Evaluation(
+            first=first,
+            reaches_result=reaching is not None,
+            others=tuple(origin for origin in evaluator.origins if origin is not first),
+            results=tuple(value.array for value in results),
+            skipped=tuple(map(self._skipped, evaluator.skipped)),
+            count=evaluator.count,
+        )
+
+    def digests(self) -> list[tuple[str, str]]:
+        """The path of each equation that is evaluated, with a digest of its results, to compare machines."""
+        digests: list[tuple[str, str]] = []
+        self.evaluate(lambda evaluated: digests.append((text_of(evaluated.path), digest(evaluated))))
+        return digests
+
+    def _origin_in(self, results: Sequence[Value]) -> Origin | None:
+        """The origin of what is not finite in the results: the first one of those that matter most."""
+        ranks: dict[tuple[bool, bool, int], Origin] = {}
+        for record, value in zip(self.record.results, results, strict=True):
+            if value.array is not None and value.origin is not None:
+                has_nans = count_nonfinite(value.array)[0] > 0
+                ranks[not record.is_passed_on, not has_nans, value.origin.number] = value.origin
+        return ranks[min(ranks)] if ranks else None
+
+    def _skipped(self, equation: Single) -> tuple[Source, str]:
+        return self.equations.sources[equation.source], equation.reason
+
+    def _function(self, number: int) -> Call:
+        """The function of one of the exports."""
+        with opened_zip(self.directory / EQUATIONS) as archive:
+            code = archive.read(f"{number}.mlir")
+        return function_of(self.equations.exports[number], code, self.record.submesh)
+
+
+def text_of(path: Sequence[str]) -> str:
+    """The path of an equation as text."""
+    return " > ".join(path)
+
+
+def digest(evaluated: Evaluated) -> str:
+    """A digest of the results of an equation."""
+    return " ".join(map(digest_of, evaluated.results))

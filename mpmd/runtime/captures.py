@@ -1,0 +1,81 @@
+"""Tasks that groups have kept, for the driver to write their operands and results to a directory.
+
+A request with a ``Capture`` has a group keep them. They then live on the group under handles that follow from
+the number of the capture, apart from the values of steps: snapshots do not have them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from mpmd.runtime.requests import Captured
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptTask:
+    """A captured task with its values on the host; ``None`` for operands that are lost."""
+
+    captured: Captured
+    inputs: tuple[np.ndarray | None, ...]
+    results: tuple[np.ndarray, ...]
+    error: str | None
+
+
+def directory_fault(to: Path) -> ValueError | None:
+    """The fault of a directory for a task, which must not have content."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        return ValueError(f"to: {to} exists; name a directory that does not, or that is empty")
+    return None
+
+
+class TaskWriter(Protocol):
+    """Writes tasks of one program."""
+
+    def write(self, kept: KeptTask, to: Path) -> None:
+        """Writes a task to a directory, which does not exist or is empty. Raises ``OSError``."""
+        ...
+
+
+class Captures:
+    """The captures of a mesh: who writes the tasks of a program, and where those go that fail.
+
+    Attributes:
+      directory: where tasks that fail are written; ``None``: nowhere.
+    """
+
+    MOST = 10
+    """The most tasks that are written to ``directory``: a loop may go on after each error."""
+
+    def __init__(self) -> None:
+        self.directory: Path | None = None
+        self._lock = threading.Lock()
+        self._count = 0
+        self._writers: weakref.WeakValueDictionary[int, TaskWriter] = weakref.WeakValueDictionary()
+
+    def add(self, program: int, writer: TaskWriter) -> None:
+        """Remembers the writer of a program's tasks, as long as that is held elsewhere."""
+        self._writers[program] = writer
+
+    def claim(self) -> Path | None:
+        """The directory for one more task; ``None`` when there is none, or enough were written."""
+        with self._lock:
+            if self.directory is None or self._count >= self.MOST:
+                return None
+            self._count += 1
+            return self.directory
+
+    def write(self, program: int, kept: KeptTask, to: Path) -> None:
+        """Writes a task of a program.
+
+        Raises: ``RuntimeError`` when the step was dropped meanwhile, ``OSError`` when it cannot be written.
+        """
+        writer = self._writers.get(program)
+        if writer is None:
+            raise RuntimeError("the step that the task belongs to was dropped")
+        writer.write(kept, to)

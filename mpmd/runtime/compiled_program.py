@@ -1,0 +1,42 @@
+"""A group's part of a program, compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+
+from mpmd.program import Variant
+from mpmd.runtime.executor import Executor
+from mpmd.util.stopwatch import Stopwatch
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """A group's part of a program.
+
+    Attributes:
+      executor: runs the part.
+      executables: the compiled ones, by the names in the plan.
+      shardings, donated: for each input.
+      inline: the positions of the outputs that travel with the reply: small ones that this process can read.
+      received: those of the outputs that come from other groups.
+      enable_x64: JAX's setting when the part was compiled, under which it has to run.
+    """
+
+    executor: Executor
+    executables: Mapping[str, jax.stages.Compiled]
+    shardings: tuple[jax.sharding.Sharding, ...]
+    donated: tuple[bool, ...]
+    inline: tuple[int, ...]
+    received: tuple[int, ...]
+    enable_x64: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledAhead:
+    """The compiled executables of a program that is not loaded yet, and the seconds of XLA."""
+
+    calls: dict[Variant, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
+    watch: Stopwatch = dataclasses.field(default_factory=Stopwatch)

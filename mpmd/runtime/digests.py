@@ -1,0 +1,219 @@
+"""Digests of values, to compare bit by bit what was computed twice, or what several devices hold.
+
+They are XXH3's of 64 bits, which miss one change in 2^64, and are faster than to copy the memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import pathlib
+import platform
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jaxlib
+import numpy as np
+import xxhash
+
+from mpmd.ir.reshard import Box, box_of
+from mpmd.runtime.lost_values import LostValue
+
+HOST = "the host"
+"""The device of a value that is in the host's memory."""
+
+
+class DigestScope(enum.Enum):
+    """The values of a step of which digests travel with its reply."""
+
+    MESSAGES = "messages"
+    """Messages, where the host has them anyway."""
+    TASKS = "tasks"
+    """Messages, and the results of each task."""
+
+
+class EventKind(enum.Enum):
+    """An event of a step that has values."""
+
+    RECEIVED = "received"
+    MADE = "made"
+    SENT = "sent"
+
+
+class DeviceDigest(NamedTuple):
+    """The digest of all that one device has of some values."""
+
+    device: str
+    digest: int
+
+
+class DigestedEvent(NamedTuple):
+    """An event of a step, with digests of its values.
+
+    Attributes:
+      name: of a message its number, of a task its name.
+      peer: the other group of a message; ``None`` for a task.
+    """
+
+    kind: EventKind
+    name: str
+    peer: int | None
+    digests: tuple[DeviceDigest, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessEvents:
+    """The events of a step in one process of a group, in their order."""
+
+    rank: int
+    events: tuple[DigestedEvent, ...]
+
+
+@dataclasses.dataclass(slots=True)
+class DigestLog:
+    """The events of a step so far."""
+
+    scope: DigestScope
+    events: list[DigestedEvent] = dataclasses.field(default_factory=list)
+
+    def add_task(self, name: str, results: Sequence[jax.Array]) -> None:
+        """A task has made these results."""
+        if self.scope is DigestScope.TASKS:
+            self.events.append(DigestedEvent(EventKind.MADE, name, None, digests_by_device(results)))
+
+    def add_message(
+        self, kind: EventKind, tag: int, peer: int, values: Sequence[jax.Array | np.ndarray]
+    ) -> None:
+        """A message has come, or is to be sent."""
+        self.events.append(DigestedEvent(kind, str(tag), peer, digests_by_device(values)))
+
+
+def digest_log(scope: DigestScope | None, synchronous: bool) -> DigestLog | None:
+    """The log of a step, if there is to be one.
+
+    Messages of devices that compute on while the host goes on are left out in an ordinary step, which would
+    have to wait for each of them.
+    """
+    if scope is None or (scope is DigestScope.MESSAGES and not synchronous):
+        return None
+    return DigestLog(scope)
+
+
+class ShardDigest(NamedTuple):
+    """The digest of a shard of a value, and the device that has it."""
+
+    device: str
+    box: Box
+    digest: int
+
+
+class ValueDigest(NamedTuple):
+    """The digests of a value, and its type as text.
+
+    Attributes:
+      is_received: whether the group has it from another one or from the driver, bit by bit, and has not
+        computed it.
+    """
+
+    type: str
+    shards: tuple[ShardDigest, ...]
+    is_received: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessDigests:
+    """Digests of all values that live in a process between two steps.
+
+    Attributes:
+      place: the node and the process, as text.
+      kind: all that decides which bits an executable computes here, beside the executable itself.
+      values: by handle; those that were lost are left out.
+    """
+
+    mpmd_idx: int
+    rank: int
+    place: str
+    kind: tuple[str, ...]
+    values: Mapping[int, ValueDigest]
+
+
+def process_digests(
+    mpmd_idx: int,
+    rank: int,
+    devices: Sequence[jax.Device],
+    values: Mapping[int, jax.Array | LostValue],
+    received: Container[int],
+) -> ProcessDigests:
+    """Digests of what a process has of these values.
+
+    Args:
+      devices: those of the process.
+      received: the handles of those values that were not computed by the group.
+    """
+    digests = {
+        handle: ValueDigest(
+            f"{value.dtype}[{','.join(map(str, value.shape))}]",
+            tuple(
+                ShardDigest(str(shard.device), box_of(shard.index, value.shape), _digest_of(shard.data))
+                for shard in value.addressable_shards
+            ),
+            handle in received,
+        )
+        for handle, value in values.items()
+        if not isinstance(value, LostValue)
+    }
+    place = f"process {os.getpid()} on {platform.node()}"
+    return ProcessDigests(mpmd_idx, rank, place, _computing_kind(devices), digests)
+
+
+def digests_by_device(values: Sequence[jax.Array | np.ndarray]) -> tuple[DeviceDigest, ...]:
+    """For each device of this process, the digest of all that it has of the values."""
+    states: dict[str, xxhash.xxh3_64] = {}
+    for value in values:
+        for device, data in _pieces(value):
+            states.setdefault(device, xxhash.xxh3_64()).update(data)
+    return tuple(DeviceDigest(device, state.intdigest()) for device, state in states.items())
+
+
+def _computing_kind(devices: Sequence[jax.Device]) -> tuple[str, ...]:
+    """The processors, threads, flags and versions with which a process computes.
+
+    A sum has other bits with one thread than with several, and functions such as ``exp`` have others with
+    other instructions. So processes of different kinds may rightly compute different bits.
+    """
+    return (
+        *sorted({device.device_kind for device in devices}),
+        _processor(),
+        os.environ.get("NPROC", ""),
+        os.environ.get("XLA_FLAGS", ""),
+        jax.__version__,
+        jaxlib.__version__,
+    )
+
+
+def _processor() -> str:
+    """The model of the processor and its instructions, where the system tells."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "; ".join(dict.fromkeys(line for line in lines if line.startswith(("model name", "flags"))))
+
+
+def _pieces(value: jax.Array | np.ndarray) -> Iterator[tuple[str, memoryview]]:
+    if isinstance(value, np.ndarray):
+        yield HOST, _bytes(value)
+        return
+    for shard in value.addressable_shards:
+        yield str(shard.device), _bytes(np.asarray(shard.data))
+
+
+def _digest_of(data: jax.Array) -> int:
+    return xxhash.xxh3_64_intdigest(_bytes(np.asarray(data)))
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    """The bytes of an array, as a view if it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

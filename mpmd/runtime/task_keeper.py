@@ -1,0 +1,90 @@
+"""Keeps the operands and results of one task on its group, while the group runs a step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from mpmd.runtime.requests import Capture, Captured, Handle
+
+VARIABLES = ("NPROC", "XLA_FLAGS")
+"""The environment variables on which the bits of results depend: XLA's threads, and its options."""
+
+
+class TaskKeeper:
+    """Keeps the operands and results of one task, while a group runs a step.
+
+    Args:
+      capture: which task.
+      copies_donated: whether to copy what tasks take over before each of them, if any may be the one.
+    """
+
+    def __init__(self, capture: Capture, copies_donated: bool):
+        self._capture = capture
+        self._copies_donated = copies_donated
+        self._task: str | None = None
+        self._operands: list[Any] = []
+        self._results: list[Any] = []
+
+    def begin(self, task: str, operands: Sequence[Any], donated: Collection[int]) -> None:
+        """Notes a task that is about to run; ``donated`` are the positions of what it takes over."""
+        if self._capture.task not in (None, task):
+            return
+        is_named = self._capture.task is not None
+        self._operands.clear()  # of the task before: what it has freed must be free
+        self._results.clear()
+        self._task = task
+        self._operands += [
+            _copied(value) if is_named or (self._copies_donated and i in donated) else value
+            for i, value in enumerate(operands)
+        ]
+
+    def end(self, task: str, results: Sequence[Any]) -> None:
+        """Notes the results of the task that has run."""
+        if self._task == task and not self._results:
+            self._results += map(_copied, results) if self._capture.task is not None else results
+
+    def kept(self, mpmd_idx: int, device: jax.Device) -> tuple[Captured, dict[Handle, jax.Array]] | None:
+        """The task that was kept, and its values by their handles; ``None`` if no such task has begun.
+
+        Args:
+          mpmd_idx, device: the group, and one of its devices.
+        """
+        if self._task is None:
+            return None
+        lost = tuple(i for i, value in enumerate(self._operands) if _is_gone(value))
+        captured = Captured(
+            capture=self._capture,
+            mpmd_idx=mpmd_idx,
+            task=self._task,
+            num_inputs=len(self._operands),
+            num_results=len(self._results),
+            lost=lost,
+            platform="cpu" if device.platform == "cpu" else export.default_export_platform(),
+            device_kind=device.device_kind,
+            environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        )
+        values = [*self._operands, *self._results]
+        handles = zip(captured.handles, values, strict=True)
+        return captured, {handle: _on_device(value) for handle, value in handles if handle is not None}
+
+
+def _copied(value: Any) -> Any:
+    """A copy that no task takes over."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return jax.device_put(value, value.sharding, may_alias=False)  # compiles nothing
+
+
+def _is_gone(value: Any) -> bool:
+    return isinstance(value, jax.Array) and value.is_deleted()
+
+
+def _on_device(value: Any) -> jax.Array:
+    """A value that was received may still be in the memory of a message, which it would hold."""
+    return jax.device_put(value.copy()) if isinstance(value, np.ndarray) else value

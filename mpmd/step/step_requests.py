@@ -1,0 +1,82 @@
+"""The requests for a step: one to each group that takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mpmd.arguments.call import Call
+from mpmd.arguments.delivered import Argument
+from mpmd.ir.placement import Placement
+from mpmd.ir.stack import Leaf
+from mpmd.runtime.argument_cache import Delivery
+from mpmd.runtime.nonfinite import NonFinitePolicy
+from mpmd.runtime.protocol import LoadedProgram, Runtime
+from mpmd.runtime.requests import Capture, Handle, StepRequest
+
+
+class StepRequests:
+    """Makes the requests for one step after another.
+
+    Args:
+      loaded: the program of the step, with the numbers of the mesh.
+      argument_leaves: those of the step.
+      groups: those that take part.
+    """
+
+    def __init__(self, loaded: LoadedProgram, argument_leaves: Sequence[Leaf], groups: Sequence[int]):
+        self._program = loaded.number
+        self._plan = plan = loaded.plan
+        self._argument_leaves = argument_leaves
+        self._leaves = {
+            group: (tuple(plan.inputs_of(group)), tuple(plan.outputs_of(group))) for group in groups
+        }
+
+    def arguments(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
+        """A handle for each argument that is read; values that groups lack are added to the delivery."""
+        handles: dict[int, Handle] = {}
+        inputs = iter(enumerate(self._plan.inputs))
+        for i, leaf in enumerate(self._argument_leaves):
+            argument = Argument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
+            for layer_range in range(len(leaf.names)):
+                position, read = next(inputs)
+                if read.name is not None:
+                    placement = Placement(read.mpmd_idxs, read.spec)
+                    handles[position] = argument.on(placement, layer_range, runtime, delivery)
+        return handles
+
+    def of_step(
+        self,
+        number: int,
+        arguments: Mapping[int, Handle],
+        results: Sequence[Handle],
+        delivery: Delivery,
+        profile: bool,
+        measure_memory: bool,
+        captures: Mapping[int, Capture],
+    ) -> dict[int, StepRequest]:
+        """The request to each group that takes part.
+
+        Args:
+          number: the step's.
+          arguments, results: the handles, by their positions.
+          delivery: the values that groups are sent.
+          profile, measure_memory: as in the requests.
+          captures: the tasks that groups are to keep.
+        """
+        refused = NonFinitePolicy.here()
+        return {
+            group: StepRequest(
+                program=self._program,
+                step=number,
+                inputs=tuple(arguments[i] for i in inputs),
+                outputs=tuple(results[i] for i in outputs),
+                donated=tuple(arguments[i] for i in inputs if self._plan.inputs[i].donated),
+                measure_memory=measure_memory,
+                host_arrays=delivery.host_arrays[group],
+                transient=delivery.transient(group),
+                refused=refused,
+                profile=profile,
+                capture=captures.get(group),
+            )
+            for group, (inputs, outputs) in self._leaves.items()
+        }

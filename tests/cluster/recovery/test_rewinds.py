@@ -1,0 +1,249 @@
+"""Groups go back with nobody dead, and have the same values afterwards; all of them only pretend."""
+
+import pytest
+
+from cluster.recovery import Recovery
+from cluster.recovery import actions as do
+from cluster.recovery.journal import BEGINNING
+from cluster.recovery.report import CORRUPTED, DIED, FAILED
+from mpmd.errors import SilentCorruptionError
+from mpmd.runtime.nonfinite import NonFinitePolicy
+from tests.support.membership_world import World
+
+NANS = NonFinitePolicy(nans=True, infs=False)
+JOBS = [do.TakeDigests, do.GoBack, do.AwaitRepeated]
+
+
+def committed(steps=2, **options):
+    """A world of which a snapshot is committed, and some steps were run since."""
+    world = World(Recovery(every=100, max_failures=2, **options))
+    world.step()
+    world.settle_all()
+    assert world.journal.committed != BEGINNING
+    for _ in range(steps):
+        world.step()
+    return world
+
+
+def jobs(world):
+    return [type(job) for job in world.done if isinstance(job, do.RewindJob)]
+
+
+def chains(world):
+    return [group.chain for group in world.groups]
+
+
+def ended(world):
+    return [(ending.found and ending.found.step, ending.is_interrupted) for ending in world.rewound]
+
+
+# Without faults.
+
+
+def test_all_go_back_and_have_the_same_values_again():
+    world = committed()
+    world.rewind()
+    assert not world.membership.is_running
+    world.settle_all()
+    assert jobs(world) == [do.AwaitAnswers, do.TakeDigests, do.GoBack, do.AwaitRepeated, do.TakeDigests]
+    assert chains(world) == [(1, 2, 3)] * 3
+    assert ended(world) == [(None, False)] and world.corruptions == []
+    assert world.journal.num_steps == 2, "the journal has them for the next time"
+    world.step()
+    world.check_quiet()
+
+
+def test_what_is_asked_meanwhile_is_answered_afterwards():
+    world = committed()
+    world.rewind()
+    world.settle_all(until=do.GoBack)
+    world.fetch(1)
+    assert len(world.futures) == 1
+    world.settle_all()
+    assert (1, 2, 3) in world.told.values()
+    world.check_quiet()
+
+
+def test_without_steps_since_the_snapshot_there_is_nothing_to_repeat():
+    world = committed(steps=0)
+    world.rewind()
+    world.settle_all()
+    assert jobs(world) == [do.AwaitAnswers]
+    assert ended(world) == [(None, False)]
+    world.check_quiet()
+
+
+def test_groups_repeat_after_the_first_step_and_after_so_many():
+    world = World(Recovery(every=100, verify_every=3))
+    checked = []
+    for number in range(1, 9):
+        world.step()
+        world.settle_all()
+        if len(world.rewound) > len(checked):
+            checked.append(number)
+    assert checked == [1, 4, 7] and world.corruptions == []
+    world.check_quiet()
+
+
+def test_a_checkpoint_that_is_being_saved_keeps_groups_from_it():
+    world = World(Recovery(every=100, verify_every=1))
+    copy = world.save(0)
+    world.step()
+    world.settle_all()
+    assert world.rewound == []
+    world.finish_saving(copy)
+    world.settle_all()
+    world.step()
+    world.settle_all()
+    assert len(world.rewound) == 1
+    world.check_quiet()
+
+
+# Wrong bits.
+
+
+@pytest.mark.parametrize("reaction", ["raise", "warn", "replace"])
+@pytest.mark.parametrize("when", ["before", "again"])
+def test_two_of_three_runs_agree(reaction, when):
+    """A group has computed wrong bits once: in the ordinary run, or when it was repeated."""
+    world = committed(on_corruption=reaction)
+    if when == "before":
+        world.flips[1] = 1
+    world.settle_all()
+    world.rewind()
+    if when == "again":
+        world.settle_all(until=do.GoBack)
+        world.flips[1] = 1
+    world.settle_all()
+    (report,) = world.corruptions
+    assert (report.kind, report.mpmd_idxs, report.step) == ("computed", (1,), 2)
+    assert report.tasks == ("fwd_0__0",) and report.devices == ("cpu:0",)
+    assert "process 1" in str(report) and "two agree" in str(report)
+    assert jobs(world).count(do.GoBack) == 2
+    if reaction == "raise":
+        assert isinstance(world.membership.error, SilentCorruptionError)
+        assert world.membership.error.mpmd_idxs == (1,)
+    else:
+        assert chains(world) == [(1, 2, 3)] * 3
+        replaced = [(CORRUPTED, {1})] if reaction == "replace" else []
+        assert [(each.kind, set(each.groups)) for each in world.reports] == replaced
+        world.kill(2)  # what the user was told is not taken for what is right
+        world.settle_all()
+        assert world.membership.error is None
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("reaction", ["raise", "replace"])
+def test_a_group_that_contradicts_itself_each_time(reaction):
+    world = committed(on_corruption=reaction)
+    world.flips[2] = 6
+    world.settle_all()
+    world.rewind()
+    world.settle_all()
+    (report,) = world.corruptions
+    assert report.mpmd_idxs == (2,) and "No two of three runs" in str(report)
+    if reaction == "raise":
+        assert isinstance(world.membership.error, SilentCorruptionError)
+    else:
+        assert [(each.kind, set(each.groups)) for each in world.reports] == [(CORRUPTED, {2})]
+        assert chains(world) == [(1, 2, 3)] * 3
+    world.check_quiet()
+
+
+def test_damaged_copies_are_reported():
+    world = committed()
+    world.damaged = ("group 0 has a damaged copy",)
+    world.rewind()
+    world.settle_all()
+    assert [(report.kind, "damaged copy" in str(report)) for report in world.corruptions] == [("copy", True)]
+    assert world.membership.error is None
+    world.check_quiet()
+
+
+def test_without_good_copies_groups_stay_as_they_are():
+    world = committed()
+    world.loses_copies = True
+    world.rewind()
+    world.settle_all()
+    assert [report.kind for report in world.corruptions] == ["copy"]
+    assert jobs(world) == [do.AwaitAnswers, do.TakeDigests, do.GoBack]
+    assert chains(world) == [(1, 2, 3)] * 3
+    world.loses_copies = False
+    world.check_quiet()
+
+
+# NaNs.
+
+
+def test_the_first_step_that_makes_a_nan_is_found_and_all_is_as_before():
+    world = committed(steps=3)
+    world.settle_all()
+    (_, step, _) = world.journal.repeatable
+    world.refusing.add(step)
+    world.rewind(NANS)
+    world.settle_all()
+    assert ended(world) == [(3, False)] and world.corruptions == []
+    assert world.rewound[0].found.task == "fwd_0__0"
+    assert jobs(world).count(do.GoBack) == 2
+    assert chains(world) == [(1, 2, 3, 4)] * 3
+    world.check_quiet()
+
+
+def test_without_a_nan_the_steps_are_repeated_once():
+    world = committed()
+    world.rewind(NANS)
+    world.settle_all()
+    assert ended(world) == [(None, False)]
+    assert jobs(world).count(do.GoBack) == 1
+    world.check_quiet()
+
+
+# Deaths, failed steps and the end of the mesh meanwhile.
+
+
+@pytest.mark.parametrize("job", [do.AwaitAnswers, *JOBS], ids=lambda job: job.__name__)
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_group_that_dies_meanwhile_is_replaced(job, is_heard):
+    world = committed()
+    world.rewind()
+    if job is not do.AwaitAnswers:
+        assert world.settle_all(until=job) is not None
+    world.die(0)
+    if is_heard:
+        world.hear()
+    world.settle_all()
+    assert ended(world) == [(None, True)]
+    assert {(each.kind, *each.groups) for each in world.reports} <= {(DIED, 0), (FAILED, 0)}
+    assert len(world.reports) == 1 and world.corruptions == []
+    assert chains(world) == [(1, 2, 3)] * 3
+    world.check_quiet()
+
+
+def test_groups_that_cannot_go_back_do_so_as_after_a_death():
+    world = committed()
+    world.rewind()
+    world.run(world.settle_all(until=do.GoBack), RuntimeError("Ray says no"))
+    world.settle_all()
+    assert ended(world) == [(None, True)]
+    assert [(each.kind, set(each.groups)) for each in world.reports] == [(FAILED, set())]
+    world.check_quiet()
+
+
+def test_a_step_that_has_failed_has_groups_go_back_for_it():
+    world = committed()
+    world.step(donated=(0,), fails=True)
+    world.rewind()
+    world.settle_all()
+    assert ended(world) == [(None, True)]
+    assert [each.kind for each in world.reports] == [FAILED]
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
+def test_the_mesh_is_closed_meanwhile(job):
+    world = committed()
+    world.rewind()
+    world.settle_all(until=job)
+    world.close()
+    world.settle_all()
+    world.check_quiet()

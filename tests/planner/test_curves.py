@@ -1,0 +1,296 @@
+"""Curves of rates, floors, merged and hidden exchanges, and kernels of ``mpmd.cost``."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.compiler.jaxprs.canonical import canonical
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.cluster import Cluster
+from mpmd.planner.collectives import DeviceRange
+from mpmd.planner.curves import Curve, ProductWork
+from mpmd.planner.hardware import seconds_by_part
+from mpmd.planner.layer_profile import Division, Layer, TaskWork
+from mpmd.planner.profiling.open_step import profile_of
+from mpmd.planner.search.stages import CostModel
+from mpmd.planner.submesh import Submesh
+from mpmd.planner.trials.device_work import device_work
+from mpmd.planner.trials.planned_costs import all_reduce_seconds
+from mpmd.planner.trials.work_on_device import DeviceWork
+from mpmd.simulate import Link
+from tests.support.profiles import profile
+
+PLAIN = Cluster(1, 4, 1e12, 1e12, 1e10, Link(0.0, 1e9), Link(0.0, 1e9))
+
+
+def test_a_kernel_of_half_runs_at_half_of_the_rate():
+    curve = Curve(rate=1e12, half=1e9)
+    assert curve.seconds(1e9, 1.0) == 1e9 / 0.5e12
+    assert curve.seconds(8e12, 8.0) == pytest.approx(8 * curve.seconds(1e12, 1.0))
+
+
+def test_products_have_the_rates_of_their_kind_and_dtype():
+    rates = {"product bfloat16": Curve(4e12), "convolution float32": Curve(5e11)}
+    cluster = dataclasses.replace(PLAIN, rates=rates)
+    products = {
+        "product bfloat16": ProductWork(4e12, 1.0),
+        "convolution float32": ProductWork(1e12, 1.0),
+        "product float32": ProductWork(1e12, 1.0),
+    }
+    assert seconds_by_part(cluster, 8e12, 0.0, 0.0, products) == (1.0 + 2.0 + 1.0 + 2.0, 0.0)
+
+
+def test_a_task_takes_the_longer_of_computing_and_of_starting_its_kernels():
+    cluster = dataclasses.replace(PLAIN, kernel_floor=0.5)
+    assert seconds_by_part(cluster, 1e12, 0.0, 1e10, kernels=2.0) == (1.0, 1.0)
+    assert seconds_by_part(cluster, 1e12, 0.0, 1e10, kernels=10.0) == (1.0, 4.0)
+
+
+def seconds_of(cluster, division, submesh, fsdp=False, **layer):
+    """The seconds of the tasks of a layer with one second of computing each, in a group."""
+    work = TaskWork(1e12, 0.0)
+    fields = {"weights": 0, "state": 0, "gradients": 0, "residuals": 0, "entering": 0, **layer}
+    made = profile((Layer("", work, work, **fields, divisions=division),), rows=4)
+    model = CostModel(made, cluster)
+    device_range, settings = (
+        DeviceRange(0, Submesh.of(submesh)),
+        Candidate((), (), mpmd.GPipe(1), 4, False, fsdp),
+    )
+    table = model.table(model.group_settings(device_range, settings))
+    return table.total("forward"), table.total("backward")
+
+
+def test_each_all_reduce_has_its_floor_and_its_latency():
+    cluster = dataclasses.replace(PLAIN, collective_floor=0.25, device_link=Link(0.125, 1e9))
+    division = {"model": Division(4, 0.0, 0.0, 0.0, reduced_forward=1e9, all_reduces_forward=3.0)}
+    forward, backward = seconds_of(cluster, division, {"model": 2})
+    assert forward == pytest.approx(1 + 1.0 + 3 * (2 * 0.125 + 0.25)) and backward == 1
+
+
+def test_merged_all_reduces_count_once_where_xla_merges_them():
+    sums = {"reduced_backward": 3e9, "all_reduces_backward": 3, "merged_backward": 2e9, "merges_backward": 2}
+    division = {"model": Division(4, 0.0, 0.0, 0.0, **sums)}
+    assert seconds_of(PLAIN, division, {"model": 2})[1] == pytest.approx(1 + 3.0)
+    merging = dataclasses.replace(PLAIN, merges_all_reduces=True)
+    assert seconds_of(merging, division, {"model": 2})[1] == pytest.approx(1 + 1.0)
+
+
+@pytest.mark.parametrize("nbytes", [1.5e9, 4.5e9])
+def test_computing_hides_gathers_where_xla_overlaps_them(nbytes):
+    layer = {"weights": nbytes, "gradients": nbytes}
+    division = {"data": Division(4, 0.0, 0.0, 1.0)}
+    gather, adding = nbytes / 2 / 1e9, 3 * nbytes / 2 / 1e10
+    forward, backward = seconds_of(PLAIN, division, {"data": 2}, fsdp=True, **layer)
+    computing = max(1.0, 2 * nbytes / 1e10) + adding
+    assert (forward, backward) == pytest.approx((1 + gather, computing + 2 * gather))
+    hiding = dataclasses.replace(PLAIN, overlaps_gathers=True)
+    hidden = seconds_of(hiding, division, {"data": 2}, fsdp=True, **layer)
+    assert hidden == pytest.approx((max(1.0, gather), max(computing, 2 * gather)))
+
+
+def test_weights_are_gathered_in_the_dtype_in_which_they_are_read():
+    division = {"data": Division(4, 0.0, 0.0, 1.0)}
+    whole = {"weights": 4_000_000_000}
+    seconds = [
+        seconds_of(PLAIN, division, {"data": 2}, fsdp=True, **layer)[0]
+        for layer in (whole, {**whole, "gathered": 2_000_000_000})
+    ]
+    assert seconds == pytest.approx([1 + 2.0, 1 + 1.0])
+
+
+def test_exchanges_of_a_plan_are_merged_and_hidden_as_those_of_a_layer():
+    work = DeviceWork(
+        1e12, 0.0, all_reduced={"model": 3e9, "data": 1e9}, all_reduces={"model": 3, "data": 1},
+        moved={"data": 1e9}, merged={"model": 2e9}, merges={"model": 2},
+    )  # fmt: skip
+    devices = DeviceRange(0, Submesh(model=2, data=2))
+    assert all_reduce_seconds(work, PLAIN, devices) == pytest.approx(4.0)
+    merging = dataclasses.replace(PLAIN, merges_all_reduces=True)
+    assert all_reduce_seconds(work, merging, devices) == pytest.approx(2.0)
+    hiding = dataclasses.replace(merging, overlaps_gathers=True)
+    assert all_reduce_seconds(work, hiding, devices) == pytest.approx(1.0)
+
+
+# Profiles of steps.
+
+LENGTH = 256
+
+
+def shaped(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def step_of(loss):
+    def step(weights, batch):
+        return mpmd.treduce(
+            lambda x: jax.grad(loss)(weights, x), batch, schedule=mpmd.GPipe(1), operation=mpmd.Mean
+        )
+
+    return step
+
+
+def the_layer(loss, weights):
+    """The only layer of the profile of a loss of weights and rows."""
+    batch = shaped(2, 4, LENGTH, 32)
+    return profile_of(step_of(loss), (weights, batch), {}).layers[0]
+
+
+def test_a_profile_has_products_and_kernels():
+    def loss(weights, x):
+        return jnp.sum((jax.nn.relu(x @ weights["up"]) @ weights["down"]) ** 2)
+
+    work = the_layer(loss, {"up": shaped(32, 64), "down": shaped(64, 32)}).forward
+    products = work.products["product float32"]
+    assert (products.operations, products.kernels) == (2 * 2 * 4 * LENGTH * 32 * 64, 2)
+    assert 2 <= work.kernels <= 6
+
+
+def test_the_gradients_of_two_readers_are_all_reduced_as_one_sum():
+    def loss(weights, x):
+        h = jnp.sin(x @ weights["in"])
+        return jnp.sum(((h @ weights["gate"]) * jnp.sin(h @ weights["up"])) @ weights["down"])
+
+    weights = {"in": shaped(32, 32), "gate": shaped(32, 128), "up": shaped(32, 128), "down": shaped(128, 32)}
+    division = the_layer(loss, weights).divisions["model"]
+    stream = 4 * 4 * LENGTH * 32
+    assert division.reduced_backward >= 2 * stream
+    assert (division.merged_backward, division.merges_backward) == (stream, 1)
+
+
+def test_a_profile_has_the_bytes_of_the_casts_of_weights():
+    half = jnp.bfloat16
+
+    def loss(weights, x):
+        return jnp.sum((x.astype(half) @ weights["w"].astype(half)).astype(jnp.float32) ** 2 * weights["b"])
+
+    layer = the_layer(loss, {"w": shaped(32, 64), "b": shaped(64)})
+    assert (layer.weights, layer.gathered) == (4 * (32 * 64 + 64), 2 * 32 * 64 + 4 * 64)
+
+
+def attention(q, k, v):
+    scores = jax.nn.softmax(jnp.einsum("bthe,bshe->bhts", q, k))
+    return jnp.einsum("bhts,bshe->bthe", scores, v)
+
+
+def attention_loss(kernel):
+    def loss(weights, x):
+        q, k, v = (jnp.einsum("btd,dhe->bthe", x, weights[name]) for name in "qkv")
+        return jnp.sum(jnp.einsum("bthe,hed->btd", kernel(q, k, v), weights["o"]) ** 2)
+
+    return loss
+
+
+ATTENTION_WEIGHTS = {**{name: shaped(32, 4, 8) for name in "qkv"}, "o": shaped(4, 8, 32)}
+SCORES = 4 * 4 * 4 * LENGTH * LENGTH
+"""The bytes of the scores of a microbatch."""
+
+
+def in_a_scan(kernel):
+    """Each row by itself."""
+
+    def scanned(*operands):
+        return jax.lax.map(lambda rows: kernel(*(row[None] for row in rows))[0], operands)
+
+    return scanned
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda kernel: kernel,
+        jax.checkpoint,
+        lambda kernel: mpmd.cost(jax.checkpoint(attention)),
+        lambda kernel: lambda *operands: jax.vmap(lambda *row: kernel(*(x[None] for x in row))[0])(*operands),
+        in_a_scan,
+    ],
+    ids=["plain", "remat outside", "remat inside", "vmap", "scan"],
+)
+def test_the_values_within_a_kernel_are_in_no_memory(around):
+    by_equations = the_layer(attention_loss(attention), ATTENTION_WEIGHTS)
+    as_kernel = the_layer(attention_loss(around(mpmd.cost(attention))), ATTENTION_WEIGHTS)
+    assert by_equations.forward.nbytes > 2 * SCORES and by_equations.residuals > SCORES
+    assert as_kernel.forward.nbytes < SCORES and as_kernel.backward.nbytes < SCORES
+    assert as_kernel.residuals < SCORES and as_kernel.forward.temporaries < SCORES
+    assert as_kernel.divisions["model"].largest == by_equations.divisions["model"].largest == 4
+
+
+def test_the_operations_of_a_kernel_are_those_of_its_equations_times_a_factor():
+    whole = the_layer(attention_loss(mpmd.cost(attention)), ATTENTION_WEIGHTS)
+    causal = the_layer(attention_loss(mpmd.cost(attention, forward=0.5, backward=0.75)), ATTENTION_WEIGHTS)
+    for task, factor in (("forward", 0.5), ("backward", 0.75)):
+        some, others = (
+            getattr(layer, task).products["batched_product float32"].operations for layer in (causal, whole)
+        )
+        assert some == pytest.approx(factor * others)
+
+
+def test_a_kernel_computes_what_its_function_does():
+    q, k, v = np.random.default_rng(0).normal(size=(3, 2, 8, 2, 4)).astype(np.float32)
+    kernel = mpmd.cost(attention, forward=0.5)
+    results = [
+        jax.grad(lambda *x, function=function: function(*x).sum(), (0, 1, 2))(q, k, v)
+        for function in (kernel, attention)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_a_plan_counts_a_kernel_by_its_operands_and_results():
+    avals = [shaped(4, LENGTH, 4, 8)] * 3
+
+    def work_of(function):
+        gradients = jax.grad(lambda *operands: jnp.sum(jax.checkpoint(function)(*operands) ** 2), (0, 1, 2))
+        jaxpr, _ = canonical(jax.make_jaxpr(gradients)(*avals))
+        return device_work(jaxpr, [((), (), (), ())] * 3, {})
+
+    by_equations, kernel = work_of(attention), work_of(mpmd.cost(attention, forward=0.5, backward=0.5))
+    assert by_equations.nbytes > 8 * SCORES and by_equations.temporaries > SCORES
+    assert kernel.nbytes < SCORES and kernel.temporaries < SCORES
+    assert kernel.kernels < by_equations.kernels
+    products = [work.products["batched_product float32"].operations for work in (kernel, by_equations)]
+    assert products[0] == products[1] / 2
+
+
+# Files and presets.
+
+
+def test_a_cluster_is_read_as_it_was_written(tmp_path):
+    cluster = Cluster.preset("a100-80gb", nodes=3, device_link=Link(1e-6, float("inf")))
+    cluster.save(tmp_path / "cluster.json")
+    assert Cluster.load(tmp_path / "cluster.json") == cluster
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"version": 2}, "has version 2 of a cluster, and this is version 1"),
+        ({"speed": 1}, "must have an object with the fields nodes"),
+        ({"flops": "1e12"}, "flops must be a number of operations per second"),
+        ({"rates": {"product bfloat16": 3.0}}, "rates must have a rate and a half"),
+        ({"rates": {"sum bfloat16": {"rate": 3.0}}}, "no kind and dtype is 'sum bfloat16'"),
+        ({"rates": {"product bfloat16": {"rate": 0.0}}}, r"rates\['product bfloat16'\].rate must be"),
+        ({"device_link": [1, 2]}, "device_link must have a latency"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path, change, text):
+    path = tmp_path / "cluster.json"
+    Cluster.preset("h100").save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises((ValueError, TypeError), match=text):
+        Cluster.load(path)
+
+
+def test_a_file_without_a_field_is_refused(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text('{"version": 1, "nodes": 2}')
+    with pytest.raises(ValueError, match="has no devices_per_node, memory, flops"):
+        Cluster.load(path)
+
+
+def test_an_unknown_preset_is_named():
+    with pytest.raises(ValueError, match="name must be one of 'a100-80gb', 'h100', not 'v5e'"):
+        Cluster.preset("v5e")

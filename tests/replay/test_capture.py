@@ -1,0 +1,236 @@
+"""Tasks captured in one process: the one that a caller names, and the one with which a step fails."""
+
+import re
+import stat
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.errors import NonFiniteError, TaskError
+from mpmd.replay import CapturedTask, load
+from mpmd.runtime.captures import Captures
+from tests.support.captured_tasks import TASKS, arguments, small_step
+from tests.support.parity import mesh_of
+
+BUDGET = 2**20
+
+
+def test_a_captured_step_computes_as_others(small):
+    _, losses, plain = small
+    assert losses == plain
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_executable_has_the_recorded_bits(small, task):
+    captured = load(small[0] / task)
+    results = captured.run()
+    assert list(results) == [value.name for value in captured.record.results]
+    assert captured.results and captured.differences(results) == []
+    name = next(iter(results))
+    changed = {**results, name: results[name] + np.ones((), results[name].dtype)}
+    assert [difference.name for difference in captured.differences(changed)] == [name]
+
+
+def test_a_lost_operand_is_named(small):
+    captured = load(small[0] / "bwd_1__0")
+    name = next(iter(captured.inputs))
+    inputs = [None, *list(captured.inputs.values())[1:]]
+    nothing = [None] * len(captured.record.results)
+    lost = CapturedTask(captured.directory, captured.record, inputs, nothing, captured.equations)
+    with pytest.raises(ValueError, match=f"{re.escape(name)}: lost, because the task had taken them over"):
+        lost.run()
+    known = [array is not None for array in lost.evaluate().results]
+    assert any(known) and not all(known)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_equations_come_close_to_the_executable(small, task):
+    captured = load(small[0] / task)
+    evaluation = captured.evaluate()
+    assert evaluation.first is None and not evaluation.skipped
+    for result, expected in zip(evaluation.results, captured.run().values(), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_directory_is_small_and_private(small, task):
+    captured = load(small[0] / task)
+    files = list(captured.directory.iterdir())
+    inputs = sum(array.nbytes for array in captured.inputs.values())
+    assert sum(file.stat().st_size for file in files) <= inputs + BUDGET
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert stat.S_IMODE(captured.directory.stat().st_mode) == 0o700
+
+
+def test_typed_keys_are_recorded_as_such(small):
+    record = load(small[0] / "fwd_0__1").record
+    (key,) = [value for value in record.inputs if value.key_impl]
+    assert (key.key_impl, key.dtype) == ("threefry2x32", "uint32")
+
+
+def test_large_results_are_digests_alone(tmp_path):
+    def step(w, xs):
+        return mpmd.treduce(
+            lambda x: jnp.sum(mpmd.mark_stage_end(jnp.tanh(x[:, None] * w)) ** 2),
+            xs,
+            mpmd.ForwardOnly(2, 2),
+            operation=mpmd.Add,
+        )
+
+    with mesh_of(2) as mesh:
+        loaded = mpmd.jit(step, mesh).compile(jnp.ones(1024), jnp.ones((2, 512)))
+        loaded.capture(jnp.ones(1024), jnp.ones((2, 512)), task="fwd_0__0", to=tmp_path / "task")
+    captured = load(tmp_path / "task")
+    assert sum(file.stat().st_size for file in captured.directory.iterdir()) < 2**19
+    assert captured.results == {} and captured.differences(captured.run()) == []
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    with mpmd.MpmdMesh(
+        jax.sharding.Mesh(jax.devices()[:2], "stage"), "stage", capture=tmp_path / "failed"
+    ) as m:
+        yield m
+
+
+def failed(tmp_path):
+    return sorted((tmp_path / "failed").iterdir()) if (tmp_path / "failed").exists() else []
+
+
+def calling(raises):
+    def host(h):
+        if raises:
+            raise ValueError("no such row")
+        return h
+
+    def step(w, x):
+        def loss_fn(w, x):
+            h = mpmd.mark_stage_end(x @ w[0])
+            h = jax.pure_callback(host, jax.ShapeDtypeStruct(h.shape, h.dtype), h)
+            return jnp.sum(h @ w[1])
+
+        return mpmd.treduce(
+            lambda x: loss_fn(w, x), mpmd.microbatches(x, 2), mpmd.ForwardOnly(2, 2), operation=mpmd.Add
+        )
+
+    return step
+
+
+def test_a_task_that_fails(mesh, tmp_path):
+    w, x = jnp.stack([jnp.eye(4)] * 2), jnp.ones((4, 4))
+    with pytest.raises(TaskError) as raised:
+        float(mpmd.jit(calling(raises=True), mesh)(w, x))
+    (directory,) = failed(tmp_path)
+    assert str(directory) in raised.value.__notes__[0]
+    captured = load(directory)
+    assert captured.record.task == "fwd_1__0" and "no such row" in captured.record.error
+    assert captured.record.without_executable
+    with pytest.raises(ValueError, match="no portable form"):
+        captured.run()
+    ((source, reason),) = captured.evaluate().skipped
+    assert source.primitive == "pure_callback" and "test_capture.py" in source.line and reason
+
+
+def test_a_step_that_is_well_writes_nothing(mesh, tmp_path):
+    w, x = jnp.stack([jnp.eye(4)] * 2), jnp.ones((4, 4))
+    assert float(mpmd.jit(calling(raises=False), mesh)(w, x)) == 16.0
+    assert failed(tmp_path) == []
+
+
+def with_nan():
+    state, *rest = arguments()
+    state[0][1][0, 0] = np.nan
+    return state, *rest
+
+
+def test_no_more_than_some_tasks_are_written(mesh, tmp_path, monkeypatch):
+    monkeypatch.setattr(Captures, "MOST", 2)
+    step = mpmd.jit(small_step, mesh)
+    errors = []
+    for _ in range(3):
+        with jax.debug_nans(True), pytest.raises(NonFiniteError) as raised:
+            float(step(*with_nan())[1])
+        errors.append(raised.value)
+    assert len(failed(tmp_path)) == 2
+    assert [hasattr(error, "__notes__") for error in errors] == [True, True, False]
+    assert not any(group.worker._captured for group in mesh.runtime._groups) or _released(mesh, step)
+
+
+def _released(mesh, step):
+    """The groups have dropped what they kept, once they are told."""
+    jax.block_until_ready(step(*arguments()))
+    return not any(group.worker._captured for group in mesh.runtime._groups)
+
+
+def test_operands_that_were_taken_over_are_there_under_debug_nans(mesh, tmp_path):
+    step = mpmd.jit(small_step, mesh, donate_argnums=0)
+    with jax.debug_nans(True), pytest.raises(NonFiniteError):
+        float(step(*with_nan())[1])
+    captured = load(failed(tmp_path)[0])
+    assert all(array is not None for array in captured.inputs.values())
+    assert captured.differences(captured.run()) == []
+    evaluation = captured.evaluate()
+    assert evaluation.first is None and [v.name for v in captured.record.inputs if v.num_nans]
+
+
+def test_a_task_that_cannot_be_written_is_a_note(mesh, tmp_path):
+    (tmp_path / "failed").write_text("a file")
+    with jax.debug_nans(True), pytest.raises(NonFiniteError) as raised:
+        float(mpmd.jit(small_step, mesh)(*with_nan())[1])
+    assert "could not be captured: FileExistsError" in raised.value.__notes__[0]
+
+
+def test_the_state_is_returned_if_a_task_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with mesh_of(2) as mesh:
+        step = mpmd.jit(small_step, mesh, donate_argnums=0).compile(*arguments())
+        with pytest.warns(RuntimeWarning, match="fwd_0__1 could not be written to"):
+            _, loss = step.capture(*arguments(), task="fwd_0__1", to=tmp_path / "file" / "task")
+        assert np.isfinite(float(loss))
+
+
+def test_an_interrupt_leaves_the_state_to_donated_arrays(tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mpmd.step.loaded_step.write_named", interrupted)
+    with mesh_of(2) as mesh:
+        state, *rest = arguments()
+        step = mpmd.jit(small_step, mesh, donate_argnums=0).compile(state, *rest)
+        before, _ = step(state, *rest)
+        with pytest.raises(KeyboardInterrupt):
+            step.capture(before, *rest, task="fwd_0__1", to=tmp_path / "task")
+        after, _ = step(step(arguments()[0], *rest)[0], *rest)
+        for mine, expected in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+            np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"task": "fwd_9__0"}, ValueError, "the step has no task 'fwd_9__0'; tasks are fwd_"),
+        ({"task": 3}, TypeError, "task must be a str"),
+        ({"task": "fwd_0__0", "mpmd_idx": 1}, ValueError, "group 1 does not run fwd_0__0"),
+        ({"task": "fwd_0__0", "mpmd_idx": -1}, ValueError, "mpmd_idx must be a whole number"),
+        ({"task": "fwd_0__0", "to": "."}, ValueError, "to: . exists"),
+        ({"task": "fwd_0__0", "to": 3}, TypeError, "to must be a path"),
+    ],
+)
+def test_wrong_arguments(tmp_path, options, error, message):
+    with mesh_of(2) as mesh:
+        step = mpmd.jit(small_step, mesh).compile(*arguments())
+        with pytest.raises(error, match=message):
+            step.capture(*arguments(), **{"to": tmp_path / "task", **options})
+    assert not (tmp_path / "task").exists()
+
+
+def test_a_task_of_a_part_has_the_numbers_of_the_mesh(tmp_path):
+    mesh = mpmd.MpmdMesh(jax.sharding.Mesh(jax.devices()[:3], "stage"), "stage", parts={"a": 1, "b": 2})
+    with mesh:
+        step = mpmd.jit(small_step, mesh.part("b"))
+        step.capture(*arguments(), task="bwd_1__1", to=tmp_path / "task")
+    captured = load(tmp_path / "task")
+    assert captured.record.group == 2 and captured.differences(captured.run()) == []

@@ -1,0 +1,171 @@
+"""``mpmd replay``: what it prints, its exit codes, and its comparison of two machines."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from mpmd.cli.main import main
+from mpmd.errors import NonFiniteError
+from mpmd.replay import load
+from mpmd.replay.environment import variables_of
+from mpmd.replay.record import read_task
+from tests.support.only_jax import ROOT, WITHOUT_OTHERS
+from tests.support.planted_nans import line_of, optimizer, run
+
+
+def replay(capsys, *arguments):
+    """The exit code, and what is printed and what is said about errors."""
+    code = main(["replay", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture(scope="session")
+def with_nan(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("captured")
+    with pytest.raises(NonFiniteError):
+        run(optimizer(), directory)
+    return next(directory.iterdir())
+
+
+def test_a_task_that_is_well(capsys, small):
+    code, text, _ = replay(capsys, small[0] / "bwd_1__0")
+    assert code == 0
+    assert "all have the recorded bits" in text and "no equation makes a NaN" in text
+
+
+def test_a_task_with_a_nan(capsys, with_nan):
+    code, text, _ = replay(capsys, with_nan)
+    assert code == 1
+    assert f"planted_nans.py:{line_of('optimizer')}" in text
+    assert "the first equation that makes a NaN:" in text and "of float32[4,4], 0" in text
+    code, text, _ = replay(capsys, with_nan, "--json")
+    assert code == 1 and json.loads(text)["first"]["kind"] == "NaN"
+
+
+def test_two_machines_with_the_same_bits_and_with_others(capsys, small, tmp_path):
+    task, digests = small[0] / "fwd_0__1", tmp_path / "digests.json"
+    assert replay(capsys, task, "--digests", digests)[0] == 0
+    code, text, _ = replay(capsys, task, "--against", digests)
+    assert code == 0 and "all equations make the bits of the other machine" in text
+    pairs = json.loads(digests.read_text())
+    position = next(i for i, (path, _) in enumerate(pairs) if "tanh" in path)
+    pairs[position][1] = "0" * 32
+    digests.write_text(json.dumps(pairs))
+    code, text, _ = replay(capsys, task, "--against", digests)
+    assert code == 1
+    assert (
+        "the first equation that makes other bits" in text and "tanh" in text and "captured_tasks.py" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{}", "has no digests"), ("no JSON", "is damaged"), ('[["equation 0 cosh", "0"]]', "of another task")],
+)
+def test_digests_of_something_else(capsys, small, tmp_path, content, message):
+    digests = tmp_path / "digests.json"
+    digests.write_text(content)
+    code, _, error = replay(capsys, small[0] / "fwd_0__1", "--against", digests)
+    assert code == 2 and message in error
+
+
+def damaged(directory, tmp_path, change):
+    copy = tmp_path / "copy"
+    shutil.copytree(directory, copy)
+    change(copy)
+    return copy
+
+
+def of_a_later_format(directory):
+    data = json.loads((directory / "task.json").read_text())
+    (directory / "task.json").write_text(json.dumps({**data, "format": 2}))
+
+
+def with_other_bytes(directory):
+    path = directory / "inputs.npz"
+    path.write_bytes(path.read_bytes()[:-400])
+
+
+def with_a_changed_value(directory):
+    with zipfile.ZipFile(directory / "inputs.npz") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    name = next(iter(files))
+    files[name] = files[name][:-1] + bytes([files[name][-1] ^ 1])
+    with zipfile.ZipFile(directory / "inputs.npz", "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+
+
+def without_a_task(directory):
+    (directory / "task.json").unlink()
+
+
+def with_other_equations(directory):
+    with zipfile.ZipFile(directory / "equations.zip", "w") as archive:
+        archive.writestr("equations.json", '{"sources": 3}')
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (of_a_later_format, "has the format 2, and this version of mpmd reads format 1"),
+        (with_other_bytes, "is damaged"),
+        (with_a_changed_value, "has other bytes than were written"),
+        (without_a_task, "is no directory of a captured task"),
+        (with_other_equations, "is damaged"),
+    ],
+)
+def test_a_damaged_directory(capsys, small, tmp_path, change, message):
+    code, _, error = replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, change))
+    assert code == 2 and message in error
+
+
+def test_a_task_of_a_gpu_is_evaluated_without_one(capsys, small, monkeypatch):
+    def without_gpu(path):
+        task = load(path)
+        exports = list(task.equations.exports)
+        exports[task.equations.executable] = dataclasses.replace(
+            exports[task.equations.executable], platforms=("cuda",)
+        )
+        task.equations = dataclasses.replace(task.equations, exports=tuple(exports))
+        return task
+
+    monkeypatch.setattr("mpmd.replay.captured_task.load", without_gpu)
+    code, text, _ = replay(capsys, small[0] / "fwd_0__1")
+    assert code == 0 and "the task runs on cuda, and JAX has cpu devices here" in text
+    assert "no equation makes a NaN" in text
+
+
+def test_no_directory(capsys, tmp_path):
+    assert replay(capsys, tmp_path / "none")[0] == 2
+
+
+def test_the_command_needs_jax_and_numpy_alone(with_nan):
+    program = f"{WITHOUT_OTHERS}\nfrom mpmd.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "replay", with_nan, "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    result = json.loads(done.stdout)
+    assert result["first"]["line"].startswith(str(ROOT / "tests/support/planted_nans.py"))
+    assert result["differences"] == []
+
+
+def test_variables_are_those_of_the_group(small):
+    record = read_task(small[0] / "fwd_0__1")
+    here = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8 --mine"}
+    same = variables_of(record, here, record.versions["jaxlib"])
+    flags = same["XLA_FLAGS"].split()
+    assert flags[0] == "--mine" and flags[-1] == "--xla_force_host_platform_device_count=1"
+    assert "--xla_backend_optimization_level=0" in flags and len(flags) == len(set(flags))
+    assert same["JAX_PLATFORMS"] == "cpu"
+    other = variables_of(record, here, "0.0.1")
+    assert other["XLA_FLAGS"] == "--mine --xla_force_host_platform_device_count=1"
