@@ -56,6 +56,8 @@ def wrong_marks(depths: Sequence[int], lines: Sequence[str], numbers: SliceNumbe
             "what its last layer returns: hand on what each layer makes to the same layer of the next slice, "
             "such as keys and values or a state. Or the model has more stages than the schedule"
         )
+    if not depths:
+        return ": write the loss as a Python loop over slices, with mark_stage_end between stages in its body"
     counts = {ends[stage] for stage in range(num_stages - 1)}
     if counts == {1}:
         return (
