@@ -372,3 +372,27 @@ def test_partial_sums_of_all_slices(partial_sums):
         assert_close(loaded(weights, xs), jax.jit(step_of(sliced, schedule))(weights, xs))
     accumulators = {aval.shape for name, aval in loaded.plan.avals().items() if ".state" in name}
     assert ((2, 2, WIDTH, WIDTH) in accumulators) == (partial_sums == "replicated")
+
+
+@jax.custom_vjp
+def bounded(w):
+    return w
+
+
+bounded.defvjp(lambda w: (w, None), lambda _, gradient: (jnp.tanh(gradient),))
+
+
+@pytest.mark.parametrize("bounded_slice", range(SLICES))
+def test_slices_of_which_one_cannot_make_partial_sums(bounded_slice):
+    def loss(weights, x):
+        chunks, total = [], 0.0
+        for k, (start, stop) in enumerate(itertools.pairwise(BOUNDS)):
+            first = bounded(weights[0]) if k == bounded_slice else weights[0]
+            h = mpmd.mark_stage_end(jnp.tanh(x[:, start:stop] @ first[0]))
+            total += (layer(weights[1], h, chunks) ** 2).sum()
+        return total
+
+    step, (weights, xs) = step_of(loss, mpmd.Seq1F1B(2, SLICES)), problem(2)
+    with mesh_of(2, data=2) as mesh:
+        loaded = mpmd.jit(step, mesh, in_specs=(P(), P(None, "data")), partial_sums="all")
+        assert_close(loaded(weights, xs), jax.jit(step)(weights, xs))
