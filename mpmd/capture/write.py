@@ -10,12 +10,13 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
 from mpmd.capture.blocks import equations_of
 from mpmd.capture.exports import Exports
-from mpmd.compat import key_impl_name
+from mpmd.compat import key_impl_name, trace_context_for_threads
 from mpmd.compiler.jaxprs.equations import avals_of
 from mpmd.compiler.lower.task_function import on_group
 from mpmd.ir.plan import Run
@@ -48,7 +49,9 @@ _MARGIN = 2**16
 
 
 class CaptureWriter:
-    """Writes tasks of one step. Implements ``mpmd.runtime.captures.TaskWriter``.
+    """Writes tasks of one step, in any thread. Implements ``mpmd.runtime.captures.TaskWriter``.
+
+    It is made under the settings of JAX under which the step was compiled.
 
     Args:
       program: that of the step, with the numbers of the whole mesh.
@@ -59,6 +62,7 @@ class CaptureWriter:
         self._plan = program.plan
         self._jaxprs = program.jaxprs
         self._submeshes = tuple(submeshes)
+        self._context = trace_context_for_threads()
 
     def write(self, kept: KeptTask, to: Path) -> None:
         """Writes a task to a directory, which does not exist or is empty. It is there whole, or not at all.
@@ -70,7 +74,8 @@ class CaptureWriter:
         to.parent.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
         try:
-            self._write(kept, run, directory)
+            with self._context(), jax.debug_nans(False), jax.debug_infs(False):
+                self._write(kept, run, directory)
             os.rename(directory, to)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)

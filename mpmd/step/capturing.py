@@ -9,13 +9,9 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
-import jax
-
-from mpmd.compat import trace_context_for_threads
 from mpmd.ir.plan import Plan
 from mpmd.runtime.captures import TaskWriter, directory_fault
 from mpmd.runtime.fetch_kept import drop_kept, fetch_kept
@@ -66,7 +62,6 @@ def write_kept(
     captured: Captured,
     error: BaseException | None,
     to: Callable[[], Path],
-    context: Callable[[], AbstractContextManager],
 ) -> Path:
     """Brings a task that a group has kept, and writes it.
 
@@ -74,15 +69,13 @@ def write_kept(
       writer: writes tasks of the step.
       error: with which it failed, if it did.
       to: gives the directory, once the values are here.
-      context: JAX's settings under which the step was compiled.
 
     Returns: the directory.
     Raises: as ``fetch_kept`` and ``TaskWriter.write``.
     """
     kept = fetch_kept(runtime, captured, error)
     directory = to()
-    with context(), jax.debug_nans(False), jax.debug_infs(False):
-        writer.write(kept, directory)
+    writer.write(kept, directory)
     return directory
 
 
@@ -96,7 +89,7 @@ def write_named(
     captured, error = future.captured(mpmd_idx)
     if captured is not None:
         try:
-            write_kept(runtime, writer, captured, error, lambda: Path(to), trace_context_for_threads())
+            write_kept(runtime, writer, captured, error, lambda: Path(to))
         except (OSError, RuntimeError) as fault:  # the caller has to get the state
             text = f"step.capture: {captured.task} could not be written to {os.fspath(to)}: {fault}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
@@ -138,7 +131,6 @@ class FailureCapture:
         self.ended: Future[None] = Future()
         # Replies keep this object. They live as long as the step's arrays, which must not keep the step.
         self._needed: tuple[Runtime, TaskWriter] | None = (runtime, writer)
-        self._context = trace_context_for_threads()
         self._lock = threading.Lock()
         self._left = len(replies)
         self._errors: list[BaseException] = []  # of tasks: each of several groups may have one
@@ -168,7 +160,7 @@ class FailureCapture:
                 drop_kept(runtime, captured)
             else:
                 to = partial(_new_directory, directory, captured.task)
-                path = write_kept(runtime, writer, captured, error, to, self._context)
+                path = write_kept(runtime, writer, captured, error, to)
                 task = f"{captured.task} of group {captured.mpmd_idx}"
                 written = f"mpmd: {task} is in {path}; `mpmd replay {path}` runs it again"
         except Exception as fault:  # the step's own error is what its caller has to see

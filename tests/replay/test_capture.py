@@ -1,5 +1,6 @@
 """Tasks captured in one process: the one that a caller names, and the one with which a step fails."""
 
+import gc
 import re
 import stat
 
@@ -12,6 +13,8 @@ import mpmd
 from mpmd.errors import NonFiniteError, TaskError
 from mpmd.replay import CapturedTask, load
 from mpmd.runtime.captures import Captures
+from mpmd.runtime.fetch_kept import fetch_kept
+from mpmd.runtime.requests import Capture
 from tests.support.captured_tasks import TASKS, arguments, small_step
 from tests.support.parity import mesh_of
 
@@ -234,3 +237,40 @@ def test_a_task_of_a_part_has_the_numbers_of_the_mesh(tmp_path):
         step.capture(*arguments(), task="bwd_1__1", to=tmp_path / "task")
     captured = load(tmp_path / "task")
     assert captured.record.group == 2 and captured.differences(captured.run()) == []
+
+
+def test_a_task_is_captured_under_the_settings_of_its_step(mesh, tmp_path):
+    def step(x):
+        return mpmd.treduce(
+            lambda x: jnp.sum(jnp.sqrt(mpmd.mark_stage_end(x * 2))),
+            x,
+            mpmd.ForwardOnly(2, 2),
+            operation=mpmd.Add,
+        )
+
+    with jax.enable_x64(True), jax.debug_nans(True):
+        result = mpmd.jit(step, mesh)(np.array([[1.0, -4.0], [1.0, 9.0]]))
+    with pytest.raises(NonFiniteError):
+        float(result)
+    captured = load(failed(tmp_path)[0])
+    assert {array.dtype for array in captured.inputs.values()} == {np.dtype(np.float64)}
+    assert captured.differences(captured.run()) == []
+    first = captured.evaluate().first
+    assert first.source.primitive == "sqrt" and first.operands[0].dtype == "float64"
+
+
+def test_whoever_repeats_a_request_can_write_its_task(mesh, tmp_path):
+    """Groups that go back repeat requests whose step only the number of its program names."""
+    step = mpmd.jit(small_step, mesh).compile(*arguments())
+    capture = Capture("fwd_0__1", mesh.runtime.next_handle())
+    call = step.signature.bind(arguments(), {})
+    _, future = step.submit(call, captures={0: capture})
+    captured, error = future.captured(0)
+    kept = fetch_kept(mesh.runtime, captured, error)
+    program = step._loaded.number
+    mesh.runtime.captures.write(program, kept, tmp_path / "task")
+    assert load(tmp_path / "task").record.task == "fwd_0__1"
+    del step, future, call
+    gc.collect()
+    with pytest.raises(RuntimeError, match="was dropped"):
+        mesh.runtime.captures.write(program, kept, tmp_path / "other")
