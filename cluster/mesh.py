@@ -193,6 +193,7 @@ class ClusterMesh(WholeMesh):
     def replace(self, part: str | PartMesh, timeout: float = 60.0) -> None:
         """Has the dead groups of a part begin anew, where ``Recovery(parts=...)`` leaves the part out.
 
+        A group is dead when one of its steps, or a copy from or to it, has raised ``GroupDiedError``.
         They have its programs again, and none of the values from before: ``mpmd.reshard`` copies weights to
         them. Values of the part's other groups stay. While processes start, steps of other parts run; then
         these wait about as long as for a recovery with a spare, and none runs again. Does nothing when all
@@ -202,14 +203,17 @@ class ClusterMesh(WholeMesh):
           part: the part or its name.
           timeout: seconds to wait for that.
 
-        Raises: ``ValueError`` or ``TypeError`` for a part that recovery does not leave out; ``RuntimeError``
-          when its groups do not begin anew in time, or the mesh was launched without ``recovery``.
+        Raises: ``ValueError`` or ``TypeError`` for a part of another mesh, or not left out of recovery;
+          ``RuntimeError`` when its groups do not begin anew in time, or the mesh was launched without
+          ``recovery``.
         """
         raise_faults(
             type_fault("part", part, str | PartMesh, 'a part of the mesh or its name, such as "sampler"'),
             number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
             title="replace: ",
         )
+        if isinstance(part, PartMesh) and part.whole is not self:
+            raise ValueError(f"replace: {part!r} is a part of another mesh")
         part = self.part(part if isinstance(part, str) else part.part_name)
         runtime = self.runtime
         if not isinstance(runtime, RecoveringRuntime):
@@ -247,11 +251,13 @@ class ClusterMesh(WholeMesh):
     def __repr__(self) -> str:
         nodes = len({process.node_id for process in self.processes})
         state = "" if self._on_close else ", closed"
+        sizes = {name: len(groups) for name, groups in self.parts.items()}
+        parts = f", parts={sizes}" if sizes else ""
         shape: object = list(self.submeshes)
-        if self.mpmd_axis_name:
+        if self.mpmd_axis_name and all(axes == self.submeshes[0] for axes in self.submeshes):
             shape = {**self.submeshes[0], self.mpmd_axis_name: self.mpmd_dim}
         return (
-            f"ClusterMesh({shape}, mpmd_axis={self.mpmd_axis_name!r}, "
+            f"ClusterMesh({shape}, mpmd_axis={self.mpmd_axis_name!r}{parts}, "
             f"platform={self.platform!r}, nodes={nodes}{state})"
         )
 

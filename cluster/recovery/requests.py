@@ -92,7 +92,8 @@ class Requests:
         if self.membership.error is not None:
             return copy_of(self.membership.error)
         oldest = {i: min(of_group, default=self._first_handle) for i, of_group in handles.items()}
-        if self._loss is not None and min(oldest.values()) < self._first_handle:
+        logged = [oldest[mpmd_idx] for mpmd_idx in self.logged & oldest.keys()]
+        if self._loss is not None and min(logged, default=self._first_handle) < self._first_handle:
             return copy_of(self._loss)
         for mpmd_idx, first in self._begun_anew.items():
             if oldest.get(mpmd_idx, first) < first:
@@ -308,10 +309,13 @@ class Requests:
                 future.set_exception(copy_of(error) if isinstance(error, StateLostError) else error)
 
     def lose_values(self, loss: StateLostError) -> None:
-        """No group has a value any more. What comes from before fails; what is made anew does not."""
+        """No group has a value any more. What comes from before fails; what is made anew does not.
+
+        Those that recovery leaves out have theirs.
+        """
         self._loss = loss
         self._first_handle = self._next_handle()
-        self._arguments.forget_before(self._first_handle)
+        self._arguments.forget_before(self._first_handle, self.logged)
         self._fail_unlogged(loss)
 
     def forget_values(self, groups: Collection[int]) -> None:

@@ -163,18 +163,19 @@ class RecoveringRuntime(RuntimeBase):
     def unload(self, number: int) -> None:
         self._requests.unload(number)
 
-    def wait_to_submit(self) -> None:
+    def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:
+        """As in the protocol. Only steps that are logged wait for a snapshot that is late."""
         with self._requests.changed:
-            self._requests.wait_to_submit()
+            if self._unlogged.concerns(mpmd_idxs):
+                self._requests.wait_until_running()
+            else:
+                self._requests.wait_to_submit()
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
-        """As in the protocol. Waits while groups recover, and for a snapshot that is late."""
+        """As in the protocol. Waits as ``wait_to_submit`` does."""
         asked, is_unlogged = self._requests, self._unlogged.concerns(requests)
         with asked.changed:
-            if is_unlogged:
-                asked.wait_until_running()
-            else:
-                asked.wait_to_submit()
+            self.wait_to_submit(requests)
             if (refusal := asked.refusal({i: each.handles for i, each in requests.items()})) is not None:
                 return {i: failed(copy_of(refusal)) for i in requests}
             if is_unlogged:

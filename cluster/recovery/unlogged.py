@@ -37,7 +37,7 @@ class UnloggedRequests:
         self._left_out = requests.membership.left_out
         self._groups = requests.groups
         self._wake = wake
-        self._lost: dict[Handle, GroupDiedError] = {}  # results of steps that a death has ended
+        self._lost: dict[Handle, BaseException] = {}  # deaths, by the results that they ended
 
     def concerns(self, mpmd_idxs: Collection[int]) -> bool:
         """Whether one of these groups is left out."""
@@ -72,14 +72,14 @@ class UnloggedRequests:
         def settle(reply: Future[StepReply]) -> None:
             error = reply.exception()
             if isinstance(error, LostValueError):
-                deaths = (self._lost[handle] for handle in request.inputs if handle in self._lost)
-                error = next(deaths, error)
+                deaths = [self._lost.get(handle) for handle in request.inputs]  # the user may free them
+                error = next((_instead_of(error, death) for death in deaths if death is not None), error)
             if isinstance(error, GroupDiedError):
-                self._lost |= dict.fromkeys(request.outputs, error)
+                self._lost |= dict.fromkeys(request.outputs, copy_of(error))
             if error is None:
                 explained.set_result(reply.result())
             else:
-                explained.set_exception(copy_of(error))
+                explained.set_exception(error)  # which has what the group has sent until then
 
         reply.add_done_callback(settle)
         return explained
@@ -132,14 +132,15 @@ class UnloggedRequests:
         requests, membership, left_out = self._requests, self._requests.membership, self._left_out
         deadline = time.monotonic() + timeout
         with requests.changed:
-            requests.changed.wait_for(lambda: membership.error or membership.is_running, timeout)
-            for mpmd_idx in mpmd_idxs:  # who was told by a step may be earlier than the membership
+            may_begin = requests.changed.wait_for(lambda: membership.error or membership.is_running, timeout)
+            for mpmd_idx in range(requests.num_groups):
+                # Who was told by a step may be earlier than the membership, also of a group of another part.
                 if membership.is_running and (death := self._groups.death_of(mpmd_idx)) is not None:
                     requests.tell(Died(death))
             left_out.wanted.update(left_out.dead.keys() & set(mpmd_idxs))
             self._wake()
-            requests.changed.wait_for(
-                lambda: membership.error or left_out.dead.keys().isdisjoint(mpmd_idxs),
+            has_ended = requests.changed.wait_for(
+                lambda: membership.error or not (membership.dead or left_out.dead.keys() & set(mpmd_idxs)),
                 max(0.0, deadline - time.monotonic()),
             )
             if membership.error is not None:
@@ -150,3 +151,12 @@ class UnloggedRequests:
                 why = "".join(f"; {said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in said)
                 names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)
                 raise RuntimeError(f"replace: {names} did not begin anew within {timeout:g} s{why}")
+            if not may_begin or not has_ended:
+                raise RuntimeError(f"replace: other groups have recovered or moved for {timeout:g} s")
+
+
+def _instead_of(error: BaseException, death: BaseException) -> BaseException:
+    """The death, with what a group has sent along with its error."""
+    explained = copy_of(death)
+    vars(explained).update(vars(error) | vars(explained))
+    return explained

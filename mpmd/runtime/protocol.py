@@ -138,8 +138,8 @@ class Runtime(Protocol):
         """
         ...
 
-    def wait_to_submit(self) -> None:
-        """Waits as long as ``submit_step`` would wait for groups that are being replaced.
+    def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:
+        """Waits as long as ``submit_step`` would for a step of these groups, as while groups are replaced.
 
         Within ``submit_step``, an interrupt has to wait, too.
         """
@@ -286,7 +286,7 @@ class RuntimeBase(Runtime):
     def attempt(self) -> int:
         return 0
 
-    def wait_to_submit(self) -> None:
+    def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:
         """Does not wait, where groups are not replaced."""
 
     def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:

@@ -345,7 +345,7 @@ class LoadedStep(PlannedStep):
         submitted: list[SubmittedStep],
     ) -> None:
         """Adds a step to ``submitted`` as soon as all groups have it; until then an interrupt waits."""
-        runtime.wait_to_submit()
+        runtime.wait_to_submit(self._groups)
         results = [runtime.next_handle() for _ in self.plan.outputs]
         with runtime.arguments.delivery(self._groups) as delivery:
             arguments = self._requests.arguments(call, runtime, delivery)

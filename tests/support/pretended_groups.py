@@ -185,9 +185,9 @@ def runtime(recovery=None, failures=(), max_in_flight=16):
     return Driven(ProcessPool(failures), recovery, max_in_flight=max_in_flight)
 
 
-def runtime_with_a_group_left_out():
+def runtime_with_a_group_left_out(recovery=None, failures=()):
     """Group 2 is."""
-    return Driven(ProcessPool(num_groups=3), Recovery(every=100), left_out=(2,))
+    return Driven(ProcessPool(failures, num_groups=3), recovery or Recovery(every=100), left_out=(2,))
 
 
 def begin_recovery(driven, mpmd_idx):

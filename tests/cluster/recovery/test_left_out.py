@@ -1,5 +1,7 @@
 """Groups that recovery leaves out: their requests, the steps that are refused, and the arguments of users."""
 
+import threading
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,14 +9,21 @@ import pytest
 from cluster.recovery import Recovery
 from cluster.recovery.left_out import crossing_fault
 from cluster.recovery.policy import check_recovery, left_out_groups
-from mpmd.errors import GroupDiedError, RecoveryError
+from mpmd.errors import GroupDiedError, RecoveryError, StateLostError, TaskError
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import Aval, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Send
 from mpmd.runtime.argument_cache import Piece
 from mpmd.runtime.lost_values import LostValueError
-from mpmd.runtime.requests import StepReply
+from mpmd.runtime.requests import (
+    StepReply,
+    add_callback_operands,
+    add_captured,
+    callback_operands_of,
+    captured_of,
+)
 from tests.support.pretended_groups import (
     SOON,
+    TOGETHER,
     begin_recovery,
     commit_snapshot,
     end_recovery,
@@ -76,6 +85,22 @@ def test_a_death_is_the_error_of_what_reads_the_results_of_the_step_that_it_has_
         other[2].result(SOON)
 
 
+def test_the_error_of_a_step_has_what_its_group_has_sent_until_then():
+    driven = runtime_with_a_group_left_out()
+    failed, lost = driven.step(outputs=(3,), groups=(2,)), driven.step(inputs=(4,), groups=(2,))
+    driven._unlogged._lost[4] = GroupDiedError("group 0 died", 0)
+    errors = TaskError("out of memory", 2, "fwd_0__0"), LostValueError("group 0 died")
+    for index, (error, future) in enumerate(zip(errors, (failed[2], lost[2]), strict=True)):
+        add_callback_operands(error, ["operands"])
+        add_captured(error, "task")
+        driven.attempts[0].fail(index, error)
+        assert callback_operands_of(future) == ("operands",) and captured_of(future) == "task"
+    with pytest.raises(TaskError, match="out of memory"):
+        failed[2].result()
+    with pytest.raises(GroupDiedError, match="group 0 died"):
+        lost[2].result()
+
+
 def test_others_do_not_go_back_for_a_death_and_what_a_replaced_group_had_is_refused():
     driven = runtime_with_a_group_left_out()
     outputs = driven.next_handle()
@@ -100,6 +125,19 @@ def test_others_do_not_go_back_for_a_death_and_what_a_replaced_group_had_is_refu
     assert len(driven.attempts[1].steps) == 1 and not driven.attempts[1].named("fetch")
 
 
+def test_a_group_that_is_left_out_has_its_values_when_those_of_the_others_are_lost():
+    driven = runtime_with_a_group_left_out(failures=[TOGETHER])
+    before = driven.next_handle()
+    driven.die(0)
+    for groups in ((0, 1), (0, 2)):
+        with pytest.raises(StateLostError):
+            driven.step(inputs=(before,), groups=groups)[0].result(SOON)
+    drawn = driven.step(inputs=(before,), groups=(2,))
+    driven.fetch(2, before)
+    assert list(drawn) == [2] and len(driven.attempts[1].steps) == 1
+    assert driven.attempts[1].named("fetch") == [(2, before)]
+
+
 def test_a_snapshot_is_of_the_others_and_tells_what_is_released():
     driven = runtime_with_a_group_left_out()
     driven.free((2,), 5)
@@ -113,6 +151,26 @@ def test_a_snapshot_is_of_the_others_and_tells_what_is_released():
     calls.reply(0)
     commit_snapshot(driven)
     assert driven.journal.committed == 1
+
+
+def test_a_step_does_not_wait_for_a_late_snapshot_of_the_others():
+    driven = runtime_with_a_group_left_out(Recovery(every=1))
+    driven._pool.may_copy.clear()
+    while not driven._membership.snapshot_is_late:
+        driven.step()
+        driven.attempts[0].reply(-1)
+    trained, drawn = threading.Event(), threading.Event()
+    trainer = threading.Thread(target=lambda: (driven.wait_to_submit([0, 1]), trained.set()))
+    sampler = threading.Thread(
+        target=lambda: (driven.wait_to_submit([0, 2]), driven.step(groups=(2,)), drawn.set())
+    )
+    trainer.start()
+    sampler.start()
+    assert drawn.wait(SOON) and not trained.is_set()
+    commit_snapshot(driven)
+    assert trained.wait(SOON)
+    trainer.join()
+    sampler.join()
 
 
 def test_arrays_of_the_host_are_no_part_of_a_copy_to_a_group_that_is_left_out():
@@ -130,6 +188,23 @@ def test_the_end_of_the_run_is_the_end_of_waiting_for_a_replacement():
     driven._membership.error = RecoveryError("over", 0)
     with pytest.raises(RecoveryError, match="over"):
         driven.replace([2], SOON)
+
+
+def test_a_replacement_waits_for_others_that_recover():
+    driven = runtime_with_a_group_left_out()
+    begin_recovery(driven, 0)
+    with pytest.raises(RuntimeError, match=r"replace: other groups have recovered or moved for 0\.01 s"):
+        driven.replace([2], 0.01)
+    end_recovery(driven)
+    driven.replace([2], SOON)
+
+
+def test_a_replacement_waits_for_others_of_whose_death_a_step_knows_before(monkeypatch):
+    driven = runtime_with_a_group_left_out()
+    death = GroupDiedError("group 0 died", 0)
+    monkeypatch.setattr(driven.attempts[0], "death_of", {0: death}.get, raising=False)
+    driven.replace([2], SOON)
+    assert len(driven.attempts) == 2 and not driven.is_recovering
 
 
 TYPE = Aval((2,), "float32", 4)

@@ -275,7 +275,7 @@ def test_the_driver_waits_for_a_recovery_before_it_submits_a_step():
     """There an interrupt ends the wait."""
     driven, waited = runtime(), threading.Event()
     begin_recovery(driven, 1)
-    waiting = threading.Thread(target=lambda: (driven.wait_to_submit(), waited.set()))
+    waiting = threading.Thread(target=lambda: (driven.wait_to_submit([0, 1]), waited.set()))
     waiting.start()
     assert not waited.wait(0.1)
     end_recovery(driven)
