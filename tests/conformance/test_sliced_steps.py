@@ -228,12 +228,6 @@ def test_marks_on_one_slice_are_refused():
     assert "Std1F1B(num_stages=3)" in said
 
 
-def test_a_loss_without_marks_is_refused():
-    said = refused(lambda w, x: sliced(w, x, mark=lambda h: h), mpmd.Seq1F1B(STAGES, SLICES))
-    assert "no call of mark_stage_end" in said
-    assert "with mark_stage_end between stages in its body" in said
-
-
 def test_another_number_of_slices_is_refused():
     said = refused(sliced, mpmd.Seq1F1B(STAGES, 4))
     assert "on 2 slices: give the loop over slices and the schedule the same number" in said
@@ -242,6 +236,7 @@ def test_another_number_of_slices_is_refused():
 def test_a_loss_without_marks_is_refused():
     said = refused(lambda w, x: sliced(w, x, mark=lambda h: h), mpmd.Seq1F1B(STAGES, SLICES))
     assert "2 in each slice. Write the loss as a Python loop over the slices, and call mark_stage_end" in said
+    assert "no call of mark_stage_end" in said
 
 
 def test_stages_that_auto_marks_chooses_are_refused():

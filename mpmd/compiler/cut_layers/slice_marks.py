@@ -75,8 +75,6 @@ def wrong_marks(
             "such as keys and values or a state, as it is before mark_stage_end. Or the model has more "
             "stages than the schedule"
         )
-    if not depths:
-        return ": write the loss as a Python loop over slices, with mark_stage_end between stages in its body"
     counts = {ends[stage] for stage in range(num_stages - 1)}
     if counts == {1}:
         return (
