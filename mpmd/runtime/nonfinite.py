@@ -50,7 +50,7 @@ def passed_on(plan: Plan, program: GroupProgram) -> dict[Name, str]:
     for run in reversed(program.runs):
         for name in run.inputs:
             if name in makers and _scope(makers[name]).isdisjoint(_scope(run.task)):
-                uses[name] = f"which {run.task} reads"
+                uses[name] = f"which {plan.task_text(run.task)} reads"
     for leaf in plan.outputs_of(program.mpmd_idx).values():
         if leaf.name in makers:
             uses[leaf.name] = f"the result{leaf.path}"

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.errors import CompileError, SharedWeightsWarning
 from mpmd.ir.plan import Run, Task
+from mpmd.runtime.nonfinite import passed_on
 from mpmd.schedules import Schedule
 from mpmd.simulate import simulate
 from tests.support.parity import assert_close, mesh_of
@@ -139,6 +140,13 @@ def test_stages_are_named_with_their_slice():
     assert re.search(r"waits for .*bwd_4__\d \(stage 1, slice 1\) of group 1", reasons)
 
 
+def test_values_that_are_checked_for_nans_name_the_slice_that_reads_them():
+    with mesh_of(STAGES) as mesh:
+        plan = mpmd.jit(step_of(sliced, mpmd.Seq1F1B(STAGES, SLICES)), mesh).lower(*problem()).plan
+    texts = passed_on(plan, plan.programs[1]).values()
+    assert any(re.search(r"which fwd_4__0 \(stage 1, slice 1\) reads$", text) for text in texts)
+
+
 def test_explanations_name_slices():
     with mesh_of(STAGES) as mesh:
         step = mpmd.jit(step_of(sliced, mpmd.Seq1F1B(STAGES, SLICES)), mesh)
@@ -231,6 +239,33 @@ def test_another_number_of_slices_is_refused():
     assert "on 2 slices: give the loop over slices and the schedule the same number" in said
 
 
+def test_a_loss_without_marks_is_refused():
+    said = refused(lambda w, x: sliced(w, x, mark=lambda h: h), mpmd.Seq1F1B(STAGES, SLICES))
+    assert "2 in each slice. Write the loss as a Python loop over the slices, and call mark_stage_end" in said
+
+
+def test_stages_that_auto_marks_chooses_are_refused():
+    loss = mpmd.auto_marks(lambda w, x: sliced(w, x, mark=lambda h: h), num_stages=STAGES)
+    said = refused(loss, mpmd.Seq1F1B(STAGES, SLICES))
+    assert "auto_marks and value_and_grad choose stages of whole microbatches alone" in said
+    assert "Std1F1B(num_stages=3)" in said
+
+
+def test_a_model_of_fewer_stages_is_refused():
+    weights, xs = problem(2)
+    said = refused(sliced, mpmd.Seq1F1B(4, SLICES, 2), 2, (weights, xs))
+    assert "They end 1 of them in each slice: mark 2 more, or use a schedule with num_stages=2" in said
+
+
+def test_marks_of_each_value_of_a_stage_are_refused():
+    def mark(h):
+        a, b = jnp.split(h, 2, axis=-1)
+        return jnp.concatenate([mpmd.mark_stage_end(a), mpmd.mark_stage_end(b)], axis=-1)
+
+    said = refused(lambda w, x: sliced(w, x, mark=mark), mpmd.Seq1F1B(STAGES, SLICES))
+    assert "mark them together, as mark_stage_end((x, y))" in said
+
+
 def test_slices_of_one_stage_are_refused():
     said = refused(lambda w, x: sliced(w[:1], x), mpmd.Seq1F1B(1, SLICES), groups=1)
     assert "slices need a model of several stages" in said
@@ -263,6 +298,20 @@ def test_a_scan_over_slices_is_refused():
 
     with pytest.warns(SharedWeightsWarning, match="in a scan over data"):
         said = refused(loss, mpmd.Seq1F1B(STAGES, SLICES))
+    assert "write it as a Python loop over slices" in said
+
+
+def test_a_scan_over_slices_that_carries_states_is_refused():
+    def loss(weights, x):
+        def one(state, piece):
+            h = mpmd.mark_stage_end(jnp.tanh(piece @ weights[0][0]) + state[:, None])
+            return state + piece.mean(1), (h**2).sum()
+
+        state = jnp.zeros((2, WIDTH))
+        return lax.scan(one, state, jnp.stack(jnp.split(x, 2, axis=1)))[1].sum()
+
+    with pytest.warns(SharedWeightsWarning, match="in a scan over data"):
+        said = refused(loss, mpmd.Seq1F1B(2, SLICES), groups=2)
     assert "write it as a Python loop over slices" in said
 
 

@@ -11,6 +11,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from mpmd.compiler.cut_layers.concat_and_slice import concats_and_slices
 from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
 from mpmd.compiler.cut_layers.marked_scans import LayerScan, read_scan
+from mpmd.compiler.cut_layers.slice_marks import AS_PYTHON_LOOP
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
 from mpmd.compiler.jaxprs.rules import exact_dimensions
 from mpmd.errors import CompileError
@@ -60,6 +61,7 @@ class _GraphMaker:
         self.dimensions = LayerDimensions()
         self.scans: dict[int, LayerScan] = {}
         self.faults: list[str] = []
+        self._remedy = ""  # of a scan whose marks do not cut it, where microbatches are cut into slices
 
     def walk(self, eqns: Iterable[JaxprEqn]) -> None:
         for eqn in eqns:
@@ -76,7 +78,7 @@ class _GraphMaker:
         try:
             scan = self.scans[id(eqn)] = read_scan(eqn)
         except ValueError as error:
-            self.faults.append(str(error))
+            self.faults.append(f"{error}{self._remedy}")
             return
         node = (id(eqn), 0)
         self.dimensions.join([node, *((atom, 0) for atom in scan.stacked if isinstance(atom, Var))])
@@ -94,7 +96,9 @@ class _GraphMaker:
         for state, result in zip(inner_states, eqn.outvars, strict=True):
             if state is not None:
                 self.dimensions.join_all(state, result)
+        self._remedy = f". {AS_PYTHON_LOOP}" if eqn.params["schedule"].slices > 1 else ""
         self.walk(body.eqns)
+        self._remedy = ""
 
     def _cond(self, eqn: JaxprEqn) -> None:
         for branch in eqn.params["branches"]:

@@ -223,11 +223,12 @@ def _wrong_marks_of_slices(loop: Loop, stages: Sequence[int], ends: Ends) -> str
     needed, marked = schedule.slices * (schedule.num_stages - 1), max(stages, default=-1) + 1
     places = [_place(*end) for end in ends]
     in_scan = all(mark.boundary.in_scan for _, mark in ends) and len(set(places)) == 1
+    chosen = any(mark.boundary.by_auto_marks for _, mark in ends)
     return (
         f"the function that treduce at {loop.where} applies has {_ends_found(ends, marked)}, but the "
         f"schedule {schedule} has {_count(schedule.num_stages, 'stage')} on {schedule.slices} slices: it "
         f"needs {_count(needed, 'mark')}, {schedule.num_stages - 1} in each slice"
-        f"{wrong_marks(stages, places, schedule.numbers, in_scan)}."
+        f"{wrong_marks(stages, places, schedule.numbers, in_scan, chosen)}."
     )
 
 

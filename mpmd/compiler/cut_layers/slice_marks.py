@@ -13,6 +13,11 @@ from collections.abc import Sequence
 
 from mpmd.ir.slices import SliceNumbers
 
+AS_PYTHON_LOOP = (
+    "A scan over slices is one loop, which cannot be cut: write it as a Python loop over slices, with lists "
+    "of what one slice hands to the next"
+)
+
 
 def stages_on_slices(depths: Sequence[int], numbers: SliceNumbers) -> Sequence[int] | None:
     """The numbers of the stages that marks end; ``None`` if they do not make the stages of all slices.
@@ -31,30 +36,44 @@ def stages_on_slices(depths: Sequence[int], numbers: SliceNumbers) -> Sequence[i
     return numbered if complete and allowed and last > 0 else None
 
 
-def wrong_marks(depths: Sequence[int], lines: Sequence[str], numbers: SliceNumbers, in_scan: bool) -> str:
+def wrong_marks(
+    depths: Sequence[int],
+    lines: Sequence[str],
+    numbers: SliceNumbers,
+    in_scan: bool,
+    chosen: bool = False,
+) -> str:
     """The reason why marks do not make the stages of all slices, and the remedy.
 
     Args:
       lines: where the user wrote each mark.
       in_scan: whether all marks are those in the body of one scan.
+      chosen: whether ``auto_marks`` has chosen where stages end; the user marked none.
     """
     num_stages, slices = numbers.num_stages, numbers.slices
     if num_stages == 1:
         return ": slices need a model of several stages"
+    if chosen or not depths:
+        stages = "auto_marks and value_and_grad choose stages of whole microbatches alone. " if chosen else ""
+        return (
+            f". {stages}Write the loss as a Python loop over the slices, and call mark_stage_end in its body "
+            "behind each stage but the last, or use a schedule without slices, such as "
+            f"Std1F1B(num_stages={num_stages})"
+        )
     ends = collections.Counter(depths)
     deep = next((line for depth, line in zip(depths, lines, strict=True) if depth >= num_stages), None)
     if in_scan and not all(ends[stage] == slices for stage in range(num_stages - 1)):
         return (
-            ", all in one lax.scan. A scan over slices is one loop, which cannot be cut: write it as a "
-            "Python loop over slices, with lists of what one slice hands to the next. A lax.scan over the "
-            f"layers may stand in it, with mark_stage_end(..., num_stages={num_stages})"
+            f", all in one lax.scan. {AS_PYTHON_LOOP}. A lax.scan over the layers may stand in it, with "
+            f"mark_stage_end(..., num_stages={num_stages})"
         )
     if deep is not None and ends[0] > 0:
         return (
             f". The mark at {deep} depends on {num_stages} or more others, one behind the other, so that a "
             "value runs from the last stage of one slice to the first stage of the next, such as its loss or "
             "what its last layer returns: hand on what each layer makes to the same layer of the next slice, "
-            "such as keys and values or a state. Or the model has more stages than the schedule"
+            "such as keys and values or a state, as it is before mark_stage_end. Or the model has more "
+            "stages than the schedule"
         )
     if not depths:
         return ": write the loss as a Python loop over slices, with mark_stage_end between stages in its body"
@@ -65,7 +84,16 @@ def wrong_marks(depths: Sequence[int], lines: Sequence[str], numbers: SliceNumbe
             f"or use a schedule without slices, such as Std1F1B(num_stages={num_stages})"
         )
     if len(counts) == 1:
-        return f", on {counts.pop()} slices: give the loop over slices and the schedule the same number"
+        return (
+            f", on {counts.pop()} slices: give the loop over slices and the schedule the same number. If a "
+            "stage ends with several values, mark them together, as mark_stage_end((x, y))"
+        )
+    if set(depths) == set(range(max(depths) + 1)) and set(ends.values()) == {slices}:
+        marked = max(depths) + 1
+        return (
+            f". They end {marked} of them in each slice: mark {num_stages - 1 - marked} more, or use a "
+            f"schedule with num_stages={marked + 1}"
+        )
     few = min(range(num_stages - 1), key=lambda stage: ends[stage])
     return (
         f". Stage {few} ends {ends[few]} times, and each stage has to end once in each slice; mark several "

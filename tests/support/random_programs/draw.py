@@ -132,7 +132,7 @@ def programs(draw):
         is_on_part=draw(mostly(False, False, True)),
         donate=draw(mostly("", "", "state", "all")),
     )
-    return fitting(in_order(differentiable(program)))
+    return with_optimizer(fitting(in_order(differentiable(program))))
 
 
 @st.composite
@@ -147,6 +147,12 @@ def programs_of_two_loops(draw):
 def without_dangling_skips(chain):
     for i, stage in enumerate(chain):
         yield dataclasses.replace(stage, skips=tuple(skip for skip in stage.skips if skip.back <= i))
+
+
+def with_optimizer(program):
+    """The program with an optimizer that takes its weights: optax flattens no empty trees."""
+    is_empty = len(program.undifferentiated) == len(program.weights)
+    return dataclasses.replace(program, optimizer="sgd") if is_empty else program
 
 
 def fitting(program):
