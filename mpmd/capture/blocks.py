@@ -90,7 +90,7 @@ class _BlockWriter:
         number = self._sources.setdefault(source, len(self._sources))
         params = eqn.params
         match eqn.primitive.name:
-            case "scan":
+            case "scan" if params["length"]:  # without iterations, only its types say what it stacks
                 positions = scan_operands(eqn)
                 reads = self._reads(eqn)
                 self._equations.append(

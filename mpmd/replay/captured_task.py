@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 
-from mpmd.replay.evaluate import Call, Evaluated, Evaluator, Origin, Value
+from mpmd.replay.check import check_equations
+from mpmd.replay.evaluate import Call, Evaluated, Evaluator, Origin, Value, text_of
 from mpmd.replay.exported import function_of
 from mpmd.replay.record import (
+    DAMAGES,
     EQUATIONS,
     INPUTS,
     RESULTS,
@@ -24,6 +26,7 @@ from mpmd.replay.record import (
     ValueRecord,
     opened_zip,
     read_equations,
+    read_member,
     read_task,
 )
 from mpmd.replay.values import count_nonfinite, digest_of, from_bytes, last_digits
@@ -44,7 +47,12 @@ def load(directory: str | os.PathLike[str]) -> CapturedTask:
     record = read_task(path)
     inputs = _values(path / INPUTS, "input", record.inputs)
     results = _values(path / RESULTS, "result", record.results)
-    return CapturedTask(path, record, inputs, results, read_equations(path))
+    equations = read_equations(path)
+    try:
+        check_equations(equations, record)
+    except ValueError as error:
+        raise ValueError(f"{path / EQUATIONS} is damaged: {error}") from None
+    return CapturedTask(path, record, inputs, results, equations)
 
 
 def _values(path: Path, kind: str, values: Sequence[ValueRecord]) -> list[np.ndarray | None]:
@@ -59,7 +67,7 @@ def _values(path: Path, kind: str, values: Sequence[ValueRecord]) -> list[np.nda
                 with archive.open(f"{kind}{i}.npy") as file:
                     raw = np.lib.format.read_array(file, allow_pickle=False)
                 array = from_bytes(raw, value.dtype, value.shape)
-            except (KeyError, ValueError, zipfile.BadZipFile) as error:
+            except (*DAMAGES, MemoryError) as error:  # a file may say that it has any number of bytes
                 raise ValueError(f"{path} is damaged: {value.name}: {error}") from None
             if digest_of(array) != value.digest:
                 raise ValueError(f"{path} is damaged: {value.name} has other bytes than were written")
@@ -232,15 +240,18 @@ class CapturedTask:
         return self.equations.sources[equation.source], equation.reason
 
     def _function(self, number: int) -> Call:
-        """The function of one of the exports."""
-        with opened_zip(self.directory / EQUATIONS) as archive:
-            code = archive.read(f"{number}.mlir")
-        return function_of(self.equations.exports[number], code, self.record.submesh)
+        """The function of one of the exports. Raises ``ValueError`` when it cannot be run."""
+        name, path = f"{number}.mlir", self.directory / EQUATIONS
+        function = function_of(self.equations.exports[number], read_member(path, name), self.record.submesh)
 
+        def run(*arrays: np.ndarray) -> Sequence[np.ndarray]:
+            try:
+                return function(*arrays)
+            except Exception as error:  # JAX has many kinds for code that it cannot read
+                text = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise ValueError(f"{path}: {name} cannot run with JAX {jax.__version__}: {text}") from error
 
-def text_of(path: Sequence[str]) -> str:
-    """The path of an equation as text."""
-    return " > ".join(path)
+        return run
 
 
 def digest(evaluated: Evaluated) -> str:

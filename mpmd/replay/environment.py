@@ -14,6 +14,9 @@ COUNT_FLAG = "--xla_force_host_platform_device_count"
 
 _COUNT = re.compile(rf"{COUNT_FLAG}=\S*")
 
+_FLAG = re.compile(r"--(xla_\w+)(=[\w.,+-]*)?")
+_OF_FILES = re.compile("cache|dir|dump|extra_options|file|path|_(from|to)$")
+
 
 def variables_of(record: TaskRecord, here: Mapping[str, str], jaxlib: str) -> dict[str, str]:
     """The variables to set before JAX is imported, so that a task has the bits that it had on its group.
@@ -24,15 +27,25 @@ def variables_of(record: TaskRecord, here: Mapping[str, str], jaxlib: str) -> di
     """
     flags = [_COUNT.sub("", here.get("XLA_FLAGS", ""))]
     variables: dict[str, str] = {}
-    if "NPROC" in record.environment:
+    if re.fullmatch(r"[0-9]{1,4}", record.environment.get("NPROC", "")):
         variables["NPROC"] = record.environment["NPROC"]
     if jaxlib == record.versions.get("jaxlib"):
-        flags.append(_COUNT.sub("", record.environment.get("XLA_FLAGS", "")))
+        flags.append(" ".join(flags_of(record)))
     flags.append(f"{COUNT_FLAG}={record.num_devices}")
     variables["XLA_FLAGS"] = " ".join(dict.fromkeys(" ".join(flags).split()))
     if record.platform == "cpu":
         variables["JAX_PLATFORMS"] = "cpu"
     return variables
+
+
+def flags_of(record: TaskRecord) -> list[str]:
+    """The options of XLA that a task's group had, without those that name files.
+
+    A directory may be of somebody else, and XLA writes files and runs programs where options say so.
+    """
+    flags = _COUNT.sub("", record.environment.get("XLA_FLAGS", "")).split()
+    matches = [match for flag in flags if (match := _FLAG.fullmatch(flag))]
+    return [match[0] for match in matches if not _OF_FILES.search(match[1])]
 
 
 def prepare(record: TaskRecord, environment: MutableMapping[str, str] = os.environ) -> dict[str, str]:

@@ -10,7 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from mpmd.replay.record import Block, Conditional, Constant, Equation, Equations, Scan, Single, Source, While
-from mpmd.replay.values import Range, count_nonfinite, from_bytes
+from mpmd.replay.values import Range, constant_of, count_nonfinite, is_finite
+
+ELEMENTWISE = frozenset(
+    "abs acos acosh add add_any asin asinh atan atan2 atanh cbrt convert_element_type cos cosh digamma div "
+    "erf erf_inv erfc exp exp2 expm1 integer_pow lgamma log log1p logistic mul neg pow reduce_precision rem "
+    "rsqrt sin sinh sqrt square sub tan tanh".split()
+)
+"""Primitives that make each element of the elements at its position."""
 
 Call = Callable[..., Sequence[np.ndarray]]
 """Runs an equation."""
@@ -108,8 +115,7 @@ class Evaluator:
         self, equation: Equation, position: int, table: dict[int, Value], path: tuple[str, ...]
     ) -> None:
         if isinstance(equation, Constant):
-            raw = np.frombuffer(bytes.fromhex(equation.data), np.uint8)
-            table[equation.makes] = Value(from_bytes(raw, equation.dtype, equation.shape))
+            table[equation.makes] = Value(constant_of(equation.data, equation.dtype, equation.shape))
             return
         source = self._equations.sources[equation.source]
         path = (*path, f"equation {position} {source.primitive}")
@@ -150,13 +156,20 @@ class Evaluator:
         read = [(value, count_nonfinite(value.array)) for value in operands if value.array is not None]
         with_nans = [value for value, (nans, _) in read if nans]
         with_infs = [value for value, (_, infs) in read if infs]
-        if with_nans:
-            return _first(with_nans)
-        if with_infs and (not num_nans or _first(with_infs) is not None):
-            return _first(with_infs)
+        explaining = _first(with_nans or with_infs)
         # NaNs of a constant infinity are made here: it may be a mask, which does no harm by itself.
+        is_explained = bool(with_nans or (with_infs and (not num_nans or explaining is not None)))
+        num_nans_here = num_nans
+        if is_explained and explaining is None:  # by an input or a constant, but perhaps not all elements
+            is_made_here = _of_finite_elements(evaluated)
+            num_nans_here = (
+                int(np.isnan(evaluated.results[0][is_made_here]).sum()) if is_made_here.any() else 0
+            )
+            is_explained = not is_made_here.any()
+        if is_explained:
+            return explaining
         origin = Origin(
-            kind="NaN" if num_nans else "infinity",
+            kind="NaN" if num_nans_here else "infinity",
             number=self.count,
             path=evaluated.path,
             source=evaluated.source,
@@ -171,15 +184,17 @@ class Evaluator:
         carry = list(operands[scan.num_consts : scan.num_consts + scan.num_carry])
         stacks = operands[scan.num_consts + scan.num_carry :]
         num_stacked = len(scan.makes) - scan.num_carry
-        rows: list[list[Value]] = [[UNKNOWN] * scan.length for _ in range(num_stacked)]
+        if any(stack.array is not None and len(stack.array) != scan.length for stack in stacks):
+            raise ValueError(f"{text_of(path)} scans over other arrays than of {scan.length} rows")
+        rows: list[list[Value]] = [[] for _ in range(num_stacked)]
         iterations = range(scan.length)
         for i in reversed(iterations) if scan.reverse else iterations:
             inputs = [*consts, *carry, *(_row(stack, i) for stack in stacks)]
             results = self._run(scan.body, inputs, (*path, f"iteration {i} of {scan.length}"))
             carry = results[: scan.num_carry]
             for row, value in zip(rows, results[scan.num_carry :], strict=True):
-                row[i] = value
-        return [*carry, *map(_stacked, rows)]
+                row.append(value)
+        return [*carry, *(_stacked(row[::-1] if scan.reverse else row) for row in rows)]
 
     def _conditional(
         self, equation: Conditional, operands: Sequence[Value], path: tuple[str, ...]
@@ -204,6 +219,24 @@ class Evaluator:
                 break
             carry = self._run(equation.body, [*of_body, *carry], here)
         return carry
+
+
+def _of_finite_elements(evaluated: Evaluated) -> np.ndarray:
+    """The positions of the result that are not finite, while the operands there are finite."""
+    result = evaluated.results[0]
+    if evaluated.source.primitive not in ELEMENTWISE or any(
+        operand.shape not in ((), result.shape) for operand in evaluated.operands
+    ):
+        return np.zeros(result.shape, bool)
+    made_here = ~is_finite(result)
+    for operand in evaluated.operands:
+        made_here &= is_finite(operand)
+    return made_here
+
+
+def text_of(path: Sequence[str]) -> str:
+    """The path of an equation as text."""
+    return " > ".join(path)
 
 
 def _reads(equation: Equation) -> Sequence[int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,12 @@ FORMAT = 1
 
 TASK, INPUTS, RESULTS, EQUATIONS = "task.json", "inputs.npz", "results.npz", "equations.zip"
 EQUATIONS_JSON = "equations.json"
+
+MOST_DEVICES = 2**16
+"""The most devices of a group; a record with more is damaged, and JAX would not come up with them."""
+
+DAMAGES = (KeyError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+"""The errors of a damaged file in a zip file."""
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
 """The sharding of an array: an entry for each leading dimension."""
@@ -262,14 +269,25 @@ def read_task(directory: Path) -> TaskRecord:
         raise ValueError(
             f"{path} has the format {data.get('format')!r}, and this version of mpmd reads format {FORMAT}"
         )
-    return _loaded(path, TaskRecord, data)
+    record: TaskRecord = _loaded(path, TaskRecord, data)
+    if min((size for _, size in record.submesh), default=1) < 1 or record.num_devices > MOST_DEVICES:
+        raise ValueError(f"{path} is damaged: submesh: no group has the devices {dict(record.submesh)}")
+    return record
 
 
 def read_equations(directory: Path) -> Equations:
     """The equations of a directory. Raises as ``read_task``."""
     path = directory / EQUATIONS
+    return _loaded(path, Equations, _parsed(path, read_member(path, EQUATIONS_JSON)))
+
+
+def read_member(path: Path, name: str) -> bytes:
+    """The content of a file in a zip file. Raises ``ValueError`` when it is damaged, or not there."""
     with opened_zip(path) as archive:
-        return _loaded(path, Equations, _parsed(path, archive.read(EQUATIONS_JSON)))
+        try:
+            return archive.read(name)
+        except DAMAGES as error:
+            raise ValueError(f"{path} is damaged: {name}: {error}") from None
 
 
 def opened_zip(path: Path) -> zipfile.ZipFile:
@@ -283,7 +301,7 @@ def opened_zip(path: Path) -> zipfile.ZipFile:
 def _parsed(path: Path, text: bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jaxlib
 
-from mpmd.replay.captured_task import CapturedTask, Difference, Evaluation, digest, text_of
-from mpmd.replay.evaluate import Evaluated, Origin
+from mpmd.replay.captured_task import CapturedTask, Difference, Evaluation, digest
+from mpmd.replay.evaluate import Evaluated, Origin, text_of
 from mpmd.replay.exported import DevicesError
 from mpmd.replay.record import Source, TaskRecord
 from mpmd.replay.values import Range

@@ -11,11 +11,14 @@ import numpy as np
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The dtype of a name of numpy or ``ml_dtypes``. Raises ``ValueError`` for another name."""
+    """The dtype of a name of numpy or ``ml_dtypes``. Raises ``ValueError`` for any other."""
     try:
-        return np.dtype(getattr(ml_dtypes, name, name))
+        dtype = np.dtype(getattr(ml_dtypes, name, name))
     except TypeError:
         raise ValueError(f"there is no dtype {name!r}") from None
+    if str(dtype) != name or dtype.kind not in "biufcV" or dtype.names is not None:
+        raise ValueError(f"there is no dtype {name!r} in JAX")
+    return dtype
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
@@ -28,6 +31,11 @@ def from_bytes(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarra
     return raw.view(dtype_of(dtype)).reshape(shape)
 
 
+def constant_of(data: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The array of bytes in hexadecimal. Raises ``ValueError`` when they are not of this type."""
+    return from_bytes(np.frombuffer(bytes.fromhex(data), np.uint8), dtype, shape)
+
+
 def digest_of(array: np.ndarray) -> str:
     """A digest of the bytes of an array."""
     return hashlib.blake2b(as_bytes(array).data, digest_size=16).hexdigest()
@@ -36,6 +44,11 @@ def digest_of(array: np.ndarray) -> str:
 def is_inexact(array: np.ndarray) -> bool:
     """Whether an array is of floating-point or complex numbers."""
     return bool(jnp.issubdtype(array.dtype, jnp.inexact))
+
+
+def is_finite(array: np.ndarray) -> np.ndarray:
+    """The positions of the elements of an array that are finite."""
+    return np.isfinite(array) if is_inexact(array) else np.ones(array.shape, bool)
 
 
 def count_nonfinite(array: np.ndarray) -> tuple[int, int]:

@@ -7,6 +7,7 @@ the number of the capture, apart from the values of steps: snapshots do not have
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import weakref
 from pathlib import Path
@@ -28,9 +29,14 @@ class KeptTask:
 
 
 def directory_fault(to: Path) -> ValueError | None:
-    """The fault of a directory for a task, which must not have content."""
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+    """The fault of a directory for a task, which must not have content, and has to be writable."""
+    if to.is_symlink() or (to.exists() and (not to.is_dir() or any(to.iterdir()))):
         return ValueError(f"to: {to} exists; name a directory that does not, or that is empty")
+    parent = next(path for path in to.absolute().parents if path.exists())
+    if not parent.is_dir():
+        return ValueError(f"to: {parent} is no directory")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return ValueError(f"to: {parent} is not writable")
     return None
 
 

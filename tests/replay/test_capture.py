@@ -12,7 +12,7 @@ import pytest
 import mpmd
 from mpmd.errors import NonFiniteError, TaskError
 from mpmd.replay import CapturedTask, load
-from mpmd.runtime.captures import Captures
+from mpmd.runtime.captures import Captures, directory_fault
 from mpmd.runtime.fetch_kept import fetch_kept
 from mpmd.runtime.requests import Capture
 from tests.support.captured_tasks import TASKS, arguments, small_step
@@ -186,13 +186,17 @@ def test_a_task_that_cannot_be_written_is_a_note(mesh, tmp_path):
     assert "could not be captured: FileExistsError" in raised.value.__notes__[0]
 
 
-def test_the_state_is_returned_if_a_task_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
+def test_the_state_is_returned_if_a_task_cannot_be_written(tmp_path, monkeypatch):
+    def full(path):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("mpmd.capture.write._opened", full)
     with mesh_of(2) as mesh:
         step = mpmd.jit(small_step, mesh, donate_argnums=0).compile(*arguments())
-        with pytest.warns(RuntimeWarning, match="fwd_0__1 could not be written to"):
-            _, loss = step.capture(*arguments(), task="fwd_0__1", to=tmp_path / "file" / "task")
+        with pytest.warns(RuntimeWarning, match="fwd_0__1 could not be written to .* no space left"):
+            _, loss = step.capture(*arguments(), task="fwd_0__1", to=tmp_path / "task")
         assert np.isfinite(float(loss))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupt_leaves_the_state_to_donated_arrays(tmp_path, monkeypatch):
@@ -220,6 +224,7 @@ def test_an_interrupt_leaves_the_state_to_donated_arrays(tmp_path, monkeypatch):
         ({"task": "fwd_0__0", "mpmd_idx": -1}, ValueError, "mpmd_idx must be a whole number"),
         ({"task": "fwd_0__0", "to": "."}, ValueError, "to: . exists"),
         ({"task": "fwd_0__0", "to": 3}, TypeError, "to must be a path"),
+        ({"task": "fwd_0__0", "to": f"{__file__}/task"}, ValueError, "test_capture.py is no directory"),
     ],
 )
 def test_wrong_arguments(tmp_path, options, error, message):
@@ -228,6 +233,14 @@ def test_wrong_arguments(tmp_path, options, error, message):
         with pytest.raises(error, match=message):
             step.capture(*arguments(), **{"to": tmp_path / "task", **options})
     assert not (tmp_path / "task").exists()
+
+
+def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
+    assert directory_fault(tmp_path / "new" / "task") is None
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert f"to: {tmp_path} is not writable" in str(directory_fault(tmp_path / "new" / "task"))
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert "exists" in str(directory_fault(tmp_path / "link"))
 
 
 def test_a_task_of_a_part_has_the_numbers_of_the_mesh(tmp_path):

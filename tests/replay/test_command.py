@@ -110,6 +110,38 @@ def with_other_equations(directory):
         archive.writestr("equations.json", '{"sources": 3}')
 
 
+def without_equations(directory):
+    with zipfile.ZipFile(directory / "equations.zip", "w") as archive:
+        archive.writestr("0.mlir", b"")
+
+
+def with_flipped_bits(directory):
+    path = directory / "equations.zip"
+    data = bytearray(path.read_bytes())
+    data[200:240] = bytes(byte ^ 255 for byte in data[200:240])
+    path.write_bytes(data)
+
+
+def with_code_cut_short(directory):
+    with zipfile.ZipFile(directory / "equations.zip") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(directory / "equations.zip", "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data[: len(data) // 2] if name.endswith(".mlir") else data)
+
+
+def changed(name, value):
+    def change(directory):
+        data = json.loads((directory / "task.json").read_text())
+        if name in data["inputs"][0]:
+            data["inputs"][0][name] = value
+        else:
+            data[name] = value
+        (directory / "task.json").write_text(json.dumps(data))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -118,6 +150,15 @@ def with_other_equations(directory):
         (with_a_changed_value, "has other bytes than were written"),
         (without_a_task, "is no directory of a captured task"),
         (with_other_equations, "is damaged"),
+        (without_equations, "equations.zip is damaged: equations.json"),
+        (with_flipped_bits, "equations.zip is damaged"),
+        (with_code_cut_short, "cannot run with JAX"),
+        (changed("dtype", "object"), "no dtype 'object'"),
+        (changed("dtype", "finfo"), "no dtype 'finfo'"),
+        (changed("shape", [10**30]), "is damaged"),
+        (changed("submesh", [["data", 0]]), "no group has the devices"),
+        (changed("submesh", [["data", 10**30]]), "no group has the devices"),
+        (lambda directory: (directory / "task.json").write_text("[" * 200000), "task.json is damaged"),
     ],
 )
 def test_a_damaged_directory(capsys, small, tmp_path, change, message):
@@ -169,3 +210,22 @@ def test_variables_are_those_of_the_group(small):
     assert same["JAX_PLATFORMS"] == "cpu"
     other = variables_of(record, here, "0.0.1")
     assert other["XLA_FLAGS"] == "--mine --xla_force_host_platform_device_count=1"
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--xla_dump_to=dumped",
+        "--xla_gpu_cuda_data_dir=tools",
+        "--xla_gpu_load_autotune_results_from=here",
+        "--xla_backend_extra_options=-stats",
+        "--xla_new_option=/home/somebody",
+        "/home/somebody/flags",
+    ],
+)
+def test_a_directory_sets_no_option_that_names_a_file(small, flag):
+    record = read_task(small[0] / "fwd_0__1")
+    record = dataclasses.replace(record, environment={"XLA_FLAGS": f"{flag} --xla_keep=1", "NPROC": "a"})
+    variables = variables_of(record, {}, record.versions["jaxlib"])
+    assert variables["XLA_FLAGS"] == "--xla_keep=1 --xla_force_host_platform_device_count=1"
+    assert "NPROC" not in variables

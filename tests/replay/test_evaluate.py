@@ -45,6 +45,10 @@ def scans(x):
     return jax.lax.scan(lambda h, row: (jnp.tanh(h + row), h * 2), x[0], x, reverse=True)
 
 
+def no_iterations(x):
+    return jax.lax.scan(lambda h, row: (h + row, h * row), x[0], x[:0])
+
+
 def loops(x):
     return jax.lax.while_loop(lambda h: jnp.sum(h) < 100, lambda h: h * 2 + x, jnp.abs(x))
 
@@ -77,7 +81,7 @@ def on_each_device(x):
     )(x)
 
 
-@pytest.mark.parametrize("fun", [scans, loops, branches, rematerialised, keys, narrow])
+@pytest.mark.parametrize("fun", [scans, no_iterations, loops, branches, rematerialised, keys, narrow])
 def test_results_are_those_of_jit(fun):
     assert_same(jax.jit(fun), X)
 
@@ -130,6 +134,22 @@ def test_a_mask_of_infinities_does_no_harm():
 def test_a_mask_of_infinities_alone_makes_a_nan():
     at = origin(lambda x: jax.nn.softmax(jnp.where(x > 5, x, -jnp.inf)), X)
     assert (at.kind, at.source.primitive) == ("NaN", "sub")
+
+
+def test_an_overflow_beside_a_mask_of_infinities():
+    def unstable_softmax(x):
+        exponentials = jnp.exp(jnp.where(x > 0, x, -jnp.inf) * 1000)
+        return exponentials / exponentials.sum(-1, keepdims=True)
+
+    at = origin(unstable_softmax, X)
+    assert (at.kind, at.source.primitive) == ("infinity", "exp")
+
+
+def test_a_nan_beside_that_of_an_input():
+    rows = np.array([np.nan, -1.0, 4.0], np.float32)
+    at = origin(lambda x: jnp.sqrt(x) * 2, rows)
+    assert (at.kind, at.source.primitive, at.results[0].num_nans) == ("NaN", "sqrt", 2)
+    assert origin(lambda x: jnp.sqrt(x) * 2, np.abs(rows)) is None
 
 
 def test_what_is_dropped_is_an_origin_of_no_result():
