@@ -1,5 +1,6 @@
-"""The operands of a task that a group keeps."""
+"""The operands and results of one task, kept while a group runs a step."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,18 +9,80 @@ from mpmd.errors import NonFiniteError
 from mpmd.runtime.activity import Activity
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.operations import CheckValues, StepState
-from mpmd.runtime.requests import Capture
+from mpmd.runtime.requests import Capture, Captured
 from mpmd.runtime.task_keeper import TaskKeeper
 
-TASK = "fwd_0__0"
+DEVICE = jax.devices()[0]
+
+
+def kept(keeper):
+    outcome = keeper.kept(3, DEVICE)
+    assert outcome is not None
+    return outcome
+
+
+def test_the_last_task_is_that_which_fails():
+    keeper = TaskKeeper(Capture(None, 7), copies_donated=False)
+    keeper.begin("fwd_0__0", [jnp.zeros(2)], ())
+    keeper.end("fwd_0__0", [jnp.ones(2)])
+    keeper.begin("fwd_0__1", [jnp.full(2, 5.0), np.full(3, 6.0)], ())
+    captured, values = kept(keeper)
+    assert (captured.task, captured.mpmd_idx, captured.num_inputs, captured.num_results) == (
+        "fwd_0__1",
+        3,
+        2,
+        0,
+    )
+    assert [values[handle].tolist() for handle in captured.handles] == [[5.0, 5.0], [6.0, 6.0, 6.0]]
+
+
+@pytest.mark.parametrize("copies_donated", [False, True])
+def test_what_a_task_has_taken_over_is_lost_unless_it_was_copied(copies_donated):
+    keeper = TaskKeeper(Capture(None, 0), copies_donated)
+    taken, read = jnp.full(2, 5.0), jnp.ones(2)
+    keeper.begin("bwd_1__2", [taken, read], (0,))
+    taken.delete()
+    captured, values = kept(keeper)
+    assert captured.lost == (() if copies_donated else (0,))
+    assert [handle is None for handle in captured.handles] == [not copies_donated, False]
+    assert len(values) == 2 - len(captured.lost)
+
+
+def test_a_named_task_survives_those_behind_it():
+    keeper = TaskKeeper(Capture("fwd_0__0", 1), copies_donated=False)
+    operand, result = jnp.full(2, 5.0), jnp.ones(2)
+    keeper.begin("fwd_0__0", [operand], ())
+    keeper.end("fwd_0__0", [result])
+    operand.delete()
+    result.delete()
+    keeper.begin("bwd_0__0", [jnp.zeros(2)], ())
+    keeper.end("bwd_0__0", [jnp.zeros(2)])
+    captured, values = kept(keeper)
+    assert captured.task == "fwd_0__0" and captured.lost == ()
+    assert [values[handle].tolist() for handle in captured.handles] == [[5.0, 5.0], [1.0, 1.0]]
+
+
+def test_nothing_is_kept_of_a_task_that_never_came():
+    keeper = TaskKeeper(Capture("fwd_0__0", 1), copies_donated=False)
+    keeper.begin("fwd_0__1", [jnp.zeros(2)], ())
+    assert keeper.kept(0, DEVICE) is None
+
+
+def test_handles_of_two_captures_differ_from_each_other_and_from_those_of_values():
+    def handles(number):
+        captured = Captured(Capture(None, number), 0, "fwd_0__0", 3, 2, (1,), "cpu", "cpu", {})
+        return [handle for handle in captured.handles if handle is not None]
+
+    first, second = handles(0), handles(1)
+    assert len({*first, *second}) == 8 and max(*first, *second) < 0
 
 
 @pytest.mark.parametrize("value", [np.nan, 1.0], ids=["of before", "made"])
 def test_an_error_says_whether_an_operand_had_a_nan_already(value):
-    keeper = TaskKeeper(Capture(None, 0), copies_donated=True)
-    keeper.begin(TASK, [jnp.array([value]), np.array([np.nan], np.float32), jnp.arange(2)], ())
+    task, keeper = "fwd_0__0", TaskKeeper(Capture(None, 0), copies_donated=True)
+    keeper.begin(task, [jnp.array([value]), np.array([np.nan], np.float32), jnp.arange(2)], ())
     refused = NonFinitePolicy(nans=True, infs=False)
     state = StepState(1, [jnp.array([np.nan])], [], refused, None, None, Activity(), keeper)
     with pytest.raises(NonFiniteError) as caught:
-        CheckValues(TASK, TASK, 0, (0,), ("the result",)).perform(state)
+        CheckValues(task, task, 0, (0,), ("the result",)).perform(state)
     assert ("An operand of the task has nan already" in str(caught.value)) == np.isnan(value)
