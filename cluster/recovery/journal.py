@@ -334,9 +334,9 @@ class Journal:
                 entry.results.clear()
         return tuple(self._log)
 
-    def resume(self) -> tuple[LoggedRequest, ...]:
-        """Groups have the values that they had before ``suspend``. Returns what they were not asked since."""
-        self._is_suspended = False
+    @property
+    def unasked(self) -> tuple[LoggedRequest, ...]:
+        """The requests since all was quiet, for groups that were not asked meanwhile."""
         return tuple(e for e in self._log if not isinstance(e, LoggedSnapshot) and e.waiting)
 
     def correct(self, replies: Mapping[int, Mapping[int, StepReply | None]] | None) -> None:

@@ -64,6 +64,16 @@ class Membership:
         return not self.dead and not self.moves.is_paused and not self._rewinds.is_under_way
 
     @property
+    def times_back(self) -> int:
+        """The number of times that groups have gone back so far, or were about to."""
+        return self.journal.attempt + self._rewinds.count
+
+    @property
+    def may_go_back(self) -> bool:
+        """Whether groups may go back with nobody dead: they are running, and no checkpoint is being saved."""
+        return self.is_running and not self._rewinds.awaits_checkpoint
+
+    @property
     def check_is_due(self) -> bool:
         """Whether to have groups repeat their steps now, after a step. A checkpoint keeps them from it."""
         return self.is_running and self._rewinds.is_due

@@ -36,6 +36,8 @@ from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import ReleaseQueue
 from mpmd.runtime.requests import Capture, Handle, Released
 
+_POLL_SECONDS = 0.1
+
 
 class Requests:
     """The requests to groups, and their futures.
@@ -133,21 +135,41 @@ class Requests:
         membership = self.membership
         with self.changed:
             while True:
-                self.wait_until_running()
+                self._wait_to_go_back()
                 if membership.error is not None:
                     raise copy_of(membership.error)
                 number = self._next_handle()
                 self.rewinds[number] = None
                 self.tell(RewindAsked(number, refused))
-                self.changed.wait_for(functools.partial(self._has_ended, number))
-                ending = self.rewinds.pop(number)
+                try:
+                    self.changed.wait_for(functools.partial(self._has_ended, number))
+                finally:
+                    ending = self.rewinds.pop(number)
                 if ending is None:
                     continue
                 if not ending.is_interrupted:
                     return ending
-                for kept in (each.captured for each in ending.kept):
-                    handles = tuple(handle for handle in kept.handles if handle is not None)
-                    self.give_back({kept.mpmd_idx: Released(handles)})
+                self._drop_kept(ending)
+
+    def end_rewind(self, ending: EndRewind) -> None:
+        """Tells who waits for a rewind; without anybody, groups drop what they have kept."""
+        if ending.number in self.rewinds:
+            self.rewinds[ending.number] = ending
+        else:
+            self._drop_kept(ending)
+
+    def _drop_kept(self, ending: EndRewind) -> None:
+        for kept in (each.captured for each in ending.kept):
+            handles = tuple(handle for handle in kept.handles if handle is not None)
+            self.give_back({kept.mpmd_idx: Released(handles)})
+
+    def _wait_to_go_back(self) -> None:
+        """As ``wait_until_running``, and until no checkpoint is being saved, which asks groups for more."""
+        membership = self.membership
+        while not self.changed.wait_for(
+            lambda: membership.error is not None or membership.may_go_back, _POLL_SECONDS
+        ):
+            pass  # a copy is freed at any point of any thread, so nobody is notified
 
     def _has_ended(self, number: int) -> bool:
         return self.rewinds[number] is not None or self.membership.error is not None

@@ -14,7 +14,7 @@ from cluster.recovery import actions as do
 from cluster.recovery.actions import Actions
 from cluster.recovery.comparison import Difference, FaultKind, Replies, Run, differences
 from cluster.recovery.events import Repeated
-from cluster.recovery.journal import Journal
+from cluster.recovery.journal import Journal, ResultChangedError
 from cluster.recovery.logged import LoggedRead, LoggedStep
 from cluster.recovery.report import CorruptionReport, FoundValue
 from mpmd.errors import GroupDiedError, NonFiniteError, SilentCorruptionError
@@ -42,6 +42,7 @@ class Rewind:
       number: of the rewind; answers and jobs name it.
       refused: the values that are errors the next time; ``None`` for an ordinary run.
       is_working: groups have gone back, or are about to.
+      has_gone_back: groups have the values of repeated steps, or those of the snapshot.
       found: the first of the refused values.
       runs: those that have ended, the first of them before the rewind.
       kept: the tasks that groups have kept, because they have made such a value.
@@ -51,6 +52,7 @@ class Rewind:
     number: int
     refused: NonFinitePolicy | None = None
     is_working: bool = False
+    has_gone_back: bool = False
     is_over: bool = False
     found: FoundValue | None = None
     runs: list[Run] = dataclasses.field(default_factory=list)
@@ -80,6 +82,7 @@ class Rewind:
             case do.TakeDigests(), tuple(processes):
                 return self._end_run(processes, snapshot)
             case do.GoBack(), tuple(damaged):
+                self.has_gone_back = True
                 self.damaged += damaged
                 return self._repeat()
             case do.AwaitRepeated(), _:
@@ -92,12 +95,17 @@ class Rewind:
         return [do.Repeat(self.number, self._entries, self.refused), do.AwaitRepeated(self.number)]
 
     def note(self, repeated: Repeated) -> None:
-        """A group has answered what it was asked again."""
+        """A group has answered what it was asked again.
+
+        Raises: ``ResultChangedError`` when it cannot read from storage again what it has read before.
+        """
         entry, mpmd_idx, error = repeated.request, repeated.mpmd_idx, repeated.error
         if isinstance(error, GroupDiedError):
             return  # the death itself is noted
         self._waiting.discard((entry, mpmd_idx))
         self._has_failed |= error is not None
+        if isinstance(entry, LoggedRead) and error is not None and entry.answers[mpmd_idx] is not None:
+            raise ResultChangedError(entry, mpmd_idx, error)
         if not isinstance(entry, LoggedStep):
             return
         if entry.ordinal in self.runs[0].replies:

@@ -49,6 +49,9 @@ class Rewinds:
       policy: when to have groups repeat their steps.
       left_out: the groups that do not go back, and what they are asked.
       num_groups: of the mesh.
+
+    Attributes:
+      count: the rewinds so far.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Rewinds:
         self._policy = policy
         self._left_out = left_out
         self._stand_in = min(set(range(num_groups)) - left_out.groups, default=0)
+        self.count = 0
         self._rewind: Rewind | None = None
         self._verified = 0  # the last step before the last check
 
@@ -77,9 +81,12 @@ class Rewinds:
     @property
     def is_due(self) -> bool:
         """Whether groups are to repeat their steps now, after a step. A checkpoint keeps them from it."""
-        if self._journal.keeps_copies or self._moves.unwritten:
-            return False
-        return self._policy.check_is_due(self._journal, self._verified)
+        return not self.awaits_checkpoint and self._policy.check_is_due(self._journal, self._verified)
+
+    @property
+    def awaits_checkpoint(self) -> bool:
+        """Whether a checkpoint is being saved, for which groups are asked more while it is."""
+        return self._journal.keeps_copies or bool(self._moves.unwritten)
 
     def is_over(self, wait: do.AwaitAnswers | do.AwaitRepeated) -> bool:
         """As ``Membership.is_over``."""
@@ -92,6 +99,7 @@ class Rewinds:
 
     def begin(self, number: int, refused: NonFinitePolicy | None) -> Actions:
         """Groups are to go back, when they have answered all."""
+        self.count += 1
         self._rewind = Rewind(number, refused)
         return [do.AwaitAnswers(number)]
 
@@ -126,7 +134,6 @@ class Rewinds:
         if not isinstance(job, do.AwaitAnswers):
             actions = rewind.go_on(job, result, self._journal.committed)
         elif actions := rewind.begin(self._journal):
-            self._journal.suspend()
             reason = "all groups go back to repeat their steps"
             self._dead[self._stand_in] = GoingBackError(reason, self._stand_in)
         return self._end(rewind) if rewind.is_over else Ending(actions)
@@ -136,7 +143,7 @@ class Rewinds:
         rewind = self._current(job)
         if rewind is None:
             return Ending([])
-        if isinstance(error, CopiesLostError) and len(rewind.runs) == 1 and not self._has_died:
+        if isinstance(error, CopiesLostError) and not rewind.has_gone_back and not self._has_died:
             report = corrupted_copies(rewind, [str(error)])
             return Ending([do.ReportCorruption(report), *self._resume(rewind)])
         if not self._has_died:
@@ -146,6 +153,7 @@ class Rewinds:
 
     def _replace(self, kind: str = DIED) -> Ending:
         """Groups are replaced, or go back as if one had died, in place of the rewind."""
+        self._journal.suspend()
         if self._has_died:
             for mpmd_idx, error in list(self._dead.items()):
                 if isinstance(error, GoingBackError):
@@ -153,10 +161,15 @@ class Rewinds:
         return Ending(self.drop(), min(self._dead.items())[1], kind)
 
     def _resume(self, rewind: Rewind) -> Actions:
-        """Groups have the values that they had, and are asked what they were not asked meanwhile."""
+        """Groups have the values that they had, and are asked what they were not asked meanwhile.
+
+        A snapshot that was due with the step before the check is begun after it.
+        """
         self._rewind, self._verified = None, self._journal.num_asked
         self._dead.clear()
-        return [do.EndRewind(rewind.number, rewind.found, rewind.kept), do.Replay(self._journal.resume())]
+        ending = do.EndRewind(rewind.number, rewind.found, rewind.kept)
+        snapshot = [do.BeginSnapshot()] if self._policy.snapshot_is_due(self._journal) else []
+        return [ending, do.Replay(self._journal.unasked), *snapshot]
 
     def _end(self, rewind: Rewind) -> Ending:
         """Runs agree, or none of three do; or there was nothing to repeat."""

@@ -115,7 +115,7 @@ class RecoveringRuntime(RuntimeBase):
 
     @property
     def attempt(self) -> int:
-        return self._requests.journal.attempt
+        return self._membership.times_back
 
     @property
     def logged_bytes(self) -> int:

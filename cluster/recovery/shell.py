@@ -144,9 +144,8 @@ class Shell:
                 requests.begin_snapshot()
             case do.Repeat(number, entries, refused):
                 requests.repeat(number, entries, refused)
-            case do.EndRewind(number):
-                if number in requests.rewinds:
-                    requests.rewinds[number] = action
+            case do.EndRewind():
+                requests.end_rewind(action)
             case do.ReportCorruption(report):
                 self._on_corruption(report)
                 print(f"cluster: {report}", file=sys.stderr, flush=True)

@@ -205,6 +205,9 @@ class CheckValues:
         if position is not None:
             value = self.texts[position]
             message = f"{self.text} on group {self.mpmd_idx} made a value with {state.refused}: {value}"
+            operands = [] if state.keeper is None else state.keeper.arrays
+            if operands and first_refused(operands, state.refused) is not None:
+                message += f". An operand of the task has {state.refused} already"
             raise NonFiniteError(message, self.mpmd_idx, str(self.task))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export
 
@@ -48,6 +49,17 @@ class TaskKeeper:
         """Notes the results of the task that has run."""
         if self._task == task and not self._results:
             self._results += map(_copied, results) if self._capture.task is not None else results
+
+    @property
+    def arrays(self) -> list[jax.Array]:
+        """The floating-point operands of the task that are on devices, and are there still."""
+        return [
+            value
+            for value in self._operands
+            if isinstance(value, jax.Array)
+            and not value.is_deleted()
+            and jnp.issubdtype(value.dtype, jnp.inexact)
+        ]
 
     def kept(self, mpmd_idx: int, device: jax.Device) -> tuple[Captured, dict[Handle, jax.Array]] | None:
         """The task that was kept, and its values by their handles; ``None`` if no such task has begun.

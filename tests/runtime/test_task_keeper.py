@@ -5,6 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mpmd.errors import NonFiniteError
+from mpmd.runtime.activity import Activity
+from mpmd.runtime.nonfinite import NonFinitePolicy
+from mpmd.runtime.operations import CheckValues, StepState
 from mpmd.runtime.requests import Capture, Captured
 from mpmd.runtime.task_keeper import TaskKeeper
 
@@ -71,3 +75,14 @@ def test_handles_of_two_captures_differ_from_each_other_and_from_those_of_values
 
     first, second = handles(0), handles(1)
     assert len({*first, *second}) == 8 and max(*first, *second) < 0
+
+
+@pytest.mark.parametrize("value", [np.nan, 1.0], ids=["of before", "made"])
+def test_an_error_says_whether_an_operand_had_a_nan_already(value):
+    task, keeper = "fwd_0__0", TaskKeeper(Capture(None, 0), copies_donated=True)
+    keeper.begin(task, [jnp.array([value]), np.array([np.nan], np.float32), jnp.arange(2)], ())
+    refused = NonFinitePolicy(nans=True, infs=False)
+    state = StepState(1, [jnp.array([np.nan])], [], refused, None, None, Activity(), keeper)
+    with pytest.raises(NonFiniteError) as caught:
+        CheckValues(task, task, 0, (0,), ("the result",)).perform(state)
+    assert ("An operand of the task has nan already" in str(caught.value)) == np.isnan(value)

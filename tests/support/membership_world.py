@@ -22,7 +22,7 @@ from cluster.recovery.events import (
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
-from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedSnapshot, LoggedStep
+from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedRead, LoggedSnapshot, LoggedStep
 from cluster.recovery.membership import Membership
 from mpmd.errors import GroupDiedError, NonFiniteError, StepAborted, TaskError
 from mpmd.runtime.digests import (
@@ -75,6 +75,7 @@ class World:
       chain: the steps that have made the values of the user.
       copies: the chain of each group, by snapshot.
       flips: the groups that compute wrong bits, each in so many of its next steps.
+      unreadable: the reads that fail from now on.
       refusing: the steps that make a NaN, which is an error where it is refused.
       rewound: the ends of rewinds.
       places: those that are reserved; and those of processes that were prepared, by group.
@@ -100,6 +101,7 @@ class World:
         self.fails = set()
         self.corrupts = False
         self.flips = collections.Counter()
+        self.unreadable = set()
         self.refusing = set()
         self.loses_copies = False
         self.damaged = ()
@@ -302,6 +304,10 @@ class World:
                 )
             case LoggedFetch():
                 result = group.chain
+            case LoggedRead() if entry in self.unreadable:
+                error = RuntimeError("no such file")
+            case LoggedRead():
+                result = StepReply({})
             case LoggedCopy():
                 pass
         if is_repeated:

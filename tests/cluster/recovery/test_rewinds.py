@@ -5,7 +5,7 @@ import pytest
 from cluster.recovery import Recovery
 from cluster.recovery import actions as do
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.report import CORRUPTED, DIED, FAILED
+from cluster.recovery.report import CORRUPTED, DIED, DRAINED, FAILED
 from mpmd.errors import SilentCorruptionError
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from tests.support.membership_world import World
@@ -82,6 +82,47 @@ def test_groups_repeat_after_the_first_step_and_after_so_many():
         if len(world.rewound) > len(checked):
             checked.append(number)
     assert checked == [1, 4, 7] and world.corruptions == []
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("verify_every", [1, 2, 3, 4, 7])
+def test_snapshots_are_taken_however_often_groups_repeat_their_steps(verify_every):
+    world = World(Recovery(every=3, verify_every=verify_every))
+    for _ in range(12):
+        world.step()
+        world.settle_all()
+        assert world.journal.num_steps <= 4
+    assert world.journal.committed != BEGINNING and world.corruptions == []
+    world.check_quiet()
+
+
+def test_a_group_moves_though_groups_repeat_their_steps_while_its_process_starts():
+    world = committed()
+    world.settle_all()
+    world.look({1: DRAINED})
+    preparing = world.settle_all(until=do.Prepare)
+    world.rewind()
+    while world.rewound == []:
+        world.threads.remove(preparing)
+        world.settle_all()
+        world.threads.append(preparing)
+    world.settle_all()
+    assert [(each.kind, set(each.groups)) for each in world.reports] == [(DRAINED, {1})]
+    world.check_quiet()
+
+
+def test_a_checkpoint_that_is_gone_ends_the_run():
+    """Values that it had cannot be read again."""
+    world = committed(steps=0)
+    read = world.journal.add_read(0, {})
+    world.ask_first(read)
+    world.step()
+    world.settle_all()
+    number = world.rewind()
+    world.settle_all(until=do.GoBack)
+    world.unreadable.add(read)
+    world.settle_all()
+    assert number and "checkpoints that stay" in str(world.membership.error)
     world.check_quiet()
 
 
@@ -169,6 +210,20 @@ def test_without_good_copies_groups_stay_as_they_are():
     assert jobs(world) == [do.AwaitAnswers, do.TakeDigests, do.GoBack]
     assert chains(world) == [(1, 2, 3)] * 3
     world.loses_copies = False
+    world.check_quiet()
+
+
+def test_copies_that_are_lost_when_groups_have_gone_back_once_are_lost_to_all():
+    """Groups have failed where a NaN was refused, so they cannot stay as they are."""
+    world = committed()
+    world.settle_all()
+    world.refusing.update(world.journal.repeatable)
+    world.rewind(NANS)
+    world.settle_all(until=do.AwaitRepeated)
+    world.loses_copies = True
+    world.settle_all()
+    assert [each.kind for each in world.reports] == [FAILED] and world.corruptions == []
+    assert ended(world) == [(None, True)]
     world.check_quiet()
 
 
