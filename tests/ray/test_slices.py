@@ -1,0 +1,33 @@
+"""All programs with slices of sequences on Ray actors, with the state donated."""
+
+import inspect
+
+import pytest
+
+from tests.support.parity import assert_parity_on
+from tests.support.programs import PROGRAMS, sliced_attention, sliced_states, sliced_training
+
+MODULES = {module.__name__ for module in (sliced_attention, sliced_states, sliced_training)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=program.name)
+        for program in PROGRAMS
+        if inspect.unwrap(getattr(program.case, "func", program.case)).__module__ in MODULES
+    ],
+)
+def test_program_with_slices(program, four_groups):
+    case = program.case()
+    with case.warned():
+        assert_parity_on(
+            four_groups,
+            case.step,
+            case.state,
+            *case.batch,
+            steps=case.steps,
+            tolerance=case.tolerance,
+            **{"donate_argnums": 0, **case.options},
+        )
