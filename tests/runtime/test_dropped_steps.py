@@ -173,7 +173,7 @@ def test_an_interrupt_of_a_wait_drops_what_no_group_has_begun(trained, blocked, 
 
 
 def test_an_interrupt_reaches_a_thread_that_waits(trained, blocked, monkeypatch):
-    """The signal is sent until it is handled: one that comes just before the thread blocks does not wake it."""
+    """The signal is sent until it is handled: one that comes just before a thread blocks does not wake it."""
     step, state = trained
     state, _ = queue_steps(step, state, blocked, 2)
     reply, waiting, heard = StepFuture.reply, threading.Event(), threading.Event()
