@@ -47,6 +47,7 @@ from cluster.start.shapes import Request, axis_types_of, check, submeshes_of
 from cluster.transports.choice import AUTO, check_encryption, check_name, holdings
 from cluster.watching.publisher import Publisher
 from mpmd.meshes.part import parts_faults
+from mpmd.runtime.captures import collection_fault
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.util.stopwatch import Stopwatch
 from mpmd.validation import (
@@ -187,6 +188,7 @@ def launch(
         *parts_faults(sizes, len(submeshes_of(request))),
         title="mpmd.launch: ",
     )
+    raise_faults(collection_fault(capture), title="mpmd.launch: ")
     left_out = left_out_groups(recovery, sizes)
     check_recovery(recovery, submeshes_of(request), left_out)
     variables = (runtime_env or {}).get("env_vars") or {}

@@ -164,6 +164,10 @@ class ClusterMesh(WholeMesh):
         repeat the steps since, and each value that a task passes on is looked at. Afterwards groups have the
         same values as before, and no process was replaced. Blocks meanwhile, and steps wait.
 
+        The bits of the repeated steps are compared with those of the first time, also without
+        ``Recovery(verify_every=...)``. Where they differ, ``Recovery(on_corruption=...)`` decides: its
+        default, ``"raise"``, ends the run with ``mpmd.errors.SilentCorruptionError``.
+
         Args:
           to: a directory of this machine for the task, with its operands, for ``mpmd replay``; one that does
             not exist or is empty. A task that cannot be written is a ``RuntimeWarning``.
@@ -171,8 +175,9 @@ class ClusterMesh(WholeMesh):
           infs: look for infinities.
 
         Raises: ``RuntimeError`` when the mesh was launched without ``recovery``, ``ValueError`` for neither
-          of the two, and for a directory that has content; ``StepTimeoutError`` when a repeated step takes
-          longer than ``step_timeout``: then groups go back as after a death.
+          of the two, and for a directory that has content; ``SilentCorruptionError`` as above;
+          ``StepTimeoutError`` when a repeated step takes longer than ``step_timeout``: then groups go back
+          as after a death.
         """
         raise_faults(
             path_fault("to", to, optional=True),

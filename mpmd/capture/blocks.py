@@ -124,13 +124,11 @@ class _BlockWriter:
                 )
             case _:
                 eqn = self._with_infinities_read(eqn)
-                export = self._exports.of(eqn)
                 single = tuple(self._numbers[var] for var in dict.fromkeys(operands(eqn)))
                 self._equations.append(
                     Single(
                         source=number,
-                        export=export if isinstance(export, int) else None,
-                        reason=export if isinstance(export, str) else "",
+                        export=self._exports.of(eqn),
                         reads=single,
                         makes=self._makes(eqn),
                     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -43,9 +44,6 @@ from mpmd.version import __version__
 
 BUDGET = 2**20
 """The most bytes of a directory besides the task's inputs."""
-
-_MARGIN = 2**16
-"""Of these, the bytes that are left for the record, and the headers of files."""
 
 
 class CaptureWriter:
@@ -88,21 +86,12 @@ class CaptureWriter:
         jaxpr = on_group(self._jaxprs[captured.mpmd_idx, run.task], self._submeshes, captured.mpmd_idx)
         exports = Exports(submesh, captured.platform)
         sources, block = equations_of(jaxpr, exports)
-        whole = exports.of_all(jaxpr, executable)
-        equations = Equations(
-            sources=sources,
-            block=block,
-            exports=tuple(record for record, _ in exports.done),
-            executable=whole if isinstance(whole, int) else None,
-        )
-        files = {EQUATIONS_JSON: dump_equations(equations).encode()}
-        files |= {f"{number}.mlir": code for number, (_, code) in enumerate(exports.done)}
-        _write_zip(directory / EQUATIONS, files)
-        _write_values(directory / INPUTS, "input", dict(enumerate(kept.inputs)))
-        left = BUDGET - _MARGIN - os.path.getsize(directory / EQUATIONS)
-        stored = _smallest(kept.results, left)
-        _write_values(directory / RESULTS, "result", {i: kept.results[i] for i in stored})
-        texts = passed_on(self._plan, self._plan.programs[captured.mpmd_idx])
+        portable = exports.portable(jaxpr, executable)
+        equations = Equations(sources, block, portable.exports, portable.executable)
+        texts = {EQUATIONS_JSON: dump_equations(equations).encode(), **portable.codes}
+        _write_zip(directory / EQUATIONS, texts)
+        _write_values(directory / INPUTS, kept.inputs)
+        sent = passed_on(self._plan, self._plan.programs[captured.mpmd_idx])
         results = kept.results or (None,) * len(run.outputs)
         record = TaskRecord(
             format=FORMAT,
@@ -111,29 +100,35 @@ class CaptureWriter:
             group=captured.mpmd_idx,
             error=kept.error,
             inputs=tuple(
-                _recorded(name, array, aval, array is not None, False)
+                _recorded(name, array, aval, is_stored=array is not None, is_passed_on=False)
                 for name, array, aval in zip(run.inputs, kept.inputs, avals_of(jaxpr.invars), strict=True)
             ),
             results=tuple(
-                _recorded(name, array, aval, i in stored, name in texts)
-                for i, (name, array, aval) in enumerate(
-                    zip(run.outputs, results, avals_of(jaxpr.outvars), strict=True)
-                )
+                _recorded(name, array, aval, is_stored=False, is_passed_on=name in sent)
+                for name, array, aval in zip(run.outputs, results, avals_of(jaxpr.outvars), strict=True)
             ),
             submesh=tuple(submesh.shape.items()),
             executable=str(executable),
-            without_executable=whole if isinstance(whole, str) else "",
+            without_executable=portable.without_executable,
             platform=captured.platform,
             device=captured.device_kind,
             environment=dict(captured.environment),
             versions={**versions_here(), "mpmd": __version__},
             written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
+        left = BUDGET - os.path.getsize(directory / EQUATIONS) - len(dump_task(record).encode())
+        stored = _smallest(kept.results, left)
+        _write_values(directory / RESULTS, [kept.results[i] for i in stored])
+        of_results = [
+            dataclasses.replace(value, is_stored=i in stored) for i, value in enumerate(record.results)
+        ]
         with _opened(directory / TASK) as file:
-            file.write(dump_task(record).encode())
+            file.write(dump_task(dataclasses.replace(record, results=tuple(of_results))).encode())
 
 
-def _recorded(name: str, array: np.ndarray | None, aval, is_stored: bool, is_passed_on: bool) -> ValueRecord:
+def _recorded(
+    name: str, array: np.ndarray | None, aval, *, is_stored: bool, is_passed_on: bool
+) -> ValueRecord:
     num_nans, num_infs = (0, 0) if array is None else count_nonfinite(array)
     return ValueRecord(
         name=name,
@@ -148,24 +143,23 @@ def _recorded(name: str, array: np.ndarray | None, aval, is_stored: bool, is_pas
     )
 
 
-def _smallest(arrays: Sequence[np.ndarray], most_bytes: int) -> frozenset[int]:
-    """The positions of the smallest arrays, as many as fit; each has a header of less than 512 bytes."""
-    chosen = set()
+def _smallest(arrays: Sequence[np.ndarray], most_bytes: int) -> list[int]:
+    """The positions of the smallest arrays, as many as fit, in order."""
+    chosen = []
     for i, array in sorted(enumerate(arrays), key=lambda member: member[1].nbytes):
-        most_bytes -= array.nbytes + 512
+        most_bytes -= array.nbytes
         if most_bytes < 0:
             break
-        chosen.add(i)
-    return frozenset(chosen)
+        chosen.append(i)
+    return sorted(chosen)
 
 
-def _write_values(path: Path, kind: str, arrays: Mapping[int, np.ndarray | None]) -> None:
-    """Writes the bytes of arrays as ``numpy.savez`` does; numpy alone does not know all dtypes."""
-    with _opened(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for i, array in arrays.items():
+def _write_values(path: Path, arrays: Iterable[np.ndarray | None]) -> None:
+    """Writes the bytes of arrays, one after the other."""
+    with _opened(path) as file:
+        for array in arrays:
             if array is not None:
-                with archive.open(f"{kind}{i}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, as_bytes(array), allow_pickle=False)
+                file.write(as_bytes(array).data)
 
 
 def _write_zip(path: Path, files: Mapping[str, bytes]) -> None:

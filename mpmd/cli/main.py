@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from mpmd.cli import doctor, plan, replay, report, schedule, top
 from mpmd.cli.exit_codes import ExitCode
+from mpmd.util.printable import printable
 from mpmd.version import __version__
 
 
@@ -30,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except (ValueError, OSError, ImportError) as error:
-        print(f"mpmd: error: {_text_of(error)}", file=sys.stderr)
+        text = "\n".join(map(printable, _text_of(error).split("\n")))  # which may name files of others
+        print(f"mpmd: error: {text}", file=sys.stderr)
         return ExitCode.USAGE
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpmd.cli.arguments import add_command
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.replay.environment import prepare
-from mpmd.replay.record import read_task
+from mpmd.replay.files import read_task
 
 if TYPE_CHECKING:
     from mpmd.replay.report import Digests

@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.meshes.part import WholeMesh, parts_faults
+from mpmd.runtime.captures import collection_fault
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.in_process import InProcessRuntime
 from mpmd.runtime.interrupts import drop_queued, dropping_queued
@@ -77,6 +78,7 @@ class MpmdMesh(WholeMesh):
             *parts_faults(parts),
             path_fault("capture", capture, optional=True),
         )
+        raise_faults(collection_fault(capture))
         meshes = [jax_mesh] if isinstance(jax_mesh, Mesh) else list(jax_mesh)
         faults = [*_faults_of_all(meshes)]
         if isinstance(jax_mesh, Mesh):

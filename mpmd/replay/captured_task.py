@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -13,23 +14,24 @@ import numpy as np
 
 from mpmd.replay.check import check_equations
 from mpmd.replay.evaluate import Call, Evaluated, Evaluator, Origin, Value, text_of
-from mpmd.replay.exported import function_of
+from mpmd.replay.exported import DevicesError, function_of
+from mpmd.replay.files import damage, opened, read_equations, read_member, read_task
+from mpmd.replay.modules import MAIN, Module
 from mpmd.replay.record import (
-    DAMAGES,
     EQUATIONS,
     INPUTS,
     RESULTS,
+    TASK,
     Equations,
+    Export,
     Single,
     Source,
     TaskRecord,
+    Unportable,
     ValueRecord,
-    opened_zip,
-    read_equations,
-    read_member,
-    read_task,
 )
-from mpmd.replay.values import count_nonfinite, digest_of, from_bytes, last_digits
+from mpmd.replay.values import count_nonfinite, digest_of, from_bytes, last_digits, nbytes_of
+from mpmd.util.printable import printable
 from mpmd.util.tables import first_few
 from mpmd.validation import path_fault, raise_faults
 
@@ -45,34 +47,40 @@ def load(directory: str | os.PathLike[str]) -> CapturedTask:
     raise_faults(path_fault("directory", directory))
     path = Path(directory)
     record = read_task(path)
-    inputs = _values(path / INPUTS, "input", record.inputs)
-    results = _values(path / RESULTS, "result", record.results)
+    inputs = _values(path / INPUTS, record.inputs)
+    results = _values(path / RESULTS, record.results)
     equations = read_equations(path)
     try:
         check_equations(equations, record)
     except ValueError as error:
-        raise ValueError(f"{path / EQUATIONS} is damaged: {error}") from None
+        raise damage(path / EQUATIONS, str(error)) from None
     return CapturedTask(path, record, inputs, results, equations)
 
 
-def _values(path: Path, kind: str, values: Sequence[ValueRecord]) -> list[np.ndarray | None]:
+def _values(path: Path, values: Sequence[ValueRecord]) -> list[np.ndarray | None]:
     """The arrays of a file of values. Raises ``ValueError`` when they are not those that were written."""
-    arrays: list[np.ndarray | None] = []
-    with opened_zip(path) as archive:
-        for i, value in enumerate(values):
-            if not value.is_stored:
-                arrays.append(None)
-                continue
-            try:
-                with archive.open(f"{kind}{i}.npy") as file:
-                    raw = np.lib.format.read_array(file, allow_pickle=False)
-                array = from_bytes(raw, value.dtype, value.shape)
-            except (*DAMAGES, MemoryError) as error:  # a file may say that it has any number of bytes
-                raise ValueError(f"{path} is damaged: {value.name}: {error}") from None
-            if digest_of(array) != value.digest:
-                raise ValueError(f"{path} is damaged: {value.name} has other bytes than were written")
-            arrays.append(array)
-    return arrays
+    with opened(path) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        try:
+            sizes = [nbytes_of(value.dtype, value.shape) if value.is_stored else 0 for value in values]
+        except ValueError as error:
+            raise damage(path, str(error)) from None
+        if sum(sizes) != num_bytes:  # before any memory is taken
+            raise damage(path, f"it has {num_bytes} bytes, and the values of {TASK} have {sum(sizes)}")
+        return [
+            _value(path, value, np.fromfile(file, np.uint8, size)) if value.is_stored else None
+            for value, size in zip(values, sizes, strict=True)
+        ]
+
+
+def _value(path: Path, value: ValueRecord, raw: np.ndarray) -> np.ndarray:
+    try:
+        array = from_bytes(raw, value.dtype, value.shape)
+    except (ValueError, OverflowError) as error:  # without elements, an array may have any shape
+        raise damage(path, f"{value.name}: {error}") from None
+    if digest_of(array) != value.digest:
+        raise damage(path, f"{value.name} has other bytes than were written")
+    return array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +147,7 @@ class CapturedTask:
             if array is not None
         }
         self._call_of = functools.cache(self._function)
+        self._module_of = functools.cache(lambda file: Module(read_member(directory / EQUATIONS, file)))
 
     @property
     def inputs(self) -> dict[str, np.ndarray | None]:
@@ -155,7 +164,7 @@ class CapturedTask:
 
     def __repr__(self) -> str:
         failed = f", which had failed: {self.record.error}" if self.record.error else ""
-        return (
+        return printable(
             f"{self.record.text} of group {self.record.group} with {len(self._inputs)} inputs and "
             f"{len(self.record.results)} results{failed}"
         )
@@ -237,21 +246,41 @@ class CapturedTask:
         return ranks[min(ranks)] if ranks else None
 
     def _skipped(self, equation: Single) -> tuple[Source, str]:
-        return self.equations.sources[equation.source], equation.reason
+        function = self.equations.exports[equation.export]
+        assert isinstance(function, Unportable), "it was skipped because it has no portable form"
+        return self.equations.sources[equation.source], function.reason
+
+    def _code_of(self, export: Export) -> bytes:
+        """The code of a function, as the main one of a module."""
+        if export.function == MAIN:
+            return read_member(self.directory / EQUATIONS, export.file)
+        return self._module_of(export.file).alone(export.function)
 
     def _function(self, number: int) -> Call:
         """The function of one of the exports. Raises ``ValueError`` when it cannot be run."""
-        name, path = f"{number}.mlir", self.directory / EQUATIONS
-        function = function_of(self.equations.exports[number], read_member(path, name), self.record.submesh)
+        export = self.equations.exports[number]
+        assert isinstance(export, Export), "there is nothing to run without a portable form"
+        place = f"{self.directory / EQUATIONS}: {export.function} of {export.file}"
+        with _refusing(place):
+            function = function_of(export, self._code_of(export), self.record.submesh)
 
         def run(*arrays: np.ndarray) -> Sequence[np.ndarray]:
-            try:
+            with _refusing(place):
                 return function(*arrays)
-            except Exception as error:  # JAX has many kinds for code that it cannot read
-                text = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise ValueError(f"{path}: {name} cannot run with JAX {jax.__version__}: {text}") from error
 
         return run
+
+
+@contextlib.contextmanager
+def _refusing(place: str) -> Iterator[None]:
+    """Has errors of JAX, which has many kinds for code that it cannot read, be a ``ValueError``."""
+    try:
+        yield
+    except DevicesError:
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{place} cannot run with JAX {jax.__version__}: {text}") from error
 
 
 def digest(evaluated: Evaluated) -> str:

@@ -15,9 +15,10 @@ from mpmd.replay.record import (
     Scan,
     Single,
     TaskRecord,
+    Unportable,
     While,
 )
-from mpmd.replay.values import constant_of, dtype_of
+from mpmd.replay.values import constant_of, nbytes_of
 
 
 def check_equations(equations: Equations, record: TaskRecord) -> None:
@@ -27,20 +28,22 @@ def check_equations(equations: Equations, record: TaskRecord) -> None:
     """
     num_inputs, num_results = len(record.inputs), len(record.results)
     for export in equations.exports:
-        _check_export(export)
+        if isinstance(export, Export):
+            _check_export(export)
     if (equations.executable is None) != bool(record.without_executable):
         raise ValueError("executable is not as the record says")
     if equations.executable is not None:
         _check_position("executable", equations.executable, equations.exports)
         executable = equations.exports[equations.executable]
+        if isinstance(executable, Unportable):
+            raise ValueError("executable has no portable form")
         _check_counts("executable", executable.inputs, executable.outputs, num_inputs, num_results)
     _check_block("block", equations.block, equations, num_inputs, num_results)
 
 
 def _check_export(export: Export) -> None:
     for kind in (*export.inputs, *export.outputs):
-        dtype_of(kind.dtype)
-        if any(size < 0 for size in kind.shape):
+        if nbytes_of(kind.dtype, kind.shape) >= 2**63:
             raise ValueError(f"exports: no array has the shape {kind.shape}")
     if not 1 <= export.num_devices <= MOST_DEVICES or not export.platforms:
         raise ValueError(f"exports: nothing runs on {export.num_devices} of {export.platforms}")
@@ -64,10 +67,12 @@ def _check_block(place: str, block: Block, equations: Equations, num_inputs: int
 
 def _check_equation(here: str, equation: Equation, equations: Equations) -> None:
     match equation:
-        case Single(export=int(export)):
-            _check_position(f"{here}: export", export, equations.exports)
-            function = equations.exports[export]
-            _check_counts(here, function.inputs, function.outputs, len(equation.reads), len(equation.makes))
+        case Single():
+            _check_position(f"{here}: export", equation.export, equations.exports)
+            function = equations.exports[equation.export]
+            if isinstance(function, Export):
+                num_operands, num_results = len(equation.reads), len(equation.makes)
+                _check_counts(here, function.inputs, function.outputs, num_operands, num_results)
         case Scan():
             _check_least(here, equation.num_consts, equation.num_carry, equation.length)
             num_stacked = len(equation.reads) - equation.num_consts - equation.num_carry

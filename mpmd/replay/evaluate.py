@@ -9,7 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpmd.replay.record import Block, Conditional, Constant, Equation, Equations, Scan, Single, Source, While
+from mpmd.replay.record import (
+    Block,
+    Conditional,
+    Constant,
+    Equation,
+    Equations,
+    Scan,
+    Single,
+    Source,
+    Unportable,
+    While,
+)
 from mpmd.replay.values import Range, constant_of, count_nonfinite, is_finite
 
 ELEMENTWISE = frozenset(
@@ -69,7 +80,7 @@ class Evaluator:
 
     Args:
       equations: of a task.
-      call_of: gives the function of an ``.export`` file.
+      call_of: gives the function of an export by its number.
       observe: is called after each equation without a body; by default, nothing is.
     """
 
@@ -134,7 +145,7 @@ class Evaluator:
     def _single(
         self, equation: Single, source: Source, operands: Sequence[Value], path: tuple[str, ...]
     ) -> list[Value]:
-        if equation.export is None:
+        if isinstance(self._equations.exports[equation.export], Unportable):
             self.skipped[equation] = None
             return [UNKNOWN] * len(equation.makes)
         arrays = [value.array for value in operands if value.array is not None]
@@ -184,7 +195,7 @@ class Evaluator:
         carry = list(operands[scan.num_consts : scan.num_consts + scan.num_carry])
         stacks = operands[scan.num_consts + scan.num_carry :]
         num_stacked = len(scan.makes) - scan.num_carry
-        if any(stack.array is not None and len(stack.array) != scan.length for stack in stacks):
+        if any(stack.array is not None and stack.array.shape[:1] != (scan.length,) for stack in stacks):
             raise ValueError(f"{text_of(path)} scans over other arrays than of {scan.length} rows")
         rows: list[list[Value]] = [[] for _ in range(num_stacked)]
         iterations = range(scan.length)
@@ -202,6 +213,7 @@ class Evaluator:
         index = operands[0].array
         if index is None:
             return [UNKNOWN] * len(equation.makes)
+        _check_scalar(index, path)
         branch = min(max(int(index), 0), len(equation.branches) - 1)
         return self._run(equation.branches[branch], operands[1:], (*path, f"branch {branch}"))
 
@@ -215,6 +227,7 @@ class Evaluator:
             (is_on,) = self._run(equation.condition, [*of_condition, *carry], (*here, "condition"))
             if is_on.array is None:
                 return [UNKNOWN] * len(equation.makes)
+            _check_scalar(is_on.array, here)
             if not is_on.array:
                 break
             carry = self._run(equation.body, [*of_body, *carry], here)
@@ -232,6 +245,13 @@ def _of_finite_elements(evaluated: Evaluated) -> np.ndarray:
     for operand in evaluated.operands:
         made_here &= is_finite(operand)
     return made_here
+
+
+def _check_scalar(array: np.ndarray, path: Sequence[str]) -> None:
+    if array.shape or array.dtype.kind not in "biu":
+        raise ValueError(
+            f"{text_of(path)} is decided by {array.dtype}{list(array.shape)}, not by one integer"
+        )
 
 
 def text_of(path: Sequence[str]) -> str:

@@ -7,16 +7,17 @@ the record. Here JAX exports a function of these types, which then gets the code
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
+from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from mpmd.replay.environment import COUNT_FLAG
-from mpmd.replay.record import ArrayType, Export
+from mpmd.replay.record import ArrayType, Export, Spec
 from mpmd.replay.values import dtype_of
 
 
@@ -24,16 +25,25 @@ class DevicesError(ValueError):
     """JAX has other or fewer devices here than portable code is for."""
 
 
-def record_of(exported: export.Exported, in_specs, out_specs) -> Export:
-    """The record of a function that JAX has exported, of which all arguments are kept.
+def record_of(
+    exported: export.Exported,
+    file: str,
+    function: str,
+    inputs: tuple[ArrayType, ...],
+    outputs: tuple[ArrayType, ...],
+) -> Export:
+    """The record of a function in a module that JAX has exported, of which all arguments are kept.
 
     Args:
-      in_specs, out_specs: those of arguments and results; ``None``: on one device.
+      file: that of the module.
+      inputs, outputs: the types of the function's arguments and results.
     """
     assert len(exported.module_kept_var_idx) == len(exported.in_avals), "an argument was dropped"
     return Export(
-        inputs=_types(exported.in_avals, in_specs),
-        outputs=_types(exported.out_avals, out_specs),
+        file=file,
+        function=function,
+        inputs=inputs,
+        outputs=outputs,
         num_devices=exported.nr_devices,
         platforms=tuple(exported.platforms),
         calling_convention=exported.calling_convention_version,
@@ -41,11 +51,9 @@ def record_of(exported: export.Exported, in_specs, out_specs) -> Export:
     )
 
 
-def _types(avals, specs) -> tuple[ArrayType, ...]:
-    specs = [None] * len(avals) if specs is None else specs
-    return tuple(
-        ArrayType(str(aval.dtype), tuple(aval.shape), spec) for aval, spec in zip(avals, specs, strict=True)
-    )
+def types_of(avals: Iterable[tuple[ShapedArray, Spec | None]]) -> tuple[ArrayType, ...]:
+    """The types of arguments or results, each with its sharding; ``None``: on one device."""
+    return tuple(ArrayType(str(aval.dtype), tuple(aval.shape), spec) for aval, spec in avals)
 
 
 def function_of(

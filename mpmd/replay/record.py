@@ -3,37 +3,32 @@
 | file | content |
 |---|---|
 | ``task.json`` | ``TaskRecord``: the task, its operands and results, its process, its versions |
-| ``inputs.npz`` | the bytes of each operand, ``input0``, ``input1``, ...; those that are lost are left out |
-| ``results.npz`` | the bytes of the results that are small enough, ``result0``, ... |
-| ``equations.zip`` | ``equations.json``: ``Equations``; ``0.mlir``, ... : the code of its ``exports`` |
+| ``inputs.bin`` | the bytes of the operands, one after the other; those that are lost are left out |
+| ``results.bin`` | the bytes of the results that are small enough |
+| ``equations.zip`` | ``equations.json``: ``Equations``; ``0.mlir``, ...: the modules of its ``exports`` |
 
-The code is a portable artifact of StableHLO, as ``jax.export`` has it: of one equation, or of all together.
-Typed keys are the integers inside.
+A module is a portable artifact of StableHLO, as ``jax.export`` has it, with one function for each equation
+that differs from others, or with that of all equations together. Typed keys are the integers inside.
+``files.py`` reads the files.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpmd.util.json_data import JsonFormat
 
-FORMAT = 1
+FORMAT = 2
 """The version of the format; a reader refuses others."""
 
-TASK, INPUTS, RESULTS, EQUATIONS = "task.json", "inputs.npz", "results.npz", "equations.zip"
+TASK, INPUTS, RESULTS, EQUATIONS = "task.json", "inputs.bin", "results.bin", "equations.zip"
 EQUATIONS_JSON = "equations.json"
 
 MOST_DEVICES = 2**16
 """The most devices of a group; a record with more is damaged, and JAX would not come up with them."""
-
-DAMAGES = (KeyError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)
-"""The errors of a damaged file in a zip file."""
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
 """The sharding of an array: an entry for each leading dimension."""
@@ -120,21 +115,32 @@ class ArrayType(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """A function in a portable form; the file with its position has the code.
+    """A function in a portable form.
 
     Attributes:
+      file: the module that it is in.
+      function: its name there.
       inputs, outputs: the types of its arguments and results.
       num_devices: one, or those of the group.
       platforms: those that the code is for, as JAX names them.
       calling_convention, uses_global_constants: as of ``jax.export.Exported``.
     """
 
+    file: str
+    function: str
     inputs: tuple[ArrayType, ...]
     outputs: tuple[ArrayType, ...]
     num_devices: int
     platforms: tuple[str, ...]
     calling_convention: int
     uses_global_constants: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Unportable:
+    """A function that has no portable form, with the reason."""
+
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,13 +164,11 @@ class Single:
 
     Attributes:
       source: its position among ``Equations.sources``.
-      export: its position among ``Equations.exports``; ``None`` if it has no portable form.
-      reason: why it has none.
+      export: the position of its function among ``Equations.exports``.
     """
 
     source: int
-    export: int | None
-    reason: str
+    export: int
     reads: tuple[int, ...]
     makes: tuple[int, ...]
 
@@ -241,74 +245,19 @@ class Equations:
 
     sources: tuple[Source, ...]
     block: Block
-    exports: tuple[Export, ...]
+    exports: tuple[Export | Unportable, ...]
     executable: int | None
 
 
-_JSON = JsonFormat({})
+JSON = JsonFormat({})
+"""Data of these types as JSON."""
 
 
 def dump_task(record: TaskRecord) -> str:
     """The text of ``task.json``."""
-    return json.dumps(_JSON.dump(TaskRecord, record), indent=1)
+    return json.dumps(JSON.dump(TaskRecord, record), separators=(",", ":"))
 
 
 def dump_equations(equations: Equations) -> str:
     """The text of ``equations.json``."""
-    return json.dumps(_JSON.dump(Equations, equations), separators=(",", ":"))
-
-
-def read_task(directory: Path) -> TaskRecord:
-    """The record of a directory. Loads no JAX.
-
-    Raises: ``ValueError`` when it is of another format, or damaged; ``OSError`` when it cannot be read.
-    """
-    path = directory / TASK
-    if directory.is_dir() and not path.exists():
-        raise ValueError(f"{directory} has no {TASK}: it is no directory of a captured task")
-    data = _parsed(path, path.read_bytes())
-    if isinstance(data, dict) and data.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} has the format {data.get('format')!r}, and this version of mpmd reads format {FORMAT}"
-        )
-    record: TaskRecord = _loaded(path, TaskRecord, data)
-    if min((size for _, size in record.submesh), default=1) < 1 or record.num_devices > MOST_DEVICES:
-        raise ValueError(f"{path} is damaged: submesh: no group has the devices {dict(record.submesh)}")
-    return record
-
-
-def read_equations(directory: Path) -> Equations:
-    """The equations of a directory. Raises as ``read_task``."""
-    path = directory / EQUATIONS
-    return _loaded(path, Equations, _parsed(path, read_member(path, EQUATIONS_JSON)))
-
-
-def read_member(path: Path, name: str) -> bytes:
-    """The content of a file in a zip file. Raises ``ValueError`` when it is damaged, or not there."""
-    with opened_zip(path) as archive:
-        try:
-            return archive.read(name)
-        except DAMAGES as error:
-            raise ValueError(f"{path} is damaged: {name}: {error}") from None
-
-
-def opened_zip(path: Path) -> zipfile.ZipFile:
-    """A zip file, opened. Raises ``ValueError`` when it is damaged."""
-    try:
-        return zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-
-
-def _parsed(path: Path, text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-
-
-def _loaded(path: Path, kind: type, data: Any) -> Any:
-    try:
-        return _JSON.load(kind, data)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+    return json.dumps(JSON.dump(Equations, equations), separators=(",", ":"))

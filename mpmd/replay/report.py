@@ -15,6 +15,7 @@ from mpmd.replay.evaluate import Evaluated, Origin, text_of
 from mpmd.replay.exported import DevicesError
 from mpmd.replay.record import Source, TaskRecord
 from mpmd.replay.values import Range
+from mpmd.util.printable import printable
 
 
 class Digests:
@@ -107,8 +108,8 @@ def replay(task: CapturedTask, digests: Digests | None = None) -> Replay:
 
 
 def text(result: Replay) -> str:
-    """The replay for people."""
-    return "\n".join(_lines(result))
+    """The replay for people, without control characters of the directory."""
+    return "\n".join(map(printable, _lines(result)))
 
 
 def _lines(result: Replay) -> Iterator[str]:

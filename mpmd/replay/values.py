@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -26,8 +27,17 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """The bytes of an array of a type. Raises ``ValueError`` when there is no such array."""
+    if min(shape, default=0) < 0:
+        raise ValueError(f"no array has the shape {shape}")
+    return dtype_of(dtype).itemsize * math.prod(shape)
+
+
 def from_bytes(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     """The inverse of ``as_bytes``. Raises ``ValueError`` when the bytes are not of this shape."""
+    if raw.size != nbytes_of(dtype, shape):
+        raise ValueError(f"{raw.size} bytes are no {dtype} of the shape {shape}")
     return raw.view(dtype_of(dtype)).reshape(shape)
 
 

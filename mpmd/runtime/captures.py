@@ -40,6 +40,19 @@ def directory_fault(to: Path) -> ValueError | None:
     return None
 
 
+def collection_fault(capture: str | os.PathLike[str] | None) -> ValueError | None:
+    """The fault of ``capture=`` of a mesh: a directory for those of tasks, which may have content."""
+    if capture is None:
+        return None
+    path = Path(capture)
+    nearest = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+    if not nearest.is_dir():
+        return ValueError(f"capture: {nearest} is no directory")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return ValueError(f"capture: {nearest} is not writable")
+    return None
+
+
 class TaskWriter(Protocol):
     """Writes tasks of one program."""
 

@@ -177,6 +177,14 @@ def digests_by_device(values: Sequence[jax.Array | np.ndarray]) -> tuple[DeviceD
     return tuple(DeviceDigest(device, state.intdigest()) for device, state in states.items())
 
 
+_PROCESSOR_LINES = (
+    "model name",
+    "flags",
+    *("Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),  # of ARM
+)
+"""The beginnings of lines of ``/proc/cpuinfo`` that tell the model of a processor."""
+
+
 def _computing_kind(devices: Sequence[jax.Device]) -> tuple[str, ...]:
     """The processors, threads, flags and versions with which a process computes.
 
@@ -198,8 +206,9 @@ def _processor() -> str:
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    return "; ".join(dict.fromkeys(line for line in lines if line.startswith(("model name", "flags"))))
+        lines = []
+    told = "; ".join(dict.fromkeys(line for line in lines if line.startswith(_PROCESSOR_LINES)))
+    return told or platform.processor() or platform.machine()
 
 
 def _pieces(value: jax.Array | np.ndarray) -> Iterator[tuple[str, memoryview]]:

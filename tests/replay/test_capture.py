@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import ray
 
+import cluster
 import mpmd
 from mpmd.errors import NonFiniteError, TaskError
 from mpmd.replay import CapturedTask, load
@@ -67,6 +69,13 @@ def test_the_directory_is_small_and_private(small, task):
     assert sum(file.stat().st_size for file in files) <= inputs + BUDGET
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     assert stat.S_IMODE(captured.directory.stat().st_mode) == 0o700
+
+
+def test_equations_share_a_module(small):
+    """Most of the time to export an equation is that for its module."""
+    captured = load(small[0] / "bwd_1__0")
+    exports = captured.equations.exports
+    assert len({export.file for export in exports}) == 2 < len(exports)
 
 
 def test_typed_keys_are_recorded_as_such(small):
@@ -181,9 +190,10 @@ def test_operands_that_were_taken_over_are_there_under_debug_nans(mesh, tmp_path
 
 
 def test_a_task_that_cannot_be_written_is_a_note(mesh, tmp_path):
+    step = mpmd.jit(small_step, mesh).compile(*arguments())
     (tmp_path / "failed").write_text("a file")
     with jax.debug_nans(True), pytest.raises(NonFiniteError) as raised:
-        float(mpmd.jit(small_step, mesh)(*with_nan())[1])
+        float(step(*with_nan())[1])
     assert "could not be captured: FileExistsError" in raised.value.__notes__[0]
 
 
@@ -286,6 +296,21 @@ def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
     assert f"to: {tmp_path} is not writable" in str(directory_fault(tmp_path / "new" / "task"))
     (tmp_path / "link").symlink_to(tmp_path)
     assert "exists" in str(directory_fault(tmp_path / "link"))
+
+
+@pytest.mark.parametrize("launch", [cluster.launch, mpmd.MpmdMesh])
+def test_a_mesh_is_not_made_where_tasks_cannot_be_written(tmp_path, launch, monkeypatch):
+    devices = jax.sharding.Mesh(jax.devices()[:2], "stage")
+    first = devices if launch is mpmd.MpmdMesh else {"stage": 2}
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "none")
+    for path in (tmp_path / "file", tmp_path / "file" / "new", tmp_path / "link"):
+        with pytest.raises(ValueError, match=r"capture: .* is no directory"):
+            launch(first, "stage", capture=path)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ValueError, match=f"capture: {re.escape(str(tmp_path))} is not writable"):
+        launch(first, "stage", capture=tmp_path / "new" / "tasks")
+    assert not ray.is_initialized()
 
 
 def test_a_task_of_a_part_has_the_numbers_of_the_mesh(tmp_path):

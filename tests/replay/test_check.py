@@ -16,12 +16,14 @@ from mpmd.replay.record import (
     Single,
     Source,
     TaskRecord,
+    Unportable,
     ValueRecord,
     While,
 )
 
 NUMBER = ArrayType("float32", (), None)
-ADD = Export((NUMBER, NUMBER), (NUMBER,), 1, ("cpu",), 9, False)
+HUGE = NUMBER._replace(shape=(2**70,))
+ADD = Export("0.mlir", "main", (NUMBER, NUMBER), (NUMBER,), 1, ("cpu",), 9, False)
 SOURCES = (Source("add", "train.py:1 (step)", ""),)
 
 
@@ -37,7 +39,7 @@ def record(without_executable="none"):
 
 
 def add(reads=(0, 1), makes=(2,), **changes):
-    return dataclasses.replace(Single(0, 0, "", reads, makes), **changes)
+    return dataclasses.replace(Single(0, 0, reads, makes), **changes)
 
 
 def scan(**changes):
@@ -58,7 +60,7 @@ def equations(*of_block, outputs=(2,), exports=(ADD,), executable=None):
     "right",
     [
         equations(add(), executable=0),
-        equations(add(export=None, reason="no portable form")),
+        equations(add(), exports=(Unportable("it calls Python"),)),
         equations(Constant("float32", (), "00000000", 3), add((0, 3))),
         equations(scan()),
         equations(Conditional(0, (0, 1, 1), (2,), (Block((0, 1), (add(),), (2,)),))),
@@ -80,6 +82,11 @@ def test_right_equations(right):
         (equations(add(source=5)), "source is 5"),
         (equations(add(makes=())), "makes 1, not 2 and 0"),
         (equations(add(), executable=4), "executable is 4"),
+        (equations(add(), exports=(Unportable("none"),), executable=0), "executable has no portable form"),
+        (
+            equations(add(), exports=(dataclasses.replace(ADD, inputs=(HUGE, HUGE)),)),
+            "no array has the shape",
+        ),
         (equations(add(), outputs=()), "block takes 2 values and makes 0, not 2 and 1"),
         (equations(add(), exports=(dataclasses.replace(ADD, num_devices=0),)), "nothing runs on 0"),
         (equations(add(), exports=(dataclasses.replace(ADD, platforms=()),)), "nothing runs on 1"),

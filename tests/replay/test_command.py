@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from mpmd.cli.main import main
 from mpmd.errors import NonFiniteError
 from mpmd.replay import load
 from mpmd.replay.environment import variables_of
-from mpmd.replay.record import read_task
+from mpmd.replay.files import read_task
 from tests.support.only_jax import ROOT, WITHOUT_OTHERS
 from tests.support.planted_nans import line_of, optimizer, run
 
@@ -83,36 +84,78 @@ def damaged(directory, tmp_path, change):
 
 def of_a_later_format(directory):
     data = json.loads((directory / "task.json").read_text())
-    (directory / "task.json").write_text(json.dumps({**data, "format": 2}))
+    (directory / "task.json").write_text(json.dumps({**data, "format": 3}))
 
 
-def with_other_bytes(directory):
-    path = directory / "inputs.npz"
-    path.write_bytes(path.read_bytes()[:-400])
+def cut_short(directory):
+    path = directory / "inputs.bin"
+    path.write_bytes(path.read_bytes()[:-4])
 
 
 def with_a_changed_value(directory):
-    with zipfile.ZipFile(directory / "inputs.npz") as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    name = next(iter(files))
-    files[name] = files[name][:-1] + bytes([files[name][-1] ^ 1])
-    with zipfile.ZipFile(directory / "inputs.npz", "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
+    path = directory / "inputs.bin"
+    data = path.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
 
 
-def without_a_task(directory):
+def without(name):
+    return lambda directory: (directory / name).unlink()
+
+
+def with_a_pipe(directory):
     (directory / "task.json").unlink()
+    os.mkfifo(directory / "task.json")
 
 
-def with_other_equations(directory):
-    with zipfile.ZipFile(directory / "equations.zip", "w") as archive:
-        archive.writestr("equations.json", '{"sources": 3}')
+def rewritten(change):
+    """Writes the files of ``equations.zip`` once more, changed."""
+
+    def rewrite(directory):
+        with zipfile.ZipFile(directory / "equations.zip") as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+        change(files)
+        with zipfile.ZipFile(directory / "equations.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in files.items():
+                archive.writestr(name, data)
+
+    return rewrite
 
 
-def without_equations(directory):
-    with zipfile.ZipFile(directory / "equations.zip", "w") as archive:
-        archive.writestr("0.mlir", b"")
+def with_equations(change):
+    def rewrite(files):
+        data = json.loads(files["equations.json"])
+        change(data)
+        files["equations.json"] = json.dumps(data).encode()
+
+    return rewritten(rewrite)
+
+
+def first_export(data):
+    return next(each["Export"] for each in data["exports"] if each["Export"]["function"] != "main")
+
+
+def with_other_shapes(data):
+    for each in data["exports"]:
+        for kind in each["Export"]["inputs"]:
+            kind[1] = [3, *kind[1]]
+
+
+def with_huge_results(data):
+    for each in data["exports"]:
+        for kind in each["Export"]["outputs"]:
+            kind[1] = [2**40]
+
+
+def with_code_cut_short(files):
+    files |= {name: data[: len(data) // 2] for name, data in files.items() if name.endswith(".mlir")}
+
+
+def nested(files):
+    start = (
+        '{"inputs":[],"outputs":[],"equations":[{"Conditional":{"source":0,"reads":[],"makes":[],"branches":['
+    )
+    block = start * 300 + '{"inputs":[],"outputs":[],"equations":[]}' + "]}}]}" * 300
+    files["equations.json"] = f'{{"sources":[],"exports":[],"executable":null,"block":{block}}}'.encode()
 
 
 def with_flipped_bits(directory):
@@ -122,12 +165,9 @@ def with_flipped_bits(directory):
     path.write_bytes(data)
 
 
-def with_code_cut_short(directory):
-    with zipfile.ZipFile(directory / "equations.zip") as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(directory / "equations.zip", "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data[: len(data) // 2] if name.endswith(".mlir") else data)
+def half_of_the_zip(directory):
+    path = directory / "equations.zip"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def changed(name, value):
@@ -142,28 +182,49 @@ def changed(name, value):
     return change
 
 
+BOMB = bytes(2**26 + 1)
+"""Of few bytes when it is compressed."""
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (of_a_later_format, "has the format 2, and this version of mpmd reads format 1"),
-        (with_other_bytes, "is damaged"),
+        (of_a_later_format, "has the format 3, and this version of mpmd reads format 2"),
+        (cut_short, "inputs.bin is damaged: it has "),
         (with_a_changed_value, "has other bytes than were written"),
-        (without_a_task, "is no directory of a captured task"),
-        (with_other_equations, "is damaged"),
-        (without_equations, "equations.zip is damaged: equations.json"),
-        (with_flipped_bits, "equations.zip is damaged"),
-        (with_code_cut_short, "cannot run with JAX"),
+        (without("task.json"), "is no directory of a captured task"),
+        (without("inputs.bin"), "inputs.bin: No such file"),
+        (without("results.bin"), "results.bin: No such file"),
+        (without("equations.zip"), "equations.zip: No such file"),
+        (with_a_pipe, "task.json is damaged: it is no regular file"),
+        (lambda directory: (directory / "task.json").write_bytes(BOMB), "it has more than 64 MiB"),
+        (lambda directory: (directory / "task.json").write_text("[" * 200000), "task.json is damaged"),
         (changed("dtype", "object"), "no dtype 'object'"),
         (changed("dtype", "finfo"), "no dtype 'finfo'"),
-        (changed("shape", [10**30]), "is damaged"),
+        (changed("shape", [10**30]), "inputs.bin is damaged: it has "),
+        (changed("shape", [0, 10**30]), "inputs.bin is damaged"),
+        (changed("shape", [-1]), "no array has the shape"),
         (changed("submesh", [["data", 0]]), "no group has the devices"),
         (changed("submesh", [["data", 10**30]]), "no group has the devices"),
-        (lambda directory: (directory / "task.json").write_text("[" * 200000), "task.json is damaged"),
+        (half_of_the_zip, "equations.zip is damaged"),
+        (with_flipped_bits, "equations.zip is damaged"),
+        (rewritten(lambda files: files.pop("equations.json")), "equations.zip is damaged: equations.json"),
+        (rewritten(lambda files: files.update({"equations.json": BOMB})), "it has more than 64 MiB"),
+        (rewritten(lambda files: files.update({"0.mlir": BOMB})), "it has more than 64 MiB"),
+        (rewritten(lambda files: files.pop("0.mlir")), "no item named '0.mlir'"),
+        (rewritten(with_code_cut_short), "cannot run with JAX"),
+        (with_equations(lambda data: data.update(sources=3)), "equations.zip is damaged"),
+        (rewritten(nested), "equations.zip is damaged"),
+        (with_equations(with_other_shapes), "cannot run with JAX"),
+        (with_equations(with_huge_results), "cannot run with JAX"),
+        (with_equations(lambda data: first_export(data).update(function="_")), "cannot run with JAX"),
+        (with_equations(lambda data: first_export(data).update(file="../task.json")), "no item named"),
+        (with_equations(lambda data: first_export(data).update(file="/etc/passwd")), "no item named"),
     ],
 )
 def test_a_damaged_directory(capsys, small, tmp_path, change, message):
-    code, _, error = replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, change))
-    assert code == 2 and message in error
+    code, text, error = replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, change))
+    assert (code, text) == (2, "") and message in error
 
 
 def test_a_task_of_a_gpu_is_evaluated_without_one(capsys, small, monkeypatch):
@@ -229,3 +290,26 @@ def test_a_directory_sets_no_option_that_names_a_file(small, flag):
     variables = variables_of(record, {}, record.versions["jaxlib"])
     assert variables["XLA_FLAGS"] == "--xla_keep=1 --xla_force_host_platform_device_count=1"
     assert "NPROC" not in variables
+
+
+def test_control_characters_are_escaped(capsys, small, tmp_path):
+    hostile = "\x1b[2J\u202egone\n"
+
+    def change(directory):
+        changed("error", hostile)(directory)
+        changed("name", hostile)(directory)
+        with_equations(lambda data: [source.update(line=hostile) for source in data["sources"]])(directory)
+
+    directory = damaged(small[0] / "fwd_0__1", tmp_path, change)
+    pairs = tmp_path / "digests.json"
+    replay(capsys, directory, "--digests", pairs)
+    digests = json.loads(pairs.read_text())
+    digests[0][1] = ""
+    pairs.write_text(json.dumps(digests))
+    code, text, _ = replay(capsys, directory, "--against", pairs)
+    assert code == 1 and "it had failed: \\x1b[2J\\u202egone" in text
+    assert "  \\x1b[2J" in text and all(line.isprintable() for line in text.splitlines())
+    assert repr(load(directory)).isprintable()
+    with_a_changed_value(directory)
+    code, _, error = replay(capsys, directory)
+    assert code == 2 and "\\x1b[2J" in error and "\x1b" not in error

@@ -13,10 +13,10 @@ from tests.support.planted_nans import PROGRAMS, line_of, run
 REPLAYS = """
 import json, sys
 from pathlib import Path
-from mpmd.replay import environment, record
+from mpmd.replay import environment, files
 
 directories = {path.parent.name: path for path in sorted(Path(sys.argv[1]).glob("*/*"))}
-environment.prepare(max(map(record.read_task, directories.values()), key=lambda task: task.num_devices))
+environment.prepare(max(map(files.read_task, directories.values()), key=lambda task: task.num_devices))
 from mpmd.replay import load
 from mpmd.replay.report import as_json, replay
 

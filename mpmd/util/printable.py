@@ -1,0 +1,11 @@
+"""Text from outside for a terminal, which control characters could change."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """The text with each character that is not printable, such as an escape or a line end, escaped."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
