@@ -103,7 +103,7 @@ class ClusterMesh(WholeMesh):
 
     @property
     def corruptions(self) -> tuple[CorruptionReport, ...]:
-        """The wrong bits that were noticed, with ``Recovery(verify_every=...)``."""
+        """Wrong bits that were noticed, and what was inconclusive, with ``Recovery(verify_every=...)``."""
         return tuple(self._corruptions)
 
     @property
@@ -144,8 +144,9 @@ class ClusterMesh(WholeMesh):
           num_places: from 1 to the number of groups.
           timeout: seconds to wait for room; groups that have no place then move as soon as there is one.
 
-        Raises: ``ValueError`` or ``TypeError`` for other numbers; ``RuntimeError`` when there is no room, or
-          the mesh was launched without ``recovery``.
+        Raises: ``ValueError`` or ``TypeError`` for other numbers; ``RuntimeError`` when there is no room,
+          the mesh was launched without ``recovery``, or a group that is to move has died and
+          ``Recovery(parts=...)`` leaves it out: then at once, and ``replace`` comes first.
         """
         raise_faults(
             int_fault("num_places", num_places, most=self.mpmd_dim),
@@ -170,7 +171,8 @@ class ClusterMesh(WholeMesh):
           infs: look for infinities.
 
         Raises: ``RuntimeError`` when the mesh was launched without ``recovery``, ``ValueError`` for neither
-          of the two, and for a directory that has content.
+          of the two, and for a directory that has content; ``StepTimeoutError`` when a repeated step takes
+          longer than ``step_timeout``: then groups go back as after a death.
         """
         raise_faults(
             path_fault("to", to, optional=True),

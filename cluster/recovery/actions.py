@@ -15,7 +15,7 @@ from cluster.recovery.journal import Outcome
 from cluster.recovery.logged import Logged, LoggedRequest, LoggedSnapshot, LoggedStep
 from cluster.recovery.report import CorruptionReport, FoundValue
 from cluster.tcp.connection import Connection
-from mpmd.errors import GroupDiedError, StateLostError
+from mpmd.errors import GroupDiedError, StateLostError, StepTimeoutError
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.requests import Captured
 
@@ -101,12 +101,14 @@ class EndRewind(Action):
       found: the first value that was refused.
       kept: the tasks that groups have kept, that of ``found`` among them.
       is_interrupted: groups have gone back for another reason, so that nothing is known.
+      late: that reason, where a repeated step took too long.
     """
 
     number: int
     found: FoundValue | None = None
     kept: Sequence[KeptHere] = ()
     is_interrupted: bool = False
+    late: StepTimeoutError | None = None
 
 
 @dataclasses.dataclass(frozen=True)

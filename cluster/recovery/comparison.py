@@ -44,6 +44,8 @@ class FaultKind(enum.Enum):
     """A copy of a snapshot has changed where it was kept."""
     REPLICA = "replica"
     """Copies of a value differ that are to be equal."""
+    INCONCLUSIVE = "inconclusive"
+    """Copies of a value differ that processes of different kinds have computed: it may be no fault."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Difference:
       devices: those of the group whose bits differ, as far as that is known.
       tasks: the one that has computed them, or those of which one has.
       text: what differs.
+      is_ambiguous: one of the groups is at fault, and it cannot be told which.
     """
 
     kind: FaultKind
@@ -64,6 +67,27 @@ class Difference:
     devices: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     text: str = ""
+    is_ambiguous: bool = False
+
+
+def faulty_groups(differences: Iterable[Difference]) -> frozenset[int] | None:
+    """The groups that are at fault; ``None`` where it cannot be told.
+
+    Several ambiguous differences that have one group in common tell that it is this one.
+    """
+    told: set[int] = set()
+    ambiguous: list[set[int]] = []
+    for difference in differences:
+        if difference.is_ambiguous:
+            ambiguous.append(set(difference.mpmd_idxs))
+        else:
+            told.update(difference.mpmd_idxs)
+    if unexplained := [groups for groups in ambiguous if told.isdisjoint(groups)]:
+        common = set.intersection(*unexplained)
+        if len(common) != 1:
+            return None
+        told |= common
+    return frozenset(told)
 
 
 class _First(NamedTuple):
@@ -98,7 +122,9 @@ def differences(first: Run, second: Run, made: Collection[Handle]) -> tuple[Diff
         ),
     ]
     if not differing and (groups := found.keys() | {each.mpmd_idx for each in changed}):
-        differing = [Difference(FaultKind.COMPUTED, tuple(sorted(groups)), None)]
+        differing = [
+            Difference(FaultKind.COMPUTED, tuple(sorted(groups)), None, is_ambiguous=len(groups) > 1)
+        ]
     return tuple(sorted(_one_of_each_group(differing), key=lambda each: each.step or 0))
 
 
@@ -182,7 +208,7 @@ def _of_event(first: Run, second: Run, mpmd_idx: int, found: _First) -> Differen
     one, other = (_digests_of(run.replies[found.step].get(event.peer), sent) for run in (first, second))
     if one != other or not one:
         return None
-    return Difference(FaultKind.MESSAGE, (event.peer, mpmd_idx), found.step, (), (), found.text)
+    return Difference(FaultKind.MESSAGE, (event.peer, mpmd_idx), found.step, (), (), found.text, True)
 
 
 def _digests_of(reply: StepReply | None, key: tuple) -> list:

@@ -39,6 +39,15 @@ class LeftOut:
         living = {mpmd_idx: kind for mpmd_idx, kind in kinds.items() if mpmd_idx not in self.dead}
         return living | dict.fromkeys(sorted(self.wanted & self.dead.keys()), REPLACED)
 
+    def fault_of(self, moving: Collection[int]) -> str | None:
+        """The reason why of these groups, which are to move, some cannot; ``None`` without one."""
+        if not (dead := sorted(self.dead.keys() & set(moving))):
+            return None
+        return (
+            f"{_named(dead)} cannot move, because a process has died, and Recovery(parts=...) leaves the "
+            "part out: call mesh.replace for the part, and then resize again"
+        )
+
     def begin_anew(self, replaced: Collection[int]) -> frozenset[int]:
         """These groups were replaced, and all groups live. Returns those that are left out."""
         self.dead.clear()

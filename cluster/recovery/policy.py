@@ -57,8 +57,9 @@ class Recovery:
       verify_every: after so many steps, and after the first one, all groups go back to the last snapshot,
         repeat the steps since, and are to compute the same bits. ``None``: they never do.
       on_corruption: then, when wrong bits are noticed: ``"raise"`` ends the run with
-        ``mpmd.errors.SilentCorruptionError``; ``"replace"`` replaces the process of a group that has computed
-        or kept wrong bits, as if it had died; ``"warn"`` goes on. ``mesh.corruptions`` has all reports.
+        ``mpmd.errors.SilentCorruptionError``; ``"replace"`` replaces the process of the group that was wrong
+        as if it had died, and ends the run where it cannot be told which one was; ``"warn"`` goes on.
+        ``mesh.corruptions`` has all reports.
 
     Raises: ``TypeError`` or ``ValueError`` for numbers that cannot be.
     """
@@ -67,7 +68,7 @@ class Recovery:
     max_failures: int = 3
     spares: int = 0
     share_after: float | None = 10.0
-    parts: Mapping[str, None] | None = None
+    parts: Mapping[str, None] | None = dataclasses.field(default=None, hash=False)
     verify_every: int | None = None
     on_corruption: str = "raise"
 

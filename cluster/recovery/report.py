@@ -102,7 +102,8 @@ class CorruptionReport:
     Attributes:
       kind: ``computed``, a group has computed other bits of the same; ``kept``, a value has changed where it
         was kept; ``message``, one has not arrived as it was sent; ``copy``, a copy of a snapshot has changed;
-        ``replica``, copies of a value differ that are to be equal.
+        ``replica``, copies of a value differ that are to be equal; ``inconclusive``, they differ and may
+        rightly do so, which is no fault and is said once.
       mpmd_idxs: the group; of a message that which has sent it and that which has received it.
       step: counted from 1; ``None`` where that is not known.
       devices: those of the group whose bits differ, as far as that is known.

@@ -130,7 +130,7 @@ class Requests:
         """Has groups go back and repeat their steps with nobody dead, and waits for the end.
 
         Returns: the first value that was refused, and the tasks that groups have kept until they are freed.
-        Raises: why nothing works any more.
+        Raises: why nothing works any more; ``StepTimeoutError`` when a repeated step took too long.
         """
         membership = self.membership
         with self.changed:
@@ -150,6 +150,8 @@ class Requests:
                 if not ending.is_interrupted:
                     return ending
                 self._drop_kept(ending)
+                if ending.late is not None:
+                    raise copy_of(ending.late)
 
     def end_rewind(self, ending: EndRewind) -> None:
         """Tells who waits for a rewind; without anybody, groups drop what they have kept."""

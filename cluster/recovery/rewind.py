@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from cluster.recovery import actions as do
 from cluster.recovery.actions import Actions
 from cluster.recovery.comparison import Difference, FaultKind, Replies, Run, differences
+from cluster.recovery.corruption import Finding, replica_findings
 from cluster.recovery.events import Repeated
 from cluster.recovery.journal import Journal, ResultChangedError
 from cluster.recovery.logged import LoggedRead, LoggedStep
 from cluster.recovery.report import CorruptionReport, FoundValue
-from mpmd.errors import GroupDiedError, NonFiniteError, SilentCorruptionError
+from mpmd.errors import GroupDiedError, NonFiniteError, StepTimeoutError
 from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.nonfinite import NonFinitePolicy
-from mpmd.runtime.replicas import Holder, UnequalReplicas, unequal_replicas
 from mpmd.runtime.requests import StepReply, captured_in
 
 
@@ -47,6 +47,7 @@ class Rewind:
       runs: those that have ended, the first of them before the rewind.
       kept: the tasks that groups have kept, because they have made such a value.
       damaged: what is said of copies of the snapshot that have changed.
+      late: the error of a repeated step that took too long, after which runs cannot be compared.
     """
 
     number: int
@@ -58,6 +59,7 @@ class Rewind:
     runs: list[Run] = dataclasses.field(default_factory=list)
     kept: list[do.KeptHere] = dataclasses.field(default_factory=list)
     damaged: list[str] = dataclasses.field(default_factory=list)
+    late: StepTimeoutError | None = None
     _entries: tuple[LoggedStep | LoggedRead, ...] = ()
     _replies: dict[int, dict[int, StepReply | None]] = dataclasses.field(default_factory=dict)
     _waiting: set[tuple[LoggedStep | LoggedRead, int]] = dataclasses.field(default_factory=set)
@@ -104,6 +106,8 @@ class Rewind:
             return  # the death itself is noted
         self._waiting.discard((entry, mpmd_idx))
         self._has_failed |= error is not None
+        if isinstance(error, StepTimeoutError):
+            self.late = self.late or error
         if isinstance(entry, LoggedRead) and error is not None and entry.answers[mpmd_idx] is not None:
             raise ResultChangedError(entry, mpmd_idx, error)
         if not isinstance(entry, LoggedStep):
@@ -148,23 +152,6 @@ class Rewind:
         return self._between(1, 2) or self._between(0, 1)
 
     @property
-    def replicas(self) -> tuple[Difference, ...]:
-        """Copies of values that are unequal, where no run explains it."""
-        if not self.runs or self.verdict is Verdict.CONTRADICTORY:
-            return ()
-        found: dict[tuple[Holder, ...], list[UnequalReplicas]] = {}
-        for unequal in unequal_replicas(self.runs[-1].processes):
-            if unequal.is_conclusive:
-                found.setdefault(unequal.suspects, []).append(unequal)
-        return tuple(_of_replicas(holders, each) for holders, each in found.items())
-
-    @property
-    def suspects(self) -> tuple[int, ...]:
-        """The groups that have computed or kept other bits than they should."""
-        kinds = (FaultKind.COMPUTED, FaultKind.KEPT)
-        return tuple(dict.fromkeys(each.mpmd_idxs[0] for each in self.differing if each.kind in kinds))
-
-    @property
     def answers(self) -> Replies | None:
         """The right replies, as far as runs agree; ``None`` when no two of them do."""
         return self.runs[-1].replies if self.runs and self.verdict is not Verdict.CONTRADICTORY else None
@@ -180,39 +167,23 @@ class Rewind:
         return differences(self.runs[one], self.runs[other], made)
 
 
-def _of_replicas(holders: Sequence[Holder], unequal: Sequence[UnequalReplicas]) -> Difference:
-    """Copies of values that the same devices have otherwise than others."""
-    groups = tuple(sorted({holder.mpmd_idx for holder in holders}))
-    more = f", and so for {len(unequal) - 1} more" if len(unequal) > 1 else ""
-    devices = tuple(holder.device for holder in holders)
-    return Difference(FaultKind.REPLICA, groups, None, devices, (), f"{unequal[0]}{more}")
+def corruption_findings(rewind: Rewind) -> list[Finding]:
+    """The wrong bits that a rewind has noticed. Copies are compared, where no run explains the difference."""
+    findings = [corrupted_copies(rewind, [text]) for text in dict.fromkeys(rewind.damaged)]
+    processes, verdict = rewind.runs[-1].processes, rewind.verdict
+    if verdict is not Verdict.CONTRADICTORY:
+        findings += replica_findings(processes, _NOT_REPEATED)
+    if verdict is Verdict.EQUAL:
+        return findings
+    then = _ONCE if verdict is Verdict.OTHER_ONCE else _CONTRADICTORY
+    reported = [Finding(each, CorruptionReport.of(each, processes, then)) for each in rewind.differing]
+    return findings + reported
 
 
-def corruption_reports(rewind: Rewind) -> list[CorruptionReport]:
-    """The reports on wrong bits that a rewind has noticed."""
-    reports = [corrupted_copies(rewind, [text]) for text in dict.fromkeys(rewind.damaged)]
-    processes = rewind.runs[-1].processes
-    reports += [CorruptionReport.of(each, processes, _NOT_REPEATED) for each in rewind.replicas]
-    if rewind.verdict is Verdict.EQUAL:
-        return reports
-    then = _ONCE if rewind.verdict is Verdict.OTHER_ONCE else _CONTRADICTORY
-    return reports + [CorruptionReport.of(each, processes, then) for each in rewind.differing]
-
-
-def corrupted_copies(rewind: Rewind, damaged: Sequence[str]) -> CorruptionReport:
-    """The report on copies of a snapshot that have changed where they were kept."""
+def corrupted_copies(rewind: Rewind, damaged: Sequence[str]) -> Finding:
+    """Copies of a snapshot that have changed where they were kept."""
     difference = Difference(FaultKind.COPY, (), None, text=" and ".join(damaged))
-    return CorruptionReport.of(difference, rewind.runs[0].processes, _OTHER_COPY)
-
-
-def corruption_error(rewind: Rewind) -> SilentCorruptionError | None:
-    """The error of wrong bits that groups have computed, kept or sent; ``None`` without any.
-
-    A copy that has changed is no such error: there is another one, or the values are copied again.
-    """
-    serious = [report for report in corruption_reports(rewind) if report.kind != FaultKind.COPY.value]
-    groups = dict.fromkeys(mpmd_idx for report in serious for mpmd_idx in report.mpmd_idxs)
-    return SilentCorruptionError("\n".join(map(str, serious)), tuple(groups)) if serious else None
+    return Finding(difference, CorruptionReport.of(difference, rewind.runs[0].processes, _OTHER_COPY))
 
 
 _ONCE = "Of three runs of the steps two agree, and groups go on from these"

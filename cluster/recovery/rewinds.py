@@ -5,19 +5,21 @@ Every so many steps they do so to notice wrong bits, and otherwise when the user
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from cluster.recovery import actions as do
 from cluster.recovery.actions import Actions
+from cluster.recovery.corruption import Reactions
 from cluster.recovery.events import Repeated
 from cluster.recovery.journal import Journal
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.left_out import LeftOut
 from cluster.recovery.moves import Moves
-from cluster.recovery.policy import RAISE, REPLACE, Recovery
+from cluster.recovery.policy import Recovery
 from cluster.recovery.report import CORRUPTED, DIED, FAILED
-from cluster.recovery.rewind import Rewind, Verdict, corrupted_copies, corruption_error, corruption_reports
-from mpmd.errors import GroupDiedError
+from cluster.recovery.rewind import Rewind, Verdict, corrupted_copies, corruption_findings
+from mpmd.errors import GroupDiedError, StepTimeoutError
 from mpmd.runtime.nonfinite import NonFinitePolicy
 
 
@@ -48,6 +50,7 @@ class Rewinds:
       moves: knows of copies that are still to be written to storage.
       policy: when to have groups repeat their steps.
       left_out: the groups that do not go back, and what they are asked.
+      reactions: to wrong bits.
       num_groups: of the mesh.
 
     Attributes:
@@ -61,6 +64,7 @@ class Rewinds:
         moves: Moves,
         policy: Recovery,
         left_out: LeftOut,
+        reactions: Reactions,
         num_groups: int,
     ):
         self._journal = journal
@@ -68,6 +72,7 @@ class Rewinds:
         self._moves = moves
         self._policy = policy
         self._left_out = left_out
+        self._reactions = reactions
         self._stand_in = min(set(range(num_groups)) - left_out.groups, default=0)
         self.count = 0
         self._rewind: Rewind | None = None
@@ -112,7 +117,9 @@ class Rewinds:
     def drop(self) -> Actions:
         """Groups go back for another reason."""
         rewind, self._rewind = self._rewind, None
-        return [] if rewind is None else [do.EndRewind(rewind.number, kept=rewind.kept, is_interrupted=True)]
+        if rewind is None:
+            return []
+        return [do.EndRewind(rewind.number, kept=rewind.kept, is_interrupted=True, late=rewind.late)]
 
     def _current(self, job: do.RewindJob) -> Rewind | None:
         """The rewind that a job is of; ``None`` if it was dropped."""
@@ -130,6 +137,8 @@ class Rewinds:
             return Ending([])
         if self._has_died:
             return self._replace()
+        if isinstance(job, do.AwaitRepeated) and rewind.late is not None:
+            return self._end_late(rewind.late)
         actions: Actions = []
         if not isinstance(job, do.AwaitAnswers):
             actions = rewind.go_on(job, result, self._journal.committed)
@@ -144,12 +153,19 @@ class Rewinds:
         if rewind is None:
             return Ending([])
         if isinstance(error, CopiesLostError) and not rewind.has_gone_back and not self._has_died:
-            report = corrupted_copies(rewind, [str(error)])
-            return Ending([do.ReportCorruption(report), *self._resume(rewind)])
+            lost = corrupted_copies(rewind, [str(error)])
+            return Ending([do.ReportCorruption(lost.report), *self._resume(rewind)])
         if not self._has_died:
             reason = f"all groups went back to repeat their steps, and one could not: {error}"
             self._dead[self._stand_in] = GoingBackError(reason, self._stand_in)
         return self._replace(DIED if self._has_died else FAILED)
+
+    def _end_late(self, late: StepTimeoutError) -> Ending:
+        """A repeated step took too long. Nothing was compared; the next check is after so many steps."""
+        self._verified = self._journal.num_asked
+        reason = f"all groups go back without a comparison of their steps: {late}"
+        self._dead[self._stand_in] = GoingBackError(reason, self._stand_in)
+        return self._replace(FAILED)
 
     def _replace(self, kind: str = DIED) -> Ending:
         """Groups are replaced, or go back as if one had died, in place of the rewind."""
@@ -176,16 +192,22 @@ class Rewinds:
         if not rewind.is_working:
             self._rewind = None
             return Ending([do.EndRewind(rewind.number)])
-        actions: Actions = [do.ReportCorruption(report) for report in corruption_reports(rewind)]
+        reaction = self._reactions.react(corruption_findings(rewind))
         if rewind.verdict is not Verdict.EQUAL:
             self._journal.correct(rewind.answers)
-        if self._policy.on_corruption == RAISE and (corruption := corruption_error(rewind)):
-            return Ending(actions, error=corruption)
-        if self._policy.on_corruption == REPLACE and rewind.suspects:
+        if reaction.error is not None:
+            return Ending(reaction.reports, error=reaction.error)
+        if reaction.replaced:
+            if rewind.verdict is Verdict.EQUAL:
+                self._journal.correct(None)  # both runs may have had the wrong copies
             self._dead.clear()
-            for mpmd_idx in rewind.suspects:
-                reason = f"group {mpmd_idx} has computed or kept wrong bits"
-                self._dead[mpmd_idx] = GroupDiedError(reason, mpmd_idx)
+            self._dead.update(corrupted(reaction.replaced))
             replaced = self._replace(CORRUPTED)
-            return replaced._replace(actions=[*actions, *replaced.actions])
-        return Ending([*actions, *self._resume(rewind)])
+            return replaced._replace(actions=[*reaction.reports, *replaced.actions])
+        return Ending([*reaction.reports, *self._resume(rewind)])
+
+
+def corrupted(mpmd_idxs: Iterable[int]) -> dict[int, GroupDiedError]:
+    """The reasons why these groups are replaced."""
+    reason = "group {} has computed or kept wrong bits"
+    return {mpmd_idx: GroupDiedError(reason.format(mpmd_idx), mpmd_idx) for mpmd_idx in mpmd_idxs}

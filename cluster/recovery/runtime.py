@@ -296,16 +296,23 @@ class RecoveringRuntime(RuntimeBase):
             with jax.debug_nans(False), jax.debug_infs(False):
                 self.captures.write(kept.program, task, to)
         except (OSError, RuntimeError) as fault:  # what was found is to be told in any case
-            text = f"find_nan: {kept.captured.task} could not be written to {to}: {fault}"
+            text = f"find_nan: {kept.captured.text} could not be written to {to}: {fault}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
             return False
         return True
 
     def digests(self) -> tuple[ProcessDigests, ...]:
-        """As in the protocol. Waits while groups recover."""
+        """As in the protocol. Waits while groups recover. Those that are left out and dead have none."""
         with self._requests.changed:
             self._requests.wait_until_running()
-        return self._groups.digests()
+            groups = set(range(self._requests.num_groups)) - self._membership.left_out.dead.keys()
+        while True:
+            try:
+                return self._groups.digests(groups)
+            except GroupDiedError as death:
+                if death.mpmd_idx not in self.left_out & groups:
+                    raise
+                groups.discard(death.mpmd_idx)
 
     def status(self) -> Status:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""

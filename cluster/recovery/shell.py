@@ -333,8 +333,8 @@ class Shell:
         Args:
           num_places: from 1 to the number of groups.
 
-        Raises: ``RuntimeError`` when there is no room within ``timeout`` seconds; groups then move as soon as
-          there is.
+        Raises: ``RuntimeError`` when there is no room within ``timeout`` seconds, and at once when a group is
+          dead that recovery leaves out; groups then move as soon as they can.
         """
         requests, membership, allocations = self._requests, self._membership, self._pool.allocations
         if num_places < requests.num_groups and not allocations.can_share:
@@ -345,9 +345,14 @@ class Shell:
         with requests.changed:
             allocations.num_own = num_places
             self._wake.set()
-            requests.changed.wait_for(lambda: membership.error is not None or self._is_settled, timeout)
+            requests.changed.wait_for(
+                lambda: membership.error or self._is_settled or membership.left_out.fault_of(self._late),
+                timeout,
+            )
             if membership.error is not None:
                 raise copy_of(membership.error)
+            if fault := membership.left_out.fault_of(self._late):
+                raise RuntimeError(f"resize({num_places}): {fault}")
             if late := self._late:
                 said = membership.moves.said
                 why = "".join(f"; {said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in said)

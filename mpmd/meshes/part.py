@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from mpmd.errors import SilentCorruptionError
 from mpmd.ir.routes import Topology
 from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.replicas import unequal_replicas
+from mpmd.runtime.replicas import inconclusive_text, unequal_replicas
 from mpmd.util.tables import first_few
 from mpmd.validation import Fault, int_fault, raise_faults, shown, str_fault, type_fault
 
@@ -56,15 +57,27 @@ class WholeMesh:
 
         The devices of a group that hold the same shard of a value have the same bits, and so have groups of
         which one has received the value from the other, such as a tied weight. Digests are compared, so that
-        each device reads its values once, and nothing is computed again. Copies that processes of different
-        kinds have computed are left out.
+        each device reads its values once, and nothing is computed again.
+
+        A ``RuntimeWarning`` says what could not be compared: that copies are inconclusive, since they differ
+        and processes with other processors, threads, flags or versions have computed them; and that a group
+        is dead which ``Recovery(parts=...)`` leaves out.
 
         Raises: ``mpmd.errors.SilentCorruptionError`` that names the devices whose bits differ.
         """
         processes = self.whole.runtime.digests()
-        if unequal := [each for each in unequal_replicas(processes) if each.is_conclusive]:
-            suspects = {holder.mpmd_idx for each in unequal for holder in each.suspects}
-            raise SilentCorruptionError("\n".join(map(str, unequal)), sorted(suspects))
+        absent = set(range(self.whole.mpmd_dim)) - {process.mpmd_idx for process in processes}
+        if absent:
+            names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in sorted(absent))
+            text = f"verify_replicas: {names} is left out, which has died; mesh.replace has it begin anew"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        unequal = unequal_replicas(processes)
+        if inconclusive := [each for each in unequal if not each.is_conclusive]:
+            text = f"verify_replicas: {inconclusive_text(inconclusive)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        if wrong := [each for each in unequal if each.is_conclusive]:
+            suspects = {mpmd_idx for each in wrong for mpmd_idx in each.mpmd_idxs}
+            raise SilentCorruptionError("\n".join(map(str, wrong)), sorted(suspects))
 
     def part(self, name: str) -> PartMesh:
         """Some groups of the mesh, for which steps are compiled as for a mesh.

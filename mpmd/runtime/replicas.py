@@ -30,8 +30,7 @@ class UnequalReplicas:
 
     Attributes:
       handle, type, box: which shard of which value.
-      suspects: the devices whose content fewer devices have than another one; all, if no content has a
-        majority.
+      suspects: the devices that have not the content of the majority; all, if no content has one.
       num_holders: how many devices have the shard.
       is_conclusive: whether all holders have to compute the same bits.
     """
@@ -48,6 +47,16 @@ class UnequalReplicas:
         if len(self.suspects) < self.num_holders:
             return f"{names}: a {self.type} has other bits than on the other {self._others} devices"
         return f"{names}: each has other bits of the same {self.type}"
+
+    @property
+    def mpmd_idxs(self) -> tuple[int, ...]:
+        """The groups of the suspects."""
+        return tuple(sorted({holder.mpmd_idx for holder in self.suspects}))
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether one of several groups is wrong, and it cannot be told which."""
+        return len(self.suspects) == self.num_holders and len(self.mpmd_idxs) > 1
 
     @property
     def _others(self) -> int:
@@ -93,9 +102,29 @@ def _comparable(copies: Sequence[_Copy]) -> list[list[_Copy]]:
 
 
 def _unequal(handle: int, type: str, box: Box, copies: Sequence[_Copy]) -> UnequalReplicas:
-    counts = collections.Counter(copy.digest for copy in copies)
-    (most, count), *others = counts.most_common()
-    has_majority = all(count > other for _, other in others)
-    suspects = tuple(copy.holder for copy in copies if not has_majority or copy.digest != most)
+    digests: dict[int, list[int]] = collections.defaultdict(list)
+    for copy in copies:
+        digests[copy.holder.mpmd_idx].append(copy.digest)
+    # One vote for each group: its devices may all have what has arrived once.
+    right = _majority([most for of_group in digests.values() if (most := _majority(of_group)) is not None])
+    suspects = tuple(copy.holder for copy in copies if right is None or copy.digest != right)
     is_conclusive = len({copy.kind for copy in copies if not copy.is_received}) <= 1
     return UnequalReplicas(handle, type, box, suspects, len(copies), is_conclusive)
+
+
+def _majority(digests: Sequence[int]) -> int | None:
+    """The one that occurs more often than any other; ``None`` without one."""
+    counts = collections.Counter(digests).most_common(2)
+    is_tie = len(counts) == 2 and counts[0][1] == counts[1][1]
+    return counts[0][0] if counts and not is_tie else None
+
+
+def inconclusive_text(unequal: Sequence[UnequalReplicas]) -> str:
+    """The text on copies that differ and may rightly do so."""
+    groups = sorted({mpmd_idx for each in unequal for mpmd_idx in each.mpmd_idxs})
+    names = " and ".join(f"group {mpmd_idx}" for mpmd_idx in groups)
+    return (
+        f"inconclusive: copies of {len(unequal)} values differ on {names}, such as of a {unequal[0].type}, "
+        "and may rightly do so: processes have computed them on other processors, with other threads "
+        "(NPROC), flags or versions"
+    )

@@ -1,5 +1,7 @@
 """Digests of values by device, and copies of values that are to be equal."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.errors import SilentCorruptionError
+from mpmd.meshes.part import WholeMesh
 from mpmd.runtime.digests import ProcessDigests, ShardDigest, ValueDigest, digests_by_device
 from mpmd.runtime.replicas import unequal_replicas
 
@@ -45,6 +48,23 @@ def test_copies_that_groups_have_computed_themselves_may_differ():
 def test_processes_of_other_kinds_may_compute_other_bits(kind, is_conclusive):
     (found,) = unequal_replicas([process(0, [1]), process(0, [2], kind=(kind,), rank=1)])
     assert found.is_conclusive == is_conclusive
+
+
+class PretendedMesh(WholeMesh):
+    """Of so many groups, whose processes have these digests."""
+
+    def __init__(self, mpmd_dim, *processes):
+        super().__init__(None)
+        self.mpmd_dim = mpmd_dim
+        self.runtime = types.SimpleNamespace(digests=lambda: processes)
+
+
+def test_a_comparison_says_what_is_inconclusive_and_who_is_left_out():
+    other = process(0, [2], kind=("another cpu",), rank=1)
+    with pytest.warns(RuntimeWarning, match=r"inconclusive: copies of 1 values differ on group 0.*NPROC"):
+        PretendedMesh(1, process(0, [1]), other).verify_replicas()
+    with pytest.warns(RuntimeWarning, match=r"group 1 is left out, which has died; mesh\.replace"):
+        PretendedMesh(2, process(0, [1, 1])).verify_replicas()
 
 
 def test_every_device_has_a_digest_of_its_own():

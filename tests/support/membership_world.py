@@ -24,7 +24,7 @@ from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
 from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedRead, LoggedSnapshot, LoggedStep
 from cluster.recovery.membership import Membership
-from mpmd.errors import GroupDiedError, NonFiniteError, StepAborted, TaskError
+from mpmd.errors import GroupDiedError, NonFiniteError, StepAborted, StepTimeoutError, TaskError
 from mpmd.runtime.digests import (
     DeviceDigest,
     DigestedEvent,
@@ -77,6 +77,8 @@ class World:
       flips: the groups that compute wrong bits, each in so many of its next steps.
       unreadable: the reads that fail from now on.
       refusing: the steps that make a NaN, which is an error where it is refused.
+      late: the steps that take too long when they are repeated.
+      miscopied: the groups of which a device has other bits than the others, until they are replaced.
       rewound: the ends of rewinds.
       places: those that are reserved; and those of processes that were prepared, by group.
     """
@@ -103,6 +105,8 @@ class World:
         self.flips = collections.Counter()
         self.unreadable = set()
         self.refusing = set()
+        self.late = set()
+        self.miscopied = set()
         self.loses_copies = False
         self.damaged = ()
         self.rewound = []
@@ -291,6 +295,8 @@ class World:
                 error = LostValueError(why)
             case LoggedStep() if entry in self.fails:
                 error = StepAborted("a fault") if mpmd_idx else TaskError("a fault", 0, "fwd_0__0")
+            case LoggedStep() if is_repeated and entry in self.late:
+                error = StepTimeoutError("step 9 has taken longer than step_timeout=5 s")
             case LoggedStep() if refused and entry in self.refusing:
                 error = NonFiniteError("a nan", mpmd_idx, "fwd_0__0")
             case LoggedStep():
@@ -323,7 +329,10 @@ class World:
         return (ProcessEvents(0, tuple(events)),)
 
     def digests_of(self, mpmd_idx):
-        shards = (ShardDigest("cpu:0", (), hash(self.groups[mpmd_idx].chain)),)
+        digest = hash(self.groups[mpmd_idx].chain)
+        shards = (ShardDigest("cpu:0", (), digest),)
+        if mpmd_idx in self.miscopied:
+            shards = (*shards, ShardDigest("cpu:1", (), digest + 1))
         values = {STATE: ValueDigest("float32[]", shards, False)}
         return ProcessDigests(mpmd_idx, 0, f"process {mpmd_idx}", ("cpu",), values)
 
@@ -417,6 +426,7 @@ class World:
                 self.resetting = set(range(len(self.groups))) - but
                 assert all(self.groups[mpmd_idx].is_open for mpmd_idx in self.resetting)
             case do.Start(groups):
+                self.miscopied -= groups
                 for mpmd_idx in groups:
                     group = self.groups[mpmd_idx]
                     assert not group.is_alive, "a group has two processes of a rank"

@@ -1,6 +1,8 @@
 """Groups that recovery leaves out: their requests, the steps that are refused, and the arguments of users."""
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import jax.numpy as jnp
 import numpy as np
@@ -205,6 +207,33 @@ def test_a_replacement_waits_for_others_of_whose_death_a_step_knows_before(monke
     monkeypatch.setattr(driven.attempts[0], "death_of", {0: death}.get, raising=False)
     driven.replace([2], SOON)
     assert len(driven.attempts) == 2 and not driven.is_recovering
+
+
+def test_a_group_that_is_dead_does_not_move_before_it_is_replaced():
+    driven = runtime_with_a_group_left_out()
+    driven._pool.can_share, driven._pool.num_own = True, 3
+    die_left_out(driven)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"resize\(2\): group 2 cannot move.*call mesh\.replace"):
+        driven.resize(2, SOON)
+    assert time.monotonic() < start + SOON / 2
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_values_of_a_group_that_is_dead_are_not_compared(is_heard):
+    driven = runtime_with_a_group_left_out()
+    if is_heard:
+        die_left_out(driven)
+    calls = driven.attempts[-1]
+    with ThreadPoolExecutor(1) as thread:
+        taking = thread.submit(driven.digests)
+        while not wait([taking], timeout=0.01).done:
+            for number, _, _, future in [each for each in calls.made if not each[-1].done()]:
+                if number == 2:
+                    future.set_exception(GroupDiedError("group 2 died", 2))
+                else:
+                    future.set_result(number)
+        assert taking.result() == (0, 1)
 
 
 TYPE = Aval((2,), "float32", 4)

@@ -191,6 +191,52 @@ def test_a_group_that_contradicts_itself_each_time(reaction):
     world.check_quiet()
 
 
+@pytest.mark.parametrize("reaction", ["raise", "warn", "replace"])
+def test_a_device_that_has_other_bits_than_the_others_of_its_group(reaction):
+    world = committed(on_corruption=reaction)
+    world.settle_all()
+    world.miscopied.add(1)
+    world.rewind()
+    world.settle_all()
+    (report,) = world.corruptions
+    assert (report.kind, report.mpmd_idxs) == ("replica", (1,))
+    if reaction == "raise":
+        assert isinstance(world.membership.error, SilentCorruptionError)
+    else:
+        replaced = [(CORRUPTED, {1})] if reaction == "replace" else []
+        assert [(each.kind, set(each.groups)) for each in world.reports] == replaced
+        assert chains(world) == [(1, 2, 3)] * 3
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("refused", [None, NANS])
+def test_a_repeated_step_that_takes_too_long_is_no_wrong_bit(refused):
+    world = committed()
+    world.settle_all()
+    (late, _) = world.journal.repeatable
+    world.late.add(late)
+    world.rewind(refused)
+    world.settle_all()
+    assert world.corruptions == [] and world.membership.error is None
+    assert ended(world) == [(None, True)]
+    assert "step 9 has taken longer" in str(world.rewound[0].late)
+    assert [(each.kind, set(each.groups)) for each in world.reports] == [(FAILED, set())]
+    assert chains(world) == [(1, 2, 3)] * 3
+    world.check_quiet()
+
+
+def test_the_check_after_one_that_took_too_long_is_as_many_steps_later():
+    world = World(Recovery(every=100, verify_every=3))
+    checked = []
+    for number in range(1, 6):
+        world.late.add(world.step())
+        world.settle_all()
+        if len(world.rewound) > len(checked):
+            checked.append(number)
+    assert checked == [1, 4] and world.corruptions == []
+    world.check_quiet()
+
+
 def test_damaged_copies_are_reported():
     world = committed()
     world.damaged = ("group 0 has a damaged copy",)
