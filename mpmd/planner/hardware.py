@@ -27,8 +27,8 @@ from mpmd.validation import (
 
 _UNITS = {"memory": "bytes", "flops": "operations per second", "memory_bandwidth": "bytes per second"}
 _LEAST = {"task_overhead": 0, "alone": 1, "kernel_floor": 0, "collective_floor": 0}
-_NOT_MEASURED = frozenset({"holding", "merges_all_reduces", "overlaps_gathers"})
-_SWITCHES = ("merges_all_reduces", "overlaps_gathers")
+_NOT_MEASURED = frozenset({"holding", "merges_all_reduces", "overlaps_gathers", "flash_attention"})
+_SWITCHES = ("merges_all_reduces", "overlaps_gathers", "flash_attention")
 
 _TITLE = "no cluster is like this:\n"
 
@@ -60,6 +60,10 @@ class Hardware:
       merges_all_reduces: whether all-reduces whose results are added are one, as XLA has it on accelerators.
       overlaps_gathers: whether weights are gathered, and gradients scattered, while devices compute, as XLA
         has it on accelerators.
+      flash_attention: whether the step runs with a kernel of flash attention where it is planned with
+        ``jax.nn.dot_product_attention``: with ``implementation="cudnn"``, which needs a GPU to be traced. The
+        profile then has its operations, with 1.25 of the equations' in the backward, and no scores in memory.
+        JAX runs the plain products unless it is told otherwise, so this is ``False`` by default.
 
     Raises ``TypeError`` or ``ValueError`` for impossible values, such as memory that is no number, or no
     devices.
@@ -80,6 +84,7 @@ class Hardware:
     collective_floor: float = 0.0
     merges_all_reduces: bool = False
     overlaps_gathers: bool = False
+    flash_attention: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.holding, str) and self.holding in [holding.value for holding in Holding]:

@@ -403,3 +403,30 @@ def test_steps_that_are_none():
         mpmd.plan(3, *args, cluster=CLUSTER)
     with pytest.raises(TypeError, match=r"not what mpmd\.jit has made of it"):
         mpmd.plan(mpmd.jit(open_step, mpmd.AbstractMpmdMesh([{}])), *args, cluster=CLUSTER)
+
+
+def test_a_step_with_kernels_of_numbers_runs_as_chosen():
+    """The identities around kernels are in the programs of stages, in scans and under rematerialisation."""
+
+    def function(x, weight):
+        return jnp.tanh(x @ weight)
+
+    numbers = {"operations": 1e6, "backward_operations": 2e6, "dimensions": "ab,bc->ac", "divides": "a"}
+    layer = mpmd.cost(function, **numbers)
+
+    def loss(params, x, y):
+        for weight in params:
+            x = jax.checkpoint(layer)(x, weight)
+        return jnp.mean((jax.lax.map(lambda row: layer(row[None], params[0])[0], x) - y) ** 2)
+
+    def step(params, x, y):
+        value, grads = mpmd.treduce(
+            lambda rows: jax.value_and_grad(mpmd.auto_marks(loss))(params, *rows),
+            mpmd.microbatches((x, y)),
+            schedule=mpmd.Std1F1B(2),
+            operation=mpmd.Mean,
+        )
+        return jax.tree.map(lambda weight, grad: weight - 0.1 * grad, params, grads), value
+
+    args = [jnp.eye(8) for _ in range(4)], jnp.ones((4, 8)), jnp.zeros((4, 8))
+    check_computes_the_same(step, args, groups=2, num_microbatches=2)

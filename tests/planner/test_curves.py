@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.compiler.jaxprs import work
 from mpmd.compiler.jaxprs.canonical import canonical
+from mpmd.compiler.jaxprs.rules import shared_dimensions
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.curves import Curve, ProductWork
 from mpmd.planner.hardware import seconds_by_part
 from mpmd.planner.layer_profile import Division, Layer, TaskWork
-from mpmd.planner.profiling.open_step import profile_of
+from mpmd.planner.profiling.open_step import profile_of, profile_step
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import Submesh
 from mpmd.planner.trials.device_work import device_work
@@ -53,9 +55,9 @@ def test_a_task_takes_the_longer_of_computing_and_of_starting_its_kernels():
 
 def seconds_of(cluster, division, submesh, fsdp=False, **layer):
     """The seconds of the tasks of a layer with one second of computing each, in a group."""
-    work = TaskWork(1e12, 0.0)
+    of_task = TaskWork(1e12, 0.0)
     fields = {"weights": 0, "state": 0, "gradients": 0, "residuals": 0, "entering": 0, **layer}
-    made = profile((Layer("", work, work, **fields, divisions=division),), rows=4)
+    made = profile((Layer("", of_task, of_task, **fields, divisions=division),), rows=4)
     model = CostModel(made, cluster)
     device_range, settings = (
         DeviceRange(0, Submesh.of(submesh)),
@@ -253,6 +255,168 @@ def test_a_plan_counts_a_kernel_by_its_operands_and_results():
     assert kernel.kernels < by_equations.kernels
     products = [work.products["batched_product float32"].operations for work in (kernel, by_equations)]
     assert products[0] == products[1] / 2
+
+
+AROUND = {
+    "plain": lambda kernel: kernel,
+    "remat outside": jax.checkpoint,
+    "vmap": lambda kernel: jax.vmap(lambda *row: kernel(*(x[None] for x in row))[0]),
+    "scan": in_a_scan,
+}
+
+
+def numbers_of(around, **numbers):
+    """The layer with a kernel of these numbers for each row or for all, over the layer with zeros."""
+    zeros = dict.fromkeys(("operations", "nbytes", "backward_operations", "backward_bytes"), 0.0)
+    layers = [
+        the_layer(attention_loss(around(mpmd.cost(attention, **{**zeros, **given}))), ATTENTION_WEIGHTS)
+        for given in (numbers, {})
+    ]
+    return [
+        (getattr(with_numbers, field), getattr(without, field))
+        for field in ("operations", "nbytes")
+        for with_numbers, without in (
+            (layers[0].forward, layers[1].forward),
+            (layers[0].backward, layers[1].backward),
+        )
+    ]
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_the_numbers_of_a_kernel_count_for_each_of_its_calls(around):
+    rows = {AROUND["vmap"]: 4, AROUND["scan"]: 4}.get(around, 1)
+    again = around is jax.checkpoint
+    of_calls = numbers_of(around, operations=1e9, nbytes=1e8, backward_operations=3e9, backward_bytes=4e8)
+    differences = [some - others for some, others in of_calls]
+    expected = [1e9, 3e9 + 1e9 * again, 1e8, 4e8 + 1e8 * again]
+    assert differences == pytest.approx([rows * number for number in expected])
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_factors_of_a_kernel_are_of_its_forward_and_of_its_backward(around):
+    """Also within scans, of whose body the names say nothing."""
+
+    def operations(**factors):
+        layer = the_layer(attention_loss(around(mpmd.cost(attention, **factors))), ATTENTION_WEIGHTS)
+        products = (task.products.get("batched_product float32") for task in (layer.forward, layer.backward))
+        return [0.0 if some is None else some.operations for some in products]
+
+    forward, backward = operations()
+    without = operations(backward=0.0)[1]  # what rematerialisation repeats
+    assert operations(forward=0.5, backward=0.75) == pytest.approx(
+        [0.5 * forward, 0.75 * (backward - without) + 0.5 * without]
+    )
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_a_kernel_divides_along_the_dimensions_that_it_names(around):
+    letters = {"dimensions": "bthd,bshd,bshd->bthd"}
+
+    def divisions(divides):
+        kernel = mpmd.cost(attention, operations=1e12, backward_operations=1e12, divides=divides, **letters)
+        return the_layer(attention_loss(around(kernel)), ATTENTION_WEIGHTS).divisions["model"]
+
+    divided, whole = divisions("bh"), divisions("b")
+    assert divided.operations > 0.99 and whole.operations < 0.01
+    assert (divided.largest, divided.all_reduces_forward) == (4, 1)
+    assert whole.all_reduces_forward == 3  # queries, keys and values are gathered, or summed whole
+    assert whole.reduced_forward > divided.reduced_forward
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"operations": -1}, "operations must be a finite number of at least 0, or None, not -1"),
+        ({"nbytes": float("inf")}, "nbytes must be a finite number"),
+        ({"divides": "b"}, "dimensions and divides belong together"),
+        ({"dimensions": "b->", "divides": "h"}, "divides has h, which dimensions='b->' has not"),
+        ({"dimensions": "b", "divides": "b"}, "dimensions must be letters for each array"),
+    ],
+)
+def test_numbers_of_no_kernel_are_refused(given, text):
+    with pytest.raises(ValueError, match=text):
+        mpmd.cost(attention, **given)
+
+
+def test_dimensions_that_arrays_do_not_have_are_refused():
+    kernel = mpmd.cost(jnp.sin, dimensions="ab->ab", divides="a")
+    with pytest.raises(ValueError, match=r"dimensions ab are not those of arrays \(3,\)"):
+        kernel(np.ones(3))
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_a_kernel_with_numbers_computes_what_its_function_does(around):
+    q, k, v = np.random.default_rng(0).normal(size=(3, 2, 8, 2, 4)).astype(np.float32)
+    kernel = mpmd.cost(attention, operations=1, dimensions="bthd,bshd,bshd->bthd", divides="bh")
+    results = [
+        jax.jit(jax.grad(lambda *x, function=function: function(*x).sum(), (0, 1, 2)))(q, k, v)
+        for function in map(around, (kernel, attention))
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+# Attention of JAX.
+
+
+def of_jax(q, k, v):
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_attention_of_jax_is_a_kernel_on_a_cluster_that_runs_it_so(around):
+    def layer(flash_attention):
+        args = ATTENTION_WEIGHTS, shaped(2, 4, LENGTH, 32)
+        step = step_of(attention_loss(around(of_jax)))
+        return profile_step(step, args, {}, flash_attention=flash_attention).profiles[0].layers[0]
+
+    by_equations, flash = layer(False), layer(True)
+    assert by_equations.forward.nbytes > SCORES > flash.forward.nbytes
+    assert flash.backward.nbytes < by_equations.backward.nbytes / 4
+    assert flash.residuals < SCORES and flash.forward.temporaries < SCORES
+    name = "batched_product float32"
+    assert flash.forward.products[name].operations == by_equations.forward.products[name].operations
+    if around is AROUND["plain"]:
+        more = flash.backward.products[name].operations / by_equations.backward.products[name].operations
+        assert more == pytest.approx(1.25)
+
+
+def test_a_plan_counts_attention_of_jax_as_a_cluster_runs_it():
+    avals = [shaped(4, LENGTH, 4, 8)] * 3
+    gradients = jax.grad(lambda *operands: jnp.sum(jax.checkpoint(of_jax)(*operands) ** 2), (0, 1, 2))
+    jaxpr, _ = canonical(jax.make_jaxpr(gradients)(*avals))
+    by_equations, flash = (
+        device_work(jaxpr, [((), (), (), ())] * 3, {}, flash_attention=known) for known in (False, True)
+    )
+    assert by_equations.nbytes > 8 * SCORES and flash.nbytes < SCORES
+
+
+@pytest.mark.parametrize(("causal", "factor"), [(False, 1.0), (True, 0.5)])
+def test_cudnn_attention_has_two_products_and_five_in_its_backward(causal, factor):
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    rows, length, heads, size = 2, 16, 4, 8
+    array, none = shaped(rows, length, heads, size, dtype=jnp.bfloat16), shaped(0, dtype=jnp.bfloat16)
+    mask = cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK
+    params = {
+        "scale": 1.0, "seed": 0, "dropout_rate": 0.0, "variadic_args": (False, False),
+        "mask_type": mask.value, "layout": cudnn.AttentionLayout.BTNH.value, "sliding_window_length": None,
+    }  # fmt: skip
+
+    def calls(*operands):
+        out, statistics = cudnn._dot_product_attention_fwd_p_wrapper.bind(
+            *operands, is_training=True, **params
+        )
+        return cudnn._dot_product_attention_bwd_p_wrapper.bind(*operands, statistics, out, out, **params)
+
+    forward, backward = jax.make_jaxpr(calls)(*[array] * 3, *[none] * 7).eqns[-2:]
+    of_product = 2 * rows * heads * length**2 * size
+    assert [work.operations(eqn) for eqn in (forward, backward)] == [
+        factor * 2 * of_product,
+        factor * 5 * of_product,
+    ]
+    assert work.product_kind(forward) == "batched_product bfloat16"
+    for eqn in (forward, backward):
+        assert [one.ins[0] for one in shared_dimensions(eqn)] == [0, 2]
 
 
 # Files and presets.

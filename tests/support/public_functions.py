@@ -63,6 +63,7 @@ CLUSTER = {
     "collective_floor": ("amount",),
     "merges_all_reduces": ("flag",),
     "overlaps_gathers": ("flag",),
+    "flash_attention": ("flag",),
 }
 COSTS = {
     **dict.fromkeys(("kinds", "tasks", "fused", "outside", "links"), ("sizes",)),
@@ -481,7 +482,15 @@ def of_clusters() -> list[Public]:
         Public(
             "cost",
             mpmd.cost,
-            {"fun": ("special", add_one), **dict.fromkeys(("forward", "backward"), ("amount",))},
+            {
+                "fun": ("special", add_one),
+                **dict.fromkeys(("forward", "backward"), ("amount",)),
+                **dict.fromkeys(
+                    ("operations", "nbytes", "backward_operations", "backward_bytes"), ("amount?",)
+                ),
+                "dimensions": ("text?", "ab->ab"),
+                "divides": ("text?", "a"),
+            },
         ),
         Public("Cluster.part", PLAN["cluster"][1].part, {"num_devices": ("count", 1)}),
         Public(

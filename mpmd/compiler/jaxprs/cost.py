@@ -43,11 +43,17 @@ _VIEW = frozenset(
     """.split()
 )
 
-_RENAMED = frozenset("expand_dims reshape sharding_constraint squeeze".split())
+_RENAMED = frozenset("expand_dims kernel_boundary reshape sharding_constraint squeeze".split())
 
 _WINDOW = frozenset("dynamic_slice gather slice split".split())
 
-_FUSED = ELEMENTWISE | _REDUCTION | _RANDOM | (_VIEW - _WINDOW) | frozenset("pad sharding_constraint".split())
+_FUSED = (
+    ELEMENTWISE
+    | _REDUCTION
+    | _RANDOM
+    | (_VIEW - _WINDOW)
+    | frozenset("kernel_boundary pad sharding_constraint".split())
+)
 
 _CHEAP = ELEMENTWISE | _LAYOUT | _ORDER | _REDUCTION | _RANDOM
 _CHEAPER_THAN_MEMORY = (ELEMENTWISE - _TRANSCENDENTAL) | _VIEW

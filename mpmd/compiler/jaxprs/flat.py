@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.jaxprs.equations import Atom, is_remat
-from mpmd.compiler.jaxprs.kernels import Kernel, kernel_of
+from mpmd.compiler.jaxprs.kernels import Around, Kernel, kernel_around
 from mpmd.compiler.jaxprs.scans import scan_operands
 
 Value = int
@@ -63,7 +63,7 @@ class _Scope(NamedTuple):
     numbers: dict[Var, Value]
     times: int
     operations: list[Operation]
-    kernel: Kernel | None = None
+    around: Around = Around()
 
 
 @dataclasses.dataclass
@@ -73,10 +73,12 @@ class FlatEquations:
     Attributes:
       avals: of each value.
       passed: what loops hand in and out, and from one iteration to the next.
+      flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
     """
 
     avals: list[Any] = dataclasses.field(default_factory=list)
     passed: list[Passed] = dataclasses.field(default_factory=list)
+    flash_attention: bool = False
     _numbers: dict[Var, Value] = dataclasses.field(default_factory=dict)
 
     def value(self, var: Var) -> Value:
@@ -101,8 +103,8 @@ class FlatEquations:
     def _add(self, eqns: Iterable[JaxprEqn], surroundings: _Scope) -> None:
         for eqn in eqns:
             reads = tuple(self._of_atom(atom, surroundings.numbers) for atom in eqn.invars)
-            kernel = kernel_of(eqn) or surroundings.kernel
-            scope = surroundings._replace(kernel=kernel)
+            around = kernel_around(eqn, surroundings.around, self.flash_attention)
+            scope = surroundings._replace(around=around)
             if is_remat(eqn):
                 self._inner(eqn.params["jaxpr"], eqn, reads, scope)
             elif eqn.primitive is scan_p:
@@ -113,7 +115,7 @@ class FlatEquations:
                 self._cond(eqn, reads, scope)
             else:
                 makes = tuple(self._number(var, scope.numbers) for var in eqn.outvars)
-                scope.operations.append(Operation(eqn, reads, makes, scope.times, kernel))
+                scope.operations.append(Operation(eqn, reads, makes, scope.times, around.kernel))
 
     def _of_atom(self, atom: Atom, numbers: dict[Var, Value]) -> Value | None:
         return self._number(atom, numbers) if isinstance(atom, Var) else None

@@ -3,32 +3,110 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
+import jax
 from jax.extend.core import JaxprEqn
 
-from mpmd.language.kernels import KERNEL_SCOPE
+from mpmd.compiler.jaxprs.source import is_transposed
+from mpmd.language.kernels import KERNEL_SCOPE, boundary_p
+
+_JAX_NN = str(Path(jax.__file__).parent / "_src" / "nn")
 
 
 class Kernel(NamedTuple):
-    """The operations of a kernel over those of its equations, in the forward and in the backward."""
+    """The operations of a kernel over those of its equations, and whether bytes are those of its values.
+
+    Attributes:
+      forward, backward: the factors of operations.
+      forward_bytes, backward_bytes: 1, or 0 where ``mpmd.cost`` says how many bytes there are.
+      is_backward: whether the equation is of the kernel's backward, by what is around it.
+    """
 
     forward: float
     backward: float
+    forward_bytes: float = 1.0
+    backward_bytes: float = 1.0
+    is_backward: bool = False
 
-    def factor(self, eqn: JaxprEqn, kind: str) -> float:
-        """The factor of an equation in a task of a kind; a backward may compute a forward again."""
-        is_repeated = "rematted_computation" in str(eqn.source_info.name_stack)
-        return self.forward if kind == "fwd" or is_repeated else self.backward
+    @property
+    def factor(self) -> float:
+        """The factor of the operations of the equation."""
+        return self.backward if self.is_backward else self.forward
+
+    @property
+    def bytes_factor(self) -> float:
+        """The factor of the bytes that the equation moves."""
+        return self.backward_bytes if self.is_backward else self.forward_bytes
 
 
-def kernel_of(eqn: JaxprEqn) -> Kernel | None:
-    """The kernel that an equation belongs to, under any transformations; ``None`` for most."""
+FLASH_ATTENTION = Kernel(1.0, 1.25)
+"""Flash attention in place of the equations of ``jax.nn.dot_product_attention``: its backward has five
+products, of which the equations have four (Dao et al., "FlashAttention", 2022, arXiv:2205.14135, section 3).
+Masked scores count."""
+
+
+class Around(NamedTuple):
+    """The surroundings of an equation: its kernel, and whether they are of a backward."""
+
+    kernel: Kernel | None = None
+    is_backward: bool = False
+
+
+NOTHING_AROUND = Around()
+
+
+def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool = False) -> Around:
+    """The surroundings of what is in an equation; ``kernel`` is that of the equation itself.
+
+    Bodies have name stacks of their own, so what is said of an equation around them holds for them.
+
+    Args:
+      flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
+    """
+    kernel = _kernel_of(eqn) or around.kernel
+    if kernel is None and flash_attention and _is_attention(eqn):
+        kernel = FLASH_ATTENTION
+    is_repeated = "rematted_computation" in str(eqn.source_info.name_stack)
+    is_backward = (around.is_backward or is_transposed(eqn)) and not is_repeated
+    return Around(kernel and kernel._replace(is_backward=is_backward), is_backward)
+
+
+def _kernel_of(eqn: JaxprEqn) -> Kernel | None:
+    """The kernel that the name of an equation has, under any transformations; ``None`` for most."""
     stack = str(eqn.source_info.name_stack)
     if KERNEL_SCOPE not in stack:
         return None
     names = [name for name in re.split(r"[/()]", stack) if name.startswith(f"{KERNEL_SCOPE}:")]
     if not names:
         return None
-    _, forward, backward = names[-1].split(":")
-    return Kernel(float(forward), float(backward))
+    forward, backward, forward_bytes, backward_bytes = map(float, names[-1].split(":")[1:])
+    return Kernel(forward, backward, forward_bytes, backward_bytes)
+
+
+def _is_attention(eqn: JaxprEqn) -> bool:
+    """Whether ``jax.nn.dot_product_attention`` has made an equation."""
+    traceback = eqn.source_info.traceback
+    return traceback is not None and any(
+        frame.function_name == "dot_product_attention" and frame.file_name.startswith(_JAX_NN)
+        for frame in traceback.frames
+    )
+
+
+class CallWork(NamedTuple):
+    """The numbers that ``mpmd.cost`` has for the calls of a kernel."""
+
+    operations: float = 0.0
+    nbytes: float = 0.0
+
+
+def call_work(eqn: JaxprEqn) -> CallWork | None:
+    """The work of the calls whose operands an equation has; ``None`` for other equations."""
+    if eqn.primitive is not boundary_p:
+        return None
+    work, calls, is_backward = (eqn.params[name] for name in ("work", "calls", "backward"))
+    if work is None:
+        return CallWork()
+    numbers = work[2:] if is_backward else work[:2]
+    return CallWork(*(calls * (number or 0.0) for number in numbers))

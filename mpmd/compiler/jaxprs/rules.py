@@ -24,6 +24,7 @@ from typing import Any
 from jax import lax
 from jax.extend.core import JaxprEqn
 
+from mpmd.compiler.jaxprs.attention import CUDNN_ATTENTION, attention_dimensions
 from mpmd.compiler.jaxprs.batched_scans import batch_dimensions, batched_body
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.equations import shape_of
@@ -342,7 +343,8 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _OF_ELEMENTS),
     **_entries("sharding_constraint reshard random_fold_in igamma igammac conj complex name", _OF_ELEMENTS),
     "device_put": Rule(_put),
-    "optimization_barrier": Rule(_each),
+    **_entries("optimization_barrier kernel_boundary", Rule(_each)),
+    **_entries(CUDNN_ATTENTION, Rule(attention_dimensions)),
     # Moved.
     "broadcast_in_dim": Rule(_broadcast, _shape_param("shape")),
     "reshape": Rule(_reshape, _shape_param("new_sizes"), moves=True),

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from mpmd.compiler.jaxprs.attention import attention_operations
 from mpmd.compiler.jaxprs.cost import is_elementwise
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size, subjaxprs
 
@@ -20,16 +21,17 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 def has_product(eqn: JaxprEqn) -> bool:
     """Whether there is a matrix product or a convolution in an equation."""
-    if eqn.primitive.name in PRODUCTS:
+    if eqn.primitive.name in PRODUCTS or attention_operations(eqn) is not None:
         return True
     return any(has_product(nested) for inner in subjaxprs(eqn) for nested in inner.eqns)
 
 
 def product_kind(eqn: JaxprEqn) -> str | None:
     """The kind and dtype of a product, as ``"batched_product bfloat16"``; ``None`` for another equation."""
-    if eqn.primitive.name not in PRODUCTS:
+    is_attention = attention_operations(eqn) is not None
+    if eqn.primitive.name not in PRODUCTS and not is_attention:
         return None
-    kind = "convolution"
+    kind = "batched_product" if is_attention else "convolution"
     if eqn.primitive.name == "dot_general":
         _, (batched, _) = eqn.params["dimension_numbers"]
         kind = "batched_product" if batched else "product"
@@ -37,7 +39,12 @@ def product_kind(eqn: JaxprEqn) -> str | None:
 
 
 def operations(eqn: JaxprEqn) -> int:
-    """Multiplications and additions of a matrix product or convolution; else one for each output element."""
+    """Multiplications and additions of a matrix product, a convolution or cuDNN's attention.
+
+    Of others, one for each output element.
+    """
+    if (of_attention := attention_operations(eqn)) is not None:
+        return of_attention
     num_elements = sum(map(size, eqn.outvars))
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]

@@ -7,14 +7,16 @@ no direction: classes are found by union, in one pass over the operations.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from jax.extend.core import JaxprEqn
+
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Passed, Value
+from mpmd.compiler.jaxprs.kernels import call_work
 from mpmd.compiler.jaxprs.rules import shared_dimensions
 from mpmd.compiler.jaxprs.work import total_operations
 from mpmd.ir.plan import TaskType
@@ -73,31 +75,47 @@ def classed(
       same: further dimensions that are one.
     """
     classes = DimensionClasses(flat)
-    uses = {
-        work: [shared_dimensions(operation.eqn) for operation in operations]
-        for work, operations in tasks.items()
-    }
+    uses = {work: [_shared(operation.eqn) for operation in operations] for work, operations in tasks.items()}
     for work, operations in tasks.items():
         for operation, ways in zip(operations, uses[work], strict=True):
             for use in ways:
                 classes.join(_nodes(operation, use))
     for operation in before:
-        for use in shared_dimensions(operation.eqn):
+        for use in _shared(operation.eqn):
             classes.join(_nodes(operation, use))
     for nodes in itertools.chain(same, *(_of_passed(flat, passed) for passed in flat.passed)):
         classes.join(nodes)
 
-    def with_classes(kind: str, operation: Operation, ways: Sequence[CommonDimension]) -> ClassedOperation:
-        class_uses = (ClassUse(classes.of(*node), use) for use in ways for node in _first(operation, use))
+    def with_classes(operation: Operation, ways: Sequence[CommonDimension]) -> ClassedOperation:
+        class_uses = [ClassUse(classes.of(*node), use) for use in ways for node in _first(operation, use)]
+        of_calls = call_work(operation.eqn)
+        if of_calls is not None:
+            return ClassedOperation(operation, of_calls.operations, _together(class_uses))
         operations = float(total_operations([operation.eqn]))
         if operation.kernel is not None:
-            operations *= operation.kernel.factor(operation.eqn, kind)
+            operations *= operation.kernel.factor
         return ClassedOperation(operation, operations, tuple(class_uses))
 
-    members = {
-        work: [*map(functools.partial(with_classes, work.kind), tasks[work], uses[work])] for work in tasks
-    }
-    return classes, members
+    return classes, {work: [*map(with_classes, tasks[work], uses[work])] for work in tasks}
+
+
+def _shared(eqn: JaxprEqn) -> list[CommonDimension]:
+    """The dimensions along which devices can share an equation; of a kernel, those that it says."""
+    whole = [{*dims} for dims in eqn.params["whole"]] if call_work(eqn) is not None else []
+    return [
+        one
+        for one in shared_dimensions(eqn)
+        if not whole or all(dim not in whole[i] for i, dim in one.ins.items())
+    ]
+
+
+def _together(uses: Iterable[ClassUse]) -> tuple[ClassUse, ...]:
+    """The operands of a kernel share each class once."""
+    by_class: dict[Class, CommonDimension] = {}
+    for one, use in uses:
+        before = by_class.get(one, CommonDimension({}, {}))
+        by_class[one] = CommonDimension({**use.ins, **before.ins}, {**use.outs, **before.outs}, use.promise)
+    return tuple(ClassUse(one, use) for one, use in by_class.items())
 
 
 def _nodes(operation: Operation, use: CommonDimension) -> Iterator[tuple[Value, int]]:

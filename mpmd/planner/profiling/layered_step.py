@@ -144,10 +144,10 @@ class LayeredStep:
         return float(math.prod(aval.shape) * aval.dtype.itemsize)
 
 
-def layered(graph: TaskGraph) -> LayeredStep:
+def layered(graph: TaskGraph, flash_attention: bool = False) -> LayeredStep:
     """The layered step of a graph whose stages are layers."""
     ownership = ownership_of(graph)
-    flat = FlatEquations()
+    flat = FlatEquations(flash_attention=flash_attention)
     before = flat.add(before_loops(graph))
     tasks = {member.work: flat.add(member.eqns) for member in graph.stage_work}
     loops = [

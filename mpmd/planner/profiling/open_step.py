@@ -30,7 +30,11 @@ class ProfiledStep(NamedTuple):
 
 @without_garbage_collection()
 def profile_step(
-    step: Callable, args: tuple, kwargs: Mapping[str, Any], num_layers: int | None = None
+    step: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    num_layers: int | None = None,
+    flash_attention: bool = False,
 ) -> ProfiledStep:
     """Profiles ``step(*args, **kwargs)``.
 
@@ -38,6 +42,7 @@ def profile_step(
       step: a train step with loops over microbatches, or without; static arguments are bound.
       args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
       num_layers: the number of layers of a step that leaves its stages open; ``None``: as many as are found.
+      flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
 
     Raises: ``CompileError`` as ``mpmd.jit``.
     """
@@ -45,8 +50,8 @@ def profile_step(
     written = stages_of(step, args, kwargs, each_layer)
     graph = traced_layers(step, args, kwargs, written, each_layer)
     if not graph.step.loops:
-        return ProfiledStep(loop_profiles(whole_step(graph)), (), graph)
-    in_layers = layered(graph)
+        return ProfiledStep(loop_profiles(whole_step(graph, flash_attention)), (), graph)
+    in_layers = layered(graph, flash_attention)
     rows = math.gcd(*(loop.rows for loop in in_layers.loops if loop.num_microbatches == 1))
     open_loops = _open_loops(step, args, kwargs, written, rows)
     profiles = loop_profiles(_with_open_loops(in_layers, open_loops))

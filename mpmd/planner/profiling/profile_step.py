@@ -140,6 +140,6 @@ def _products(members: Iterable[ClassedOperation]) -> dict[str, ProductWork]:
     """The products of a task, by the names of their rates."""
     products: dict[str, ProductWork] = {}
     for operation, work, _ in members:
-        if (name := product_kind(operation.eqn)) is not None:
+        if work and (name := product_kind(operation.eqn)) is not None:
             products = added(products, {name: ProductWork(float(work), 1.0).times(operation.times)})
     return products

@@ -90,8 +90,8 @@ class Sharing:
     def _operation(self, member: ClassedOperation, accumulated: Container[Value]) -> Shared:
         operation = member.operation
         uses = [use for of_class, use in member.uses if of_class in self._divided]
-        whole = sum(self._moved(value) for value in operation.reads if value is not None)
-        alone = Shared(reduced=whole, all_reduces=float(whole > 0))
+        gathered = [self._moved(value) for value in operation.reads if value is not None]
+        alone = Shared(reduced=sum(gathered), all_reduces=float(sum(nbytes > 0 for nbytes in gathered)))
         ways = [self._way(member, use, accumulated) for use in uses] or [alone]
         best = min(ways, key=lambda way: (way.reduced, len(way.partial)))
         times = operation.times

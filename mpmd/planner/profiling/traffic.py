@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mpmd.compiler.jaxprs.cost import is_fused
 from mpmd.compiler.jaxprs.flat import Operation, Value
+from mpmd.compiler.jaxprs.kernels import call_work
 from mpmd.compiler.jaxprs.work import has_product
 from mpmd.planner.fusions import memory_values
 
@@ -53,8 +54,11 @@ def traffic(
         )
         last |= dict.fromkeys(read, position)
         results = [value for value in operation.makes if value in written]
-        if results:
+        if (of_calls := call_work(operation.eqn)) is not None:
+            total += operation.times * of_calls.nbytes
+        elif results:
             moved = operation.times * sum(map(nbytes, {*results, *read}))
+            moved *= 1.0 if operation.kernel is None else operation.kernel.bytes_factor
             total += moved
             kernels += operation.times
             beside += 0.0 if has_product(operation.eqn) else moved

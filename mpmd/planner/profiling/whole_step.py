@@ -19,7 +19,7 @@ from mpmd.planner.profiling.ownership import Ownership
 _WORK = TaskType("fwd", 0)
 
 
-def whole_step(graph: TaskGraph) -> LayeredStep:
+def whole_step(graph: TaskGraph, flash_attention: bool = False) -> LayeredStep:
     """The step as one task, which takes the whole batch.
 
     The arguments that it returns updated are its weights, and all others its batch. In a function that
@@ -28,15 +28,16 @@ def whole_step(graph: TaskGraph) -> LayeredStep:
     """
     whole = graph.step
     updated = {whole.arguments[argument].var for argument, _ in whole.fed_back}
-    step = _step(graph, updated)
+    step = _step(graph, updated, flash_attention)
     if updated:
         return step
     rows = choose_classes(step, {}, {_WORK: ()})["data"]
     with_rows = {dim.batch for dim in step.loops[0].microbatch if step.classes.of(dim.value, dim.dim) in rows}
-    return _step(graph, {argument.var for argument in whole.arguments} - with_rows)
+    weights = {argument.var for argument in whole.arguments} - with_rows
+    return _step(graph, weights, flash_attention)
 
 
-def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
+def _step(graph: TaskGraph, weights: Collection[Var], flash_attention: bool) -> LayeredStep:
     """The step with these weights."""
     whole = graph.step
     arguments = [argument.var for argument in whole.arguments]
@@ -44,7 +45,7 @@ def _step(graph: TaskGraph, weights: Collection[Var]) -> LayeredStep:
     results = tuple(dict.fromkeys(result.var for result in whole.results))
     constants = [constant.var for constant in whole.constants]
     task = StageWork(_WORK, graph.outer, reads=(*arguments, *constants), makes=results)
-    flat = FlatEquations()
+    flat = FlatEquations(flash_attention=flash_attention)
     tasks = {_WORK: flat.add(graph.outer)}
     dims = [
         MicrobatchDim(var, dim, flat.value(var), dim, size)

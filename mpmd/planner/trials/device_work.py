@@ -26,7 +26,7 @@ from mpmd.compiler.jaxprs.equations import (
     size,
     subjaxprs,
 )
-from mpmd.compiler.jaxprs.kernels import Kernel, kernel_of
+from mpmd.compiler.jaxprs.kernels import NOTHING_AROUND, Around, call_work, kernel_around
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.sharded_dimensions import (
@@ -36,7 +36,6 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     follow_into_scan,
     sharded,
 )
-from mpmd.compiler.jaxprs.source import is_transposed
 from mpmd.compiler.jaxprs.work import operations, product_kind
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.fusions import memory_values
@@ -52,6 +51,8 @@ def device_work(
     mesh: Mapping[str, int],
     outputs: Sequence[ShardedDimensions | None] | None = None,
     free_inputs: Collection[Var] = (),
+    flash_attention: bool = False,
+    around: Around = NOTHING_AROUND,
 ) -> DeviceWork:
     """The work of each device for a jaxpr.
 
@@ -60,6 +61,8 @@ def device_work(
       mesh: the size of each axis. Without axes, the work is that of the whole jaxpr.
       outputs: the required sharding of results; ``None`` for a result whose sharding is free.
       free_inputs: the constant inputs that are in no memory and computed where they are read.
+      flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
+      around: the surroundings of a body.
     """
     eqns = without_remat(jaxpr.eqns)
     known = dict(zip(jaxpr.invars, inputs, strict=True))
@@ -69,7 +72,8 @@ def device_work(
         if isinstance(atom, Var) and required is not None and not any(sharded(atom, known)):
             known[atom] = required
     known = _with_addends(jaxpr, eqns, known)
-    work = _Fusions(jaxpr, eqns, constants, known, mesh).work()
+    arounds = [kernel_around(eqn, around, flash_attention) for eqn in eqns]
+    work = _Fusions(jaxpr, eqns, constants, known, mesh, arounds, flash_attention).work()
     for atom, required in zip(jaxpr.outvars, outputs or (), strict=False):
         if isinstance(atom, Var) and required is not None:
             work += _gathering(atom, sharded(atom, known), required, mesh)
@@ -162,14 +166,16 @@ class _Fusions:
         constants: Collection[Var],
         known: Mapping[Var, ShardedDimensions],
         mesh: Mapping[str, int],
+        arounds: Sequence[Around],
+        flash_attention: bool,
     ):
         self._eqns, self._known, self._mesh = eqns, known, mesh
+        self._arounds, self._flash_attention = arounds, flash_attention
         read_in_memory = {atom for eqn in eqns if not _makes_constants(eqn) for atom in operands(eqn)}
         results = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
         self._free = {*constants} - read_in_memory - results
         self._kept = {*jaxpr.invars, *results} - self._free
         values = memory_values([(eqn, operands(eqn), eqn.outvars) for eqn in eqns], self._kept)
-        self._kernels = [kernel_of(eqn) for eqn in eqns]
         within = self._within_kernels()
         self._written, self._windows = values.written - self._free - within, values.windows - within
         self._sources: dict[Var, frozenset[Var]] = dict.fromkeys(self._free, frozenset())
@@ -186,8 +192,8 @@ class _Fusions:
     def _within_kernels(self) -> set[Var]:
         """The values that kernels of ``mpmd.cost`` make for themselves."""
         inside, outside = set[Var](), set(self._kept)
-        for eqn, kernel in zip(self._eqns, self._kernels, strict=True):
-            if kernel is None:
+        for eqn, around in zip(self._eqns, self._arounds, strict=True):
+            if around.kernel is None:
                 outside.update(operands(eqn))
             else:
                 inside.update(eqn.outvars)
@@ -204,7 +210,7 @@ class _Fusions:
         live: dict[Var, float] = {}
         leaving: dict[int, list[Var]] = collections.defaultdict(list)
         for position, eqn in enumerate(self._eqns):
-            work = self._of(eqn, self._kernels[position])
+            work = self._of(eqn, self._arounds[position])
             total += work
             for var in leaving.pop(position, ()) if is_fused(eqn) else ():
                 held -= live.pop(var, 0.0)  # a fusion can write where it reads
@@ -231,9 +237,12 @@ class _Fusions:
         ]
         return merged_sums(operations, summed, self._kept, self._bytes)
 
-    def _of(self, eqn: JaxprEqn, kernel: Kernel | None) -> DeviceWork:
+    def _of(self, eqn: JaxprEqn, around: Around) -> DeviceWork:
         if bodies := subjaxprs(eqn):
-            return self._of_bodies(eqn, bodies)
+            return self._of_bodies(eqn, bodies, around)
+        if call_work(eqn) is not None:
+            return self._of_call(eqn)
+        kernel = around.kernel
         axes = set().union(*(axes_in(sharded(var, self._known)) for var in eqn.outvars))
         summed, moved = _crossing(eqn, [sharded(atom, self._known) for atom in eqn.invars], axes)
         written = [var for var in eqn.outvars if var in self._written and not is_dropped(var)]
@@ -251,8 +260,9 @@ class _Fusions:
         nbytes = written_bytes + sum(map(self._bytes, read))
         computed = operations(eqn) / math.prod(self._mesh[axis] for axis in axes | summed)
         if kernel is not None:
-            computed *= kernel.factor(eqn, "bwd" if is_transposed(eqn) else "fwd")
-        kind = product_kind(eqn)
+            computed *= kernel.factor
+            nbytes *= kernel.bytes_factor
+        kind = product_kind(eqn) if computed else None
         return DeviceWork(
             operations=computed,
             nbytes=nbytes,
@@ -264,11 +274,33 @@ class _Fusions:
             products={} if kind is None else {kind: ProductWork(computed, 1.0)},
         )
 
-    def _of_bodies(self, eqn: JaxprEqn, bodies: Sequence[Jaxpr]) -> DeviceWork:
+    def _of_call(self, eqn: JaxprEqn) -> DeviceWork:
+        """The work of a kernel of which ``mpmd.cost`` has numbers; what it cannot divide is gathered."""
+        work = call_work(eqn)
+        assert work is not None, "an equation with the operands of a kernel has its work"
+        divided, gathered = set[str](), dict[str, float]()
+        for atom, whole in zip(eqn.invars, eqn.params["whole"], strict=True):
+            for d, axes in enumerate(sharded(atom, self._known)):
+                if d not in whole:
+                    divided.update(axes)
+                    continue
+                for axis in axes:
+                    moved = self._bytes(atom) * self._mesh[axis] / 2
+                    gathered[axis] = gathered.get(axis, 0.0) + moved
+        parts = math.prod(self._mesh[axis] for axis in divided)
+        return DeviceWork(
+            operations=work.operations / parts,
+            nbytes=work.nbytes / parts,
+            all_reduced=gathered,
+            all_reduces=dict.fromkeys(gathered, 1),
+            moved=gathered,
+        )
+
+    def _of_bodies(self, eqn: JaxprEqn, bodies: Sequence[Jaxpr], around: Around) -> DeviceWork:
         """The work of a loop, or of the larger branch. A loop of unknown length has one iteration."""
         shardings = [sharded(atom, self._known) for atom in eqn.invars]
         if eqn.primitive is scan_p:
-            return self._of_scan(eqn, bodies[0], shardings)
+            return self._of_scan(eqn, bodies[0], shardings, around)
         works = []
         for body in bodies:
             # The last operands are those of every branch, and the first ones of a loop its constants.
@@ -278,10 +310,19 @@ class _Fusions:
                 for var, dimensions in zip(body.invars, shardings[skipped:], strict=False)
             ]
             inside += [((),) * len(aval_of(var).shape) for var in body.invars[len(inside) :]]
-            works.append(device_work(body, inside, self._mesh))
+            works.append(self._of_body(body, inside, around))
         return max(works, key=lambda work: (work.operations, work.nbytes))
 
-    def _of_scan(self, eqn: JaxprEqn, body: Jaxpr, shardings: Sequence[ShardedDimensions]) -> DeviceWork:
+    def _of_body(
+        self, body: Jaxpr, inside: Sequence[ShardedDimensions], around: Around, **known: Any
+    ) -> DeviceWork:
+        return device_work(
+            body, inside, self._mesh, flash_attention=self._flash_attention, around=around, **known
+        )
+
+    def _of_scan(
+        self, eqn: JaxprEqn, body: Jaxpr, shardings: Sequence[ShardedDimensions], around: Around
+    ) -> DeviceWork:
         """The work of all iterations of a scan."""
         positions = scan_operands(eqn)
         within = follow_into_scan(eqn, shardings, body.eqns, self._mesh)
@@ -295,7 +336,8 @@ class _Fusions:
         ]
         pairs = zip(body.invars, eqn.invars, strict=True)
         free = {var for var, atom in pairs if is_among(atom, self._free)} - {*body.invars[positions.carry]}
-        return device_work(body, inside, self._mesh, stacked, free).times(eqn.params["length"])
+        work = self._of_body(body, inside, around, outputs=stacked, free_inputs=free)
+        return work.times(eqn.params["length"])
 
     def _bytes(self, atom: Atom) -> float:
         """The bytes of a value on each device."""

@@ -31,12 +31,15 @@ class PredictedPlan(NamedTuple):
     work: Mapping[str, DeviceWork]
 
 
-def predicted_plan(program: Program) -> PredictedPlan:
+def predicted_plan(program: Program, flash_attention: bool = False) -> PredictedPlan:
     """The plan of a program with predicted shardings and temporaries.
 
     Values are followed across groups as when groups compile, with a compiler that answers at once.
+
+    Args:
+      flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
     """
-    predictions = _Predictions(program)
+    predictions = _Predictions(program, flash_attention)
     resolved = with_chosen_specs(program, choose_specs(program, predictions.compile))
     variants = resolved.compiled
     executables = tuple(
@@ -50,8 +53,8 @@ def predicted_plan(program: Program) -> PredictedPlan:
 class _Predictions:
     """The predicted memory and work of each variant of an executable that was asked for."""
 
-    def __init__(self, program: Program):
-        self._plan = program.plan
+    def __init__(self, program: Program, flash_attention: bool):
+        self._plan, self._flash_attention = program.plan, flash_attention
         self._jaxprs = {
             run.executable: program.jaxprs[group.mpmd_idx, run.task]
             for group in program.plan.programs
@@ -83,7 +86,7 @@ class _Predictions:
             None if spec is None else _fitting(spec, aval, mesh)
             for spec, aval in zip(executable.out_specs, executable.outputs, strict=True)
         ]
-        work = device_work(jaxpr, operands, mesh, fixed_results)
+        work = device_work(jaxpr, operands, mesh, fixed_results, flash_attention=self._flash_attention)
         results = _results(jaxpr, operands, mesh)
         out_specs = tuple(
             fitting(as_spec(followed), aval.shape, mesh) if known is None else known

@@ -115,7 +115,7 @@ def lower(
 def simulated(step: LoweredStep, candidate: Candidate, cluster: Hardware) -> Realized:
     """The plan of a candidate with its costs by the work of the plan's equations."""
     device_ranges = device_ranges_of(candidate.submeshes)
-    predicted = predicted_plan(step.compiled.program)
+    predicted = predicted_plan(step.compiled.program, cluster.flash_attention)
     seconds = task_seconds(predicted.plan, predicted.work, cluster, device_ranges)
     alone = {key: time * time_alone(cluster) for key, time in seconds.items()}
     costs = _costs(predicted.plan, alone, cluster, device_ranges)

@@ -87,7 +87,7 @@ class Trials:
 
     def __init__(self, step_spec: StepSpec, cluster: Hardware, num_layers: int | None = None):
         self._step_spec, self._cluster = step_spec, cluster
-        profiled = profile_step(step_spec.function, *step_spec.arguments, num_layers)
+        profiled = profile_step(step_spec.function, *step_spec.arguments, num_layers, cluster.flash_attention)
         self.profiles: tuple[LayerProfile, ...] = profiled.profiles
         self.written_schedules = tuple(loop.schedule for loop in profiled.written)
         self._arguments = step_arguments(profiled.graph.step)
