@@ -17,6 +17,7 @@ from mpmd.planner.layer_profile import Kind
 from mpmd.planner.reasons import StepDoesNotFit, shortage, slower_because
 from mpmd.planner.rerank import Limits, Ranking, rerank
 from mpmd.planner.search.multi_loop import loops_as_written, search_loops
+from mpmd.planner.search.unsliced import advice_on_slices
 from mpmd.planner.trials.realize import decisions_of, measured
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.schedules import Schedule
@@ -190,12 +191,21 @@ def _choice(
         kwarg_shardings=kwarg_shardings,
         donate_argnums=trials.donate_argnums,
         memory_margin=memory_margin,
-        notes=ranking.notes,
+        notes=(*ranking.notes, *_advice(trials, ranking, cluster, memory_margin)),
         _step=step_spec.step,
         _static=step_spec.static,
         _realized=ranking.winner,
         _profiles=trials.profiles,
     )
+
+
+def _advice(trials: Trials, ranking: Ranking, cluster: Hardware, memory_margin: float) -> list[str]:
+    """A note on slices, for a step with one loop whose loss has none."""
+    if len(trials.profiles) > 1 or ranking.rows[0].candidate.schedule.slices > 1:
+        return []
+    usable = dataclasses.replace(cluster, memory=cluster.memory * (1 - memory_margin))
+    text = advice_on_slices(trials.profiles[0], usable, ranking.rows)
+    return [text] if text else []
 
 
 def _margin_fault(memory_margin: Any) -> Fault | None:

@@ -119,6 +119,8 @@ class LayerProfile:
       are_stages: whether the user marked the stages, so that each layer is a stage.
       slices: the number of slices that the loss is a loop over, whose layers have the work of all of them; 1
         for a loss of whole microbatches.
+      length: the length of the sequences of integers, such as tokens, that a row of the batch has; 1 where it
+        has none.
       skips: values that go past layers, as source layer, target layer and bytes; values that go to the next
         layer are in its ``entering``.
       tied: layers that share weights, with the bytes; each of the layers counts them among its own.
@@ -144,3 +146,4 @@ class LayerProfile:
     specs: Mapping[Kind, Mapping[int, int]]
     decision_index: int | None = 0
     slices: int = 1
+    length: int = 1
