@@ -28,14 +28,9 @@ RELATIVE_LIMIT = 1e-4  # of each leaf's norm
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = parse_arguments(argv)
+    args, config, bounds = parse_arguments(argv)
     if not args.ray:
         common.fake_devices(args.stages)
-    try:
-        config = gpt.GPTConfig(args.layers, args.d_model, args.heads, args.seq_len, args.stages)
-        bounds = mpmd.slice_bounds(args.seq_len, args.slices, attention_share=attention_share(args))
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
     print(f"slices of {', '.join(str(b - a) for a, b in itertools.pairwise(bounds))} bytes")
     params = gpt.init_params(jax.random.key(0), config)
     text, _ = text_data.standard_library()
@@ -110,7 +105,8 @@ def train(step, params: dict, batches) -> tuple[dict, list[float]]:
     return {"params": state[0], **moments}, [float(loss) for loss in losses]
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, gpt.GPTConfig, tuple[int, ...]]:
+    """The arguments, the sizes of the model, and the bounds of slices of equal work."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--stages", type=int, default=4, help="stages, each on a group of its own (default: 4)")
@@ -123,7 +119,21 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--heads", type=int, default=4)
     add("--steps", type=int, default=3)
     common.add_mesh_arguments(parser)
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for name in ("slices", "microbatches", "rows", "seq_len", "d_model", "heads", "steps"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    if args.stages < 2:
+        parser.error("--stages must be at least 2: slices wait for one another, so one group saves nothing")
+    try:
+        config = gpt.GPTConfig(args.layers, args.d_model, args.heads, args.seq_len, args.stages)
+        return (
+            args,
+            config,
+            mpmd.slice_bounds(args.seq_len, args.slices, attention_share=attention_share(args)),
+        )
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -296,7 +296,7 @@ class RecoveringRuntime(RuntimeBase):
             with jax.debug_nans(False), jax.debug_infs(False):
                 self.captures.write(kept.program, task, to)
         except (OSError, RuntimeError) as fault:  # what was found is to be told in any case
-            text = f"find_nan: {kept.captured.task} could not be written to {to}: {fault}"
+            text = f"find_nan: {kept.captured.text} could not be written to {to}: {fault}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
             return False
         return True

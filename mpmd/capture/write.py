@@ -107,6 +107,7 @@ class CaptureWriter:
         record = TaskRecord(
             format=FORMAT,
             task=captured.task,
+            text=captured.text,
             group=captured.mpmd_idx,
             error=kept.error,
             inputs=tuple(

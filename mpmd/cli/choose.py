@@ -13,7 +13,7 @@ from mpmd.planner.cluster import Cluster, HeterogeneousCluster
 from mpmd.planner.cluster_file import read_file
 from mpmd.planner.hardware import has_default
 from mpmd.render import draw_timeline
-from mpmd.schedules.families import FAMILIES
+from mpmd.schedules.families import ALL_FAMILIES
 from mpmd.simulate import Link
 
 _NUMBERS: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         of_cluster.add_argument(_option(name), type=number, nargs=2, metavar=("S", "B"), help=text)
     fixed = parser.add_argument_group("constraints, beside --groups and --submesh")
     fixed.add_argument("--num-stages", type=count, metavar="S", help="stages of all groups")
-    fixed.add_argument("--schedule", metavar="NAME", help=", ".join(FAMILIES))
+    fixed.add_argument("--schedule", metavar="NAME", help=", ".join(ALL_FAMILIES))
     fixed.add_argument("--num-microbatches", type=count, metavar="M", help="of a step")
     for name, text in (("remat", "compute layers again in the backward"), ("fsdp", "divide weights, too")):
         fixed.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)

@@ -51,10 +51,11 @@ def in_order(of_loops: Mapping[int, Decisions]) -> tuple[Decisions, ...]:
 
 
 class _Trace:
-    """One trace of a step. It counts the loops."""
+    """One trace of a step. It counts the loops, and collects the numbers of slices of ``mpmd.slices``."""
 
-    def __init__(self) -> None:
+    def __init__(self, slices: set[int]) -> None:
         self.loops = itertools.count()
+        self.slices = slices
 
 
 # The contexts are part of the keys of JAX's caches: functions under ``jax.jit`` are traced anew for other
@@ -78,6 +79,13 @@ def next_loop() -> Iterator[int]:
     number = next(trace.loops) if trace else 0
     with _decisions(of_loops[number] if number < len(of_loops) else _decisions.value):
         yield number
+
+
+def note_slices(number: int) -> None:
+    """Notes that the step that is being traced cuts a sequence into so many slices."""
+    trace = _trace.value
+    if trace:
+        trace.slices.add(number)
 
 
 def marked_as_decided(fun: Callable, schedule: Schedule | None) -> Callable:
@@ -119,12 +127,16 @@ def _marking_layers(
     return dataclasses.replace(decisions, mark_layers=mark_layers)
 
 
-def decided(fun: Callable, decisions: Decisions) -> Callable:
-    """The function, traced under decisions."""
+def decided(fun: Callable, decisions: Decisions, slices: set[int] | None = None) -> Callable:
+    """The function, traced under decisions.
+
+    Args:
+      slices: gets the numbers of slices that the function cuts sequences into.
+    """
 
     @functools.wraps(fun)
     def under_decisions(*args, **kwargs):
-        with _decisions(decisions), _trace(_Trace()):
+        with _decisions(decisions), _trace(_Trace(set() if slices is None else slices)):
             return fun(*args, **kwargs)
 
     return under_decisions

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from mpmd.language.decisions import note_slices
 from mpmd.util.tables import first_few
 from mpmd.validation import (
     Fault,
@@ -113,6 +114,7 @@ def slices(tree: Tree, bounds: Sequence[int], axis: int = 1) -> tuple[Tree, ...]
     raise_faults(int_fault("axis", axis, -math.inf), *_bounds_faults(bounds))
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     _check_leaves([(f"tree{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves], bounds[-1], axis)
+    note_slices(len(bounds) - 1)
     return tuple(
         jax.tree.unflatten(treedef, [_cut(leaf, start, stop, axis) for _, leaf in leaves])
         for start, stop in itertools.pairwise(map(int, bounds))

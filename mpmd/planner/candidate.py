@@ -6,7 +6,7 @@ import dataclasses
 
 from mpmd.planner.expected_errors import EXPECTED_ERRORS
 from mpmd.planner.submesh import Submesh
-from mpmd.schedules import Schedule
+from mpmd.schedules import Schedule, Seq1F1B
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,12 @@ class Candidate:
     @property
     def settings(self) -> tuple[int, bool, bool, bool]:
         """The settings on which the costs of its layers depend, beside the submesh of their group."""
-        return self.num_microbatches, self.remat, self.fsdp, self.gather_once
+        return self.num_passes, self.remat, self.fsdp, self.gather_once
+
+    @property
+    def num_passes(self) -> int:
+        """The passes of a step through the stages: the slices of all microbatches."""
+        return self.num_microbatches * self.schedule.slices
 
     @property
     def shared(self) -> tuple[tuple[Submesh, ...], bool, bool]:
@@ -58,6 +63,17 @@ class Candidate:
     def stages_per_group(self) -> int:
         """The stages of the group that has fewest, at least 1."""
         return max(1, self.schedule.num_stages // self.schedule.mpmd_dim)
+
+    @property
+    def schedule_text(self) -> str:
+        """The name of its schedule, with the options of slices, such as ``eager Seq1F1B of 4 slices``."""
+        schedule = self.schedule
+        if schedule.slices == 1:
+            return schedule.name
+        name = f"{schedule.name} of {schedule.slices} slices"
+        if not isinstance(schedule, Seq1F1B):
+            return name
+        return f"{'eager ' * schedule.eager}{name}{' with split backwards' * schedule.split_backward}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def _loop_texts(candidate: Candidate) -> list[str]:
     parts = []
     stages = len(candidate.layers_per_stage)
     if candidate.schedule.mpmd_dim > 1 or stages > 1:
-        parts.append(candidate.schedule.name)
+        parts.append(candidate.schedule_text)
     if stages > candidate.schedule.mpmd_dim:
         parts.append(f"{stages} stages")
     number = candidate.num_microbatches
@@ -181,7 +181,7 @@ def _reason_text(row: Row, others: Sequence[Row]) -> str:
 
 
 def _schedule_names(candidate: Candidate) -> str:
-    return " and ".join(dict.fromkeys(loop.schedule.name for loop in candidate.loops))
+    return " and ".join(dict.fromkeys(loop.schedule_text for loop in candidate.loops))
 
 
 def _cells(number: int, row: Row, examples: int) -> list[str]:
@@ -251,6 +251,7 @@ def _loop_data(candidate: Candidate) -> dict[str, Any]:
         "layers_per_stage": list(candidate.layers_per_stage),
         "schedule": candidate.schedule.name,
         "num_stages": candidate.schedule.num_stages,
+        "slices": candidate.schedule.slices,
         "num_microbatches": candidate.num_microbatches,
         "remat": candidate.remat,
     }

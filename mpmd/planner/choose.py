@@ -167,15 +167,10 @@ def _search(trials: Trials, cluster: AnyCluster, constraints: Constraints, share
 
 
 def _as_written(trials: Trials, cluster: AnyCluster, constraints: Constraints) -> Row | None:
-    """The row of the schedules that the step has itself, if all loops have one and no other is fixed.
-
-    None if they cut microbatches into slices, for which the costs of layers are not known.
-    """
+    """The row of the schedules that the step has itself, if all loops have one and no other is fixed."""
     profiles = trials.profiles
     schedules = [schedule for schedule in trials.written_schedules if schedule is not None]
     if len(schedules) < len(profiles) or constraints.schedule is not None:
-        return None
-    if any(schedule.slices > 1 for schedule in schedules):
         return None
     return loops_as_written(profiles, cluster, schedules, constraints)
 

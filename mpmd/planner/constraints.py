@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from mpmd.planner.layer_profile import Kind
 from mpmd.schedules import Schedule
-from mpmd.schedules.families import FAMILIES
+from mpmd.schedules.families import ALL_FAMILIES
 from mpmd.validation import (
     Fault,
     bool_fault,
@@ -31,7 +31,8 @@ class Constraints:
       num_layers: the number of layers of a step that leaves its stages open.
       num_stages: the number of stages of all groups.
       layers_per_stage: the number of layers of each stage, in order.
-      schedule: a schedule, or the name of a family of ``mpmd.schedules.families.FAMILIES``, of any size.
+      schedule: a schedule, or the name of a family of
+        ``mpmd.schedules.families.ALL_FAMILIES``, of any size.
       num_microbatches: the number of microbatches of a step.
       submesh: the number of devices of a group along each axis, for all groups or one for each; 1 along an
         axis that is left out.
@@ -104,11 +105,6 @@ def _is_submesh(submesh: Any) -> bool:
 
 
 def _schedule_fault(schedule: Any) -> Fault | None:
-    if isinstance(schedule, Schedule) and schedule.slices > 1:
-        return ValueError(
-            f"schedule cuts microbatches into slices, for which mpmd.plan cannot choose: {schedule}; run a "
-            "step with that schedule by mpmd.jit"
-        )
     if schedule is None or isinstance(schedule, Schedule):
         return None
     name = schedule.__name__ if isinstance(schedule, type) else schedule
@@ -117,18 +113,18 @@ def _schedule_fault(schedule: Any) -> Fault | None:
     near = _like(name) if isinstance(name, str) else []
     return ValueError(
         f"schedule must be a schedule, such as mpmd.Std1F1B(4), or one of the families "
-        f"{', '.join(FAMILIES)}, by name or class; not {shown(schedule)}"
+        f"{', '.join(ALL_FAMILIES)}, by name or class; not {shown(schedule)}"
         + (f": did you mean {' or '.join(near)}?" if near else "")
     )
 
 
 def _like(name: str) -> list[str]:
     """The families with such a name, or with a similar one."""
-    lower = {family.lower(): family for family in FAMILIES}
+    lower = {family.lower(): family for family in ALL_FAMILIES}
     parts = [family for family in lower if name and name.lower() in family]
     return [lower[family] for family in parts or difflib.get_close_matches(name.lower(), lower)]
 
 
 def _family(name: str) -> str | None:
-    """The name of a family as ``FAMILIES`` spells it, for a name in upper or lower case."""
-    return next((family for family in FAMILIES if family.lower() == name.lower()), None)
+    """The name of a family as ``ALL_FAMILIES`` spells it, for a name in upper or lower case."""
+    return next((family for family in ALL_FAMILIES if family.lower() == name.lower()), None)

@@ -117,6 +117,8 @@ class LayerProfile:
       microbatch_rows: the rows of the microbatch that the layers' numbers are for.
       num_microbatches: the number that the step itself fixes; ``None`` if it is open.
       are_stages: whether the user marked the stages, so that each layer is a stage.
+      slices: the number of slices that the loss is a loop over, whose layers have the work of all of them; 1
+        for a loss of whole microbatches.
       skips: values that go past layers, as source layer, target layer and bytes; values that go to the next
         layer are in its ``entering``.
       tied: layers that share weights, with the bytes; each of the layers counts them among its own.
@@ -141,3 +143,4 @@ class LayerProfile:
     has_backward: bool
     specs: Mapping[Kind, Mapping[int, int]]
     decision_index: int | None = 0
+    slices: int = 1

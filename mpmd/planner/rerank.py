@@ -333,8 +333,8 @@ def _simpler(fitting: Sequence[Row]) -> list[Row]:
 
 
 def _num_tasks(candidate: Candidate) -> int:
-    """The number of stages times that of microbatches, of all loops."""
-    return sum(loop.schedule.num_stages * loop.num_microbatches for loop in candidate.loops)
+    """The number of stages times that of passes through them, of all loops."""
+    return sum(loop.schedule.num_stages * loop.num_passes for loop in candidate.loops)
 
 
 def _is_measured(entry: tuple[Row, Realized]) -> bool:

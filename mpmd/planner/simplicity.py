@@ -13,7 +13,9 @@ whose costs no prediction knows well."""
 def complexity(candidate: Candidate) -> tuple[bool, bool]:
     """Whether a candidate has unequal groups, and whether it has a schedule that few pipelines run with."""
     unusual = any(
-        not isinstance(loop.schedule, KNOWN_SCHEDULES) and len(loop.submeshes) > 1 for loop in candidate.loops
+        len(loop.submeshes) > 1
+        and (not isinstance(loop.schedule, KNOWN_SCHEDULES) or loop.schedule.slices > 1)
+        for loop in candidate.loops
     )
     return len(set(candidate.submeshes)) > 1, unusual
 
@@ -26,6 +28,6 @@ def may_be_as_fast(prediction: Prediction, fastest: Prediction) -> bool:
 def less_simple_because(candidate: Candidate, best: Candidate) -> str:
     """The reason why a candidate is less simple than the best; empty if it is not."""
     pairs = zip(complexity(candidate), complexity(best), strict=True)
-    names = ", ".join(dict.fromkeys(loop.schedule.name for loop in candidate.loops))
+    names = ", ".join(dict.fromkeys(loop.schedule_text for loop in candidate.loops))
     texts = ("its groups differ", f"{names} is less usual")
     return next((text for text, (here, there) in zip(texts, pairs, strict=True) if here and not there), "")

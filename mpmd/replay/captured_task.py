@@ -156,7 +156,7 @@ class CapturedTask:
     def __repr__(self) -> str:
         failed = f", which had failed: {self.record.error}" if self.record.error else ""
         return (
-            f"{self.record.task} of group {self.record.group} with {len(self._inputs)} inputs and "
+            f"{self.record.text} of group {self.record.group} with {len(self._inputs)} inputs and "
             f"{len(self.record.results)} results{failed}"
         )
 

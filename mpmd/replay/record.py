@@ -72,6 +72,7 @@ class TaskRecord:
     Attributes:
       format: the version of the directory.
       task: its name in the plan.
+      text: that with its stage, slice and loop to users, where these are not the number in the name.
       group: the number of its group in the mesh.
       error: the message with which it failed, or its value was refused; ``None`` if it is well.
       results: without digests if it failed before it had any.
@@ -86,6 +87,7 @@ class TaskRecord:
 
     format: int
     task: str
+    text: str
     group: int
     error: str | None
     inputs: tuple[ValueRecord, ...]

@@ -113,7 +113,7 @@ def text(result: Replay) -> str:
 
 def _lines(result: Replay) -> Iterator[str]:
     record, evaluation = result.task.record, result.evaluation
-    yield f"{record.task} of group {record.group}, captured {record.written} on {record.device}"
+    yield f"{record.text} of group {record.group}, captured {record.written} on {record.device}"
     if record.error:
         yield f"it had failed: {record.error}"
     yield from _about_results(result)
@@ -203,6 +203,7 @@ def as_json(result: Replay) -> dict[str, Any]:
     record, evaluation, differing = result.task.record, result.evaluation, result.differing
     return {
         "task": record.task,
+        "text": record.text,
         "group": record.group,
         "error": record.error,
         "fault": result.has_fault,

@@ -88,7 +88,8 @@ class RunTask:
         before = None if recording is None else (time.perf_counter_ns(), recording.processor_time())
         if state.keeper is not None:
             donated = [i for i, slot in enumerate(self.inputs) if slot in self.donated]
-            state.keeper.begin(self.label, [table[slot] for slot in self.inputs], donated)
+            operands = [table[slot] for slot in self.inputs]
+            state.keeper.begin(self.label, self.text, operands, donated)
         try:
             with jax.profiler.TraceAnnotation(self.label, group=self.mpmd_idx):
                 results = self.call(*[table[slot] for slot in self.inputs])

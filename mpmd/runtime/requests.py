@@ -110,7 +110,8 @@ class Captured:
     Attributes:
       capture: the request.
       mpmd_idx: the group.
-      task: as text.
+      task: its name in the plan.
+      text: that with its stage, slice and loop to users, where these are not the number in the name.
       num_inputs, num_results: how many there are; no results where it failed.
       lost: the positions of operands that the task has taken over before it failed.
       platform, device_kind: of the group's devices.
@@ -120,6 +121,7 @@ class Captured:
     capture: Capture
     mpmd_idx: int
     task: str
+    text: str
     num_inputs: int
     num_results: int
     lost: tuple[int, ...]

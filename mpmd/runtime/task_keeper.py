@@ -29,17 +29,23 @@ class TaskKeeper:
         self._capture = capture
         self._copies_donated = copies_donated
         self._task: str | None = None
+        self._text = ""
         self._operands: list[Any] = []
         self._results: list[Any] = []
 
-    def begin(self, task: str, operands: Sequence[Any], donated: Collection[int]) -> None:
-        """Notes a task that is about to run; ``donated`` are the positions of what it takes over."""
+    def begin(self, task: str, text: str, operands: Sequence[Any], donated: Collection[int]) -> None:
+        """Notes a task that is about to run.
+
+        Args:
+          text: the task's name in errors.
+          donated: the positions of what it takes over.
+        """
         if self._capture.task not in (None, task):
             return
         is_named = self._capture.task is not None
         self._operands.clear()  # of the task before: what it has freed must be free
         self._results.clear()
-        self._task = task
+        self._task, self._text = task, text
         self._operands += [
             _copied(value) if is_named or (self._copies_donated and i in donated) else value
             for i, value in enumerate(operands)
@@ -74,6 +80,7 @@ class TaskKeeper:
             capture=self._capture,
             mpmd_idx=mpmd_idx,
             task=self._task,
+            text=self._text,
             num_inputs=len(self._operands),
             num_results=len(self._results),
             lost=lost,

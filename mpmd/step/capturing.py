@@ -44,15 +44,15 @@ def _group_of(plan: Plan, task: str, mpmd_idx: int | None) -> int:
     Raises: ``ValueError`` when no group, or not this one, runs such a task.
     """
     tasks = {program.mpmd_idx: [run.label for run in program.runs] for program in plan.programs}
+    texts = {run.label: plan.task_text(run.task) for program in plan.programs for run in program.runs}
     groups = [group for group, names in tasks.items() if task in names]
     if mpmd_idx is None and groups:
         return groups[0]
     if mpmd_idx in groups:
         return mpmd_idx
     if groups:
-        raise ValueError(f"mpmd_idx: group {mpmd_idx} does not run {task}, which groups {groups} run")
-    names = dict.fromkeys(name for of_group in tasks.values() for name in of_group)
-    similar = difflib.get_close_matches(task, names, n=5) or list(names)
+        raise ValueError(f"mpmd_idx: group {mpmd_idx} does not run {texts[task]}, which groups {groups} run")
+    similar = [texts[name] for name in difflib.get_close_matches(task, texts, n=5) or texts]
     raise ValueError(f"task: the step has no task {task!r}; tasks are {first_few(similar, 5)}")
 
 
@@ -91,7 +91,7 @@ def write_named(
         try:
             write_kept(runtime, writer, captured, error, lambda: Path(to))
         except (OSError, RuntimeError) as fault:  # the caller has to get the state
-            text = f"step.capture: {captured.task} could not be written to {os.fspath(to)}: {fault}"
+            text = f"step.capture: {captured.text} could not be written to {os.fspath(to)}: {fault}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
     if error is not None:
         future.reply(mpmd_idx)
@@ -161,7 +161,7 @@ class FailureCapture:
             else:
                 to = partial(_new_directory, directory, captured.task)
                 path = write_kept(runtime, writer, captured, error, to)
-                task = f"{captured.task} of group {captured.mpmd_idx}"
+                task = f"{captured.text} of group {captured.mpmd_idx}"
                 written = f"mpmd: {task} is in {path}; `mpmd replay {path}` runs it again"
         except Exception as fault:  # the step's own error is what its caller has to see
             written = f"mpmd: the task could not be captured: {type(fault).__name__}: {fault}"

@@ -32,9 +32,8 @@ def mesh_with_another_part(groups, axes):
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(program, id=program.name, marks=[] if program.on_ray else [pytest.mark.slow])
-        for program in PROGRAMS
-        if program.usual
+        pytest.param(program, id=program.name, marks=[] if number % 12 == 0 else [pytest.mark.slow])
+        for number, program in enumerate(program for program in PROGRAMS if program.usual)
     ],
 )
 def test_program(program):

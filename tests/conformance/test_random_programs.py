@@ -138,7 +138,7 @@ def in_memory(instructions, alive):
     return [*held, alive[-1]]
 
 
-@pytest.mark.parametrize("start", range(2))
+@pytest.mark.parametrize("start", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_programs(start):
     # Hypothesis makes variations of the programs that come after the first ten.
     # Groups of several devices take long to compile, so the slow test alone draws them.

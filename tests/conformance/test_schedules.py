@@ -27,7 +27,9 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 @pytest.mark.parametrize(("name", "stages", "groups"), SIZES)
-@pytest.mark.parametrize("microbatches", [1, 2, 4, 5])
+@pytest.mark.parametrize(
+    "microbatches", [1, 5, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4))]
+)
 def test_sizes(name, stages, groups, microbatches):
     step = make_step(mse, SCHEDULES[name](stages, groups))
     assert_parity(step, init(weights(stages)), *batch(microbatches), mesh=mesh_of(groups), steps=1)

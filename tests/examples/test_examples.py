@@ -14,13 +14,13 @@ from tests.support.subprocesses import environment
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def run_example(name: str, *arguments: object, returncode: int = 0) -> str:
+def run_example(name: str, *arguments: object, returncode: int = 0, **variables: str) -> str:
     """Runs ``python examples/name.py`` from the root, which is to end so; what it printed."""
     finished = subprocess.run(
         [sys.executable, f"examples/{name}.py", *map(str, arguments)],
         check=False,
         cwd=ROOT,
-        env=environment(PYTHONPATH=str(ROOT)),
+        env=environment(PYTHONPATH=str(ROOT), **variables),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -127,9 +127,38 @@ def test_long_context_gpt():
     assert bubbles == [33.3, 20.0]
 
 
-def test_long_context_gpt_refuses_in_one_line():
-    printed = run_example("long_context_gpt", *LONG_CONTEXT, "--slices", 17, returncode=1)
-    assert printed.splitlines()[-1].startswith("16 tokens cannot be cut into 17 slices")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--stages", 1],
+            "--stages must be at least 2: slices wait for one another, so one group saves nothing",
+        ),
+        (
+            ["--stages", 0],
+            "--stages must be at least 2: slices wait for one another, so one group saves nothing",
+        ),
+        (["--stages", 3], "2 layers cannot fill 3 stages"),
+        (["--slices", 0], "--slices must be at least 1"),
+        (["--slices", 17], "16 tokens cannot be cut into 17 slices: each slice needs a token at least"),
+        (["--microbatches", 0], "--microbatches must be at least 1"),
+        (["--seq-len", -1], "--seq-len must be at least 1"),
+        (["--heads", 3], "d_model 8 is not a multiple of 3 heads"),
+    ],
+)
+def test_long_context_gpt_refuses_in_one_line(arguments, message, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import long_context_gpt
+
+    with pytest.raises(SystemExit, match="2"):
+        long_context_gpt.parse_arguments([*LONG_CONTEXT, *map(str, arguments)])
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")
+
+
+def test_long_context_gpt_names_the_devices_that_are_missing():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
+    printed = run_example("long_context_gpt", *LONG_CONTEXT, returncode=1, **flags)
+    assert printed.splitlines()[-1] == "{'stage': 2} needs 2 devices; XLA_FLAGS gives 1"
 
 
 def test_workshop_transformer():

@@ -10,6 +10,8 @@ def test_schedules_by_name_class_and_size():
     assert Constraints.of(schedule="std1f1b").schedule == "Std1F1B"
     assert Constraints.of(schedule=Std1F1B).schedule == "Std1F1B"
     assert Constraints.of(schedule=Std1F1B(2)).schedule == Std1F1B(2)
+    assert Constraints.of(schedule="seq1f1b").schedule == "Seq1F1B"
+    assert Constraints.of(schedule=Seq1F1B(4, 2)).schedule == Seq1F1B(4, 2)
 
 
 def test_nothing_is_fixed_by_none():
@@ -33,8 +35,3 @@ def test_all_faults_at_once():
     lines = str(error.value).splitlines()
     names = ("groups", "num_microbatches", "layers_per_stage", "schedule", "submesh", "remat")
     assert [line.split()[0] for line in lines] == list(names)
-
-
-def test_a_schedule_of_slices_is_refused():
-    with pytest.raises(ValueError, match=r"schedule cuts microbatches into slices, .* by mpmd.jit"):
-        Constraints.of(schedule=Seq1F1B(4, 2))

@@ -91,7 +91,7 @@ def worst_ratio(seeds, **sizes):
     ("seeds", "least", "layers", "devices"),
     [
         (range(40), 25, 6, 4),
-        (range(280, 305), 10, 7, 4),
+        pytest.param(range(280, 305), 10, 7, 4, marks=pytest.mark.slow),
         pytest.param(range(305, 380), 30, 7, 4, marks=pytest.mark.slow),
         pytest.param(range(200, 280), 40, 6, 4, marks=pytest.mark.slow),
         pytest.param(range(100, 140), 15, 6, 8, marks=pytest.mark.slow),

@@ -6,6 +6,7 @@ import signal
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import ray
@@ -16,10 +17,12 @@ import mpmd
 from cluster.recovery import Recovery
 from cluster.recovery.process_pool import ProcessPool
 from mpmd.errors import RecoveryError, StateLostError
+from mpmd.runtime.operations import RunTask
 from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
 from tests.support import stacked_state
 from tests.support.digests import digests
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
+from tests.support.programs.sliced_models import VOCABULARY, sliced_loss, train_slices
 
 STEPS = 12
 
@@ -175,6 +178,42 @@ def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_
     assert train(step, disturb, steps=3, state=step.restore(tmp_path / "saved")) == undisturbed
     (report,) = recoveries(recovering_mesh, before + 1)[before:]
     assert report.mpmd_idxs == (1,)
+
+
+@pytest.mark.parametrize(
+    ("mpmd_idx", "task"),
+    [
+        pytest.param(1, "fwd_3__1", id="forward", marks=pytest.mark.slow),
+        pytest.param(0, "bwd_2__1", id="backward"),
+    ],
+)
+def test_a_group_may_die_in_a_slice(recovering_mesh, mpmd_idx, task):
+    """It has keys and values of the slice before, or has added the gradients of the slice behind."""
+    case = train_slices(sliced_loss(), optimizer=CLIPPED_ADAM)
+    step = mpmd.jit(case.step, recovering_mesh, donate_argnums=0)
+    tokens, targets = map(np.asarray, case.batch)
+
+    def die(actor):
+        def perform(run, state):
+            if run.label == task:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return performed(run, state)
+
+        performed, RunTask.perform = RunTask.perform, perform
+
+    def trained(dies_at=None):
+        state, losses = jax.tree.map(jnp.copy, case.state), []
+        for number in range(6):
+            if number == dies_at:
+                ray.get(recovering_mesh.runtime.actors[mpmd_idx].__ray_call__.remote(die))
+            state, (loss, _) = step(state, (tokens + number) % VOCABULARY, targets)
+            losses.append(float(loss))
+        return losses, digests(mpmd.to_host(state))
+
+    before = len(recovering_mesh.recoveries)
+    assert trained(dies_at=4) == trained()
+    (report,) = recoveries(recovering_mesh, before + 1)[before:]
+    assert report.mpmd_idxs == (mpmd_idx,) and report.num_replayed > 0
 
 
 def test_another_group_may_die_during_recovery(local_ray, monkeypatch):

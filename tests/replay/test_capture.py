@@ -12,6 +12,7 @@ import pytest
 import mpmd
 from mpmd.errors import NonFiniteError, TaskError
 from mpmd.replay import CapturedTask, load
+from mpmd.replay.report import replay, text
 from mpmd.runtime.captures import Captures, directory_fault
 from mpmd.runtime.fetch_kept import fetch_kept
 from mpmd.runtime.requests import Capture
@@ -233,6 +234,50 @@ def test_wrong_arguments(tmp_path, options, error, message):
         with pytest.raises(error, match=message):
             step.capture(*arguments(), **{"to": tmp_path / "task", **options})
     assert not (tmp_path / "task").exists()
+
+
+def sliced(w, xs):
+    """The gradient of a loss over two slices of each row, each of which reads the state before it."""
+
+    def loss_fn(w, x):
+        state, total = 0.0, 0.0
+        for part in mpmd.slices(x, (0, 2, 4)):
+            state = jnp.sqrt(part @ w[0] + state)
+            h = mpmd.mark_stage_end(state)
+            total += jnp.sum(h @ w[1])
+        return total
+
+    return mpmd.treduce(
+        lambda x: jax.grad(loss_fn)(w, x), mpmd.microbatches(xs, 2), mpmd.Seq1F1B(2, 2), operation=mpmd.Add
+    )
+
+
+def test_a_task_of_a_slice_is_named_with_it(mesh, tmp_path):
+    w, x = jnp.stack([jnp.eye(2)] * 2), np.ones((2, 4), np.float32)
+    step = mpmd.jit(sliced, mesh).compile(w, x)
+    step.capture(w, x, task="bwd_3__1", to=tmp_path / "task")
+    captured = load(tmp_path / "task")
+    assert (captured.record.task, captured.record.text) == ("bwd_3__1", "bwd_3__1 (stage 1, slice 1)")
+    assert repr(captured).startswith("bwd_3__1 (stage 1, slice 1) of group 1 with")
+    lines = text(replay(captured)).splitlines()
+    assert lines[0].startswith("bwd_3__1 (stage 1, slice 1) of group 1, captured ")
+    assert lines[1].endswith("all have the recorded bits")
+
+
+def test_errors_name_the_slice_of_a_task(mesh, tmp_path):
+    w, x = jnp.stack([jnp.eye(2)] * 2), np.ones((2, 4), np.float32)
+    x[1, 2] = -9  # the second slice of microbatch 1
+    step = mpmd.jit(sliced, mesh).compile(w, x)
+    name = "fwd_2__1 (stage 0, slice 1)"
+    with jax.debug_nans(True), pytest.raises(NonFiniteError, match=re.escape(name)) as raised:
+        jax.block_until_ready(step(w, x))
+    assert raised.value.__notes__[0].startswith(f"mpmd: {name} of group 0 is in ")
+    for wrong, message in (
+        ({"task": "fwd_2__1", "mpmd_idx": 1}, f"group 1 does not run {name}, which groups [0] run"),
+        ({"task": "fwd_4__1"}, f"the step has no task 'fwd_4__1'; tasks are {name}, "),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            step.capture(w, x, to=tmp_path / "other", **wrong)
 
 
 def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):

@@ -31,7 +31,9 @@ VALUE = ValueRecord("w", "float32", (), None, None, False, False, 0, 0)
 def record(without_executable="none"):
     submesh, values = (("data", 1),), (VALUE, VALUE)
     texts = ("cpu", "cpu", {}, {}, "2026-01-01")
-    return TaskRecord(1, "fwd_0__0", 0, None, values, (VALUE,), submesh, "e", without_executable, *texts)
+    return TaskRecord(
+        1, "fwd_0__0", "fwd_0__0", 0, None, values, (VALUE,), submesh, "e", without_executable, *texts
+    )
 
 
 def add(reads=(0, 1), makes=(2,), **changes):

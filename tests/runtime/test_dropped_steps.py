@@ -173,24 +173,34 @@ def test_an_interrupt_of_a_wait_drops_what_no_group_has_begun(trained, blocked, 
 
 
 def test_an_interrupt_reaches_a_thread_that_waits(trained, blocked, monkeypatch):
+    """The signal is sent until it is handled: one that comes just before a thread blocks does not wake it."""
     step, state = trained
     state, _ = queue_steps(step, state, blocked, 2)
-    reply, waiting = StepFuture.reply, threading.Event()
+    reply, waiting, heard = StepFuture.reply, threading.Event(), threading.Event()
 
     def waited_for(future, mpmd_idx):
         waiting.set()
         return reply(future, mpmd_idx)
 
+    def hear(number, frame):
+        if not heard.is_set():
+            heard.set()
+            signal.default_int_handler(number, frame)
+
     def send():
         assert waiting.wait(SECONDS)
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        while not heard.wait(0.1):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     monkeypatch.setattr(StepFuture, "reply", waited_for)
-    sender = threading.Thread(target=send)
-    sender.start()
-    with pytest.raises(KeyboardInterrupt) as raised:
-        jax.block_until_ready(state)
-    sender.join()
+    sender, handler = threading.Thread(target=send), signal.signal(signal.SIGINT, hear)
+    try:
+        sender.start()
+        with pytest.raises(KeyboardInterrupt) as raised:
+            jax.block_until_ready(state)
+        sender.join()
+    finally:
+        signal.signal(signal.SIGINT, handler)
     blocked.let_go()
     assert "1 step was dropped" in notes(raised)
     assert_close(state, after(2))

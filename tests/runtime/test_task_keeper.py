@@ -23,9 +23,9 @@ def kept(keeper):
 
 def test_the_last_task_is_that_which_fails():
     keeper = TaskKeeper(Capture(None, 7), copies_donated=False)
-    keeper.begin("fwd_0__0", [jnp.zeros(2)], ())
+    keeper.begin("fwd_0__0", "fwd_0__0", [jnp.zeros(2)], ())
     keeper.end("fwd_0__0", [jnp.ones(2)])
-    keeper.begin("fwd_0__1", [jnp.full(2, 5.0), np.full(3, 6.0)], ())
+    keeper.begin("fwd_0__1", "fwd_0__1", [jnp.full(2, 5.0), np.full(3, 6.0)], ())
     captured, values = kept(keeper)
     assert (captured.task, captured.mpmd_idx, captured.num_inputs, captured.num_results) == (
         "fwd_0__1",
@@ -40,7 +40,7 @@ def test_the_last_task_is_that_which_fails():
 def test_what_a_task_has_taken_over_is_lost_unless_it_was_copied(copies_donated):
     keeper = TaskKeeper(Capture(None, 0), copies_donated)
     taken, read = jnp.full(2, 5.0), jnp.ones(2)
-    keeper.begin("bwd_1__2", [taken, read], (0,))
+    keeper.begin("bwd_1__2", "bwd_1__2", [taken, read], (0,))
     taken.delete()
     captured, values = kept(keeper)
     assert captured.lost == (() if copies_donated else (0,))
@@ -51,11 +51,11 @@ def test_what_a_task_has_taken_over_is_lost_unless_it_was_copied(copies_donated)
 def test_a_named_task_survives_those_behind_it():
     keeper = TaskKeeper(Capture("fwd_0__0", 1), copies_donated=False)
     operand, result = jnp.full(2, 5.0), jnp.ones(2)
-    keeper.begin("fwd_0__0", [operand], ())
+    keeper.begin("fwd_0__0", "fwd_0__0", [operand], ())
     keeper.end("fwd_0__0", [result])
     operand.delete()
     result.delete()
-    keeper.begin("bwd_0__0", [jnp.zeros(2)], ())
+    keeper.begin("bwd_0__0", "bwd_0__0", [jnp.zeros(2)], ())
     keeper.end("bwd_0__0", [jnp.zeros(2)])
     captured, values = kept(keeper)
     assert captured.task == "fwd_0__0" and captured.lost == ()
@@ -64,13 +64,13 @@ def test_a_named_task_survives_those_behind_it():
 
 def test_nothing_is_kept_of_a_task_that_never_came():
     keeper = TaskKeeper(Capture("fwd_0__0", 1), copies_donated=False)
-    keeper.begin("fwd_0__1", [jnp.zeros(2)], ())
+    keeper.begin("fwd_0__1", "fwd_0__1", [jnp.zeros(2)], ())
     assert keeper.kept(0, DEVICE) is None
 
 
 def test_handles_of_two_captures_differ_from_each_other_and_from_those_of_values():
     def handles(number):
-        captured = Captured(Capture(None, number), 0, "fwd_0__0", 3, 2, (1,), "cpu", "cpu", {})
+        captured = Captured(Capture(None, number), 0, "fwd_0__0", "fwd_0__0", 3, 2, (1,), "cpu", "cpu", {})
         return [handle for handle in captured.handles if handle is not None]
 
     first, second = handles(0), handles(1)
@@ -80,7 +80,7 @@ def test_handles_of_two_captures_differ_from_each_other_and_from_those_of_values
 @pytest.mark.parametrize("value", [np.nan, 1.0], ids=["of before", "made"])
 def test_an_error_says_whether_an_operand_had_a_nan_already(value):
     task, keeper = "fwd_0__0", TaskKeeper(Capture(None, 0), copies_donated=True)
-    keeper.begin(task, [jnp.array([value]), np.array([np.nan], np.float32), jnp.arange(2)], ())
+    keeper.begin(task, task, [jnp.array([value]), np.array([np.nan], np.float32), jnp.arange(2)], ())
     refused = NonFinitePolicy(nans=True, infs=False)
     state = StepState(1, [jnp.array([np.nan])], [], refused, None, None, Activity(), keeper)
     with pytest.raises(NonFiniteError) as caught:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
@@ -31,6 +31,8 @@ class Stages:
       num_microbatches: the number of microbatches of the loop.
       schedule: of the loop; ``None`` if it is open.
       decision_index: the index of the decisions under which the loop is traced.
+      slices: the number of slices of a microbatch, on each of which the stages have marks: that of the
+        schedule, or one that ``mpmd.slices`` cuts a sequence into. 1: the stages have one mark each.
     """
 
     count: int
@@ -38,6 +40,7 @@ class Stages:
     num_microbatches: int
     schedule: Schedule | None
     decision_index: int = 0
+    slices: int = 1
 
 
 ONE_DEVICE = AbstractMesh((1, 1, 1), ("data", "sequence", "model"), (AxisType.Auto,) * 3)
@@ -59,23 +62,48 @@ def stages_of(
 
     Raises: ``ValueError`` for marks that do not fit their scans.
     """
-    closed, _ = traced_within_submesh(decided(step, decisions), args, dict(kwargs or {}), [ONE_DEVICE], None)
-    return tuple(map(_of_loop, _loops(closed.jaxpr)))
+    cuts = set[int]()
+    traced = decided(step, decisions, slices=cuts)
+    closed, _ = traced_within_submesh(traced, args, dict(kwargs or {}), [ONE_DEVICE], None)
+    return tuple(_of_loop(loop, cuts) for loop in _loops(closed.jaxpr))
 
 
-def _of_loop(loop: JaxprEqn) -> Stages:
+def _of_loop(loop: JaxprEqn, cuts: Iterable[int]) -> Stages:
     body: Jaxpr = loop.params["body"]
     ends = _longest_chain(body, _direction(body))
     written = any(not mark.boundary.by_auto_marks for _, mark in marks_in(body))
     schedule = loop.params["schedule"]
     ends_with_mark = written and schedule is not None and schedule.num_stages == ends
+    count, slices = ends if ends_with_mark else ends + 1, 1
+    if written:
+        sizes = [(count, cut) for cut in cuts]
+        sizes += [(schedule.num_stages, schedule.slices)] if schedule else []
+        count, slices = _stages_on_slices(body, sizes) or (count, 1)
     return Stages(
-        count=ends if ends_with_mark else ends + 1,
+        count=count,
         are_written=written,
         num_microbatches=loop.params["length"],
         schedule=schedule,
         decision_index=loop.params["number"],
+        slices=slices,
     )
+
+
+def _stages_on_slices(body: Jaxpr, sizes: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
+    """The numbers of stages and of several slices for which there are as many marks; ``None``: there are not.
+
+    All stages but the last have a mark on each slice, and perhaps the last one has, too.
+
+    Args:
+      sizes: numbers of stages with numbers of slices.
+    """
+    ends = sum(_num_ends(eqn, _direction(body)) for eqn in body.eqns)
+    fitting = (
+        (stages, slices)
+        for stages, slices in sizes
+        if stages > 1 and slices > 1 and ends in (slices * (stages - 1), slices * stages)
+    )
+    return max(fitting, default=None)
 
 
 def _loops(jaxpr: Jaxpr) -> list[JaxprEqn]:
@@ -114,6 +142,13 @@ def _longest_chain(body: Jaxpr, forward: bool) -> int:
 def _marks(eqn: JaxprEqn) -> list:
     mark = mark_of(eqn)
     return [(eqn, mark)] if mark else [pair for inner in subjaxprs(eqn) for pair in marks_in(inner)]
+
+
+def _num_ends(eqn: JaxprEqn, forward: bool) -> int:
+    """The number of all ends of stages in an equation."""
+    if mark_of(eqn) is not None or eqn.primitive.name == "scan":
+        return _ends(eqn, forward)
+    return sum(_num_ends(member, forward) for inner in subjaxprs(eqn) for member in inner.eqns)
 
 
 def _ends(eqn: JaxprEqn, forward: bool) -> int:

@@ -31,7 +31,7 @@ class Duplicate:
     once_per_stage: bool
 
 
-def find_duplicates(body: LoopBody, index: Var) -> dict[Var, Duplicate]:
+def find_duplicates(body: LoopBody, index: Var, has_scalar_weights: bool = False) -> dict[Var, Duplicate]:
     """The duplicates among a loop body's equations, by the variables they define.
 
     An equation is duplicated when it is cheap and reads nothing that a stage computes. An equation that mixes
@@ -42,6 +42,8 @@ def find_duplicates(body: LoopBody, index: Var) -> dict[Var, Duplicate]:
 
     Args:
       index: the variable of the microbatch index.
+      has_scalar_weights: whether floating-point scalars may be parameters, too, and not only settings such as
+        a temperature.
     """
     eqns = [member.eqn for member in body.eqns]
     states = {result.state for result in body.results}  # each belongs to one stage
@@ -59,7 +61,7 @@ def find_duplicates(body: LoopBody, index: Var) -> dict[Var, Duplicate]:
         weights = frozenset().union(*(duplicate.weights for duplicate in known))
         takes_slice = of_microbatch and _takes_slice(eqn, index, duplicates)
         if not takes_slice:
-            weights |= {var for var in outside if is_weight(var)}
+            weights |= {var for var in outside if is_weight(var, has_scalar_weights)}
         if weights and (of_microbatch or has_reduction(eqn)):
             continue
         trivial = takes_slice or not of_microbatch or all(size(var) == 1 for var in reads)
@@ -69,12 +71,12 @@ def find_duplicates(body: LoopBody, index: Var) -> dict[Var, Duplicate]:
     return duplicates
 
 
-def is_weight(var: Atom) -> bool:
-    """Whether an outer value may be a parameter: floating-point and not a scalar."""
+def is_weight(var: Atom, has_scalar_weights: bool = False) -> bool:
+    """Whether an outer value may be a parameter: floating-point, and not a scalar unless those may be."""
     dtype = aval_of(var).dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return False
-    return size(var) > 1 and jnp.issubdtype(dtype, jnp.inexact)
+    return (has_scalar_weights or size(var) > 1) and jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _takes_slice(eqn: JaxprEqn, index: Var, duplicates: Mapping[Var, Duplicate]) -> bool:

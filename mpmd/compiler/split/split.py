@@ -56,6 +56,10 @@ def _split_loop(loop: Loop) -> _SplitLoop:
     duplicates = find_duplicates(body, loop.index)
     # 3. Every other equation belongs to one work.
     assigned = assign(body, duplicates, order)
+    if not assigned and order.num_stages > 1:
+        # No stage has work. That is right for a loop without weights, and wrong where all are scalars.
+        duplicates = find_duplicates(body, loop.index, has_scalar_weights=True)
+        assigned = assign(body, duplicates, order)
     # 4. The loop's results become accumulators of the work that contributes to them.
     accumulation = accumulate(loop, body, assigned, order)
     # 5. Each work gets the duplicates that it reads.

@@ -55,7 +55,7 @@ def profile_step(
     live = tuple(of_loop[loop.decision_index] for loop in graph.step.loops)
     return ProfiledStep(
         tuple(
-            dataclasses.replace(profile, are_stages=loop.are_written)
+            dataclasses.replace(profile, are_stages=loop.are_written, slices=loop.slices)
             for profile, loop in zip(profiles, live, strict=True)
         ),
         live,

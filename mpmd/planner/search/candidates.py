@@ -44,15 +44,16 @@ def cut_candidates(space: SearchSpace, candidate: Candidate) -> Iterator[Candida
 
 def _cuts(space: SearchSpace, candidate: Candidate) -> list[tuple[int, ...]]:
     """The numbers of layers of the stages, for each cut."""
-    num_stages, number = candidate.schedule.num_stages, candidate.num_microbatches
+    num_stages = candidate.schedule.num_stages
     if space.constraints.layers_per_stage is not None:
         return [space.constraints.layers_per_stage]
     if num_stages == 1:
         return [(len(space.profile.layers),)]
-    homes, in_flight = stages_in_flight(candidate.schedule, number)
+    homes, in_flight = stages_in_flight(candidate.schedule, candidate.num_microbatches)
     range_costs = _range_costs(space, candidate, homes)
     share = max(homes.count(group) for group in set(homes))
     pools = [space.model.cluster.pool(candidate.submeshes[home].pool) for home in homes]
+    number = candidate.num_passes
     balanced = [*cuts(range_costs, in_flight, number, [pool.memory / share for pool in pools])]
     # The memory of groups with several stages is only known of whole cuts.
     balanced = balanced or [*cuts(range_costs, in_flight, number, [math.inf] * len(homes))]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from mpmd.planner.search.families import GPIPE_OF_SLICES, SLICED
 from mpmd.schedules.base import OneStagePerGroup, RoundRobin, VShaped
 from mpmd.schedules.families import FAMILIES
 
@@ -122,11 +123,44 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
 """The closed forms by the name of the family; ``ListSchedule`` has none."""
 
 
+def closed_form(name: str, slices: int) -> ClosedForm:
+    """The closed forms of a family; those of ``GPipe`` for one that has none.
+
+    Args:
+      slices: of a microbatch, for a family of slices.
+    """
+    if name not in SLICED:
+        return CLOSED_FORMS.get(name, CLOSED_FORMS["GPipe"])
+    if name == GPIPE_OF_SLICES:
+        return ClosedForm(lambda p, v, m: (p - 1) / slices, lambda p, v, m: m)
+    hops = 1 + ("eager" in name)
+    split = "split" in name
+
+    def on_last_group(p: Array, v: Array, m: Array) -> Array:
+        if not split:
+            return np.minimum(m, 1)
+        # Gradients of weights, which the last group delays most, keep residuals.
+        return np.where(v > 1, in_flight(p, v, m), np.minimum(m, (slices + p - 1) / slices))
+
+    def in_flight(p: Array, v: Array, m: Array) -> Array:
+        of_one_stage = (slices + hops * (p - 1)) / slices
+        return np.minimum(m, np.where(v > 1, 1 + (2 * (p - 1) + hops - 1) / (v * slices), of_one_stage))
+
+    return ClosedForm(
+        fill=lambda p, v, m: (p - 1) / ((3 if split else 1) * v * slices),
+        in_flight=in_flight,
+        spread=lambda p, v, m: in_flight(p, v, m) - on_last_group(p, v, m),
+        split=split,
+    )
+
+
 def takes(name: str, stages_per_group: int) -> bool:
     """Whether a family is searched with so many stages on each group.
 
     With one stage on each, schedules for several stages equal one for a single stage, which is searched.
     """
+    if name in SLICED:
+        return stages_per_group == 1 or name != GPIPE_OF_SLICES
     schedule = FAMILIES[name].schedule
     if issubclass(schedule, VShaped):
         return stages_per_group == 2

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.pools import AnyCluster
-from mpmd.schedules import FAMILIES, Schedule
+from mpmd.planner.search.families import build
+from mpmd.schedules import Schedule, Seq1F1B
 from mpmd.util.tables import first_few
 
 
@@ -97,6 +98,7 @@ def _of_schedule(constraints: Constraints, profile: LayerProfile, devices: int) 
     if profile.has_backward == (name == "ForwardOnly"):
         does = "has backwards" if profile.has_backward else "has no backwards"
         yield f"the step {does}; {name} is for steps that {'have none' if profile.has_backward else 'do'}"
+    yield from _of_slices(schedule, profile)
     if isinstance(schedule, Schedule):
         sizes = (("num_stages", schedule.num_stages), ("groups", schedule.mpmd_dim))
         for field, size in sizes:
@@ -107,6 +109,17 @@ def _of_schedule(constraints: Constraints, profile: LayerProfile, devices: int) 
         yield from _of_family(constraints, profile, devices)
 
 
+def _of_slices(schedule: Schedule | str, profile: LayerProfile) -> Iterator[str]:
+    is_sliced = schedule == Seq1F1B.__name__ or (isinstance(schedule, Schedule) and schedule.slices > 1)
+    if is_sliced and profile.slices == 1:
+        yield (
+            f"{schedule} is for a loss that is a loop over slices of its sequences, as mpmd.slices cuts "
+            "them, with the marks of all stages in each; docs/long_sequences.md shows one"
+        )
+    elif isinstance(schedule, Schedule) and schedule.slices not in (1, profile.slices):
+        yield f"{schedule} has {schedule.slices} slices, and the step's loss is a loop over {profile.slices}"
+
+
 def _of_family(constraints: Constraints, profile: LayerProfile, devices: int) -> Iterator[str]:
     """The refusal of a family that has a schedule of none of the open sizes, for the last of these."""
     assert isinstance(constraints.schedule, str), f"{constraints.schedule} has a size"
@@ -115,7 +128,7 @@ def _of_family(constraints: Constraints, profile: LayerProfile, devices: int) ->
     for groups in [constraints.groups] if constraints.groups else range(1, min(devices, most) + 1):
         for stages in [constraints.num_stages] if constraints.num_stages else range(groups, most + 1):
             try:
-                FAMILIES[constraints.schedule].build(groups, stages)
+                build(constraints.schedule, groups, stages, profile.slices)
             except ValueError as error:
                 refusal = str(error)
             else:

@@ -55,7 +55,7 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
     """The least seconds of any schedule of a candidate's stages."""
     order = order_of(candidate.schedule, candidate.num_microbatches)
     stages = Stages(space.model, candidate, order.homes)
-    number = candidate.num_microbatches
+    number = candidate.num_passes
     forwards, backwards = stages.totals("forward"), stages.totals("backward")
     of_weights = stages.totals("backward_weights") if "bwdA" in order.kinds else [0.0] * len(forwards)
     per_stage = [

@@ -47,8 +47,9 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
     stages = Stages(model, candidate, orders[-1].homes)
     sharing = _CoreSharing.of(stages)
     times = {task_type: sharing.alone * time for task_type, time in _task_times(stages).items()}
-    works = stages.of_groups(_seconds_per_microbatch(times, orders[-1]))
-    loop = _loop(stages, orders, simulated, times, max(*works, sum(works) / sharing.at_once), sharing.at_once)
+    works, slices = stages.of_groups(_seconds_per_pass(times, orders[-1])), candidate.schedule.slices
+    least = slices * max(*works, sum(works) / sharing.at_once)
+    loop = _loop(stages, orders, simulated, times, least, sharing.at_once)
     steps = [sharing.together * seconds for seconds in _step_seconds(stages)]
     seconds = max(end + step for end, step in zip(loop.ends, steps, strict=True))
     longest = max(range(len(steps)), key=lambda group: loop.busy[group] + steps[group])
@@ -59,7 +60,7 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
         communication=reducing / seconds if seconds else 0.0,
         memory=_largest_memory(stages, orders, simulated),
         stage_seconds=tuple(
-            sharing.alone * (forward + backward)
+            slices * sharing.alone * (forward + backward)
             for forward, backward in zip(stages.totals("forward"), stages.totals("backward"), strict=True)
         ),
         source="formula",
@@ -93,8 +94,8 @@ class _CoreSharing:
         )
 
 
-def _seconds_per_microbatch(times: Mapping[TaskType, float], order: Order) -> list[float]:
-    """For each stage, the seconds of its tasks of one microbatch."""
+def _seconds_per_pass(times: Mapping[TaskType, float], order: Order) -> list[float]:
+    """For each stage, the seconds of its tasks of one pass: of a microbatch, or of a slice of one."""
     return [
         sum(times[TaskType(kind, stage)] for kind in sorted(order.kinds)) for stage in range(len(order.homes))
     ]
@@ -129,13 +130,13 @@ def _all_reduce_seconds(
     """For each group, the seconds of a step that go into all-reduces and gathered weights.
 
     Args:
-      works: for each group, the seconds of its tasks of one microbatch.
+      works: for each group, the seconds of its tasks of one pass.
     """
     in_tasks = stages.of_groups(stages.totals("all_reduce"))
     after_loop = stages.of_groups(stages.totals("step_all_reduce"))
     return [
-        sharing.alone * of_microbatch * busy / work + sharing.together * of_step if work else 0.0
-        for of_microbatch, of_step, busy, work in zip(in_tasks, after_loop, loop.busy, works, strict=True)
+        sharing.alone * of_pass * busy / work + sharing.together * of_step if work else 0.0
+        for of_pass, of_step, busy, work in zip(in_tasks, after_loop, loop.busy, works, strict=True)
     ]
 
 

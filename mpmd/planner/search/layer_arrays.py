@@ -29,13 +29,13 @@ class GroupSettings:
     Attributes:
       sizes: of the axes of its submesh, ``INNERMOST_FIRST``.
       links: of these axes; the link of an axis is the slowest one of its rings.
-      num_microbatches, remat, fsdp, gather_once: as of ``Candidate``.
+      num_passes, remat, fsdp, gather_once: as of ``Candidate``.
       pool: of its submesh.
     """
 
     sizes: tuple[int, ...]
     links: tuple[Link, ...]
-    num_microbatches: int
+    num_passes: int
     remat: bool
     fsdp: bool
     gather_once: bool
@@ -78,8 +78,11 @@ class LayerArrays:
         return [1 - share + share / size for share, size in zip(self.divided(field), sizes, strict=True)]
 
     def rows(self, group: GroupSettings) -> float:
-        """The rows of a microbatch, over the rows that the profile's numbers are for."""
-        return self.profile.rows / group.num_microbatches / self.profile.microbatch_rows
+        """The rows of a pass, over the rows that the profile's numbers are for.
+
+        A slice counts as a microbatch of as many tokens: it reads all weights, and adds to all gradients.
+        """
+        return self.profile.rows / group.num_passes / self.profile.microbatch_rows
 
     @functools.cached_property
     def _numbers(self) -> dict[str, Array]:

@@ -22,6 +22,7 @@ from mpmd.planner.pools import AnyCluster
 from mpmd.planner.reasons import StepDoesNotFit, missing_bytes, ranked, shortage
 from mpmd.planner.search.candidates import best_cut, best_of
 from mpmd.planner.search.contradictions import combined, contradictions
+from mpmd.planner.search.families import family_of
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.search import NUM_ROWS, USUAL, SearchBudget, as_written, search
 from mpmd.planner.search.search_space import SearchSpace
@@ -49,7 +50,7 @@ class _Loop:
         Args:
           shared: a candidate with the groups and the decisions that all loops share.
         """
-        schedules = {(row.candidate.schedule.name, row.candidate.stages_per_group) for row in self.rows}
+        schedules = {(family_of(row.candidate.schedule), row.candidate.stages_per_group) for row in self.rows}
         for groups in range(len(shared.submeshes), 0, -1):
             has_schedule = False
             for name, number in sorted(schedules):

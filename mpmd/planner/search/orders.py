@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+from mpmd.ir.slices import SliceNumbers
 from mpmd.ir.tasks import Cell, TaskKind
 from mpmd.planner.search.timed_order import TimedOrder
 from mpmd.schedules import Schedule, TaskLists
@@ -22,8 +23,9 @@ class Order:
       homes: the group of each stage.
       stages: the stages of each group.
       kinds: of the tasks.
-      in_flight: for each group, the numbers of microbatches of its stages between forward and backward, at
-        all moments whose numbers no other moment reaches for every stage.
+      in_flight: for each group, the numbers of microbatches of its stages between forward and backward, or of
+        slices of microbatches, at all moments whose numbers no other moment reaches for every stage.
+      slices: of each microbatch.
     """
 
     tasks: TaskLists
@@ -31,11 +33,12 @@ class Order:
     stages: tuple[tuple[int, ...], ...]
     kinds: frozenset[TaskKind]
     in_flight: tuple[tuple[tuple[int, ...], ...], ...]
+    slices: int
 
     @functools.cached_property
     def timed(self) -> TimedOrder:
         """The lists, ready to be run with costs."""
-        return TimedOrder(self.tasks, self.homes)
+        return TimedOrder(self.tasks, self.homes, self.slices)
 
     @functools.cached_property
     def num_tasks(self) -> int:
@@ -45,8 +48,10 @@ class Order:
 @functools.lru_cache(maxsize=128)
 def order_of(schedule: Schedule, num_microbatches: int) -> Order:
     """The order of a schedule. Raises ``ValueError`` where the schedule does."""
-    tasks = schedule.tasks(num_microbatches)
-    stages = tuple(tuple(sorted({t.stage for cell in cells for t in cell.tasks})) for cells in tasks)
+    tasks, numbers = schedule.tasks(num_microbatches), schedule.numbers
+    stages = tuple(
+        tuple(sorted({numbers.stage_of(t.stage) for cell in cells for t in cell.tasks})) for cells in tasks
+    )
     home_of = {stage: mpmd_idx for mpmd_idx, of_group in enumerate(stages) for stage in of_group}
     return Order(
         tasks=tasks,
@@ -54,12 +59,15 @@ def order_of(schedule: Schedule, num_microbatches: int) -> Order:
         stages=stages,
         kinds=frozenset(task.kind for cell in tasks[0] for task in cell.tasks),
         in_flight=tuple(
-            _most_in_flight(cells, numbers) for cells, numbers in zip(tasks, stages, strict=True)
+            _most_in_flight(cells, of_group, numbers) for cells, of_group in zip(tasks, stages, strict=True)
         ),
+        slices=schedule.slices,
     )
 
 
-def _most_in_flight(cells: Sequence[Cell], stages: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _most_in_flight(
+    cells: Sequence[Cell], stages: tuple[int, ...], numbers: SliceNumbers
+) -> tuple[tuple[int, ...], ...]:
     """The microbatches in flight of a group's stages, as ``Order.in_flight`` has them."""
     position = {stage: index for index, stage in enumerate(stages)}
     counts, moments, grew = [0] * len(stages), set(), False
@@ -69,7 +77,7 @@ def _most_in_flight(cells: Sequence[Cell], stages: tuple[int, ...]) -> tuple[tup
             if grew and change < 0:
                 moments.add(tuple(counts))
                 grew = False
-            counts[position[task.stage]] += change
+            counts[position[numbers.stage_of(task.stage)]] += change
             grew = grew or change > 0
     moments.add(tuple(counts))
     return _maximal(moments)
@@ -97,7 +105,8 @@ def simulated_numbers(schedule: Schedule, num_microbatches: int) -> tuple[int, .
     """
     groups = schedule.mpmd_dim
     first = 2 * groups + min(1, num_microbatches % groups)
-    if 2 * schedule.num_stages * num_microbatches <= MOST_TASKS or first + groups >= num_microbatches:
+    num_tasks = 2 * schedule.num_stages * schedule.slices * num_microbatches
+    if num_tasks <= MOST_TASKS or first + groups >= num_microbatches:
         return (num_microbatches,)
     return first, first + groups
 
@@ -123,7 +132,7 @@ def prolong(
 
 
 def stages_in_flight(schedule: Schedule, num_microbatches: int) -> tuple[tuple[int, ...], list[float]]:
-    """The group of each stage, and its microbatches in flight when its group has most in flight."""
+    """The group of each stage, and its microbatches, or slices, in flight when its group has most of them."""
     simulated = simulated_numbers(schedule, num_microbatches)
     orders = [order_of(schedule, number) for number in simulated]
     counts = []

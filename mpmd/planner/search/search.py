@@ -21,6 +21,7 @@ from mpmd.planner.search.alternatives import alternatives
 from mpmd.planner.search.candidates import best_cut
 from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.exhaustive import best_of_all, is_small
+from mpmd.planner.search.families import family_of
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.improve import improved, rank
 from mpmd.planner.search.infeasible import infeasible
@@ -170,7 +171,7 @@ def _uneven(space: SearchSpace, ordered: list[Evaluation], budget: SearchBudget)
         if len(pools) == 1:
             by_settings.setdefault((candidate.settings, *pools), []).append(candidate)
     for alike in [*by_settings.values()][: budget.settings]:
-        schedules = {(one.schedule.name, one.stages_per_group): None for one in alike}
+        schedules = {(family_of(one.schedule), one.stages_per_group): None for one in alike}
         for submeshes in uneven_submeshes(space, alike[0]):
             for family, stages_per_group in [*schedules][:3]:
                 num_stages = len(submeshes) * stages_per_group

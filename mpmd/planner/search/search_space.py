@@ -16,10 +16,11 @@ from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
+from mpmd.planner.search.families import SLICED, build, family_of, with_options
 from mpmd.planner.search.partition import unevenness
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
-from mpmd.schedules import FAMILIES, Schedule, Std1F1B
+from mpmd.schedules import Schedule, Std1F1B
 
 Array = np.ndarray
 
@@ -181,12 +182,14 @@ class SearchSpace:
         """The families of schedules, each with a number of stages per group."""
         if isinstance(self.constraints.schedule, Schedule):
             schedule = self.constraints.schedule
-            return [(schedule.name, schedule.num_stages / schedule.mpmd_dim)]
+            return [(family_of(schedule), schedule.num_stages / schedule.mpmd_dim)]
         names = [name for name in CLOSED_FORMS if (name == "ForwardOnly") != self.profile.has_backward]
+        if self.profile.slices > 1 and self.profile.has_backward:
+            names += SLICED
         most = len(self.profile.layers)
         numbers = sorted({*range(1, min(most, 4) + 1)} | {most // p for p in range(1, most + 1)})
         if self.family:
-            return [(self.family, v) for v in numbers]
+            return [(name, v) for name in with_options(self.family) for v in numbers]
         return [(name, v) for name in names for v in numbers if takes(name, v)]
 
     def stands_alone(self, family: str, stages_per_group: float) -> bool:
@@ -210,7 +213,7 @@ class SearchSpace:
         if isinstance(constraints.schedule, Schedule):
             return constraints.schedule
         try:
-            return FAMILIES[family].build(groups, num_stages)
+            return build(family, groups, num_stages, self.profile.slices)
         except ValueError:
             return None
 

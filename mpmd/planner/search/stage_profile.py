@@ -94,7 +94,7 @@ def stage_profile(profile: LayerProfile, cluster: AnyCluster, candidate: Candida
 
 def _rows(profile: LayerProfile, cluster: AnyCluster, candidate: Candidate) -> Iterator[StageCost]:
     model = CostModel(profile, cluster)
-    space, alone = SearchSpace(model, Constraints()), time_alone(cluster)
+    space, alone, slices = SearchSpace(model, Constraints()), time_alone(cluster), candidate.schedule.slices
     submeshes = [*candidate.submeshes]
     submeshes += [
         submesh for submesh in space.submeshes if space.divides((submesh,), candidate.num_microbatches)
@@ -106,7 +106,8 @@ def _rows(profile: LayerProfile, cluster: AnyCluster, candidate: Candidate) -> I
             for submesh in ordered:
                 until = model.table(model.group_settings(DeviceRange(0, submesh), candidate)).until
                 forward, backward = (
-                    alone * float(until[name][stop] - until[name][first]) for name in ("forward", "backward")
+                    slices * alone * float(until[name][stop] - until[name][first])
+                    for name in ("forward", "backward")
                 )
                 nodes = -(-submesh.num_devices // cluster.pool(submesh.pool).devices_per_node)
                 yield StageCost(

@@ -15,11 +15,13 @@ import numpy as np
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import DeviceRange, message_link
-from mpmd.planner.search.closed_forms import CLOSED_FORMS
+from mpmd.planner.search.closed_forms import closed_form
+from mpmd.planner.search.families import SLICED
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import Table
 from mpmd.planner.shared_cores import time_together
 from mpmd.planner.submesh import Submesh
+from mpmd.schedules import Schedule
 
 Array = np.ndarray
 MOST_PER_SETTINGS = 4
@@ -61,6 +63,7 @@ class Forms:
       families: the families, each with a number of stages per group.
       groups: the numbers of groups, from 1 on.
       work: the time of the loop, over that of all layers for one microbatch; infinite without a schedule.
+      slices: of a microbatch, for each family.
       tasks: of a group for each microbatch.
       hops: messages from the first stage to the last one and back.
       in_flight: the mean over groups, in microbatches of all of a group's stages.
@@ -70,6 +73,7 @@ class Forms:
     families: list[tuple[str, float]]
     groups: Array
     work: Array
+    slices: Array
     tasks: Array
     hops: Array
     in_flight: Array
@@ -87,17 +91,19 @@ class Forms:
         v = np.broadcast_to(np.array([number for _, number in families])[:, None], shape)
         m = np.full(shape, num_microbatches)
         fills, in_flight, tasks = np.empty(shape), np.empty(shape), np.empty(shape)
+        slices = np.array([[_slices(space, name)] for name, _ in families])
         for row, (name, number) in enumerate(families):
-            form = CLOSED_FORMS.get(name, CLOSED_FORMS["GPipe"])
+            form = closed_form(name, slices[row, 0])
             fills[row] = form.fill(p[row], v[row], m[row])
             in_flight[row] = form.in_flight(p[row], v[row], m[row])
             in_flight[row] -= form.spread(p[row], v[row], m[row]) / 2
-            tasks[row] = number * (1 + space.profile.has_backward * (1 + form.split))
+            tasks[row] = slices[row, 0] * number * (1 + space.profile.has_backward * (1 + form.split))
         possible = _possible(space, families, p, v)
         return Forms(
             families,
             groups,
             work=np.where(possible, (m + fills) / p, math.inf),
+            slices=slices,
             tasks=tasks,
             hops=2 * (v * p - 1) * (p > 1),
             in_flight=in_flight / p,
@@ -106,6 +112,13 @@ class Forms:
                 for name, values in space.unevenness.items()
             },
         )
+
+
+def _slices(space: SearchSpace, family: str) -> int:
+    """The slices into which the schedules of a family cut a microbatch."""
+    if isinstance(space.constraints.schedule, Schedule):
+        return space.constraints.schedule.slices
+    return space.profile.slices if family in SLICED else 1
 
 
 def _possible(space: SearchSpace, families: list[tuple[str, float]], p: Array, v: Array) -> Array:
@@ -175,4 +188,4 @@ def _memory(forms: Forms, table: Table) -> Array:
     held = sum(map(table.total, ("weights", "gradients", "state"))) / forms.groups
     # Where groups hold different numbers of residuals, layers move to those with room.
     residuals = table.total("residuals") * forms.in_flight * forms.residuals
-    return held * forms.held + residuals + table.layers["temporaries"].min()
+    return held * forms.held + residuals + table.layers["temporaries"].min() / forms.slices

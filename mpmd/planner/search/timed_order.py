@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mpmd.ir.plan import Edge
+from mpmd.ir.slices import SliceNumbers
 from mpmd.ir.tasks import Task, TaskType
 from mpmd.schedules import TaskLists
 from mpmd.simulate import Costs, Link
@@ -27,19 +28,27 @@ class Loop:
 
 
 class TimedOrder:
-    """The task lists of a schedule, ready to be simulated. Fused cells are atomic, as executables are."""
+    """The task lists of a schedule, ready to be simulated. Fused cells are atomic, as executables are.
 
-    def __init__(self, tasks: TaskLists, homes: tuple[int, ...]):
-        self._workload = schedule_workload(tasks, Costs(atomic=True))
+    The tasks of a stage take equally long on all slices of a microbatch.
+    """
+
+    def __init__(self, tasks: TaskLists, homes: tuple[int, ...], slices: int = 1):
+        self._workload = schedule_workload(tasks, Costs(atomic=True), slices)
+        self._stages = SliceNumbers(len(homes), slices)
         cells = [cell.tasks for row in tasks for cell in row]
-        kinds = {(task.kind, task.stage) for members in cells for task in members}
+        kinds = {self._type_of(task) for members in cells for task in members}
         self._numbers = {task_type: number for number, task_type in enumerate(sorted(kinds))}
         self._members, self._first_members = self._numbered(cells)
         self._values, self._first_values = self._numbered(_sent_values(self._workload, cells, homes))
 
+    def _type_of(self, task: Task) -> TaskType:
+        """The type of a task, whichever slice it is of."""
+        return TaskType(task.kind, self._stages.stage_of(task.stage))
+
     def _numbered(self, parts: list[tuple[Task, ...]]) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of the types of all tasks, part after part, and where each part begins."""
-        numbers = [self._numbers[task.kind, task.stage] for part in parts for task in part]
+        numbers = [self._numbers[self._type_of(task)] for part in parts for task in part]
         begins = np.cumsum([0, *(len(part) for part in parts)])[:-1]
         return np.array(numbers, dtype=int), begins
 
@@ -97,5 +106,6 @@ def _sent_values(
 
 def _reader(task: Task, homes: tuple[int, ...]) -> int | None:
     """The group of the stage that goes on with the result of a task."""
-    stage = {"fwd": task.stage + 1, "bwd": task.stage - 1, "bwdA": task.stage - 1, "bwdW": -1}[task.kind]
+    on_slice = SliceNumbers(len(homes)).stage_of(task.stage)
+    stage = {"fwd": on_slice + 1, "bwd": on_slice - 1, "bwdA": on_slice - 1, "bwdW": -1}[task.kind]
     return homes[stage] if 0 <= stage < len(homes) else None

@@ -68,7 +68,7 @@ def memories_of(
 
 
 def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:
-    """The seconds of all tasks of each stage, for one microbatch."""
+    """The seconds of all tasks of each stage, for one microbatch with all its slices."""
     cells = {
         types_of(run.task)
         for program in plan.programs
@@ -79,11 +79,11 @@ def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:
     seconds_of: dict[TaskType, float] = {}
     for types in sorted(cells, key=len, reverse=True):  # the time of a task alone is known better
         seconds_of |= zip(types, costs.share(types, [alone[member] for member in types]), strict=True)
-    num_stages = 1 + max((stage for _, stage in seconds_of), default=-1)
-    return tuple(
-        sum(seconds for (_, of_task), seconds in seconds_of.items() if of_task == stage)
-        for stage in range(num_stages)
-    )
+    numbers = range(1 + max((number for _, number in seconds_of), default=-1))
+    of_stage = dict.fromkeys(map(plan.on_first_slice, numbers), 0.0)
+    for (_, number), seconds in seconds_of.items():
+        of_stage[plan.on_first_slice(number)] += seconds
+    return tuple(of_stage.values())
 
 
 def memory_of_group(

@@ -1,0 +1,228 @@
+"""Plans of steps whose loss is a loop over slices: schedules of slices are candidates beside the others."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.compiler.find_layers.stages_of import stages_of
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.choice_table import candidate_text, row_data
+from mpmd.planner.cluster import Cluster
+from mpmd.planner.constraints import Constraints
+from mpmd.planner.search.closed_forms import CLOSED_FORMS, closed_form
+from mpmd.planner.search.families import SLICED, build, family_of
+from mpmd.planner.search.formula import evaluate
+from mpmd.planner.search.orders import order_of
+from mpmd.planner.search.search import SearchBudget, search
+from mpmd.planner.search.stages import CostModel
+from mpmd.planner.simplicity import complexity
+from mpmd.planner.trials.trials import StepSpec, Trials
+from mpmd.simulate import Costs, Link, simulate
+from tests.support.parity import assert_close
+from tests.support.planned_steps import CLUSTER, arguments, marked_step
+from tests.support.profiles import layer, profile
+from tests.support.programs import PROGRAMS
+from tests.support.programs.sliced_models import (
+    LENGTH,
+    decoder,
+    feed_forward,
+    sliced_loss,
+    token_batch,
+)
+from tests.support.programs.table import descend
+
+STAGES, SLICES = 2, 3
+FAST = Cluster(1, 8, 1e12, 1e12, 1e15, Link(0, 1e18), Link(0, 1e18))
+
+
+def step_of(schedule, slices=SLICES, loss=None):
+    """A step of the decoder, whose loss is a loop over slices."""
+    loss = loss or sliced_loss(slices=slices, stages=STAGES)
+
+    def step(params, tokens, targets):
+        def of_microbatch(microbatch):
+            return jax.value_and_grad(loss)(params, *microbatch)
+
+        total, grads = mpmd.treduce(of_microbatch, (tokens, targets), schedule, operation=mpmd.Mean)
+        return descend(params, grads), total
+
+    return step
+
+
+def sliced_arguments():
+    return decoder(STAGES), *token_batch(2)
+
+
+def planned(written, **constraints):
+    return mpmd.plan(step_of(written), *sliced_arguments(), cluster=CLUSTER, simulate=4, **constraints)
+
+
+@pytest.fixture(scope="module")
+def choice():
+    """The choice for a step whose own schedule has no slices, on two groups of a device each."""
+    return planned(mpmd.Std1F1B(STAGES), groups=STAGES, submesh={})
+
+
+def test_slices_are_chosen_for_a_loss_that_is_written_with_them(choice):
+    schedules = [row.candidate.schedule for row in choice.rows]
+    assert {schedule.slices for schedule in schedules} == {1, SLICES}
+    assert choice.candidate.schedule.slices == SLICES
+    assert choice.best.prediction.source == "simulation"
+    written = next(row for row in choice.rows if row.label == "as written")
+    assert written.candidate.schedule == mpmd.Std1F1B(STAGES) and "bubble" in written.reason
+    assert choice.best.prediction.bubble < written.prediction.bubble
+    assert choice.best.prediction.memory.residuals < written.prediction.memory.residuals
+
+
+def test_the_choice_says_its_slices(choice):
+    assert f"Seq1F1B of {SLICES} slices" in str(choice)
+    assert row_data(choice.best, choice.examples)["candidate"]["slices"] == SLICES
+    assert len(choice.best.prediction.stage_seconds) == STAGES
+    assert len(choice.stage_profile().chosen) == STAGES
+
+
+def test_the_choice_computes_what_plain_jax_computes(choice):
+    args = sliced_arguments()
+    with choice.mesh() as mesh:
+        step = choice.jit(mesh, donate_argnums=())
+        assert_close(step(*args), jax.jit(step_of(mpmd.Std1F1B(STAGES)))(*args))
+
+
+@pytest.mark.parametrize("schedule", ["Seq1F1B", mpmd.GPipe(STAGES, SLICES), mpmd.Seq1F1B(STAGES, SLICES)])
+def test_a_schedule_of_slices_may_be_fixed(schedule):
+    choice = planned(mpmd.Std1F1B(STAGES), schedule=schedule, groups=STAGES, submesh={})
+    schedules = {row.candidate.schedule for row in choice.rows}
+    assert {one.slices for one in schedules} == {SLICES}
+    assert schedules == {schedule} or {type(one) for one in schedules} == {mpmd.Seq1F1B}
+
+
+def test_the_steps_own_schedule_of_slices_is_a_row():
+    schedule = mpmd.Seq1F1B(STAGES, SLICES)
+    choice = planned(schedule, groups=STAGES, submesh={})
+    assert [row.candidate.schedule for row in choice.rows if row.label == "as written"] == [schedule]
+
+
+def test_slices_that_the_loss_does_not_have_are_refused():
+    with pytest.raises(ValueError, match=r"Seq1F1B is for a loss that is a loop over slices .*mpmd.slices"):
+        mpmd.plan(marked_step, *arguments(marked_step, cut=True), cluster=CLUSTER, schedule="Seq1F1B")
+    with pytest.raises(ValueError, match=r"has 2 slices, and the step's loss is a loop over 3"):
+        planned(mpmd.Std1F1B(STAGES), schedule=mpmd.Seq1F1B(STAGES, 2))
+
+
+def test_slices_are_those_of_marks_that_stand_in_each():
+    def stages(schedule, **loss):
+        (of_loop,) = stages_of(step_of(schedule, **loss), sliced_arguments())
+        return of_loop.count, of_loop.slices
+
+    def scores_in_slices(params, tokens, targets):
+        """A loss of whole microbatches, of which the last stage alone is cut."""
+        h = params["embed"][tokens]
+        h = mpmd.mark_stage_end(feed_forward(params["layers"][0], h))
+        bounds = mpmd.slice_bounds(LENGTH, SLICES)
+        return sum((part @ params["head"]).sum() for part in mpmd.slices(h, bounds))
+
+    assert stages(mpmd.Std1F1B(STAGES)) == stages(mpmd.Seq1F1B(STAGES, SLICES)) == (STAGES, SLICES)
+    assert stages(None, slices=2) == (STAGES, 2)
+    assert stages(mpmd.Std1F1B(STAGES), loss=scores_in_slices) == (STAGES, 1)
+
+
+def test_slices_of_scans_with_marks():
+    case = next(program for program in PROGRAMS if program.name == "slices_of_scans_with_marks").case()
+    (of_loop,) = stages_of(case.step, (case.state, *case.batch))
+    assert (of_loop.count, of_loop.slices) == (of_loop.schedule.num_stages, of_loop.schedule.slices)
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_families_are_those_of_their_schedules(name):
+    schedule = build(name, 4, 4, 2)
+    assert family_of(schedule) == name and schedule.slices == 2
+    assert complexity(Candidate((1,) * 4, ({},) * 4, schedule, 2, False, False)) == (False, True)
+    assert family_of(mpmd.GPipe(4)) == "GPipe"
+
+
+@pytest.mark.parametrize("name", SLICED)
+@pytest.mark.parametrize(("number", "slices", "stages"), [(2, 4, 1), (8, 4, 1), (4, 8, 2), (8, 4, 2)])
+def test_closed_forms_are_those_of_the_lists(name, number, slices, stages):
+    if stages > 1 and name == "GPipe of slices":
+        pytest.skip("one stage on each group")
+    groups = 4
+    schedule = build(name, groups, stages * groups, slices)
+    form, order = closed_form(name, slices), order_of(schedule, number)
+    args = (np.array([groups]), np.array([stages]), np.array([number]))
+    makespan = simulate(order.tasks, Costs(atomic=True), slices=slices).makespan
+    assert (number + form.fill(*args)[0]) * 3 * stages * slices == pytest.approx(makespan, rel=0.03)
+    most = [max(map(sum, vectors)) / stages / slices for vectors in order.in_flight]
+    assert form.in_flight(*args)[0] == pytest.approx(max(most), abs=0.3)
+    assert form.in_flight(*args)[0] - form.spread(*args)[0] == pytest.approx(min(most), abs=0.6)
+
+
+def test_families_of_whole_microbatches_have_their_own_closed_forms():
+    assert closed_form("ZeroBubble", 4) is CLOSED_FORMS["ZeroBubble"]
+
+
+def of_equal_stages(schedule, number=4, cluster=FAST, **of_layer):
+    parts = [layer("", 1e12, **of_layer) for _ in range(schedule.num_stages)]
+    made = dataclasses.replace(profile(tuple(parts), number), slices=schedule.slices)
+    return evaluate(
+        CostModel(made, cluster),
+        Candidate((1,) * len(parts), ({},) * schedule.mpmd_dim, schedule, number, False, False),
+    ).prediction
+
+
+def test_slices_shorten_the_step_and_keep_less():
+    whole, sliced = (of_equal_stages(one, residuals=1200) for one in (mpmd.Std1F1B(4), mpmd.Seq1F1B(4, 4)))
+    assert whole.bubble == pytest.approx(3 / 7) and sliced.bubble == pytest.approx(3 / 19)
+    assert sliced.seconds == pytest.approx(3 * (4 + 3 / 4))
+    assert sliced.stage_seconds == pytest.approx(whole.stage_seconds)
+    assert (whole.memory.residuals, sliced.memory.residuals) == (4 * 1200, 7 / 4 * 1200)
+
+
+def test_slices_pay_latencies_overheads_and_weights_again():
+    slow = dataclasses.replace(FAST, device_link=Link(0.1, 1e18))
+    plain, eager = (of_equal_stages(mpmd.Seq1F1B(4, 8, eager=eager), 16, slow) for eager in (False, True))
+    assert eager.seconds < plain.seconds
+    assert plain.seconds > of_equal_stages(mpmd.Seq1F1B(4, 8), 16).seconds + 2
+    busy = dataclasses.replace(FAST, task_overhead=0.5)
+    assert (
+        of_equal_stages(mpmd.Seq1F1B(4, 4), 8, busy).seconds
+        > of_equal_stages(mpmd.Std1F1B(4), 8, busy).seconds
+    )
+    bound = dataclasses.replace(FAST, memory_bandwidth=1e3)
+    schedules = mpmd.Std1F1B(1), mpmd.Seq1F1B(1, 4)
+    once, often = (of_equal_stages(one, 4, bound, weights=4000).seconds for one in schedules)
+    assert often > 2 * once
+
+
+@pytest.mark.parametrize("budget", [SearchBudget(), SearchBudget(exhaustive=False)])
+def test_a_search_finds_slices_where_memory_is_short(budget):
+    parts = [layer("", 1e12, residuals=1000) for _ in range(4)]
+    made = dataclasses.replace(profile(tuple(parts), 4), slices=4, are_stages=True, num_microbatches=4)
+    short = dataclasses.replace(FAST, memory=2500)
+    best = search(made, short, Constraints(groups=4, submesh={}), budget)[0]
+    assert best.candidate.schedule.slices == 4 and best.prediction.memory.total <= 2500
+
+
+def test_the_formula_is_near_the_simulation_of_the_plan():
+    def position_by_position(p, h, carried, start):
+        return feed_forward(p, h), carried
+
+    step = step_of(mpmd.Std1F1B(STAGES), loss=sliced_loss(position_by_position, bounds=(0, 4, 8, 12)))
+    made = Trials(StepSpec.of(step, sliced_arguments(), {}, None, None, None, None, None), CLUSTER)
+    for schedule in (mpmd.Std1F1B(STAGES), mpmd.Seq1F1B(STAGES, SLICES)):
+        candidate = Candidate((1,) * STAGES, ({},) * STAGES, schedule, 2, False, False)
+        formula = evaluate(CostModel(made.profiles[0], CLUSTER), candidate).prediction
+        simulated = made.realize(candidate).prediction
+        assert formula.seconds == pytest.approx(simulated.seconds, rel=0.1)
+        assert formula.bubble == pytest.approx(simulated.bubble, abs=0.05)
+
+
+def test_candidates_in_words():
+    def text(schedule):
+        return candidate_text(Candidate((1,) * 4, ({},) * 4, schedule, 2, False, False))
+
+    assert text(mpmd.GPipe(4, 2)) == "4 groups of one device, GPipe of 2 slices, 2 microbatches"
+    assert "eager Seq1F1B of 2 slices, " in text(mpmd.Seq1F1B(4, 2, eager=True))
+    assert "Seq1F1B of 2 slices with split backwards, " in text(mpmd.Seq1F1B(4, 2, split_backward=True))
