@@ -18,7 +18,13 @@ from tests.support.profiles import a100s, gpt
 def main() -> None:
     """Searches for transformers as GPT-3's, on clusters of A100, from small to large."""
     rows = []
-    for layers, width, nodes in ((24, 2048, 1), (48, 6144, 8), (96, 12288, 16), (96, 12288, 64)):
+    for layers, width, nodes in (
+        (24, 2048, 1),
+        (48, 6144, 8),
+        (96, 12288, 16),
+        (96, 12288, 64),
+        (96, 12288, 128),
+    ):
         made, cluster = gpt(num_layers=layers, width=width, heads=width // 128), a100s(nodes)
         start = time.process_time()
         evaluated = evaluated_rows(search_space(made, cluster, Constraints()), USUAL)

@@ -17,7 +17,7 @@ import ray
 from cluster.launch import launch
 from cluster.start.environment import actor_environment
 from cluster.start.ray_connection import connect_to_ray, default_platform
-from cluster.start.resources import live_nodes
+from cluster.start.resources import ACCELERATOR_TYPE, live_nodes
 from cluster.start.shapes import GPU_PLATFORMS
 from mpmd.ir.events import Event
 from mpmd.memory import Holding
@@ -68,14 +68,17 @@ def describe(
     disconnect = connect_to_ray(address)
     try:
         platform = platform or default_platform()
+        kind = given.get("kind") or None
         nodes = _find(platform, cpus_per_device, given)
         sizes: dict[str, Any] = {"nodes": nodes.count, "devices_per_node": nodes.devices_per_node}
         sizes["holding"] = _holding(platform, nodes.count)
         if "memory" not in given:
-            sizes["memory"] = nodes.memory if platform == "cpu" else _memory_of_device(platform, timeout)
+            sizes["memory"] = (
+                nodes.memory if platform == "cpu" else _memory_of_device(platform, kind, timeout)
+            )
         measured = None
         if record_steps is not None and measure:
-            measured = functools.partial(_measured, nodes, record_steps, platform, dtype, timeout)
+            measured = functools.partial(_measured, nodes, record_steps, platform, dtype, kind, timeout)
         return completed(sizes, given, measured)
     finally:
         disconnect()
@@ -101,16 +104,25 @@ class _Nodes:
 
 def _find(platform: str, cpus_per_device: float | None, given: Mapping[str, Any]) -> _Nodes:
     """The nodes with the devices that are asked for. Raises ``ValueError`` when there are none."""
-    each = given.get("devices_per_node")
+    each, kind = given.get("devices_per_node"), given.get("kind")
     counts = [
         (_count(node["Resources"], platform, cpus_per_device, each), node["Resources"])
         for node in live_nodes()
+        if not kind or kind in _kinds(node["Resources"])
     ]
     texts = [f"{count} devices ({_text(resources)})" for count, resources in counts]
-    have = f"nodes of the cluster, as devices of {platform!r}: {'; '.join(texts) or 'none'}"
+    of_kind = f" of the kind {kind!r}" if kind else ""
+    have = f"nodes of the cluster{of_kind}, as devices of {platform!r}: {'; '.join(texts) or 'none'}"
     able = [(count, resources) for count, resources in counts if count >= max(each or 1, 1)]
     if not able:
         raise ValueError(f"no node has {each or 'any'} devices of {platform!r}. {have}")
+    kinds = sorted(set[str]().union(*(_kinds(resources) for _, resources in able)))
+    if platform != "cpu" and not kind and len(kinds) > 1:
+        pools = ", ".join(f"mpmd.Cluster.from_ray(kind={name!r}, ...)" for name in kinds)
+        raise ValueError(
+            f"the nodes have accelerators of the kinds {', '.join(kinds)}: say which kind=... to describe, "
+            f"or make a cluster of them, mpmd.Cluster.of([{pools}], link=...). {have}"
+        )
     if each is None and len({count for count, _ in able}) > 1:
         raise ValueError(f"a plan is for equal nodes: say which devices_per_node to use. {have}")
     num_nodes = given.get("nodes", len(able))
@@ -124,6 +136,11 @@ def _find(platform: str, cpus_per_device: float | None, given: Mapping[str, Any]
         memory=min(resources.get("memory", 0) for resources in used[:num_nodes]) / devices,
         cpus=cpus_per_device or min(resources.get("CPU", 0) for resources in used[:num_nodes]) / devices,
     )
+
+
+def _kinds(resources: Mapping[str, float]) -> set[str]:
+    """The accelerator type of a node, as Ray or the user of ``ray start`` names it; empty if it has none."""
+    return {name.removeprefix(ACCELERATOR_TYPE) for name in resources if name.startswith(ACCELERATOR_TYPE)}
 
 
 def _holding(platform: str, nodes: int) -> Holding:
@@ -150,12 +167,13 @@ def _text(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{resources[name]:g} {name}" for name in ("CPU", "GPU") if resources.get(name))
 
 
-def _memory_of_device(platform: str, timeout: float) -> float:
+def _memory_of_device(platform: str, kind: str | None, timeout: float) -> float:
     """The bytes that the allocator of an accelerator may take, as a process that has one device sees it."""
     environment = actor_environment({}, os.environ.get("XLA_FLAGS", ""), platform, 1, 1)
     task: Any = ray.remote(_bytes_limit)
     gpus = 1 if platform in GPU_PLATFORMS else 0
-    asked = task.options(num_cpus=0, num_gpus=gpus, runtime_env={"env_vars": environment}).remote()
+    options = {"num_cpus": 0, "num_gpus": gpus, "runtime_env": {"env_vars": environment}}
+    asked = task.options(**options, **({"accelerator_type": kind} if kind else {})).remote()
     try:
         limit = ray.get(asked, timeout=timeout)
     except ray.exceptions.GetTimeoutError:
@@ -171,10 +189,21 @@ def _bytes_limit() -> int | None:
 
 
 def _measured(
-    nodes: _Nodes, record_steps: RecordStepsOn, platform: str, dtype: str, timeout: float
+    nodes: _Nodes,
+    record_steps: RecordStepsOn,
+    platform: str,
+    dtype: str,
+    kind: str | None,
+    timeout: float,
 ) -> dict[str, Any]:
     groups = [{"device": 1}] * (min(nodes.count, MEASURED_NODES) * nodes.devices_per_node)
     cpus = nodes.cpus if platform == "cpu" else None
-    with launch(groups=groups, platform=platform, cpus_per_group=cpus, timeout=timeout) as mesh:
+    with launch(
+        groups=groups,
+        platform=platform,
+        cpus_per_group=cpus,
+        accelerator_types=kind,
+        timeout=timeout,
+    ) as mesh:
         node_ids = [group.node_id for group in mesh.groups]
         return calibrate(functools.partial(record_steps, mesh), node_ids, dtype).known()

@@ -43,7 +43,7 @@ from cluster.start.resources import (
     reserve_separately,
     reserve_together,
 )
-from cluster.start.shapes import Request, axis_types_of, check, submeshes_of
+from cluster.start.shapes import Request, axis_types_of, check, spares_fault, submeshes_of
 from cluster.transports.choice import AUTO, check_encryption, check_name, holdings
 from cluster.watching.publisher import Publisher
 from mpmd.meshes.part import parts_faults
@@ -74,6 +74,7 @@ def launch(
     platform: str | None = None,
     cpus_per_group: float | None = None,
     gpus_per_group: float | None = None,
+    accelerator_types: Sequence[str] | str | None = None,
     address: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
     transport: str = AUTO,
@@ -118,6 +119,8 @@ def launch(
         a fraction, such as 0.25, groups of one device share a GPU, and each takes this fraction of the memory
         that JAX takes of a GPU: three quarters. ``XLA_PYTHON_CLIENT_MEM_FRACTION`` in ``runtime_env`` takes
         precedence.
+      accelerator_types: the accelerator type of the nodes of each group, or one for all groups, as Ray names
+        them: ``["H100", "H100", "A100"]``. By default groups are on any nodes.
       address: of the cluster to join, ``host:port`` or ``auto``, when Ray is not connected yet.
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``. Variables of
         JAX's settings that steps have from the driver, such as ``JAX_DEBUG_NANS``, have no effect, and warn.
@@ -171,6 +174,7 @@ def launch(
         cpus_per_group,
         gpus_per_group,
         axis_types,
+        accelerator_types,
     )
     check(request)
     check_name(transport)
@@ -191,6 +195,7 @@ def launch(
     raise_faults(collection_fault(capture), title="mpmd.launch: ")
     left_out = left_out_groups(recovery, sizes)
     check_recovery(recovery, submeshes_of(request), left_out)
+    raise_faults(spares_fault(request, recovery.spares if recovery else 0), title="mpmd.launch: ")
     variables = (runtime_env or {}).get("env_vars") or {}
     check_cache(compilation_cache, variables)
     for text in without_effect(variables, jax.config):

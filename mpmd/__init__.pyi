@@ -30,7 +30,7 @@ from .meshes.mesh import MpmdMesh
 from .on_ray import ClusterMesh, Recovery, launch
 from .planner.choice import Choice
 from .planner.choose import plan
-from .planner.cluster import Cluster
+from .planner.cluster import Cluster, HeterogeneousCluster
 from .profile.profile import Profile
 from .runtime.device_trace import collective_seconds
 from .schedules import (
@@ -77,6 +77,7 @@ __all__ = [
     "ForwardOnly",
     "GPipe",
     "GroupDiedError",
+    "HeterogeneousCluster",
     "Interleaved1F1B",
     "InterleavedGPipe",
     "InterleavedZeroBubble",

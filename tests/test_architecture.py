@@ -43,22 +43,24 @@ MAY_IMPORT = {
     "mpmd.planner.calibrate": "mpmd.ir mpmd.language mpmd.planner.curves mpmd.schedules mpmd.simulate "
     "mpmd.validation",
     "mpmd.planner.hardware": "mpmd.memory mpmd.planner.curves mpmd.simulate mpmd.validation",
+    "mpmd.planner.pools": "mpmd.memory mpmd.planner.hardware mpmd.simulate mpmd.validation",
     "mpmd.planner.record_steps": "mpmd.ir mpmd.meshes mpmd.step",
     "mpmd.planner.local_devices": "mpmd.meshes mpmd.planner.calibrate mpmd.planner.record_steps "
     "mpmd.validation",
-    "mpmd.planner.cluster_file": "mpmd.planner.curves mpmd.planner.hardware mpmd.simulate mpmd.util "
-    "mpmd.validation",
+    "mpmd.planner.cluster_file": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools mpmd.simulate "
+    "mpmd.util mpmd.validation",
     "mpmd.planner.presets": "mpmd.planner.curves mpmd.simulate",
     "mpmd.planner.cluster": "mpmd.planner.cluster_file mpmd.planner.hardware mpmd.planner.local_devices "
-    "mpmd.planner.presets mpmd.planner.record_steps mpmd.util mpmd.validation",
+    "mpmd.planner.pools mpmd.planner.presets mpmd.planner.record_steps mpmd.simulate mpmd.util "
+    "mpmd.validation",
     "mpmd.planner.submesh": "mpmd.planner.layer_profile",
     "mpmd.planner.expected_errors": "",
     "mpmd.planner.simplicity": "mpmd.planner.candidate mpmd.schedules",
     "mpmd.planner.candidate": "mpmd.planner.expected_errors mpmd.planner.submesh mpmd.schedules",
     "mpmd.planner.constraints": "mpmd.planner.layer_profile mpmd.schedules mpmd.validation",
-    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.submesh mpmd.simulate",
-    "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.hardware mpmd.planner.simplicity mpmd.util",
-    "mpmd.planner.shared_cores": "mpmd.planner.hardware",
+    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.pools mpmd.planner.submesh mpmd.simulate",
+    "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.pools mpmd.planner.simplicity mpmd.util",
+    "mpmd.planner.shared_cores": "mpmd.planner.hardware mpmd.planner.pools",
     "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
@@ -67,25 +69,27 @@ MAY_IMPORT = {
     "mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.schedules mpmd.util",
     "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.curves mpmd.planner.hardware "
-    "mpmd.planner.labels mpmd.planner.layer_profile mpmd.planner.reasons mpmd.planner.shared_cores "
-    "mpmd.planner.simplicity mpmd.planner.submesh mpmd.schedules mpmd.simulate mpmd.util",
+    "mpmd.planner.labels mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.reasons "
+    "mpmd.planner.shared_cores mpmd.planner.simplicity mpmd.planner.submesh mpmd.schedules mpmd.simulate "
+    "mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.steps mpmd.ir mpmd.language mpmd.memory mpmd.meshes mpmd.planner.candidate "
     "mpmd.planner.collectives mpmd.planner.curves mpmd.planner.fusions mpmd.planner.hardware "
-    "mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.planner.profiling mpmd.planner.shared_cores "
-    "mpmd.planner.submesh mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate mpmd.step",
+    "mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.planner.pools mpmd.planner.profiling "
+    "mpmd.planner.shared_cores mpmd.planner.submesh mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate "
+    "mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
-    "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.reasons mpmd.planner.simplicity "
-    "mpmd.planner.trials",
+    "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table mpmd.planner.labels "
+    "mpmd.planner.pools mpmd.planner.reasons mpmd.planner.simplicity mpmd.planner.trials",
     "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.submesh mpmd.util",
     "mpmd.planner.choice_details": "mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.layer_profile mpmd.util",
     "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_details "
     "mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.hardware mpmd.planner.layer_profile "
-    "mpmd.planner.search mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
+    "mpmd.planner.pools mpmd.planner.search mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util "
+    "mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
-    "mpmd.planner.constraints mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.reasons "
+    "mpmd.planner.constraints mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.util "
     "mpmd.validation",
     "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "

@@ -8,10 +8,13 @@ from typing import Any
 
 from cluster.protocol.endpoint import Endpoint, Member, endpoints
 from cluster.start.ray_connection import default_platform
-from cluster.start.resources import Bundle, fitting_cpus, live_nodes
-from cluster.start.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request, shapes_of
+from cluster.start.resources import ACCELERATOR_TYPE, Bundle, fitting_cpus, live_nodes
+from cluster.start.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request, accelerator_types_of, shapes_of
 from mpmd.ir.reshard import GroupShape
 from mpmd.validation import counted
+
+_SHARE_OF_TYPE = 0.001
+"""The amount of the resource of a node's accelerator type, of which it has 1, that a process takes."""
 
 _PROCESS_BYTES = 100 * 2**20
 """The least memory of a process with JAX, before it has any value."""
@@ -78,12 +81,14 @@ def bundles_of(
     fitting = fitting_cpus(cpus_of_nodes, num_processes)
     cpus_per_group, gpus_per_group = request.cpus_per_group, request.gpus_per_group
     bundles: list[Bundle] = []
-    for shape in shapes:
+    for shape, accelerator_type in zip(shapes, accelerator_types_of(request, len(shapes)), strict=True):
         bundle = {"CPU": cpus_per_group / shape.num_processes if cpus_per_group else fitting}
         if gpus_per_group:
             bundle["GPU"] = gpus_per_group / shape.num_processes
         elif gpus_per_group is None and platform in GPU_PLATFORMS:
             bundle["GPU"] = shape.devices_per_process
+        if accelerator_type is not None:
+            bundle[f"{ACCELERATOR_TYPE}{accelerator_type}"] = _SHARE_OF_TYPE
         bundles += [bundle] * shape.num_processes
     return bundles + bundles[:1] * num_spares
 

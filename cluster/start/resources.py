@@ -30,6 +30,9 @@ _TAKEN_SECONDS = 5.0
 _NO_ACTOR = "-"
 """In names, in place of the actor, where the driver of a mesh is that of the job."""
 
+ACCELERATOR_TYPE = "accelerator_type:"
+"""The resource of a node that says its accelerator type, behind these characters; Ray gives it one of it."""
+
 NODE_LABEL = "ray.io/node-id"
 """The label of each node that has its identifier."""
 

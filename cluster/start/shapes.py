@@ -42,6 +42,7 @@ class Request(NamedTuple):
     cpus_per_group: float | None = None
     gpus_per_group: float | None = None
     axis_types: Mapping[str, AxisType] | AxisType | None = None
+    accelerator_types: Sequence[str] | str | None = None
 
 
 def check(request: Request) -> None:
@@ -57,6 +58,8 @@ def check(request: Request) -> None:
     faults += of_shapes
     faults += _faults_of_axis_types(request, submeshes)
     faults += _faults_of_resources(request)
+    if submeshes:
+        faults += _faults_of_accelerators(request, len(submeshes))
     if submeshes and request.processes_per_group is not None:
         faults += _faults_of_processes(request, submeshes)
     raise_faults(*faults)
@@ -78,6 +81,24 @@ def axis_types_of(request: Request) -> dict[str, AxisType]:
     if isinstance(types, AxisType):
         types = dict.fromkeys(submeshes_of(request)[0], types)
     return {axis: kind for axis, kind in (types or {}).items() if kind is not AxisType.Auto}
+
+
+def accelerator_types_of(request: Request, num_groups: int) -> list[str | None]:
+    """The accelerator type of the nodes of each group; ``None`` for any."""
+    types = request.accelerator_types
+    return [types] * num_groups if types is None or isinstance(types, str) else [*types]
+
+
+def spares_fault(request: Request, num_spares: int) -> Fault | None:
+    """The fault of spares beside groups of several accelerator types: a spare replaces any group."""
+    types = dict.fromkeys(accelerator_types_of(request, len(submeshes_of(request))))
+    if not num_spares or len(types) == 1:
+        return None
+    return ValueError(
+        f"recovery has {num_spares} spares, and a spare is of one accelerator type, but groups are on "
+        f"{' and '.join(map(str, types))}: leave the spares out, and a group that dies starts on another "
+        "node of its type"
+    )
 
 
 def shapes_of(request: Request, platform: str, gpus_of_nodes: Sequence[float]) -> tuple[GroupShape, ...]:
@@ -191,6 +212,13 @@ def _faults_of_types(request: Request) -> Iterator[Fault | None]:
             "processes_per_group must be a whole number, or a sequence with one for each group, not "
             f"{shown(processes)}"
         )
+    types = request.accelerator_types
+    if not isinstance(types, str) and is_sequence(types):
+        for mpmd_idx, name in enumerate(types or ()):
+            yield str_fault(f"accelerator_types[{mpmd_idx}]", name)
+    elif not isinstance(types, str) and types is not None:
+        what = "the name of an accelerator type, such as 'H100', or a sequence with one for each group"
+        yield TypeError(f"accelerator_types must be {what}, not {shown(types)}")
     yield number_fault("cpus_per_group", request.cpus_per_group, above=0, finite=True, optional=True)
     yield number_fault("gpus_per_group", request.gpus_per_group, least=0, finite=True, optional=True)
 
@@ -260,6 +288,14 @@ def _faults_of_resources(request: Request) -> Iterator[Fault]:
         yield ValueError(
             f"platform must be one platform for all processes, such as 'cpu' or 'cuda', not {platform!r}"
         )
+
+
+def _faults_of_accelerators(request: Request, num_groups: int) -> Iterator[Fault]:
+    types = accelerator_types_of(request, num_groups)
+    if len(types) != num_groups:
+        yield ValueError(f"accelerator_types has {len(types)} names, but there are {num_groups} groups")
+    if "" in types:
+        yield ValueError("accelerator_types must be names, such as 'H100', and one is empty")
 
 
 def _faults_of_processes(request: Request, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:

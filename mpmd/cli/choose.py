@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mpmd.cli.arguments import count, number
-from mpmd.planner.cluster import Cluster
-from mpmd.planner.cluster_file import read_fields
+from mpmd.planner.cluster import Cluster, HeterogeneousCluster
+from mpmd.planner.cluster_file import read_file
 from mpmd.planner.hardware import has_default
 from mpmd.render import draw_timeline
 from mpmd.schedules.families import ALL_FAMILIES
@@ -113,15 +113,25 @@ def choose(step: Any, arguments: tuple, options: argparse.Namespace) -> None:
             draw_timeline(choice.simulation, path, f"{options.step}, simulated", of_plan=True)
 
 
-def _cluster(options: argparse.Namespace) -> Cluster:
+def _cluster(options: argparse.Namespace) -> Cluster | HeterogeneousCluster:
     """The cluster of the file and the options. Raises ``ValueError`` for missing and unknown fields."""
-    fields = read_fields(options.cluster) if options.cluster is not None else {}
-    fields |= {name: value for name in _NUMBERS if (value := getattr(options, name)) is not None}
-    fields |= {name: Link(*value) for name in _LINKS if (value := getattr(options, name)) is not None}
+    fields = read_file(options.cluster) if options.cluster is not None else {}
+    others = {name: value for name in _NUMBERS if (value := getattr(options, name)) is not None}
+    others |= {name: Link(*value) for name in _LINKS if (value := getattr(options, name)) is not None}
+    if "pools" in fields:
+        if others:
+            names = ", ".join(map(_option, others))
+            raise ValueError(f"{names}: {options.cluster} has a cluster of several kinds of devices")
+        return _checked(lambda: Cluster.load(options.cluster))
+    fields |= others
     needed = [field.name for field in dataclasses.fields(Cluster) if not has_default(field)]
     if missing := [_option(name) for name in needed if name not in fields]:
         raise ValueError(f"the cluster is not known without {', '.join(missing)}")
+    return _checked(lambda: Cluster(**fields))
+
+
+def _checked(build: Callable[[], Cluster | HeterogeneousCluster]) -> Cluster | HeterogeneousCluster:
     try:
-        return Cluster(**fields)
+        return build()
     except TypeError as error:  # of values in the file, which is as wrong as the command line
         raise ValueError(str(error)) from error

@@ -78,7 +78,10 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """The peak memory of the group that needs most, by its parts, in bytes on each device of the group."""
+    """The peak memory of the group that needs most, by its parts, in bytes on each device of the group.
+
+    Where groups have devices of several kinds, it is the group that lacks most, or has least left.
+    """
 
     group: int
     weights: float

@@ -28,6 +28,7 @@ from mpmd.planner.choice_table import (
 from mpmd.planner.cluster_file import cluster_data
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile
 from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
 from mpmd.simulate import Simulation
@@ -65,7 +66,7 @@ class Choice(ShownAsText):
     """
 
     rows: tuple[Row, ...]
-    cluster: Hardware
+    cluster: AnyCluster
     examples: int
     decisions: Decisions
     in_shardings: Any
@@ -90,13 +91,21 @@ class Choice(ShownAsText):
 
     @property
     def launch(self) -> dict[str, Any]:
-        """Arguments of ``mpmd.launch``: the groups, and the processes of those that span nodes."""
-        groups = submeshes_of(self.candidate)
-        per_node = self.cluster.devices_per_node
-        processes = [-(-int(np.prod([*group.values()])) // per_node) for group in groups]
-        if max(processes) == 1:
-            return {"groups": groups}
-        return {"groups": groups, "processes_per_group": processes}
+        """Arguments of ``mpmd.launch``: the groups, and the processes of those that span nodes.
+
+        On a cluster of several kinds of devices they have the kind of each group, too.
+        """
+        submeshes = self.candidate.submeshes
+        arguments: dict[str, Any] = {"groups": submeshes_of(self.candidate)}
+        processes = [
+            -(-submesh.num_devices // self.cluster.pool(submesh.pool).devices_per_node)
+            for submesh in submeshes
+        ]
+        if max(processes) > 1:
+            arguments["processes_per_group"] = processes
+        if any(submesh.pool for submesh in submeshes):
+            arguments["accelerator_types"] = [submesh.pool for submesh in submeshes]
+        return arguments
 
     def mesh(self, devices: Sequence[jax.Device] | None = None) -> MpmdMesh:
         """The chosen groups, of this process's devices.
@@ -201,17 +210,23 @@ class Choice(ShownAsText):
             yield f"layers{loop}: {first_few((layer.name for layer in profile.layers), 3)}"
 
     def _heading(self) -> str:
-        cluster, prediction = self.cluster, self.best.prediction
-        nodes = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {cluster.devices_per_node} device"
+        prediction = self.best.prediction
+        nodes = "; ".join(map(_nodes_text, self.cluster.pools))
         free = f", of which {self.memory_margin:.0%} stay free" if self.memory_margin else ""
         lines = [
-            f"{nodes}{'s' if cluster.devices_per_node > 1 else ''}, each with "
-            f"{human_bytes(cluster.memory)}{free}",
+            f"{nodes}{free}",
             f"chosen: {candidate_text(self.candidate)}",
             f"predicted: {time_text(prediction)} for a step of {self.examples} examples, "
             f"{human_bytes(prediction.memory.total)} on a device of group {prediction.memory.group}",
         ]
         return "\n".join([*lines, *self._layer_lines(), *self.notes])
+
+
+def _nodes_text(pool: Hardware) -> str:
+    """The nodes of a pool, and the memory of a device."""
+    nodes = f"{pool.nodes} node{'s' if pool.nodes > 1 else ''}"
+    devices = f"{pool.devices_per_node} {pool.kind} device{'s' if pool.devices_per_node > 1 else ''}"
+    return f"{nodes} of {' '.join(devices.split())}, each with {human_bytes(pool.memory)}"
 
 
 def _are_alike(shapes: Sequence[Mapping[str, int]], others: Sequence[Mapping[str, int]]) -> bool:

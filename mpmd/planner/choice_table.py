@@ -78,7 +78,8 @@ def _groups_text(candidate: Candidate) -> str:
 
 def _submesh_text(submesh: Submesh) -> str:
     sizes = ((axis, submesh[axis]) for axis in reversed(INNERMOST_FIRST))
-    return " ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one device"
+    text = " ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one device"
+    return f"{text} of {submesh.pool}" if submesh.pool else text
 
 
 def _lengths_text(lengths: Sequence[int]) -> str:
@@ -220,6 +221,7 @@ def row_data(row: Row, examples: int) -> dict[str, Any]:
             "text": candidate_text(candidate),
             "groups": len(candidate.submeshes),
             "submeshes": [dict(submesh) for submesh in candidate.submeshes],
+            **_pools_data(candidate),
             **_loop_data(candidate),
             "later_loops": [_loop_data(loop) for loop in candidate.later],
             "fsdp": candidate.fsdp,
@@ -236,6 +238,12 @@ def row_data(row: Row, examples: int) -> dict[str, Any]:
         "source": prediction.source,
         "reason": row.reason,
     }
+
+
+def _pools_data(candidate: Candidate) -> dict[str, Any]:
+    """The pool of each group, in a cluster of several kinds of devices."""
+    pools = [submesh.pool for submesh in candidate.submeshes]
+    return {"pools": pools} if any(pools) else {}
 
 
 def _loop_data(candidate: Candidate) -> dict[str, Any]:

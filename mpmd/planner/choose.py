@@ -12,8 +12,8 @@ from mpmd.arguments.specs import keyword_specs_faults, specs_faults
 from mpmd.planner.candidate import Row
 from mpmd.planner.choice import Choice
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import Kind
+from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.planner.reasons import StepDoesNotFit, shortage, slower_because
 from mpmd.planner.rerank import Limits, Ranking, rerank
 from mpmd.planner.search.multi_loop import loops_as_written, search_loops
@@ -29,7 +29,7 @@ from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fau
 def plan(
     step: Callable,
     *args: Any,
-    cluster: Hardware,
+    cluster: AnyCluster,
     kwargs: Mapping[str, Any] | None = None,
     groups: int | None = None,
     num_layers: int | None = None,
@@ -131,43 +131,43 @@ def plan(
         static_argnames,
         donate_argnums,
     )
-    usable = dataclasses.replace(cluster, memory=cluster.memory * (1 - memory_margin))
+    usable = cluster.with_memory(1 - memory_margin)
     trials = Trials(step_spec, usable, constraints.num_layers)
     try:
         ranking = rerank(
             functools.partial(_search, trials, usable, constraints),
             trials.realize,
-            functools.partial(measured, cluster=usable, devices=None),
+            functools.partial(measured, cluster=usable.pools[0], devices=None),  # measured clusters have one
             usable,
             Limits(simulate, seconds, measure),
         )
     except StepDoesNotFit as error:
         if not memory_margin:
             raise
-        free = human_bytes(cluster.memory - usable.memory)
-        raise ValueError(
-            f"{error}; memory_margin={memory_margin:g} leaves {free} free, of the "
-            f"{human_bytes(cluster.memory)} of a device"
-        ) from error
+        free = " and ".join(
+            f"{human_bytes(pool.memory - less.memory)} free, of the {human_bytes(pool.memory)} of a device"
+            for pool, less in zip(cluster.pools, usable.pools, strict=True)
+        )
+        raise ValueError(f"{error}; memory_margin={memory_margin:g} leaves {free}") from error
     return _choice(step_spec, trials, cluster, ranking, memory_margin)
 
 
-def _search(trials: Trials, cluster: Hardware, constraints: Constraints, memory: float) -> tuple[Row, ...]:
-    """The rows by formula for devices with so many bytes of memory, with that of the step's own schedules."""
-    cluster = dataclasses.replace(cluster, memory=memory)
+def _search(trials: Trials, cluster: AnyCluster, constraints: Constraints, share: float) -> tuple[Row, ...]:
+    """The rows by formula for a share of the memory, with that of the step's own schedules."""
+    cluster = cluster.with_memory(share)
     profiles = trials.profiles
     rows = search_loops(profiles, cluster, [constraints] * len(profiles))
     written = _as_written(trials, cluster, constraints)
     if written is None or rows[0].candidate == written.candidate:
         return rows
-    reason = shortage(written.prediction, cluster) or slower_because(
+    reason = shortage(written, cluster) or slower_because(
         written.candidate, written.prediction, rows[0].candidate, rows[0].prediction
     )
     others = [row for row in rows[1:] if row.label or row.candidate != written.candidate]
     return rows[0], dataclasses.replace(written, reason=reason), *others
 
 
-def _as_written(trials: Trials, cluster: Hardware, constraints: Constraints) -> Row | None:
+def _as_written(trials: Trials, cluster: AnyCluster, constraints: Constraints) -> Row | None:
     """The row of the schedules that the step has itself, if all loops have one and no other is fixed."""
     profiles = trials.profiles
     schedules = [schedule for schedule in trials.written_schedules if schedule is not None]
@@ -177,7 +177,7 @@ def _as_written(trials: Trials, cluster: Hardware, constraints: Constraints) -> 
 
 
 def _choice(
-    step_spec: StepSpec, trials: Trials, cluster: Hardware, ranking: Ranking, memory_margin: float
+    step_spec: StepSpec, trials: Trials, cluster: AnyCluster, ranking: Ranking, memory_margin: float
 ) -> Choice:
     """The choice of the best row of a ranking."""
     candidate = ranking.rows[0].candidate
@@ -225,12 +225,17 @@ def _faults(
             "step must be the train step itself, not what mpmd.jit has made of it: choice.jit compiles it"
         )
     what = "an mpmd.Cluster, such as mpmd.Cluster.from_ray() or mpmd.Cluster(nodes=2, ...)"
-    yield type_fault("cluster", cluster, Hardware, what)
+    yield type_fault("cluster", cluster, AnyCluster, what)
     what = "a dict of the arguments that are passed by name"
     yield type_fault("kwargs", kwargs, Mapping, what, optional=True)
     yield int_fault("simulate", simulate)
     yield number_fault("seconds", seconds, above=0, optional=True)
     yield int_fault("measure", measure, 0)
+    if isinstance(cluster, Pools) and is_int(measure) and measure:
+        yield ValueError(
+            f"measure={measure} runs tasks on the devices of this process, which are of one kind, and the "
+            f"cluster has {' and '.join(cluster.pool_names)}"
+        )
     if is_int(measure) and is_int(simulate) and measure > simulate:
         yield ValueError(
             f"measure={measure} candidates cannot be measured when simulate={simulate} are simulated"

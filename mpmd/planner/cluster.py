@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpmd.planner.cluster_file import read_cluster, write_cluster
-from mpmd.planner.hardware import Hardware, check_known, completed
+from mpmd.planner.hardware import NO_LINK, Hardware, check_known, completed
+from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.planner.presets import PRESETS
+from mpmd.simulate import Link
 from mpmd.util.shadowing import check_not_shadowed
 from mpmd.validation import bool_fault, choice_fault, int_fault, path_fault, raise_faults, str_fault
 
@@ -17,26 +19,56 @@ ENTRY_POINT_GROUP = "mpmd.clusters"
 """The entry points by which installed packages describe clusters, each named after a kind of cluster."""
 
 
+def _save(cluster: AnyCluster, path: str | os.PathLike[str]) -> None:
+    """Writes the cluster to a JSON file, which ``Cluster.load`` and ``mpmd plan --cluster`` read.
+
+    Raises: ``TypeError`` for what is no path; ``OSError`` as ``open``.
+    """
+    raise_faults(path_fault("path", path))
+    write_cluster(cluster, path)
+
+
+class HeterogeneousCluster(Pools):
+    __doc__ = Pools.__doc__  # which names the attributes
+
+    save = _save
+
+
 class Cluster(Hardware):
     __doc__ = Hardware.__doc__  # which names the attributes
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the cluster to a JSON file, which ``Cluster.load`` and ``mpmd plan --cluster`` read.
-
-        Raises: ``TypeError`` for what is no path; ``OSError`` as ``open``.
-        """
-        raise_faults(path_fault("path", path))
-        write_cluster(self, path)
+    save = _save
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Cluster:
-        """Reads the cluster of a file of ``Cluster.save``; its numbers are checked as those of ``Cluster``.
+    def load(path: str | os.PathLike[str]) -> Cluster | HeterogeneousCluster:
+        """Reads the cluster of a file of ``save``; its numbers are checked as those of ``Cluster``.
 
         Raises: ``ValueError`` for a file that is none of a cluster, or of another version; ``OSError`` for
-          what is no file; as ``Cluster``.
+          what is no file; as ``Cluster`` and ``Cluster.of``.
         """
         raise_faults(path_fault("path", path))
-        return Cluster(**read_cluster(path))
+        fields = read_cluster(path)
+        if "pools" not in fields:
+            return Cluster(**fields)
+        return Cluster.of([Cluster(**of_pool) for of_pool in fields["pools"]], link=fields.get("link"))
+
+    @staticmethod
+    def of(pools: Sequence[Hardware], *, link: Link | None = None) -> HeterogeneousCluster:
+        """A cluster of several kinds of devices. Groups are on devices of one kind each.
+
+        ::
+
+            pools = [mpmd.Cluster.preset("h100", nodes=2), mpmd.Cluster.preset("a100-80gb", nodes=4)]
+            cluster = mpmd.Cluster.of(pools, link=mpmd.simulate.Link(1e-5, 1e11))
+
+        Args:
+          pools: a cluster for each kind, whose ``kind`` is the name of its devices.
+          link: between nodes of two pools, shared by the devices of a node; it may be left out for one pool.
+
+        Raises: ``TypeError`` or ``ValueError`` for no pools, for pools without a kind or of the same kind,
+          for pools that hold messages in different places, and for a missing link.
+        """
+        return HeterogeneousCluster(pools, NO_LINK if link is None else link)  # type: ignore[arg-type]
 
     @staticmethod
     def preset(name: str, *, nodes: int = 1, **given: Any) -> Cluster:

@@ -13,16 +13,20 @@ from typing import Any
 
 from mpmd.planner.curves import Curve
 from mpmd.planner.hardware import Hardware, has_default
+from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.simulate import Link
 from mpmd.util.text_files import read_text
 from mpmd.validation import is_number
 
-VERSION = 1
+VERSION, OLDEST_VERSION = 2, 1
 _LINKS = ("device_link", "node_link")
 
 
-def cluster_data(cluster: Hardware) -> dict[str, Any]:
-    """A cluster as data; ``None`` for what is infinite."""
+def cluster_data(cluster: AnyCluster) -> dict[str, Any]:
+    """A cluster as data, of several kinds of devices as ``pools`` and ``link``; ``None`` for infinity."""
+    if isinstance(cluster, Pools):
+        link = _finite(dataclasses.asdict(cluster.link))
+        return {"pools": [cluster_data(pool) for pool in cluster.pools], "link": link}
     return {
         name: value.value if isinstance(value, enum.Enum) else _finite(value)
         for name, value in dataclasses.asdict(cluster).items()
@@ -35,43 +39,59 @@ def _finite(value: Any) -> Any:
     return None if value == math.inf else value
 
 
-def write_cluster(cluster: Hardware, path: str | os.PathLike[str]) -> None:
+def write_cluster(cluster: AnyCluster, path: str | os.PathLike[str]) -> None:
     """Writes a cluster with the version of the format."""
     text = json.dumps({"version": VERSION, **cluster_data(cluster)}, indent=1)
     Path(path).write_text(text + "\n", encoding="utf-8")
 
 
-def read_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The fields of a cluster that a file has; it need not have all, and no version.
+def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The fields of a cluster that a file has; of one with several kinds of devices ``pools`` and ``link``.
+
+    A cluster of one kind need not have all fields, and no file needs a version.
 
     Raises: ``ValueError`` for what is no JSON, for unknown fields, for another version, and for links and
       curves that are none; ``OSError`` for what is no file.
     """
-    known = [field.name for field in dataclasses.fields(Hardware)]
     try:
         fields = json.loads(read_text(path))
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     version = fields.pop("version", VERSION) if isinstance(fields, dict) else VERSION
-    if version != VERSION or isinstance(version, bool):
+    if version not in range(OLDEST_VERSION, VERSION + 1) or isinstance(version, bool):
         raise ValueError(f"{path} has version {version!r} of a cluster, and this is version {VERSION}")
+    if not isinstance(fields, dict) or "pools" not in fields:
+        return _fields(path, fields)
+    pools = fields["pools"]
+    if not set(fields) <= {"pools", "link"} or not isinstance(pools, list):
+        raise ValueError(f"{path} must have a list of pools and the link between them, got {fields!r}")
+    data: dict[str, Any] = {"pools": [_whole(path, _fields(path, of_pool)) for of_pool in pools]}
+    return data | ({"link": _link(path, "link", fields["link"])} if "link" in fields else {})
+
+
+def _fields(path: str | os.PathLike[str], fields: Any) -> dict[str, Any]:
+    known = [field.name for field in dataclasses.fields(Hardware)]
     if not isinstance(fields, dict) or not set(fields) <= set(known):
         raise ValueError(f"{path} must have an object with the fields {', '.join(known)}, got {fields!r}")
-    for name in _LINKS:
-        if name in fields:
-            fields[name] = _link(path, name, fields[name])
-    if "rates" in fields:
-        fields["rates"] = _rates(path, fields["rates"])
-    return fields
+    read = {name: _link(path, name, value) if name in _LINKS else value for name, value in fields.items()}
+    return read | ({"rates": _rates(path, fields["rates"])} if "rates" in fields else {})
 
 
-def read_cluster(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The fields of a whole cluster. Raises as ``read_fields``, and ``ValueError`` for missing fields."""
-    fields = read_fields(path)
+def _whole(path: str | os.PathLike[str], fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields, if all that a cluster of one kind needs are there."""
     needed = [field.name for field in dataclasses.fields(Hardware) if not has_default(field)]
     if missing := [name for name in needed if name not in fields]:
         raise ValueError(f"{path} has no {', '.join(missing)}")
     return fields
+
+
+def read_cluster(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The fields of a whole cluster, or its ``pools`` and ``link``.
+
+    Raises: as ``read_file``, and ``ValueError`` for missing fields.
+    """
+    fields = read_file(path)
+    return fields if "pools" in fields else _whole(path, fields)
 
 
 def _link(path: str | os.PathLike[str], name: str, fields: Any) -> Link:

@@ -1,12 +1,14 @@
 """Costs of exchanges between devices: along the axes of a group's submesh, and between groups.
 
-Groups are on consecutive devices, node after node. Within a group the axis ``model`` is innermost, then comes
-``sequence``, then ``data``, as in Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
-Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 3: devices that exchange most are on one node.
+Groups are on consecutive devices of their pool, node after node. Within a group the axis ``model`` is
+innermost, then comes ``sequence``, then ``data``, as in Narayanan et al., "Efficient Large-Scale Language
+Model Training on GPU Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 3: devices that exchange
+most are on one node.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Collection
@@ -14,16 +16,21 @@ from collections.abc import Collection
 import numpy as np
 
 from mpmd.planner.hardware import Hardware
+from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.simulate import Link
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRange:
-    """The devices of a group: from device ``start`` on, as many as ``submesh`` has."""
+    """The devices of a group: from device ``start`` of its pool on, as many as ``submesh`` has."""
 
     start: int
     submesh: Submesh
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.submesh, Submesh):
+            object.__setattr__(self, "submesh", Submesh.of(self.submesh))
 
     @property
     def num_devices(self) -> int:
@@ -35,28 +42,31 @@ class DeviceRange:
 
 
 def device_ranges_of(submeshes: tuple[Submesh, ...]) -> tuple[DeviceRange, ...]:
-    """The devices of groups on consecutive devices, from device 0 on."""
-    device_ranges, start = [], 0
+    """The devices of groups on consecutive devices, from device 0 of each pool on."""
+    device_ranges, starts = [], collections.Counter[str]()
     for submesh in submeshes:
-        device_ranges.append(DeviceRange(start, submesh))
-        start = device_ranges[-1].stop
+        device_ranges.append(DeviceRange(starts[submesh.pool], submesh))
+        starts[submesh.pool] = device_ranges[-1].stop
     return tuple(device_ranges)
 
 
-def axis_links(cluster: Hardware, device_range: DeviceRange) -> tuple[Link, ...]:
+def axis_links(pool: Hardware, device_range: DeviceRange) -> tuple[Link, ...]:
     """The slowest link of the rings along each axis, ``INNERMOST_FIRST``.
 
     Rings that leave a node share its link: as many rings as the node has devices that no ring joins.
+
+    Args:
+      pool: in which the devices are.
     """
     links, stride = [], 1
     for kind in INNERMOST_FIRST:
         block = stride * device_range.submesh.get(kind, 1)
         starts = range(device_range.start, device_range.stop, block)
-        if all(_same_node(cluster, first, first + block) for first in starts):
-            links.append(cluster.device_link)
+        if all(_same_node(pool, first, first + block) for first in starts):
+            links.append(pool.device_link)
         else:
-            rings = min(stride, cluster.devices_per_node)
-            links.append(Link(cluster.node_link.latency, cluster.node_link.bandwidth / rings))
+            rings = min(stride, pool.devices_per_node)
+            links.append(Link(pool.node_link.latency, pool.node_link.bandwidth / rings))
         stride = block
     return tuple(links)
 
@@ -89,27 +99,39 @@ def all_gather(
     return np.where(nbytes > 0, moving + number * (steps * link.latency + floor), 0.0)
 
 
-def message_link(cluster: Hardware, source: DeviceRange, target: DeviceRange) -> Link:
+def message_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) -> Link:
     """The link of a message between two groups, for the bytes that a device of the target receives.
 
     Within a node each device has a link of its own. Between nodes the devices of a node share one, over which
     each shard of a value comes once, however many devices receive it.
     """
-    if source.start == target.start:
+    if (source.start, source.submesh.pool) == (target.start, target.submesh.pool):
         return Link()
+    link = group_link(cluster, source, target)
     if share_a_node(cluster, source, target):
-        return cluster.device_link
-    on_a_node = min(target.num_devices, cluster.devices_per_node)
+        return link
+    on_a_node = min(target.num_devices, cluster.pool(target.submesh.pool).devices_per_node)
     shards = max(1, on_a_node // target.submesh.get("model", 1))
-    return Link(cluster.node_link.latency, cluster.node_link.bandwidth / shards)
+    return Link(link.latency, link.bandwidth / shards)
 
 
-def share_a_node(cluster: Hardware, source: DeviceRange, target: DeviceRange) -> bool:
+def group_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) -> Link:
+    """The link between two groups: that of a device within a node, and between nodes that of the node."""
+    if isinstance(cluster, Pools) and source.submesh.pool != target.submesh.pool:
+        return cluster.link
+    pool = cluster.pool(target.submesh.pool)
+    return pool.device_link if share_a_node(cluster, source, target) else pool.node_link
+
+
+def share_a_node(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) -> bool:
     """Whether all devices of two groups are on one node."""
-    return _same_node(cluster, min(source.start, target.start), max(source.stop, target.stop))
+    if source.submesh.pool != target.submesh.pool:
+        return False
+    pool = cluster.pool(source.submesh.pool)
+    return _same_node(pool, min(source.start, target.start), max(source.stop, target.stop))
 
 
-def shards_on_a_node(cluster: Hardware, device_range: DeviceRange, divided: Collection[str]) -> int:
+def shards_on_a_node(cluster: AnyCluster, device_range: DeviceRange, divided: Collection[str]) -> int:
     """The number of shards of a value that the devices of one node receive together.
 
     Where a group begins within a node, it is the number for a group that begins at the start of a node.
@@ -117,7 +139,8 @@ def shards_on_a_node(cluster: Hardware, device_range: DeviceRange, divided: Coll
     Args:
       divided: the axes along which the value is divided.
     """
-    shards, left = 1, min(device_range.num_devices, cluster.devices_per_node)
+    of_node = cluster.pool(device_range.submesh.pool).devices_per_node
+    shards, left = 1, min(device_range.num_devices, of_node)
     for kind in INNERMOST_FIRST:
         size = device_range.submesh.get(kind, 1)
         if kind in divided:
@@ -126,5 +149,5 @@ def shards_on_a_node(cluster: Hardware, device_range: DeviceRange, divided: Coll
     return shards
 
 
-def _same_node(cluster: Hardware, start: int, stop: int) -> bool:
-    return start // cluster.devices_per_node == (stop - 1) // cluster.devices_per_node
+def _same_node(pool: Hardware, start: int, stop: int) -> bool:
+    return start // pool.devices_per_node == (stop - 1) // pool.devices_per_node

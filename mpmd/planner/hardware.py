@@ -22,13 +22,14 @@ from mpmd.validation import (
     int_fault,
     number_fault,
     raise_faults,
+    str_fault,
     type_fault,
 )
 
 _UNITS = {"memory": "bytes", "flops": "operations per second", "memory_bandwidth": "bytes per second"}
 _LEAST = {"task_overhead": 0, "alone": 1, "kernel_floor": 0, "collective_floor": 0}
-_NOT_MEASURED = frozenset({"holding", "merges_all_reduces", "overlaps_gathers", "flash_attention"})
 _SWITCHES = ("merges_all_reduces", "overlaps_gathers", "flash_attention")
+_NOT_MEASURED = frozenset({"holding", "kind", *_SWITCHES})
 
 _TITLE = "no cluster is like this:\n"
 
@@ -64,6 +65,8 @@ class Hardware:
         ``jax.nn.dot_product_attention``: with ``implementation="cudnn"``, which needs a GPU to be traced. The
         profile then has its operations, with 1.25 of the equations' in the backward, and no scores in memory.
         JAX runs the plain products unless it is told otherwise, so this is ``False`` by default.
+      kind: the name of the devices, as Ray names accelerator types: ``"H100"``. Pools of a cluster of several
+        kinds need one.
 
     Raises ``TypeError`` or ``ValueError`` for impossible values, such as memory that is no number, or no
     devices.
@@ -85,6 +88,7 @@ class Hardware:
     merges_all_reduces: bool = False
     overlaps_gathers: bool = False
     flash_attention: bool = False
+    kind: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.holding, str) and self.holding in [holding.value for holding in Holding]:
@@ -106,6 +110,35 @@ class Hardware:
             ),
             title=_TITLE,
         )
+
+    @property
+    def pools(self) -> tuple[Hardware, ...]:
+        """The devices by kind: all of them."""
+        return (self,)
+
+    def pool(self, name: str) -> Hardware:
+        """The devices that groups in a pool have; there is one pool, whose name is empty."""
+        assert not name, f"a cluster of one kind has no pool {name!r}"
+        return self
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """The names of the pools, as submeshes have them."""
+        return ("",)
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices of all nodes."""
+        return self.nodes * self.devices_per_node
+
+    def with_memory(self, share: float) -> Self:
+        """The cluster if devices had a share of their memory."""
+        return dataclasses.replace(self, memory=self.memory * share)
+
+    def with_nodes(self, factor: int) -> Self:
+        """The cluster with so many times the nodes; any link will do between those that had none."""
+        node_link = Link() if self.node_link is NO_LINK else self.node_link
+        return dataclasses.replace(self, nodes=factor * self.nodes, node_link=node_link)
 
     def part(self, num_devices: int) -> Self:
         """A part of the cluster, to plan one of several models for: whole nodes, or devices of one node.
@@ -194,6 +227,8 @@ def _fault_of(name: str, value: Any) -> Fault | None:
     if name == "holding":
         is_holding = isinstance(value, Holding)
         return None if is_holding else choice_fault(name, value, [holding.value for holding in Holding])
+    if name == "kind":
+        return str_fault(name, value)
     return number_fault(name, value, least=_LEAST[name]) or _infinity_fault(name, value)
 
 

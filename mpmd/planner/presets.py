@@ -18,6 +18,7 @@ class Preset:
     """A kind of device, eight of them on a node.
 
     Attributes:
+      kind: as Ray names the accelerator type.
       memory: bytes of a device.
       product: operations per second of large products in bfloat16.
       half: the operations of a product that has half of that rate.
@@ -25,6 +26,7 @@ class Preset:
       memory_bandwidth, device_link, node_link: bytes per second.
     """
 
+    kind: str
     memory: float
     product: float
     half: float
@@ -36,6 +38,7 @@ class Preset:
     def fields(self) -> dict[str, Any]:
         """The attributes of a cluster."""
         return {
+            "kind": self.kind,
             "devices_per_node": 8,
             "memory": self.memory,
             "flops": self.product,
@@ -67,6 +70,7 @@ PRESETS = {
     # memory and links. Attention: the middle of 50% to 73% of 312e12 (Dao, "FlashAttention-2", 2023,
     # arXiv:2307.08691, abstract). Memory: NVIDIA's datasheet of 2021.
     "a100-80gb": Preset(
+        kind="A100",
         memory=80e9,
         product=2.58e14,
         half=2.77e10,
@@ -79,6 +83,7 @@ PRESETS = {
     # of its repository). Attention: 35% of 989e12 (Shah et al., "FlashAttention-3", 2024, arXiv:2407.08608).
     # Capacity of the datasheet of 2022. The others are the shares of an A100 of the datasheet's rates.
     "h100": Preset(
+        kind="H100",
         memory=80e9,
         product=5.83e14,
         half=8.78e10,

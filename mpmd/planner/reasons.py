@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
-from mpmd.planner.hardware import Hardware
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.simplicity import complexity, less_simple_because, may_be_as_fast
 from mpmd.util.tables import human_bytes
 
@@ -19,39 +19,54 @@ class StepDoesNotFit(ValueError):
     """A step that no candidate runs in the memory of the devices."""
 
 
-def ranked(rows: Iterable[Row], cluster: Hardware, most: int) -> tuple[Row, ...]:
+def ranked(rows: Iterable[Row], cluster: AnyCluster, most: int) -> tuple[Row, ...]:
     """Rows with reasons, the shortest step first; rows that do not fit last.
 
     Args:
       most: the number of rows without a label. Those with one are all kept, and so are the best rows of each
         ``complexity``, which later numbers may show to be as fast.
     """
-    ordered = sorted(rows, key=lambda row: (bool(shortage(row.prediction, cluster)), row.prediction.seconds))
+    ordered = sorted(rows, key=lambda row: (bool(shortage(row, cluster)), row.prediction.seconds))
     best, kept, kinds = ordered[0], list[Row](), set[object]()
     for row in ordered:
         kind = complexity(row.candidate)
         is_first = kind not in kinds
         kinds.add(kind)
         if row.label or is_first or sum(not other.label for other in kept) < most:
-            reason = shortage(row.prediction, cluster)
+            reason = shortage(row, cluster)
             if kept and not reason:
                 reason = slower_because(row.candidate, row.prediction, best.candidate, best.prediction)
             kept.append(dataclasses.replace(row, reason=reason))
     return tuple(kept)
 
 
-def shortage(prediction: Prediction, cluster: Hardware) -> str:
+def missing_bytes(candidate: Candidate, prediction: Prediction, cluster: AnyCluster) -> float:
+    """The bytes that devices of the group lack that needs most; at most 0 for a candidate that fits."""
+    return prediction.memory.total - _capacity(candidate, prediction, cluster)
+
+
+def memory_share(row: Row, cluster: AnyCluster) -> float:
+    """The memory that the group needs that needs most, over what its devices have."""
+    return row.prediction.memory.total / _capacity(row.candidate, row.prediction, cluster)
+
+
+def _capacity(candidate: Candidate, prediction: Prediction, cluster: AnyCluster) -> float:
+    return cluster.pool(candidate.submeshes[prediction.memory.group].pool).memory
+
+
+def shortage(row: Row, cluster: AnyCluster) -> str:
     """The missing memory as text; empty for a candidate that fits."""
-    memory = prediction.memory
-    if memory.total <= cluster.memory:
+    if missing_bytes(row.candidate, row.prediction, cluster) <= 0:
         return ""
+    memory = row.prediction.memory
     parts = {
         name: getattr(memory, name)
         for name in ("weights", "gradients", "state", "residuals", "messages", "temporaries")
     }
     largest = max(parts, key=lambda name: parts[name])
+    capacity = _capacity(row.candidate, row.prediction, cluster)
     return (
-        f"does not fit: needs {human_bytes(memory.total)} of {human_bytes(cluster.memory)}, "
+        f"does not fit: needs {human_bytes(memory.total)} of {human_bytes(capacity)}, "
         f"{human_bytes(parts[largest])} for {largest}"
     )
 

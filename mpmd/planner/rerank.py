@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from mpmd.errors import CompileError, StepWarning
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.choice_table import candidate_text
-from mpmd.planner.hardware import Hardware
 from mpmd.planner.labels import relabelled
-from mpmd.planner.reasons import AS_FAST, StepDoesNotFit, shortage, slower_because
+from mpmd.planner.pools import AnyCluster
+from mpmd.planner.reasons import AS_FAST, StepDoesNotFit, memory_share, shortage, slower_because
 from mpmd.planner.simplicity import complexity, may_be_as_fast
 from mpmd.planner.trials.realize import Realized
 
@@ -40,7 +40,7 @@ Measure = Callable[[Realized, Candidate], Realized]
 """Measures the tasks of a plan, and predicts from these."""
 
 Search = Callable[[float], Sequence[Row]]
-"""The rows by formula for devices with so many bytes of memory. Raises ``ValueError`` if nothing fits."""
+"""The rows by formula for devices with a share of their memory. Raises ``ValueError`` if nothing fits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,26 +67,28 @@ class Ranking:
     notes: tuple[str, ...]
 
 
-def rerank(search: Search, realize: Realize, measure: Measure, cluster: Hardware, limits: Limits) -> Ranking:
+def rerank(
+    search: Search, realize: Realize, measure: Measure, cluster: AnyCluster, limits: Limits
+) -> Ranking:
     """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks them anew.
 
     When the best candidates of the formulas do not fit by their plans, it goes on until one does. If none
     does, it searches as if devices had less memory, by the factor that the plan with the least memory lacks.
 
-    Raises: ``ValueError`` when none of them fits or can be compiled; as ``search`` for the cluster's memory.
+    Raises: ``ValueError`` when none of them fits or can be compiled; as ``search`` for the whole memory.
     """
     reranking = _Reranking(cluster)
-    memory, rows = cluster.memory, search(cluster.memory)
+    share, rows = 1.0, search(1.0)
     waiting = reranking.simulate(rows, realize, limits)
     for _ in range(MOST_SEARCHES):
         if reranking.has_fitting or not reranking.least_needed:
             break
-        memory *= min(cluster.memory / reranking.least_needed, 0.95)
+        share *= min(1 / reranking.least_needed, 0.95)
         try:
-            rows = search(memory)
+            rows = search(share)
         except ValueError:  # so much less memory is too little by the formulas, too
             break
-        waiting = reranking.simulate(reranking.new(rows, memory), realize, limits)
+        waiting = reranking.simulate(reranking.new(rows, share), realize, limits)
     reranking.measure(measure, limits.measure)
     return reranking.result(waiting, limits)
 
@@ -94,7 +96,7 @@ def rerank(search: Search, realize: Realize, measure: Measure, cluster: Hardware
 class _Reranking:
     """The candidates that fit (``_fitting``), and those that do not or cannot be compiled (``_refused``)."""
 
-    def __init__(self, cluster: Hardware):
+    def __init__(self, cluster: AnyCluster):
         self._cluster = cluster
         self._fitting: list[tuple[Row, Realized]] = []
         self._refused: list[Row] = []
@@ -110,18 +112,14 @@ class _Reranking:
 
     @property
     def least_needed(self) -> float:
-        """The least bytes that a plan needs of those that do not fit; 0 if there is none."""
-        needed = (row.prediction.memory.total for row in self._refused)
-        return min((total for total in needed if total > self._cluster.memory), default=0.0)
+        """The least memory that a plan needs of those that do not fit, over what devices have; 0 if none."""
+        needed = (memory_share(row, self._cluster) for row in self._refused)
+        return min((share for share in needed if share > 1), default=0.0)
 
-    def new(self, rows: Sequence[Row], memory: float) -> list[Row]:
-        """The rows of a search for less memory whose candidates were not planned yet."""
-        known = {row.candidate for row in self._refused}
-        return [
-            row
-            for row in rows
-            if row.candidate not in known and (row.label or row.prediction.memory.total <= memory)
-        ]
+    def new(self, rows: Sequence[Row], share: float) -> list[Row]:
+        """The rows of a search for a share of the memory whose candidates were not planned yet."""
+        known, less = {row.candidate for row in self._refused}, self._cluster.with_memory(share)
+        return [row for row in rows if row.candidate not in known and (row.label or not shortage(row, less))]
 
     def simulate(self, rows: Sequence[Row], realize: Realize, limits: Limits) -> list[Row]:
         """Plans and simulates the candidates of rows within the limits; returns the rows that are left."""
@@ -132,7 +130,7 @@ class _Reranking:
         for number, row in enumerate(in_order):
             is_late = self._is_over(end) and (number >= least or limits.seconds is not None)
             is_over = number >= count or is_late
-            if (is_over and self._fitting) or shortage(row.prediction, self._cluster):
+            if (is_over and self._fitting) or shortage(row, self._cluster):
                 return in_order[number:]
             if self._is_hopeless(row):
                 return in_order[number:]
@@ -154,14 +152,14 @@ class _Reranking:
 
         Then those that do not fit. The number is that of rows to plan however large their plans are.
         """
-        fitting = [row for row in rows if not shortage(row.prediction, self._cluster)]
+        fitting = [row for row in rows if not shortage(row, self._cluster)]
         first = [*fitting[:1], *_simpler(fitting)]
         rest = [row for row in fitting if row not in first]
         return len(first), [
             *first,
             *(row for row in rest if row.label),
             *(row for row in rest if not row.label),
-            *(row for row in rows if shortage(row.prediction, self._cluster)),
+            *(row for row in rows if shortage(row, self._cluster)),
         ]
 
     def _simulate(self, row: Row, realize: Realize) -> None:
@@ -178,8 +176,9 @@ class _Reranking:
             self._enter(row, realized)
 
     def _enter(self, row: Row, realized: Realized) -> None:
-        missing = shortage(realized.prediction, self._cluster)
-        row = dataclasses.replace(row, prediction=realized.prediction, reason=missing)
+        row = dataclasses.replace(row, prediction=realized.prediction)
+        missing = shortage(row, self._cluster)
+        row = dataclasses.replace(row, reason=missing)
         if missing:
             self._refused.append(row)
         else:
@@ -247,13 +246,13 @@ class _Reranking:
             *(
                 dataclasses.replace(self._scaled(row), reason=self._unplanned_because(row, best))
                 for row in waiting
-                if not shortage(row.prediction, self._cluster)
+                if not shortage(row, self._cluster)
             ),
             *self._refused,
             *(
                 dataclasses.replace(row, reason=missing)
                 for row in waiting
-                if (missing := shortage(row.prediction, self._cluster))
+                if (missing := shortage(row, self._cluster))
             ),
         )
         return Ranking(relabelled(ranked), winner, tuple(self._notes(waiting, limits)))
@@ -290,9 +289,9 @@ class _Reranking:
     def _nothing_can_be_run(self) -> ValueError:
         """The error when no candidate can be run: the least memory of a plan, and refusals to compile."""
         lines = []
-        short = [row for row in self._refused if shortage(row.prediction, self._cluster)]
+        short = [row for row in self._refused if shortage(row, self._cluster)]
         if short:
-            least = min(short, key=lambda row: row.prediction.memory.total)
+            least = min(short, key=lambda row: memory_share(row, self._cluster))
             text = candidate_text(least.candidate)
             lines.append(f"{text}, which needs least of those that were planned, {least.reason}")
             lines.append("give devices more memory, take more of them, or fix less")
@@ -308,7 +307,7 @@ class _Reranking:
                 f"by {self._scale:.2f}, the median of measured over simulated times"
             )
         done = len(self._fitting) + len(self._refused)
-        fitting = [row for row in waiting if not shortage(row.prediction, self._cluster)]
+        fitting = [row for row in waiting if not shortage(row, self._cluster)]
         if not fitting:
             return
         text = f"{done} candidates were planned and simulated; of {len(fitting)} more, formulas say the costs"

@@ -1,10 +1,10 @@
-"""The devices of a group by axis, as a value that can be hashed."""
+"""The devices of a group: their pool, and their number by axis. A value that can be hashed."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Self
+from typing import Any, Self
 
 from mpmd.planner.layer_profile import Kind
 
@@ -14,16 +14,22 @@ INNERMOST_FIRST: tuple[Kind, ...] = ("model", "sequence", "data")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Submesh(Mapping[Kind, int]):
-    """The number of devices of a group along each axis, a mapping of the axes ``INNERMOST_FIRST``."""
+    """The number of devices of a group along each axis, a mapping of the axes ``INNERMOST_FIRST``.
+
+    Attributes:
+      pool: the name of the pool of the cluster in which the devices are; empty in a cluster of one kind.
+    """
 
     model: int = 1
     sequence: int = 1
     data: int = 1
+    pool: str = ""
 
     @classmethod
-    def of(cls, sizes: Mapping[Kind, int]) -> Self:
+    def of(cls, sizes: Mapping[Kind, int], pool: str = "") -> Self:
         """The submesh with these sizes; 1 along an axis that is left out."""
-        return cls(**{str(kind): size for kind, size in sizes.items()})
+        of_axes: dict[str, Any] = {str(kind): size for kind, size in sizes.items()}
+        return cls(**of_axes, pool=pool)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -36,10 +42,12 @@ class Submesh(Mapping[Kind, int]):
         return self.model * self.sequence * self.data
 
     def __eq__(self, other: object) -> bool:
-        return self.sizes == other.sizes if isinstance(other, Submesh) else super().__eq__(other)
+        if isinstance(other, Submesh):
+            return (self.sizes, self.pool) == (other.sizes, other.pool)
+        return super().__eq__(other)
 
     def __hash__(self) -> int:
-        return hash(self.sizes)
+        return hash((self.sizes, self.pool))
 
     def __getitem__(self, kind: Kind) -> int:
         return self.sizes[INNERMOST_FIRST.index(kind)]

@@ -116,6 +116,20 @@ def test_the_cluster_of_a_table_describes_one(capsys, program):
     assert json.loads(cluster.read_text())["node_link"] == {"latency": 0.0, "bandwidth": None}
 
 
+def test_a_cluster_of_several_kinds_of_devices(capsys, program):
+    cluster = program.with_name("cluster.json")
+    pools = [CLUSTER | {"kind": "A100"}, CLUSTER | {"kind": "H100", "flops": 2e12}]
+    cluster.write_text(json.dumps({"pools": pools, "link": {"latency": 1e-5, "bandwidth": 1e10}}))
+    shapes = ("--shapes", f"{program}:shapes", "--cluster", cluster, "--groups", 1)
+    code, out, err = run(capsys, f"{program}:train_step", *shapes)
+    assert (code, err) == (0, "") and " of H100" in out
+    code, _, err = run(capsys, f"{program}:train_step", *shapes, "--memory", "1e31")
+    assert code == 2 and "--memory: " in err and "has a cluster of several kinds of devices" in err
+    cluster.write_text(json.dumps({"pools": pools}))
+    code, _, err = run(capsys, f"{program}:train_step", *shapes)
+    assert code == 2 and "link must be given between 2 pools" in err
+
+
 def test_a_cluster_that_is_none(capsys, program):
     cluster = program.with_name("cluster.json")
     shapes = ("--shapes", f"{program}:shapes", "--cluster", cluster)

@@ -52,6 +52,22 @@ def test_what_the_cluster_does_not_have_is_said_with_what_it_has(nodes, platform
     assert "4 CPU, 2 GPU" in str(error.value)
 
 
+def test_nodes_of_several_kinds_are_described_one_kind_at_a_time(nodes):
+    some, others = {"CPU": 8.0, "GPU": 4.0, "accelerator_type:A100": 1.0}, {"CPU": 8.0, "GPU": 8.0}
+    nodes(some, some, {**others, "accelerator_type:H100": 1.0})
+    with pytest.raises(
+        ValueError, match=r"kinds A100, H100: say which kind=.*from_ray\(kind='H100', ...\)\]"
+    ):
+        _find("cuda", None, {})
+    assert (_find("cuda", None, {"kind": "A100"}).count, _find("cuda", None, {"kind": "H100"}).count) == (
+        2,
+        1,
+    )
+    assert _find("cuda", None, {"kind": "H100"}).devices_per_node == 8
+    with pytest.raises(ValueError, match=r"no node has any devices .* of the kind 'B200', .* none"):
+        _find("cuda", None, {"kind": "B200"})
+
+
 def test_messages_wait_where_the_transport_of_the_platform_has_them():
     assert _holding("cpu", 1) is Holding.SLOTS
     assert _holding("cpu", 2) is Holding.KEPT

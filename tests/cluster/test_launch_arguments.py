@@ -94,6 +94,18 @@ def test_impossible_amounts_of_resources(name, value):
         ({"groups": [{"data": 2}, {"data": 10**30}]}, "devices are more than a mesh can have"),
         ({"groups": [{"data": 4}], "processes_per_group": 10**30}, "the 4 devices of group 0 do not divide"),
         ({"groups": [{"data": 4}], "platform": "cuda,cpu"}, "platform must be one platform .* 'cuda,cpu'"),
+        (
+            {"groups": [{"data": 4}], "accelerator_types": ["A100", ""]},
+            "accelerator_types has 2 names, but there are 1 groups\naccelerator_types must be names",
+        ),
+        (
+            {
+                "groups": [{"data": 1}, {"data": 1}],
+                "accelerator_types": ["A100", "H100"],
+                "recovery": cluster.Recovery(spares=1),
+            },
+            "recovery has 1 spares, .* groups are on A100 and H100: leave the spares out",
+        ),
     ],
     ids=str,
 )
@@ -113,6 +125,8 @@ def test_groups_that_cannot_be(arguments, message):
         ({"processes_per_group": "2"}, "processes_per_group must be .* not '2'"),
         ({"processes_per_group": [2, 2.0]}, r"processes_per_group\[1\] must be a whole number, not 2.0"),
         ({"mesh_shape": ["stage", 2]}, "mesh_shape must be a dict of axis names and sizes"),
+        ({"accelerator_types": 8}, "accelerator_types must be the name of an accelerator type, .* not 8"),
+        ({"accelerator_types": ["A100", 8]}, r"accelerator_types\[1\] must be a str, not 8"),
         ({"groups": {"data": 2}}, "groups must be a sequence with the axes of each group"),
         ({"groups": [{"data": 2}, 2]}, r"groups\[1\] must be a dict of axis names and sizes.* not 2"),
         (

@@ -64,6 +64,27 @@ def test_marked_stages_on_fewer_groups(groups):
     assert choice.candidate.layers_per_stage == (1, 1, 1, 1) and choice.candidate.num_microbatches == 4
 
 
+def test_a_cluster_of_two_kinds_of_devices():
+    fast, slow = (dataclasses.replace(CLUSTER, devices_per_node=2, kind=kind) for kind in ("fast", "slow"))
+    slow = dataclasses.replace(slow, flops=CLUSTER.flops / 3, memory_bandwidth=CLUSTER.memory_bandwidth / 3)
+    cluster = mpmd.Cluster.of([fast, slow], link=CLUSTER.device_link)
+    args = arguments(open_step)
+    fixes = {"cluster": cluster, "groups": 2, "num_microbatches": 4, "schedule": "Std1F1B", "simulate": 2}
+    choice = mpmd.plan(open_step, *args, **fixes)
+    types = choice.launch["accelerator_types"]
+    assert types == json.loads(choice.to_json())["rows"][0]["candidate"]["pools"]
+    layers = dict(zip(types, choice.candidate.layers_per_stage, strict=True))
+    assert layers["fast"] > layers["slow"]
+    assert "1 node of 2 fast devices" in str(choice) and " of slow" in str(choice)
+    with choice.mesh() as mesh:
+        plain = jax.jit(open_step)(*args)[-1]  # before the arguments are donated
+        assert_close(choice.jit(mesh)(*args)[-1], plain)
+    with pytest.raises(
+        ValueError, match=r"measure=1 runs tasks .* of one kind, and the cluster has fast and"
+    ):
+        mpmd.plan(open_step, *args, **fixes, measure=1)
+
+
 def test_what_is_fixed_stays():
     fixes = {"remat": True, "fsdp": True, "num_microbatches": 4}
     choice = check_computes_the_same(

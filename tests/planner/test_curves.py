@@ -431,7 +431,7 @@ def test_a_cluster_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"version": 2}, "has version 2 of a cluster, and this is version 1"),
+        ({"version": 3}, "has version 3 of a cluster, and this is version 2"),
         ({"speed": 1}, "must have an object with the fields nodes"),
         ({"flops": "1e12"}, "flops must be a number of operations per second"),
         ({"rates": {"product bfloat16": 3.0}}, "rates must have a rate and a half"),

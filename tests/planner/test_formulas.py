@@ -211,7 +211,7 @@ def test_a_cut_is_the_shortest_of_all():
         tuple(b - a for a, b in itertools.pairwise((0, *inner, 6)))
         for inner in itertools.combinations(range(1, 6), 2)
     ]
-    found = [*cuts([range_costs] * 3, [1, 1, 1], number, math.inf)]
+    found = [*cuts([range_costs] * 3, [1, 1, 1], number, [math.inf] * 3)]
     assert min(map(bound, found)) == pytest.approx(min(map(bound, every)))
     assert (
         min(

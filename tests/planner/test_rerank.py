@@ -46,7 +46,7 @@ def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=Non
     Args:
       plans: by the number of microbatches, the seconds and bytes that the plan shows, or the error.
       again: the rows for devices with less memory.
-      searched: gets the memory of each search.
+      searched: gets the share of the memory of each search.
       sizes: by the number of microbatches, the size of a plan.
       measured: by the number of microbatches, the seconds that are measured; 10 less those of the plan.
     """
@@ -66,9 +66,9 @@ def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=Non
         seconds = measured_seconds.get(candidate.num_microbatches, 10 - realized.prediction.seconds)
         return dataclasses.replace(realized, prediction=prediction(seconds, 50.0, "measurement"))
 
-    def search(memory):
-        searched.append(memory)
-        return rows if memory == CLUSTER.memory else again
+    def search(share):
+        searched.append(share)
+        return rows if share == 1.0 else again
 
     result = rerank(search, realize, measure_tasks, CLUSTER, Limits(simulate, seconds, measure))
     return [found.candidate.num_microbatches for found in result.rows], planned, result
@@ -201,7 +201,7 @@ def test_less_memory_is_searched_for_when_no_plan_fits():
         again=[row(2, 2.0), row(3, 3.0)],
         searched=searched,
     )
-    assert (planned, order, searched) == ([1, 2, 3], [3, 1, 2], [100.0, 80.0])
+    assert (planned, order, searched) == ([1, 2, 3], [3, 1, 2], [1.0, 0.8])
     assert result.rows[1].reason.startswith("does not fit: needs 200 B of 100 B")
 
 

@@ -64,6 +64,7 @@ CLUSTER = {
     "merges_all_reduces": ("flag",),
     "overlaps_gathers": ("flag",),
     "flash_attention": ("flag",),
+    "kind": ("text", "H100"),
 }
 COSTS = {
     **dict.fromkeys(("kinds", "tasks", "fused", "outside", "links"), ("sizes",)),
@@ -132,6 +133,7 @@ LAUNCH = {
     "platform": ("text?",),
     "cpus_per_group": ("amount?",),
     "gpus_per_group": ("amount?",),
+    "accelerator_types": ("text?",),
     "address": ("text?",),
     "runtime_env": ("mapping?",),
     "transport": ("special",),
@@ -472,11 +474,18 @@ def of_steps() -> list[Public]:
 
 def of_clusters() -> list[Public]:
     """What chooses for a cluster, and what runs on one."""
+    pools = (PLAN["cluster"][1],)
     described = {"measure": ("flag", True), "dtype": ("special",), "devices": ("special?",)}
     return [
         Public("plan", of_batch(mpmd.plan, "step"), PLAN),
         Public("Cluster", mpmd.Cluster, CLUSTER),
         Public("Cluster.save", PLAN["cluster"][1].save, {"path": ("text", "unused.json")}),
+        Public("Cluster.of", mpmd.Cluster.of, {"pools": ("special", pools), "link": ("special?",)}),
+        Public(
+            "HeterogeneousCluster",
+            mpmd.HeterogeneousCluster,
+            {"pools": ("special", pools), "link": ("special", LINK)},
+        ),
         Public("Cluster.load", mpmd.Cluster.load, {"path": ("text", "nowhere")}),
         Public("Cluster.preset", mpmd.Cluster.preset, {"name": ("special", "h100"), "nodes": ("count",)}),
         Public(

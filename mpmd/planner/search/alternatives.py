@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.labels import ALTERNATIVES
 from mpmd.planner.layer_profile import Kind
@@ -28,24 +30,24 @@ def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Evaluation | Non
     if schedule is None:
         return None
     evaluations = []
-    for number in space.numbers_of_microbatches:
-        size = _most_devices(space, kind, number)
+    for number, pool in itertools.product(space.numbers_of_microbatches, space.model.cluster.pool_names):
+        size = _most_devices(space, kind, number, pool)
         if size == 1 and kind is not None:
             continue
-        submesh = Submesh() if kind is None else Submesh.of({kind: size})
+        submesh = Submesh.of({} if kind is None else {kind: size}, pool)
         one_group = Candidate((), (submesh,), schedule, number, remat=False, fsdp=fsdp)
         for candidate in space.variants(one_group):
             is_asked_for = (candidate.num_microbatches, candidate.fsdp) == (number, fsdp)
             if is_asked_for and (evaluation := best_cut(space, candidate)):
                 evaluations.append(evaluation)
-    return best_of(evaluations, space.model.cluster.memory)
+    return best_of(evaluations, space.model.cluster)
 
 
-def _most_devices(space: SearchSpace, kind: Kind | None, num_microbatches: int) -> int:
+def _most_devices(space: SearchSpace, kind: Kind | None, num_microbatches: int, pool: str) -> int:
     if kind is None:
         return 1
     largest = space.profile.rows // num_microbatches if kind == "data" else space.largest(kind)
-    return divisors(largest, space.num_devices)[-1]
+    return divisors(largest, space.devices[pool])[-1]
 
 
 def _alone(space: SearchSpace) -> Schedule | None:

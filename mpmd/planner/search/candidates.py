@@ -10,6 +10,7 @@ import numpy as np
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import device_ranges_of, message_link
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.even_groups import even_groups
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.layer_arrays import Array
@@ -24,15 +25,15 @@ def best_cut(space: SearchSpace, candidate: Candidate) -> Evaluation | None:
     If none fits, it is the cut that needs the least memory.
     """
     evaluations = [evaluate(space.model, cut) for cut in cut_candidates(space, candidate)]
-    return best_of(evaluations, space.model.cluster.memory)
+    return best_of(evaluations, space.model.cluster)
 
 
-def best_of(evaluations: list[Evaluation], memory: float) -> Evaluation | None:
-    """The shortest step that fits, or the one with the least memory if none does."""
-    fitting = [evaluation for evaluation in evaluations if evaluation.prediction.memory.total <= memory]
+def best_of(evaluations: list[Evaluation], cluster: AnyCluster) -> Evaluation | None:
+    """The shortest step that fits, or the one that lacks the least memory if none does."""
+    fitting = [evaluation for evaluation in evaluations if evaluation.missing_bytes(cluster) <= 0]
     if fitting:
         return min(fitting, key=lambda evaluation: evaluation.seconds)
-    return min(evaluations, key=lambda evaluation: evaluation.prediction.memory.total, default=None)
+    return min(evaluations, key=lambda evaluation: evaluation.missing_bytes(cluster), default=None)
 
 
 def cut_candidates(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
@@ -51,18 +52,18 @@ def _cuts(space: SearchSpace, candidate: Candidate) -> list[tuple[int, ...]]:
     homes, in_flight = stages_in_flight(candidate.schedule, candidate.num_microbatches)
     range_costs = _range_costs(space, candidate, homes)
     share = max(homes.count(group) for group in set(homes))
-    memory = space.model.cluster.memory / share
+    pools = [space.model.cluster.pool(candidate.submeshes[home].pool) for home in homes]
     number = candidate.num_passes
-    balanced = [*cuts(range_costs, in_flight, number, memory)]
+    balanced = [*cuts(range_costs, in_flight, number, [pool.memory / share for pool in pools])]
     # The memory of groups with several stages is only known of whole cuts.
-    balanced = balanced or [*cuts(range_costs, in_flight, number, math.inf)]
+    balanced = balanced or [*cuts(range_costs, in_flight, number, [math.inf] * len(homes))]
     return [*dict.fromkeys([*balanced, *(even_groups(range_costs, homes, cut) for cut in balanced)])]
 
 
 def _range_costs(space: SearchSpace, candidate: Candidate, homes: tuple[int, ...]) -> list[StageRangeCosts]:
     """For each stage, the costs of ranges of layers on its group."""
     model, device_ranges = space.model, device_ranges_of(candidate.submeshes)
-    overhead = (1 + space.profile.has_backward) * model.cluster.task_overhead
+    tasks = 1 + space.profile.has_backward
     known: dict[object, StageRangeCosts] = {}
     range_costs = []
     for stage, home in enumerate(homes):
@@ -71,6 +72,7 @@ def _range_costs(space: SearchSpace, candidate: Candidate, homes: tuple[int, ...
         link = message_link(model.cluster, before, device_ranges[home])
         if (group_settings, link) not in known:
             table = model.table(group_settings)
+            overhead = tasks * model.cluster.pool(group_settings.pool).task_overhead
             known[group_settings, link] = StageRangeCosts.of(
                 table, overhead, _hops(table.layers["entering"], link)
             )

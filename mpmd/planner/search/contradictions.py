@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import Kind, LayerProfile
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.families import build
 from mpmd.schedules import Schedule, Seq1F1B
 from mpmd.util.tables import first_few
@@ -35,11 +35,11 @@ def _num_submeshes(constraints: Constraints) -> int | None:
     return len(constraints.submesh) if isinstance(constraints.submesh, tuple) else None
 
 
-def contradictions(constraints: Constraints, profile: LayerProfile, cluster: Hardware) -> Iterator[str]:
+def contradictions(constraints: Constraints, profile: LayerProfile, cluster: AnyCluster) -> Iterator[str]:
     """All conflicts, each with the numbers. ``constraints`` are as ``combined`` returns them."""
     yield from _of_stages(constraints, profile)
     yield from _of_groups(constraints, profile, cluster)
-    yield from _of_schedule(constraints, profile, cluster.nodes * cluster.devices_per_node)
+    yield from _of_schedule(constraints, profile, cluster.num_devices)
     yield from _of_microbatches(constraints, profile)
     yield from _of_submesh(constraints, profile, cluster)
 
@@ -78,8 +78,8 @@ def _names_text(profile: LayerProfile) -> str:
     return f"({first_few(names, 5)})"
 
 
-def _of_groups(constraints: Constraints, profile: LayerProfile, cluster: Hardware) -> Iterator[str]:
-    groups, devices = constraints.groups, cluster.nodes * cluster.devices_per_node
+def _of_groups(constraints: Constraints, profile: LayerProfile, cluster: AnyCluster) -> Iterator[str]:
+    groups, devices = constraints.groups, cluster.num_devices
     if groups is None:
         return
     if groups > devices:
@@ -148,8 +148,8 @@ def _of_microbatches(constraints: Constraints, profile: LayerProfile) -> Iterato
         yield f"num_microbatches={number} does not divide the {profile.rows} rows of the batch"
 
 
-def _of_submesh(constraints: Constraints, profile: LayerProfile, cluster: Hardware) -> Iterator[str]:
-    devices, groups = cluster.nodes * cluster.devices_per_node, constraints.groups or 1
+def _of_submesh(constraints: Constraints, profile: LayerProfile, cluster: AnyCluster) -> Iterator[str]:
+    devices, groups = cluster.num_devices, constraints.groups or 1
     if not constraints.submeshes:
         if constraints.fsdp and devices == 1:
             yield "fsdp=True needs several devices; the cluster has one"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.formula import Evaluation, evaluate
@@ -46,7 +46,7 @@ def best_of_all(space: SearchSpace) -> list[Evaluation]:
             break
         evaluation = evaluate(space.model, candidate)
         evaluations.append(evaluation)
-        if evaluation.prediction.memory.total <= space.model.cluster.memory:
+        if evaluation.missing_bytes(space.model.cluster) <= 0:
             best_seconds = min(best_seconds, evaluation.seconds)
     return evaluations
 
@@ -55,12 +55,12 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
     """The least seconds of any schedule of a candidate's stages."""
     order = order_of(candidate.schedule, candidate.num_microbatches)
     stages = Stages(space.model, candidate, order.homes)
-    number, overhead = candidate.num_passes, space.model.cluster.task_overhead
+    number = candidate.num_passes
     forwards, backwards = stages.totals("forward"), stages.totals("backward")
     of_weights = stages.totals("backward_weights") if "bwdA" in order.kinds else [0.0] * len(forwards)
     per_stage = [
         forward + backward + len(order.kinds) * overhead
-        for forward, backward in zip(forwards, backwards, strict=True)
+        for forward, backward, overhead in zip(forwards, backwards, stages.task_overheads, strict=True)
     ]
     work, steps = stages.of_groups(per_stage), stages.of_groups(stages.totals("step"))
     delayed = stages.of_groups(of_weights)
@@ -105,20 +105,20 @@ def _schedules(space: SearchSpace, groups: int) -> Iterator[Schedule]:
 def _submeshes(space: SearchSpace, groups: int) -> Iterator[tuple[Submesh, ...]]:
     """All submeshes of groups that fit on the devices, or the fixed ones."""
     if space.constraints.submesh is not None:
-        yield space.of_groups(space.submeshes[0], groups)
+        yield from space.fixed_submeshes(groups)
         return
 
-    def extended(devices: int, number: int) -> Iterator[tuple[Submesh, ...]]:
+    def extended(devices: Mapping[str, int], number: int) -> Iterator[tuple[Submesh, ...]]:
         if number == 0:
             yield ()
             return
         for submesh in space.submeshes:
-            left = devices - submesh.num_devices
-            if left >= number - 1:
+            left = {**devices, submesh.pool: devices[submesh.pool] - submesh.num_devices}
+            if left[submesh.pool] >= 0 and sum(left.values()) >= number - 1:
                 for rest in extended(left, number - 1):
                     yield (submesh, *rest)
 
-    yield from extended(space.num_devices, groups)
+    yield from extended(space.devices, groups)
 
 
 def _cuts(space: SearchSpace, num_stages: int) -> Iterator[tuple[int, ...]]:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpmd.ir.tasks import TaskType
 from mpmd.planner.candidate import Candidate, Memory, Prediction
 from mpmd.planner.collectives import message_link
+from mpmd.planner.pools import AnyCluster
+from mpmd.planner.reasons import missing_bytes
 from mpmd.planner.search.orders import Order, order_of, prolong, simulated_numbers
 from mpmd.planner.search.stages import CostModel, Stages
 from mpmd.planner.search.timed_order import Loop
@@ -29,6 +31,10 @@ class Evaluation:
     @property
     def seconds(self) -> float:
         return self.prediction.seconds
+
+    def missing_bytes(self, cluster: AnyCluster) -> float:
+        """The bytes that devices of the group lack that needs most; at most 0 for a candidate that fits."""
+        return missing_bytes(self.candidate, self.prediction, cluster)
 
 
 def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
@@ -90,7 +96,9 @@ class _CoreSharing:
 
 def _seconds_per_pass(times: Mapping[TaskType, float], order: Order) -> list[float]:
     """For each stage, the seconds of its tasks of one pass: of a microbatch, or of a slice of one."""
-    return [sum(times[TaskType(kind, stage)] for kind in order.kinds) for stage in range(len(order.homes))]
+    return [
+        sum(times[TaskType(kind, stage)] for kind in sorted(order.kinds)) for stage in range(len(order.homes))
+    ]
 
 
 def _loop(
@@ -133,10 +141,11 @@ def _all_reduce_seconds(
 
 
 def _task_times(stages: Stages) -> dict[TaskType, float]:
-    overhead = stages.model.cluster.task_overhead
+    overheads = stages.task_overheads
     forwards, backwards = stages.totals("forward"), stages.totals("backward")
     times: dict[TaskType, float] = {}
     for stage, weights in enumerate(stages.totals("backward_weights")):
+        overhead = overheads[stage]
         times[TaskType("fwd", stage)] = forwards[stage] + overhead
         times[TaskType("bwd", stage)] = backwards[stage] + overhead
         times[TaskType("bwdA", stage)] = backwards[stage] - weights + overhead
@@ -180,7 +189,7 @@ def _held_already(stages: Stages) -> Iterator[tuple[int, int, int]]:
 
 
 def _largest_memory(stages: Stages, orders: Sequence[Order], simulated: tuple[int, ...]) -> Memory:
-    """The memory of the group whose devices need most."""
+    """The memory of the group whose devices need most, or lack most where groups are of several kinds."""
     of_orders = [_memory_parts(stages, order) for order in orders]
     memories = [
         Memory(
@@ -189,7 +198,7 @@ def _largest_memory(stages: Stages, orders: Sequence[Order], simulated: tuple[in
         )
         for group in range(len(orders[-1].stages))
     ]
-    return max(memories, key=lambda memory: memory.total)
+    return max(memories, key=lambda memory: (memory.total - stages.pools[memory.group].memory, memory.total))
 
 
 def _memory_parts(stages: Stages, order: Order) -> list[list[float]]:

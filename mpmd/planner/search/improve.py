@@ -52,8 +52,7 @@ def improved(space: SearchSpace, start: Evaluation, most_tasks: int) -> Evaluati
 
 def rank(space: SearchSpace, evaluation: Evaluation) -> tuple[float, float]:
     """The missing bytes, and the seconds; smaller is better."""
-    missing = evaluation.prediction.memory.total - space.model.cluster.memory
-    return max(0.0, missing), evaluation.seconds
+    return max(0.0, evaluation.missing_bytes(space.model.cluster)), evaluation.seconds
 
 
 def _schedules(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
@@ -89,14 +88,19 @@ def _dividing(
 ) -> Iterator[tuple[Submesh, ...]]:
     """The submeshes, with others of the same size for those that do not divide the rows of a microbatch."""
     unfit = [submesh for submesh in submeshes if not space.divides((submesh,), num_microbatches)]
-    sizes = sorted({submesh.num_devices for submesh in unfit})
+    sizes = sorted({_size(submesh) for submesh in unfit})
     options = [
-        [s for s in space.submeshes if s.num_devices == size and space.divides((s,), num_microbatches)]
+        [s for s in space.submeshes if _size(s) == size and space.divides((s,), num_microbatches)]
         for size in sizes
     ]
     for chosen in itertools.islice(itertools.product(*options), MOST_SUBMESHES):
         of_size = dict(zip(sizes, chosen, strict=True))
-        yield tuple(of_size[s.num_devices] if s in unfit else s for s in submeshes)
+        yield tuple(of_size[_size(s)] if s in unfit else s for s in submeshes)
+
+
+def _size(submesh: Submesh) -> tuple[int, str]:
+    """The number of devices, and their pool."""
+    return submesh.num_devices, submesh.pool
 
 
 def _flags(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
@@ -141,11 +145,10 @@ def _submeshes(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | No
 
 def _with_submeshes(space: SearchSpace, candidate: Candidate, changed: dict) -> Evaluation | None:
     submeshes = tuple(changed.get(group, old) for group, old in enumerate(candidate.submeshes))
-    devices = sum(submesh.num_devices for submesh in submeshes)
     has_data_axis = any(submesh.data > 1 for submesh in submeshes)
     if (
         submeshes == candidate.submeshes
-        or devices > space.num_devices
+        or not space.has_devices(submeshes)
         or (candidate.fsdp and not has_data_axis)
         or not space.divides(submeshes, candidate.num_microbatches)
     ):

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.hardware import NO_LINK
+from mpmd.planner.hardware import Hardware
 from mpmd.planner.search.candidates import best_cut
 from mpmd.planner.search.formula import Evaluation
+from mpmd.planner.search.mixed import mixed, smallest_mixed
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.sweep import smallest, sweep
-from mpmd.simulate import Link
 from mpmd.util.tables import human_bytes
 
 MOST_CANDIDATES = 8
@@ -25,17 +25,21 @@ MOST_NODES = 4096
 def infeasible(space: SearchSpace) -> str:
     """The message for a search space in which no candidate fits."""
     cluster = space.model.cluster
-    evaluations = [e for candidate in smallest(space)[:MOST_CANDIDATES] if (e := best_cut(space, candidate))]
+    evaluations = [
+        e
+        for candidate in [*smallest(space)[:MOST_CANDIDATES], *smallest_mixed(space)[:MOST_CANDIDATES]]
+        if (e := best_cut(space, candidate))
+    ]
     if not evaluations:
         return (
             f"there is no way to run the step as fixed on {space.num_devices} devices: no schedule has "
             f"these numbers of stages and groups, with devices that divide {space.profile.rows} rows"
         )
-    least = min(evaluations, key=lambda evaluation: evaluation.prediction.memory.total)
-    needed = least.prediction.memory.total
+    least = min(evaluations, key=lambda evaluation: evaluation.missing_bytes(cluster))
+    needed, missing = least.prediction.memory.total, least.missing_bytes(cluster)
     return (
         f"the step does not fit: a device needs at least {human_bytes(needed)} "
-        f"({candidate_text(least.candidate)}), and has {human_bytes(cluster.memory)}; {_remedies(space)}"
+        f"({candidate_text(least.candidate)}), and has {human_bytes(needed - missing)}; {_remedies(space)}"
     )
 
 
@@ -57,17 +61,19 @@ def _nearest(space: SearchSpace) -> Iterator[str]:
             opened = SearchSpace(space.model, dataclasses.replace(space.constraints, **changes))
             if _first_that_fits(opened):
                 yield f"another {field.name} than {value}"
-    cluster = space.model.cluster
-    if cluster.node_link is NO_LINK:  # memory does not depend on its numbers
-        cluster = dataclasses.replace(cluster, node_link=Link())
-    nodes = 2 * cluster.nodes
-    while nodes <= MOST_NODES:
-        model = CostModel(space.profile, dataclasses.replace(cluster, nodes=nodes))
+    larger = space.model.cluster.with_nodes(2)
+    while sum(pool.nodes for pool in larger.pools) <= MOST_NODES:
+        model = CostModel(space.profile, larger)
         if fitting := _first_that_fits(SearchSpace(model, space.constraints)):
-            devices = "one device" if cluster.devices_per_node == 1 else f"{cluster.devices_per_node} devices"
-            yield f"{nodes} nodes of {devices} ({candidate_text(fitting.candidate)})"
+            nodes = " and ".join(map(_nodes_text, larger.pools))
+            yield f"{nodes} ({candidate_text(fitting.candidate)})"
             return
-        nodes *= 2
+        larger = larger.with_nodes(2)
+
+
+def _nodes_text(pool: Hardware) -> str:
+    devices = "one device" if pool.devices_per_node == 1 else f"{pool.devices_per_node} devices"
+    return f"{pool.nodes} nodes of {devices}"
 
 
 def _fixed_by_step(space: SearchSpace) -> set[str]:
@@ -77,9 +83,10 @@ def _fixed_by_step(space: SearchSpace) -> set[str]:
 
 
 def _first_that_fits(space: SearchSpace) -> Evaluation | None:
-    candidates = [*sweep(space)[:MOST_CANDIDATES], *smallest(space)[:MOST_CANDIDATES]]
+    estimates = (sweep(space), smallest(space), mixed(space), smallest_mixed(space))
+    candidates = [candidate for ordered in estimates for candidate in ordered[:MOST_CANDIDATES]]
     for candidate in candidates:
         evaluation = best_cut(space, candidate)
-        if evaluation and evaluation.prediction.memory.total <= space.model.cluster.memory:
+        if evaluation and evaluation.missing_bytes(space.model.cluster) <= 0:
             return evaluation
     return None

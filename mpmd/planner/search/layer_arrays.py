@@ -30,6 +30,7 @@ class GroupSettings:
       sizes: of the axes of its submesh, ``INNERMOST_FIRST``.
       links: of these axes; the link of an axis is the slowest one of its rings.
       num_passes, remat, fsdp, gather_once: as of ``Candidate``.
+      pool: of its submesh.
     """
 
     sizes: tuple[int, ...]
@@ -38,6 +39,7 @@ class GroupSettings:
     remat: bool
     fsdp: bool
     gather_once: bool
+    pool: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

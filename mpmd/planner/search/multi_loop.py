@@ -17,9 +17,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile, TaskWork
-from mpmd.planner.reasons import StepDoesNotFit, ranked, shortage
+from mpmd.planner.pools import AnyCluster
+from mpmd.planner.reasons import StepDoesNotFit, missing_bytes, ranked, shortage
 from mpmd.planner.search.candidates import best_cut, best_of
 from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.families import family_of
@@ -75,7 +75,7 @@ class _Loop:
 
 def search_loops(
     profiles: Sequence[LayerProfile],
-    cluster: Hardware,
+    cluster: AnyCluster,
     constraints: Sequence[Constraints],
     budget: SearchBudget = USUAL,
 ) -> tuple[Row, ...]:
@@ -103,10 +103,11 @@ def search_loops(
         best, tasks = _best_on(shared, loops, cluster)
         num_tasks += tasks
         if best is not None:
-            rows.append(_row(label, shared, [best[kind] for kind in kinds]))
-    if all(shortage(row.prediction, cluster) for row in rows):
-        least = min(rows, key=lambda row: row.prediction.memory.total, default=None)
-        why = shortage(least.prediction, cluster) if least else "no groups suit all of them"
+            rows.append(_row(label, shared, [best[kind] for kind in kinds], cluster))
+    if all(shortage(row, cluster) for row in rows):
+        missing = [missing_bytes(row.candidate, row.prediction, cluster) for row in rows]
+        least = rows[missing.index(min(missing))] if rows else None
+        why = shortage(least, cluster) if least else "no groups suit all of them"
         raise StepDoesNotFit(
             f"the loops of the step, each of which can be run, cannot be run together: {why}"
         )
@@ -115,7 +116,7 @@ def search_loops(
 
 def loops_as_written(
     profiles: Sequence[LayerProfile],
-    cluster: Hardware,
+    cluster: AnyCluster,
     schedules: Sequence[Schedule],
     constraints: Constraints,
 ) -> Row | None:
@@ -156,7 +157,7 @@ def _layers(profile: LayerProfile) -> LayerProfile:
 def _loops(
     kinds: Mapping[int, int],
     profiles: Sequence[LayerProfile],
-    cluster: Hardware,
+    cluster: AnyCluster,
     constraints: Sequence[Constraints],
     budget: SearchBudget,
 ) -> dict[int, _Loop]:
@@ -231,7 +232,7 @@ def _shared_decisions(loops: Sequence[_Loop]) -> list[tuple[str, Candidate]]:
 
 
 def _best_on(
-    shared: Candidate, loops: Mapping[int, _Loop], cluster: Hardware
+    shared: Candidate, loops: Mapping[int, _Loop], cluster: AnyCluster
 ) -> tuple[dict[int, Evaluation] | None, int]:
     """The best of each loop on shared groups, ``None`` if one cannot run on them; and the simulated tasks."""
     best, num_tasks = {}, 0
@@ -239,15 +240,15 @@ def _best_on(
         cuts = (best_cut(loop.space, uncut) for uncut in loop.uncut_on(shared))
         evaluations = [evaluation for evaluation in cuts if evaluation is not None]
         num_tasks += sum(evaluation.num_tasks for evaluation in evaluations)
-        evaluation = best_of(evaluations, cluster.memory)
+        evaluation = best_of(evaluations, cluster)
         if evaluation is None:
             return None, num_tasks
         best[kind] = evaluation
     return best, num_tasks
 
 
-def _row(label: str, shared: Candidate, loops: Sequence[Evaluation]) -> Row:
-    """The row of a step: the times of its loops add up; the memory is that of the loop that needs most."""
+def _row(label: str, shared: Candidate, loops: Sequence[Evaluation], cluster: AnyCluster) -> Row:
+    """The row of a step: the times of its loops add up; the memory is that of the loop that lacks most."""
     first, *later = (dataclasses.replace(e.candidate, submeshes=shared.submeshes) for e in loops)
     seconds = sum(evaluation.seconds for evaluation in loops)
     groups = len(shared.submeshes)
@@ -261,7 +262,9 @@ def _row(label: str, shared: Candidate, loops: Sequence[Evaluation]) -> Row:
         seconds=seconds,
         bubble=mean(idle),
         communication=mean(evaluation.prediction.communication for evaluation in loops),
-        memory=max((e.prediction.memory for e in loops), key=lambda memory: memory.total),
+        memory=max(
+            loops, key=lambda e: (e.missing_bytes(cluster), e.prediction.memory.total)
+        ).prediction.memory,
         stage_seconds=tuple(itertools.chain(*(e.prediction.stage_seconds for e in loops))),
         source="formula",
     )

@@ -72,16 +72,19 @@ class StageRangeCosts:
 
 
 def cuts(
-    range_costs: Sequence[StageRangeCosts], in_flight: Sequence[float], num_microbatches: int, memory: float
+    range_costs: Sequence[StageRangeCosts],
+    in_flight: Sequence[float],
+    num_microbatches: int,
+    memory: Sequence[float],
 ) -> Iterator[tuple[int, ...]]:
     """Ways to cut the layers, as the numbers of layers of each stage; none if none fits.
 
     Args:
       range_costs: for each stage, of ranges of layers on its group.
       in_flight: for each stage the microbatches whose residuals it holds.
-      memory: the bytes that a stage may need on a device.
+      memory: for each stage the bytes that it may need on a device.
     """
-    seconds = [costs.fitting(number, memory) for costs, number in zip(range_costs, in_flight, strict=True)]
+    seconds = [costs.fitting(*limits) for costs, *limits in zip(range_costs, in_flight, memory, strict=True)]
     hops = [costs.hops for costs in range_costs]
     balanced = _slowest(seconds)
     if math.isinf(balanced):

@@ -1,9 +1,9 @@
 """Searches for the best way to run a step on a cluster.
 
 Of a small problem every candidate is evaluated (``exhaustive.py``). Of others ``sweep.py`` estimates all
-candidates before their layers are cut; the most promising ones are cut into stages (``candidates.py``) and
-simulated (``formula.py``), groups of different sizes are tried for them (``uneven.py``), and the best are
-improved (``improve.py``).
+candidates before their layers are cut, and ``mixed.py`` those with groups of several kinds of devices; the
+most promising ones are cut into stages (``candidates.py``) and simulated (``formula.py``), groups of
+different sizes are tried for them (``uneven.py``), and the best are improved (``improve.py``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.reasons import StepDoesNotFit, ranked, shortage
 from mpmd.planner.search.alternatives import alternatives
 from mpmd.planner.search.candidates import best_cut
@@ -25,6 +25,7 @@ from mpmd.planner.search.families import family_of
 from mpmd.planner.search.formula import Evaluation
 from mpmd.planner.search.improve import improved, rank
 from mpmd.planner.search.infeasible import infeasible
+from mpmd.planner.search.mixed import mixed, smallest_mixed
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.sweep import smallest, sweep
@@ -64,7 +65,7 @@ USUAL = SearchBudget()
 
 
 def search(
-    profile: LayerProfile, cluster: Hardware, constraints: Constraints = OPEN, budget: SearchBudget = USUAL
+    profile: LayerProfile, cluster: AnyCluster, constraints: Constraints = OPEN, budget: SearchBudget = USUAL
 ) -> tuple[Row, ...]:
     """The best candidates, the shortest step first, and the alternatives to a pipeline.
 
@@ -76,12 +77,12 @@ def search(
     """
     space = search_space(profile, cluster, constraints)
     rows = evaluated_rows(space, budget)
-    if all(shortage(row.prediction, cluster) for row in rows):
+    if all(shortage(row, cluster) for row in rows):
         raise StepDoesNotFit(infeasible(space))
     return ranked(rows, cluster, NUM_ROWS)
 
 
-def search_space(profile: LayerProfile, cluster: Hardware, constraints: Constraints) -> SearchSpace:
+def search_space(profile: LayerProfile, cluster: AnyCluster, constraints: Constraints) -> SearchSpace:
     """The choices that constraints leave. Raises ``ValueError`` with all conflicts among them."""
     constraints = combined(constraints, profile)
     if faults := [*contradictions(constraints, profile, cluster)]:
@@ -105,7 +106,7 @@ def evaluated_rows(space: SearchSpace, budget: SearchBudget) -> list[Row]:
 
 
 def as_written(
-    profile: LayerProfile, cluster: Hardware, schedule: Schedule, constraints: Constraints = OPEN
+    profile: LayerProfile, cluster: AnyCluster, schedule: Schedule, constraints: Constraints = OPEN
 ) -> Row | None:
     """The best candidate with the schedule that the step has itself, whether it fits in memory or not.
 
@@ -121,7 +122,8 @@ def as_written(
 
 def _swept(space: SearchSpace, budget: SearchBudget) -> Iterator[Evaluation]:
     """The best cuts of the most promising candidates."""
-    return _simulated(space, sweep(space)[: budget.uncut], budget.tasks)
+    yield from _simulated(space, sweep(space)[: budget.uncut], budget.tasks)
+    yield from _simulated(space, mixed(space)[: budget.uncut], budget.tasks)
 
 
 def _simulated(space: SearchSpace, candidates: Iterable[Candidate], most_tasks: int) -> Iterator[Evaluation]:
@@ -138,7 +140,8 @@ def _refined(space: SearchSpace, swept: list[Evaluation], budget: SearchBudget) 
     yield from uneven
     starts = _unlike(_best_first(space, swept + uneven))
     if not starts or rank(space, starts[0])[0]:
-        least = [*_simulated(space, smallest(space)[: 2 * budget.improved], budget.tasks)]
+        uncut = smallest(space)[: 2 * budget.improved] + smallest_mixed(space)[: 2 * budget.improved]
+        least = [*_simulated(space, uncut, budget.tasks)]
         starts = _unlike(_best_first(space, least + starts))
     for evaluation in starts[: budget.improved]:
         yield improved(space, evaluation, budget.tasks_each)
@@ -163,8 +166,10 @@ def _uneven(space: SearchSpace, ordered: list[Evaluation], budget: SearchBudget)
     if space.constraints.submesh is not None:
         return
     by_settings: dict[Any, list[Candidate]] = {}
-    for evaluation in ordered:
-        by_settings.setdefault(evaluation.candidate.settings, []).append(evaluation.candidate)
+    for candidate in (evaluation.candidate for evaluation in ordered):
+        pools = {submesh.pool for submesh in candidate.submeshes}
+        if len(pools) == 1:
+            by_settings.setdefault((candidate.settings, *pools), []).append(candidate)
     for alike in [*by_settings.values()][: budget.settings]:
         schedules = {(family_of(one.schedule), one.stages_per_group): None for one in alike}
         for submeshes in uneven_submeshes(space, alike[0]):
@@ -182,7 +187,7 @@ def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[Candidate]
     """
     if space.constraints.schedule is not None:
         return
-    unusual = [e.candidate for e in ordered if complexity(e.candidate) == (False, True)]
+    unusual = [e.candidate for e in ordered if complexity(e.candidate)[1] and _are_equal(e.candidate)]
     for candidate in unusual[:MOST_PLAIN]:
         groups = len(candidate.submeshes)
         sizes = {"Std1F1B": groups, "Interleaved1F1B": candidate.schedule.num_stages}
@@ -190,6 +195,11 @@ def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[Candidate]
             schedule = space.schedule(family, num_stages, groups)
             if schedule is not None:
                 yield dataclasses.replace(candidate, schedule=schedule)
+
+
+def _are_equal(candidate: Candidate) -> bool:
+    """Whether the groups of each pool are equal."""
+    return len(set(candidate.submeshes)) == len({submesh.pool for submesh in candidate.submeshes})
 
 
 def _num_groups(evaluation: Evaluation) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -41,7 +42,13 @@ class SearchSpace:
 
     @property
     def num_devices(self) -> int:
-        return self.model.cluster.nodes * self.model.cluster.devices_per_node
+        return self.model.cluster.num_devices
+
+    @functools.cached_property
+    def devices(self) -> dict[str, int]:
+        """The number of devices of each pool."""
+        cluster = self.model.cluster
+        return {name: cluster.pool(name).num_devices for name in cluster.pool_names}
 
     @property
     def family(self) -> str | None:
@@ -57,12 +64,21 @@ class SearchSpace:
 
     @functools.cached_property
     def submeshes(self) -> list[Submesh]:
-        """The submeshes that all groups may have; the smallest one, where each group has its own."""
+        """The submeshes that all groups may have; the smallest one, where each group has its own.
+
+        In a cluster of several kinds they are those of each pool.
+        """
+        pools = self.model.cluster.pool_names
         if self.constraints.submesh is not None:
-            return [min(self._fixed_submeshes, key=lambda submesh: submesh.num_devices)]
+            smallest = min(self._fixed_submeshes, key=lambda submesh: submesh.num_devices)
+            return [dataclasses.replace(smallest, pool=pool) for pool in pools]
         sizes = [divisors(self.largest(kind), self.num_devices) for kind in INNERMOST_FIRST]
-        submeshes = itertools.starmap(Submesh, itertools.product(*sizes))
-        return [submesh for submesh in submeshes if self._takes_devices(submesh.num_devices)]
+        submeshes = [
+            Submesh(model, sequence, data, pool)
+            for pool in pools
+            for model, sequence, data in itertools.product(*sizes)
+        ]
+        return [submesh for submesh in submeshes if self._takes_devices(submesh)]
 
     @functools.cached_property
     def _fixed_submeshes(self) -> tuple[Submesh, ...]:
@@ -70,8 +86,31 @@ class SearchSpace:
 
     def of_groups(self, submesh: Submesh, groups: int) -> tuple[Submesh, ...]:
         """The submeshes of groups: the given one for all, or the one that is fixed for each."""
-        has_own = isinstance(self.constraints.submesh, tuple)
-        return self._fixed_submeshes if has_own else (submesh,) * groups
+        if not isinstance(self.constraints.submesh, tuple):
+            return (submesh,) * groups
+        return tuple(dataclasses.replace(fixed, pool=submesh.pool) for fixed in self._fixed_submeshes)
+
+    def fixed_submeshes(self, groups: int) -> Iterator[tuple[Submesh, ...]]:
+        """The submeshes that are fixed, in all pools that have enough devices."""
+        sizes = self.of_groups(self.submeshes[0], groups)
+
+        def extended(chosen: tuple[Submesh, ...]) -> Iterator[tuple[Submesh, ...]]:
+            if len(chosen) == len(sizes):
+                yield chosen
+                return
+            for pool in self.devices:
+                longer = (*chosen, dataclasses.replace(sizes[len(chosen)], pool=pool))
+                if self.has_devices(longer):
+                    yield from extended(longer)
+
+        yield from extended(())
+
+    def has_devices(self, submeshes: tuple[Submesh, ...]) -> bool:
+        """Whether the pools have the devices of all groups."""
+        used = collections.Counter[str]()
+        for submesh in submeshes:
+            used[submesh.pool] += submesh.num_devices
+        return all(number <= self.devices[pool] for pool, number in used.items())
 
     def largest(self, kind: Kind) -> int:
         """The size that the number of devices along an axis has to divide."""
@@ -80,17 +119,18 @@ class SearchSpace:
         sizes = [layer.divisions[kind].largest for layer in self.profile.layers if kind in layer.divisions]
         return math.gcd(*sizes) if sizes else 1
 
-    def _takes_devices(self, number: int) -> bool:
+    def _takes_devices(self, submesh: Submesh) -> bool:
         """Whether a group may have so many devices: on several nodes, a part of a node or whole nodes."""
-        per_node = self.model.cluster.devices_per_node
-        if number > self.num_devices:
+        number, pool = submesh.num_devices, self.model.cluster.pool(submesh.pool)
+        if number > pool.num_devices:
             return False
-        return self.model.cluster.nodes == 1 or not (per_node % number and number % per_node)
+        return pool.nodes == 1 or not (pool.devices_per_node % number and number % pool.devices_per_node)
 
     @functools.cached_property
     def unevenness(self) -> dict[str, Array]:
         """The least unevenness of stages on one device, by the number of stages."""
-        one_device = self.model.group_settings(DeviceRange(0, Submesh()), self.alone(Submesh()))
+        submesh = Submesh(pool=self.model.cluster.pool_names[0])
+        one_device = self.model.group_settings(DeviceRange(0, submesh), self.alone(submesh))
         layers = self.model.table(one_device).layers
         return {
             "seconds": unevenness(layers["forward"] + layers["backward"]),

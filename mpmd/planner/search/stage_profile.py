@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.choice_table import seconds_text
 from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
@@ -61,17 +61,23 @@ class StageProfile:
         return tuple(row for _, row in sorted(stages.items()))
 
     def __str__(self) -> str:
-        header = ("layers", "mesh", *reversed(INNERMOST_FIRST), "forward", "backward", "chosen")
+        pool = ["pool"] * _has_pools(self.rows)
+        header = ("layers", *pool, "mesh", *reversed(INNERMOST_FIRST), "forward", "backward", "chosen")
         return f"stages for microbatches of {self.rows_of_microbatch} rows, by the formulas\n\n" + table(
-            header, [_cells(row) for row in self.rows]
+            header, [_cells(row, bool(pool)) for row in self.rows]
         )
 
 
-def _cells(row: StageCost) -> list[str]:
+def _has_pools(rows: Sequence[StageCost]) -> bool:
+    return any(row.submesh.pool for row in rows)
+
+
+def _cells(row: StageCost, has_pools: bool) -> list[str]:
     first, last = row.layers
     sizes = (str(row.submesh[kind]) for kind in reversed(INNERMOST_FIRST))
     return [
         f"{first}" if first == last else f"{first}..{last}",
+        *[row.submesh.pool] * has_pools,
         "x".join(map(str, row.mesh)),
         *sizes,
         seconds_text(row.forward),
@@ -80,20 +86,20 @@ def _cells(row: StageCost) -> list[str]:
     ]
 
 
-def stage_profile(profile: LayerProfile, cluster: Hardware, candidate: Candidate) -> StageProfile:
+def stage_profile(profile: LayerProfile, cluster: AnyCluster, candidate: Candidate) -> StageProfile:
     """The table for a loop of a step, with the microbatches, remat and FSDP of a candidate."""
     rows = profile.rows // candidate.num_microbatches
     return StageProfile(tuple(_rows(profile, cluster, candidate)), rows)
 
 
-def _rows(profile: LayerProfile, cluster: Hardware, candidate: Candidate) -> Iterator[StageCost]:
+def _rows(profile: LayerProfile, cluster: AnyCluster, candidate: Candidate) -> Iterator[StageCost]:
     model = CostModel(profile, cluster)
     space, alone, slices = SearchSpace(model, Constraints()), time_alone(cluster), candidate.schedule.slices
     submeshes = [*candidate.submeshes]
     submeshes += [
         submesh for submesh in space.submeshes if space.divides((submesh,), candidate.num_microbatches)
     ]
-    ordered = sorted({*submeshes}, key=lambda submesh: (submesh.num_devices, submesh.sizes))
+    ordered = sorted({*submeshes}, key=lambda submesh: (submesh.num_devices, submesh.sizes, submesh.pool))
     chosen = _stages_of(candidate)
     for first in range(len(profile.layers)):
         for stop in range(first + 1, len(profile.layers) + 1):
@@ -103,7 +109,7 @@ def _rows(profile: LayerProfile, cluster: Hardware, candidate: Candidate) -> Ite
                     slices * alone * float(until[name][stop] - until[name][first])
                     for name in ("forward", "backward")
                 )
-                nodes = -(-submesh.num_devices // cluster.devices_per_node)
+                nodes = -(-submesh.num_devices // cluster.pool(submesh.pool).devices_per_node)
                 yield StageCost(
                     layers=(first, stop - 1),
                     mesh=(nodes, submesh.num_devices // nodes),

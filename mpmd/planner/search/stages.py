@@ -20,6 +20,7 @@ from mpmd.planner.collectives import (
 )
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.costs import layer_seconds
 from mpmd.planner.search.layer_arrays import (
     Array,
@@ -54,14 +55,15 @@ class Table:
 class CostModel:
     """The costs of a step's layers on a cluster; they are computed once for each group's settings."""
 
-    def __init__(self, profile: LayerProfile, cluster: Hardware):
+    def __init__(self, profile: LayerProfile, cluster: AnyCluster):
         self.profile, self.cluster, self.arrays = profile, cluster, LayerArrays(profile)
         self._tables: dict[GroupSettings, Table] = {}
 
     def table(self, group_settings: GroupSettings) -> Table:
         """The costs of all layers in a group with these settings."""
         if group_settings not in self._tables:
-            seconds = layer_seconds(self.arrays, group_settings, self.cluster)
+            pool = self.cluster.pool(group_settings.pool)
+            seconds = layer_seconds(self.arrays, group_settings, pool)
             layers = vars(seconds) | vars(layer_bytes(self.arrays, group_settings))
             until = {name: np.concatenate([[0.0], np.cumsum(values)]) for name, values in layers.items()}
             self._tables[group_settings] = Table(layers, until)
@@ -69,8 +71,9 @@ class CostModel:
 
     def group_settings(self, device_range: DeviceRange, candidate: Candidate) -> GroupSettings:
         """The settings of a group on some devices, with those of a candidate."""
-        links = axis_links(self.cluster, device_range)
-        return GroupSettings(device_range.submesh.sizes, links, *candidate.settings)
+        submesh = device_range.submesh
+        links = axis_links(self.cluster.pool(submesh.pool), device_range)
+        return GroupSettings(submesh.sizes, links, *candidate.settings, pool=submesh.pool)
 
 
 class Stages:
@@ -93,6 +96,16 @@ class Stages:
         self.tables = [model.table(group_settings) for group_settings in self.group_settings]
         self.stops = list(accumulate(candidate.layers_per_stage))
         self.firsts = [0, *self.stops[:-1]]
+
+    @functools.cached_property
+    def pools(self) -> list[Hardware]:
+        """The pool of each group."""
+        return [self.model.cluster.pool(submesh.pool) for submesh in self.candidate.submeshes]
+
+    @property
+    def task_overheads(self) -> list[float]:
+        """For each stage, the seconds that a task takes beside its computation."""
+        return [self.pools[home].task_overhead for home in self.homes]
 
     def totals(self, name: str) -> list[float]:
         """For each stage, the sum of a cost over its layers."""

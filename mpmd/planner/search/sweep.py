@@ -49,14 +49,14 @@ def smallest(space: SearchSpace) -> list[Candidate]:
 
 
 def _estimates(space: SearchSpace, least: bool) -> Iterator[Estimate]:
-    forms = {number: _Forms.of(space, number) for number in space.numbers_of_microbatches}
+    forms = {number: Forms.of(space, number) for number in space.numbers_of_microbatches}
     for submesh in space.submeshes:
         for alone in space.variants(space.alone(submesh)):
             yield from _of_groups(space, forms[alone.num_microbatches], submesh, alone, least)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Forms:
+class Forms:
     """Closed forms for one number of microbatches: a row for each family, a column for each number of groups.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Forms:
     residuals: Array
 
     @staticmethod
-    def of(space: SearchSpace, num_microbatches: int) -> _Forms:
+    def of(space: SearchSpace, num_microbatches: int) -> Forms:
         """The closed forms of all families of a search space."""
         families, num_layers = space.families, len(space.profile.layers)
         groups = np.arange(1, min(num_layers, space.num_devices) + 1)
@@ -99,7 +99,7 @@ class _Forms:
             in_flight[row] -= form.spread(p[row], v[row], m[row]) / 2
             tasks[row] = slices[row, 0] * number * (1 + space.profile.has_backward * (1 + form.split))
         possible = _possible(space, families, p, v)
-        return _Forms(
+        return Forms(
             families,
             groups,
             work=np.where(possible, (m + fills) / p, math.inf),
@@ -134,7 +134,7 @@ def _possible(space: SearchSpace, families: list[tuple[str, float]], p: Array, v
 
 
 def _of_groups(
-    space: SearchSpace, forms: _Forms, submesh: Submesh, alone: Candidate, least: bool
+    space: SearchSpace, forms: Forms, submesh: Submesh, alone: Candidate, least: bool
 ) -> Iterator[Estimate]:
     """The best candidates of groups with a submesh: the shortest steps, or the one with the ``least`` memory.
 
@@ -145,9 +145,10 @@ def _of_groups(
     table = space.model.table(space.model.group_settings(DeviceRange(0, submesh), alone))
     seconds = _step_seconds(space, forms, submesh, alone.num_microbatches, table)
     nbytes = _memory(forms, table)
-    allowed = np.isfinite(seconds) & (forms.groups * size <= space.num_devices)
+    pool = space.model.cluster.pool(submesh.pool)
+    allowed = np.isfinite(seconds) & (forms.groups * size <= pool.num_devices)
     if not least and not isinstance(space.constraints.submesh, tuple):
-        allowed &= nbytes <= space.model.cluster.memory
+        allowed &= nbytes <= pool.memory
     ranks = np.where(allowed, nbytes if least else seconds, math.inf)
     best_family = ranks.argmin(axis=0)
     rank_of_groups = ranks.min(axis=0)
@@ -156,20 +157,20 @@ def _of_groups(
         row, groups = best_family[column], int(forms.groups[column])
         name, stages_per_group = forms.families[row]
         schedule = space.schedule(name, round(groups * stages_per_group), groups)
-        if schedule is not None:
-            submeshes = space.of_groups(submesh, groups)
+        submeshes = space.of_groups(submesh, groups)
+        if schedule is not None and space.has_devices(submeshes):
             candidate = dataclasses.replace(alone, schedule=schedule, submeshes=submeshes)
             yield Estimate(candidate, float(seconds[row, column]), float(nbytes[row, column]))
 
 
 def _step_seconds(
-    space: SearchSpace, forms: _Forms, submesh: Submesh, num_microbatches: int, table: Table
+    space: SearchSpace, forms: Forms, submesh: Submesh, num_microbatches: int, table: Table
 ) -> Array:
     """The seconds of a step, for each family and number of groups."""
     cluster, size = space.model.cluster, submesh.num_devices
     link = message_link(cluster, DeviceRange(0, submesh), DeviceRange(size, submesh))
     hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
-    overhead = num_microbatches * forms.tasks * cluster.task_overhead
+    overhead = num_microbatches * forms.tasks * cluster.pool(submesh.pool).task_overhead
     layers = table.total("forward") + table.total("backward")
     alone = time_together(cluster, 1.0, size)
     together = time_together(cluster, forms.groups, size)
@@ -182,7 +183,7 @@ def _step_seconds(
     )
 
 
-def _memory(forms: _Forms, table: Table) -> Array:
+def _memory(forms: Forms, table: Table) -> Array:
     """The bytes of a device of the largest group, for each family and number of groups."""
     held = sum(map(table.total, ("weights", "gradients", "state"))) / forms.groups
     # Where groups hold different numbers of residuals, layers move to those with room.

@@ -52,19 +52,20 @@ def uneven_submeshes(space: SearchSpace, candidate: Candidate) -> list[tuple[Sub
     """The most promising submeshes of groups of different sizes, for different numbers of groups.
 
     Args:
-      candidate: with the settings of all groups.
+      candidate: with the settings of all groups, and with the pool in which they are.
     """
+    pool = space.model.cluster.pool(candidate.submeshes[0].pool)
     bounds = _bounds_of_layers(len(space.profile.layers))
-    unit = _unit(space)
+    unit = _unit(pool.num_devices)
     options = _options(space, candidate, unit, bounds)
     if len({option.units for option in options}) < 2:
         return []
-    most = min(len(bounds) - 1, space.num_devices // unit, MOST_STAGES)
+    most = min(len(bounds) - 1, pool.num_devices // unit, MOST_STAGES)
     numbers = (
         range(1, most + 1) if space.constraints.groups is None else range(1, space.constraints.groups + 1)
     )
     values: list[tuple[float, tuple[Submesh, ...]]] = []
-    units = space.num_devices // unit
+    units = pool.num_devices // unit
     for value, chosen in _programme(space, candidate, options, units, len(bounds) - 1, numbers):
         submeshes = tuple(option.submesh for option in chosen)
         is_allowed = space.constraints.groups in (None, len(submeshes))
@@ -104,7 +105,8 @@ def _with_option(
     space: SearchSpace, candidate: Candidate, option: _Option, in_flight: int, behind: Array
 ) -> tuple[Array, Array]:
     """By first layer and number of units: the bound with an option, and the first layer behind its stage."""
-    seconds = option.range_costs.fitting(in_flight, space.model.cluster.memory)
+    memory = space.model.cluster.pool(option.submesh.pool).memory
+    seconds = option.range_costs.fitting(in_flight, memory)
     units = behind.shape[1]
     left = np.full_like(behind, math.inf)
     left[:, option.units :] = behind[:, : units - option.units]
@@ -123,9 +125,8 @@ def _chosen(options: list[_Option], choices: list[tuple[Array, Array]], units: i
     return chosen
 
 
-def _unit(space: SearchSpace) -> int:
-    """The devices of a unit."""
-    devices = space.num_devices
+def _unit(devices: int) -> int:
+    """The devices of a unit, for so many devices."""
     return next(
         unit for unit in range(1, devices + 1) if devices % unit == 0 and devices // unit <= MOST_UNITS
     )
@@ -142,9 +143,14 @@ def _bounds_of_layers(num_layers: int) -> list[int]:
 def _options(space: SearchSpace, candidate: Candidate, unit: int, bounds: list[int]) -> list[_Option]:
     """For each number of devices, the submeshes with the least work, and the one with the least memory."""
     by_size: dict[int, list[tuple[float, float, Submesh]]] = {}
+    pool = candidate.submeshes[0].pool
     for submesh in space.submeshes:
         size = submesh.num_devices
-        if size % unit == 0 and space.profile.rows // candidate.num_microbatches % submesh.data == 0:
+        if (
+            submesh.pool == pool
+            and size % unit == 0
+            and space.profile.rows // candidate.num_microbatches % submesh.data == 0
+        ):
             table = _table(space, candidate, submesh)
             work = float(table.until["forward"][-1] + table.until["backward"][-1])
             held = float(table.until["weights"][-1] + table.until["state"][-1] + table.until["gradients"][-1])
@@ -164,7 +170,7 @@ def _option(
     table = _table(space, candidate, submesh)
     link = message_link(model.cluster, DeviceRange(0, submesh), DeviceRange(size, submesh))
     hops = np.append(2 * (link.latency + table.layers["entering"] / link.bandwidth), 0.0)
-    overhead = (1 + space.profile.has_backward) * model.cluster.task_overhead
+    overhead = (1 + space.profile.has_backward) * model.cluster.pool(submesh.pool).task_overhead
     rows = np.ix_(bounds, bounds)
     whole = StageRangeCosts.of(table, overhead, hops)
     range_costs = StageRangeCosts(whole.seconds[rows], whole.held[rows], whole.residuals[rows], hops[bounds])

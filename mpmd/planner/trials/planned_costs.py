@@ -11,15 +11,23 @@ import numpy as np
 from mpmd.ir.plan import Edge, Name, Plan
 from mpmd.ir.routes import held_specs
 from mpmd.ir.specs import axes_of, num_shards
-from mpmd.planner.collectives import DeviceRange, all_reduce, axis_links, shards_on_a_node, share_a_node
+from mpmd.planner.collectives import (
+    DeviceRange,
+    all_reduce,
+    axis_links,
+    group_link,
+    shards_on_a_node,
+    share_a_node,
+)
 from mpmd.planner.hardware import Hardware, seconds_by_part
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.simulate import Link, MessageBytes
 
 
 def task_seconds(
-    plan: Plan, work: Mapping[str, DeviceWork], cluster: Hardware, device_ranges: Sequence[DeviceRange]
+    plan: Plan, work: Mapping[str, DeviceWork], cluster: AnyCluster, device_ranges: Sequence[DeviceRange]
 ) -> dict[tuple[int, str], float]:
     """The seconds of each executable on each group that runs it.
 
@@ -27,72 +35,70 @@ def task_seconds(
     task.
     """
     return {
-        (mpmd_idx, executable.name): _computing(work[executable.name], cluster)
-        + all_reduce_seconds(work[executable.name], cluster, device_range)
-        + cluster.task_overhead
+        (mpmd_idx, executable.name): _computing(work[executable.name], pool)
+        + all_reduce_seconds(work[executable.name], pool, device_range)
+        + pool.task_overhead
         for mpmd_idx, device_range in enumerate(device_ranges)
+        for pool in [cluster.pool(device_range.submesh.pool)]
         for executable in plan.executables_of(mpmd_idx)
     }
 
 
-def _computing(work: DeviceWork, cluster: Hardware) -> float:
+def _computing(work: DeviceWork, pool: Hardware) -> float:
     of_products = work.nbytes - work.nbytes_beside
     parts = seconds_by_part(
-        cluster, work.operations, of_products, work.nbytes_beside, work.products, work.kernels
+        pool, work.operations, of_products, work.nbytes_beside, work.products, work.kernels
     )
     return float(sum(parts))
 
 
-def all_reduce_seconds(work: DeviceWork, cluster: Hardware, device_range: DeviceRange) -> float:
+def all_reduce_seconds(work: DeviceWork, pool: Hardware, device_range: DeviceRange) -> float:
     """The seconds of a task's all-reduces, in rings: see ``collectives.all_reduce``.
 
     Weights that are gathered along ``data``, and gradients that are scattered, count as far as the task's
     computing does not hide them, if the cluster says that it does.
     """
     seconds = 0.0
-    for axis, link in zip(INNERMOST_FIRST, axis_links(cluster, device_range), strict=True):
+    for axis, link in zip(INNERMOST_FIRST, axis_links(pool, device_range), strict=True):
         size = device_range.submesh.get(axis, 1)
         if size == 1:
             continue
         nbytes, number = work.all_reduced.get(axis, 0.0), float(work.all_reduces.get(axis, 0))
-        if cluster.merges_all_reduces:
+        if pool.merges_all_reduces:
             nbytes, number = nbytes - work.merged.get(axis, 0.0), number - work.merges.get(axis, 0)
-        of_axis = float(all_reduce(size, np.asarray(nbytes), link, number, cluster.collective_floor))
-        if cluster.overlaps_gathers and axis == "data" and nbytes:
+        of_axis = float(all_reduce(size, np.asarray(nbytes), link, number, pool.collective_floor))
+        if pool.overlaps_gathers and axis == "data" and nbytes:
             hidden = of_axis * work.moved.get(axis, 0.0) / nbytes
-            of_axis -= min(hidden, _computing(work, cluster))
+            of_axis -= min(hidden, _computing(work, pool))
         seconds += of_axis
     return seconds
 
 
 def longest_all_reduces(
-    plan: Plan, work: Mapping[str, DeviceWork], cluster: Hardware, device_ranges: Sequence[DeviceRange]
+    plan: Plan, work: Mapping[str, DeviceWork], cluster: AnyCluster, device_ranges: Sequence[DeviceRange]
 ) -> float:
     """The seconds of a step that go into all-reduces, in the group that works longest."""
     seconds = task_seconds(plan, work, cluster, device_ranges)
     of_groups = []
     for group, program in enumerate(plan.programs):
         names = [run.executable for run in program.runs]
+        pool = cluster.pool(device_ranges[group].submesh.pool)
         busy = sum(seconds[group, name] for name in names)
         of_groups.append(
-            (busy, sum(all_reduce_seconds(work[name], cluster, device_ranges[group]) for name in names))
+            (busy, sum(all_reduce_seconds(work[name], pool, device_ranges[group]) for name in names))
         )
     return max(of_groups)[1]
 
 
-def edge_links(cluster: Hardware, device_ranges: Sequence[DeviceRange]) -> dict[Edge, Link]:
-    """The link of each edge: that of a device within a node, and between nodes that of the node."""
+def edge_links(cluster: AnyCluster, device_ranges: Sequence[DeviceRange]) -> dict[Edge, Link]:
+    """The link of each edge."""
     return {
-        (source, target): (
-            cluster.device_link
-            if share_a_node(cluster, device_ranges[source], device_ranges[target])
-            else cluster.node_link
-        )
+        (source, target): group_link(cluster, device_ranges[source], device_ranges[target])
         for source, target in itertools.permutations(range(len(device_ranges)), 2)
     }
 
 
-def message_bytes(plan: Plan, cluster: Hardware, device_ranges: Sequence[DeviceRange]) -> MessageBytes:
+def message_bytes(plan: Plan, cluster: AnyCluster, device_ranges: Sequence[DeviceRange]) -> MessageBytes:
     """The bytes of a value on the link of an edge: those that a device of the receiver gets.
 
     Between nodes they are those that the devices of a node get together; parts that several of them get count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from mpmd.ir.plan import Name, OutsideTask, Plan, TaskType
 from mpmd.ir.routes import Topology
@@ -23,6 +23,7 @@ def predict(
     communication: float = 0.0,
     holding: Holding = Holding.RECEIVER,
     computed_weights: Collection[Name] = (),
+    capacities: Sequence[float] = (),
 ) -> Prediction:
     """The predicted cost of a verified plan.
 
@@ -35,11 +36,16 @@ def predict(
       communication: the share of the tasks' time that goes into all-reduces and gathered weights.
       holding: where messages are until they are used.
       computed_weights: the weights that tasks outside of loops compute, such as gathered ones.
+      capacities: the bytes that a device of each group has; by default all have the same.
     """
     simulation = simulate(plan, costs, topology=topology)
     names = {leaf.name for i, leaf in enumerate(plan.inputs) if i in updated and leaf.name}
     memories = memories_of(plan, arrivals, holding, names)
-    worst = max(range(len(memories)), key=lambda group: memories[group].peak_bytes)
+    missing = [
+        memory.peak_bytes - capacity
+        for memory, capacity in zip(memories, capacities or (0.0,) * len(memories), strict=True)
+    ]
+    worst = max(range(len(memories)), key=lambda group: (missing[group], memories[group].peak_bytes))
     return Prediction(
         seconds=simulation.makespan,
         bubble=simulation.bubble,

@@ -17,6 +17,7 @@ from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.planner.collectives import DeviceRange, device_ranges_of
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of
 from mpmd.planner.trials.loop_weights import weights_before_loops
 from mpmd.planner.trials.measure import costs_of, measure_tasks
@@ -112,7 +113,7 @@ def lower(
     return planned.lower(*args, **kwargs)
 
 
-def simulated(step: LoweredStep, candidate: Candidate, cluster: Hardware) -> Realized:
+def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> Realized:
     """The plan of a candidate with its costs by the work of the plan's equations."""
     device_ranges = device_ranges_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program, cluster.flash_attention)
@@ -120,7 +121,7 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: Hardware) -> Rea
     alone = {key: time * time_alone(cluster) for key, time in seconds.items()}
     costs = _costs(predicted.plan, alone, cluster, device_ranges)
     sent = message_bytes(predicted.plan, cluster, device_ranges)
-    realized = _realized(step, predicted.plan, costs, cluster, sent, "simulation")
+    realized = _realized(step, predicted.plan, costs, cluster, device_ranges, sent, "simulation")
     all_reduces = longest_all_reduces(predicted.plan, predicted.work, cluster, device_ranges)
     of_step = realized.prediction.seconds  # 0 for a step that only hands on its arguments
     return _communicating(realized, all_reduces / of_step if of_step else 0.0)
@@ -143,14 +144,14 @@ def measured(
     }
     costs = _costs(tasks.plan, alone, cluster, device_ranges)
     sent = message_bytes(tasks.plan, cluster, device_ranges)
-    realized = _realized(before.step, tasks.plan, costs, cluster, sent, "measurement")
+    realized = _realized(before.step, tasks.plan, costs, cluster, device_ranges, sent, "measurement")
     return _communicating(realized, before.prediction.communication)
 
 
 def _costs(
     plan: Plan,
     alone: Mapping[tuple[int, str], float],
-    cluster: Hardware,
+    cluster: AnyCluster,
     device_ranges: Sequence[DeviceRange],
 ) -> Costs:
     """The costs of a plan.
@@ -170,7 +171,13 @@ def _mean_devices(device_ranges: Sequence[DeviceRange]) -> float:
 
 
 def _realized(
-    step: LoweredStep, plan: Plan, costs: Costs, cluster: Hardware, sent: MessageBytes, source: str
+    step: LoweredStep,
+    plan: Plan,
+    costs: Costs,
+    cluster: AnyCluster,
+    device_ranges: Sequence[DeviceRange],
+    sent: MessageBytes,
+    source: str,
 ) -> Realized:
     compiled = step.compiled
     updated = {argument for argument, _ in compiled.step.fed_back}
@@ -184,6 +191,7 @@ def _realized(
         source,
         holding=cluster.holding,
         computed_weights=weights_before_loops(compiled.program, names),
+        capacities=[cluster.pool(device_range.submesh.pool).memory for device_range in device_ranges],
     )
     return Realized(step, plan, costs, prediction, sent)
 

@@ -16,8 +16,8 @@ from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs
 from mpmd.ir.plan import Spec
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.profiling import profile_step
 from mpmd.planner.trials.realize import Realized, decisions_of, lower, simulated
 from mpmd.planner.trials.shardings import AXES, argument_specs
@@ -85,7 +85,7 @@ class StepSpec:
 class Trials:
     """Plans a step on a cluster as candidates say."""
 
-    def __init__(self, step_spec: StepSpec, cluster: Hardware, num_layers: int | None = None):
+    def __init__(self, step_spec: StepSpec, cluster: AnyCluster, num_layers: int | None = None):
         self._step_spec, self._cluster = step_spec, cluster
         profiled = profile_step(step_spec.function, *step_spec.arguments, num_layers, cluster.flash_attention)
         self.profiles: tuple[LayerProfile, ...] = profiled.profiles

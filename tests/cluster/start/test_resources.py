@@ -127,3 +127,17 @@ def test_more_processes_than_the_cluster_can_hold(monkeypatch, nodes, num_groups
 def test_a_cluster_that_may_grow_is_waited_for(monkeypatch, request_, platform, nodes):
     monkeypatch.setattr(processes, "live_nodes", lambda: nodes)
     assert len(bundles_of(request_, platform, [GroupShape({"stage": 1})] * 30, 0)) == 30
+
+
+def test_groups_ask_for_nodes_of_their_accelerator_type(monkeypatch):
+    monkeypatch.setattr(processes, "live_nodes", lambda: SMALL_CLUSTER)
+    shapes = [GroupShape({"stage": 2}, 2), GroupShape({"stage": 2})]
+    request = Request(None, None, [{"stage": 2}] * 2, accelerator_types=["H100", "A100"])
+    *first, second = bundles_of(request, "cuda", shapes, 0)
+    assert [{**bundle, "CPU": 0} for bundle in first] == [
+        {"CPU": 0, "GPU": 1, "accelerator_type:H100": 0.001}
+    ] * 2
+    assert {**second, "CPU": 0} == {"CPU": 0, "GPU": 2, "accelerator_type:A100": 0.001}
+    same = bundles_of(request._replace(accelerator_types="H100"), "cuda", shapes, 1)
+    assert all("accelerator_type:H100" in bundle for bundle in same) and len(same) == 4
+    assert "accelerator_type:H100" not in bundles_of(REQUEST, "cpu", [GroupShape({"stage": 1})] * 4, 0)[0]

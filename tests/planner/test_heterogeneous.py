@@ -1,0 +1,247 @@
+"""Clusters of several kinds of devices: groups lie in one pool each, and slower ones have fewer layers."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.cluster import Cluster, HeterogeneousCluster
+from mpmd.planner.collectives import DeviceRange, device_ranges_of, message_link, shards_on_a_node
+from mpmd.planner.constraints import Constraints
+from mpmd.planner.curves import Curve
+from mpmd.planner.search.formula import evaluate
+from mpmd.planner.search.multi_loop import search_loops
+from mpmd.planner.search.search import SearchBudget, search, search_space
+from mpmd.planner.search.stage_profile import stage_profile
+from mpmd.planner.search.stages import CostModel
+from mpmd.planner.submesh import Submesh
+from mpmd.schedules import Std1F1B
+from mpmd.simulate import Link
+from tests.support.profiles import a100s, gpt, layer, profile, u_net
+
+LINK = Link(1e-6, 1e10)
+FAST = Cluster(1, 2, 80e9, 3e14, 2e12, Link(1e-6, 1e11), kind="fast")
+SLOW = dataclasses.replace(FAST, flops=1e14, kind="slow")
+SIXTEEN = profile(tuple(layer(f"layer {i}", 1e12, weights=10**6) for i in range(16)), rows=64)
+EXACT = pytest.param(SearchBudget(), id="exact")
+NOT_EXACT = pytest.param(SearchBudget(exhaustive=False), id="not exact")
+
+
+def two_and_two(fast=FAST, slow=SLOW, link=LINK):
+    """A cluster of two fast devices and two slow ones."""
+    return Cluster.of([fast, slow], link=link)
+
+
+def layers_of(candidate):
+    """The number of layers and the pool of each group, of candidates with one stage on each."""
+    pools = [submesh.pool for submesh in candidate.submeshes]
+    return list(zip(pools, candidate.layers_per_stage, strict=True))
+
+
+# The search.
+
+
+@pytest.mark.parametrize("budget", [EXACT, NOT_EXACT])
+def test_slower_groups_have_fewer_layers_in_proportion(budget):
+    fixed = Constraints.of(groups=4, schedule="Std1F1B")
+    best = search(SIXTEEN, two_and_two(), fixed, budget)[0].candidate
+    # 6 : 6 : 2 : 2 of 16 layers is 3 : 3 : 1 : 1.
+    assert sorted(layers_of(best)) == [("fast", 6), ("fast", 6), ("slow", 2), ("slow", 2)]
+
+
+@pytest.mark.parametrize("layers", [15, 16, 18])
+def test_layers_are_in_proportion_within_one_layer(layers):
+    steps = dataclasses.replace(SIXTEEN, layers=SIXTEEN.layers[:1] * layers)
+    fixed = Constraints.of(groups=4, schedule="Std1F1B", num_microbatches=32, submesh={"data": 1})
+    best = search(steps, two_and_two(), fixed, SearchBudget(exhaustive=False))[0].candidate
+    for pool, number in layers_of(best):
+        assert abs(number - layers * (3 if pool == "fast" else 1) / 8) <= 1
+
+
+def test_the_step_is_shorter_than_with_equal_layers_and_than_on_the_fast_devices():
+    cluster = two_and_two()
+    fixed = Constraints.of(groups=4, schedule="Std1F1B", num_microbatches=64)
+    chosen = search(SIXTEEN, cluster, fixed)[0]
+    equal = dataclasses.replace(chosen.candidate, layers_per_stage=(4,) * 4)
+    assert chosen.prediction.seconds < 0.7 * evaluate(CostModel(SIXTEEN, cluster), equal).seconds
+    open_rows = search(SIXTEEN, cluster)
+    fast_alone = search(SIXTEEN, FAST)[0].prediction.seconds
+    assert open_rows[0].prediction.seconds <= chosen.prediction.seconds
+    assert open_rows[0].prediction.seconds < 0.85 * fast_alone
+    assert {submesh.pool for submesh in open_rows[0].candidate.submeshes} == {"fast", "slow"}
+
+
+def test_devices_that_are_too_slow_are_left_out():
+    slow = dataclasses.replace(SLOW, flops=1e10)
+    best = search(SIXTEEN, two_and_two(slow=slow))[0]
+    assert {submesh.pool for submesh in best.candidate.submeshes} == {"fast"}
+    assert best.prediction.seconds == search(SIXTEEN, FAST)[0].prediction.seconds
+
+
+@pytest.mark.parametrize("budget", [EXACT, NOT_EXACT])
+def test_a_stage_too_large_for_small_memory_is_on_the_large_one(budget):
+    # The fast devices have little memory. The layer in the middle has half of all weights.
+    weights = [10**8] * 4 + [8 * 10**8] + [10**8] * 4
+    steps = profile(tuple(layer(f"layer {i}", 1e12, weights=n) for i, n in enumerate(weights)), rows=8)
+    small = dataclasses.replace(FAST, memory=2.5e9, devices_per_node=2)
+    large = dataclasses.replace(SLOW, memory=20e9)
+    fixed = Constraints.of(groups=3, submesh={"data": 1}, schedule="Std1F1B")
+    row = search(steps, two_and_two(small, large), fixed, budget)[0]
+    bounds = [0, *itertools.accumulate(row.candidate.layers_per_stage)]
+    home = next(g for g in range(3) if bounds[g] <= 4 < bounds[g + 1])
+    assert row.candidate.submeshes[home].pool == "slow" and not row.reason
+    assert "fast" in {submesh.pool for submesh in row.candidate.submeshes}
+
+
+def test_the_memory_of_a_row_is_that_of_the_group_that_lacks_most():
+    small = dataclasses.replace(SLOW, memory=1e7)
+    candidate = Candidate(
+        (12, 4), (Submesh(pool="fast"), Submesh(pool="slow")), Std1F1B(2), 8, remat=False, fsdp=False
+    )
+    memory = evaluate(CostModel(SIXTEEN, two_and_two(slow=small)), candidate).prediction.memory
+    same = evaluate(CostModel(SIXTEEN, two_and_two()), candidate).prediction.memory
+    assert (memory.group, same.group) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "cluster"), [(u_net(), FAST), (gpt(num_layers=6, width=1024, heads=8, rows=64), a100s(2))]
+)
+def test_a_cluster_of_one_pool_is_as_one_of_a_kind(steps, cluster):
+    alone, named = dataclasses.replace(cluster, kind=""), dataclasses.replace(cluster, kind="x")
+    budget = SearchBudget(uncut=20, improved=1, tasks_each=2_000, exhaustive=False)
+    rows = search(steps, alone, budget=budget)
+    pooled = search(steps, Cluster.of([named]), budget=budget)
+    assert [row.prediction for row in pooled] == [row.prediction for row in rows]
+    without_pools = [
+        tuple(dataclasses.replace(submesh, pool="") for submesh in row.candidate.submeshes) for row in pooled
+    ]
+    assert without_pools == [row.candidate.submeshes for row in rows]
+
+
+def test_loops_share_groups_in_their_pools():
+    later = dataclasses.replace(SIXTEEN, decision_index=1, layers=SIXTEEN.layers[:8])
+    fixed = Constraints.of(groups=4, schedule="Std1F1B", num_microbatches=16)
+    rows = search_loops([SIXTEEN, later], two_and_two(), [fixed, fixed], SearchBudget(exhaustive=False))
+    best = rows[0].candidate
+    assert [submesh.pool for submesh in best.submeshes].count("slow") == 2
+    assert best.later[0].submeshes == best.submeshes
+
+
+def test_submeshes_that_are_fixed_are_in_the_pools_that_have_room():
+    submesh = [{"data": 2}, {"data": 1}, {"data": 1}]
+    best = search(SIXTEEN, two_and_two(), Constraints.of(submesh=submesh))[0].candidate
+    assert [dict(s)["data"] for s in best.submeshes] == [2, 1, 1]
+    assert len({s.pool for s in best.submeshes[1:]}) == 1 != len({s.pool for s in best.submeshes})
+    with pytest.raises(ValueError, match="no way to run the step as fixed on 4 devices"):
+        search(SIXTEEN, two_and_two(), Constraints.of(submesh={"data": 4}))
+
+
+def test_stage_profiles_say_the_pool():
+    row = search(SIXTEEN, two_and_two(), Constraints.of(groups=4, schedule="Std1F1B"))[0]
+    table = stage_profile(SIXTEEN, two_and_two(), row.candidate)
+    assert [stage.submesh for stage in table.chosen] == [*row.candidate.submeshes]
+    assert "pool" in str(table).splitlines()[2] and "slow" in str(table)
+    assert "pool" not in str(stage_profile(SIXTEEN, FAST, search(SIXTEEN, FAST)[0].candidate))
+
+
+def test_large_clusters_of_two_kinds_use_both():
+    pools = [
+        dataclasses.replace(a100s(1), kind="A100"),
+        dataclasses.replace(a100s(1), flops=4e14, kind="H100"),
+    ]
+    cluster = Cluster.of(pools, link=Link(1e-5, 1e11))
+    steps = gpt(num_layers=12, width=2048, heads=16, rows=64)
+    budget = SearchBudget(uncut=20, improved=1, tasks_each=2_000)
+    best = search(steps, cluster, budget=budget)[0]
+    alone = [search(steps, pool, budget=budget)[0].prediction.seconds for pool in pools]
+    assert best.prediction.seconds < 0.85 * min(alone)
+    space = search_space(steps, cluster, Constraints())
+    assert space.has_devices(best.candidate.submeshes)
+
+
+# Links and ranges.
+
+
+def test_groups_are_on_consecutive_devices_of_their_pool():
+    submeshes = tuple(Submesh(data=2, pool=pool) for pool in ("fast", "slow", "fast"))
+    assert [device_range.start for device_range in device_ranges_of(submeshes)] == [0, 0, 2]
+
+
+def test_messages_between_pools_take_the_link_between_them():
+    cluster = two_and_two()
+    fast, slow, other = (
+        DeviceRange(start, Submesh(pool=pool)) for start, pool in ((0, "fast"), (0, "slow"), (1, "slow"))
+    )
+    assert message_link(cluster, fast, slow) == LINK
+    assert message_link(cluster, slow, other) == SLOW.device_link
+    assert message_link(cluster, slow, slow) == Link()
+    both = DeviceRange(0, Submesh(data=2, pool="slow"))
+    assert message_link(cluster, fast, both).bandwidth == LINK.bandwidth / 2
+    assert shards_on_a_node(cluster, both, {"data"}) == 2
+
+
+# The description.
+
+
+def test_a_cluster_of_several_kinds_is_read_as_it_was_written(tmp_path):
+    fast = dataclasses.replace(FAST, rates={"product bfloat16": Curve(3e14, 1e9)})
+    cluster = two_and_two(fast)
+    cluster.save(tmp_path / "cluster.json")
+    loaded = Cluster.load(tmp_path / "cluster.json")
+    assert isinstance(loaded, HeterogeneousCluster) and loaded == cluster
+    assert loaded.pools[0].rates == fast.rates
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"pools": 3}, "must have a list of pools and the link"),
+        ({"pools": []}, "pools is empty"),
+        ({"pools": [{"nodes": 2}]}, "has no devices_per_node, memory"),
+        ({"pools": [3]}, "must have an object with the fields nodes"),
+        ({"memory": 3}, "must have a list of pools and the link"),
+        ({"link": 3}, "link must have a latency"),
+        ({"version": 0}, "has version 0"),
+    ],
+)
+def test_a_file_that_is_none_of_pools_is_refused(tmp_path, change, text):
+    path = tmp_path / "cluster.json"
+    two_and_two().save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises((ValueError, TypeError), match=text):
+        Cluster.load(path)
+
+
+@pytest.mark.parametrize(
+    ("pools", "link", "text"),
+    [
+        ([], LINK, "pools is empty: give a cluster for each kind of devices"),
+        (FAST, LINK, "pools must be clusters of one kind each"),
+        ([FAST, 3], LINK, r"pools\[1\] must be an mpmd.Cluster of one kind of devices, not 3"),
+        ([FAST, dataclasses.replace(SLOW, kind="")], LINK, r"pools\[1\] needs a kind, .* kind='H100'"),
+        ([FAST, FAST], LINK, r"pools\[1\] and pools\[0\] are both of the kind 'fast'"),
+        ([FAST, SLOW], None, "link must be given between 2 pools"),
+        ([FAST, SLOW], 3, "link must be an mpmd.simulate.Link of seconds and bytes per second, .* not 3"),
+        (
+            [FAST, dataclasses.replace(SLOW, holding="kept")],
+            LINK,
+            r"hold messages in different places \(fast 'receiver', slow 'kept'\): give all the same holding",
+        ),
+        ([dataclasses.replace(FAST, nodes=2**19, node_link=LINK), SLOW], LINK, "devices"),
+    ],
+)
+def test_what_is_no_cluster_is_refused(pools, link, text):
+    with pytest.raises((ValueError, TypeError), match=text):
+        Cluster.of(pools, link=link)
+
+
+def test_a_cluster_of_several_kinds_in_one_is_refused():
+    with pytest.raises(TypeError, match=r"pools\[0\] must be an mpmd.Cluster of one kind"):
+        Cluster.of([two_and_two(), FAST], link=LINK)
+
+
+def test_presets_make_pools():
+    pools = [Cluster.preset("h100"), Cluster.preset("a100-80gb")]
+    assert Cluster.of(pools, link=LINK).pool_names == ("H100", "A100")
