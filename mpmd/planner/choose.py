@@ -199,12 +199,11 @@ def _choice(
     )
 
 
-def _advice(trials: Trials, ranking: Ranking, cluster: Hardware, memory_margin: float) -> list[str]:
+def _advice(trials: Trials, ranking: Ranking, cluster: AnyCluster, memory_margin: float) -> list[str]:
     """A note on slices, for a step with one loop whose loss has none."""
     if len(trials.profiles) > 1 or ranking.rows[0].candidate.schedule.slices > 1:
         return []
-    usable = dataclasses.replace(cluster, memory=cluster.memory * (1 - memory_margin))
-    text = advice_on_slices(trials.profiles[0], usable, ranking.rows)
+    text = advice_on_slices(trials.profiles[0], cluster.with_memory(1 - memory_margin), ranking.rows)
     return [text] if text else []
 
 

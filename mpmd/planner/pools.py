@@ -24,7 +24,7 @@ class Pools:
         be left out where there is one pool.
 
     Raises ``TypeError`` or ``ValueError`` for no pools, for pools without a kind or of the same kind, for
-    pools that hold messages in different places, and for a missing link.
+    pools that hold messages in different places or differ in ``flash_attention``, and for a missing link.
     """
 
     pools: tuple[Hardware, ...]
@@ -53,6 +53,11 @@ class Pools:
     def holding(self) -> Holding:
         """The memory that holds messages, which is the same in all pools."""
         return self.pools[0].holding
+
+    @property
+    def flash_attention(self) -> bool:
+        """Whether ``jax.nn.dot_product_attention`` is a kernel, which is the same in all pools."""
+        return self.pools[0].flash_attention
 
     def with_memory(self, share: float) -> Self:
         """The cluster if devices had a share of their memory."""
@@ -100,4 +105,9 @@ def _faults(pools: Sequence[Hardware], link: Link) -> Iterator[Fault | None]:
     if len({pool.holding for pool in pools}) > 1:
         places = ", ".join(f"{pool.kind} {pool.holding.value!r}" for pool in pools)
         yield ValueError(f"pools hold messages in different places ({places}): give all the same holding=...")
+    if len({pool.flash_attention for pool in pools}) > 1:
+        switches = ", ".join(f"{pool.kind} {pool.flash_attention}" for pool in pools)
+        yield ValueError(
+            f"one step runs in all pools, with one attention ({switches}): give all the same flash_attention"
+        )
     yield device_count_fault(sum(pool.num_devices for pool in pools))

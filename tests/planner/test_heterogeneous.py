@@ -229,6 +229,11 @@ def test_a_file_that_is_none_of_pools_is_refused(tmp_path, change, text):
             LINK,
             r"hold messages in different places \(fast 'receiver', slow 'kept'\): give all the same holding",
         ),
+        (
+            [FAST, dataclasses.replace(SLOW, flash_attention=True)],
+            LINK,
+            r"one attention \(fast False, slow True\): give all the same flash_attention",
+        ),
         ([dataclasses.replace(FAST, nodes=2**19, node_link=LINK), SLOW], LINK, "devices"),
     ],
 )

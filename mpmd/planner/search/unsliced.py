@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from mpmd.planner.candidate import Candidate, Row
-from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
+from mpmd.planner.pools import AnyCluster
 from mpmd.planner.reasons import AS_FAST
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.stages import CostModel
@@ -21,7 +21,7 @@ MOST_ROWS = 4
 """The number of the best candidates with several groups that are tried with slices."""
 
 
-def advice_on_slices(profile: LayerProfile, cluster: Hardware, rows: Iterable[Row]) -> str:
+def advice_on_slices(profile: LayerProfile, cluster: AnyCluster, rows: Iterable[Row]) -> str:
     """A line on the best schedule of slices; empty where none makes the step shorter than the best row.
 
     Slices of equal work are assumed, and that a token reads only those before it. Both steps are
@@ -35,7 +35,7 @@ def advice_on_slices(profile: LayerProfile, cluster: Hardware, rows: Iterable[Ro
     base = evaluate(model, best.candidate)
     pipelines = [row.candidate for row in (best, *others) if len(row.candidate.submeshes) > 1][:MOST_ROWS]
     sliced = (evaluation for candidate in pipelines for evaluation in _with_slices(model, candidate))
-    fitting = (e for e in sliced if e.prediction.memory.total <= cluster.memory)
+    fitting = (e for e in sliced if e.missing_bytes(cluster) <= 0)
     shortest = min(fitting, key=lambda evaluation: evaluation.seconds, default=None)
     if shortest is None or AS_FAST * shortest.seconds > base.seconds:
         return ""
