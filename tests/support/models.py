@@ -67,5 +67,8 @@ def init(params, optimizer=SGD):
 
 
 def too_much(x):
-    """A number that takes more memory than there is: a loop carries an array, so it has to be there."""
-    return jax.lax.while_loop(lambda y: y[7, 7] < 0, jnp.sin, jnp.zeros((2**24, 2**23)) + x)[7, 7]
+    """A number that takes more memory than there is: a loop carries an array, so it has to be there.
+
+    XLA of JAX 0.11.1 to 0.12.0 ends the process where the sizes are powers of two.
+    """
+    return jax.lax.while_loop(lambda y: y[7, 7] < 0, jnp.sin, jnp.zeros((10**7, 10**7)) + x)[7, 7]
