@@ -180,6 +180,18 @@ def keeps_compiled_on_disk() -> bool:
     return compilation_cache.is_persistent_cache_enabled() or compilation_cache._cache is not None
 
 
+def forget_lowered() -> None:
+    """Has JAX keep nothing of functions that were lowered with ``keep_unused``, once they are compiled.
+
+    In the cache of JAX 0.11 and later that pruned inputs are in, the value then is the key, which the cache
+    holds weakly. So each such function would stay with its executable until ``jax.clear_caches``. The cache
+    saves little: a function is lowered once here.
+    """
+    from jax._src.interpreters import pxla
+
+    pxla._dce_jaxpr.cache_clear()
+
+
 def compiled_for(
     compiled: jax.stages.Compiled, devices: Sequence[jax.Device], others: Sequence[jax.Device]
 ) -> jax.stages.Compiled:

@@ -11,6 +11,7 @@ from jax import export
 from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh
 
+from mpmd.compat import forget_lowered
 from mpmd.ir.plan import AnyTask, Executable, Name, Plan, Spec
 from mpmd.language.callbacks import HostCallback
 from mpmd.sharding import to_sharding, within
@@ -103,6 +104,7 @@ def exported(
     # Exporting ignores donation, which the group declares when it compiles the function.
     undonated = dataclasses.replace(executable, donated=())
     with within(submesh):
-        return export.export(jitted(function, undonated, submesh), platforms=[platform])(
-            *arguments(executable)
-        )
+        export_of = export.export(jitted(function, undonated, submesh), platforms=[platform])
+        result = export_of(*arguments(executable))
+    forget_lowered()
+    return result

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "mpmd.util": "mpmd.validation",
     "mpmd.keys": "mpmd.compat mpmd.ir",
     "mpmd.sharding": "mpmd.ir",
-    "mpmd.program": "mpmd.ir mpmd.language mpmd.sharding",
+    "mpmd.program": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     # A step is written in it.
     "mpmd.language": "mpmd.compat mpmd.keys mpmd.schedules mpmd.sharding mpmd.util mpmd.validation",
     # Orders, and what reads a plan.

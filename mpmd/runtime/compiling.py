@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import jax
 
+from mpmd.compat import forget_lowered
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Executable, Spec
 from mpmd.program import Function, arguments, jitted
@@ -22,6 +23,7 @@ def compile_executable(
 ) -> jax.stages.Compiled:
     """The executable's function, compiled for a submesh, with its shardings and donations."""
     lowered = jitted(function, executable, submesh).lower(*arguments(executable))
+    forget_lowered()
     with compiling():
         return lowered.compile()
 
