@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Var
 
+from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.source import is_transposed
 from mpmd.language.kernels import KERNEL_SCOPE, boundary_p
 
@@ -110,3 +112,26 @@ def call_work(eqn: JaxprEqn) -> CallWork | None:
         return CallWork()
     numbers = work[2:] if is_backward else work[:2]
     return CallWork(*(calls * (number or 0.0) for number in numbers))
+
+
+def operands_of(eqn: JaxprEqn, result: Var) -> list[Var]:
+    """The variables of which an equation makes a result: of the operands of a kernel that one alone."""
+    if eqn.primitive is not boundary_p:
+        return operands(eqn)
+    atom = eqn.invars[eqn.outvars.index(result)]
+    return [atom] if isinstance(atom, Var) else []
+
+
+def repeated(eqn: JaxprEqn, needed: Container[Var]) -> JaxprEqn:
+    """An equation as it is computed once more for some of its results.
+
+    The operands of a kernel are named once more, and the call is not: so it has no work.
+    """
+    if eqn.primitive is not boundary_p:
+        return eqn
+    kept = [i for i, var in enumerate(eqn.outvars) if var in needed]
+    return eqn.replace(
+        invars=[eqn.invars[i] for i in kept],
+        outvars=[eqn.outvars[i] for i in kept],
+        params={**eqn.params, "work": None, "whole": tuple(eqn.params["whole"][i] for i in kept)},
+    )

@@ -23,6 +23,7 @@ from mpmd.compiler.jaxprs.equations import (
     substitute,
     with_eqns,
 )
+from mpmd.compiler.jaxprs.kernels import operands_of, repeated
 from mpmd.compiler.jaxprs.scan_parts import ScanParts
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.keys import to_aval
@@ -71,7 +72,7 @@ class ForwardScans:
     def sources(self, row: Row) -> list[Node]:
         """The operands of a value in its body."""
         scan = self._scans[row.scan]
-        nodes = (scan.node(atom) for atom in scan.maker[row.var].invars)
+        nodes = (scan.node(atom) for atom in operands_of(scan.maker[row.var], row.var))
         return [node for node in nodes if node is not None]
 
     def is_cheap(self, row: Row) -> bool:
@@ -180,7 +181,7 @@ class _ForwardScan:
 
     def making(self, values: Iterable[Var], is_there: Collection[Var]) -> list[JaxprEqn]:
         """The equations of the body that make values of what is there."""
-        return _needed(self._eqns, [var for var in values if var not in is_there], is_there)
+        return _needed(self._eqns, [var for var in values if var not in is_there], is_there, again=True)
 
 
 class _Again:
@@ -235,12 +236,18 @@ def _is_open(eqn: JaxprEqn) -> bool:
     return eqn.primitive is scan_p and not eqn.effects
 
 
-def _needed(eqns: Eqns, results: Iterable[Atom], is_there: Collection[Var] = ()) -> list[JaxprEqn]:
-    """The equations that make the results of what is there."""
+def _needed(
+    eqns: Eqns, results: Iterable[Atom], is_there: Collection[Var] = (), again: bool = False
+) -> list[JaxprEqn]:
+    """The equations that make the results of what is there.
+
+    Args:
+      again: whether they are computed once more.
+    """
     missing = {atom for atom in results if isinstance(atom, Var)}
     needed: list[JaxprEqn] = []
     for eqn in reversed(eqns):
         if not missing.isdisjoint(eqn.outvars):
-            needed.append(eqn)
-            missing.update(var for var in operands(eqn) if var not in is_there)
+            needed.append(repeated(eqn, missing) if again else eqn)
+            missing.update(var for var in operands(needed[-1]) if var not in is_there)
     return needed[::-1]

@@ -143,6 +143,19 @@ def test_calls_are_opened():
     assert sum(aval.nbytes for aval in kept(works)) == 2 * ACTIVATIONS
 
 
+def test_a_kernel_with_numbers_keeps_what_its_equations_keep():
+    """Its operands are there anyway, such as weights."""
+
+    def function(h, w):
+        return h + jnp.tanh(h @ w) @ w
+
+    kernel = mpmd.cost(function, operations=1.0, dimensions="bi,io->bo", divides="b")
+    functions = {"equations": function, "kernel": kernel}
+    works = {name: split_works(lambda p, h, of=of: of(h, p["w"])) for name, of in functions.items()}
+    assert kept(works["kernel"]) == kept(works["equations"])
+    check(lambda p, h: kernel(h, p["w"]))
+
+
 def test_checkpointed_stages_stay_as_they_are():
     def stage(p, h):
         return jax.checkpoint(gelu)(p, h)

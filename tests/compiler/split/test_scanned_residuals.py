@@ -79,6 +79,16 @@ def test_an_activation_keeps_its_input_and_its_tanh():
     assert shapes == [(2, BATCH, WIDTH)] * 3  # and the layer's input, which the weights' gradient needs
 
 
+def test_a_kernel_with_numbers_keeps_what_its_equations_keep():
+    kernel = mpmd.cost(gated, operations=1.0)
+    sizes = [sum(aval.nbytes for aval in kept(works_of(in_a_scan(body)))) for body in (gated, kernel)]
+    assert sizes[0] == sizes[1]
+    step = make_step(in_a_scan(kernel), mpmd.Std1F1B(3))
+    with mesh_of(3) as mesh:
+        results = mpmd.jit(step, mesh)(init(stacked()), *batch())
+        assert_close(jax.device_get(results), jax.jit(step)(init(stacked()), *batch()))
+
+
 def test_what_is_dear_runs_once():
     works = works_of(in_a_scan(gated))
     text = {name: "\n".join(map(str, works[name].eqns)) for name in ("fwd_1", "bwd_1")}
