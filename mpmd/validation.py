@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -101,12 +102,13 @@ def number_fault(
     text = f"{name} must be {kind}{bound}{_or_none(optional)}, not {shown(value)}"
     if not is_number(value):
         return TypeError(text)
+    try:
+        as_float = float(value)
+    except OverflowError:  # an int of more than 308 digits
+        return ValueError(f"{name} must be at most {sys.float_info.max:.1e}")
     in_range = (least is None or value >= least) and (above is None or value > above)
-    return (
-        None
-        if in_range and not math.isnan(value) and (math.isfinite(value) or not finite)
-        else ValueError(text)
-    )
+    is_valid = in_range and not math.isnan(as_float) and (math.isfinite(as_float) or not finite)
+    return None if is_valid else ValueError(text)
 
 
 def type_fault(name: str, value: Any, types: Any, what: str, *, optional: bool = False) -> TypeError | None:

@@ -148,7 +148,7 @@ def plan(
             f"{human_bytes(pool.memory - less.memory)} free, of the {human_bytes(pool.memory)} of a device"
             for pool, less in zip(cluster.pools, usable.pools, strict=True)
         )
-        raise ValueError(f"{error}; memory_margin={memory_margin:g} leaves {free}") from error
+        raise ValueError(f"{error}; memory_margin={memory_margin} leaves {free}") from error
     return _choice(step_spec, trials, cluster, ranking, memory_margin)
 
 
@@ -208,7 +208,7 @@ def _advice(trials: Trials, ranking: Ranking, cluster: AnyCluster, memory_margin
 
 
 def _margin_fault(memory_margin: Any) -> Fault | None:
-    fault = number_fault("memory_margin", memory_margin, "a share of the memory, such as 0.08", least=0)
+    fault = number_fault("memory_margin", memory_margin, "a share of the memory,", least=0)
     if fault is None and memory_margin >= 1:
         return ValueError(f"memory_margin must be less than 1, not {memory_margin}")
     return fault

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mpmd.planner.curves import Curve
 from mpmd.planner.hardware import Hardware, has_default
 from mpmd.planner.pools import AnyCluster, Pools
@@ -25,18 +27,21 @@ _LINKS = ("device_link", "node_link")
 def cluster_data(cluster: AnyCluster) -> dict[str, Any]:
     """A cluster as data, of several kinds of devices as ``pools`` and ``link``; ``None`` for infinity."""
     if isinstance(cluster, Pools):
-        link = _finite(dataclasses.asdict(cluster.link))
+        link = _plain(dataclasses.asdict(cluster.link))
         return {"pools": [cluster_data(pool) for pool in cluster.pools], "link": link}
     return {
-        name: value.value if isinstance(value, enum.Enum) else _finite(value)
+        name: value.value if isinstance(value, enum.Enum) else _plain(value)
         for name, value in dataclasses.asdict(cluster).items()
     }
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, without infinity and numbers of numpy."""
     if isinstance(value, Mapping):
-        return {name: _finite(inner) for name, inner in value.items()}
-    return None if value == math.inf else value
+        return {name: _plain(inner) for name, inner in value.items()}
+    if value == math.inf:
+        return None
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def write_cluster(cluster: AnyCluster, path: str | os.PathLike[str]) -> None:
@@ -55,7 +60,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         fields = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     version = fields.pop("version", VERSION) if isinstance(fields, dict) else VERSION
     if version not in range(OLDEST_VERSION, VERSION + 1) or isinstance(version, bool):
@@ -74,6 +79,8 @@ def _fields(path: str | os.PathLike[str], fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict) or not set(fields) <= set(known):
         raise ValueError(f"{path} must have an object with the fields {', '.join(known)}, got {fields!r}")
     read = {name: _link(path, name, value) if name in _LINKS else value for name, value in fields.items()}
+    if "memory" in read and read["memory"] is None:
+        read["memory"] = math.inf
     return read | ({"rates": _rates(path, fields["rates"])} if "rates" in fields else {})
 
 

@@ -219,20 +219,20 @@ def _fault_of(name: str, value: Any) -> Fault | None:
         return bool_fault(name, value)
     if name in _UNITS:
         fault = number_fault(name, value, f"a number of {_UNITS[name]}", above=0)
-        return fault if fault or name == "memory" else _infinity_fault(name, value)
+        return fault if fault or name == "memory" else infinity_fault(name, value)
     if name in ("device_link", "node_link"):
         what = "an mpmd.simulate.Link of seconds and bytes per second, such as Link(1e-6, 1e10)"
         fault = type_fault(name, value, Link, what)
-        return fault or _infinity_fault(f"the latency of {name}", value.latency)
+        return fault or infinity_fault(f"the latency of {name}", value.latency)
     if name == "holding":
         is_holding = isinstance(value, Holding)
         return None if is_holding else choice_fault(name, value, [holding.value for holding in Holding])
     if name == "kind":
         return str_fault(name, value)
-    return number_fault(name, value, least=_LEAST[name]) or _infinity_fault(name, value)
+    return number_fault(name, value, least=_LEAST[name]) or infinity_fault(name, value)
 
 
-def _infinity_fault(name: str, value: float) -> Fault | None:
+def infinity_fault(name: str, value: float) -> Fault | None:
     """The fault of an infinite number, with which no two candidates would differ."""
     return ValueError(f"{name} must be finite, not {value}") if math.isinf(value) else None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from mpmd.memory import Holding
-from mpmd.planner.hardware import NO_LINK, Hardware
+from mpmd.planner.hardware import NO_LINK, Hardware, infinity_fault
 from mpmd.simulate import Link
 from mpmd.validation import Fault, device_count_fault, raise_faults, sequence_fault, type_fault
 
@@ -97,6 +97,7 @@ def _faults(pools: Sequence[Hardware], link: Link) -> Iterator[Fault | None]:
                 f"pools[{number}] and pools[{first}] are both of the kind {pool.kind!r}: give the equal "
                 "nodes of a kind as one pool"
             )
+    yield infinity_fault("the latency of link", link.latency)
     if len(pools) > 1 and link is NO_LINK:
         yield ValueError(
             f"link must be given between {len(pools)} pools, as an mpmd.simulate.Link of seconds and bytes "

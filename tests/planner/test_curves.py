@@ -428,6 +428,20 @@ def test_a_cluster_is_read_as_it_was_written(tmp_path):
     assert Cluster.load(tmp_path / "cluster.json") == cluster
 
 
+def test_numbers_of_numpy_and_infinite_memory_are_read_as_they_were_written(tmp_path):
+    of_numpy = {"nodes": np.int64(2), "flops": np.float32(2**40), "memory": float("inf")}
+    rates = {"product bfloat16": Curve(np.float32(2**40), np.int64(3))}
+    cluster = Cluster.preset("h100", **of_numpy, rates=rates, device_link=Link(0.0, np.float64(1e9)))
+    cluster.save(tmp_path / "cluster.json")
+    assert Cluster.load(tmp_path / "cluster.json") == cluster
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "cluster.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="is no JSON"):
+        Cluster.load(tmp_path / "cluster.json")
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

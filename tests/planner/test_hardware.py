@@ -51,6 +51,12 @@ def test_what_is_of_another_type_is_said(name, value, text):
         Cluster(**{**GIVEN, name: value})
 
 
+@pytest.mark.parametrize("name", ["memory", "flops", "memory_bandwidth", "task_overhead", "alone"])
+def test_a_number_that_no_float_holds(name):
+    with pytest.raises(ValueError, match=rf"{name} must be at most 1.8e\+308"):
+        Cluster(**{**GIVEN, name: 10**400})
+
+
 def test_more_devices_than_any_mesh_has():
     with pytest.raises(ValueError, match=r"more than 10\*\*18 devices are more than a mesh can have"):
         Cluster(**{**GIVEN, "nodes": 10**30})

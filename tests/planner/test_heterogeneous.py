@@ -235,6 +235,7 @@ def test_a_file_that_is_none_of_pools_is_refused(tmp_path, change, text):
             r"one attention \(fast False, slow True\): give all the same flash_attention",
         ),
         ([dataclasses.replace(FAST, nodes=2**19, node_link=LINK), SLOW], LINK, "devices"),
+        ([FAST, SLOW], Link(float("inf"), 1e9), "the latency of link must be finite, not inf"),
     ],
 )
 def test_what_is_no_cluster_is_refused(pools, link, text):
