@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +16,9 @@ from mpmd.validation import Fault, callable_fault, number_fault, raise_faults, s
 
 KERNEL_SCOPE = "mpmd.cost"
 """The beginning of the name of a kernel in name stacks."""
+
+_CALLS = itertools.count(1)
+"""Numbers of traced calls, by which the equations of one are known from those of the next."""
 
 Function = TypeVar("Function", bound=Callable)
 
@@ -120,7 +124,7 @@ def cost(
     def kernel(*args, **kwargs):
         if is_bounded:
             args, kwargs = _bounded((args, kwargs), work, of_operands, divides)
-        with jax.named_scope(scope):
+        with jax.named_scope(f"{scope}:{next(_CALLS)}"):
             results = fun(*args, **kwargs)
         return results if divides is None else _bounded(results, None, of_results, divides)
 

@@ -8,6 +8,9 @@ from typing import NamedTuple, TypeVar
 from jax.extend.core import JaxprEqn
 
 from mpmd.compiler.jaxprs.cost import has_reduction, is_fused, is_renamed, is_window
+from mpmd.compiler.jaxprs.equations import size
+
+_OF_DIMENSIONS = frozenset("broadcast_in_dim reduce_max reduce_min reduce_sum".split())
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -25,7 +28,9 @@ class MemoryValues(NamedTuple):
 
 
 def memory_values(
-    equations: Sequence[tuple[JaxprEqn, Collection[Value], Collection[Value]]], kept: Collection[Value]
+    equations: Sequence[tuple[JaxprEqn, Collection[Value], Collection[Value]]],
+    kept: Collection[Value],
+    of_kernels: Collection[Value] = (),
 ) -> MemoryValues:
     """The values of equations that are in memory, if XLA fuses what it usually does.
 
@@ -36,6 +41,7 @@ def memory_values(
     Args:
       equations: each with the values that it reads and makes.
       kept: values that are in memory anyway: those that others make or read.
+      of_kernels: the operands and results of kernels, which no fusion goes across.
     """
     written, windows = set(kept), set[Value]()
     for eqn, reads, makes in equations:
@@ -46,9 +52,18 @@ def memory_values(
             written.update(makes)
         elif has_reduction(eqn):
             written.update(makes)
+        else:
+            written.update(value for value in makes if value in of_kernels)
     named = set(written)
     for eqn, reads, makes in equations:
-        if is_renamed(eqn) and not named.isdisjoint(reads):
+        if _is_renamed(eqn) and not named.isdisjoint(reads):
             written -= {*makes} - {*kept}
             named.update(makes)
     return MemoryValues(written, windows)
+
+
+def _is_renamed(eqn: JaxprEqn) -> bool:
+    """Whether a result is its operand in memory, also with dimensions of one element more or less."""
+    if is_renamed(eqn):
+        return True
+    return eqn.primitive.name in _OF_DIMENSIONS and size(eqn.invars[0]) == size(eqn.outvars[0])

@@ -257,6 +257,55 @@ def test_a_plan_counts_a_kernel_by_its_operands_and_results():
     assert products[0] == products[1] / 2
 
 
+def of_sine(x):
+    return x * jnp.sin(x)
+
+
+def of_cosine(x):
+    return x * jnp.cos(x)
+
+
+def one_kernel(x):
+    return mpmd.cost(lambda x: of_cosine(of_sine(x)))(x)
+
+
+def two_kernels(x):
+    return mpmd.cost(of_cosine)(mpmd.cost(of_sine)(x))
+
+
+VALUE = 4 * 4 * LENGTH * 32
+"""The bytes of a microbatch's values."""
+
+
+def each_row(function):
+    return lambda x: jax.lax.map(function, x)
+
+
+@pytest.mark.parametrize(
+    "around", [lambda function: function, jax.vmap, each_row], ids=["plain", "vmap", "scan"]
+)
+def test_a_value_straight_between_two_kernels_is_in_memory(around):
+    """It is written and read, and so is its cotangent."""
+
+    def layer(function):
+        def loss(weights, x):
+            return jnp.sum((around(function)(x @ weights["up"]) @ weights["down"]) ** 2)
+
+        return the_layer(loss, {"up": shaped(32, 32), "down": shaped(32, 32)})
+
+    one, two = layer(one_kernel), layer(two_kernels)
+    assert two.forward.nbytes - one.forward.nbytes == 2 * VALUE
+    assert two.backward.nbytes - one.backward.nbytes >= 2 * VALUE
+
+
+def test_a_plan_counts_a_value_straight_between_two_kernels():
+    one, two = (
+        device_work(jax.make_jaxpr(lambda x, f=f: f(x) + 1)(shaped(4, 4, LENGTH, 32)).jaxpr, [((),) * 4], {})
+        for f in (one_kernel, two_kernels)
+    )
+    assert (one.nbytes, two.nbytes) == (4 * 4 * VALUE, 6 * 4 * VALUE)  # the last addition reads the result
+
+
 AROUND = {
     "plain": lambda kernel: kernel,
     "remat outside": jax.checkpoint,
@@ -353,6 +402,52 @@ def test_a_kernel_with_numbers_computes_what_its_function_does(around):
         for function in map(around, (kernel, attention))
     ]
     jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def layers_in_a_scan(kernel):
+    """A loss whose three layers are a scan over stacked weights."""
+
+    def layer(x, weights):
+        q, k, v = (jnp.einsum("btd,dhe->bthe", x, weights[name]) for name in "qkv")
+        return x + jnp.einsum("bthe,hed->btd", kernel(q, k, v), weights["o"]), None
+
+    return lambda weights, x: jnp.sum(jax.lax.scan(layer, x, weights)[0] ** 2)
+
+
+OF_LAYERS = {name: shaped(3, *weight.shape) for name, weight in ATTENTION_WEIGHTS.items()}
+
+
+@pytest.mark.parametrize(
+    ("loss", "weights"),
+    [(attention_loss, ATTENTION_WEIGHTS), (layers_in_a_scan, OF_LAYERS)],
+    ids=["plain", "scan over layers"],
+)
+def test_a_plan_keeps_no_residuals_of_kernels(loss, weights):
+    """Of what the equations keep, a kernel keeps what they keep under ``jax.checkpoint``: its operands."""
+    cluster = Cluster(1, 1, 1e12, 1e9, 1e11)
+    flash = dataclasses.replace(cluster, flash_attention=True)
+
+    def memory(function, cluster):
+        args = weights, shaped(2, 4, LENGTH, 32)
+        fixed = {"schedule": "Std1F1B", "remat": False, "simulate": 1}
+        best = mpmd.plan(step_of(loss(function)), *args, cluster=cluster, **fixed).best.prediction
+        assert best.source == "simulation"
+        return best.memory
+
+    scores = SCORES * (3 if weights is OF_LAYERS else 1)
+    by_equations, kernel, again, of_flash = (
+        memory(function, of)
+        for function, of in (
+            (attention, cluster),
+            (mpmd.cost(attention), cluster),
+            (mpmd.cost(jax.checkpoint(attention)), cluster),
+            (of_jax, flash),
+        )
+    )
+    assert by_equations.residuals > scores
+    assert kernel.residuals == again.residuals < scores
+    assert of_flash.residuals <= kernel.residuals
+    assert max(kernel.temporaries, of_flash.temporaries) < SCORES < by_equations.temporaries
 
 
 # Attention of JAX.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import re
-from collections.abc import Container
+from collections.abc import Container, Hashable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 from jax.extend.core import JaxprEqn, Var
@@ -13,6 +14,8 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.source import is_transposed
 from mpmd.language.kernels import KERNEL_SCOPE, boundary_p
+
+Named = TypeVar("Named", bound=Hashable)
 
 _JAX_NN = str(Path(jax.__file__).parent / "_src" / "nn")
 
@@ -23,6 +26,7 @@ class Kernel(NamedTuple):
     Attributes:
       forward, backward: the factors of operations.
       forward_bytes, backward_bytes: 1, or 0 where ``mpmd.cost`` says how many bytes there are.
+      call: the number of the call, where it is known.
       is_backward: whether the equation is of the kernel's backward, by what is around it.
     """
 
@@ -30,6 +34,7 @@ class Kernel(NamedTuple):
     backward: float
     forward_bytes: float = 1.0
     backward_bytes: float = 1.0
+    call: int = 0
     is_backward: bool = False
 
     @property
@@ -83,8 +88,9 @@ def _kernel_of(eqn: JaxprEqn) -> Kernel | None:
     names = [name for name in re.split(r"[/()]", stack) if name.startswith(f"{KERNEL_SCOPE}:")]
     if not names:
         return None
-    forward, backward, forward_bytes, backward_bytes = map(float, names[-1].split(":")[1:])
-    return Kernel(forward, backward, forward_bytes, backward_bytes)
+    *factors, call = names[-1].split(":")[1:]
+    forward, backward, forward_bytes, backward_bytes = map(float, factors)
+    return Kernel(forward, backward, forward_bytes, backward_bytes, int(call))
 
 
 def _is_attention(eqn: JaxprEqn) -> bool:
@@ -94,6 +100,45 @@ def _is_attention(eqn: JaxprEqn) -> bool:
         frame.function_name == "dot_product_attention" and frame.file_name.startswith(_JAX_NN)
         for frame in traceback.frames
     )
+
+
+class KernelValues(NamedTuple, Generic[Named]):
+    """The values that kernels make or read.
+
+    Attributes:
+      inside: those that one call alone makes and reads, or its backward, which are in no memory.
+      operands: all others: what kernels read of others, and make for them.
+    """
+
+    inside: frozenset[Named]
+    operands: frozenset[Named]
+
+
+NO_KERNEL_VALUES: KernelValues[Any] = KernelValues(frozenset(), frozenset())
+
+
+def kernel_values(
+    operations: Iterable[tuple[Kernel | None, Iterable[Named], Iterable[Named]]],
+    kept: Iterable[Named] = (),
+) -> KernelValues[Named]:
+    """The values of operations, each of a kernel or of none, with the values that it reads and makes.
+
+    Args:
+      kept: values that are in memory anyway.
+    """
+    calls: dict[Named, set[int | None]] = collections.defaultdict(set)
+    made, read = set[Named](), set[Named]()
+    for kernel, reads, makes in operations:
+        call = None if kernel is None else kernel.call
+        made.update(makes := [*makes])
+        read.update(reads := [*reads])
+        for value in (*makes, *reads):
+            calls[value].add(call)
+    for value in kept:
+        calls[value].add(None)
+    touched = {value for value, of_value in calls.items() if of_value != {None}}
+    inside = {value for value in touched & made & read if len(calls[value]) == 1}
+    return KernelValues(frozenset(inside), frozenset(touched - inside))
 
 
 class CallWork(NamedTuple):

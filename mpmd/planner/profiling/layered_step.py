@@ -13,6 +13,7 @@ from jax.extend.core import JaxprEqn, Var
 from mpmd.compiler.graph import StageWork, TaskGraph
 from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
+from mpmd.compiler.jaxprs.kernels import NO_KERNEL_VALUES, KernelValues, kernel_values
 from mpmd.compiler.steps import Loop
 from mpmd.ir.plan import TaskType
 from mpmd.ir.stack import per_layer_range
@@ -96,7 +97,7 @@ class LayeredStep:
         """The variables that forwards make for the layer's backward."""
         for var in self.reads(TaskType("bwd", layer)):
             maker = self._made_by.get(var)
-            is_kept = self.flat.value(var) not in self.within_kernels
+            is_kept = self.flat.value(var) not in self.kernel_values.inside
             if maker is not None and maker.kind == "fwd" and is_kept:
                 yield var
 
@@ -108,25 +109,26 @@ class LayeredStep:
                 yield var, maker.stage
 
     @functools.cached_property
-    def within_kernels(self) -> frozenset[Value]:
-        """The values that kernels of ``mpmd.cost`` make for themselves, or their backwards for theirs."""
+    def kernel_values(self) -> KernelValues[Value]:
+        """The values that kernels make for themselves or their backwards, and their operands."""
         operations = [one.operation for members in self.tasks.values() for one in members]
         if all(operation.kernel is None for operation in operations):
-            return frozenset()
+            return NO_KERNEL_VALUES
         same: DisjointSets[Value] = DisjointSets()
         for one in self.flat.passed:
             same.join((one.outer, one.inner))
-        made, read, outside = set[Value](), set[Value](), set[Value]()
-        for operation in operations:
-            reads = {same.find(value) for value in operation.reads if value is not None}
-            makes = {same.find(value) for value in operation.makes}
-            if operation.kernel is None:
-                outside |= reads | makes
-            else:
-                made |= makes
-                read |= reads
-        inside = (made & read) - outside
-        return frozenset(value for value in range(len(self.flat.avals)) if same.find(value) in inside)
+        found = kernel_values(
+            (
+                operation.kernel,
+                [same.find(value) for value in operation.reads if value is not None],
+                [same.find(value) for value in operation.makes],
+            )
+            for operation in operations
+        )
+        values = range(len(self.flat.avals))
+        return KernelValues(
+            *(frozenset(value for value in values if same.find(value) in one) for one in found)
+        )
 
     def weights(self, layer: int) -> list[Value]:
         """The values of the weights that a layer reads."""

@@ -128,7 +128,7 @@ class _Profiler:
         operations = float(sum(one.operation.times * one.work for one in members))
         return TaskWork(
             operations,
-            *traffic(flat, kept, self._nbytes_of_rows, step.within_kernels),
+            *traffic(flat, kept, self._nbytes_of_rows, step.kernel_values),
             products=_products(members),
         )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mpmd.compiler.jaxprs.cost import is_fused
 from mpmd.compiler.jaxprs.flat import Operation, Value
-from mpmd.compiler.jaxprs.kernels import call_work
+from mpmd.compiler.jaxprs.kernels import NO_KERNEL_VALUES, KernelValues, call_work
 from mpmd.compiler.jaxprs.work import has_product
 from mpmd.planner.fusions import memory_values
 
@@ -30,22 +30,22 @@ def traffic(
     operations: Sequence[Operation],
     kept: Collection[Value],
     nbytes: Callable[[Value], float],
-    within_kernels: Collection[Value] = (),
+    of_kernels: KernelValues[Value] = NO_KERNEL_VALUES,
 ) -> Traffic:
     """The bytes that operations read, write and hold, under the fusions of ``memory_values``.
 
     Args:
       kept: values that the task reads from other tasks or makes for them, which are in memory.
       nbytes: the bytes to count of a value.
-      within_kernels: values that are in no memory.
+      of_kernels: the values of kernels: those inside are in no memory.
     """
     equations = [
         (operation.eqn, [value for value in operation.reads if value is not None], operation.makes)
         for operation in operations
     ]
-    written, windows = memory_values(equations, kept)
-    written, windows = written.difference(within_kernels), windows.difference(within_kernels)
-    sources: dict[Value, frozenset[Value]] = dict.fromkeys(within_kernels, frozenset())
+    written, windows = memory_values(equations, kept, of_kernels.operands)
+    written, windows = written.difference(of_kernels.inside), windows.difference(of_kernels.inside)
+    sources: dict[Value, frozenset[Value]] = dict.fromkeys(of_kernels.inside, frozenset())
     last: dict[Value, int] = {}
     total = beside = kernels = 0.0
     for position, operation in enumerate(operations):

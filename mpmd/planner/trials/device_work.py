@@ -26,7 +26,7 @@ from mpmd.compiler.jaxprs.equations import (
     size,
     subjaxprs,
 )
-from mpmd.compiler.jaxprs.kernels import NOTHING_AROUND, Around, call_work, kernel_around
+from mpmd.compiler.jaxprs.kernels import NOTHING_AROUND, Around, call_work, kernel_around, kernel_values
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.sharded_dimensions import (
@@ -53,6 +53,7 @@ def device_work(
     free_inputs: Collection[Var] = (),
     flash_attention: bool = False,
     around: Around = NOTHING_AROUND,
+    residuals: Collection[Var] = (),
 ) -> DeviceWork:
     """The work of each device for a jaxpr.
 
@@ -63,6 +64,7 @@ def device_work(
       free_inputs: the constant inputs that are in no memory and computed where they are read.
       flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
       around: the surroundings of a body.
+      residuals: inputs and results that only the equations of a kernel keep, and the kernel does not.
     """
     eqns = without_remat(jaxpr.eqns)
     known = dict(zip(jaxpr.invars, inputs, strict=True))
@@ -73,9 +75,9 @@ def device_work(
             known[atom] = required
     known = _with_addends(jaxpr, eqns, known)
     arounds = [kernel_around(eqn, around, flash_attention) for eqn in eqns]
-    work = _Fusions(jaxpr, eqns, constants, known, mesh, arounds, flash_attention).work()
+    work = _Fusions(jaxpr, eqns, constants, known, mesh, arounds, flash_attention, residuals).work()
     for atom, required in zip(jaxpr.outvars, outputs or (), strict=False):
-        if isinstance(atom, Var) and required is not None:
+        if isinstance(atom, Var) and required is not None and atom not in residuals:
             work += _gathering(atom, sharded(atom, known), required, mesh)
     return work
 
@@ -168,17 +170,24 @@ class _Fusions:
         mesh: Mapping[str, int],
         arounds: Sequence[Around],
         flash_attention: bool,
+        residuals: Collection[Var],
     ):
         self._eqns, self._known, self._mesh = eqns, known, mesh
         self._arounds, self._flash_attention = arounds, flash_attention
         read_in_memory = {atom for eqn in eqns if not _makes_constants(eqn) for atom in operands(eqn)}
         results = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
         self._free = {*constants} - read_in_memory - results
-        self._kept = {*jaxpr.invars, *results} - self._free
-        values = memory_values([(eqn, operands(eqn), eqn.outvars) for eqn in eqns], self._kept)
-        within = self._within_kernels()
-        self._written, self._windows = values.written - self._free - within, values.windows - within
-        self._sources: dict[Var, frozenset[Var]] = dict.fromkeys(self._free, frozenset())
+        self._residuals = {*residuals}
+        self._kept = {*jaxpr.invars, *results} - self._free - self._residuals
+        of_kernels = kernel_values(
+            ((around.kernel, operands(eqn), eqn.outvars) for eqn, around in zip(eqns, arounds, strict=True)),
+            self._kept,
+        )
+        equations = [(eqn, operands(eqn), eqn.outvars) for eqn in eqns]
+        values = memory_values(equations, self._kept, of_kernels.operands)
+        inside = of_kernels.inside | self._residuals
+        self._written, self._windows = values.written - self._free - inside, values.windows - inside
+        self._sources: dict[Var, frozenset[Var]] = dict.fromkeys([*self._free, *self._residuals], frozenset())
         self._summed: dict[str, set[Var]] = {}
         self._last: dict[Var, int] = {}
         for position, eqn in enumerate(eqns):
@@ -188,16 +197,6 @@ class _Fusions:
                 is_read_there = var in self._written or var in self._windows
                 if var not in self._free:
                     self._sources[var] = frozenset({var}) if is_read_there else read
-
-    def _within_kernels(self) -> set[Var]:
-        """The values that kernels of ``mpmd.cost`` make for themselves."""
-        inside, outside = set[Var](), set(self._kept)
-        for eqn, around in zip(self._eqns, self._arounds, strict=True):
-            if around.kernel is None:
-                outside.update(operands(eqn))
-            else:
-                inside.update(eqn.outvars)
-        return inside - outside
 
     def _read(self, variables: Iterable[Var]) -> frozenset[Var]:
         """The values in memory from which variables are computed."""
@@ -336,7 +335,11 @@ class _Fusions:
         ]
         pairs = zip(body.invars, eqn.invars, strict=True)
         free = {var for var, atom in pairs if is_among(atom, self._free)} - {*body.invars[positions.carry]}
-        work = self._of_body(body, inside, around, outputs=stacked, free_inputs=free)
+        handed = [*zip(body.invars, eqn.invars, strict=True), *zip(body.outvars, eqn.outvars, strict=True)]
+        residuals = {
+            var for var, atom in handed if isinstance(var, Var) and is_among(atom, self._residuals)
+        } - {*body.invars[positions.carry]}
+        work = self._of_body(body, inside, around, outputs=stacked, free_inputs=free, residuals=residuals)
         return work.times(eqn.params["length"])
 
     def _bytes(self, atom: Atom) -> float:

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, Var
 
 from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, dimensions_of, follow, sharded
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Aval, Executable, Plan, Spec
 from mpmd.ir.specs import fitting, num_shards
 from mpmd.planner.trials.device_work import device_work
+from mpmd.planner.trials.kernel_residuals import NO_POSITIONS, Positions, kernel_residuals, without_residuals
 from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.program import Function, Program, Variant
 from mpmd.runtime.choose_specs import choose_specs
@@ -43,7 +44,10 @@ def predicted_plan(program: Program, flash_attention: bool = False) -> Predicted
     resolved = with_chosen_specs(program, choose_specs(program, predictions.compile))
     variants = resolved.compiled
     executables = tuple(
-        dataclasses.replace(executable, memory=predictions.memory[variants[executable.name]])
+        dataclasses.replace(
+            without_residuals(executable, predictions.residuals(variants[executable.name])),
+            memory=predictions.memory[variants[executable.name]],
+        )
         for executable in resolved.plan.executables
     )
     plan = dataclasses.replace(resolved.plan, executables=executables)
@@ -60,9 +64,14 @@ class _Predictions:
             for group in program.plan.programs
             for run in group.runs
         }
+        self._residuals = kernel_residuals(program.plan, self._jaxprs, flash_attention)
         self._out_specs: dict[Variant, tuple[Spec, ...]] = {}
         self.memory: dict[Variant, ExecutableMemory] = {}
         self.work: dict[Variant, DeviceWork] = {}
+
+    def residuals(self, variant: Variant) -> Positions:
+        """The residuals of kernels that an executable makes or reads."""
+        return self._residuals.get(variant[0], NO_POSITIONS)
 
     def compile(self, mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
         """The output specs of an executable with known input specs."""
@@ -86,7 +95,16 @@ class _Predictions:
             None if spec is None else _fitting(spec, aval, mesh)
             for spec, aval in zip(executable.out_specs, executable.outputs, strict=True)
         ]
-        work = device_work(jaxpr, operands, mesh, fixed_results, flash_attention=self._flash_attention)
+        residuals = self.residuals(variant)
+        work = device_work(
+            jaxpr,
+            operands,
+            mesh,
+            fixed_results,
+            flash_attention=self._flash_attention,
+            residuals=_variables(jaxpr, residuals),
+        )
+        executable = without_residuals(executable, residuals)
         results = _results(jaxpr, operands, mesh)
         out_specs = tuple(
             fitting(as_spec(followed), aval.shape, mesh) if known is None else known
@@ -100,6 +118,12 @@ class _Predictions:
             temporaries=round(work.temporaries),
             code=0,
         )
+
+
+def _variables(jaxpr: Jaxpr, positions: Positions) -> set[Var]:
+    """The variables at positions of a jaxpr."""
+    at_positions = [jaxpr.invars[i] for i in positions.inputs] + [jaxpr.outvars[i] for i in positions.outputs]
+    return {atom for atom in at_positions if isinstance(atom, Var)}
 
 
 def _fitting(spec: Spec, aval: Aval, mesh: Mapping[str, int]) -> ShardedDimensions:

@@ -1,0 +1,121 @@
+"""The residuals of kernels: values that a plan keeps from a forward to its backward, and a kernel does not.
+
+The backward of a kernel computes them again, as flash attention does the scores. The equations that stand
+for the kernel keep them, so a plan that is made of the equations has them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from typing import NamedTuple
+
+from jax.extend.core import Jaxpr, Var
+
+from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
+from mpmd.compiler.jaxprs.flat import FlatEquations, Value
+from mpmd.ir.plan import Aval, ConstantLeaf, Executable, Free, InputLeaf, Name, OutputLeaf, Plan, Run
+
+
+class Positions(NamedTuple):
+    """Positions of inputs and of outputs of an executable."""
+
+    inputs: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+
+
+NO_POSITIONS = Positions()
+
+
+def kernel_residuals(
+    plan: Plan, jaxprs: Mapping[str, Jaxpr], flash_attention: bool = False
+) -> dict[str, Positions]:
+    """The positions at which executables make or read the residuals of kernels.
+
+    A value is one if a call of a kernel makes it in one task, and calls alone read it in others.
+
+    Args:
+      jaxprs: of each executable.
+      flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
+    """
+    positions = {name: within_calls(jaxpr, flash_attention) for name, jaxpr in jaxprs.items()}
+    if not any(positions_of.outputs for positions_of in positions.values()):
+        return {}
+    same: DisjointSets[Hashable] = DisjointSets()
+    others = [*_elsewhere(plan)]
+    for program in plan.programs:
+        for run in program.runs:
+            of_run = positions[run.executable]
+            for kind, names, within in zip(("in", "out"), (run.inputs, run.outputs), of_run, strict=True):
+                for i, name in enumerate(names):
+                    position, value = (run.executable, kind, i), (program.mpmd_idx, name)
+                    same.join((position, value))
+                    if i not in within:
+                        others.append(value)
+    outside = {same.find(value) for value in others}
+
+    def residuals(executable: str, kind: str, within: Collection[int]) -> frozenset[int]:
+        return frozenset(i for i in within if same.find((executable, kind, i)) not in outside)
+
+    return {
+        name: Positions(residuals(name, "in", within.inputs), residuals(name, "out", within.outputs))
+        for name, within in positions.items()
+    }
+
+
+def _elsewhere(plan: Plan) -> Iterator[tuple[int, Name]]:
+    """The values of groups that others than tasks make or read: messages, arguments and results."""
+    for program in plan.programs:
+        for instruction in program.instructions:
+            if not isinstance(instruction, Run | Free):
+                yield from ((program.mpmd_idx, name) for name in instruction.values)
+    leaves: tuple[InputLeaf | ConstantLeaf | OutputLeaf, ...] = (*plan.inputs, *plan.constants, *plan.outputs)
+    for leaf in leaves:
+        if leaf.name is not None:
+            yield from ((mpmd_idx, leaf.name) for mpmd_idx in leaf.mpmd_idxs)
+
+
+def within_calls(jaxpr: Jaxpr, flash_attention: bool = False) -> Positions:
+    """The inputs of a jaxpr that one call of a kernel alone reads, and the results that one alone makes."""
+    flat = FlatEquations(flash_attention=flash_attention)
+    operations = flat.add(jaxpr.eqns)
+    if all(operation.kernel is None for operation in operations):
+        return NO_POSITIONS
+    same: DisjointSets[Value] = DisjointSets()
+    for one in flat.passed:
+        same.join((one.outer, one.inner))
+    calls: dict[Value, set[int | None]] = collections.defaultdict(set)
+    made = set[Value]()
+    for operation in operations:
+        call = None if operation.kernel is None else operation.kernel.call
+        made.update(same.find(value) for value in operation.makes)
+        for value in operation.values:
+            calls[same.find(value)].add(call)
+
+    def within(var: object) -> Value | None:
+        """The value of a variable, if it is an array of one call."""
+        if not isinstance(var, Var) or not var.aval.shape:  # type: ignore[attr-defined]
+            return None
+        value = same.find(flat.value(var))
+        return value if len(calls[value]) == 1 and None not in calls[value] else None
+
+    results = {same.find(flat.value(var)) for var in jaxpr.outvars if isinstance(var, Var)}
+    read = (i for i, var in enumerate(jaxpr.invars) if within(var) not in (None, *results))
+    return Positions(
+        frozenset(read), frozenset(i for i, var in enumerate(jaxpr.outvars) if within(var) in made)
+    )
+
+
+def without_residuals(executable: Executable, residuals: Positions) -> Executable:
+    """An executable whose residuals of kernels have no elements."""
+    return dataclasses.replace(
+        executable,
+        inputs=tuple(_emptied(executable.inputs, residuals.inputs)),
+        outputs=tuple(_emptied(executable.outputs, residuals.outputs)),
+    )
+
+
+def _emptied(avals: Collection[Aval], positions: Collection[int]) -> Iterator[Aval]:
+    for i, aval in enumerate(avals):
+        yield dataclasses.replace(aval, shape=(0, *aval.shape[1:])) if i in positions else aval
