@@ -24,6 +24,7 @@ from .language.operations import Op
 from .language.per_group import per_group
 from .language.pieces import microbatches, stage_ends
 from .language.reduce import Add, Concat, Max, Mean, treduce, treduce_i
+from .language.remat import Remat
 from .language.slices import slice_bounds, slices
 from .meshes.abstract_mesh import AbstractMpmdMesh
 from .meshes.mesh import MpmdMesh
@@ -93,6 +94,7 @@ __all__ = [
     "PlanError",
     "Profile",
     "Recovery",
+    "Remat",
     "Schedule",
     "Seq1F1B",
     "SharedWeightsWarning",

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "mpmd.planner.fusions": "mpmd.compiler.jaxprs",
     "mpmd.planner.merged_sums": "",
     "mpmd.planner.curves": "mpmd.validation",
-    "mpmd.planner.layer_profile": "mpmd.planner.curves",
+    "mpmd.planner.layer_profile": "mpmd.language mpmd.planner.curves",
     "mpmd.planner.calibrate": "mpmd.ir mpmd.language mpmd.planner.curves mpmd.schedules mpmd.simulate "
     "mpmd.validation",
     "mpmd.planner.hardware": "mpmd.memory mpmd.planner.curves mpmd.simulate mpmd.validation",
@@ -56,8 +56,9 @@ MAY_IMPORT = {
     "mpmd.planner.submesh": "mpmd.planner.layer_profile",
     "mpmd.planner.expected_errors": "",
     "mpmd.planner.simplicity": "mpmd.planner.candidate mpmd.schedules",
-    "mpmd.planner.candidate": "mpmd.planner.expected_errors mpmd.planner.submesh mpmd.schedules",
-    "mpmd.planner.constraints": "mpmd.planner.layer_profile mpmd.schedules mpmd.validation",
+    "mpmd.planner.candidate": "mpmd.language mpmd.planner.expected_errors mpmd.planner.submesh "
+    "mpmd.schedules",
+    "mpmd.planner.constraints": "mpmd.language mpmd.planner.layer_profile mpmd.schedules mpmd.validation",
     "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.pools mpmd.planner.submesh mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.pools mpmd.planner.simplicity mpmd.util",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware mpmd.planner.pools",
@@ -67,7 +68,7 @@ MAY_IMPORT = {
     "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.steps "
     "mpmd.compiler.trace mpmd.ir mpmd.keys mpmd.language mpmd.planner.curves mpmd.planner.fusions "
     "mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.schedules mpmd.util",
-    "mpmd.planner.search": "mpmd.ir mpmd.planner.candidate mpmd.planner.choice_table "
+    "mpmd.planner.search": "mpmd.ir mpmd.language mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.curves mpmd.planner.hardware "
     "mpmd.planner.labels mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.reasons "
     "mpmd.planner.shared_cores mpmd.planner.simplicity mpmd.planner.submesh mpmd.schedules mpmd.simulate "
@@ -81,7 +82,7 @@ MAY_IMPORT = {
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
     "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table mpmd.planner.labels "
     "mpmd.planner.pools mpmd.planner.reasons mpmd.planner.simplicity mpmd.planner.trials",
-    "mpmd.planner.choice_table": "mpmd.planner.candidate mpmd.planner.submesh mpmd.util",
+    "mpmd.planner.choice_table": "mpmd.language mpmd.planner.candidate mpmd.planner.submesh mpmd.util",
     "mpmd.planner.choice_details": "mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.layer_profile mpmd.util",
     "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_details "

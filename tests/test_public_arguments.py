@@ -19,8 +19,8 @@ from tests.support.wrong_arguments import VALUES, Public
 
 PUBLIC = {public.name: public for public in public_functions()}
 
-NO_FUNCTIONS = {"Add", "Max", "Mean", "MessageBytes", "Op", "Schedule", "__version__", "handler"}
-"""Objects, a type, the interfaces of operations and schedules, which others write, and what takes nothing."""
+NO_FUNCTIONS = {"Add", "Max", "Mean", "MessageBytes", "Op", "Remat", "Schedule", "__version__", "handler"}
+"""Objects, a type, an enumeration, the interfaces that others write, and what takes nothing."""
 
 RESULTS = {"Choice", "ClusterMesh", "Gap", "MpmdArray", "Profile", "Simulation"}
 """Made by other functions; the methods of an ``MpmdArray`` are those of ``jax.Array``."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
+from mpmd.language.remat import Remat
 from mpmd.schedules import Schedule
 
 
@@ -28,7 +29,8 @@ class Decisions:
         each layer is a stage.
       num_layers: the number of layers of such a function, where ``layers_per_stage`` does not say it;
         ``None``: as many as are found.
-      remat: whether each of these layers is computed again in the backward, from its input.
+      remat: the policies under which layers are computed again in the backward: one for each stage, or one
+        for all layers. ``()``: none.
       mark_layers: marks the ends of stages in a function that has no marks, given the number of stages:
         ``mpmd.auto_marks``, which is above the language of steps. ``None`` leaves functions as they are.
       of_loops: the decisions of each loop, in the order in which loops are traced, if they differ. A function
@@ -40,7 +42,7 @@ class Decisions:
     num_microbatches: int | None = None
     layers_per_stage: tuple[int, ...] | None = None
     num_layers: int | None = None
-    remat: bool = False
+    remat: tuple[Remat, ...] = ()
     mark_layers: Callable[[Callable, int | None], Callable] | None = None
     of_loops: tuple[Decisions, ...] = ()
 

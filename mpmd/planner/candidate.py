@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from mpmd.language.remat import Remat
 from mpmd.planner.expected_errors import EXPECTED_ERRORS
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule, Seq1F1B
@@ -18,7 +19,8 @@ class Candidate:
       submeshes: of each group; other mappings of axes to numbers of devices become ``Submesh``es.
       schedule: of these stages. It has all groups, or, of a step with several loops, all or the first ones.
       num_microbatches: of a step.
-      remat: whether each layer is computed again in the backward, from what enters it.
+      remat: the policy of each stage, or one for all of them, by which its layers are computed again in the
+        backward; ``True`` becomes full rematerialisation, and ``False`` none.
       fsdp: whether weights and the optimizer's state for them are divided over ``data``, too.
       gather_once: whether weights are gathered once per step, and gradients summed once, instead of in every
         task: ``mpmd.jit(..., gather="step", partial_sums="all")``. It takes memory for whole weights and
@@ -30,7 +32,7 @@ class Candidate:
     submeshes: tuple[Submesh, ...]
     schedule: Schedule
     num_microbatches: int
-    remat: bool
+    remat: tuple[Remat, ...]
     fsdp: bool
     gather_once: bool = False
     later: tuple[Candidate, ...] = ()
@@ -38,9 +40,22 @@ class Candidate:
     def __post_init__(self) -> None:
         if not all(isinstance(submesh, Submesh) for submesh in self.submeshes):
             object.__setattr__(self, "submeshes", tuple(map(Submesh.of, self.submeshes)))
+        if not isinstance(self.remat, tuple):
+            object.__setattr__(self, "remat", (Remat.of(self.remat),))
+        elif len(self.remat) > 1 and len({*self.remat}) == 1:
+            object.__setattr__(self, "remat", self.remat[:1])
+
+    def remat_of(self, stage: int) -> Remat:
+        """The policy of a stage."""
+        return self.remat[stage % len(self.remat)]
 
     @property
-    def settings(self) -> tuple[int, bool, bool, bool]:
+    def is_rematerialised(self) -> bool:
+        """Whether any stage computes anything again."""
+        return self.remat != (Remat.NONE,)
+
+    @property
+    def settings(self) -> tuple[int, tuple[Remat, ...], bool, bool]:
         """The settings on which the costs of its layers depend, beside the submesh of their group."""
         return self.num_passes, self.remat, self.fsdp, self.gather_once
 

@@ -83,7 +83,15 @@ class ChoiceDetails(ShownAsText):
 
 def _layer_text(layer: Layer, profile: LayerProfile) -> str:
     operations = layer.forward.operations + layer.backward.operations
-    return (
+    kept = (
+        f"{policy} {human_bytes(layer.recomputation(policy).residuals)}"
+        for policy in profile.policies
+        if not profile.are_stages
+    )
+    rows = f"of {profile.microbatch_rows} rows" if profile.microbatch_rows > 1 else "of a row"
+    text = (
         f"{layer.name}: {operations * profile.rows / profile.microbatch_rows:.3g} operations a step, weights "
         f"{human_bytes(layer.weights)}"
     )
+    has_policies = profile.has_backward and not profile.are_stages
+    return f"{text}; kept {rows} by policy: {', '.join(kept)}" if has_policies else text

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import itertools
 import shutil
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
@@ -61,7 +63,15 @@ def _loop_texts(candidate: Candidate) -> list[str]:
     parts.append(f"{number} microbatch{'es' if number > 1 else ''}")
     if len(set(candidate.layers_per_stage)) > 1:
         parts.append(f"layers {_lengths_text(candidate.layers_per_stage)}")
-    return [*parts, *["remat"] * candidate.remat]
+    return [*parts, *[_remat_text(candidate)] * candidate.is_rematerialised]
+
+
+def _remat_text(candidate: Candidate) -> str:
+    """The policies of stages, e.g. ``remat attention`` or ``remat attention x2, none x2``."""
+    if candidate.remat == (Remat.NOTHING_SAVEABLE,):
+        return "remat"
+    runs = [(policy, len([*members])) for policy, members in itertools.groupby(candidate.remat)]
+    return "remat " + ", ".join(f"{policy} x{count}" if len(runs) > 1 else policy for policy, count in runs)
 
 
 def _groups_text(candidate: Candidate) -> str:
@@ -253,7 +263,8 @@ def _loop_data(candidate: Candidate) -> dict[str, Any]:
         "num_stages": candidate.schedule.num_stages,
         "slices": candidate.schedule.slices,
         "num_microbatches": candidate.num_microbatches,
-        "remat": candidate.remat,
+        "remat": candidate.is_rematerialised,
+        "remat_policies": list(candidate.remat),
     }
 
 

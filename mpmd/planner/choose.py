@@ -38,7 +38,7 @@ def plan(
     schedule: Schedule | type[Schedule] | str | None = None,
     num_microbatches: int | None = None,
     submesh: Mapping[Kind, int] | Sequence[Mapping[Kind, int]] | None = None,
-    remat: bool | None = None,
+    remat: bool | str | Sequence[bool | str] | None = None,
     fsdp: bool | None = None,
     in_shardings: Any = None,
     kwarg_shardings: Mapping[str, Any] | None = None,
@@ -76,7 +76,9 @@ def plan(
       groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp: constraints on
         the choice; ``None`` is open. A schedule may be one of a size, or a family, by class or name.
         ``submesh`` has the number of devices of each group along ``data``, ``model`` and ``sequence``; or is
-        a list of these, one for each group. In a step with several loops, constraints hold for each.
+        a list of these, one for each group. ``remat`` is a policy of ``mpmd.Remat`` or its name, ``True`` for
+        full rematerialisation, ``False`` for none, or a list with one of these for each stage. In a step with
+        several loops, constraints hold for each.
       in_shardings: a pytree prefix of the positional arguments with a ``PartitionSpec`` over these axes
         where it is fixed, ``None`` where it is open.
       kwarg_shardings: the same for arguments that are passed by name, by name.

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
+from mpmd.language.remat import Remat
 from mpmd.planner.layer_profile import Kind
 from mpmd.schedules import Schedule
 from mpmd.schedules.families import ALL_FAMILIES
@@ -36,7 +37,8 @@ class Constraints:
       num_microbatches: the number of microbatches of a step.
       submesh: the number of devices of a group along each axis, for all groups or one for each; 1 along an
         axis that is left out.
-      remat: whether layers are computed again in the backward.
+      remat: the policies by which layers are computed again in the backward: one for all stages, or one for
+        each; ``Constraints.of`` takes names, ``True`` and ``False``, too, as ``mpmd.plan`` does.
       fsdp: whether weights are divided over ``data``.
     """
 
@@ -47,7 +49,7 @@ class Constraints:
     schedule: Schedule | str | None = None
     num_microbatches: int | None = None
     submesh: Mapping[Kind, int] | tuple[Mapping[Kind, int], ...] | None = None
-    remat: bool | None = None
+    remat: tuple[Remat, ...] | None = None
     fsdp: bool | None = None
 
     @classmethod
@@ -64,6 +66,9 @@ class Constraints:
             values["schedule"] = _family(schedule)
         if layers is not None:
             values["layers_per_stage"] = tuple(layers)
+        if (remat := values.get("remat")) is not None:
+            each = [remat] if isinstance(remat, bool | str) else remat
+            values["remat"] = tuple(map(Remat.of, each))
         if isinstance(values.get("submesh"), list):
             values["submesh"] = tuple(values["submesh"])
         return cls(**values)
@@ -94,8 +99,25 @@ def _faults(values: Mapping[str, Any]) -> Iterator[Fault | None]:
             "{'data': 2, 'model': 4}, or be a list with one of these for each group; not "
             f"{shown(submesh)}"
         )
-    for name in ("remat", "fsdp"):
-        yield bool_fault(name, values.get(name), optional=True)
+    yield _remat_fault(values.get("remat"))
+    yield bool_fault("fsdp", values.get("fsdp"), optional=True)
+
+
+def _remat_fault(remat: Any) -> Fault | None:
+    each = remat if is_sequence(remat) else [remat]
+    if remat is None or (each and all(map(_is_policy, each))):
+        return None
+    names = ", ".join(Remat)
+    if each and all(isinstance(one, bool | str) for one in each):
+        unknown = next(one for one in each if not _is_policy(one))
+        return ValueError(f"remat must be True, False or one of {names}, not {shown(unknown)}")
+    return TypeError(
+        f"remat must be True, False, one of {names}, or one of these for each stage, not {shown(remat)}"
+    )
+
+
+def _is_policy(remat: Any) -> bool:
+    return isinstance(remat, bool) or (isinstance(remat, str) and remat in [*Remat])
 
 
 def _is_submesh(submesh: Any) -> bool:

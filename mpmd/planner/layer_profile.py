@@ -8,9 +8,11 @@ proportional to them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Literal
 
+from mpmd.language.remat import Remat
 from mpmd.planner.curves import ProductWork
 
 Kind = Literal["data", "model", "sequence"]
@@ -38,6 +40,21 @@ class TaskWork:
     temporaries: float = 0.0
     kernels: float = 0.0
     products: Mapping[str, ProductWork] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recomputation:
+    """The bytes that a layer keeps, and the work that it does again, under a policy of rematerialisation.
+
+    Attributes:
+      residuals: bytes that its forward keeps for its backward, with what enters it.
+      work: the part of the forward that its backward computes again.
+      reduced: the share of the bytes that the forward all-reduces, which its backward does again.
+    """
+
+    residuals: float
+    work: TaskWork
+    reduced: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +110,8 @@ class Layer:
       entering: bytes that its forward receives from the layers before it; its backward sends as many back.
       divisions: its division of each kind that divides anything of it.
       gathered: bytes of ``weights`` in the dtypes in which the layer reads them; ``None`` for the same bytes.
+      recomputations: by policy; without them, full rematerialisation keeps what enters and computes the
+        whole forward again.
     """
 
     name: str = dataclasses.field(compare=False)
@@ -105,6 +124,15 @@ class Layer:
     entering: int
     divisions: Mapping[Kind, Division]
     gathered: int | None = None
+    recomputations: Mapping[Remat, Recomputation] = dataclasses.field(default_factory=dict)
+
+    def recomputation(self, policy: Remat) -> Recomputation:
+        """The bytes that it keeps, and the work that it does again, under a policy."""
+        if policy is Remat.NONE:
+            return Recomputation(self.residuals, TaskWork(0.0, 0.0), reduced=0.0)
+        if policy is Remat.NOTHING_SAVEABLE and policy not in self.recomputations:
+            return Recomputation(min(self.entering, self.residuals), self.forward, reduced=1.0)
+        return self.recomputations[policy]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,3 +175,28 @@ class LayerProfile:
     decision_index: int | None = 0
     slices: int = 1
     length: int = 1
+
+    @functools.cached_property
+    def policies(self) -> tuple[Remat, ...]:
+        """The policies of rematerialisation that are worth trying, those that compute least again first.
+
+        Each keeps less than those before it.
+        """
+        known = [
+            policy
+            for policy in Remat
+            if policy in (Remat.NONE, Remat.NOTHING_SAVEABLE)
+            or all(policy in layer.recomputations for layer in self.layers)
+        ]
+        costs = {policy: self._cost(policy) for policy in known}
+        worth: list[Remat] = []
+        for policy in sorted(known, key=lambda policy: costs[policy]):
+            if not worth or costs[policy][1] < costs[worth[-1]][1]:
+                worth.append(policy)
+        return tuple(worth)
+
+    def _cost(self, policy: Remat) -> tuple[float, float]:
+        """The operations and bytes of what is computed again, and the kept bytes."""
+        each = [layer.recomputation(policy) for layer in self.layers]
+        again = sum(one.work.operations + one.work.nbytes for one in each)
+        return again, sum(one.residuals for one in each)

@@ -105,7 +105,7 @@ def _computing(prediction: Prediction) -> float:
 
 def _work_text(work: float, candidate: Candidate, best: Candidate) -> str:
     text = f"devices compute {work:.2f} times as much"
-    if candidate.remat and not best.remat:
+    if candidate.is_rematerialised and not best.is_rematerialised:
         return f"{text}, layers again in the backward"
     if candidate.submeshes == best.submeshes and candidate.num_microbatches > best.num_microbatches:
         return f"{text}: each microbatch reads weights and adds gradients"

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from mpmd.language.remat import Remat
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.reasons import ranked
 from mpmd.planner.search.search import USUAL, SearchBudget, evaluated_rows, search, search_space
@@ -13,7 +14,10 @@ from tests.support.profiles import a100s, gpt, layer, profile, u_net
 
 SMALL = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=64)
 
+FULL = (Remat.NOTHING_SAVEABLE,)
 
+
+@pytest.mark.slow
 def test_96_layers_on_512_devices_take_little_work():
     cluster = a100s(nodes=64)
     rows = evaluated_rows(search_space(gpt(), cluster, Constraints()), USUAL)
@@ -69,12 +73,12 @@ def test_equal_groups_with_a_usual_schedule_are_among_the_rows(budget):
 
 
 def test_what_is_fixed_is_in_every_row():
-    constraints = Constraints(groups=2, schedule="ZeroBubble", num_microbatches=16, remat=True, fsdp=False)
+    constraints = Constraints(groups=2, schedule="ZeroBubble", num_microbatches=16, remat=FULL, fsdp=False)
     for row in search(SMALL, a100s(nodes=1), constraints):
         candidate = row.candidate
         assert isinstance(candidate.schedule, ZeroBubble)
         assert len(candidate.submeshes) == 2
-        assert (candidate.num_microbatches, candidate.remat, candidate.fsdp) == (16, True, False)
+        assert (candidate.num_microbatches, candidate.remat, candidate.fsdp) == (16, FULL, False)
 
 
 def test_a_schedule_of_a_size_fixes_stages_and_groups():
@@ -152,7 +156,7 @@ def test_contradictions_are_said_with_numbers(constraints, texts):
 def test_marked_stages_are_rematerialised_by_their_user():
     made = dataclasses.replace(SMALL, are_stages=True)
     with pytest.raises(ValueError, match=r"put jax\.checkpoint around its own layers"):
-        search(made, a100s(nodes=1), Constraints(remat=True))
+        search(made, a100s(nodes=1), Constraints(remat=FULL))
 
 
 def test_all_contradictions_are_said_at_once():

@@ -14,13 +14,14 @@ from jax.tree_util import DictKey, SequenceKey
 
 from mpmd.compiler.find_layers.crossing import Crossing
 from mpmd.compiler.find_layers.even_stages import even_stages
-from mpmd.compiler.find_layers.find_layers import Layer, find_layers, opened_for_layers
+from mpmd.compiler.find_layers.find_layers import Layer, LayerEnd, find_layers, opened_for_layers
 from mpmd.compiler.find_layers.run_marked import run_marked
 from mpmd.compiler.jaxprs.equations import contains
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
 from mpmd.language.annotate import mark_p
 from mpmd.language.decisions import current_decisions
+from mpmd.language.remat import Remat
 from mpmd.util.tables import first_few
 from mpmd.validation import callable_fault, int_fault, raise_faults
 
@@ -40,8 +41,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
 
     ``mpmd.value_and_grad`` does this for the stages of its schedule. ``step.report()`` shows where they end.
 
-    Under ``mpmd.plan`` the plan says how many layers each stage has, instead of ``num_stages``, and whether
-    layers are under ``jax.checkpoint``. Where neither says anything, and where the function has marks of its
+    Under ``mpmd.plan`` the plan says how many layers each stage has, instead of ``num_stages``, and what of
+    them is under ``jax.checkpoint``. Where neither says anything, and where the function has marks of its
     own, it is left as it is.
 
     Args:
@@ -63,7 +64,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
     @functools.wraps(loss_fn)
     def marked(*args: Any, **kwargs: Any) -> Any:
         decisions = current_decisions()
-        if num_stages is None and decisions.layers_per_stage is None and not decisions.remat:
+        again = any(policy is not Remat.NONE for policy in decisions.remat)
+        if num_stages is None and decisions.layers_per_stage is None and not again:
             return loss_fn(*args, **kwargs)
         traced = _Traced(loss_fn, args, kwargs)
         if contains(traced.closed.jaxpr, mark_p):
@@ -77,10 +79,21 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         counts = named_layers.layers_per_stage(decisions.layers_per_stage, num_stages)
         last_layers = list(itertools.accumulate(counts))[:-1]
         ends = {layers[last - 1].end: named_layers.text(last) for last in last_layers}
-        within = [layer.end for layer in layers[:-1]] if decisions.remat else None
-        return traced.result(run_marked(opened, crossing, traced.arrays, ends, within))
+        remat = _remat_of_layers(layers, counts, decisions.remat) if again else {}
+        return traced.result(run_marked(opened, crossing, traced.arrays, ends, remat))
 
     return marked  # type: ignore[return-value]
+
+
+def _remat_of_layers(
+    layers: Sequence[Layer], counts: Sequence[int], policies: tuple[Remat, ...]
+) -> dict[LayerEnd, Remat]:
+    """The policy of each layer, by its end; the policies are of stages, or one is of all layers."""
+    if len(policies) == 1:
+        return {layer.end: policies[0] for layer in layers}
+    assert len(policies) == len(counts), f"{policies} are policies of {len(policies)} stages of {counts}"
+    each = (policy for policy, count in zip(policies, counts, strict=True) for _ in range(count))
+    return {layer.end: policy for layer, policy in zip(layers, each, strict=True)}
 
 
 class _Traced:

@@ -7,16 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
-from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
+from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.find_layers.crossing import Crossing
 from mpmd.compiler.find_layers.find_layers import OPERATIONS_PER_BYTE, LayerEnd
 from mpmd.compiler.find_layers.open_function import OpenFunction, Rematerialised
+from mpmd.compiler.find_layers.rematerialised import rematerialised
+from mpmd.compiler.find_layers.run_scan import marked_values, run_scan
 from mpmd.compiler.jaxprs.equations import (
     Atom,
-    aval_of,
     closed,
     free_variables,
     is_dropped,
@@ -24,9 +23,9 @@ from mpmd.compiler.jaxprs.equations import (
     make_jaxpr,
     operands,
 )
-from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.work import WorkOf
-from mpmd.language.annotate import Boundary, mark_p
+from mpmd.language.annotate import Boundary
+from mpmd.language.remat import Remat
 
 
 def run_marked(
@@ -34,7 +33,7 @@ def run_marked(
     crossing: Crossing,
     arguments: Sequence[Any],
     stage_ends: Mapping[LayerEnd, str],
-    remat_ends: Sequence[LayerEnd] | None = None,
+    remat: Mapping[LayerEnd, Remat] | None = None,
 ) -> list[Any]:
     """The results of a function whose stages end with some layers.
 
@@ -45,10 +44,11 @@ def run_marked(
     Args:
       arguments: values of the inputs.
       stage_ends: the ends of layers at which stages end, in order, and their names.
-      remat_ends: the ends of parts that are put under ``jax.checkpoint``, unless they are already; ``None``:
-        no part is.
+      remat: the ends of all layers that are put under ``jax.checkpoint``, unless they are already, and of
+        those behind and before them, with their policies. Iterations of a scan that have different policies
+        become scans of their own.
     """
-    return _Run(function, crossing, arguments, stage_ends, remat_ends).results()
+    return _Run(function, crossing, arguments, stage_ends, remat or {}).results()
 
 
 class _Run:
@@ -58,13 +58,13 @@ class _Run:
         crossing: Crossing,
         arguments: Sequence[Any],
         stage_ends: Mapping[LayerEnd, str],
-        remat_ends: Sequence[LayerEnd] | None,
+        remat: Mapping[LayerEnd, Remat],
     ):
         self._jaxpr = jaxpr = function.jaxpr
-        self._remat = function.remat
+        self._opened_remat = function.remat
         self._crossing = crossing
         self._stage_ends = stage_ends
-        self._remat_ends = remat_ends
+        self._remat = remat
         self._values: dict[Var, Any] = dict(function.constants)
         self._values.update(zip(jaxpr.invars, arguments, strict=True))
         self._position = {id(eqn): i for i, eqn in enumerate(jaxpr.eqns)}
@@ -82,15 +82,15 @@ class _Run:
         """The positions where a stage, a function under ``jax.checkpoint`` or a cut scan begins or ends."""
         count = len(self._jaxpr.eqns)
         edges = {0, count}
-        for end in (*self._stage_ends, *(self._remat_ends or ())):
+        for end in (*self._stage_ends, *self._remat):
             edges |= {end.equation, end.equation + bool(end.iterations)}
-        edges |= {i for i in range(1, count) if self._remat[i] is not self._remat[i - 1]}
+        edges |= {i for i in range(1, count) if self._opened_remat[i] is not self._opened_remat[i - 1]}
         return sorted(edges)
 
     def _mark(self, position: int, name: str) -> None:
         handed_over = self._crossing.at(position)
         boundary = Boundary(None, by_auto_marks=True, ends=(name,))
-        marked = _marked([self._values[var] for var in handed_over], boundary)
+        marked = marked_values([self._values[var] for var in handed_over], boundary)
         self._values.update(zip(handed_over, marked, strict=True))
 
     def _run(self, start: int, stop: int) -> None:
@@ -98,10 +98,9 @@ class _Run:
         of_layers = [eqn for eqn in eqns if not any(var in self._crossing.from_inputs for var in eqn.outvars)]
         if not of_layers:
             return
-        remat = self._remat[start]
-        if remat is None and self._remat_ends is not None and not _are_rematerialised(of_layers):
-            remat = Rematerialised(policy=None, prevent_cse=True)
-        within = [end for end in (*self._stage_ends, *(self._remat_ends or ())) if end.equation == start]
+        opened = self._opened_remat[start]
+        is_open = opened is None and self._remat and not _are_rematerialised(of_layers)
+        within = [end for end in (*self._stage_ends, *self._remat) if end.equation == start]
         if any(end.iterations for end in within):
             (scan,) = of_layers
             ends = {
@@ -109,24 +108,42 @@ class _Run:
                 for end, name in self._stage_ends.items()
                 if end.equation == start and end.iterations
             }
-            results = _run_scan(scan, self._read(scan.invars), ends, remat)
+            ranges = self._ranges(scan, start) if is_open else [(scan.params["length"], Remat.NONE)]
+            results = run_scan(scan, self._read(scan.invars), ends, ranges, opened)
             self._values.update(zip(scan.outvars, results, strict=True))
             return
         read_later = [var for eqn in of_layers for var in eqn.outvars if self._last_read.get(var, -1) >= stop]
-        if remat is None:
+        policy = self._policy(LayerEnd(stop)) if is_open else Remat.NONE
+        if opened is None and policy is Remat.NONE:
             self._evaluate(of_layers, read_later)
         else:
             makers = self._makers(free_variables(of_layers))
-            self._evaluate([*makers, *of_layers], read_later, remat)
+            self._evaluate([*makers, *of_layers], read_later, policy, opened)
+
+    def _policy(self, end: LayerEnd) -> Remat:
+        """The policy of the layer of what is before a position."""
+        return self._remat[min(other for other in self._remat if other >= end)]
+
+    def _ranges(self, scan: JaxprEqn, position: int) -> list[tuple[int, Remat]]:
+        """The policies of the iterations of a scan, each with the iteration behind the last one."""
+        length = scan.params["length"]
+        policies = [self._policy(LayerEnd(position, done)) for done in range(1, length)]
+        policies.append(self._policy(LayerEnd(position + 1)))
+        changes = (i for i in range(1, length) if policies[i] is not policies[i - 1])
+        return [(stop, policies[stop - 1]) for stop in (*changes, length)]
 
     def _evaluate(
-        self, eqns: Sequence[JaxprEqn], results: Sequence[Var], remat: Rematerialised | None = None
+        self,
+        eqns: Sequence[JaxprEqn],
+        results: Sequence[Var],
+        policy: Remat = Remat.NONE,
+        opened: Rematerialised | None = None,
     ) -> None:
         """Runs equations, for the values of some variables."""
         read = free_variables(eqns)
-        run = jaxpr_as_fun(closed(make_jaxpr(read, eqns, results)))
-        if remat is not None:
-            run = jax.checkpoint(run, policy=remat.policy, prevent_cse=remat.prevent_cse)
+        run = rematerialised(closed(make_jaxpr(read, eqns, results)), policy)
+        if opened is not None:
+            run = jax.checkpoint(run, policy=opened.policy, prevent_cse=opened.prevent_cse)
         self._values.update(zip(results, run(*self._read(read)), strict=True))
 
     def _read(self, atoms: Sequence[Atom]) -> list[Any]:
@@ -159,47 +176,3 @@ def _are_rematerialised(eqns: Sequence[JaxprEqn]) -> bool:
         return work_of.equation(eqn) if is_remat(eqn) else 0.0
 
     return sum(map(again, eqns)) > sum(map(work_of.equation, eqns)) / 2
-
-
-def _run_scan(
-    eqn: JaxprEqn, values: Sequence[Any], ends: Mapping[int, str], remat: Rematerialised | None
-) -> list[Any]:
-    """The results of a scan over layers.
-
-    Args:
-      ends: the iterations after which stages end, in order, and the names of these ends.
-    """
-    roles, params = scan_operands(eqn), eqn.params
-    consts, initial, xs = (list(values[part]) for part in (roles.consts, roles.carry, roles.xs))
-    body = jaxpr_as_fun(params["jaxpr"])
-    if remat is not None:
-        body = jax.checkpoint(body, policy=remat.policy, prevent_cse=False)
-    carried = _handed_over(params["jaxpr"].jaxpr, roles.carry)
-    every = tuple(b - a for a, b in itertools.pairwise([0, *ends]))
-    boundary = Boundary(None, every=every, has_rest=True, by_auto_marks=True, ends=tuple(ends.values()))
-
-    def one(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        results = list(body(*consts, *carry, *x))
-        if ends:
-            marked = _marked([results[i] for i in carried], boundary)
-            for i, value in zip(carried, marked, strict=True):
-                results[i] = value
-        return results[: len(carry)], results[len(carry) :]
-
-    after, stacked = lax.scan(one, initial, xs, params["length"], params["reverse"], params["unroll"])
-    return [*after, *stacked]
-
-
-def _handed_over(body: Jaxpr, carry: slice) -> list[int]:
-    """The positions of carried values that depend on carried floats: no counters, and no unchanged values."""
-    before = body.invars[carry]
-    changed = [i for i, var in enumerate(before) if body.outvars[i] is not var]
-    reached = {before[i] for i in changed if jnp.issubdtype(aval_of(before[i]).dtype, jnp.inexact)}
-    for eqn in body.eqns:
-        if any(var in reached for var in operands(eqn)):
-            reached.update(eqn.outvars)
-    return [i for i in changed if body.outvars[i] in reached]
-
-
-def _marked(values: Sequence[Any], boundary: Boundary) -> list[Any]:
-    return mark_p.bind(*values, boundary=boundary, forward=True, linear=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
@@ -12,6 +12,7 @@ from mpmd.planner.layer_profile import Division, Kind
 from mpmd.planner.merged_sums import Merged, merged_sums
 from mpmd.planner.profiling.accumulated import Accumulated
 from mpmd.planner.profiling.choose_classes import choose_classes
+from mpmd.planner.profiling.classes import ClassedOperation
 from mpmd.planner.profiling.layered_step import LayeredStep, before_loops
 from mpmd.planner.profiling.microbatch import origin_of
 from mpmd.planner.profiling.sharing import Shared, Sharing
@@ -81,6 +82,15 @@ class Divider:
             merges_backward=merged["bwd"].number,
         )
         return division if division.largest > 1 else None
+
+    def reduced_share(self, layer: int, operations: Sequence[ClassedOperation]) -> float:
+        """The share of the bytes that a layer's forward all-reduces that is of some of its operations."""
+        forward = self._step.tasks.get(TaskType("fwd", layer), ())
+        whole = sum(self._reduced(kind, forward) for kind in self.classes)
+        return sum(self._reduced(kind, operations) for kind in self.classes) / whole if whole else 0.0
+
+    def _reduced(self, kind: Kind, operations: Sequence[ClassedOperation]) -> float:
+        return self._sharing[kind].task(operations, frozenset()).reduced
 
     def _merged(self, task_type: TaskType, shared: Shared) -> Merged:
         """The savings of merged all-reduces in a task."""

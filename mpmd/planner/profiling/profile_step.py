@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from jax.extend.core import Var
 
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.compiler.jaxprs.work import product_kind
 from mpmd.ir.plan import TaskType
+from mpmd.language.remat import Remat
 from mpmd.planner.curves import ProductWork, added
-from mpmd.planner.layer_profile import Kind, Layer, LayerProfile, TaskWork
+from mpmd.planner.layer_profile import Kind, Layer, LayerProfile, Recomputation, TaskWork
 from mpmd.planner.profiling.classes import ClassedOperation
 from mpmd.planner.profiling.divide import Divider
 from mpmd.planner.profiling.layer_names import layer_names
@@ -20,6 +21,7 @@ from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep
 from mpmd.planner.profiling.microbatch import length_of_sequences
 from mpmd.planner.profiling.outside import work_outside
 from mpmd.planner.profiling.ownership import nbytes
+from mpmd.planner.profiling.recompute import POLICIES, RecomputedLayers
 from mpmd.planner.profiling.traffic import traffic
 
 
@@ -37,6 +39,7 @@ class _Profiler:
         self._rows = self._divider.classes["data"]
         self._outside = work_outside(step)
         self._names = layer_names(step)
+        self._recomputed = RecomputedLayers(step)
 
     def profile(self, number: int) -> LayerProfile:
         """The table of a loop."""
@@ -95,6 +98,16 @@ class _Profiler:
             entering=sum(nbytes(var) for var, source in step.received(layer) if source == layer - 1),
             divisions=self._divider.of_layer(layer),
             gathered=sum(self._gathered(var, layer) for var in ownership.weights_of(layer)),
+            recomputations={policy: self._recomputation(layer, policy) for policy in POLICIES},
+        )
+
+    def _recomputation(self, layer: int, policy: Remat) -> Recomputation:
+        recomputed = self._recomputed.of_layer(layer, policy)
+        residuals = {self._step.flat.value(var) for var in self._step.residuals(layer)}
+        return Recomputation(
+            recomputed.nbytes,
+            self._work_of(recomputed.operations, residuals | recomputed.kept),
+            self._divider.reduced_share(layer, recomputed.operations),
         )
 
     def _gathered(self, var: Var, layer: int) -> int:
@@ -122,13 +135,16 @@ class _Profiler:
 
     def _work(self, task_type: TaskType) -> TaskWork:
         step = self._step
-        members = step.tasks.get(task_type, ())
-        flat = [one.operation for one in members]
         kept = {step.flat.value(var) for var in (*step.reads(task_type), *step.makes(task_type))}
-        operations = float(sum(one.operation.times * one.work for one in members))
+        return self._work_of(step.tasks.get(task_type, ()), kept)
+
+    def _work_of(self, members: Sequence[ClassedOperation], kept: Collection[Value]) -> TaskWork:
+        """The work of some operations, between values that are in memory."""
         return TaskWork(
-            operations,
-            *traffic(flat, kept, self._nbytes_of_rows, step.kernel_values),
+            float(sum(one.operation.times * one.work for one in members)),
+            *traffic(
+                [one.operation for one in members], kept, self._nbytes_of_rows, self._step.kernel_values
+            ),
             products=_products(members),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.labels import ALTERNATIVES
 from mpmd.planner.layer_profile import Kind
@@ -35,7 +36,7 @@ def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Evaluation | Non
         if size == 1 and kind is not None:
             continue
         submesh = Submesh.of({} if kind is None else {kind: size}, pool)
-        one_group = Candidate((), (submesh,), schedule, number, remat=False, fsdp=fsdp)
+        one_group = Candidate((), (submesh,), schedule, number, (Remat.NONE,), fsdp=fsdp)
         for candidate in space.variants(one_group):
             is_asked_for = (candidate.num_microbatches, candidate.fsdp) == (number, fsdp)
             if is_asked_for and (evaluation := best_cut(space, candidate)):

@@ -67,7 +67,7 @@ def _range_costs(space: SearchSpace, candidate: Candidate, homes: tuple[int, ...
     known: dict[object, StageRangeCosts] = {}
     range_costs = []
     for stage, home in enumerate(homes):
-        group_settings = model.group_settings(device_ranges[home], candidate)
+        group_settings = model.group_settings(device_ranges[home], candidate, stage)
         before = device_ranges[homes[stage - 1]] if stage else device_ranges[home]
         link = message_link(model.cluster, before, device_ranges[home])
         if (group_settings, link) not in known:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
+from mpmd.language.remat import Remat
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.pools import AnyCluster
@@ -21,6 +22,8 @@ def combined(constraints: Constraints, profile: LayerProfile) -> Constraints:
         layers = (1,) * len(profile.layers)
     schedule = constraints.schedule if isinstance(constraints.schedule, Schedule) else None
     stages = len(layers) if layers else schedule.num_stages if schedule else None
+    if stages is None and constraints.remat is not None and len(constraints.remat) > 1:
+        stages = len(constraints.remat)
     return dataclasses.replace(
         constraints,
         layers_per_stage=layers,
@@ -65,9 +68,13 @@ def _of_stages(constraints: Constraints, profile: LayerProfile) -> Iterator[str]
         yield f"layers_per_stage={layers} makes {len(layers)} stages, and num_stages={stages} was asked for"
     elif stages is not None and stages > num_layers:
         yield f"num_stages={stages} needs as many layers; the step has {num_layers} {_names_text(profile)}"
-    if constraints.remat and profile.are_stages:
+    policies = constraints.remat or (Remat.NONE,)
+    if len(policies) > 1 and stages not in (None, len(policies)):
+        yield f"remat has the policies of {len(policies)} stages, and there are to be {stages}"
+    if policies != (Remat.NONE,) and profile.are_stages:
+        asked = "True" if policies == (Remat.NOTHING_SAVEABLE,) else ", ".join(policies)
         yield (
-            "remat=True has layers that are found computed again; this step says its stages itself: put "
+            f"remat={asked} has layers that are found computed again; this step says its stages itself: put "
             "jax.checkpoint around its own layers"
         )
 

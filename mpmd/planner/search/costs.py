@@ -8,9 +8,11 @@ A backward also adds its gradients to accumulators: it reads both, and writes th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
+from mpmd.language.remat import Remat
 from mpmd.planner.collectives import all_gather, all_reduce
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.hardware import Hardware, seconds_by_part
@@ -51,7 +53,9 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
     gathers_in_tasks = group.fsdp and not group.gather_once
     gathered = arrays.of("gathered") * held
     gather = _gather_over_data(group, gathered, cluster) if gathers_in_tasks else zero
-    computing = np.add(*_task_seconds(arrays, "forward", group, cluster, weights))
+    computing = np.add(
+        *_task_seconds(arrays, arrays.forward, arrays.products("forward"), group, cluster, weights)
+    )
     reducing = _all_reduces_of_task(arrays, group, cluster, "forward")
     step_all_reduce = _all_reduces_of_step(arrays, group, cluster, gathered, gradients)
     step = step_all_reduce + _optimizer_seconds(arrays, group, cluster, weights)
@@ -61,12 +65,14 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
         return LayerSeconds(forward, zero, zero, reducing + gather_forward, step, step_all_reduce)
 
     scatter = _gather_over_data(group, gradients, cluster) if gathers_in_tasks else zero
-    products, beside = _task_seconds(arrays, "backward", group, cluster, weights + gradients)
+    products, beside = _task_seconds(
+        arrays, arrays.backward, arrays.products("backward"), group, cluster, weights + gradients
+    )
     divided = group.sizes[DATA] if gathers_in_tasks else 1
     adding = 3 * gradients / divided / cluster.memory_bandwidth
     reducing_backward = _all_reduces_of_task(arrays, group, cluster, "backward")
-    repeated = computing if group.remat else zero
-    repeated_reducing = reducing if group.remat else zero
+    repeated = _repeated_seconds(arrays, group, cluster, weights)
+    repeated_reducing = reducing * arrays.recomputed(group.remat).reduced
     computing_backward = products + beside + adding + repeated
     moving = _exposed(gather + scatter, computing_backward, cluster)
     return LayerSeconds(
@@ -77,6 +83,15 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
         step=step,
         step_all_reduce=step_all_reduce,
     )
+
+
+def _repeated_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware, weights: Array) -> Array:
+    """The seconds of what a backward computes again, without all-reduces."""
+    if group.remat is Remat.NONE:
+        return np.zeros_like(weights)
+    again, whole = arrays.recomputed(group.remat), arrays.forward[0]
+    share = np.divide(again.work[0], whole, out=np.zeros_like(whole), where=whole > 0)
+    return np.add(*_task_seconds(arrays, again.work, again.products, group, cluster, weights * share))
 
 
 def _exposed(moving: Array, computing: Array, cluster: Hardware) -> Array:
@@ -91,23 +106,28 @@ def _gather_over_data(group: GroupSettings, nbytes: Array, cluster: Hardware) ->
 
 
 def _task_seconds(
-    arrays: LayerArrays, task: str, group: GroupSettings, cluster: Hardware, weights: Array
+    arrays: LayerArrays,
+    work: tuple[Array, ...],
+    products: Mapping[str, ProductWork],
+    group: GroupSettings,
+    cluster: Hardware,
+    weights: Array,
 ) -> tuple[Array, Array]:
     """The seconds of a task's products, and those of all else, without all-reduces.
 
     Args:
+      work: the numbers of ``TaskWork``.
       weights: bytes of products on each device that do not depend on the rows.
     """
-    operations, nbytes, beside, _, kernels = getattr(arrays, task)
+    operations, nbytes, beside, _, kernels = work
     rows = arrays.rows(group)
     share = rows * product(arrays.shares("activations", group.sizes))
     divided = rows * product(arrays.shares("operations", group.sizes))
-    products = {
-        name: ProductWork(work.operations * divided, work.kernels)
-        for name, work in arrays.products(task).items()
+    on_device = {
+        name: ProductWork(product.operations * divided, product.kernels) for name, product in products.items()
     }
     of_products = (nbytes - beside) * share + weights
-    return seconds_by_part(cluster, operations * divided, of_products, beside * share, products, kernels)
+    return seconds_by_part(cluster, operations * divided, of_products, beside * share, on_device, kernels)
 
 
 def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, cluster: Hardware, task: str) -> Array:

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
+from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.orders import order_of
@@ -87,7 +88,7 @@ def _candidates(space: SearchSpace) -> Iterator[Candidate]:
         schedules = [*_schedules(space, groups)]
         for submeshes in _submeshes(space, groups):
             for schedule in schedules:
-                uncut = Candidate((), submeshes, schedule, most_microbatches, remat=False, fsdp=False)
+                uncut = Candidate((), submeshes, schedule, most_microbatches, (Remat.NONE,), fsdp=False)
                 for variant in space.variants(uncut):
                     for layers in _cuts(space, schedule.num_stages):
                         yield dataclasses.replace(variant, layers_per_stage=layers)

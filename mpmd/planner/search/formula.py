@@ -174,7 +174,7 @@ def _step_seconds(stages: Stages) -> list[float]:
 def _share_of_layer(stages: Stages, group: int, layer: int, name: str, nbytes: float) -> float:
     """The bytes that a device of a group holds, under a cost's name, for ``nbytes`` of a layer's weights."""
     weights = stages.model.profile.layers[layer].weights
-    return float(stages.tables[group].layers[name][layer]) * nbytes / weights if weights else 0.0
+    return stages.held(group, layer, name) * nbytes / weights if weights else 0.0
 
 
 def _held_already(stages: Stages) -> Iterator[tuple[int, int, int]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from mpmd.language.remat import Remat
 from mpmd.planner.curves import ProductWork
-from mpmd.planner.layer_profile import Division, Layer, LayerProfile
+from mpmd.planner.layer_profile import Division, Layer, LayerProfile, TaskWork
 from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.simulate import Link
 
@@ -29,17 +30,28 @@ class GroupSettings:
     Attributes:
       sizes: of the axes of its submesh, ``INNERMOST_FIRST``.
       links: of these axes; the link of an axis is the slowest one of its rings.
-      num_passes, remat, fsdp, gather_once: as of ``Candidate``.
+      remat: the policy of the stages that the layers are in.
+      num_passes, fsdp, gather_once: as of ``Candidate``.
       pool: of its submesh.
     """
 
     sizes: tuple[int, ...]
     links: tuple[Link, ...]
     num_passes: int
-    remat: bool
+    remat: Remat
     fsdp: bool
     gather_once: bool
     pool: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecomputedArrays:
+    """The numbers of ``Recomputation``: arrays by layer; the work as the numbers of ``TaskWork``."""
+
+    residuals: Array
+    reduced: Array
+    work: tuple[Array, ...]
+    products: Mapping[str, ProductWork]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,6 +73,23 @@ class LayerArrays:
     def products(self, task: str) -> Mapping[str, ProductWork]:
         """The products of all layers' tasks, ``forward`` or ``backward``, by the names of their rates."""
         return self._products[task]
+
+    def recomputed(self, policy: Remat) -> RecomputedArrays:
+        """The bytes that layers keep, and the work that they do again, under a policy."""
+        if policy not in self._recomputed:
+            each = [layer.recomputation(policy) for layer in self.profile.layers]
+            works = [one.work for one in each]
+            self._recomputed[policy] = RecomputedArrays(
+                residuals=_array(one.residuals for one in each),
+                reduced=_array(one.reduced for one in each),
+                work=_work_arrays(works),
+                products=_products_of(works),
+            )
+        return self._recomputed[policy]
+
+    @functools.cached_property
+    def _recomputed(self) -> dict[Remat, RecomputedArrays]:
+        return {}
 
     def of(self, field: str) -> Array:
         """A field of each ``Layer``."""
@@ -107,24 +136,30 @@ class LayerArrays:
         layers: tuple[Layer, ...] = self.profile.layers
         return [layer.divisions.get(INNERMOST_FIRST[axis], _UNDIVIDED) for layer in layers]
 
-    def _work(self, field: str) -> tuple[Array, ...]:
-        works = [getattr(layer, field) for layer in self.profile.layers]
-        return tuple(_array(getattr(work, name) for work in works) for name in _WORK)
+    def _work(self, task: str) -> tuple[Array, ...]:
+        return _work_arrays([getattr(layer, task) for layer in self.profile.layers])
 
     @functools.cached_property
     def _products(self) -> dict[str, dict[str, ProductWork]]:
-        return {task: self._products_of(task) for task in ("forward", "backward")}
-
-    def _products_of(self, task: str) -> dict[str, ProductWork]:
-        works = [getattr(layer, task).products for layer in self.profile.layers]
-        names = dict.fromkeys(name for products in works for name in products)
-        nothing = ProductWork(0.0, 0.0)
         return {
-            name: ProductWork(
-                *map(_array, zip(*(products.get(name, nothing) for products in works), strict=True))
-            )
-            for name in names
+            task: _products_of([getattr(layer, task) for layer in self.profile.layers])
+            for task in ("forward", "backward")
         }
+
+
+def _work_arrays(works: Sequence[TaskWork]) -> tuple[Array, ...]:
+    return tuple(_array(getattr(work, name) for work in works) for name in _WORK)
+
+
+def _products_of(works: Sequence[TaskWork]) -> dict[str, ProductWork]:
+    names = dict.fromkeys(name for work in works for name in work.products)
+    nothing = ProductWork(0.0, 0.0)
+    return {
+        name: ProductWork(
+            *map(_array, zip(*(work.products.get(name, nothing) for work in works), strict=True))
+        )
+        for name in names
+    }
 
 
 def product(shares: Iterable[Array]) -> Array:

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from mpmd.language.remat import Remat
 from mpmd.planner.search.costs import DATA
 from mpmd.planner.search.layer_arrays import TEMPORARIES, Array, GroupSettings, LayerArrays, product
 
@@ -33,9 +34,9 @@ def layer_bytes(arrays: LayerArrays, group: GroupSettings) -> LayerBytes:
     """The bytes of all layers on the devices of a group.
 
     Temporaries are the entering values with their gradients, and values within a task, such as the scores of
-    a vocabulary. With rematerialisation they include the residuals of the layer, which its backward computes
-    again; with weights divided over ``data``, the layer's whole weights and gradients. Weights that are
-    gathered once are held whole for the whole step.
+    a vocabulary. With rematerialisation they include all residuals of the layer, some of which its backward
+    computes again; with weights divided over ``data``, the layer's whole weights and gradients. Weights that
+    are gathered once are held whole for the whole step.
     """
     held = product(arrays.shares("weights", group.sizes))
     shares = arrays.shares("activations", group.sizes)
@@ -54,9 +55,13 @@ def layer_bytes(arrays: LayerArrays, group: GroupSettings) -> LayerBytes:
     elif group.fsdp:
         temporaries = temporaries + weights + gradients
         gradients = gradients / divided
-    if group.remat:
-        temporaries = temporaries + residuals
-        residuals = np.minimum(entering, residuals)
+    if group.remat is not Remat.NONE:
+        kept = arrays.recomputed(group.remat).residuals
+        entered = np.minimum(kept, arrays.of("entering"))
+        of_policy = (entered * received + (kept - entered) * product(shares)) * arrays.rows(group)
+        is_less = kept < arrays.of("residuals")
+        temporaries = temporaries + np.where(is_less, residuals, 0.0)
+        residuals = np.where(is_less, np.minimum(of_policy, residuals), residuals)
     return LayerBytes(
         weights=weights / divided + gathered,
         gradients=gradients,

@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import DeviceRange, message_link
 from mpmd.planner.search.search_space import SearchSpace
@@ -35,7 +36,7 @@ MOST_ARRANGEMENTS = 64
 MOST_ORDERS = 6
 """The most orders of pools along the pipeline."""
 
-_Setting = tuple[int, bool, bool, bool]
+_Setting = tuple[int, tuple[Remat, ...], bool, bool]
 _Groups = tuple[Submesh, ...]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.constraints import Constraints
@@ -143,22 +144,24 @@ class SearchSpace:
         rows = self.profile.rows // num_microbatches
         return all(rows % submesh.data == 0 for submesh in submeshes)
 
-    @property
-    def rematerialised(self) -> list[bool]:
+    @functools.cached_property
+    def policies(self) -> list[tuple[Remat, ...]]:
+        """The policies of rematerialisation for all stages, or those that are fixed for each."""
         if self.constraints.remat is not None:
             return [self.constraints.remat]
-        return [False, True] if self.profile.has_backward and not self.profile.are_stages else [False]
+        can_be_cut = self.profile.has_backward and not self.profile.are_stages
+        return [(policy,) for policy in self.profile.policies] if can_be_cut else [(Remat.NONE,)]
 
     def alone(self, submesh: Submesh) -> Candidate:
         """The whole step on one group with a submesh, or on those that are fixed for each group."""
         number = self.numbers_of_microbatches[-1]
-        return Candidate((), self.of_groups(submesh, 1), Std1F1B(1), number, remat=False, fsdp=False)
+        return Candidate((), self.of_groups(submesh, 1), Std1F1B(1), number, (Remat.NONE,), fsdp=False)
 
     def variants(self, candidate: Candidate) -> Iterator[Candidate]:
         """The candidate with all settings that its groups may have, uncut."""
         sharded = self._sharded(any(submesh.data > 1 for submesh in candidate.submeshes))
         for number, remat, (fsdp, once) in itertools.product(
-            self.numbers_of_microbatches, self.rematerialised, sharded
+            self.numbers_of_microbatches, self.policies, sharded
         ):
             if self.divides(candidate.submeshes, number):
                 yield dataclasses.replace(

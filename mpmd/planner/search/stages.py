@@ -69,11 +69,21 @@ class CostModel:
             self._tables[group_settings] = Table(layers, until)
         return self._tables[group_settings]
 
-    def group_settings(self, device_range: DeviceRange, candidate: Candidate) -> GroupSettings:
-        """The settings of a group on some devices, with those of a candidate."""
+    def group_settings(
+        self, device_range: DeviceRange, candidate: Candidate, stage: int = 0
+    ) -> GroupSettings:
+        """The settings of a group on some devices, with those of a candidate, for a stage of it."""
         submesh = device_range.submesh
         links = axis_links(self.cluster.pool(submesh.pool), device_range)
-        return GroupSettings(submesh.sizes, links, *candidate.settings, pool=submesh.pool)
+        return GroupSettings(
+            submesh.sizes,
+            links,
+            candidate.num_passes,
+            candidate.remat_of(stage),
+            candidate.fsdp,
+            candidate.gather_once,
+            submesh.pool,
+        )
 
 
 class Stages:
@@ -81,7 +91,8 @@ class Stages:
 
     Attributes:
       homes: the group of each stage.
-      device_ranges, tables: of each group.
+      device_ranges: of each group.
+      tables: of each stage, on its group and by its policy.
       firsts, stops: the first layer of each stage, and the first of the next.
     """
 
@@ -93,7 +104,11 @@ class Stages:
         self.group_settings = [
             model.group_settings(device_range, candidate) for device_range in self.device_ranges
         ]
-        self.tables = [model.table(group_settings) for group_settings in self.group_settings]
+        self.tables = [
+            model.table(model.group_settings(self.device_ranges[home], candidate, stage))
+            for stage, home in enumerate(homes)
+        ]
+        self._of_group = [model.table(group_settings) for group_settings in self.group_settings]
         self.stops = list(accumulate(candidate.layers_per_stage))
         self.firsts = [0, *self.stops[:-1]]
 
@@ -110,15 +125,15 @@ class Stages:
     def totals(self, name: str) -> list[float]:
         """For each stage, the sum of a cost over its layers."""
         return [
-            float(self.tables[home].until[name][stop] - self.tables[home].until[name][first])
-            for home, first, stop in zip(self.homes, self.firsts, self.stops, strict=True)
+            float(table.until[name][stop] - table.until[name][first])
+            for table, first, stop in zip(self.tables, self.firsts, self.stops, strict=True)
         ]
 
     def largest(self, name: str) -> list[float]:
         """For each stage, the largest cost of a layer."""
         return [
-            float(self.tables[home].layers[name][first:stop].max())
-            for home, first, stop in zip(self.homes, self.firsts, self.stops, strict=True)
+            float(table.layers[name][first:stop].max())
+            for table, first, stop in zip(self.tables, self.firsts, self.stops, strict=True)
         ]
 
     def of_groups(self, numbers: list[float]) -> list[float]:
@@ -128,12 +143,16 @@ class Stages:
             sums[home] += number
         return sums
 
+    def held(self, group: int, layer: int, name: str) -> float:
+        """A cost of a layer on a group that no policy of rematerialisation changes, such as ``weights``."""
+        return float(self._of_group[group].layers[name][layer])
+
     def message_bytes(self, stage: int, group: int) -> float:
         """Bytes that pass between a stage and the one before, for a microbatch, on each device of a group."""
         first = self.firsts[stage]
         skips = [skip for skip in self._skips if skip[:2] == (stage - 1, stage)]
         past = sum(nbytes * self._share(group, layer) for _, _, layer, nbytes in skips)
-        return float(self.tables[group].layers["entering"][first]) + past
+        return self.held(group, first, "entering") + past
 
     def messages(self) -> tuple[dict[TaskType, float], dict[tuple[int, int], Link]]:
         """By sending task, the seconds for which its messages occupy a link; and links of a byte a second."""

@@ -18,6 +18,7 @@ from mpmd.compiler.jaxprs.equations import is_remat, subjaxprs
 from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.language.annotate import mark_p
 from mpmd.language.decisions import Decisions, decided
+from mpmd.language.remat import Remat
 from tests.support.models import batch, init, layer, make_step, weights
 from tests.support.parity import assert_close
 from tests.support.programs.found_layers import language_model, scanned_words, words
@@ -144,7 +145,7 @@ def remats(jaxpr):
 )
 def test_rematerialised_layers(fun, args, count):
     """Of the scan its body counts once; the embedding and the head are layers."""
-    wanted = decided(mpmd.auto_marks(fun), Decisions(remat=True))
+    wanted = decided(mpmd.auto_marks(fun), Decisions(remat=(Remat.NOTHING_SAVEABLE,)))
     assert remats(jax.make_jaxpr(wanted)(*args).jaxpr) == count
     assert_same(jax.value_and_grad(wanted), jax.value_and_grad(fun), *args)
 
@@ -157,7 +158,7 @@ def test_layers_under_checkpoint_stay_as_they_are():
             x = jax.checkpoint(layer, policy=policy)(p, x)
         return jnp.mean((x - y) ** 2)
 
-    both = decided(mpmd.auto_marks(fun, 3), Decisions(remat=True))
+    both = decided(mpmd.auto_marks(fun, 3), Decisions(remat=(Remat.NOTHING_SAVEABLE,)))
     jaxpr = jax.make_jaxpr(both)(*ARGS).jaxpr
     assert [eqn.params["policy"] for eqn in jaxpr.eqns if is_remat(eqn)] == [policy] * 6
     assert remats(jaxpr) == 6
@@ -324,8 +325,8 @@ def applied(kind, p, x, kept):
 
 @seed(0)
 @settings(max_examples=8, deadline=None)
-@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7), st.booleans(), st.data())
-def test_random_functions(kinds, remat, data):
+@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7), st.data())
+def test_random_functions(kinds, data):
     """Whatever a function does and wherever it is cut, its value and gradients stay."""
 
     def fun(params, x, y):
@@ -339,6 +340,7 @@ def test_random_functions(kinds, remat, data):
     layers = len(find_layers(opened_for_layers(jax.make_jaxpr(fun)(*args)).jaxpr))
     ends = data.draw(st.sets(st.integers(1, layers - 1), max_size=3)) if layers > 1 else ()
     counts = tuple(np.diff([0, *sorted(ends), layers]).tolist())
+    remat = tuple(data.draw(st.sampled_from(Remat)) for _ in counts)
     marked = decided(mpmd.auto_marks(fun), Decisions(layers_per_stage=counts, remat=remat))
     assert_same(*(jax.value_and_grad(f, has_aux=True) for f in (marked, fun)), *args)
 

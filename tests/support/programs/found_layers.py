@@ -8,6 +8,7 @@ from jax import lax
 
 import mpmd
 from mpmd.language.decisions import Decisions, decided
+from mpmd.language.remat import Remat
 from tests.support.models import BATCH, CLIPPED_ADAM, MICROBATCHES, WIDTH, keys, layer, weights
 from tests.support.programs.scanned_layers import in_parts, squares, stacked
 from tests.support.programs.table import Case, descend, loop, program, train
@@ -68,7 +69,7 @@ def scanned_between_embedding_and_head(how):
         mpmd.auto_marks(loss, 3), scanned_words(), data=words(), holds=in_parts("['layers']['w'][", parts=3)
     )
     if how == "rematerialised":
-        return dataclasses.replace(case, step=decided(case.step, Decisions(remat=True)))
+        return dataclasses.replace(case, step=decided(case.step, Decisions(remat=(Remat.NOTHING_SAVEABLE,))))
     return case
 
 

@@ -1,0 +1,148 @@
+"""Policies of rematerialisation: what the planner counts is what JAX keeps, and steps run with them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mpmd
+from mpmd.compiler.find_layers.stages_of import EACH_LAYER, stages_of
+from mpmd.language.remat import Remat
+from mpmd.planner.profiling.layered_step import layered
+from mpmd.planner.profiling.open_step import profile_of
+from mpmd.planner.profiling.tracing import traced_layers
+from mpmd.simulate import Link
+from tests.support.parity import assert_close
+
+WIDTH, HEADS, LENGTH, BLOCKS = 8, 2, 16, 4
+
+
+def block(p, x):
+    normal = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+    q, k, v = (jnp.einsum("btd,dhk->bthk", normal, p["qkv"][i]) for i in range(3))
+    scores = jnp.einsum("bthk,bshk->bhts", q, k) / 2
+    scores = jnp.where(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), scores, -1e9)
+    heads = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), v)
+    x = x + jnp.einsum("bthk,hkd->btd", heads, p["out"])
+    return x + jax.nn.gelu(x @ p["up"]) @ p["down"]
+
+
+def written(params, x):
+    for p in params:
+        x = block(p, x)
+    return jnp.mean(x**2)
+
+
+def scanned(params, x):
+    return jnp.mean(jax.lax.scan(lambda x, p: (block(p, x), None), x, params)[0] ** 2)
+
+
+def weights(stacked=False):
+    numbers = np.random.default_rng(0)
+    shapes = {
+        "qkv": (3, WIDTH, HEADS, WIDTH // HEADS),
+        "out": (HEADS, WIDTH // HEADS, WIDTH),
+        "up": (WIDTH, 4 * WIDTH),
+        "down": (4 * WIDTH, WIDTH),
+    }
+    blocks = [
+        {name: numbers.normal(size=shape).astype(np.float32) / 3 for name, shape in shapes.items()}
+        for _ in range(BLOCKS)
+    ]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *blocks) if stacked else blocks
+
+
+def step_of(loss):
+    def step(params, x):
+        value, grads = mpmd.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    return step
+
+
+def batch(rows=8):
+    return np.random.default_rng(1).normal(size=(rows, LENGTH, WIDTH)).astype(np.float32)
+
+
+LOSSES = pytest.mark.parametrize(
+    ("loss", "stacked"), [(written, False), (scanned, True)], ids=["written", "scanned"]
+)
+
+
+@LOSSES
+@pytest.mark.parametrize("policy", [policy for policy in Remat if policy is not Remat.NONE])
+def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, stacked, policy):
+    step, args = step_of(loss), (weights(stacked), batch())
+    profile = profile_of(step, args, {})
+    each_layer = dataclasses.replace(EACH_LAYER, remat=(policy,))
+    traced = layered(traced_layers(step, args, {}, stages_of(step, args, {}), each_layer))
+    kept = [
+        sum(var.aval.size * var.aval.dtype.itemsize for var in traced.residuals(layer))
+        for layer in range(traced.num_layers)
+    ]
+    counted = [layer.recomputation(policy).residuals for layer in profile.layers]
+    entering = profile.layers[1].entering
+    # What is before and behind a scan is a function of its own under jax.checkpoint, with its own residuals.
+    assert counted == pytest.approx(kept, abs=entering if stacked else 0)
+
+
+def test_policies_keep_less_the_more_they_compute_again():
+    profile = profile_of(step_of(written), (weights(), batch()), {})
+    assert {*profile.policies} >= {Remat.NONE, Remat.DOTS_SAVEABLE, Remat.NOTHING_SAVEABLE}
+    kept = [
+        sum(layer.recomputation(policy).residuals for layer in profile.layers) for policy in profile.policies
+    ]
+    assert kept == sorted(set(kept), reverse=True)
+
+
+def cluster(memory):
+    link = Link(1e-6, 1e9)
+    return mpmd.Cluster(1, 2, memory, 1e9, 1e9, link, link)
+
+
+FIXED = {"groups": 2, "schedule": "Std1F1B", "num_microbatches": 4, "memory_margin": 0.0}
+
+
+def planned(loss, stacked, memory, **fixes):
+    return mpmd.plan(
+        step_of(loss), weights(stacked), batch(), cluster=cluster(memory), simulate=4, **FIXED, **fixes
+    )
+
+
+def test_short_memory_gets_the_cheapest_policy_that_fits():
+    args = weights(), batch()
+    alone = {
+        policy: mpmd.plan(
+            step_of(written), *args, cluster=cluster(1e12), simulate=1, num_stages=2, remat=policy, **FIXED
+        ).best.prediction
+        for policy in (Remat.NONE, Remat.ATTENTION, Remat.NOTHING_SAVEABLE)
+    }
+    bytes_of = {policy: prediction.memory.total for policy, prediction in alone.items()}
+    assert bytes_of[Remat.NONE] > bytes_of[Remat.ATTENTION] > bytes_of[Remat.NOTHING_SAVEABLE]
+    choice = planned(written, False, (bytes_of[Remat.NONE] + bytes_of[Remat.ATTENTION]) / 2, num_stages=2)
+    names = {*choice.candidate.remat}
+    assert all(f"remat {name}" in str(choice) for name in names)
+    assert all(f"{name} " in str(choice.details()) for name in names)
+    assert choice.best.prediction.seconds < alone[Remat.NOTHING_SAVEABLE].seconds
+    assert Remat.NOTHING_SAVEABLE not in choice.candidate.remat
+    assert choice.candidate.is_rematerialised
+
+
+@LOSSES
+@pytest.mark.parametrize(
+    "remat",
+    [*Remat, ("attention", "none"), ("nothing_saveable", "dots_saveable")],
+    ids=lambda remat: str(remat) if isinstance(remat, str) else " then ".join(remat),
+)
+def test_steps_run_with_the_policy_that_is_asked_for(loss, stacked, remat):
+    args = weights(stacked), batch()
+    choice = planned(loss, stacked, 1e12, num_stages=2, remat=remat)
+    each = (remat,) if isinstance(remat, str) else remat
+    assert choice.candidate.remat == each
+    step = choice.jit(choice.mesh(), donate_argnums=())
+    wanted = jax.jit(lambda params, x: jax.value_and_grad(loss)(params, x))(*args)
+    params, value = step(*args)
+    assert_close(mpmd.to_host(value), wanted[0])
+    assert_close(mpmd.to_host(params), jax.tree.map(lambda p, g: p - 0.1 * g, args[0], wanted[1]))
