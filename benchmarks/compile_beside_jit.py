@@ -5,8 +5,10 @@
 
 Each time is that of a process of its own, in which nothing is compiled before, and JAX keeps nothing on disk.
 The two ways take turns. Seconds of processors are those of all threads, and depend less on what else the
-machine does. All groups are in one process, which compiles for all of them; on Ray each group compiles its
-own stages, beside the others.
+machine does. All groups are in one process, which compiles for all of them.
+
+On Ray each group compiles its own stages, beside the others, on hosts of its own. The last two columns are
+for that: the passes, and the executables of the group that takes longest, alone on this machine.
 """
 
 from __future__ import annotations
@@ -18,10 +20,15 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from benchmarks.scanned_models import MODELS
 
-WAYS = ("jit", "mpmd")
+if TYPE_CHECKING:
+    from mpmd import MpmdMesh
+    from mpmd.step.lowered_step import LoweredStep
+
+WAYS = ("jit", "mpmd", "longest_group")
 
 
 def main() -> None:
@@ -37,6 +44,7 @@ def main() -> None:
     print(
         f"{'model':36}{'jax.jit: s':>11}{'of processors':>15}{'mpmd: s':>9}{'of processors':>15}"
         f"{'ratio':>7}{'of processors':>15}{'executables':>13}{'of groups':>11}"
+        f"{'longest group: s':>18}{'ratio':>7}"
     )
     for model in args.models or MODELS:
         turns = [{way: in_a_process(model, way) for way in WAYS} for _ in range(args.repetitions)]
@@ -44,18 +52,19 @@ def main() -> None:
 
 
 def row(model: str, turns: list[dict[str, dict]]) -> str:
-    columns = [
-        statistics.median(turn[way][kind] for turn in turns) for way in WAYS for kind in ("wall", "cpu")
-    ]
-    ratios = [
-        statistics.median(turn["mpmd"][kind] / turn["jit"][kind] for turn in turns)
-        for kind in ("wall", "cpu")
-    ]
-    jit_wall, jit_cpu, mpmd_wall, mpmd_cpu = columns
+    def seconds(way: str, kind: str) -> float:
+        return statistics.median(turn[way][kind] for turn in turns)
+
+    def ratio(way: str, kind: str) -> float:
+        return statistics.median(turn[way][kind] / turn["jit"][kind] for turn in turns)
+
     counts = turns[0]["mpmd"]
     return (
-        f"{model:36}{jit_wall:11.1f}{jit_cpu:15.1f}{mpmd_wall:9.1f}{mpmd_cpu:15.1f}"
-        f"{ratios[0]:7.2f}{ratios[1]:15.2f}{counts['executables']:13}{counts['of_groups']:11}"
+        f"{model:36}{seconds('jit', 'wall'):11.1f}{seconds('jit', 'cpu'):15.1f}"
+        f"{seconds('mpmd', 'wall'):9.1f}{seconds('mpmd', 'cpu'):15.1f}"
+        f"{ratio('mpmd', 'wall'):7.2f}{ratio('mpmd', 'cpu'):15.2f}"
+        f"{counts['executables']:13}{counts['of_groups']:11}"
+        f"{seconds('longest_group', 'wall'):18.1f}{ratio('longest_group', 'wall'):7.2f}"
     )
 
 
@@ -75,16 +84,46 @@ def compile_here(model: str, way: str) -> dict:
 
     step = MODELS[model]()
     devices = np.array(jax.devices()[: step.num_stages])
-    counts = {}
-    wall, cpu = time.perf_counter(), time.process_time()
+    clock = Clock()
     if way == "jit":
         jax.jit(step.fun).lower(*step.args).compile()
-    else:
-        mesh = mpmd.MpmdMesh(jax.sharding.Mesh(devices, ("stage",)), "stage")
-        plan = mpmd.jit(step.fun, mesh).compile(*step.args).plan
-        of_groups = sum(len(plan.executables_of(i)) for i in range(step.num_stages))
-        counts = {"executables": len(plan.executables), "of_groups": of_groups}
-    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, **counts}
+        return clock.seconds()
+    mesh = mpmd.MpmdMesh(jax.sharding.Mesh(devices, ("stage",)), "stage")
+    if way == "longest_group":
+        return longest_group(mpmd.jit(step.fun, mesh).lower(*step.args), mesh, clock)
+    plan = mpmd.jit(step.fun, mesh).compile(*step.args).plan
+    of_groups = sum(len(plan.executables_of(i)) for i in range(step.num_stages))
+    counts = {"executables": len(plan.executables), "of_groups": of_groups}
+    return {**clock.seconds(), **counts}
+
+
+class Clock:
+    """The seconds since it was made: by the clock, and of this process's threads."""
+
+    def __init__(self):
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def seconds(self) -> dict[str, float]:
+        return {"wall": time.perf_counter() - self._wall, "cpu": time.process_time() - self._cpu}
+
+
+def longest_group(lowered: LoweredStep, mesh: MpmdMesh, clock: Clock) -> dict[str, float]:
+    """The seconds of the passes, and of the executables of the group that takes longest to compile them."""
+    import jax
+
+    from mpmd.runtime.compiling import compile_executable
+
+    passes = clock.seconds()
+    functions = lowered.compiled.program.functions
+    groups = []
+    for i, submesh in enumerate(mesh.unstack):
+        jax.clear_caches()  # of the group before
+        clock = Clock()
+        for executable in lowered.plan.executables_of(i):
+            compile_executable(executable, functions[executable.name], submesh)
+        groups.append(clock.seconds())
+    longest = max(groups, key=lambda seconds: seconds["wall"])
+    return {kind: passes[kind] + longest[kind] for kind in passes}
 
 
 if __name__ == "__main__":

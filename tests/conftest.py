@@ -3,6 +3,7 @@
 The flags must be there before JAX is first imported.
 """
 
+import gc
 import os
 import signal
 from importlib.metadata import version
@@ -38,3 +39,10 @@ def compiled_once(tmp_path_factory):
 
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def pytest_collection_finish():
+    """Collects garbage less often: traces make many objects, most of which live as long as JAX's caches."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)

@@ -17,6 +17,7 @@ SMALL = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=64)
 FULL = (Remat.NOTHING_SAVEABLE,)
 
 
+@pytest.mark.slow
 def test_96_layers_on_512_devices_take_little_work():
     cluster = a100s(nodes=64)
     rows = evaluated_rows(search_space(gpt(), cluster, Constraints()), USUAL)

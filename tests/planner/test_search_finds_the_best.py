@@ -91,7 +91,8 @@ def worst_ratio(seeds, **sizes):
 @pytest.mark.parametrize(
     ("seeds", "least", "layers", "devices"),
     [
-        (range(40), 25, 6, 4),
+        (range(20), 12, 6, 4),
+        pytest.param(range(20, 40), 12, 6, 4, marks=pytest.mark.slow),
         pytest.param(range(280, 305), 10, 7, 4, marks=pytest.mark.slow),
         pytest.param(range(305, 380), 30, 7, 4, marks=pytest.mark.slow),
         pytest.param(range(200, 280), 40, 6, 4, marks=pytest.mark.slow),

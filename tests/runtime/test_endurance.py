@@ -11,7 +11,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpm
 
 @pytest.mark.parametrize(
     ("steps", "programs"),
-    [(100, 12), pytest.param(2000, 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+    [(60, 6), pytest.param(2000, 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
 )
 def test_steps_and_programs_leave_nothing(steps, programs):
     with mesh_of(2) as mesh:
