@@ -36,7 +36,7 @@ def scheduled_step(
 
     def loss_of(weights, x, y):
         for i, weight in enumerate(weights):
-            x = jnp.tanh(_as_wide(x, weight) @ weight)
+            x = jnp.tanh(as_wide(x, weight) @ weight)
             if i + 1 in ends:
                 x = mpmd.mark_stage_end(x)
         return ((x - y) ** 2).mean()
@@ -49,32 +49,18 @@ def scheduled_step(
             schedule=schedule,
             operation=mpmd.Add,
         )
-        return _updated(optimizer, state, gradients), loss
+        return updated(optimizer, state, gradients), loss
 
     return step
 
 
-def open_step(optimizer: optax.GradientTransformation) -> Callable:
-    """The same step with all open that ``mpmd.plan`` can choose; its batches have no microbatches."""
-
-    def loss_of(weights, x, y):
-        for weight in weights:
-            x = jnp.tanh(_as_wide(x, weight) @ weight)
-        return ((x - y) ** 2).mean()
-
-    def step(state, x, y):
-        weights, _ = state
-        loss, gradients = mpmd.value_and_grad(loss_of)(weights, x, y)
-        return _updated(optimizer, state, gradients), loss
-
-    return step
-
-
-def _as_wide(x: jax.Array, weight: jax.Array) -> jax.Array:
+def as_wide(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Inputs with as many columns as a layer takes; one column stands for all."""
     return jnp.broadcast_to(x, (len(x), len(weight)))
 
 
-def _updated(optimizer: optax.GradientTransformation, state: Any, gradients: Any) -> Any:
+def updated(optimizer: optax.GradientTransformation, state: Any, gradients: Any) -> Any:
+    """The state after a step of the optimizer."""
     weights, optimizer_state = state
     updates, optimizer_state = optimizer.update(gradients, optimizer_state, weights)
     return optax.apply_updates(weights, updates), optimizer_state

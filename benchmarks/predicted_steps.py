@@ -15,10 +15,10 @@ import ray
 
 import cluster
 import mpmd
-from benchmarks.chain import scheduled_step
 from benchmarks.peers.ours import START_SECONDS
-from benchmarks.predicted_choices import Ranked, RankingCase, ranked
-from benchmarks.running_steps import OPTIMIZER, STEPS_IN_A_ROW, RunningStep, batches, initial_state
+from benchmarks.planned_models import Model
+from benchmarks.predicted_choices import RankingCase, Way, ranked
+from benchmarks.running_steps import STEPS_IN_A_ROW, RunningStep
 from benchmarks.sleeping import sleep_in_tasks
 from mpmd.ir.plan import Plan, Task
 from mpmd.ir.routes import Topology
@@ -44,30 +44,29 @@ RETURNED_BYTES = 2**18
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A chain of square layers with AdamW's state, and how it is run.
+    """A model, and how it is run.
 
     Attributes:
       layers: of each stage.
-      rows: of the whole batch.
     """
 
+    model: Model
     layers: tuple[int, ...]
     schedule: Schedule
     microbatches: int
-    width: int
-    rows: int
 
-    def init(self) -> Any:
-        """The state that a step begins with."""
-        return initial_state(sum(self.layers), self.width)
+    def step(self) -> Callable:
+        """The train step."""
+        return self.model.scheduled_step(self.layers, self.schedule)
 
     def arguments(self) -> tuple[Any, np.ndarray, np.ndarray]:
         """Those of a step: the state's shapes, and two batches of values, cut into microbatches."""
-        return jax.eval_shape(self.init), *batches(self.microbatches, self.rows // self.microbatches)
+        return jax.eval_shape(self.model.state), *self.model.microbatches(self.microbatches)
 
     def __str__(self) -> str:
         name = type(self.schedule).__name__
-        return f"{name}, stages of {' '.join(map(str, self.layers))} layers, {self.microbatches} microbatches"
+        stages = " ".join(map(str, self.layers))
+        return f"{self.model.name}, {name}, stages of {stages} layers, {self.microbatches} microbatches"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,16 +161,15 @@ class Groups:
         candidate = Candidate(
             case.layers, ({"data": 1},) * self._groups, case.schedule, case.microbatches, False, False
         )
-        step = scheduled_step(case.layers, case.schedule, OPTIMIZER)
-        lowered = lower(step, candidate, Decisions(), case.arguments(), {}, (None, None), (0,))
+        lowered = lower(case.step(), candidate, Decisions(), case.arguments(), {}, (None, None), (0,))
         formula = simulated(lowered, candidate, self.cluster)
         return formula, lambda: measured(formula, candidate, self.cluster, None)
 
     def _compiled(self, case: Case) -> tuple[LoadedStep, Callable[[], Any], np.ndarray, np.ndarray]:
         """The arguments of a ``RunningStep``."""
-        step = mpmd.jit(scheduled_step(case.layers, case.schedule, OPTIMIZER), self._mesh, donate_argnums=0)
+        step = mpmd.jit(case.step(), self._mesh, donate_argnums=0)
         state, xs, ys = case.arguments()
-        return step.compile(state, xs, ys), case.init, xs, ys
+        return step.compile(state, xs, ys), case.model.state, xs, ys
 
     def times(self, case: Case, repetitions: int) -> Times:
         """Predicts a case, and runs it and measures its tasks in turns."""
@@ -201,8 +199,8 @@ class Groups:
         predicted = seconds_in_a_row(step.plan, exact, step.topology)
         return Times(predicted, predicted, predicted, run)
 
-    def ranked(self, case: RankingCase, repetitions: int) -> list[Ranked]:
-        """Chooses for these groups, and runs the best."""
+    def ranked(self, case: RankingCase, repetitions: int) -> list[Way]:
+        """Chooses for these groups, and runs the best rows and plans by hand."""
         anywhere = isinstance(self._mesh, mpmd.MpmdMesh)
         return ranked(case, self.cluster, self._mesh, anywhere, repetitions)
 

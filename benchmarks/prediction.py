@@ -1,6 +1,7 @@
 """The planner's predictions of steps, beside the measurements of the same steps.
 
-Steps are a chain of square layers with Adam. A step time is that of several steps in a row. It is predicted
+Steps are of a chain of square layers, a U-Net, a transformer with a large vocabulary and an MLP of uneven
+widths, with Adam. A step time is that of several steps in a row. It is predicted
 by simulating the plan: with tasks that were measured (``measured tasks``) and, as ``formula``, with the work
 of the plan's equations on devices that were calibrated just before. ``tasks of the run`` are the
 times that tasks took in these steps, in which they disturb one another and others disturb them: what is off
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.groups import Where, groups_at, places_of
 from benchmarks.measure import Conditions, Result, Table, Target
+from benchmarks.planned_models import Chain, LargeVocabulary, Model, UNet, UnevenMLP, balanced, equal_layers
 from benchmarks.predicted_steps import Case, Peak, Times
 from mpmd import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble
 
@@ -41,7 +43,7 @@ def run(conditions: Conditions) -> Result:
                 for case in cases_of(where, conditions)
             }
     peaks = _allocate(conditions)
-    ranked = [_ranking(where, times) for where, times in computed.items()]
+    ranked = [row for where, times in computed.items() for row in _rankings(where, times)]
     tables = [
         Table("Calibrated devices", ("", "each, while all compute"), tuple(facts)),
         _sleeping_table(slept),
@@ -59,7 +61,7 @@ def _sleep(where: Where, conditions: Conditions) -> Iterator[tuple[Case, Times]]
     groups, sleeps = where.groups, UNEVEN[: where.groups]
     stages = (1,) * groups
     cases = [
-        Case(stages, schedule, microbatches, TINY_WIDTH, TINY_ROWS)
+        Case(Chain(groups, TINY_WIDTH, TINY_ROWS), stages, schedule, microbatches)
         for schedule, microbatches in (
             (Std1F1B(groups), 4),
             (Eager1F1B(groups), 8),
@@ -92,21 +94,45 @@ def cases_of(where: Where, conditions: Conditions) -> list[Case]:
     ]
     if conditions.quick:
         ways = ways[:3]
-    return [Case(layers, schedule, m, WIDTH, ROWS) for layers, schedule, m in ways]
+    chain = Chain(2 * groups, WIDTH, ROWS)
+    return [
+        *(Case(chain, layers, schedule, m) for layers, schedule, m in ways),
+        *(
+            case
+            for model in (MODELS if groups == 2 and not where.on_ray else ())
+            for case in _unlike_layers(model, groups)
+        ),
+    ]
 
 
-def _ranking(where: Where, times: Mapping[Case, Times]) -> tuple[Where, Case, Case, float]:
-    """The chosen case, the best one, and how much longer the chosen one takes."""
-    chosen = min(times, key=lambda case: times[case].formula)
-    best = min(times, key=lambda case: times[case].median)
-    return where, chosen, best, times[chosen].median / times[best].median
+MODELS: Sequence[Model] = (UNet(), LargeVocabulary(), UnevenMLP())
+"""The models whose layers are unlike."""
+
+
+def _unlike_layers(model: Model, groups: int) -> list[Case]:
+    """Steps with as many layers in each stage as in the others, and with as much work."""
+    equal, by_work = equal_layers(len(model.layers), groups), balanced(model.work(), groups)
+    return [
+        Case(model, equal, GPipe(groups), 2 * groups),
+        Case(model, by_work, Std1F1B(groups), 4 * groups),
+        Case(model, by_work, ZeroBubble(groups), 4 * groups),
+    ]
+
+
+def _rankings(where: Where, times: Mapping[Case, Times]) -> Iterator[tuple[Where, Case, Case, float]]:
+    """For each model the chosen case, the best one, and how much longer the chosen one takes."""
+    for model in dict.fromkeys(case.model for case in times):
+        cases = [case for case in times if case.model == model]
+        chosen = min(cases, key=lambda case: times[case].formula)
+        best = min(cases, key=lambda case: times[case].median)
+        yield where, chosen, best, times[chosen].median / times[best].median
 
 
 # Memory.
 
 
 def _allocate(conditions: Conditions) -> list[tuple[Case, Peak]]:
-    case = Case((2, 2), Std1F1B(2), 4, MEMORY_WIDTH, MEMORY_ROWS)
+    case = Case(Chain(4, MEMORY_WIDTH, MEMORY_ROWS), (2, 2), Std1F1B(2), 4)
     with groups_at(Where(2, True), conditions, gives_back=True) as host:
         return [(case, peak) for peak in host.call("peaks", case)]
 

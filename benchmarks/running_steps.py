@@ -1,4 +1,4 @@
-"""A chain of layers with Adam, that runs several steps in a row; for ``benchmarks.prediction``."""
+"""A step with Adam that runs several times in a row; for ``benchmarks.prediction`` and ``choices``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,6 @@ from mpmd.step.loaded_step import LoadedStep
 
 OPTIMIZER = optax.adam(1e-3)
 STEPS_IN_A_ROW = 3
-
-
-def initial_state(layers: int, width: int) -> Any:
-    """The state that a step begins with."""
-    keys = jax.random.split(jax.random.key(0), layers)
-    weights = [jax.random.normal(key, (width, width)) * width**-0.5 for key in keys]
-    return weights, OPTIMIZER.init(weights)
-
-
-def batches(*shape: int) -> tuple[np.ndarray, np.ndarray]:
-    """The inputs of a step, and what it is to return; with one column, which stands for all."""
-    values = np.random.default_rng(0).standard_normal((2, *shape, 1), "float32")
-    return values[0], values[1]
 
 
 class RunningStep:

@@ -1,10 +1,13 @@
 """What the benchmarks measure that has to hold."""
 
 import jax
+import numpy as np
 import pytest
 
 import mpmd
 from benchmarks.init_memory import measure
+from benchmarks.planned_models import LargeVocabulary, Model, UNet, UnevenMLP, balanced, equal_layers
+from benchmarks.predicted_choices import made_by_hand
 from benchmarks.published import chosen_over_best
 from benchmarks.published.facts import TORCHTITAN, typed_in
 from benchmarks.published.fitted import FITTED, fitted_third
@@ -73,3 +76,27 @@ def test_iterations_of_vtrain_are_read_and_compared(tmp_path):
     assert fitted_third(facts) == {facts[0], facts[3]}
     predicted = dict(zip(facts[:3], (2.0, 0.5, 0.1), strict=True))  # 40 ms, 5 ms and 4 ms
     assert chosen_over_best(predicted) == [4.0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [UNet(4, 8, 4), LargeVocabulary(2, 8, 2, 4, 32, 4), UnevenMLP((4, 8, 16, 4), 4)],
+    ids=lambda model: model.name,
+)
+def test_plans_by_hand_compute_what_the_open_step_computes(model: Model):
+    plan = made_by_hand(model, 2)[-1]
+    state, loss = model.open_step(model.state(), *model.batch())
+    step = model.scheduled_step(plan.layers_per_stage, mpmd.ZeroBubble(2))
+    submeshes = [jax.sharding.Mesh(np.array([device]), ("data",)) for device in jax.devices()[:2]]
+    with mpmd.MpmdMesh(submeshes) as mesh:
+        of_hand = mpmd.jit(step, mesh)(model.state(), *model.microbatches(4))
+        np.testing.assert_allclose(of_hand[1], loss, rtol=1e-5)
+        for leaf, expected in zip(jax.tree.leaves(of_hand[0]), jax.tree.leaves(state), strict=True):
+            np.testing.assert_allclose(leaf, expected, rtol=1e-2, atol=1e-5)
+
+
+def test_layers_are_cut_by_their_amounts():
+    assert equal_layers(11, 2) == (6, 5) and equal_layers(6, 4) == (2, 2, 1, 1)
+    assert balanced([1, 1, 1, 1, 4], 2) == (4, 1)
+    assert balanced([3, 1, 1, 1, 2], 3) == (1, 2, 2)
+    assert balanced(LargeVocabulary().work(), 2) == (5, 1)
