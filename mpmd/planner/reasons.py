@@ -107,6 +107,8 @@ def _work_text(work: float, candidate: Candidate, best: Candidate) -> str:
     text = f"devices compute {work:.2f} times as much"
     if candidate.is_rematerialised and not best.is_rematerialised:
         return f"{text}, layers again in the backward"
+    if candidate.is_rematerialised and len(best.remat) > len(candidate.remat):
+        return f"{text}, layers of more stages again in the backward"
     if candidate.submeshes == best.submeshes and candidate.num_microbatches > best.num_microbatches:
         return f"{text}: each microbatch reads weights and adds gradients"
     if _num_devices(candidate) > len(candidate.submeshes):

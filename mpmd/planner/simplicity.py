@@ -10,14 +10,18 @@ KNOWN_SCHEDULES = (GPipe, Std1F1B, Interleaved1F1B, ForwardOnly)
 whose costs no prediction knows well."""
 
 
-def complexity(candidate: Candidate) -> tuple[bool, bool]:
-    """Whether a candidate has unequal groups, and whether it has a schedule that few pipelines run with."""
+def complexity(candidate: Candidate) -> tuple[bool, bool, bool]:
+    """The ways in which a candidate is less simple than others, those that count most first.
+
+    They are unequal groups, a schedule that few pipelines run with, and different policies of stages.
+    """
     unusual = any(
         len(loop.submeshes) > 1
         and (not isinstance(loop.schedule, KNOWN_SCHEDULES) or loop.schedule.slices > 1)
         for loop in candidate.loops
     )
-    return len(set(candidate.submeshes)) > 1, unusual
+    have_policies = any(len(loop.remat) > 1 for loop in candidate.loops)
+    return len(set(candidate.submeshes)) > 1, unusual, have_policies
 
 
 def may_be_as_fast(prediction: Prediction, fastest: Prediction) -> bool:
@@ -29,5 +33,5 @@ def less_simple_because(candidate: Candidate, best: Candidate) -> str:
     """The reason why a candidate is less simple than the best; empty if it is not."""
     pairs = zip(complexity(candidate), complexity(best), strict=True)
     names = ", ".join(dict.fromkeys(loop.schedule_text for loop in candidate.loops))
-    texts = ("its groups differ", f"{names} is less usual")
+    texts = ("its groups differ", f"{names} is less usual", "its stages have different policies")
     return next((text for text, (here, there) in zip(texts, pairs, strict=True) if here and not there), "")

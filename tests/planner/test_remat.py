@@ -10,9 +10,11 @@ import pytest
 import mpmd
 from mpmd.compiler.find_layers.stages_of import EACH_LAYER, stages_of
 from mpmd.language.remat import Remat
+from mpmd.planner.candidate import Candidate
 from mpmd.planner.profiling.layered_step import layered
 from mpmd.planner.profiling.open_step import profile_of
 from mpmd.planner.profiling.tracing import traced_layers
+from mpmd.planner.simplicity import complexity
 from mpmd.simulate import Link
 from tests.support.parity import assert_close
 
@@ -146,3 +148,38 @@ def test_steps_run_with_the_policy_that_is_asked_for(loss, stacked, remat):
     params, value = step(*args)
     assert_close(mpmd.to_host(value), wanted[0])
     assert_close(mpmd.to_host(params), jax.tree.map(lambda p, g: p - 0.1 * g, args[0], wanted[1]))
+
+
+def wide(params, x):
+    for p in params:
+        x = x + jnp.tanh(x @ p["up"]) @ p["down"]
+    return jnp.mean(x**2)
+
+
+def test_first_stages_compute_again_where_the_last_keep_all():
+    args = [{"up": p["up"], "down": p["down"]} for p in [*weights(), weights()[0]]], batch(64)
+
+    def planned_with(**fixes):
+        fixes |= FIXED | {"cluster": cluster(230e3), "simulate": 4, "num_stages": 2}
+        return mpmd.plan(step_of(wide), *args, **fixes)
+
+    with pytest.raises(ValueError, match="does not fit"):
+        planned_with(remat="none")
+    choice = planned_with()
+    assert choice.candidate.remat == (Remat.NOTHING_SAVEABLE, Remat.NONE)
+    assert "remat nothing_saveable x1, none x1" in str(choice)
+    seconds = choice.best.prediction.seconds
+    uniform = planned_with(remat="nothing_saveable").best.prediction
+    assert seconds < uniform.seconds * (1 - uniform.expected_error)
+
+    wanted = jax.jit(jax.value_and_grad(wide))(*args)
+    params, value = choice.jit(choice.mesh(), donate_argnums=())(*args)
+    assert_close(mpmd.to_host(value), wanted[0])
+    assert_close(mpmd.to_host(params), jax.tree.map(lambda p, g: p - 0.1 * g, args[0], wanted[1]))
+
+
+def test_one_policy_for_all_stages_is_the_simplest():
+    schedule = mpmd.Std1F1B(2)
+    uniform = Candidate((1, 1), ({}, {}), schedule, 4, (Remat.NOTHING_SAVEABLE,), fsdp=False)
+    by_stage = dataclasses.replace(uniform, remat=(Remat.NOTHING_SAVEABLE, Remat.NONE))
+    assert complexity(uniform) < complexity(by_stage)

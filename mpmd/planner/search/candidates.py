@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import device_ranges_of, message_link
 from mpmd.planner.pools import AnyCluster
@@ -36,13 +37,22 @@ def best_of(evaluations: list[Evaluation], cluster: AnyCluster) -> Evaluation | 
     return min(evaluations, key=lambda evaluation: evaluation.missing_bytes(cluster), default=None)
 
 
-def cut_candidates(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
-    """A candidate with each cut of its layers that is worth simulating."""
-    for layers in _cuts(space, candidate):
+def cut_candidates(
+    space: SearchSpace, candidate: Candidate, policies: Sequence[tuple[Remat, ...]] = ()
+) -> Iterator[Candidate]:
+    """A candidate with each cut of its layers that is worth simulating.
+
+    Args:
+      policies: other policies of rematerialisation that each stage may have; the cuts are those for the
+        fastest policy with which each stage fits. The candidate keeps its own.
+    """
+    for layers in _cuts(space, candidate, policies):
         yield dataclasses.replace(candidate, layers_per_stage=layers)
 
 
-def _cuts(space: SearchSpace, candidate: Candidate) -> list[tuple[int, ...]]:
+def _cuts(
+    space: SearchSpace, candidate: Candidate, policies: Sequence[tuple[Remat, ...]]
+) -> list[tuple[int, ...]]:
     """The numbers of layers of the stages, for each cut."""
     num_stages = candidate.schedule.num_stages
     if space.constraints.layers_per_stage is not None:
@@ -51,6 +61,12 @@ def _cuts(space: SearchSpace, candidate: Candidate) -> list[tuple[int, ...]]:
         return [(len(space.profile.layers),)]
     homes, in_flight = stages_in_flight(candidate.schedule, candidate.num_microbatches)
     range_costs = _range_costs(space, candidate, homes)
+    for policy in policies:
+        others = _range_costs(space, dataclasses.replace(candidate, remat=policy), homes)
+        range_costs = [
+            dataclasses.replace(costs, of_other_policies=(*costs.of_other_policies, other))
+            for costs, other in zip(range_costs, others, strict=True)
+        ]
     share = max(homes.count(group) for group in set(homes))
     pools = [space.model.cluster.pool(candidate.submeshes[home].pool) for home in homes]
     number = candidate.num_passes

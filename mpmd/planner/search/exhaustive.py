@@ -2,7 +2,8 @@
 
 Candidates are simulated in the order of a lower bound of their time: the time before the first task of a
 group, the time of its tasks, and the time after its last task. The search ends when the next bound is as long
-as the best step.
+as the best step. A candidate that does not fit without rematerialisation is also tried with a policy for each
+stage, which takes no less time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.search_space import SearchSpace
+from mpmd.planner.search.stage_policies import may_have_policies, with_policies
 from mpmd.planner.search.stages import Stages
 from mpmd.planner.shared_cores import time_together
 from mpmd.planner.submesh import Submesh
@@ -45,10 +47,15 @@ def best_of_all(space: SearchSpace) -> list[Evaluation]:
     for bound, candidate in bounds:
         if bound >= best_seconds:
             break
-        evaluation = evaluate(space.model, candidate)
-        evaluations.append(evaluation)
-        if evaluation.missing_bytes(space.model.cluster) <= 0:
-            best_seconds = min(best_seconds, evaluation.seconds)
+        tried = [evaluate(space.model, candidate)]
+        is_short = tried[0].missing_bytes(space.model.cluster) > 0
+        if is_short and not candidate.is_rematerialised and may_have_policies(space, candidate):
+            by_stage = with_policies(space, candidate)
+            if len(by_stage.remat) > 1 and lower_bound(space, by_stage) < best_seconds:
+                tried.append(evaluate(space.model, by_stage))
+        evaluations += tried
+        fitting = [each.seconds for each in tried if each.missing_bytes(space.model.cluster) <= 0]
+        best_seconds = min([best_seconds, *fitting])
     return evaluations
 
 

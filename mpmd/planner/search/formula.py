@@ -188,17 +188,29 @@ def _held_already(stages: Stages) -> Iterator[tuple[int, int, int]]:
             groups.add(group)
 
 
+def group_memories(model: CostModel, candidate: Candidate) -> list[Memory]:
+    """The memory of each group of a candidate, without a simulation of its schedule."""
+    simulated = simulated_numbers(candidate.schedule, candidate.num_microbatches)
+    orders = [order_of(candidate.schedule, number) for number in simulated]
+    return _memories(Stages(model, candidate, orders[-1].homes), orders, simulated)
+
+
 def _largest_memory(stages: Stages, orders: Sequence[Order], simulated: tuple[int, ...]) -> Memory:
     """The memory of the group whose devices need most, or lack most where groups are of several kinds."""
+    memories = _memories(stages, orders, simulated)
+    return max(memories, key=lambda memory: (memory.total - stages.pools[memory.group].memory, memory.total))
+
+
+def _memories(stages: Stages, orders: Sequence[Order], simulated: tuple[int, ...]) -> list[Memory]:
+    """The memory of each group."""
     of_orders = [_memory_parts(stages, order) for order in orders]
-    memories = [
+    return [
         Memory(
             group,
             *prolong([parts[group] for parts in of_orders], simulated, stages.candidate.num_microbatches),
         )
         for group in range(len(orders[-1].stages))
     ]
-    return max(memories, key=lambda memory: (memory.total - stages.pools[memory.group].memory, memory.total))
 
 
 def _memory_parts(stages: Stages, order: Order) -> list[list[float]]:

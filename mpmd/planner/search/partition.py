@@ -16,6 +16,7 @@ Its limit for the slowest stage is here, too: the cuts for several limits are si
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -38,12 +39,14 @@ class StageRangeCosts:
       held: bytes that are held for the whole step, and of temporaries.
       residuals: bytes of residuals of a microbatch.
       hops: by first layer, seconds of messages between the stage and the one before, there and back.
+      of_other_policies: costs by other policies of rematerialisation that the stage may have instead.
     """
 
     seconds: Array
     held: Array
     residuals: Array
     hops: Array
+    of_other_policies: tuple[StageRangeCosts, ...] = ()
 
     @staticmethod
     def of(table: Table, overhead: float, hops: Array) -> StageRangeCosts:
@@ -66,9 +69,10 @@ class StageRangeCosts:
         )
 
     def fitting(self, in_flight: float, memory: float) -> Array:
-        """The seconds of each range, infinite where it does not fit."""
+        """The seconds of each range by the fastest policy with which it fits, infinite where none does."""
         fits = self.held + in_flight * self.residuals <= memory
-        return np.where(fits, self.seconds, math.inf)
+        others = (costs.fitting(in_flight, memory) for costs in self.of_other_policies)
+        return functools.reduce(np.minimum, others, np.where(fits, self.seconds, math.inf))
 
 
 def cuts(

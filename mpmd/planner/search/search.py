@@ -3,7 +3,8 @@
 Of a small problem every candidate is evaluated (``exhaustive.py``). Of others ``sweep.py`` estimates all
 candidates before their layers are cut, and ``mixed.py`` those with groups of several kinds of devices; the
 most promising ones are cut into stages (``candidates.py``) and simulated (``formula.py``), groups of
-different sizes are tried for them (``uneven.py``), and the best are improved (``improve.py``).
+different sizes are tried for them (``uneven.py``), and the best are improved (``improve.py``). Of those that
+need rematerialisation, the best also get a policy for each stage (``stage_policies.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from mpmd.planner.search.improve import improved, rank
 from mpmd.planner.search.infeasible import infeasible
 from mpmd.planner.search.mixed import mixed, smallest_mixed
 from mpmd.planner.search.search_space import SearchSpace
+from mpmd.planner.search.stage_policies import best_by_stage, may_have_policies
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.sweep import smallest, sweep
 from mpmd.planner.search.uneven import uneven_submeshes
@@ -39,6 +41,9 @@ NUM_ROWS = 32
 
 MOST_PLAIN = 8
 """The most candidates that are tried under 1F1B, too."""
+
+MOST_BY_STAGE = 6
+"""The most candidates that are tried with a policy for each stage: of those that fit, and of the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +103,7 @@ def evaluated_rows(space: SearchSpace, budget: SearchBudget) -> list[Row]:
     else:
         evaluations = swept + [*_refined(space, swept, budget)]
     evaluations += _simulated(space, _plain(space, _best_first(space, evaluations)), budget.tasks)
+    evaluations += filter(None, _by_stage(space, _best_first(space, evaluations)))
     labelled = alternatives(space)
     known = {evaluation.candidate for _, evaluation in labelled}
     others = {evaluation.candidate: ("", evaluation) for evaluation in evaluations}
@@ -187,7 +193,11 @@ def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[Candidate]
     """
     if space.constraints.schedule is not None:
         return
-    unusual = [e.candidate for e in ordered if complexity(e.candidate)[1] and _are_equal(e.candidate)]
+    unusual = [
+        e.candidate
+        for e in ordered
+        if complexity(e.candidate)[1] and _are_equal(e.candidate) and e.candidate.remat in space.policies
+    ]
     for candidate in unusual[:MOST_PLAIN]:
         groups = len(candidate.submeshes)
         sizes = {"Std1F1B": groups, "Interleaved1F1B": candidate.schedule.num_stages}
@@ -195,6 +205,21 @@ def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[Candidate]
             schedule = space.schedule(family, num_stages, groups)
             if schedule is not None:
                 yield dataclasses.replace(candidate, schedule=schedule)
+
+
+def _by_stage(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[Evaluation | None]:
+    """The best candidates that need rematerialisation or do not fit, with a policy for each stage."""
+    uncut: dict[bool, dict[Candidate, None]] = {False: {}, True: {}}
+    for evaluation in ordered:
+        candidate, is_short = evaluation.candidate, rank(space, evaluation)[0] > 0
+        is_rematerialised = candidate.is_rematerialised and candidate.remat in space.policies
+        if may_have_policies(space, candidate) and (is_rematerialised or is_short):
+            plain = dataclasses.replace(candidate, layers_per_stage=(), remat=space.policies[0])
+            uncut[is_short].setdefault(plain)
+    fitting, short = [*uncut[False]][:MOST_BY_STAGE], [*uncut[True]]
+    further = [candidate for candidate in short if candidate not in fitting]
+    for candidate in fitting + further[:MOST_BY_STAGE]:
+        yield best_by_stage(space, candidate)
 
 
 def _are_equal(candidate: Candidate) -> bool:
