@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpm
 
 SECONDS = 60
 
-FEW = (100, 12)
+FEW = (60, 6)
 MANY = pytest.param(2000, 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])
 
 

@@ -18,7 +18,10 @@ from tests.attribution.test_identities import check
 from tests.ray.conftest import PATIENCE
 from tests.support.proxy import Delay, Proxy
 
-pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning"),
+    pytest.mark.slow,  # whatever else keeps the machine busy is a fault, too
+]
 
 GROUPS, MICROBATCHES, ROWS, WIDTH = 3, 12, 16, 128
 
