@@ -178,3 +178,10 @@ def test_a_fix_that_keeps_a_step_from_fitting_is_named():
     assert search(SMALL, cluster)
     with pytest.raises(ValueError, match="another groups than 1"):
         search(SMALL, cluster, Constraints(groups=1, submesh={}))
+
+
+def test_a_schedule_of_more_stages_is_no_fix_for_layers_of_each_stage():
+    cluster = dataclasses.replace(a100s(nodes=1), memory=5e8)
+    fixed = Constraints(groups=2, num_stages=2, layers_per_stage=(2, 6), schedule="Interleaved1F1B")
+    with pytest.raises(ValueError, match=r"another layers_per_stage than \(2, 6\) or 2 nodes"):
+        search(SMALL, cluster, fixed)

@@ -52,11 +52,14 @@ def _remedies(space: SearchSpace) -> str:
 
 def _nearest(space: SearchSpace) -> Iterator[str]:
     """Changes of one constraint, or of the number of nodes, with which a candidate fits."""
+    fixed = _fixed_by_step(space)
+    if space.constraints.layers_per_stage is not None:
+        fixed |= {"num_stages"}  # of which the layers have a number each
     for field in dataclasses.fields(Constraints):
         value = getattr(space.constraints, field.name)
-        if value is not None and field.name not in _fixed_by_step(space):
+        if value is not None and field.name not in fixed:
             changes = {field.name: None}
-            if field.name in ("schedule", "layers_per_stage") and not space.profile.are_stages:
+            if field.name in _of_number_of_stages(space):
                 changes |= {"num_stages": None}
             opened = SearchSpace(space.model, dataclasses.replace(space.constraints, **changes))
             if _first_that_fits(opened):
@@ -80,6 +83,14 @@ def _fixed_by_step(space: SearchSpace) -> set[str]:
     """The constraints that come from the step itself."""
     stages = {"layers_per_stage", "num_stages"} if space.profile.are_stages else set()
     return stages | ({"num_microbatches"} if space.profile.num_microbatches else set())
+
+
+def _of_number_of_stages(space: SearchSpace) -> set[str]:
+    """The constraints that can hardly change while the number of stages stays."""
+    if space.profile.are_stages:
+        return set()
+    of_layers = space.constraints.layers_per_stage is not None
+    return {"layers_per_stage"} if of_layers else {"layers_per_stage", "schedule"}
 
 
 def _first_that_fits(space: SearchSpace) -> Evaluation | None:
