@@ -53,7 +53,8 @@ def metrics(
     - ``examples_per_second``, ``tokens_per_second``: if it is said how many a step has.
     - ``bytes_sent``: of the messages between groups in a step, as planned.
     - ``failed_steps``: since the beginning. A failed step has no number, and its time counts to the next one.
-    - ``recoveries``, ``recovery_seconds``: of the mesh since it was launched, and their duration in all.
+    - ``recoveries``, ``recovery_seconds``: of the mesh since it was launched, and their duration in all. A
+      recovery counts once all steps that it repeats are answered.
     - ``host_memory_bytes``: of the process of a group that has most, measured once a second at most.
     - ``device_memory_bytes``, ``device_memory_peak_bytes``: allocated on the device that has most, at the end
       of a step, and ever; not on CPUs.

@@ -60,7 +60,12 @@ def test_a_run_with_a_recovery_is_seen_by_itself_and_from_outside(local_ray):
         with mpmd.metrics(step, lambda *each: written.append(each)):
             state = jax.block_until_ready(train(step, init(weights(2)), 3))
             ray.kill(mesh.runtime.actors[1])
-            state = jax.block_until_ready(train(step, state, 3))
+            state = jax.block_until_ready(train(step, state, 2))
+            end = time.monotonic() + SECONDS
+            while not mesh.recoveries:  # it is reported when the steps that it repeats are answered
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            state = jax.block_until_ready(train(step, state, 1))
         assert [number for number, _ in written] == list(range(6))
         assert written[0][1]["recoveries"] == 0 and written[-1][1]["recoveries"] == 1
         assert written[-1][1]["recovery_seconds"] == pytest.approx(sum(mesh.recovery_seconds))
