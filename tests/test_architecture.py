@@ -74,11 +74,11 @@ MAY_IMPORT = {
     "mpmd.planner.shared_cores mpmd.planner.simplicity mpmd.planner.submesh mpmd.schedules mpmd.simulate "
     "mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
-    "mpmd.compiler.steps mpmd.ir mpmd.language mpmd.memory mpmd.meshes mpmd.planner.candidate "
-    "mpmd.planner.collectives mpmd.planner.curves mpmd.planner.fusions mpmd.planner.hardware "
-    "mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.planner.pools mpmd.planner.profiling "
-    "mpmd.planner.shared_cores mpmd.planner.submesh mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate "
-    "mpmd.step",
+    "mpmd.compiler.request mpmd.compiler.steps mpmd.ir mpmd.language mpmd.memory mpmd.meshes "
+    "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.curves mpmd.planner.fusions "
+    "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.planner.pools "
+    "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.planner.submesh mpmd.program mpmd.runtime "
+    "mpmd.sharding mpmd.simulate mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
     "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table mpmd.planner.labels "
     "mpmd.planner.pools mpmd.planner.reasons mpmd.planner.simplicity mpmd.planner.trials",

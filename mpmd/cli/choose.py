@@ -28,7 +28,7 @@ _LINKS = {
     "device_link": "between devices of a node: seconds, and bytes per second of a device",
     "node_link": "between nodes: seconds, and bytes per second that the devices of a node share",
 }
-_FIXES = ("num_stages", "schedule", "num_microbatches", "remat", "fsdp")
+_FIXES = ("num_stages", "schedule", "num_microbatches", "remat", "fsdp", "sequence_parallel")
 TABLES = (".html", ".json")
 """The extensions of files that get the table."""
 
@@ -48,8 +48,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     fixed.add_argument("--num-stages", type=count, metavar="S", help="stages of all groups")
     fixed.add_argument("--schedule", metavar="NAME", help=", ".join(ALL_FAMILIES))
     fixed.add_argument("--num-microbatches", type=count, metavar="M", help="of a step")
-    for name, text in (("remat", "compute layers again in the backward"), ("fsdp", "divide weights, too")):
-        fixed.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
+    flags = {
+        "remat": "compute layers again in the backward",
+        "fsdp": "divide weights, too",
+        "sequence_parallel": "divide values between tensor-parallel regions, too",
+    }
+    for name, text in flags.items():
+        fixed.add_argument(_option(name), action=argparse.BooleanOptionalAction, help=text)
     margin = "the share of a device's memory that stays free (default: 0.08)"
     fixed.add_argument("--memory-margin", type=float, metavar="SHARE", help=margin)
     measure = "run the tasks of the best K candidates, on this machine's devices"

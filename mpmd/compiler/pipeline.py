@@ -89,7 +89,9 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     specs = ArgumentSpecs.of(cut, request)
     placements = ArgumentPlacements.of(cut, request)
     graph = run(split, check_task_graph)(cut)
-    sharded = run(shard, check_sharded_graph)(graph, submeshes, specs, request.partial_sums, request.gather)
+    sharded = run(shard, check_sharded_graph)(
+        graph, submeshes, specs, request.partial_sums, request.gather, request.sequence_parallel
+    )
     placed = run(place, check_placed_graph)(sharded, submeshes, specs, placements, request.parts)
     program = run(lower)(placed, submeshes, specs)
     verified = run(verify)(program.plan)

@@ -20,6 +20,23 @@ Gather = Literal["task", "step"]
 
 
 @dataclasses.dataclass(frozen=True)
+class SequenceParallel:
+    """The sharding of residuals and norms between tensor-parallel regions.
+
+    Attributes:
+      tokens: for argument leaves, by position, the dimension that is divided between regions.
+      rows: the same for the rows of the batch; empty if these are divided.
+      outer_axis: the axis along which that dimension is divided anyway.
+      axis: the axis of the regions, along which weights are sharded.
+    """
+
+    tokens: Mapping[int, int]
+    rows: Mapping[int, int]
+    outer_axis: str
+    axis: str = "model"
+
+
+@dataclasses.dataclass(frozen=True)
 class CompileRequest:
     """A step, and how groups of devices are to run it.
 
@@ -36,6 +53,8 @@ class CompileRequest:
         to the compiler.
       partial_sums: which accumulators may hold partial sums over the devices of a group.
       gather: when weights that are sharded over the batch's axes are gathered.
+      sequence_parallel: how values between tensor-parallel regions are sharded along the axis of these;
+        ``None``: not by any pass.
       argument_placements: for a function without a loop, where each argument leaf is; ``ANYWHERE`` for one
         that the caller sends. One without a spec in ``in_specs`` has the spec that it is held with, and one
         that is held in layer ranges is read in these.
@@ -54,6 +73,7 @@ class CompileRequest:
     out_specs: Callable[[Any], Sequence[Spec | None]] | None = None
     partial_sums: PartialSums = "replicated"
     gather: Gather = "task"
+    sequence_parallel: SequenceParallel | None = None
     argument_placements: Sequence[Placement] | None = None
     result_placements: Sequence[Placement] | None = None
     parts: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)

@@ -25,7 +25,10 @@ class Candidate:
       gather_once: whether weights are gathered once per step, and gradients summed once, instead of in every
         task: ``mpmd.jit(..., gather="step", partial_sums="all")``. It takes memory for whole weights and
         gradients.
-      later: the candidates of the later loops, with the same submeshes, ``fsdp`` and ``gather_once``.
+      sequence_parallel: whether values between tensor-parallel regions, such as norms and residuals, are
+        divided over ``model``, too, along their sequence or, without one, their rows.
+      later: the candidates of the later loops, with the same submeshes, ``fsdp``, ``gather_once`` and
+        ``sequence_parallel``.
     """
 
     layers_per_stage: tuple[int, ...]
@@ -35,6 +38,7 @@ class Candidate:
     remat: tuple[Remat, ...]
     fsdp: bool
     gather_once: bool = False
+    sequence_parallel: bool = False
     later: tuple[Candidate, ...] = ()
 
     def __post_init__(self) -> None:
@@ -55,9 +59,9 @@ class Candidate:
         return self.remat != (Remat.NONE,)
 
     @property
-    def settings(self) -> tuple[int, tuple[Remat, ...], bool, bool]:
+    def settings(self) -> tuple[int, tuple[Remat, ...], bool, bool, bool]:
         """The settings on which the costs of its layers depend, beside the submesh of their group."""
-        return self.num_passes, self.remat, self.fsdp, self.gather_once
+        return self.num_passes, self.remat, self.fsdp, self.gather_once, self.sequence_parallel
 
     @property
     def num_passes(self) -> int:
@@ -65,9 +69,9 @@ class Candidate:
         return self.num_microbatches * self.schedule.slices
 
     @property
-    def shared(self) -> tuple[tuple[Submesh, ...], bool, bool]:
+    def shared(self) -> tuple[tuple[Submesh, ...], bool, bool, bool]:
         """The decisions that all loops of a step share."""
-        return self.submeshes, self.fsdp, self.gather_once
+        return self.submeshes, self.fsdp, self.gather_once, self.sequence_parallel
 
     @property
     def loops(self) -> tuple[Candidate, ...]:

@@ -30,9 +30,9 @@ from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile
-from mpmd.planner.trials.realize import Realized, options_of, submeshes_of
+from mpmd.planner.trials.realize import Realized, options_of, sequence_parallel_of, submeshes_of
 from mpmd.simulate import Simulation
-from mpmd.step.jit import MpmdFunction, jit
+from mpmd.step.jit import MpmdFunction, jit, with_sequence_parallel
 from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import first_few, human_bytes
 from mpmd.validation import int_fault, raise_faults
@@ -158,7 +158,8 @@ class Choice(ShownAsText):
             **options_of(self.candidate),
             **self._static,
         }
-        return jit(decided(self._step, self.decisions), mesh, **{**chosen_options, **options})
+        step = jit(decided(self._step, self.decisions), mesh, **{**chosen_options, **options})
+        return with_sequence_parallel(step, sequence_parallel_of(self.candidate, self._profiles))
 
     def stage_profile(self, loop: int = 0) -> StageProfile:
         """The cost of each range of layers as a stage, on each submesh, and the stages that were chosen.

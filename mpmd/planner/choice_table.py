@@ -38,9 +38,10 @@ _LONGEST_REASON = 120
 
 def candidate_text(candidate: Candidate) -> str:
     """A candidate in a few words, such as ``4 groups of data 2 model 4, Std1F1B, 8 microbatches``."""
-    fsdp = ["FSDP gathered once" if candidate.gather_once else "FSDP"] * candidate.fsdp
+    shared = ["FSDP gathered once" if candidate.gather_once else "FSDP"] * candidate.fsdp
+    shared += ["sequence parallel"] * candidate.sequence_parallel
     if not candidate.later:
-        return ", ".join([_groups_text(candidate), *_loop_texts(candidate), *fsdp])
+        return ", ".join([_groups_text(candidate), *_loop_texts(candidate), *shared])
     loops: dict[str, list[str]] = {}
     for number, loop in enumerate(candidate.loops):
         loops.setdefault(", ".join(_loop_texts(loop)), []).append(str(number))
@@ -48,7 +49,7 @@ def candidate_text(candidate: Candidate) -> str:
         f"loop{'s' if len(numbers) > 1 else ''} {', '.join(ranges(numbers))}: {text}"
         for text, numbers in loops.items()
     )
-    return "; ".join([", ".join([_groups_text(candidate), *fsdp]), *texts])
+    return "; ".join([", ".join([_groups_text(candidate), *shared]), *texts])
 
 
 def _loop_texts(candidate: Candidate) -> list[str]:
@@ -236,6 +237,7 @@ def row_data(row: Row, examples: int) -> dict[str, Any]:
             "later_loops": [_loop_data(loop) for loop in candidate.later],
             "fsdp": candidate.fsdp,
             "gather_once": candidate.gather_once,
+            "sequence_parallel": candidate.sequence_parallel,
         },
         "label": row.label,
         "seconds": prediction.seconds,

@@ -40,6 +40,7 @@ def plan(
     submesh: Mapping[Kind, int] | Sequence[Mapping[Kind, int]] | None = None,
     remat: bool | str | Sequence[bool | str] | None = None,
     fsdp: bool | None = None,
+    sequence_parallel: bool | None = None,
     in_shardings: Any = None,
     kwarg_shardings: Mapping[str, Any] | None = None,
     static_argnums: int | Iterable[int] = (),
@@ -73,12 +74,13 @@ def plan(
       kwargs: arguments that the step is called with by name.
       num_layers: the number of layers into which a function under ``mpmd.auto_marks`` is divided, and of
         which stages consist; by default as many as are found.
-      groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp: constraints on
-        the choice; ``None`` is open. A schedule may be one of a size, or a family, by class or name.
-        ``submesh`` has the number of devices of each group along ``data``, ``model`` and ``sequence``; or is
-        a list of these, one for each group. ``remat`` is a policy of ``mpmd.Remat`` or its name, ``True`` for
-        full rematerialisation, ``False`` for none, or a list with one of these for each stage. In a step with
-        several loops, constraints hold for each.
+      groups, num_stages, layers_per_stage, schedule, num_microbatches, submesh, remat, fsdp,
+        sequence_parallel: constraints on the choice; ``None`` is open. A schedule may be one of a size, or a
+        family, by class or name. ``submesh`` has the number of devices of each group along ``data``,
+        ``model`` and ``sequence``; or is a list of these, one for each group. ``remat`` is a policy of
+        ``mpmd.Remat`` or its name, ``True`` for full rematerialisation, ``False`` for none, or a list with
+        one of these for each stage. ``sequence_parallel`` divides values between tensor-parallel regions
+        over ``model``, too. In a step with several loops, constraints hold for each.
       in_shardings: a pytree prefix of the positional arguments with a ``PartitionSpec`` over these axes
         where it is fixed, ``None`` where it is open.
       kwarg_shardings: the same for arguments that are passed by name, by name.
@@ -122,6 +124,7 @@ def plan(
         submesh=submesh,
         remat=remat,
         fsdp=fsdp,
+        sequence_parallel=sequence_parallel,
     )
     step_spec = StepSpec.of(
         step,

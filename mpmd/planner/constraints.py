@@ -40,6 +40,7 @@ class Constraints:
       remat: the policies by which layers are computed again in the backward: one for all stages, or one for
         each; ``Constraints.of`` takes names, ``True`` and ``False``, too, as ``mpmd.plan`` does.
       fsdp: whether weights are divided over ``data``.
+      sequence_parallel: whether values between tensor-parallel regions are divided over ``model``.
     """
 
     groups: int | None = None
@@ -51,6 +52,7 @@ class Constraints:
     submesh: Mapping[Kind, int] | tuple[Mapping[Kind, int], ...] | None = None
     remat: tuple[Remat, ...] | None = None
     fsdp: bool | None = None
+    sequence_parallel: bool | None = None
 
     @classmethod
     def of(cls, **values: Any) -> Constraints:
@@ -100,7 +102,8 @@ def _faults(values: Mapping[str, Any]) -> Iterator[Fault | None]:
             f"{shown(submesh)}"
         )
     yield _remat_fault(values.get("remat"))
-    yield bool_fault("fsdp", values.get("fsdp"), optional=True)
+    for name in ("fsdp", "sequence_parallel"):
+        yield bool_fault(name, values.get(name), optional=True)
 
 
 def _remat_fault(remat: Any) -> Fault | None:

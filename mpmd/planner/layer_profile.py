@@ -109,6 +109,8 @@ class Layer:
       residuals: bytes that its forward keeps for its backward.
       entering: bytes that its forward receives from the layers before it; its backward sends as many back.
       divisions: its division of each kind that divides anything of it.
+      sequence_parallel: its division along ``model`` if values between tensor-parallel regions, such as norms
+        and residuals, are divided, too; ``None`` where there are none.
       gathered: bytes of ``weights`` in the dtypes in which the layer reads them; ``None`` for the same bytes.
       recomputations: by policy; without them, full rematerialisation keeps what enters and computes the
         whole forward again.
@@ -123,6 +125,7 @@ class Layer:
     residuals: int
     entering: int
     divisions: Mapping[Kind, Division]
+    sequence_parallel: Division | None = None
     gathered: int | None = None
     recomputations: Mapping[Remat, Recomputation] = dataclasses.field(default_factory=dict)
 
@@ -156,6 +159,8 @@ class LayerProfile:
         this one and the next; of the first, also the work before it.
       batch: bytes of the whole batch.
       has_backward: whether there are backward tasks.
+      between: the kind whose dimensions sequence parallelism divides along ``model``, too: ``sequence``, or
+        ``data`` in a step without sequences; ``None`` without either.
       specs: for each kind, the divided dimension of argument leaves, by the position of the leaf: of weights,
         of state that is combined with them element by element, and of the batch. Equal for all loops.
       decision_index: the index of the loop's decisions in ``Decisions.of_loops``; ``None`` without a loop.
@@ -175,6 +180,26 @@ class LayerProfile:
     decision_index: int | None = 0
     slices: int = 1
     length: int = 1
+    between: Kind | None = None
+
+    @property
+    def can_be_sequence_parallel(self) -> bool:
+        """Whether any values between tensor-parallel regions can be divided along ``model``.
+
+        Those of slices of sequences, and of a step without a loop, cannot.
+        """
+        in_loop = self.decision_index is not None and self.slices == 1
+        return in_loop and any(layer.sequence_parallel is not None for layer in self.layers)
+
+    def with_sequence_parallel(self) -> LayerProfile:
+        """The profile with the divisions of layers under sequence parallelism."""
+        layers = tuple(
+            layer
+            if layer.sequence_parallel is None
+            else dataclasses.replace(layer, divisions={**layer.divisions, "model": layer.sequence_parallel})
+            for layer in self.layers
+        )
+        return dataclasses.replace(self, layers=layers)
 
     @functools.cached_property
     def policies(self) -> tuple[Remat, ...]:

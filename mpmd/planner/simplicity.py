@@ -10,10 +10,11 @@ KNOWN_SCHEDULES = (GPipe, Std1F1B, Interleaved1F1B, ForwardOnly)
 whose costs no prediction knows well."""
 
 
-def complexity(candidate: Candidate) -> tuple[bool, bool, bool]:
+def complexity(candidate: Candidate) -> tuple[bool, bool, bool, bool]:
     """The ways in which a candidate is less simple than others, those that count most first.
 
-    They are unequal groups, a schedule that few pipelines run with, and different policies of stages.
+    They are unequal groups, a schedule that few pipelines run with, different policies of stages, and
+    sequence parallelism.
     """
     unusual = any(
         len(loop.submeshes) > 1
@@ -21,7 +22,7 @@ def complexity(candidate: Candidate) -> tuple[bool, bool, bool]:
         for loop in candidate.loops
     )
     have_policies = any(len(loop.remat) > 1 for loop in candidate.loops)
-    return len(set(candidate.submeshes)) > 1, unusual, have_policies
+    return len(set(candidate.submeshes)) > 1, unusual, have_policies, candidate.sequence_parallel
 
 
 def may_be_as_fast(prediction: Prediction, fastest: Prediction) -> bool:
@@ -33,5 +34,10 @@ def less_simple_because(candidate: Candidate, best: Candidate) -> str:
     """The reason why a candidate is less simple than the best; empty if it is not."""
     pairs = zip(complexity(candidate), complexity(best), strict=True)
     names = ", ".join(dict.fromkeys(loop.schedule_text for loop in candidate.loops))
-    texts = ("its groups differ", f"{names} is less usual", "its stages have different policies")
+    texts = (
+        "its groups differ",
+        f"{names} is less usual",
+        "its stages have different policies",
+        "it divides norms and residuals, too",
+    )
     return next((text for text, (here, there) in zip(texts, pairs, strict=True) if here and not there), "")

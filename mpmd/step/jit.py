@@ -22,7 +22,7 @@ from mpmd.arguments.specs_of_calls import SpecsOfCalls
 from mpmd.arrays.array import MpmdArray
 from mpmd.compat import trace_context
 from mpmd.compiler.pipeline import CompiledStep, compile_step
-from mpmd.compiler.request import CompileRequest, Gather, PartialSums
+from mpmd.compiler.request import CompileRequest, Gather, PartialSums, SequenceParallel
 from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec, cut_lines
@@ -159,6 +159,7 @@ class StepOptions:
     partial_sums: PartialSums
     gather: Gather
     kwarg_specs: Mapping[str, Any] | None
+    sequence_parallel: SequenceParallel | None = None
 
 
 class _Kind(NamedTuple):
@@ -329,6 +330,7 @@ class MpmdFunction(ShownAsText):
             donated=call.donated,
             partial_sums=options.partial_sums,
             gather=options.gather,
+            sequence_parallel=options.sequence_parallel,
             argument_placements=held,
             parts=parts_of(self._mesh),
         )
@@ -339,6 +341,12 @@ class MpmdFunction(ShownAsText):
         warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
         warn_of_mistakes(compiled.step, compiled.program.plan)
         return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))
+
+
+def with_sequence_parallel(step: MpmdFunction, sequence_parallel: SequenceParallel | None) -> MpmdFunction:
+    """The function with values between tensor-parallel regions sharded, not compiled yet."""
+    options = dataclasses.replace(step._options, sequence_parallel=sequence_parallel)
+    return MpmdFunction(step._fun, step._mesh, step._signature, options)
 
 
 def _kinds(compiled: Sequence[LoadedStep]) -> str:

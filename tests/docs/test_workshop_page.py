@@ -7,6 +7,7 @@ import jax
 import pytest
 
 import mpmd
+from mpmd.planner.simplicity import may_be_as_fast
 from tests.support.parity import assert_close
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ def test_with_less_memory_another_strategy_is_selected():
     roomy, tight = names["roomy"].best, names["tight"].best
     assert tight.candidate != roomy.candidate
     assert tight.prediction.memory.total <= 0.7 * roomy.prediction.memory.total
-    assert tight.prediction.seconds >= roomy.prediction.seconds
+    assert may_be_as_fast(roomy.prediction, tight.prediction)
 
 
 def test_names_that_the_page_takes_from_the_library_exist():

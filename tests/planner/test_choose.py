@@ -12,6 +12,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.planner.simplicity import may_be_as_fast
 from tests.support.parity import assert_close
 from tests.support.planned_steps import (
     ADAM,
@@ -105,7 +106,10 @@ def test_everything_open():
     assert sum(choice.candidate.layers_per_stage) >= 4 and choice.examples == 16
     simulated = [row for row in choice.rows if row.prediction.source == "simulation"]
     assert choice.best is simulated[0] and not choice.best.reason
-    assert [row.prediction.seconds for row in simulated] == sorted(r.prediction.seconds for r in simulated)
+    others = [row.prediction.seconds for row in simulated[1:]]
+    assert others == sorted(others)
+    fastest = min((row.prediction for row in simulated), key=lambda each: each.seconds)
+    assert may_be_as_fast(choice.best.prediction, fastest)
     assert all(row.reason for row in choice.rows[1:])
     check_text_page_and_data(choice)
 

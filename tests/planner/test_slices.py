@@ -183,7 +183,12 @@ def test_slices_of_scans_with_marks():
 def test_families_are_those_of_their_schedules(name):
     schedule = build(name, 4, 4, 2)
     assert family_of(schedule) == name and schedule.slices == 2
-    assert complexity(Candidate((1,) * 4, ({},) * 4, schedule, 2, False, False)) == (False, True, False)
+    assert complexity(Candidate((1,) * 4, ({},) * 4, schedule, 2, False, False)) == (
+        False,
+        True,
+        False,
+        False,
+    )
     assert family_of(mpmd.GPipe(4)) == "GPipe"
 
 

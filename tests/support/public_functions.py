@@ -183,6 +183,7 @@ PLAN = {
     "submesh": ("special?",),
     "remat": ("flag?",),
     "fsdp": ("flag?",),
+    "sequence_parallel": ("flag?",),
     "in_shardings": ("special?",),
     "kwarg_shardings": ("special?",),
     "static_argnums": ("positions?",),

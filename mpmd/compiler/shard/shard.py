@@ -12,13 +12,14 @@ from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, axes_in, dimensions_of, follow
-from mpmd.compiler.request import Gather, PartialSums
+from mpmd.compiler.request import Gather, PartialSums, SequenceParallel
 from mpmd.compiler.shard.forwarded_results import with_results_apart
 from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
 from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions, with_rows_sharded
 from mpmd.compiler.shard.partial_accumulators import with_partial_sums
 from mpmd.compiler.shard.reads import loop_reads
+from mpmd.compiler.shard.sequence_parallel import with_residuals_sharded
 from mpmd.ir.plan import Spec
 
 
@@ -28,6 +29,7 @@ def shard(
     specs: ArgumentSpecs,
     partial_sums: PartialSums = "replicated",
     gather: Gather = "task",
+    sequence_parallel: SequenceParallel | None = None,
 ) -> ShardedGraph:
     """The graph with what is known of shardings, and with what is gathered or summed up once per step.
 
@@ -37,6 +39,7 @@ def shard(
       specs: how arguments and results are sharded.
       partial_sums: which accumulators may hold partial sums.
       gather: when weights that are sharded over the batch's axes are gathered.
+      sequence_parallel: how values between tensor-parallel regions are sharded; ``None``: as XLA chooses.
     """
     graph = with_results_apart(graph, specs)
     sharded = ShardedGraph(graph, infer_specs(graph, specs), {})
@@ -46,6 +49,12 @@ def shard(
     whole = microbatch_dimensions(graph.outer, reads.dimensions)
     outer = _outer_dimensions(sharded, submeshes[0], whole)
     sharded = dataclasses.replace(sharded, graph=with_rows_sharded(graph, outer, whole, submeshes))
+    if sequence_parallel is not None:
+        accumulators = {a.state: _dimensions(a.state, sharded.specs) for a in graph.accumulators}
+        rewritten = with_residuals_sharded(
+            sharded.graph, sequence_parallel, {**outer, **accumulators}, whole, submeshes
+        )
+        sharded = dataclasses.replace(sharded, graph=rewritten)
     batch_axes = {axis for var in reads.by_index for axis in axes_in(outer.get(var, ()))}
     if gather == "step":
         sharded = gather_weights(sharded, outer, batch_axes, submeshes, reads.by_index | reads.by_device)

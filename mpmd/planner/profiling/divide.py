@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -12,10 +13,12 @@ from mpmd.planner.layer_profile import Division, Kind
 from mpmd.planner.merged_sums import Merged, merged_sums
 from mpmd.planner.profiling.accumulated import Accumulated
 from mpmd.planner.profiling.choose_classes import choose_classes
-from mpmd.planner.profiling.classes import ClassedOperation
+from mpmd.planner.profiling.classes import Class, ClassedOperation
 from mpmd.planner.profiling.layered_step import LayeredStep, before_loops
 from mpmd.planner.profiling.microbatch import origin_of
 from mpmd.planner.profiling.sharing import Shared, Sharing
+
+_BETWEEN: tuple[Kind, ...] = ("sequence", "data")
 
 
 class Divider:
@@ -32,6 +35,9 @@ class Divider:
         self._sharing = {
             kind: Sharing(step.flat, step.classes, divided) for kind, divided in self.classes.items()
         }
+        self.between: Kind | None = next((kind for kind in _BETWEEN if self.classes[kind]), None)
+        """The kind whose dimensions sequence parallelism divides between tensor-parallel regions."""
+        self._sharing_between = self._with_values_between()
 
     def _accumulated_by(self, task_type: TaskType) -> Accumulated:
         step = self._step
@@ -45,15 +51,33 @@ class Divider:
         divisions = ((kind, self._division(layer, kind)) for kind in self.classes)
         return {kind: division for kind, division in divisions if division is not None}
 
-    def _division(self, layer: int, kind: Kind) -> Division | None:
+    def sequence_parallel(self, layer: int) -> Division | None:
+        """The division of a layer along ``model`` if values between regions are, too; ``None`` for none."""
+        plain = self._division(layer, "model")
+        if plain is None or self._sharing_between is None:
+            return None
+        division = self._division(layer, "model", self._sharing_between)
+        if division is None or division.activations <= plain.activations:
+            return None
+        return dataclasses.replace(division, largest=plain.largest, weights=plain.weights)
+
+    def _with_values_between(self) -> Sharing | None:
+        """The sharing along ``model`` under sequence parallelism."""
+        if self.between is None or not self.classes["model"]:
+            return None
+        rows = self.classes["data"] if self.between == "sequence" else frozenset[Class]()
+        between = self.classes[self.between]
+        return Sharing(self._step.flat, self._step.classes, self.classes["model"], between, rows)
+
+    def _division(self, layer: int, kind: Kind, sharing: Sharing | None = None) -> Division | None:
         """The division of a layer; ``None`` if there is nothing to divide."""
-        step, sharing = self._step, self._sharing[kind]
+        step, sharing = self._step, sharing or self._sharing[kind]
         task_types = [
             task_type
             for task_type in (TaskType("fwd", layer), TaskType("bwd", layer))
             if task_type in step.tasks
         ]
-        shared = {task_type.kind: self._shared(task_type, kind) for task_type in task_types}
+        shared = {task_type.kind: self._shared(task_type, kind, sharing) for task_type in task_types}
         forward, backward = shared.get("fwd", Shared()), shared.get("bwd", Shared())
         merged = {"fwd": Merged(), "bwd": Merged()}
         merged |= {
@@ -97,12 +121,14 @@ class Divider:
         makes = {self._step.flat.value(var) for var in self._step.makes(task_type)}
         members = [one.operation for one in self._step.tasks[task_type]]
         operations = [(one.eqn, one.reads, one.makes, one.times) for one in members]
-        return merged_sums(operations, shared.summed, makes, self._step.nbytes)
+        of_all = merged_sums(operations, shared.summed, makes, self._step.nbytes)
+        halves = merged_sums(operations, shared.scattered, makes, lambda value: self._step.nbytes(value) / 2)
+        return Merged(of_all.nbytes + halves.nbytes, of_all.number + halves.number / 2)
 
-    def _shared(self, task_type: TaskType, kind: Kind) -> Shared:
+    def _shared(self, task_type: TaskType, kind: Kind, sharing: Sharing) -> Shared:
         """The shared task. Accumulators hold parts of sums only over devices that divide the batch."""
         accumulated = self._accumulated[task_type] if kind != "model" else frozenset[Value]()
-        return self._sharing[kind].task(self._step.tasks[task_type], accumulated)
+        return sharing.task(self._step.tasks[task_type], accumulated)
 
     def _nbytes_per_step(self, task_type: TaskType, shared: Shared) -> float:
         """The bytes of the accumulators that hold parts of sums."""

@@ -62,6 +62,7 @@ class _Profiler:
             specs=self._specs,
             decision_index=loop.decision_index if step.graph.step.loops else None,
             length=length_of_sequences(loop.microbatch),
+            between=self._divider.between,
         )
 
     @functools.cached_property
@@ -97,6 +98,7 @@ class _Profiler:
             residuals=sum(map(nbytes, step.residuals(layer))),
             entering=sum(nbytes(var) for var, source in step.received(layer) if source == layer - 1),
             divisions=self._divider.of_layer(layer),
+            sequence_parallel=self._divider.sequence_parallel(layer),
             gathered=sum(self._gathered(var, layer) for var in ownership.weights_of(layer)),
             recomputations={policy: self._recomputation(layer, policy) for policy in POLICIES},
         )

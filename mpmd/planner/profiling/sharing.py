@@ -5,6 +5,10 @@ is on every device. An operation is then shared along one of the dimensions that
 that are divided otherwise are gathered, and a dimension that it sums over leaves each device with a part of
 the sum.
 
+Under sequence parallelism, values with no such dimension are divided along that of the tokens (``between``).
+An operation that has a dimension of both kinds is shared along the first kind: it gathers values that it
+reads, and scatters the sums that it makes. What several operations of a task gather is gathered once.
+
 Source of the rules: Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021,
 arXiv:2105.04663, section 4. A partitioner chooses by rules and not by costs where several would do; here,
 what moves the fewest bytes is taken.
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Iterable, Set
+from collections.abc import Container, Iterable, Sequence, Set
 
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.flat import FlatEquations, Value
@@ -30,8 +34,9 @@ class Shared:
       operations: its divided operations.
       reduced: bytes of values that are all-reduced in each microbatch. Values that are gathered, or summed
         and scattered, count half, as they take half of the time.
-      all_reduces: the number of these values.
+      all_reduces: the number of these values; gathered or scattered ones between regions count half.
       summed: those of them that are all-reduced as wholes.
+      scattered: those of them of whose sums each device gets its part, as values between regions.
       partial: values that only add to accumulators and of whose sum each device has a part. The accumulators
         can hold the parts until the end of the step.
     """
@@ -41,6 +46,7 @@ class Shared:
     partial: frozenset[Value] = frozenset()
     all_reduces: float = 0.0
     summed: frozenset[Value] = frozenset()
+    scattered: frozenset[Value] = frozenset()
 
     def __add__(self, other: Shared) -> Shared:
         return Shared(
@@ -49,16 +55,30 @@ class Shared:
             self.partial | other.partial,
             self.all_reduces + other.all_reduces,
             self.summed | other.summed,
+            self.scattered | other.scattered,
         )
 
 
 class Sharing:
-    """Values and operations of a step under a choice of classes that are divided."""
+    """Values and operations of a step under a choice of classes that are divided.
 
-    def __init__(self, flat: FlatEquations, classes: DimensionClasses, divided: Set[Class]):
+    Args:
+      between: the classes that are divided in values without any of ``divided``, if these have further
+        dimensions beside them and the ``rows``.
+    """
+
+    def __init__(
+        self,
+        flat: FlatEquations,
+        classes: DimensionClasses,
+        divided: Set[Class],
+        between: Set[Class] = frozenset(),
+        rows: Set[Class] = frozenset(),
+    ):
         self._flat = flat
         self._classes = classes
         self._divided = divided
+        self._between, self._rows = between, rows
         self._dims: dict[Value, int | None] = {}
 
     def dim(self, value: Value) -> int | None:
@@ -68,7 +88,21 @@ class Sharing:
             classes = self._classes.of_value(value)
             dims = (d for d, one in enumerate(classes) if one in self._divided and shape[d] > 1)
             self._dims[value] = next(dims, None)
+            if self._dims[value] is None and self._between:
+                self._dims[value] = self._dim_between(shape, classes)
         return self._dims[value]
+
+    def _dim_between(self, shape: Sequence[int], classes: Sequence[Class]) -> int | None:
+        """The dimension along which a value without divided dimensions is divided between regions."""
+        long = [d for d, size in enumerate(shape) if size > 1]
+        dims = [d for d in long if classes[d] in self._between]
+        others = [d for d in long if classes[d] not in self._between and classes[d] not in self._rows]
+        return dims[0] if dims and others else None
+
+    def _is_between(self, value: Value) -> bool:
+        """Whether a value is divided as those between regions are."""
+        dim = self.dim(value)
+        return dim is not None and self._classes.of(value, dim) not in self._divided
 
     def size(self, value: Value) -> int | None:
         """The size of the divided dimension of a value; ``None`` if no dimension is divided."""
@@ -82,17 +116,35 @@ class Sharing:
           accumulated: values that only add to accumulators.
         """
         total = Shared()
+        whole = set[Value]()
         for member in members:
-            if any(self.dim(value) is not None for value in member.operation.values):
-                total += self._operation(member, accumulated)
+            values = member.operation.values
+            if any(self.dim(value) is not None for value in values):
+                total += self._operation(member, accumulated, whole)
+            if self._between and any(
+                self.dim(value) is not None and not self._is_between(value) for value in values
+            ):
+                whole.update(
+                    value for value in member.operation.reads if value is not None and self._is_between(value)
+                )
         return total
 
-    def _operation(self, member: ClassedOperation, accumulated: Container[Value]) -> Shared:
+    def _operation(
+        self, member: ClassedOperation, accumulated: Container[Value], whole: Container[Value]
+    ) -> Shared:
+        """A shared operation.
+
+        Args:
+          whole: the values that have been gathered before.
+        """
         operation = member.operation
         uses = [use for of_class, use in member.uses if of_class in self._divided]
-        gathered = [self._moved(value) for value in operation.reads if value is not None]
+        uses = uses or [use for of_class, use in member.uses if of_class in self._between]
+        gathered = [
+            self._moved(value) for value in operation.reads if value is not None and value not in whole
+        ]
         alone = Shared(reduced=sum(gathered), all_reduces=float(sum(nbytes > 0 for nbytes in gathered)))
-        ways = [self._way(member, use, accumulated) for use in uses] or [alone]
+        ways = [self._way(member, use, accumulated, whole) for use in uses] or [alone]
         best = min(ways, key=lambda way: (way.reduced, len(way.partial)))
         times = operation.times
         return dataclasses.replace(
@@ -102,21 +154,31 @@ class Sharing:
             all_reduces=times * best.all_reduces,
         )
 
-    def _way(self, member: ClassedOperation, use: CommonDimension, accumulated: Container[Value]) -> Shared:
+    def _way(
+        self,
+        member: ClassedOperation,
+        use: CommonDimension,
+        accumulated: Container[Value],
+        whole: Container[Value],
+    ) -> Shared:
         """An operation, shared along one dimension."""
         operation = member.operation
-        gathered = [
-            self._moved(value)
+        gathered_values = [
+            value
             for i, value in enumerate(operation.reads)
-            if value is not None and self.dim(value) not in (None, use.ins.get(i))
+            if value is not None and self.dim(value) not in (None, use.ins.get(i)) and value not in whole
         ]
-        moved, number = sum(gathered), len(gathered)
+        gathered = [*map(self._moved, gathered_values)]
+        moved, number = sum(gathered), sum(map(self._exchanges, gathered_values))
         partial: set[Value] = set()
         summed: set[Value] = set()
+        scattered: set[Value] = set()
         for i, value in enumerate(operation.makes):
             if use.is_reduced and self.dim(value) is not None:
                 moved += self._moved(value)  # summed and scattered
-                number += 1
+                number += self._exchanges(value)
+                if self._is_between(value):
+                    scattered.add(value)
             elif use.is_reduced and value in accumulated and operation.eqn.primitive.name in SUMS:
                 partial.add(value)
             elif use.is_reduced:
@@ -126,7 +188,13 @@ class Sharing:
             elif self.dim(value) not in (None, use.outs.get(i)):
                 moved += self._moved(value)
                 number += 1
-        return Shared(member.work, moved, frozenset(partial), float(number), frozenset(summed))
+        return Shared(
+            member.work, moved, frozenset(partial), float(number), frozenset(summed), frozenset(scattered)
+        )
+
+    def _exchanges(self, value: Value) -> float:
+        """The all-reduces that a gathered or scattered value counts: half of one between regions."""
+        return 0.5 if self._is_between(value) else 1.0
 
     def _moved(self, value: Value) -> float:
         """The bytes that a gathered or scattered value counts."""

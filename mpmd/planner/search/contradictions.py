@@ -11,6 +11,7 @@ from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.families import build
+from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule, Seq1F1B
 from mpmd.util.tables import first_few
 
@@ -45,6 +46,7 @@ def contradictions(constraints: Constraints, profile: LayerProfile, cluster: Any
     yield from _of_schedule(constraints, profile, cluster.num_devices)
     yield from _of_microbatches(constraints, profile)
     yield from _of_submesh(constraints, profile, cluster)
+    yield from _of_sequence_parallel(constraints, profile, cluster)
 
 
 def _of_stages(constraints: Constraints, profile: LayerProfile) -> Iterator[str]:
@@ -181,6 +183,38 @@ def _of_submesh(constraints: Constraints, profile: LayerProfile, cluster: AnyClu
         yield f"fsdp=True divides weights over data, along which submesh={constraints.submesh} has one device"
     for submesh in constraints.submeshes:
         yield from _of_division(submesh, constraints, profile)
+
+
+def _of_sequence_parallel(
+    constraints: Constraints, profile: LayerProfile, cluster: AnyCluster
+) -> Iterator[str]:
+    if not constraints.sequence_parallel:
+        return
+    asked = "sequence_parallel=True divides values between tensor-parallel regions over model"
+    if not profile.can_be_sequence_parallel:
+        if profile.slices > 1:
+            yield f"{asked}; the loss is a loop over slices of its sequences, which are not divided further"
+        else:
+            yield f"{asked}; the step has none that can be divided: it has no loop, or no weights for model"
+        return
+    if cluster.num_devices == 1:
+        yield f"{asked}; the cluster has one device"
+    submeshes = [*map(Submesh.of, constraints.submeshes)]
+    if submeshes and all(submesh.model == 1 for submesh in submeshes):
+        yield f"{asked}, along which submesh={constraints.submesh} has one device"
+    rows = profile.rows // (constraints.num_microbatches or 1)
+    for submesh in submeshes:
+        if profile.between == "sequence":
+            sizes = [
+                layer.divisions["sequence"].largest
+                for layer in profile.layers
+                if "sequence" in layer.divisions
+            ]
+            size, devices, of = math.gcd(*sizes), submesh.sequence * submesh.model, "sequences"
+        else:
+            size, devices, of = rows, submesh.data * submesh.model, "rows of a microbatch"
+        if size % devices:
+            yield f"{asked}; {devices} devices of {dict(submesh)} do not divide {of} of {size}"
 
 
 def _of_division(

@@ -151,6 +151,7 @@ def _with_submeshes(space: SearchSpace, candidate: Candidate, changed: dict) -> 
         or not space.has_devices(submeshes)
         or (candidate.fsdp and not has_data_axis)
         or not space.divides(submeshes, candidate.num_microbatches)
+        or candidate.sequence_parallel not in space.sequence_parallel(submeshes, candidate.num_microbatches)
     ):
         return None
     return best_cut(space, dataclasses.replace(candidate, submeshes=submeshes))

@@ -31,7 +31,7 @@ class GroupSettings:
       sizes: of the axes of its submesh, ``INNERMOST_FIRST``.
       links: of these axes; the link of an axis is the slowest one of its rings.
       remat: the policy of the stages that the layers are in.
-      num_passes, fsdp, gather_once: as of ``Candidate``.
+      num_passes, fsdp, gather_once, sequence_parallel: as of ``Candidate``.
       pool: of its submesh.
     """
 
@@ -42,6 +42,7 @@ class GroupSettings:
     fsdp: bool
     gather_once: bool
     pool: str = ""
+    sequence_parallel: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,7 @@ MOST_ARRANGEMENTS = 64
 MOST_ORDERS = 6
 """The most orders of pools along the pipeline."""
 
-_Setting = tuple[int, tuple[Remat, ...], bool, bool]
+_Setting = tuple[int, tuple[Remat, ...], bool, bool, bool]
 _Groups = tuple[Submesh, ...]
 
 

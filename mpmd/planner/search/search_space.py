@@ -144,6 +144,22 @@ class SearchSpace:
         rows = self.profile.rows // num_microbatches
         return all(rows % submesh.data == 0 for submesh in submeshes)
 
+    def divides_between_regions(self, submesh: Submesh, num_microbatches: int) -> bool:
+        """Whether a group's devices divide values between tensor-parallel regions along ``model``, too."""
+        if self.profile.between == "sequence":
+            return self.largest("sequence") % (submesh.sequence * submesh.model) == 0
+        return self.profile.rows // num_microbatches % (submesh.data * submesh.model) == 0
+
+    def sequence_parallel(self, submeshes: tuple[Submesh, ...], num_microbatches: int) -> list[bool]:
+        """The choices of ``sequence_parallel``: without several devices along ``model`` it means nothing."""
+        can_be = (
+            self.profile.can_be_sequence_parallel
+            and any(submesh.model > 1 for submesh in submeshes)
+            and all(self.divides_between_regions(submesh, num_microbatches) for submesh in submeshes)
+        )
+        choices = [False, *[True] * can_be]
+        return [choice for choice in choices if self.constraints.sequence_parallel in (None, choice)]
+
     @functools.cached_property
     def policies(self) -> list[tuple[Remat, ...]]:
         """The policies of rematerialisation for all stages, or those that are fixed for each."""
@@ -164,14 +180,16 @@ class SearchSpace:
             self.numbers_of_microbatches, self.policies, sharded
         ):
             if self.divides(candidate.submeshes, number):
-                yield dataclasses.replace(
-                    candidate,
-                    layers_per_stage=(),
-                    num_microbatches=number,
-                    remat=remat,
-                    fsdp=fsdp,
-                    gather_once=once,
-                )
+                for sequence_parallel in self.sequence_parallel(candidate.submeshes, number):
+                    yield dataclasses.replace(
+                        candidate,
+                        layers_per_stage=(),
+                        num_microbatches=number,
+                        remat=remat,
+                        fsdp=fsdp,
+                        gather_once=once,
+                        sequence_parallel=sequence_parallel,
+                    )
 
     def _sharded(self, has_data_axis: bool) -> list[tuple[bool, bool]]:
         """The choices of ``fsdp`` with ``gather_once``; neither without several devices along ``data``."""

@@ -56,15 +56,21 @@ class CostModel:
     """The costs of a step's layers on a cluster; they are computed once for each group's settings."""
 
     def __init__(self, profile: LayerProfile, cluster: AnyCluster):
-        self.profile, self.cluster, self.arrays = profile, cluster, LayerArrays(profile)
+        self.profile, self.cluster = profile, cluster
+        self._arrays = LayerArrays(profile), LayerArrays(profile.with_sequence_parallel())
         self._tables: dict[GroupSettings, Table] = {}
+
+    def arrays(self, group_settings: GroupSettings) -> LayerArrays:
+        """The numbers of layers as a group divides them."""
+        return self._arrays[group_settings.sequence_parallel]
 
     def table(self, group_settings: GroupSettings) -> Table:
         """The costs of all layers in a group with these settings."""
         if group_settings not in self._tables:
             pool = self.cluster.pool(group_settings.pool)
-            seconds = layer_seconds(self.arrays, group_settings, pool)
-            layers = vars(seconds) | vars(layer_bytes(self.arrays, group_settings))
+            arrays = self.arrays(group_settings)
+            seconds = layer_seconds(arrays, group_settings, pool)
+            layers = vars(seconds) | vars(layer_bytes(arrays, group_settings))
             until = {name: np.concatenate([[0.0], np.cumsum(values)]) for name, values in layers.items()}
             self._tables[group_settings] = Table(layers, until)
         return self._tables[group_settings]
@@ -83,6 +89,7 @@ class CostModel:
             candidate.fsdp,
             candidate.gather_once,
             submesh.pool,
+            candidate.sequence_parallel,
         )
 
 
@@ -179,7 +186,9 @@ class Stages:
         """
         if share_a_node(self.model.cluster, self.device_ranges[sender], self.device_ranges[reader]):
             return 1.0
-        along_model = self.model.arrays.shares("received", self.group_settings[reader].sizes)[MODEL]
+        group_settings = self.group_settings[reader]
+        shares = self.model.arrays(group_settings).shares("received", group_settings.sizes)
+        along_model = shares[MODEL]
         return 1 / float(along_model[self.firsts[stage]])
 
     def skipped_bytes(self) -> list[float]:
@@ -204,6 +213,7 @@ class Stages:
 
     def _share(self, group: int, layer: int) -> float:
         """The share of a value between layers that a device of a group receives."""
-        arrays, group_settings = self.model.arrays, self.group_settings[group]
+        group_settings = self.group_settings[group]
+        arrays = self.model.arrays(group_settings)
         share = product(arrays.shares("received", group_settings.sizes))
         return float(share[layer]) * arrays.rows(group_settings)

@@ -143,13 +143,14 @@ def _bounds_of_layers(num_layers: int) -> list[int]:
 def _options(space: SearchSpace, candidate: Candidate, unit: int, bounds: list[int]) -> list[_Option]:
     """For each number of devices, the submeshes with the least work, and the one with the least memory."""
     by_size: dict[int, list[tuple[float, float, Submesh]]] = {}
-    pool = candidate.submeshes[0].pool
+    pool, number = candidate.submeshes[0].pool, candidate.num_microbatches
     for submesh in space.submeshes:
         size = submesh.num_devices
         if (
             submesh.pool == pool
             and size % unit == 0
             and space.profile.rows // candidate.num_microbatches % submesh.data == 0
+            and (not candidate.sequence_parallel or space.divides_between_regions(submesh, number))
         ):
             table = _table(space, candidate, submesh)
             work = float(table.until["forward"][-1] + table.until["backward"][-1])

@@ -40,6 +40,7 @@ from mpmd.compiler.jaxprs.work import operations, product_kind
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.fusions import memory_values
 from mpmd.planner.merged_sums import Merged, merged_sums
+from mpmd.planner.trials.exchanges import crossing_axes, moving_constraints
 from mpmd.planner.trials.work_on_device import DeviceWork, added_by_axis
 
 _PRODUCTS = frozenset({dot_general_p, conv_general_dilated_p})
@@ -179,16 +180,19 @@ class _Fusions:
         self._free = {*constants} - read_in_memory - results
         self._residuals = {*residuals}
         self._kept = {*jaxpr.invars, *results} - self._free - self._residuals
+        self._gathers, self._scatters = moving_constraints(eqns, known, mesh, self._kept)
+        moving = {*self._gathers, *self._gathers.values(), *self._scatters.values()} - self._free
         of_kernels = kernel_values(
             ((around.kernel, operands(eqn), eqn.outvars) for eqn, around in zip(eqns, arounds, strict=True)),
             self._kept,
         )
         equations = [(eqn, operands(eqn), eqn.outvars) for eqn in eqns]
-        values = memory_values(equations, self._kept, of_kernels.operands)
+        values = memory_values(equations, {*self._kept, *moving}, of_kernels.operands)
         inside = of_kernels.inside | self._residuals
         self._written, self._windows = values.written - self._free - inside, values.windows - inside
         self._sources: dict[Var, frozenset[Var]] = dict.fromkeys([*self._free, *self._residuals], frozenset())
         self._summed: dict[str, set[Var]] = {}
+        self._scattered: dict[str, set[Var]] = {}
         self._last: dict[Var, int] = {}
         for position, eqn in enumerate(eqns):
             read = self._read(operands(eqn))
@@ -221,20 +225,27 @@ class _Fusions:
             most = max(most, held + work.temporaries)
             for var in leaving.pop(position, ()):
                 held -= live.pop(var, 0.0)
-        merged = {axis: self._merged(summed) for axis, summed in self._summed.items()}
+        merged = {
+            axis: self._merged(axis, self._summed.get(axis, ()), self._scattered.get(axis, ()))
+            for axis in {**self._summed, **self._scattered}
+        }
         saved = DeviceWork(
             merged={axis: saving.nbytes for axis, saving in merged.items() if saving.number},
             merges={axis: saving.number for axis, saving in merged.items() if saving.number},
         )
         return dataclasses.replace(total + saved, temporaries=most)
 
-    def _merged(self, summed: Collection[Var]) -> Merged:
-        """The savings of merging the all-reduces of values, along an axis."""
+    def _merged(self, axis: str, summed: Collection[Var], scattered: Collection[Var]) -> Merged:
+        """The savings of merging the all-reduces of values along an axis, or sums that are scattered."""
         operations = [
             (eqn, [atom if isinstance(atom, Var) else None for atom in eqn.invars], eqn.outvars, 1)
             for eqn in self._eqns
         ]
-        return merged_sums(operations, summed, self._kept, self._bytes)
+        wholes = merged_sums(operations, summed, self._kept, self._bytes)
+        parts = merged_sums(
+            operations, scattered, self._kept, lambda var: self._bytes(var) * self._mesh[axis] / 2
+        )
+        return Merged(wholes.nbytes + parts.nbytes, wholes.number + parts.number / 2)
 
     def _of(self, eqn: JaxprEqn, around: Around) -> DeviceWork:
         if bodies := subjaxprs(eqn):
@@ -243,7 +254,11 @@ class _Fusions:
             return self._of_call(eqn)
         kernel = around.kernel
         axes = set().union(*(axes_in(sharded(var, self._known)) for var in eqn.outvars))
-        summed, moved = _crossing(eqn, [sharded(atom, self._known) for atom in eqn.invars], axes)
+        summed, moved = crossing_axes(eqn, [sharded(atom, self._known) for atom in eqn.invars], axes)
+        halves = self._moved_by_constraints(eqn, summed)
+        moved |= halves
+        computed_by = axes | summed
+        summed -= moved.keys()
         written = [var for var in eqn.outvars if var in self._written and not is_dropped(var)]
         read = self._read(operands(eqn)) if written else ()
         written_bytes = sum(map(self._bytes, written))
@@ -257,7 +272,7 @@ class _Fusions:
         of_summed = {axis: written_bytes for axis in summed if self._mesh[axis] > 1}
         crossing = {**of_summed, **added_by_axis(of_summed, of_moved)}
         nbytes = written_bytes + sum(map(self._bytes, read))
-        computed = operations(eqn) / math.prod(self._mesh[axis] for axis in axes | summed)
+        computed = operations(eqn) / math.prod(self._mesh[axis] for axis in computed_by)
         if kernel is not None:
             computed *= kernel.factor
             nbytes *= kernel.bytes_factor
@@ -267,11 +282,24 @@ class _Fusions:
             nbytes=nbytes,
             nbytes_beside=0.0 if eqn.primitive in _PRODUCTS else nbytes,
             all_reduced=crossing,
-            all_reduces=dict.fromkeys(crossing, 1),
+            all_reduces={axis: 0.5 if axis in halves else 1 for axis in crossing},
             moved=of_moved,
             kernels=float(bool(written)),
             products={} if kind is None else {kind: ProductWork(computed, 1.0)},
         )
+
+    def _moved_by_constraints(self, eqn: JaxprEqn, summed: Collection[str]) -> dict[str, Atom]:
+        """For axes, the parts of values that are gathered by a constraint, or scattered before one."""
+        moved: dict[str, Atom] = {}
+        for var in eqn.outvars:
+            if operand := self._gathers.get(var):
+                axes = axes_in(sharded(operand, self._known)) - axes_in(sharded(var, self._known))
+                moved |= dict.fromkeys(axes, operand)
+            if part := self._scatters.get(var):
+                for axis in axes_in(sharded(part, self._known)) & {*summed}:
+                    moved[axis] = part
+                    self._scattered.setdefault(axis, set()).add(part)
+        return moved
 
     def _of_call(self, eqn: JaxprEqn) -> DeviceWork:
         """The work of a kernel of which ``mpmd.cost`` has numbers; what it cannot divide is gathered."""
@@ -349,45 +377,3 @@ class _Fusions:
         aval = aval_of(atom)
         parts = math.prod(self._mesh[axis] for axis in axes_in(sharded(atom, self._known)))
         return size(atom) * getattr(aval.dtype, "itemsize", 4) / parts
-
-
-def _crossing(
-    eqn: JaxprEqn, shardings: Sequence[ShardedDimensions], result_axes: set[str]
-) -> tuple[set[str], dict[str, Atom]]:
-    """The axes along which results are all-reduced, and those along which a value is gathered or scattered.
-
-    Where a product contracts a sharded dimension, or a reduction removes one, each device has a part of the
-    sum. If another dimension of the result is sharded along the same axis, the sum is scattered, or, if only
-    one operand of a product is sharded along it, that operand is gathered.
-
-    Args:
-      shardings: those of the operands.
-      result_axes: the axes that shard the results.
-    """
-    removed: list[tuple[int, str]] = []
-    name: str = eqn.primitive.name
-    numbers: Any = eqn.params.get("dimension_numbers")
-    if name == "dot_general":
-        contracted, _ = numbers
-        removed = [
-            (position, axis)
-            for position, dimensions in enumerate(contracted)
-            for d in dimensions
-            for axis in shardings[position][d]
-        ]
-    elif name.startswith("reduce_") and "axes" in eqn.params:
-        removed = [(0, axis) for d in eqn.params["axes"] for axis in shardings[0][d]]
-    elif name == "gather":
-        removed = [(0, axis) for d in numbers.start_index_map for axis in shardings[0][d]]
-    elif name == "scatter-add":
-        removed = [(2, axis) for dimensions in shardings[2] for axis in dimensions if axis not in result_axes]
-    elif name == "conv_general_dilated":
-        removed = [(0, axis) for axis in shardings[0][numbers.lhs_spec[1]]]
-        removed += [(1, axis) for axis in shardings[1][numbers.rhs_spec[1]]]
-    summed = {axis for _, axis in removed if axis not in result_axes}
-    moved: dict[str, Atom] = {}
-    for position, axis in removed:
-        if axis in result_axes:
-            is_sum = name.startswith("reduce_") or (1 - position, axis) in removed
-            moved[axis] = eqn.outvars[0] if is_sum else eqn.invars[position]
-    return summed, moved

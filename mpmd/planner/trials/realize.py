@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from mpmd.compiler.find_layers.auto_marks import auto_marks
+from mpmd.compiler.request import SequenceParallel
 from mpmd.ir.plan import Plan
 from mpmd.language.decisions import Decisions, decided, in_order
 from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
@@ -26,7 +27,7 @@ from mpmd.planner.trials.predict import predict
 from mpmd.planner.trials.predicted_plan import predicted_plan
 from mpmd.planner.trials.shardings import AXES
 from mpmd.simulate import Costs, MessageBytes, Simulation, simulate
-from mpmd.step.jit import jit
+from mpmd.step.jit import jit, with_sequence_parallel
 from mpmd.step.lowered_step import LoweredStep
 
 
@@ -81,6 +82,19 @@ def options_of(candidate: Candidate) -> dict[str, Any]:
     return {"gather": "step", "partial_sums": "all"} if candidate.gather_once else {}
 
 
+def sequence_parallel_of(candidate: Candidate, profiles: Sequence[LayerProfile]) -> SequenceParallel | None:
+    """The sharding of values between tensor-parallel regions under a candidate.
+
+    Args:
+      profiles: of the step's loops, which have the same specs.
+    """
+    specs, between = profiles[0].specs, profiles[0].between
+    if not candidate.sequence_parallel or between is None:
+        return None
+    rows = {} if between == "data" else specs.get("data", {})
+    return SequenceParallel(tokens=specs.get(between, {}), rows=rows, outer_axis=between)
+
+
 def submeshes_of(candidate: Candidate) -> list[dict[str, int]]:
     """The shape of each group's submesh, with all axes."""
     return [{axis: submesh[axis] for axis in AXES} for submesh in candidate.submeshes]
@@ -94,11 +108,13 @@ def lower(
     kwargs: Mapping[str, Any],
     shardings: tuple[Any, Mapping[str, Any] | None],
     donate_argnums: Sequence[int],
+    sequence_parallel: SequenceParallel | None = None,
 ) -> LoweredStep:
     """The plan of a candidate, for groups that are not there.
 
     Args:
       shardings: the specs of the arguments by position, and of those by name.
+      sequence_parallel: as of ``sequence_parallel_of``.
     """
     in_shardings, kwarg_shardings = shardings
     mesh = AbstractMpmdMesh(submeshes_of(candidate))
@@ -110,7 +126,7 @@ def lower(
         donate_argnums=tuple(donate_argnums),
         **options_of(candidate),
     )
-    return planned.lower(*args, **kwargs)
+    return with_sequence_parallel(planned, sequence_parallel).lower(*args, **kwargs)
 
 
 def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> Realized:

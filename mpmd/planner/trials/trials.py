@@ -19,7 +19,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.profiling import profile_step
-from mpmd.planner.trials.realize import Realized, decisions_of, lower, simulated
+from mpmd.planner.trials.realize import Realized, decisions_of, lower, sequence_parallel_of, simulated
 from mpmd.planner.trials.shardings import AXES, argument_specs
 from mpmd.planner.trials.step_arguments import step_arguments
 
@@ -131,5 +131,6 @@ class Trials:
             kwargs,
             self.shardings(candidate),
             donated,
+            sequence_parallel_of(candidate, self.profiles),
         )
         return simulated(lowered, candidate, self._cluster)

@@ -19,7 +19,8 @@ class DeviceWork:
       nbytes_beside: the bytes among them that equations other than products read and write.
       all_reduced: for each axis of the mesh, the bytes on the device of values that are all-reduced along it.
         A gathered value counts half of its whole size, as it takes half of the time.
-      all_reduces: for each axis, the number of these values.
+      all_reduces: for each axis, the number of these values. One that a constraint gathers or scatters counts
+        half, as it takes half of the messages.
       moved: for each axis, the bytes among ``all_reduced`` of values that are gathered, or summed and
         scattered.
       merged, merges: for each axis, the bytes and the number of the all-reduces that are saved if sums of
@@ -33,7 +34,7 @@ class DeviceWork:
     nbytes: float = 0.0
     nbytes_beside: float = 0.0
     all_reduced: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    all_reduces: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    all_reduces: Mapping[str, float] = dataclasses.field(default_factory=dict)
     temporaries: float = 0.0
     moved: Mapping[str, float] = dataclasses.field(default_factory=dict)
     merged: Mapping[str, float] = dataclasses.field(default_factory=dict)

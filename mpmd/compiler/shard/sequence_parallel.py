@@ -1,0 +1,242 @@
+"""Sequence parallelism: between tensor-parallel regions, values are sharded along the regions' axis, too.
+
+An equation is in a region if a value that it reads or makes is sharded along the axis, as weights are. All
+other values with the dimension of the tokens, such as residuals and what norms make, are sharded along that
+dimension: where a region reads one it is gathered, and where a region makes one its sum is scattered. So
+no device computes or keeps the whole of them. A backward reads what the forward has kept, which is sharded,
+and gathers it again.
+
+Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
+arXiv:2205.05198, section 4.2.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core.primitives import scan_p
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.jaxprs.cost import is_elementwise
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    aval_of,
+    closed,
+    free_variables,
+    is_remat,
+    operands,
+    subjaxprs,
+    substitute,
+    with_eqns,
+)
+from mpmd.compiler.jaxprs.sharded_dimensions import (
+    ShardedDimensions,
+    axes_in,
+    follow,
+    follow_into,
+    follow_into_scan,
+    sharded,
+)
+from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.request import SequenceParallel
+from mpmd.ir.stack import per_layer_range
+
+Known = dict[Var, ShardedDimensions]
+
+_TOKENS, _ROWS = "the tokens", "the rows"
+"""Names of dimensions, which are followed as if they were axes of the mesh."""
+
+_ROUNDS = 2
+"""The times that facts go forwards and backwards: a term of a sum may have other readers, too."""
+
+
+def with_residuals_sharded(
+    graph: TaskGraph,
+    parallel: SequenceParallel,
+    outer: Mapping[Var, ShardedDimensions],
+    whole: Mapping[Var, int],
+    submeshes: Sequence[AbstractMesh],
+) -> TaskGraph:
+    """The graph with sharding constraints where its tasks enter and leave tensor-parallel regions.
+
+    Args:
+      parallel: the axis, and the dimensions of arguments that are sharded along it between regions.
+      outer: how values of outside and accumulators are sharded, as far as known.
+      whole: for values of outside the dimension that counts microbatches.
+      submeshes: those of the groups.
+    """
+    writer = _Writer(parallel, submeshes)
+    known = writer.known(graph, outer, whole)
+    members = []
+    for member in graph.stage_work:
+        known = writer.followed(member.eqns, known)
+        eqns = tuple(writer.rewritten(member.eqns, known))
+        members.append(dataclasses.replace(member, eqns=eqns, reads=tuple(free_variables(eqns))))
+    return dataclasses.replace(graph, stage_work=tuple(members))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Followed:
+    """Dimensions of values that are sharded along the axis, and those that are of tokens and of rows."""
+
+    sharded: Known
+    named: Known
+
+
+class _Writer:
+    """Writes the constraints of tasks."""
+
+    def __init__(self, parallel: SequenceParallel, submeshes: Sequence[AbstractMesh]):
+        self._parallel, self._submesh = parallel, submeshes[0]
+
+        def most(axis: str) -> int:
+            return math.lcm(*(submesh.shape.get(axis, 1) for submesh in submeshes))
+
+        self._mesh = {axis: most(axis) for axis in submeshes[0].shape}
+        parts = most(parallel.axis) * most(parallel.outer_axis)
+        self._named_mesh = {**dict.fromkeys(self._mesh, 1), _TOKENS: parts, _ROWS: 1}
+        self._constraints: dict[Any, JaxprEqn] = {}
+
+    def known(
+        self, graph: TaskGraph, outer: Mapping[Var, ShardedDimensions], whole: Mapping[Var, int]
+    ) -> _Followed:
+        """The facts about values of outside."""
+        along = {var: self._along_axis(dimensions) for var, dimensions in outer.items()}
+        step, named = graph.step, Known()
+        for name, dims in ((_ROWS, self._parallel.rows), (_TOKENS, self._parallel.tokens)):
+            of_leaves = [dims.get(i) for i in range(len(step.argument_leaves))]
+            for argument, dim in zip(
+                step.arguments, per_layer_range(step.argument_leaves, of_leaves), strict=True
+            ):
+                if dim is not None:
+                    before = named.get(argument.var, ((),) * len(aval_of(argument.var).shape))
+                    named[argument.var] = (*before[:dim], (name,), *before[dim + 1 :])
+        return _Followed(along, follow(graph.outer, named, self._named_mesh, whole))
+
+    def followed(self, eqns: Sequence[JaxprEqn], known: _Followed) -> _Followed:
+        """The facts, followed through equations in both directions."""
+        along, named = known.sharded, known.named
+        for _ in range(_ROUNDS):
+            along = _with_addends(eqns, follow(eqns, along, self._mesh))
+            named = _with_addends(eqns, follow(eqns, named, self._named_mesh))
+        return _Followed(along, named)
+
+    def rewritten(self, eqns: Sequence[JaxprEqn], known: _Followed) -> list[JaxprEqn]:
+        """Equations with constraints; ``known`` has the facts about all their values."""
+        gathered: dict[Var, Var] = {}
+        written: list[JaxprEqn] = []
+        for eqn in eqns:
+            if bodies := subjaxprs(eqn):
+                written.append(self._with_body(eqn, bodies[0], known))
+            elif self._is_in_region(eqn, known):
+                for var in dict.fromkeys(operands(eqn)):
+                    if var not in gathered and self._is_residual(var, known):
+                        gathered[var] = Var(var.aval)
+                        written.append(self._constrained(var, gathered[var], known, is_sharded=False))
+                written += self._scattered(substitute(eqn, gathered), known)
+            elif any(self._is_residual(var, known) for var in operands(eqn)):
+                written.append(eqn)
+            else:
+                written += self._scattered(eqn, known)
+        return written
+
+    def _scattered(self, eqn: JaxprEqn, known: _Followed) -> list[JaxprEqn]:
+        """The equation, with constraints that shard its results that are residuals."""
+        results = {var: Var(var.aval) for var in eqn.outvars if self._is_residual(var, known)}
+        outvars = [results.get(var, var) for var in eqn.outvars]
+        constraints = [
+            self._constrained(whole, var, known, is_sharded=True, like=var) for var, whole in results.items()
+        ]
+        return [eqn.replace(outvars=outvars), *constraints]
+
+    def _with_body(self, eqn: JaxprEqn, body: Jaxpr, known: _Followed) -> JaxprEqn:
+        """A scan or a rematerialised function with constraints inside; other bodies stay as they are."""
+        along, named = ([sharded(atom, one) for atom in eqn.invars] for one in (known.sharded, known.named))
+        if is_remat(eqn):
+            inside = [
+                follow_into(body, of_operands, body.eqns, mesh)
+                for of_operands, mesh in ((along, self._mesh), (named, self._named_mesh))
+            ]
+            return eqn.replace(params={**eqn.params, "jaxpr": self._rewritten_body(body, *inside)})
+        if eqn.primitive is scan_p:
+            inside = [
+                follow_into_scan(eqn, of_operands, body.eqns, mesh)
+                for of_operands, mesh in ((along, self._mesh), (named, self._named_mesh))
+            ]
+            return eqn.replace(params={**eqn.params, "jaxpr": closed(self._rewritten_body(body, *inside))})
+        return eqn
+
+    def _rewritten_body(self, body: Jaxpr, along: Known, named: Known) -> Jaxpr:
+        inside = self.followed(body.eqns, _Followed(along, named))
+        return with_eqns(body, self.rewritten(body.eqns, inside))
+
+    def _along_axis(self, dimensions: ShardedDimensions) -> ShardedDimensions:
+        return tuple(tuple(axis for axis in axes if axis == self._parallel.axis) for axes in dimensions)
+
+    def _is_in_region(self, eqn: JaxprEqn, known: _Followed) -> bool:
+        return any(
+            self._parallel.axis in axes_in(sharded(atom, known.sharded))
+            for atom in (*eqn.invars, *eqn.outvars)
+        )
+
+    def _is_residual(self, atom: Atom, known: _Followed) -> bool:
+        """Whether a value is sharded between regions: one with tokens and other elements for each."""
+        dimensions = sharded(atom, known.named)
+        if self._parallel.axis in axes_in(sharded(atom, known.sharded)) or (_TOKENS,) not in dimensions:
+            return False
+        shape = aval_of(atom).shape
+        return shape[dimensions.index((_TOKENS,))] % self._named_mesh[_TOKENS] == 0 and any(
+            size > 1 and not axes for size, axes in zip(shape, dimensions, strict=True)
+        )
+
+    def _constrained(
+        self, var: Var, result: Var, known: _Followed, is_sharded: bool, like: Var | None = None
+    ) -> JaxprEqn:
+        """The equation that makes ``result`` of a value: sharded along the axis, or whole along it."""
+        dim = sharded(like or var, known.named).index((_TOKENS,))
+        shape = aval_of(var).shape
+        key = shape, aval_of(var).dtype, dim, is_sharded
+        if key not in self._constraints:
+            axes = [axis for axis in (self._parallel.outer_axis,) if axis in self._mesh]
+            axes += [self._parallel.axis] * is_sharded
+            entries: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(shape)
+            entries[dim] = tuple(axes) or None
+            sharding = NamedSharding(self._submesh, PartitionSpec(*entries))
+            constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
+            (self._constraints[key],), _ = traced_eqns(lambda x: [constrain(x)], [var])
+        return self._constraints[key].replace(invars=[var], outvars=[result])
+
+
+def _with_addends(eqns: Sequence[JaxprEqn], known: Mapping[Var, ShardedDimensions]) -> Known:
+    """The known dimensions, with those of values from which known ones are computed element by element.
+
+    So gradients are like the accumulators that they are added to, and terms of a sum like one another.
+    """
+    extended = dict(known)
+    for eqn in reversed(eqns):
+        of_result = extended.get(eqn.outvars[0]) if len(eqn.outvars) == 1 else None
+        if of_result is None or not (is_elementwise(eqn) or eqn.primitive.name == "transpose"):
+            continue
+        if eqn.primitive.name == "transpose":
+            permutation = eqn.params["permutation"]
+            of_result = tuple(of_result[permutation.index(d)] for d in range(len(of_result)))
+        for atom in operands(eqn):
+            if len(aval_of(atom).shape) == len(of_result):
+                extended[atom] = _completed(sharded(atom, extended), of_result)
+    return extended
+
+
+def _completed(dimensions: ShardedDimensions, others: ShardedDimensions) -> ShardedDimensions:
+    """The dimensions, with those of others where nothing is known; no axis is in two of them."""
+    known = axes_in(dimensions)
+    return tuple(
+        axes or tuple(axis for axis in other if axis not in known)
+        for axes, other in zip(dimensions, others, strict=True)
+    )

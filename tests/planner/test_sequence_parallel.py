@@ -1,0 +1,210 @@
+"""Sequence parallelism: values between tensor-parallel regions are divided along ``model``, too."""
+
+import dataclasses
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import mpmd
+from mpmd.language.remat import Remat
+from mpmd.planner.candidate import Candidate
+from mpmd.planner.search.formula import evaluate
+from mpmd.planner.search.stages import CostModel
+from mpmd.planner.trials.trials import StepSpec, Trials
+from mpmd.simulate import Link
+from tests.support import planned_steps
+from tests.support.collectives import collectives_of
+from tests.support.parity import assert_close
+from tests.support.transformer_step import (
+    LENGTH,
+    ROWS,
+    WIDTH,
+    arguments,
+    scanned_step,
+    shapes,
+    stacked_arguments,
+    train_step,
+)
+
+CLUSTER = mpmd.Cluster(
+    nodes=1,
+    devices_per_node=8,
+    memory=1e9,
+    flops=1e13,
+    memory_bandwidth=1e10,
+    device_link=Link(1e-7, 1e11),
+)
+"""Devices that are slow to read their memory."""
+
+
+def chosen(step, args, **fixes):
+    return mpmd.plan(step, *args, cluster=CLUSTER, simulate=1, **fixes)
+
+
+def specs_of(loaded, shape):
+    """The specs of results of a shape of all executables."""
+    results = [
+        (aval.shape, spec)
+        for executable in loaded.plan.executables
+        for aval, spec in zip(executable.outputs, executable.out_specs, strict=True)
+    ]
+    return [spec for of_result, spec in results if of_result == shape]
+
+
+CASES = {
+    "one group": ({"groups": 1, "submesh": {"model": 4}}, train_step, arguments),
+    "two groups": ({"groups": 2, "submesh": {"model": 4}, "num_microbatches": 4}, train_step, arguments),
+    "rows, too": ({"groups": 2, "submesh": {"data": 2, "model": 2}}, train_step, arguments),
+    "sequences, too": ({"groups": 1, "submesh": {"sequence": 2, "model": 2}}, train_step, arguments),
+    "weights, too": (
+        {"groups": 1, "submesh": {"data": 2, "model": 2}, "fsdp": True},
+        train_step,
+        arguments,
+    ),
+    "rematerialised": ({"groups": 2, "submesh": {"model": 2}, "remat": True}, train_step, arguments),
+    "layers of a scan": ({"groups": 2, "submesh": {"model": 2}}, scanned_step, stacked_arguments),
+    "a scan in one stage": ({"groups": 1, "submesh": {"model": 4}}, scanned_step, stacked_arguments),
+    "groups of two sizes": (
+        {"groups": 2, "submesh": [{"model": 4}, {"model": 2}]},
+        train_step,
+        arguments,
+    ),
+}
+
+
+@pytest.mark.parametrize(("fixes", "step", "arguments_of"), CASES.values(), ids=CASES)
+def test_computes_what_plain_jax_computes(fixes, step, arguments_of):
+    args = arguments_of()
+    choice = chosen(step, args, **{"num_microbatches": 2, "remat": False, **fixes}, sequence_parallel=True)
+    assert choice.candidate.sequence_parallel
+    expected = jax.jit(step)(*args)
+    with choice.mesh() as mesh:
+        planned = choice.jit(mesh, donate_argnums=())
+        assert_close(planned(*args), expected)
+        executables = planned.compile(*args).collectives().values()
+    exchanged = [collective for of_executable in executables for collective in of_executable]
+    assert any(collective.operation == "all-gather" for collective in exchanged)
+
+
+def test_a_step_of_rows_alone_is_divided_by_rows():
+    args = planned_steps.arguments(planned_steps.open_step)
+    fixes = {"groups": 1, "submesh": {"model": 4}, "num_microbatches": 2, "remat": False}
+    choice = chosen(planned_steps.open_step, args, **fixes, sequence_parallel=True)
+    expected = jax.jit(planned_steps.open_step)(*args)
+    with choice.mesh() as mesh:
+        planned = choice.jit(mesh, donate_argnums=())
+        assert_close(planned(*args), expected)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """The step compiled for a group of four, without and with sequence parallelism."""
+    args, steps = arguments(), {}
+    for sequence_parallel in (False, True):
+        fixes = {"groups": 2, "submesh": {"model": 4}, "num_microbatches": 2, "remat": False}
+        choice = chosen(train_step, args, **fixes, sequence_parallel=sequence_parallel)
+        with choice.mesh() as mesh:
+            step = choice.jit(mesh).compile(*args)
+            in_loop, _ = collectives_of(step, mesh)
+        steps[sequence_parallel] = choice, step, in_loop
+    return steps
+
+
+def test_what_forwards_keep_and_send_is_divided(loaded):
+    shape = (ROWS // 2, LENGTH, WIDTH)
+    (_, whole, _), (_, divided, _) = loaded[False], loaded[True]
+    assert () in specs_of(whole, shape)
+    assert specs_of(divided, shape) and all(specs_of(divided, shape))
+
+
+def test_forwards_allocate_less(loaded):
+    for executable in loaded[False][1].plan.executables:
+        if executable.name.startswith("fwd"):
+            divided = loaded[True][1].plan.executable(executable.name)
+            assert divided.memory.outputs < 0.75 * executable.memory.outputs
+
+
+@pytest.fixture(scope="module")
+def trials():
+    spec = StepSpec.of(train_step, shapes(4, 128, 64, 16), {}, None, None, None, None, None)
+    return Trials(spec, CLUSTER)
+
+
+@pytest.mark.parametrize("remat", [Remat.NONE, Remat.NOTHING_SAVEABLE])
+@pytest.mark.parametrize("submesh", [{"model": 4}, {"data": 2, "model": 2}], ids=str)
+def test_the_formula_is_near_the_simulation_of_the_plan(trials, submesh, remat):
+    model = CostModel(trials.profiles[0], CLUSTER)
+    predictions = {}
+    for sequence_parallel in (False, True):
+        number = len(trials.profiles[0].layers)
+        candidate = Candidate(
+            layers_per_stage=(number // 2, number - number // 2),
+            submeshes=(submesh, submesh),
+            schedule=mpmd.Std1F1B(2),
+            num_microbatches=4,
+            remat=(remat,),
+            fsdp=False,
+            sequence_parallel=sequence_parallel,
+        )
+        formula, plan = evaluate(model, candidate).prediction, trials.realize(candidate).prediction
+        assert (
+            0.6 < formula.seconds / plan.seconds < 1.1
+        )  # the formula takes gathered values for divided ones
+        assert formula.memory.residuals == pytest.approx(plan.memory.residuals, rel=0.2)
+        predictions[sequence_parallel] = plan
+    assert predictions[True].seconds < predictions[False].seconds
+    assert predictions[True].memory.residuals < 0.9 * predictions[False].memory.residuals
+    assert predictions[True].memory.messages < predictions[False].memory.messages
+
+
+def test_is_chosen_where_memory_limits_tasks():
+    args = shapes(4, 128, 64, 16)
+    choice = mpmd.plan(train_step, *args, cluster=CLUSTER, groups=1, submesh={"model": 4}, remat=False)
+    assert choice.candidate.sequence_parallel
+    assert "sequence parallel" in str(choice) and '"sequence_parallel": true' in choice.to_json()
+
+
+def test_is_not_chosen_where_latencies_limit_tasks():
+    slow = dataclasses.replace(CLUSTER, device_link=Link(1e-3, 1e11))
+    args = shapes(4, 128, 64, 16)
+    choice = mpmd.plan(train_step, *args, cluster=slow, groups=1, submesh={"model": 4}, remat=False)
+    assert not choice.candidate.sequence_parallel
+
+
+def test_constraints_of_the_user_stay():
+    def loss(params, x, y):
+        for layer in params:
+            h = jax.lax.with_sharding_constraint(x, P("data", None))
+            x = x + jax.numpy.tanh(h @ layer["up"] + layer["bias"]) @ layer["down"]
+        return jax.numpy.mean((x - y) ** 2)
+
+    def step(params, x, y):
+        return mpmd.value_and_grad(loss)(params, x, y)
+
+    args = planned_steps.params_of(), *planned_steps.batch()
+    fixes = {"groups": 1, "submesh": {"data": 2, "model": 2}, "num_microbatches": 2, "remat": False}
+    choice = chosen(step, args, **fixes, sequence_parallel=True)
+    expected = jax.value_and_grad(planned_steps.loss_of)(*args)
+    with choice.mesh() as mesh:
+        assert_close(choice.jit(mesh, donate_argnums=())(*args), expected)
+
+
+REFUSED = {
+    "nothing along model": ({"submesh": {"data": 4}}, "has one device"),
+    "a length": ({"submesh": {"sequence": 8, "model": 4}}, "do not divide sequences of 16"),
+    "not a choice": ({"sequence_parallel": "yes"}, "sequence_parallel must be"),
+}
+
+
+@pytest.mark.parametrize(("fixes", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses_what_cannot_be_divided(fixes, message):
+    cluster = dataclasses.replace(CLUSTER, devices_per_node=32)
+    with pytest.raises((TypeError, ValueError), match=message):
+        mpmd.plan(train_step, *shapes(), cluster=cluster, groups=1, **{"sequence_parallel": True, **fixes})
+
+
+def test_refuses_a_step_without_a_loop():
+    step, args = planned_steps.step_without_a_loop, planned_steps.arguments(planned_steps.step_without_a_loop)
+    with pytest.raises(ValueError, match="it has no loop"):
+        mpmd.plan(step, *args, cluster=CLUSTER, sequence_parallel=True)
