@@ -22,6 +22,7 @@ from cluster.start.shapes import GPU_PLATFORMS
 from mpmd.ir.events import Event
 from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate, dtype_fault
+from mpmd.planner.calibrate_collectives import collective_rates, group_axes
 from mpmd.planner.hardware import Hardware, check_known, completed
 from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, shown, str_fault
 
@@ -196,14 +197,17 @@ def _measured(
     kind: str | None,
     timeout: float,
 ) -> dict[str, Any]:
-    groups = [{"device": 1}] * (min(nodes.count, MEASURED_NODES) * nodes.devices_per_node)
+    of_node = nodes.devices_per_node
+    launched = functools.partial(launch, platform=platform, accelerator_types=kind, timeout=timeout)
     cpus = nodes.cpus if platform == "cpu" else None
-    with launch(
-        groups=groups,
-        platform=platform,
-        cpus_per_group=cpus,
-        accelerator_types=kind,
-        timeout=timeout,
+    with launched(
+        groups=[{"device": 1}] * (min(nodes.count, MEASURED_NODES) * of_node), cpus_per_group=cpus
     ) as mesh:
         node_ids = [group.node_id for group in mesh.groups]
-        return calibrate(functools.partial(record_steps, mesh), node_ids, dtype).known()
+        known = calibrate(functools.partial(record_steps, mesh), node_ids, dtype).known()
+    if of_node == 1:
+        return known
+    axes = group_axes(of_node)
+    with launched(groups=[axes], cpus_per_group=cpus and of_node * cpus) as mesh:
+        collectives = collective_rates(functools.partial(record_steps, mesh), axes)
+    return known | {"rates": known["rates"] | collectives}

@@ -42,11 +42,13 @@ MAY_IMPORT = {
     "mpmd.planner.layer_profile": "mpmd.language mpmd.planner.curves",
     "mpmd.planner.calibrate": "mpmd.ir mpmd.language mpmd.planner.curves mpmd.schedules mpmd.simulate "
     "mpmd.validation",
+    "mpmd.planner.calibrate_collectives": "mpmd.ir mpmd.language mpmd.planner.calibrate mpmd.planner.curves "
+    "mpmd.schedules",
     "mpmd.planner.hardware": "mpmd.memory mpmd.planner.curves mpmd.simulate mpmd.validation",
     "mpmd.planner.pools": "mpmd.memory mpmd.planner.hardware mpmd.simulate mpmd.validation",
     "mpmd.planner.record_steps": "mpmd.ir mpmd.meshes mpmd.step",
-    "mpmd.planner.local_devices": "mpmd.meshes mpmd.planner.calibrate mpmd.planner.record_steps "
-    "mpmd.validation",
+    "mpmd.planner.local_devices": "mpmd.meshes mpmd.planner.calibrate mpmd.planner.calibrate_collectives "
+    "mpmd.planner.record_steps mpmd.validation",
     "mpmd.planner.cluster_file": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools mpmd.simulate "
     "mpmd.util mpmd.validation",
     "mpmd.planner.presets": "mpmd.planner.curves mpmd.simulate",
@@ -59,7 +61,8 @@ MAY_IMPORT = {
     "mpmd.planner.candidate": "mpmd.language mpmd.planner.expected_errors mpmd.planner.submesh "
     "mpmd.schedules",
     "mpmd.planner.constraints": "mpmd.language mpmd.planner.layer_profile mpmd.schedules mpmd.validation",
-    "mpmd.planner.collectives": "mpmd.planner.hardware mpmd.planner.pools mpmd.planner.submesh mpmd.simulate",
+    "mpmd.planner.collectives": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools "
+    "mpmd.planner.submesh mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.pools mpmd.planner.simplicity mpmd.util",
     "mpmd.planner.shared_cores": "mpmd.planner.hardware mpmd.planner.pools",
     "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
@@ -153,7 +156,7 @@ MAY_IMPORT = {
     "cluster.start cluster.transports cluster.watching.publisher mpmd.meshes mpmd.runtime mpmd.util "
     "mpmd.validation",
     "cluster.describe": "cluster.launch cluster.start mpmd.ir mpmd.memory mpmd.planner.calibrate "
-    "mpmd.planner.hardware mpmd.validation",
+    "mpmd.planner.calibrate_collectives mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.arrays": "mpmd.compat mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",

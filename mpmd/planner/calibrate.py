@@ -152,20 +152,10 @@ def _products_rate(groups: _Groups, dtype: Any) -> _ProductsRate:
         seconds = _task_seconds(groups, work)
         points.append((2.0 * width**3, seconds / PRODUCTS))
         if seconds >= TASK_SECONDS or width >= LARGEST_WIDTH:
+            curve = Curve.through(points[0], points[-1])
             alone = max(seconds / _lone_task_seconds(groups, work), 1.0)
-            return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, alone, _curve(points[0], points[-1]))
+            return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, alone, curve)
         width *= 2
-
-
-def _curve(small: tuple[float, float], large: tuple[float, float]) -> Curve:
-    """The curve through two kernels, each with its operations and seconds; a constant if it would fall."""
-    operations, seconds = large
-    if large[0] > small[0] and large[1] > small[1]:
-        rate = (large[0] - small[0]) / (large[1] - small[1])
-        half = small[1] * rate - small[0]
-        if half > 0:
-            return Curve(rate, half)
-    return Curve(operations / seconds)
 
 
 def _rates(groups: _Groups, dtype: Any, products: _ProductsRate) -> dict[str, Curve]:

@@ -109,8 +109,8 @@ class Cluster(Hardware):
         Args:
           measure: whether to measure what is not given, in actors on two nodes: rates of matrix products, of
             batched ones and of convolutions while all devices of a node compute, memory bandwidth, the floor
-            of a kernel and of a task, and messages between groups on a node and between nodes. It takes less
-            than a minute.
+            of a kernel and of a task, collectives between the devices of a node, and messages between groups
+            on a node and between nodes. It takes less than a minute.
           dtype: of these products: that in which the step computes most.
           platform: ``cpu``, ``cuda`` or another one of JAX; by default as ``mpmd.launch`` chooses.
           cpus_per_device: the CPUs of a node that make a device, on ``cpu``; by default one, or as many as

@@ -20,7 +20,7 @@ from mpmd.simulate import Link
 from mpmd.util.text_files import read_text
 from mpmd.validation import is_number
 
-VERSION, OLDEST_VERSION = 2, 1
+VERSION, OLDEST_VERSION = 3, 1
 _LINKS = ("device_link", "node_link")
 
 
@@ -118,7 +118,7 @@ def _are_numbers(fields: Mapping[str, Any]) -> bool:
 
 
 def _rates(path: str | os.PathLike[str], rates: Any) -> dict[str, Curve]:
-    what = f"{path}: rates must have a rate and a half in operations for each kind and dtype, got {rates!r}"
+    what = f"{path}: rates must have a rate and a half for each kind of product or collective, got {rates!r}"
     if not isinstance(rates, dict):
         raise ValueError(what)
     curves = {}

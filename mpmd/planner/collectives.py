@@ -12,9 +12,11 @@ import collections
 import dataclasses
 import math
 from collections.abc import Collection
+from typing import NamedTuple, get_args
 
 import numpy as np
 
+from mpmd.planner.curves import CollectiveKind, collective_name, size_of_collective
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
@@ -50,53 +52,77 @@ def device_ranges_of(submeshes: tuple[Submesh, ...]) -> tuple[DeviceRange, ...]:
     return tuple(device_ranges)
 
 
-def axis_links(pool: Hardware, device_range: DeviceRange) -> tuple[Link, ...]:
-    """The slowest link of the rings along each axis, ``INNERMOST_FIRST``.
+@dataclasses.dataclass(frozen=True)
+class CollectiveCost:
+    """The cost of collectives of one kind along an axis.
 
+    Attributes:
+      per_byte: seconds for each byte of the whole value.
+      each: seconds of each collective, beside those of its bytes.
+    """
+
+    per_byte: float
+    each: float
+
+    def seconds(self, nbytes: np.ndarray, number: np.ndarray | float = 1.0) -> np.ndarray:
+        """The seconds of so many collectives of values that have ``nbytes`` bytes together."""
+        return np.where(nbytes > 0, nbytes * self.per_byte + number * self.each, 0.0)
+
+
+class AxisCosts(NamedTuple):
+    """The costs of collectives along an axis; a reduction that scatters takes as long as ``all_gather``."""
+
+    all_reduce: CollectiveCost
+    all_gather: CollectiveCost
+
+
+def axis_costs(pool: Hardware, device_range: DeviceRange) -> tuple[AxisCosts, ...]:
+    """The costs of collectives along each axis, ``INNERMOST_FIRST``: those of the slowest of its rings.
+
+    Within a node they are those of the pool's ``rates``, as far as it has some; otherwise those of rings.
     Rings that leave a node share its link: as many rings as the node has devices that no ring joins.
 
     Args:
       pool: in which the devices are.
     """
-    links, stride = [], 1
-    for kind in INNERMOST_FIRST:
-        block = stride * device_range.submesh.get(kind, 1)
+    costs, stride = [], 1
+    for axis in INNERMOST_FIRST:
+        size = device_range.submesh.get(axis, 1)
+        block = stride * size
         starts = range(device_range.start, device_range.stop, block)
         if all(_same_node(pool, first, first + block) for first in starts):
-            links.append(pool.device_link)
+            costs.append(AxisCosts(*(_on_a_node(pool, kind, size) for kind in get_args(CollectiveKind))))
         else:
             rings = min(stride, pool.devices_per_node)
-            links.append(Link(pool.node_link.latency, pool.node_link.bandwidth / rings))
+            link = Link(pool.node_link.latency, pool.node_link.bandwidth / rings)
+            costs.append(
+                AxisCosts(*(_in_a_ring(pool, kind, size, link) for kind in get_args(CollectiveKind)))
+            )
         stride = block
-    return tuple(links)
+    return tuple(costs)
 
 
-def all_reduce(
-    size: int, nbytes: np.ndarray, link: Link, number: np.ndarray | float = 1.0, floor: float = 0.0
-) -> np.ndarray:
-    """The seconds of all-reduces of values of ``nbytes`` bytes over ``size`` devices.
+def _on_a_node(pool: Hardware, kind: CollectiveKind, size: int) -> CollectiveCost:
+    """By the curve of the nearest number of devices, in proportion to messages and bytes of a ring."""
+    sizes = [of for name in pool.rates for of in [size_of_collective(name, kind)] if of]
+    if not sizes or size == 1:
+        return _in_a_ring(pool, kind, size, pool.device_link)
+    nearest = min(sizes, key=lambda of: (abs(of - size), of))
+    curve = pool.rates[collective_name(kind, nearest)]
+    messages, moved = (size - 1) / (nearest - 1), (1 - 1 / size) / (1 - 1 / nearest)
+    return CollectiveCost(moved / curve.rate, messages * curve.half / curve.rate)
 
-    A ring moves ``2 (n - 1) / n`` of the bytes over each link, in ``2 (n - 1)`` messages: Patarasuk and Yuan,
-    "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009.
 
-    Args:
-      nbytes: of all values together.
-      number: of the all-reduces.
-      floor: the seconds of each beside those of its messages.
+def _in_a_ring(pool: Hardware, kind: CollectiveKind, size: int, link: Link) -> CollectiveCost:
+    """In an all-reduce each link moves ``2 (n - 1) / n`` of the bytes, in ``2 (n - 1)`` messages.
+
+    Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009. A gather
+    and a reduction that scatters are one half of it each.
     """
-    return 2 * all_gather(size, nbytes, link, number, floor / 2)
-
-
-def all_gather(
-    size: int, nbytes: np.ndarray, link: Link, number: np.ndarray | float = 1.0, floor: float = 0.0
-) -> np.ndarray:
-    """The seconds of all-gathers of values of ``nbytes`` bytes, of which ``size`` devices have shards.
-
-    A reduce-scatter takes as long: both are one half of the ring of ``all_reduce``, which has the arguments.
-    """
-    steps = size - 1
-    moving = steps / size * nbytes / link.bandwidth
-    return np.where(nbytes > 0, moving + number * (steps * link.latency + floor), 0.0)
+    if size == 1:
+        return CollectiveCost(0.0, 0.0)
+    messages = (2 if kind == "all_reduce" else 1) * (size - 1)
+    return CollectiveCost(messages / size / link.bandwidth, messages * link.latency + pool.collective_floor)
 
 
 def message_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) -> Link:

@@ -12,7 +12,15 @@ from typing import Any, Self
 import numpy as np
 
 from mpmd.memory import Holding
-from mpmd.planner.curves import Amount, Curve, ProductWork, rates_faults
+from mpmd.planner.curves import (
+    Amount,
+    CollectiveKind,
+    Curve,
+    ProductKind,
+    ProductWork,
+    rates_faults,
+    without,
+)
 from mpmd.simulate import Link
 from mpmd.validation import (
     Fault,
@@ -56,6 +64,9 @@ class Hardware:
         they share cores, as the CPU devices of a process, and those of more groups than there are cores.
       rates: curves of products by kind and dtype, such as ``{"product bfloat16": Curve(2.5e14, 1e9)}``. The
         kinds are ``product``, ``batched_product`` and ``convolution``. Others have the constant ``flops``.
+        Also curves of collectives on a node by kind and number of devices, ``all_reduce 8`` and
+        ``all_gather 8``; other numbers of devices are taken from the nearest one. A kind without a curve has
+        the time of a ring of ``device_link``.
       kernel_floor: seconds from the start of a kernel to that of the next, if both are small.
       collective_floor: seconds of an exchange between devices of a group, beside those of its messages.
       merges_all_reduces: whether all-reduces whose results are added are one, as XLA has it on accelerators.
@@ -263,9 +274,7 @@ def completed(
     needed = [name for name in _needed(fields, known) if name not in known]
     if measure is not None and not {*fields} - _NOT_MEASURED <= {*known}:
         measured = measure()
-        if "flops" in given:  # a constant rate of all products
-            measured = {name: value for name, value in measured.items() if name != "rates"}
-        known = {**measured, **known}
+        known = {**measured, "rates": _rates_beside(measured.get("rates", {}), given), **known}
         needed = [name for name in needed if name not in known]
     if needed:
         why = "have them measured, measure=True" if measure is None else "have no other work on the cluster"
@@ -273,6 +282,12 @@ def completed(
             f"nothing says the cluster's {', '.join(needed)}: give them, as in {needed[0]}=..., or {why}"
         )
     return Hardware(**known)
+
+
+def _rates_beside(rates: Mapping[str, Curve], given: Mapping[str, Any]) -> dict[str, Curve]:
+    """The measured rates of what the user gives no constant rate or link for."""
+    without_products = without(rates, ProductKind) if "flops" in given else rates
+    return without(without_products, CollectiveKind) if "device_link" in given else dict(without_products)
 
 
 def has_default(field: dataclasses.Field[Any]) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from mpmd.meshes.mesh import MpmdMesh, devices_faults
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.calibrate import dtype_fault as dtype_fault
+from mpmd.planner.calibrate_collectives import collective_rates, group_axes
 from mpmd.planner.record_steps import record_steps
 from mpmd.validation import raise_faults
 
@@ -43,4 +44,11 @@ def measured(devices: Sequence[jax.Device], dtype: str) -> dict[str, Any]:
     """The measured numbers, by the names of a cluster's attributes."""
     meshes = [jax.sharding.Mesh(np.array([device]), ("device",)) for device in devices]
     with MpmdMesh(meshes) as mesh:
-        return calibrate(functools.partial(record_steps, mesh), [0] * len(devices), dtype).known()
+        known = calibrate(functools.partial(record_steps, mesh), [0] * len(devices), dtype).known()
+    if len(devices) == 1:
+        return known
+    axes = group_axes(len(devices))
+    of_group = jax.sharding.Mesh(np.array(devices).reshape(*axes.values()), tuple(axes))
+    with MpmdMesh([of_group]) as mesh:
+        collectives = collective_rates(functools.partial(record_steps, mesh), axes)
+    return known | {"rates": known["rates"] | collectives}

@@ -12,7 +12,7 @@ import pytest
 import mpmd
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Task
-from mpmd.planner import calibrate
+from mpmd.planner import calibrate, calibrate_collectives
 from mpmd.planner.curves import Curve
 from mpmd.planner.record_steps import record_steps
 from mpmd.simulate import Link
@@ -61,9 +61,37 @@ def test_a_hop_is_half_of_what_is_not_computing():
 def test_a_curve_goes_through_a_small_and_a_large_kernel():
     curve = Curve(rate=1e9, half=1e6)
     points = [(operations, curve.seconds(operations, 1.0)) for operations in (1e6, 1e9)]
-    through = calibrate._curve(*points)
+    through = Curve.through(*points)
     assert (through.rate, through.half) == pytest.approx((1e9, 1e6))
-    assert calibrate._curve((1e6, 0.5e-3), (1e9, 1.0)) == Curve(1e9)  # small ones are in caches
+    assert Curve.through((1e6, 0.5e-3), (1e9, 1.0)) == Curve(1e9)  # small ones are in caches
+
+
+@pytest.mark.parametrize(("devices", "sizes"), [(2, [2]), (4, [2, 4]), (3, [3])])
+def test_collectives_are_measured_along_the_axes_of_a_node(monkeypatch, devices, sizes):
+    monkeypatch.setattr(calibrate_collectives, "SMALL", (64, 2))
+    monkeypatch.setattr(calibrate_collectives, "LARGE", (2**12, 2))
+    axes = calibrate_collectives.group_axes(devices)
+    group = jax.sharding.Mesh(np.array(jax.devices()[:devices]).reshape(*axes.values()), tuple(axes))
+    with mpmd.MpmdMesh([group]) as mesh:
+        rates = calibrate_collectives.collective_rates(functools.partial(record_steps, mesh), axes)
+    names = [f"{kind} {size}" for size in sizes for kind in ("all_reduce", "all_gather")]
+    assert [*rates] == names and min(curve.rate for curve in rates.values()) > 0
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+def test_each_collective_of_a_measured_task_is_in_its_executable(kind):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("outer", "inner"))
+    options = {"axes": ("inner",), "size": 2, "nbytes": 2**12, "count": 4}
+    work = functools.partial(calibrate_collectives._repeated, kind=kind, **options)
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(work).lower(np.float32(1)).compile()
+        assert compiled(np.float32(3)) == 3
+    assert kind.replace("_", "-") in compiled.as_text()
+
+
+@pytest.mark.parametrize(("devices", "sizes"), [(1, []), (7, [7]), (8, [2, 2, 2]), (12, [2, 2, 3])])
+def test_the_axes_of_a_node_are_prime_factors(devices, sizes):
+    assert [*calibrate_collectives.group_axes(devices).values()] == sizes
 
 
 def test_a_link_is_what_small_and_large_messages_take():

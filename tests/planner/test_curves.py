@@ -525,7 +525,7 @@ def test_a_cluster_is_read_as_it_was_written(tmp_path):
 
 def test_numbers_of_numpy_and_infinite_memory_are_read_as_they_were_written(tmp_path):
     of_numpy = {"nodes": np.int64(2), "flops": np.float32(2**40), "memory": float("inf")}
-    rates = {"product bfloat16": Curve(np.float32(2**40), np.int64(3))}
+    rates = {"product bfloat16": Curve(np.float32(2**40), np.int64(3)), "all_reduce 8": Curve(2e11, 3e5)}
     cluster = Cluster.preset("h100", **of_numpy, rates=rates, device_link=Link(0.0, np.float64(1e9)))
     cluster.save(tmp_path / "cluster.json")
     assert Cluster.load(tmp_path / "cluster.json") == cluster
@@ -540,11 +540,17 @@ def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"version": 3}, "has version 3 of a cluster, and this is version 2"),
+        ({"version": 4}, "has version 4 of a cluster, and this is version 3"),
         ({"speed": 1}, "must have an object with the fields nodes"),
         ({"flops": "1e12"}, "flops must be a number of operations per second"),
         ({"rates": {"product bfloat16": 3.0}}, "rates must have a rate and a half"),
-        ({"rates": {"sum bfloat16": {"rate": 3.0}}}, "no kind and dtype is 'sum bfloat16'"),
+        ({"rates": {"sum bfloat16": {"rate": 3.0}}}, "'sum bfloat16' is none of product,"),
+        ({"rates": {"all_reduce 1": {"rate": 3.0}}}, "'all_reduce 1' is none of"),
+        ({"rates": {"all_gather 08": {"rate": 3.0}}}, "'all_gather 08' is none of"),
+        (
+            {"rates": {"all_gather 8": {"rate": 0.0}}},
+            "must be a finite number of bytes per second",
+        ),
         ({"rates": {"product bfloat16": {"rate": 0.0}}}, r"rates\['product bfloat16'\].rate must be"),
         ({"device_link": [1, 2]}, "device_link must have a latency"),
     ],

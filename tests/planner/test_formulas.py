@@ -9,7 +9,8 @@ import pytest
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
-from mpmd.planner.collectives import DeviceRange, all_gather, all_reduce, axis_links, message_link
+from mpmd.planner.collectives import CollectiveCost, DeviceRange, axis_costs, message_link
+from mpmd.planner.curves import Curve
 from mpmd.planner.layer_profile import Division, Layer, TaskWork
 from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
@@ -26,24 +27,55 @@ TWO_NODES = Cluster(2, 4, 1e9, 1e12, 1e12, Link(1e-6, 100e9), Link(1e-5, 10e9))
 FAST = Cluster(1, 8, 1e12, 1e12, 1e15, Link(0, math.inf), Link(0, math.inf))
 
 
+def ring(size, latency, bandwidth):
+    """The costs of an all-gather over a ring."""
+    return CollectiveCost((size - 1) / size / bandwidth, (size - 1) * latency)
+
+
+def costs_of(cluster, submesh, start=0):
+    """The costs of collectives along ``model``, ``sequence`` and ``data``."""
+    return axis_costs(cluster, DeviceRange(start, submesh))
+
+
 def test_axes_within_a_node_have_its_links():
-    assert axis_links(TWO_NODES, DeviceRange(4, {"model": 2, "data": 2})) == (Link(1e-6, 100e9),) * 3
+    gathers = [costs.all_gather for costs in costs_of(TWO_NODES, {"model": 2, "data": 2}, 4)]
+    assert gathers == [ring(2, 1e-6, 100e9), CollectiveCost(0, 0), ring(2, 1e-6, 100e9)]
 
 
 def test_rings_between_nodes_share_their_link():
-    model, _, data = axis_links(TWO_NODES, DeviceRange(0, {"model": 4, "data": 2}))
-    assert (model, data) == (Link(1e-6, 100e9), Link(1e-5, 2.5e9))
+    model, _, data = costs_of(TWO_NODES, {"model": 4, "data": 2})
+    assert (model.all_gather, data.all_gather) == (ring(4, 1e-6, 100e9), ring(2, 1e-5, 2.5e9))
 
 
 def test_a_group_across_the_border_of_nodes_has_the_slow_link():
-    assert axis_links(TWO_NODES, DeviceRange(2, {"model": 4}))[0] == Link(1e-5, 10e9)
+    assert costs_of(TWO_NODES, {"model": 4}, 2)[0].all_gather == ring(4, 1e-5, 10e9)
 
 
 def test_sums_over_devices_take_the_time_of_a_ring():
     nbytes = np.array([1e9, 0.0])
-    link = Link(1e-6, 100e9)
-    assert all_gather(4, nbytes, link) == pytest.approx([0.75e9 / 100e9 + 3e-6, 0])
-    assert all_reduce(4, nbytes, link) == pytest.approx([1.5e9 / 100e9 + 6e-6, 0])
+    costs = costs_of(dataclasses.replace(TWO_NODES, collective_floor=2e-6), {"model": 4})[0]
+    assert costs.all_gather.seconds(nbytes) == pytest.approx([0.75e9 / 100e9 + 5e-6, 0])
+    assert costs.all_reduce.seconds(nbytes, 2.0) == pytest.approx([1.5e9 / 100e9 + 16e-6, 0])
+
+
+def test_collectives_on_a_node_have_the_curves_of_their_kind():
+    plain = dataclasses.replace(TWO_NODES, collective_floor=1.0)
+    cluster = dataclasses.replace(plain, rates={"all_reduce 2": Curve(1e9, 1e3), "all_reduce 8": Curve(2e9)})
+    submesh = {"model": 2, "data": 4}
+    (model, _, data), (plain_model, _, plain_data) = (costs_of(each, submesh) for each in (cluster, plain))
+    assert (model.all_reduce.per_byte, model.all_reduce.each) == pytest.approx((1e-9, 1e-6))
+    assert model.all_gather == plain_model.all_gather
+    assert data == plain_data  # between nodes
+
+
+def test_collectives_over_other_numbers_of_devices_are_in_proportion_to_rings():
+    node = dataclasses.replace(TWO_NODES, nodes=1, devices_per_node=8)
+    of_two = costs_of(node, {"model": 2})[0].all_reduce
+    rates = {"all_reduce 2": Curve(1 / of_two.per_byte, of_two.each / of_two.per_byte)}
+    for size in (3, 4, 8):
+        by_link = costs_of(node, {"model": size})[0].all_reduce
+        by_curve = costs_of(dataclasses.replace(node, rates=rates), {"model": size})[0].all_reduce
+        assert (by_curve.per_byte, by_curve.each) == pytest.approx((by_link.per_byte, by_link.each))
 
 
 def test_messages_between_nodes_share_the_link_by_distinct_parts():

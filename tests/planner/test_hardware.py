@@ -11,6 +11,7 @@ import pytest
 import mpmd
 from mpmd.memory import Holding
 from mpmd.planner.cluster import Cluster
+from mpmd.planner.curves import Curve
 from mpmd.planner.hardware import Hardware, completed
 from mpmd.simulate import Link
 
@@ -76,6 +77,22 @@ def test_what_is_given_is_taken_and_not_measured():
         {"nodes": 2}, {**measured, "flops": 5.0}, lambda: {"flops": 7.0, "task_overhead": 1e-3}
     )
     assert (cluster.flops, cluster.task_overhead) == (5.0, 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ({}, ["product float32", "all_reduce 2"]),
+        ({"flops": 5.0}, ["all_reduce 2"]),
+        ({"device_link": Link(0.0, 1e9)}, ["product float32"]),
+        ({"rates": {}}, []),
+    ],
+)
+def test_a_constant_from_the_user_takes_the_place_of_measured_curves(given, left):
+    measured = {**GIVEN, "rates": {"product float32": Curve(7.0), "all_reduce 2": Curve(8.0)}}
+    sizes = {name: measured.pop(name) for name in ("nodes", "devices_per_node", "memory")}
+    cluster = completed(sizes, given, lambda: measured)
+    assert [*cluster.rates] == left
 
 
 def test_what_nobody_knows_is_named():

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from mpmd.language.remat import Remat
-from mpmd.planner.collectives import all_gather, all_reduce
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.hardware import Hardware, seconds_by_part
 from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
@@ -52,19 +51,19 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
 
     gathers_in_tasks = group.fsdp and not group.gather_once
     gathered = arrays.of("gathered") * held
-    gather = _gather_over_data(group, gathered, cluster) if gathers_in_tasks else zero
+    gather = _gather_over_data(group, gathered) if gathers_in_tasks else zero
     computing = np.add(
         *_task_seconds(arrays, arrays.forward, arrays.products("forward"), group, cluster, weights)
     )
     reducing = _all_reduces_of_task(arrays, group, cluster, "forward")
-    step_all_reduce = _all_reduces_of_step(arrays, group, cluster, gathered, gradients)
+    step_all_reduce = _all_reduces_of_step(arrays, group, gathered, gradients)
     step = step_all_reduce + _optimizer_seconds(arrays, group, cluster, weights)
     gather_forward = _exposed(gather, computing, cluster)
     forward = computing + reducing + gather_forward
     if not arrays.profile.has_backward:
         return LayerSeconds(forward, zero, zero, reducing + gather_forward, step, step_all_reduce)
 
-    scatter = _gather_over_data(group, gradients, cluster) if gathers_in_tasks else zero
+    scatter = _gather_over_data(group, gradients) if gathers_in_tasks else zero
     products, beside = _task_seconds(
         arrays, arrays.backward, arrays.products("backward"), group, cluster, weights + gradients
     )
@@ -99,10 +98,9 @@ def _exposed(moving: Array, computing: Array, cluster: Hardware) -> Array:
     return np.maximum(moving - computing, 0.0) if cluster.overlaps_gathers else moving
 
 
-def _gather_over_data(group: GroupSettings, nbytes: Array, cluster: Hardware) -> Array:
+def _gather_over_data(group: GroupSettings, nbytes: Array) -> Array:
     """The seconds to gather values along ``data``, or to sum and scatter them."""
-    floor = cluster.collective_floor if group.sizes[DATA] > 1 else 0.0
-    return all_gather(group.sizes[DATA], nbytes, group.links[DATA], floor=floor)
+    return group.collectives[DATA].all_gather.seconds(nbytes)
 
 
 def _task_seconds(
@@ -142,13 +140,12 @@ def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, cluster: Har
                 nbytes = nbytes - arrays.divided(f"merged_{task}")[axis]
                 number = number - arrays.divided(f"merges_{task}")[axis]
             nbytes = arrays.rows(group) * nbytes * others
-            number = np.maximum(number, 1.0)
-            seconds += all_reduce(size, nbytes, group.links[axis], number, cluster.collective_floor)
+            seconds += group.collectives[axis].all_reduce.seconds(nbytes, np.maximum(number, 1.0))
     return seconds
 
 
 def _all_reduces_of_step(
-    arrays: LayerArrays, group: GroupSettings, cluster: Hardware, weights: Array, gradients: Array
+    arrays: LayerArrays, group: GroupSettings, weights: Array, gradients: Array
 ) -> Array:
     """The seconds of the all-reduces of gradients after the loop, and of weights that are gathered once.
 
@@ -162,12 +159,10 @@ def _all_reduces_of_step(
         if group.sizes[axis] > 1:
             others = product(share for other, share in enumerate(shares) if other != axis)
             nbytes = arrays.divided("reduced_per_step")[axis] * others
-            seconds += all_reduce(
-                group.sizes[axis], nbytes, group.links[axis], floor=cluster.collective_floor
-            )
+            seconds += group.collectives[axis].all_reduce.seconds(nbytes)
     if group.gather_once:
-        seconds = seconds + _gather_over_data(group, weights, cluster)
-        seconds = seconds + _gather_over_data(group, gradients, cluster)
+        seconds = seconds + _gather_over_data(group, weights)
+        seconds = seconds + _gather_over_data(group, gradients)
     return seconds
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from mpmd.language.remat import Remat
+from mpmd.planner.collectives import AxisCosts
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.layer_profile import Division, Layer, LayerProfile, TaskWork
 from mpmd.planner.submesh import INNERMOST_FIRST
-from mpmd.simulate import Link
 
 Array = np.ndarray
 """A number for each layer."""
@@ -29,14 +29,14 @@ class GroupSettings:
 
     Attributes:
       sizes: of the axes of its submesh, ``INNERMOST_FIRST``.
-      links: of these axes; the link of an axis is the slowest one of its rings.
+      collectives: the costs of exchanges along these axes.
       remat: the policy of the stages that the layers are in.
       num_passes, fsdp, gather_once, sequence_parallel: as of ``Candidate``.
       pool: of its submesh.
     """
 
     sizes: tuple[int, ...]
-    links: tuple[Link, ...]
+    collectives: tuple[AxisCosts, ...]
     num_passes: int
     remat: Remat
     fsdp: bool

@@ -13,7 +13,7 @@ from mpmd.ir.tasks import TaskType
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import (
     DeviceRange,
-    axis_links,
+    axis_costs,
     device_ranges_of,
     message_link,
     share_a_node,
@@ -80,10 +80,9 @@ class CostModel:
     ) -> GroupSettings:
         """The settings of a group on some devices, with those of a candidate, for a stage of it."""
         submesh = device_range.submesh
-        links = axis_links(self.cluster.pool(submesh.pool), device_range)
         return GroupSettings(
             submesh.sizes,
-            links,
+            axis_costs(self.cluster.pool(submesh.pool), device_range),
             candidate.num_passes,
             candidate.remat_of(stage),
             candidate.fsdp,

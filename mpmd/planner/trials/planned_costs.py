@@ -13,8 +13,7 @@ from mpmd.ir.routes import held_specs
 from mpmd.ir.specs import axes_of, num_shards
 from mpmd.planner.collectives import (
     DeviceRange,
-    all_reduce,
-    axis_links,
+    axis_costs,
     group_link,
     shards_on_a_node,
     share_a_node,
@@ -53,20 +52,19 @@ def _computing(work: DeviceWork, pool: Hardware) -> float:
 
 
 def all_reduce_seconds(work: DeviceWork, pool: Hardware, device_range: DeviceRange) -> float:
-    """The seconds of a task's all-reduces, in rings: see ``collectives.all_reduce``.
+    """The seconds of a task's collectives: see ``collectives.axis_costs``.
 
     Weights that are gathered along ``data``, and gradients that are scattered, count as far as the task's
     computing does not hide them, if the cluster says that it does.
     """
     seconds = 0.0
-    for axis, link in zip(INNERMOST_FIRST, axis_links(pool, device_range), strict=True):
-        size = device_range.submesh.get(axis, 1)
-        if size == 1:
+    for axis, costs in zip(INNERMOST_FIRST, axis_costs(pool, device_range), strict=True):
+        if device_range.submesh.get(axis, 1) == 1:
             continue
         nbytes, number = work.all_reduced.get(axis, 0.0), float(work.all_reduces.get(axis, 0))
         if pool.merges_all_reduces:
             nbytes, number = nbytes - work.merged.get(axis, 0.0), number - work.merges.get(axis, 0)
-        of_axis = float(all_reduce(size, np.asarray(nbytes), link, number, pool.collective_floor))
+        of_axis = float(costs.all_reduce.seconds(np.asarray(nbytes), number))
         if pool.overlaps_gathers and axis == "data" and nbytes:
             hidden = of_axis * work.moved.get(axis, 0.0) / nbytes
             of_axis -= min(hidden, _computing(work, pool))
