@@ -10,9 +10,10 @@ import mpmd
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
 from mpmd.planner.trials import measure
+from mpmd.planner.trials import rehearsal as rehearse
 from mpmd.planner.trials.measure import costs_of, measure_tasks, typical_seconds
 from mpmd.planner.trials.rehearsal import Rehearsal
-from mpmd.planner.trials.timing import repeat_together
+from mpmd.planner.trials.timing import LEAST_CALLS, MOST_WARM_UPS, repeat_together, warm_up
 from mpmd.runtime.compiling import compile_executable
 from tests.support.small_plans import lowered
 
@@ -78,18 +79,33 @@ def test_tasks_that_call_python_are_not_run():
         measure_tasks(step)
 
 
-def test_a_group_runs_its_tasks_in_order():
-    step = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2)
-    program, submesh = step.compiled.program, jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
-    for mpmd_idx in range(2):
+def rehearsals(program):
+    """The programs of all groups, each on the first device."""
+    submesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+    for mpmd_idx in range(len(program.plan.programs)):
         compiled = {
             executable.name: compile_executable(executable, program.functions[executable.name], submesh)
             for executable in program.plan.executables_of(mpmd_idx)
         }
-        rehearsal = Rehearsal(program, mpmd_idx, submesh, compiled)
+        yield Rehearsal(program, mpmd_idx, submesh, compiled)
+
+
+def test_a_group_runs_its_tasks_in_order():
+    program = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2).compiled.program
+    for mpmd_idx, rehearsal in enumerate(rehearsals(program)):
         for _ in range(2):  # what a step takes over is there again
             tasks = [(name, event.activity) for name, event in rehearsal.step()]
             assert tasks == [(run.executable, run.task) for run in program.plan.programs[mpmd_idx].runs]
+
+
+def test_a_step_donates_what_the_one_before_has_returned(monkeypatch):
+    program = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2).compiled.program
+    assert any(leaf.donated for leaf in program.plan.inputs)
+    for rehearsal in rehearsals(program):
+        rehearsal.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(rehearse, "some_values", lambda aval: pytest.fail(f"{aval} is made again"))
+            rehearsal.step()
 
 
 def test_steps_of_other_precision_are_timed():
@@ -119,7 +135,22 @@ def test_what_starts_when_others_have_ended_does_not_count():
 
 def test_calls_are_made_until_the_slowest_has_been_made_often_enough():
     first, second = repeat_together([lambda: "first", lambda: time.sleep(0.01) or "second"], 0.0)
-    assert len(first) > len(second) == 3 and {*first, *second} == {"first", "second"}
+    assert len(first) > len(second) == LEAST_CALLS and {*first, *second} == {"first", "second"}
+
+
+@pytest.mark.parametrize(
+    "seconds, calls",
+    [
+        ([1.0, 1.0], 2),
+        ([9.0, 6.0, 5.0, 4.9], 4),
+        ([5.0, 7.0], 2),
+        ([0.5**n for n in range(9)], MOST_WARM_UPS),
+    ],
+)
+def test_a_call_is_warm_when_it_is_no_longer_quicker(seconds, calls):
+    left = list(seconds)
+    warm_up(lambda: left.pop(0))
+    assert len(seconds) - len(left) == calls
 
 
 def test_a_failing_call_ends_the_others():

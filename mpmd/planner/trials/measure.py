@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from mpmd.ir.events import Event
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Executable, OutsideTask, Plan, Spec, TaskKind, TaskType
 from mpmd.planner.trials.rehearsal import Rehearsal
-from mpmd.planner.trials.timing import repeat_together
+from mpmd.planner.trials.timing import repeat_together, warm_up
 from mpmd.program import Function, Program
 from mpmd.runtime.compiling import compile_executable, compile_with_open_specs, memory_of
 from mpmd.runtime.resolve_specs import resolve_specs
@@ -60,7 +61,7 @@ def measure_tasks(
     Args:
       devices: of one node, of the kind that the step is to run on, at least as many as the largest group has;
         by default those of this process.
-      seconds: for about how long each group runs its program; it runs it three times at least.
+      seconds: for about how long each group runs its program, five times at least, after a warm-up.
 
     Raises: ``ValueError`` when there are too few devices, and for a step whose tasks call back into Python.
     """
@@ -187,7 +188,7 @@ class _Bench:
                 Rehearsal(program, mpmd_idx, submesh, self._compiled(program, mpmd_idx, submesh))
             )
         for rehearsal in rehearsals:
-            rehearsal.step()  # the first one is slower
+            warm_up(functools.partial(_seconds_of_step, rehearsal))
         runs = repeat_together([rehearsal.step for rehearsal in rehearsals], seconds)
         until = min(steps[-1][-1][1].end for steps in runs)  # then others have more of the host
         return {
@@ -206,6 +207,10 @@ class _Bench:
             if needed := memory_of(compiled[name]):
                 self.memory[name] = self.memory.get(name, needed) | needed
         return compiled
+
+
+def _seconds_of_step(rehearsal: Rehearsal) -> float:
+    return sum(event.duration for _, event in rehearsal.step())
 
 
 def typical_seconds(steps: Sequence[Sequence[tuple[str, Event]]], until: float) -> dict[str, float]:

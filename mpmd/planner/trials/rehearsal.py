@@ -65,19 +65,41 @@ class Rehearsal:
             None if donated else jax.device_put(some_values(aval), sharding)
             for aval, sharding, donated in self._leaves
         ]
+        self._results: list[jax.Array] = []
 
     def step(self) -> list[tuple[str, Event]]:
         """Runs a step; returns its tasks in order, each with the name of its executable."""
-        inputs = [
-            jax.device_put(some_values(aval), sharding, may_alias=False) if kept is None else kept
-            for kept, (aval, sharding, _) in zip(self._kept, self._leaves, strict=True)
-        ]
-        jax.block_until_ready(inputs)
+        inputs = jax.block_until_ready(self._inputs())
         recording = Recording(time.perf_counter_ns())
         with jax.debug_nans(False), jax.debug_infs(False):  # arbitrary values may make some
-            jax.block_until_ready(self._executor.execute(0, inputs, [], recording=recording))
+            self._results = jax.block_until_ready(self._executor.execute(0, inputs, [], recording=recording))
         events = (task.event(self._mpmd_idx) for task in recording.tasks)
         return [(run.executable, event) for run, event in zip(self._runs, events, strict=True)]
+
+    def _inputs(self) -> list[jax.Array]:
+        """The inputs of a step.
+
+        Donated ones are results of the step before, as in training: so steps use the same memory again.
+        """
+        kept_ids = set(map(id, self._kept))
+        unused = {id(result): result for result in self._results if id(result) not in kept_ids}
+        self._results = []
+        inputs = []
+        for kept, (aval, sharding, donated) in zip(self._kept, self._leaves, strict=True):
+            like = next((key for key, result in unused.items() if _is_like(result, aval, sharding)), None)
+            if not donated:
+                inputs.append(kept)
+            elif like is None:
+                inputs.append(jax.device_put(some_values(aval), sharding, may_alias=False))
+            else:
+                inputs.append(unused.pop(like))
+        return inputs
+
+
+def _is_like(array: jax.Array, aval: Aval, sharding: jax.sharding.Sharding) -> bool:
+    """Whether an array has the shape, the dtype and the sharding."""
+    is_of_aval = (array.shape, array.dtype) == (aval.shape, jnp.dtype(aval.dtype))
+    return is_of_aval and array.sharding.is_equivalent_to(sharding, array.ndim)
 
 
 class _Present:
