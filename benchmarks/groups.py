@@ -10,6 +10,17 @@ from benchmarks.host import Host
 from benchmarks.measure import Conditions
 from benchmarks.peers import cpu_environment
 
+KEEPING = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+}
+"""Variables with which glibc keeps freed memory of any size.
+
+Otherwise arrays of 32 MiB and more are in new memory each time. Its pages take long to get, and how long
+depends on what the machine has done before.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Where:
@@ -36,9 +47,10 @@ def groups_at(
     """Opens groups of one device each, in a process of their own.
 
     That process has as many devices and threads as all groups, on which tasks are measured; so do the groups
-    on Ray, together.
+    on Ray, together. Groups in process keep the memory that they free.
     """
-    environment = cpu_environment(where.groups, conditions.cores)
+    keeping = {} if where.on_ray else KEEPING
+    environment = {**cpu_environment(where.groups, conditions.cores), **keeping}
     address = conditions.ray_address if where.on_ray else ""
     arguments = (where.groups, address, sleeps, gives_back)
     with contextlib.closing(Host("benchmarks.predicted_steps:Groups", arguments, environment)) as host:
