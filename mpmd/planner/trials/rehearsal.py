@@ -85,9 +85,9 @@ class Rehearsal:
         unused = {id(result): result for result in self._results if id(result) not in kept_ids}
         self._results = []
         inputs = []
-        for kept, (aval, sharding, donated) in zip(self._kept, self._leaves, strict=True):
+        for kept, (aval, sharding, _) in zip(self._kept, self._leaves, strict=True):
             like = next((key for key, result in unused.items() if _is_like(result, aval, sharding)), None)
-            if not donated:
+            if kept is not None:
                 inputs.append(kept)
             elif like is None:
                 inputs.append(jax.device_put(some_values(aval), sharding, may_alias=False))
