@@ -3,15 +3,16 @@
 To read in order:
 
 - what is asked of groups: ``runtime`` (by steps, arrays and checkpoints), ``requests`` (so that it can be
-  asked again), ``journal`` and ``logged`` (the log of it), ``saving`` (copies to storage);
+  asked again), ``journal`` and ``logged`` (the log of it, and the snapshots to go back to), ``saving``
+  (checkpoints in storage);
 - what is decided: ``membership``, of ``events`` and ``actions``, with ``replacement`` (when a group dies),
   ``moves`` (when one has to leave its node), and ``rewinds``, ``rewind`` and ``comparison`` (when steps are
-  repeated with nobody dead, to notice wrong bits); ``policy`` (when to copy, and when to give up);
+  repeated with nobody dead, to notice wrong bits); ``policy`` (when to take a snapshot, and when to give up);
 - how it is carried out: ``shell``, ``migrations`` (which groups are to move), ``process_pool`` (the
   processes), ``liveness_waiter`` (waits for them), ``replacements`` (what takes their place), ``allocations``
   and ``sharing`` (on which nodes and devices), ``termination`` (what is told to end), ``keepers`` and
-  ``copies`` (who has whose copies);
-- in a process: ``actor`` and ``store`` (of copies);
+  ``copies`` (who has the copies of a group's snapshot);
+- in a process: ``actor`` and ``store`` (of such copies);
 - ``report`` and ``metrics``.
 """
 

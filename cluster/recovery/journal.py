@@ -8,15 +8,15 @@ in and outcomes come out.
 - A *snapshot* is a request like others: each group copies its values between the same two steps. It is
   *committed* when all copies are where they outlive their group, and everything asked before is answered.
   Then the log before it is forgotten.
+- A snapshot that fails is given up: the one before stays the one to go back to, and the log grows. One that
+  is under way when a death is noted has not failed: it is asked again with the log, under a new number. If
+  its copy fails before the death is noted, it is given up like any other.
 - A result is given to the user at once. An error is given only when the whole request, and all that was
   asked before, is answered: until then it may be a consequence of a death that is not known yet.
 - The results of a step that is recorded are given together, when all groups have answered in one attempt:
   their times belong to one run.
 - When a group dies, all groups go back to the committed snapshot, and are asked all that the log has, in the
   same order. The user is told nothing twice; a small result that was given and now differs is an error.
-- A snapshot that fails is given up: the one before stays the one to go back to, and the log grows. One that
-  is under way when a death is noted has not failed: it is asked again with the log, under a new number. If
-  its copy fails before the death is noted, it is given up like any other.
 - A copy that is to be written to storage has to be made again where it was, so a snapshot behind it counts
   only when it is written. A step may not wait for that: rather, the copy is forgotten.
 - When a step fails that has taken inputs over, all groups go back as well, to where its inputs are there. It

@@ -1,4 +1,4 @@
-"""The policy of recovery: when to copy values, and when to give up.
+"""The policy of recovery: when to take a snapshot, and when to give up.
 
 Nothing here knows Ray, a thread or the clock.
 """

@@ -1,4 +1,4 @@
-"""Saves values to storage, whatever dies meanwhile.
+"""Saves checkpoints to storage, whatever dies meanwhile; ``journal`` has the snapshots of recovery.
 
 A group copies values to host memory, in order with the steps, and writes the copy later. When a group dies in
 between, all groups make their copies again, and what is not written is written then.

@@ -1,5 +1,8 @@
 """Decides where everything outside of loops lives: on which groups each value is and each equation runs.
 
+The update of a weight runs on the group of the stage that reads the weight. If several do, it runs on the one
+where its gradients are added, and the others are sent the new weight. This follows from the rules below.
+
 A value lives on a set of groups. It is large if it has more than one element. Three rules, applied until
 nothing changes:
 
@@ -11,9 +14,6 @@ nothing changes:
 3. State stays where it is: a result that a next step takes as an argument is on the groups that read the
    argument. What is read outside of loops alone, such as an optimizer's state, is where its update runs.
    Which result a next step takes is the guess of ``trace/fed_back.py``.
-
-So the update of a weight runs on the group of the stage that reads the weight. If several do, it runs on the
-one where its gradients are added, and the others are sent the new weight.
 
 A gathered copy of a value is made by each group whose tasks read it: the value is sent, and not the copy.
 

@@ -2,9 +2,9 @@
 
 So a weight's gradient accumulator gets the spec of the weight, and so does state that the step makes
 itself. State that is passed in does not: like any argument, Adam's moments keep the spec of the caller or
-of the passed array, and are replicated without one. Only ``mpmd.plan`` gives them the spec of their weight.
-Where the specs of values that are combined differ, as those of a weight and of moments without a spec, what
-is between them, such as the accumulator, is replicated.
+of the passed array, and are replicated without one. Only ``mpmd.plan`` gives them the spec of their weight
+(``planner/trials/shardings.py``). Where the specs of values that are combined differ, as those of a weight
+and of moments without a spec, what is between them, such as the accumulator, is replicated.
 """
 
 from __future__ import annotations

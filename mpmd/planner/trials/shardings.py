@@ -1,4 +1,8 @@
-"""The shardings of a step's arguments under a candidate; optimizer state has the spec of its weight."""
+"""The shardings of a step's arguments under a candidate: state of the optimizer has the spec of its weight.
+
+State is that of a weight if it has the weight's shape and the step combines both element by element
+(``step_arguments.py``). A spec of the user's goes before.
+"""
 
 from __future__ import annotations
 
