@@ -5,6 +5,7 @@
   that solve a linear system. A rematerialised function stays, because XLA is not to merge what it computes.
 - No body closes over arrays. They are operands of the equation, and constants of the step.
 - The bodies of microbatch loops and the branches of conditionals have variables of their own.
+- No product is made only to be transposed, where the product with its operands exchanged is the result.
 
 Bodies are those of ``scan``, ``while``, ``cond``, microbatch loops and rematerialised functions, at any
 depth. The jaxprs in other equations, such as a ``shard_map`` or a reduction with a function, stay as JAX made
@@ -36,6 +37,7 @@ from mpmd.compiler.jaxprs.equations import (
     with_eqns,
 )
 from mpmd.compiler.jaxprs.linear_solves import solution
+from mpmd.compiler.jaxprs.transposed_products import without_transposed_products
 from mpmd.sharding import with_auto_axes, within
 
 Constants = dict[Var, Any]
@@ -109,11 +111,12 @@ def _written(function: ClosedJaxpr, scope: _Scope) -> tuple[Jaxpr, Constants]:
     renamed: dict[Var, Atom] = scope.constants_of(function)
     invars = [scope.own(var, renamed) for var in jaxpr.invars]
     scope.add(jaxpr.eqns, renamed)
-    if not renamed and _are_same(scope.eqns, jaxpr.eqns):
-        return jaxpr, {}
     outvars = [lookup(atom, renamed) for atom in jaxpr.outvars]
+    eqns = without_transposed_products(scope.eqns, outvars)
+    if not renamed and _are_same(eqns, jaxpr.eqns):
+        return jaxpr, {}
     invars = [*scope.constants, *invars]
-    return with_eqns(jaxpr, scope.eqns, constvars=[], invars=invars, outvars=outvars), scope.constants
+    return with_eqns(jaxpr, eqns, constvars=[], invars=invars, outvars=outvars), scope.constants
 
 
 class _Scope:

@@ -1,0 +1,129 @@
+"""Products that are only transposed have their operands exchanged, and compute the same values."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import AxisType, PartitionSpec
+
+from mpmd.compiler.jaxprs.canonical import canonical
+from mpmd.compiler.jaxprs.equations import subjaxprs
+
+
+def names_of(jaxpr):
+    """The primitives of all equations, those of bodies, too."""
+    inner = itertools.chain.from_iterable(names_of(body) for eqn in jaxpr.eqns for body in subjaxprs(eqn))
+    return [*(eqn.primitive.name for eqn in jaxpr.eqns), *inner]
+
+
+def rewritten(fun, *args):
+    """The canonical form of a function, and its results beside those of the function."""
+    jaxpr, constants = canonical(jax.make_jaxpr(fun)(*args))
+    results = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*constants.values(), *jax.tree.leaves(args))
+    for result, expected in zip(results, jax.tree.leaves(fun(*args)), strict=True):
+        assert result.dtype == expected.dtype
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    return jaxpr
+
+
+def normal(*shape):
+    return jnp.asarray(np.random.default_rng(len(shape)).standard_normal(shape, np.float32))
+
+
+@pytest.mark.parametrize(
+    "subscripts, weights",
+    [
+        ("btd,de->bte", (4, 5)),
+        ("btd,dhe->bthe", (4, 2, 3)),
+        ("bthe,hed->btd", (2, 3, 4)),
+        ("td,de->te", (4, 5)),
+    ],
+)
+def test_gradients_of_weights_are_not_transposed(subscripts, weights):
+    sizes = dict(zip("bthed", (2, 3, 2, 3, 4), strict=True)) | ({"e": 5} if weights == (4, 5) else {})
+    x = normal(*(sizes[name] for name in subscripts.partition(",")[0]))
+
+    def gradient(w, x):
+        return jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.einsum(subscripts, x, w))))(w)
+
+    assert "transpose" in names_of(jax.make_jaxpr(gradient)(normal(*weights), x).jaxpr)
+    assert "transpose" not in names_of(rewritten(gradient, normal(*weights), x))
+
+
+def test_those_in_bodies_are_not_transposed():
+    def loss(w, x):
+        return jnp.sum(lax.scan(jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None)), x, w)[0])
+
+    assert "transpose" not in names_of(rewritten(jax.grad(loss), normal(3, 4, 4), normal(2, 3, 4)))
+
+
+@given(st.data())
+def test_any_product_and_transposition_compute_the_same(data):
+    batched, first, second, contracted = (data.draw(st.integers(0, 2)) for _ in range(4))
+    sizes = iter((2, 3, 1, 4, 5, 2, 3, 2))
+    batch, of_first, of_second, summed = (
+        [next(sizes) for _ in range(n)] for n in (batched, first, second, contracted)
+    )
+    # The dimensions of each operand are in any order.
+    order_a = data.draw(st.permutations(range(batched + first + contracted)))
+    order_b = data.draw(st.permutations(range(batched + second + contracted)))
+    a = normal(*batch, *of_first, *summed).transpose(order_a)
+    b = normal(*batch, *of_second, *summed).transpose(order_b)
+    places_a, places_b = (
+        [list(order).index(dim) for dim in range(len(order))] for order in (order_a, order_b)
+    )
+    dimensions = (
+        (places_a[batched + first :], places_b[batched + second :]),
+        (places_a[:batched], places_b[:batched]),
+    )
+    permutation = data.draw(st.permutations(range(batched + first + second)))
+    precision = data.draw(st.sampled_from([None, (lax.Precision.DEFAULT, lax.Precision.HIGHEST)]))
+
+    def transposed(a, b):
+        return lax.transpose(lax.dot_general(a, b, dimensions, precision), permutation)
+
+    exchanged = [
+        *range(batched),
+        *range(batched + first, batched + first + second),
+        *range(batched, batched + first),
+    ]
+    before = names_of(jax.make_jaxpr(transposed)(a, b).jaxpr)
+    after = names_of(rewritten(transposed, a, b))
+    assert ("transpose" in after) == ("transpose" in before and list(permutation) != exchanged)
+
+
+def test_each_operand_keeps_its_precision():
+    precision = (lax.Precision.DEFAULT, lax.Precision.HIGHEST)
+    jaxpr = rewritten(lambda a, b: lax.dot(a, b, precision=precision).T, normal(2, 3), normal(3, 4))
+    (eqn,) = jaxpr.eqns
+    assert eqn.invars == jaxpr.invars[::-1]
+    assert eqn.params["precision"] == precision[::-1]
+
+
+@pytest.mark.parametrize(
+    "fun", [lambda a, b: ((a @ b).T, a @ b), lambda a, b: (lambda ab: (ab.T, ab))(a @ b)], ids=["two", "one"]
+)
+def test_a_product_that_others_read_stays(fun):
+    jaxpr = rewritten(fun, normal(2, 3), normal(3, 4))
+    assert sum(name == "dot_general" for name in names_of(jaxpr)) == names_of(
+        jax.make_jaxpr(fun)(normal(2, 3), normal(3, 4)).jaxpr
+    ).count("dot_general")
+
+
+def test_an_explicit_sharding_is_that_of_the_transposed_product():
+    mesh = jax.make_mesh((2,), ("x",), (AxisType.Explicit,), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        a, b = (jax.device_put(normal(4, 4), jax.NamedSharding(mesh, PartitionSpec("x"))) for _ in range(2))
+
+        def transposed(a, b):
+            return lax.dot_general(a, b, (((1,), (1,)), ((), ())), out_sharding=PartitionSpec("x", None)).T
+
+        (eqn,) = canonical(jax.make_jaxpr(transposed)(a, b))[0].eqns
+        assert eqn.params["out_sharding"].spec == PartitionSpec(None, "x")
+        assert eqn.outvars[0].aval.sharding.spec == PartitionSpec(None, "x")
