@@ -196,6 +196,7 @@ class _Loop:
             links={edge: Link(latency=time) for edge, time in flights.items()},
             atomic=True,
             at_once=self.model.at_once,
+            loads=self.model.loads,
         )
 
 

@@ -35,20 +35,26 @@ def groups_at_once(processes: Sequence[ProcessTimes], topology: Topology | None 
     return at_once if at_once < len(groups) else math.inf
 
 
-def times_alone(starts: Sequence[int], ends: Sequence[int], at_once: float) -> list[int]:
+def times_alone(
+    starts: Sequence[int], ends: Sequence[int], at_once: float, loads: Sequence[float] = ()
+) -> list[int]:
     """The time that each span would take if no other one shared its cores, by the spans that overlap it.
 
-    Where ``n`` spans overlap, each does ``at_once / n`` of what it does alone, and at most that.
+    Where spans overlap whose loads add up to ``n``, each does ``at_once / n`` of what it does alone, and at
+    most that.
+
+    Args:
+      loads: of each span; by default 1.
     """
     moments = sorted({*starts, *ends})
-    changes = dict.fromkeys(moments, 0)
-    for start, end in zip(starts, ends, strict=True):
-        changes[start] += 1
-        changes[end] -= 1
-    done, count, total = {}, 0, 0.0
+    changes = dict.fromkeys(moments, 0.0)
+    for start, end, load in zip(starts, ends, loads or (1.0,) * len(starts), strict=True):
+        changes[start] += load
+        changes[end] -= load
+    done, load, total = {}, 0.0, 0.0
     for moment, following in itertools.zip_longest(moments, moments[1:]):
         done[moment] = total
-        count += changes[moment]
+        load += changes[moment]
         if following is not None:
-            total += (following - moment) * min(1.0, at_once / max(count, 1))
+            total += (following - moment) * (at_once / load if load > at_once else 1.0)
     return [round(done[end] - done[start]) for start, end in zip(starts, ends, strict=True)]

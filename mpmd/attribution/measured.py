@@ -56,6 +56,7 @@ class Measured:
       steps: the number of steps over which medians are.
       at_once: the number of groups that can compute at once, each as fast as alone; infinite where each has
         cores of its own.
+      loads: as how many groups each counts while it computes; by default 1.
     """
 
     workload: Workload
@@ -70,6 +71,7 @@ class Measured:
     step: int = 0
     steps: int = 1
     at_once: float = math.inf
+    loads: tuple[float, ...] = ()
 
     @property
     def groups(self) -> range:

@@ -40,7 +40,8 @@ class StepModel:
       received, late_begin: of each group, until it had the request, and from then until it began.
       flights: of a message, by edge.
       reply: from the last reply to the return.
-      at_once: the number of groups that can compute at once, as of ``Measured``.
+      at_once, loads: the number of groups that can compute at once, and as how many each counts, as of
+        ``Measured``.
     """
 
     attribution: Attribution
@@ -53,6 +54,7 @@ class StepModel:
     flights: Mapping[Edge, int]
     reply: int
     at_once: float = math.inf
+    loads: tuple[float, ...] = ()
 
     @staticmethod
     def of(attribution: Attribution) -> StepModel:
@@ -73,6 +75,7 @@ class StepModel:
             flights=flight_times(measured),
             reply=measured.returned - last,
             at_once=measured.at_once,
+            loads=measured.loads,
         )
 
     @functools.cached_property
@@ -84,9 +87,8 @@ class StepModel:
         ]
         begins = [sum(times) for times in zip(self.received, self.late_begin, strict=True)]
         links = {edge: Link(latency=time) for edge, time in self.flights.items()}
-        changed = dataclasses.replace(
-            workload, costs=Costs(links=links, at_once=self.at_once), durations=durations
-        )
+        costs = Costs(links=links, at_once=self.at_once, loads=self.loads)
+        changed = dataclasses.replace(workload, costs=costs, durations=durations)
         runs = run if math.isinf(self.at_once) else run_sharing
         (times,) = runs(changed, 1, begins)
         return round(max(times.ends, default=0)) + self.reply
@@ -116,7 +118,14 @@ def _times_alone(measured: Measured, links: Links) -> tuple[tuple[int, ...], tup
     if math.isinf(measured.at_once):
         return tuple(durations), tuple(handling)
     begins = [start - time for start, time in zip(measured.starts, handling, strict=True)]
-    alone = times_alone([*begins, *measured.starts], [*measured.starts, *measured.ends], measured.at_once)
+    loads = [
+        measured.loads[group] if measured.loads else 1.0
+        for group in measured.groups
+        for _ in measured.operations(group)
+    ]
+    alone = times_alone(
+        [*begins, *measured.starts], [*measured.starts, *measured.ends], measured.at_once, [*loads, *loads]
+    )
     return tuple(alone[len(begins) :]), tuple(alone[: len(begins)])
 
 

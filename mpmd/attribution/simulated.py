@@ -67,6 +67,7 @@ def _measured(workload: Workload, times: StepTimes, loops: tuple[LoopStages, ...
         received=(0,) * framed.mpmd_dim,
         returned=max(ends, default=0),
         at_once=workload.costs.at_once,
+        loads=workload.costs.loads,
     )
 
 

@@ -7,6 +7,7 @@ faster while the others do not. In clusters of several nodes or kinds it counts 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,22 +20,31 @@ def time_alone(cluster: AnyCluster) -> float:
     return 1 / cluster.pools[0].alone if _shares(cluster) else 1.0
 
 
-def time_alone_of(cluster: AnyCluster, groups: Amount, devices_per_group: float) -> Amount:
-    """The time of a task while no other device computes, over that while ``groups`` groups compute."""
-    return time_alone(cluster) / time_together(cluster, groups, devices_per_group)
+def time_alone_of(cluster: AnyCluster, devices: Amount) -> Amount:
+    """The time of a task while no other device computes, over that while ``devices`` devices compute."""
+    return time_alone(cluster) / time_together(cluster, devices)
 
 
-def groups_at_once(cluster: AnyCluster, devices_per_group: float) -> float:
-    """The number of groups that can compute at once as fast as alone; infinite if they share no cores."""
-    if not _shares(cluster):
-        return math.inf
+def devices_at_once(cluster: AnyCluster) -> float:
+    """The number of devices that can compute at once as fast as alone; infinite if they share no cores."""
     pool = cluster.pools[0]
-    return pool.devices_per_node / pool.alone / devices_per_group
+    return pool.devices_per_node / pool.alone if _shares(cluster) else math.inf
 
 
-def time_together(cluster: AnyCluster, groups: Amount, devices_per_group: float) -> Amount:
-    """The time of tasks while ``groups`` groups compute, over that while all devices do."""
-    return time_alone(cluster) * np.maximum(1.0, groups / groups_at_once(cluster, devices_per_group))
+def sharing(cluster: AnyCluster, devices: Sequence[int]) -> tuple[float, tuple[float, ...]]:
+    """The number of groups that can compute at once, and the loads of groups, as ``Costs`` has both.
+
+    Args:
+      devices: the number of each group's.
+    """
+    mean = sum(devices) / len(devices)
+    loads = tuple(number / mean for number in devices) if len({*devices}) > 1 else ()
+    return devices_at_once(cluster) / mean, loads
+
+
+def time_together(cluster: AnyCluster, devices: Amount) -> Amount:
+    """The time of tasks while ``devices`` devices compute, over that while all do."""
+    return time_alone(cluster) * np.maximum(1.0, devices / devices_at_once(cluster))
 
 
 def _shares(cluster: AnyCluster) -> bool:

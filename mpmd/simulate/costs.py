@@ -58,6 +58,8 @@ class Costs:
         cells of a plan are executables, and always atomic.
       at_once: the number of groups that can be at work at once, each at full speed; more groups share the
         cores that they compute on.
+      loads: for each group, the number of groups that it counts as while it is at work, such as its number of
+        devices; by default 1.
       held_for_bwdw: the fraction of a forward's residuals that ``bwdA`` keeps, so that ``bwdW`` releases it.
 
     Raises ``TypeError`` for values of other types, and ``ValueError`` for a negative time, and for groups
@@ -74,6 +76,7 @@ class Costs:
     blocking: bool = False
     atomic: bool = False
     at_once: float = math.inf
+    loads: tuple[float, ...] = ()
     held_for_bwdw: float = 1.0
 
     def __post_init__(self) -> None:
@@ -98,6 +101,10 @@ class Costs:
         yield bool_fault("blocking", self.blocking)
         yield bool_fault("atomic", self.atomic)
         yield number_fault("at_once", self.at_once, "a number of groups", above=0)
+        yield type_fault("loads", self.loads, tuple, "a tuple of numbers, one for each group")
+        if isinstance(self.loads, tuple):
+            for group, load in enumerate(self.loads):
+                yield number_fault(f"loads[{group}]", load, "a number of groups", above=0, finite=True)
         yield number_fault("held_for_bwdw", self.held_for_bwdw, "a share", least=0)
 
     @staticmethod

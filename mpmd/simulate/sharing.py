@@ -14,8 +14,9 @@ def run_sharing(
 ) -> tuple[StepTimes, ...]:
     """Runs steps in a row, each operation as early as possible.
 
-    While ``n`` groups are at work, each goes on at ``costs.at_once / n`` of its speed, at most at its speed
-    (processor sharing). Events are therefore followed in the order of time, of all steps together.
+    While groups whose loads add up to ``n`` are at work, each goes on at ``costs.at_once / n`` of its speed,
+    at most at its speed (processor sharing). Events are therefore followed in the order of time, of all steps
+    together.
 
     Args:
       begins: when each group begins; ``None``: at 0.
@@ -33,7 +34,8 @@ class _Machine:
     ``_at`` has the step and the operation of each group, and ``_coming`` the messages under way by the time
     they arrive. ``_work`` is what an operation has done that is under way since the begin, as the time it
     would take alone: all that are under way go on equally fast. ``_ending`` has the amounts at which they
-    end. ``_occupied`` are the groups that run an operation, or have not begun.
+    end, and ``_load`` is the sum of their groups' loads. ``_occupied`` are the groups that run an operation,
+    or have not begun.
     """
 
     def __init__(self, workload: Workload, steps: int, begins: Sequence[float]):
@@ -52,6 +54,8 @@ class _Machine:
         self._ending: list[tuple[float, int]] = []
         self._coming: list[tuple[float, int, int]] = []
         self._beginning = sorted((time, group) for group, time in enumerate(begins))[::-1]
+        self._loads = workload.costs.loads or (1,) * workload.mpmd_dim
+        self._load = 0.0
         self._work = 0.0
         self._now = 0.0
 
@@ -79,7 +83,8 @@ class _Machine:
 
     def _advance(self) -> Iterator[int]:
         """Goes to the next moment at which something begins, ends or arrives; yields who may go on."""
-        speed = min(1.0, self._workload.costs.at_once / max(len(self._ending), 1))
+        at_once = self._workload.costs.at_once
+        speed = at_once / self._load if self._load > at_once else 1.0
         event = min(
             self._beginning[-1][0] if self._beginning else math.inf,
             self._coming[0][0] if self._coming else math.inf,
@@ -92,6 +97,7 @@ class _Machine:
         while self._ending and self._ending[0][0] <= self._work:
             _, group = heapq.heappop(self._ending)
             self._occupied.remove(group)
+            self._load = self._load - self._loads[group] if self._ending else 0.0
             self._end(group)
             yield group
         while self._beginning and self._beginning[-1][0] <= self._now:
@@ -120,6 +126,7 @@ class _Machine:
             self.times[step].starts[operation] = self._now
             if work.durations[operation]:
                 self._occupied.add(group)
+                self._load += self._loads[group]
                 heapq.heappush(self._ending, (self._work + work.durations[operation], group))
             else:
                 self._end(group)

@@ -30,11 +30,11 @@ def model_of(tasks, costs):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("at_once", [1, 1.5, 3])
-def test_the_model_is_the_simulation_of_groups_that_share_cores(family, at_once):
+@pytest.mark.parametrize("at_once, loads", [(1, ()), (1.5, ()), (1.5, (1.0, 2.0, 0.5, 0.5)), (3, ())])
+def test_the_model_is_the_simulation_of_groups_that_share_cores(family, at_once, loads):
     tasks = FAMILIES[family].build(4).tasks(8)
     costs = Costs(tasks=SLOW_STAGE, link=Link(latency=0.125), atomic=True)
-    shared = dataclasses.replace(costs, at_once=at_once)
+    shared = dataclasses.replace(costs, at_once=at_once, loads=loads)
     model = model_of(tasks, shared)
     assert model.makespan == pytest.approx(simulate(tasks, shared).makespan * TICKS)
     apart = next(each for each in scenarios_of(model) if each.name == OWN_CORES)

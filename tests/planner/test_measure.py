@@ -54,13 +54,13 @@ def test_groups_that_share_their_host_are_at_work_together(rehearsed):
     step = lowered(mpmd.Std1F1B(3), [{"data": 1}, {"data": 2}, {"data": 1}], in_specs=(None, P(None, "data")))
     found = measure_tasks(step, jax.devices()[:3], seconds=0.0)
     assert rehearsed == [(0, [0]), (1, [1, 2]), (2, [0])]
-    assert found.together == (2, 2, 1)
+    assert found.computing == (3, 3, 1)
 
 
 def test_accelerators_are_timed_one_by_one_and_equal_groups_once(rehearsed, on_accelerators):
     step = lowered(mpmd.Std1F1B(5), [{"data": 1}] * 5)
     found = measure_tasks(step, seconds=0.0)
-    assert found.together == (1,) * 5
+    assert found.computing == (1,) * 5
     assert {mpmd_idx for mpmd_idx, _ in rehearsed} < set(range(5))
     assert {device for _, devices in rehearsed for device in devices} == {0}
     for mpmd_idx in range(5):

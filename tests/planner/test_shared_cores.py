@@ -6,8 +6,13 @@ import math
 import pytest
 
 import mpmd
+from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of, time_together
+from mpmd.planner.layer_profile import Division, Layer, LayerProfile, TaskWork
+from mpmd.planner.search.formula import evaluate
+from mpmd.planner.search.stages import CostModel
+from mpmd.planner.shared_cores import devices_at_once, sharing, time_alone, time_alone_of, time_together
+from mpmd.planner.submesh import Submesh
 from mpmd.planner.trials import realize
 from mpmd.planner.trials.measure import MeasuredTasks
 from mpmd.simulate import Link
@@ -18,16 +23,49 @@ SHARED = mpmd.Cluster(1, 4, 1e9, 1e9, 1e9, Link(), Link(), task_overhead=1.0, al
 
 
 def test_devices_that_share_half_of_the_cores():
-    assert time_alone(SHARED) == 0.5 and groups_at_once(SHARED, 1) == 2 and groups_at_once(SHARED, 2) == 1
-    assert [time_together(SHARED, groups, 1) for groups in (1, 2, 3, 4)] == [0.5, 0.5, 0.75, 1.0]
-    assert [time_alone_of(SHARED, groups, 1) for groups in (1, 2, 4)] == [1.0, 1.0, 0.5]
+    assert time_alone(SHARED) == 0.5 and devices_at_once(SHARED) == 2
+    assert [time_together(SHARED, devices) for devices in (1, 2, 3, 4)] == [0.5, 0.5, 0.75, 1.0]
+    assert [time_alone_of(SHARED, devices) for devices in (1, 2, 4)] == [1.0, 1.0, 0.5]
+
+
+def test_groups_count_by_their_devices():
+    assert sharing(SHARED, (1, 1, 1, 1)) == (2, ())
+    assert sharing(SHARED, (2, 2)) == (1, ())
+    assert sharing(SHARED, (3, 1)) == (1, (1.5, 0.5))
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2, 1), (3, 1)])
+def test_devices_of_one_core_gain_nothing(sizes):
+    """Where one device alone computes as fast as all together, a step takes as long on any groups."""
+    cluster = dataclasses.replace(SHARED, alone=4.0, task_overhead=0.0)
+    divisions = {"data": Division(4, 1.0, 0.0, 1.0)}
+    layer = Layer("", TaskWork(4e9, 0.0), TaskWork(8e9, 0.0), 0, 0, 0, 0, 0, divisions)
+    profile = LayerProfile(
+        layers=(layer,) * 4,
+        rows=48,
+        microbatch_rows=12,
+        num_microbatches=4,
+        are_stages=False,
+        skips=(),
+        tied=(),
+        outside=TaskWork(0.0, 0.0),
+        batch=0,
+        has_backward=True,
+        specs={},
+    )
+    layers = {1: (4,), 2: (2, 2), 3: (1, 2, 1)}[len(sizes)]
+    submeshes = tuple(Submesh(data=size) for size in sizes)
+    candidate = Candidate(layers, submeshes, mpmd.GPipe(len(sizes)), 4, (Remat.NONE,), fsdp=False)
+    evaluation = evaluate(CostModel(profile, cluster), candidate)
+    # 4 microbatches of 4 layers of 12e9 operations, at four times the 1e9 of a device beside the others.
+    assert evaluation.seconds == pytest.approx(4 * 4 * 12 / 4)
 
 
 @pytest.mark.parametrize("change", [{"alone": 1.0}, {"nodes": 2}])
 def test_devices_that_share_nothing(change):
     own = dataclasses.replace(SHARED, **change)
-    assert time_alone(own) == time_together(own, 4, 1) == time_alone_of(own, 4, 1) == 1.0
-    assert math.isinf(groups_at_once(own, 1))
+    assert time_alone(own) == time_together(own, 4) == time_alone_of(own, 4) == 1.0
+    assert math.isinf(devices_at_once(own)) and sharing(own, (3, 1)) == (math.inf, (1.5, 0.5))
 
 
 @pytest.mark.parametrize("together, alone", [(1, 3.0), (2, 3.0), (4, 1.5)])

@@ -73,6 +73,7 @@ COSTS = {
     "blocking": ("flag",),
     "atomic": ("flag",),
     "at_once": ("amount",),
+    "loads": ("special",),
     "held_for_bwdw": ("amount",),
 }
 OF_SCHEDULES = {

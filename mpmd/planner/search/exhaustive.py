@@ -20,7 +20,7 @@ from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stage_policies import may_have_policies, with_policies
 from mpmd.planner.search.stages import Stages
-from mpmd.planner.shared_cores import time_together
+from mpmd.planner.shared_cores import devices_at_once, time_alone, time_together
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule
 
@@ -72,11 +72,10 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
     ]
     work, steps = stages.of_groups(per_stage), stages.of_groups(stages.totals("step"))
     delayed = stages.of_groups(of_weights)
-    devices = sum(device_range.num_devices for device_range in stages.device_ranges) / len(work)
-    alone, together = (
-        float(time_together(space.model.cluster, groups, devices)) for groups in (1.0, float(len(work)))
-    )
-    bound = together * number * sum(work) / len(work)
+    devices = [float(device_range.num_devices) for device_range in stages.device_ranges]
+    alone = float(time_together(space.model.cluster, min(devices)))
+    shared = sum(of_group * size for of_group, size in zip(work, devices, strict=True))
+    bound = time_alone(space.model.cluster) * number * shared / devices_at_once(space.model.cluster)
     for group, stages_of_group in enumerate(order.stages):
         before = range(stages_of_group[0])
         fill = sum(forwards[stage] for stage in before)

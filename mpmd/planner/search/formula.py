@@ -13,7 +13,7 @@ from mpmd.planner.reasons import missing_bytes
 from mpmd.planner.search.orders import Order, order_of, prolong, simulated_numbers
 from mpmd.planner.search.stages import CostModel, Stages
 from mpmd.planner.search.timed_order import Loop
-from mpmd.planner.shared_cores import groups_at_once, time_alone, time_together
+from mpmd.planner.shared_cores import devices_at_once, sharing, time_alone, time_together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,23 +45,24 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
     simulated = simulated_numbers(candidate.schedule, candidate.num_microbatches)
     orders = [order_of(candidate.schedule, number) for number in simulated]
     stages = Stages(model, candidate, orders[-1].homes)
-    sharing = _CoreSharing.of(stages)
-    times = {task_type: sharing.alone * time for task_type, time in _task_times(stages).items()}
+    shared = _CoreSharing.of(stages)
+    times = {task_type: shared.alone * time for task_type, time in _task_times(stages).items()}
     works, slices = stages.of_groups(_seconds_per_pass(times, orders[-1])), candidate.schedule.slices
-    least = slices * max(*works, sum(works) / sharing.at_once)
-    loop = _loop(stages, orders, simulated, times, least, sharing.at_once)
-    steps = [sharing.together * seconds for seconds in _step_seconds(stages)]
+    loop = _loop(stages, orders, simulated, times, slices * shared.least(works), shared)
+    steps = [shared.together * seconds for seconds in _step_seconds(stages)]
     seconds = max(end + step for end, step in zip(loop.ends, steps, strict=True))
     longest = max(range(len(steps)), key=lambda group: loop.busy[group] + steps[group])
-    reducing = _all_reduce_seconds(stages, sharing, loop, works)[longest]
+    reducing = _all_reduce_seconds(stages, shared, loop, works)[longest]
     prediction = Prediction(
         seconds=seconds,
         bubble=1 - (sum(loop.busy) + sum(steps)) / (seconds * len(steps)) if seconds else 0.0,
         communication=reducing / seconds if seconds else 0.0,
         memory=_largest_memory(stages, orders, simulated),
         stage_seconds=tuple(
-            slices * sharing.alone * (forward + backward)
-            for forward, backward in zip(stages.totals("forward"), stages.totals("backward"), strict=True)
+            slices * shared.of_group(home) * (forward + backward)
+            for forward, backward, home in zip(
+                stages.totals("forward"), stages.totals("backward"), orders[-1].homes, strict=True
+            )
         ),
         source="formula",
     )
@@ -73,25 +74,41 @@ class _CoreSharing:
     """Times of tasks on devices that share cores, over those while all devices compute.
 
     Attributes:
-      alone: while no other group computes.
+      alone: while no other device computes.
       together: while all groups compute.
-      at_once: how many groups can compute at once, each as fast as alone.
+      at_once: how many devices can compute at once, each as fast as alone.
+      devices: the number of each group's.
+      of_groups: how many groups can compute at once, and as how many each counts, as of ``Costs``.
     """
 
     alone: float
     together: float
     at_once: float
+    devices: tuple[int, ...]
+    of_groups: tuple[float, tuple[float, ...]]
 
     @staticmethod
     def of(stages: Stages) -> _CoreSharing:
         """The times for the groups of a candidate."""
-        cluster, groups = stages.model.cluster, stages.candidate.schedule.mpmd_dim
-        devices = sum(device_range.num_devices for device_range in stages.device_ranges) / groups
+        cluster = stages.model.cluster
+        devices = tuple(device_range.num_devices for device_range in stages.device_ranges)
         return _CoreSharing(
             alone=time_alone(cluster),
-            together=float(time_together(cluster, float(groups), devices)),
-            at_once=groups_at_once(cluster, devices),
+            together=float(time_together(cluster, float(sum(devices)))),
+            at_once=devices_at_once(cluster),
+            devices=devices,
+            of_groups=sharing(cluster, devices),
         )
+
+    def of_group(self, group: int) -> float:
+        """While no other group computes."""
+        return self.alone * max(1.0, self.devices[group] / self.at_once)
+
+    def least(self, works: Sequence[float]) -> float:
+        """The least seconds of tasks that take so many seconds on each group, if no other device computes."""
+        pairs = [*zip(works, self.devices, strict=True)]
+        longest = max(work * max(1.0, devices / self.at_once) for work, devices in pairs)
+        return max(longest, sum(work * devices for work, devices in pairs) / self.at_once)
 
 
 def _seconds_per_pass(times: Mapping[TaskType, float], order: Order) -> list[float]:
@@ -107,17 +124,16 @@ def _loop(
     simulated: tuple[int, ...],
     times: Mapping[TaskType, float],
     least: float,
-    at_once: float,
+    shared: _CoreSharing,
 ) -> Loop:
     """The time at which each group ends the loop, and the seconds that it computes.
 
     Args:
       orders: of the schedule, for each simulated number of microbatches.
       least: the seconds that the loop takes at least for each microbatch.
-      at_once: how many groups can compute at once.
     """
     messages, number = stages.messages(), stages.candidate.num_microbatches
-    loops = [order.timed.run(times, *messages, at_once) for order in orders]
+    loops = [order.timed.run(times, *messages, *shared.of_groups) for order in orders]
     return Loop(
         ends=prolong([loop.ends for loop in loops], simulated, number, least),
         busy=prolong([loop.busy for loop in loops], simulated, number),
@@ -125,7 +141,7 @@ def _loop(
 
 
 def _all_reduce_seconds(
-    stages: Stages, sharing: _CoreSharing, loop: Loop, works: Sequence[float]
+    stages: Stages, shared: _CoreSharing, loop: Loop, works: Sequence[float]
 ) -> list[float]:
     """For each group, the seconds of a step that go into all-reduces and gathered weights.
 
@@ -135,7 +151,7 @@ def _all_reduce_seconds(
     in_tasks = stages.of_groups(stages.totals("all_reduce"))
     after_loop = stages.of_groups(stages.totals("step_all_reduce"))
     return [
-        sharing.alone * of_pass * busy / work + sharing.together * of_step if work else 0.0
+        shared.alone * of_pass * busy / work + shared.together * of_step if work else 0.0
         for of_pass, of_step, busy, work in zip(in_tasks, after_loop, loop.busy, works, strict=True)
     ]
 

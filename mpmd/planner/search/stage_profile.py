@@ -15,7 +15,7 @@ from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.shared_cores import time_alone
+from mpmd.planner.shared_cores import time_together
 from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.util.tables import table
 
@@ -94,7 +94,7 @@ def stage_profile(profile: LayerProfile, cluster: AnyCluster, candidate: Candida
 
 def _rows(profile: LayerProfile, cluster: AnyCluster, candidate: Candidate) -> Iterator[StageCost]:
     model = CostModel(profile, cluster)
-    space, alone, slices = SearchSpace(model, Constraints()), time_alone(cluster), candidate.schedule.slices
+    space, slices = SearchSpace(model, Constraints()), candidate.schedule.slices
     submeshes = [*candidate.submeshes]
     submeshes += [
         submesh for submesh in space.submeshes if space.divides((submesh,), candidate.num_microbatches)
@@ -104,6 +104,7 @@ def _rows(profile: LayerProfile, cluster: AnyCluster, candidate: Candidate) -> I
     for first in range(len(profile.layers)):
         for stop in range(first + 1, len(profile.layers) + 1):
             for submesh in ordered:
+                alone = float(time_together(cluster, float(submesh.num_devices)))
                 until = model.table(model.group_settings(DeviceRange(0, submesh), candidate)).until
                 forward, backward = (
                     slices * alone * float(until[name][stop] - until[name][first])

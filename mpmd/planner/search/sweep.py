@@ -172,8 +172,8 @@ def _step_seconds(
     hop = link.latency + float(table.layers["entering"].mean()) / link.bandwidth
     overhead = num_microbatches * forms.tasks * cluster.pool(submesh.pool).task_overhead
     layers = table.total("forward") + table.total("backward")
-    alone = time_together(cluster, 1.0, size)
-    together = time_together(cluster, forms.groups, size)
+    alone = time_together(cluster, float(size))
+    together = time_together(cluster, forms.groups * float(size))
     slowest_group = alone * (layers * forms.work * forms.seconds + overhead)
     all_groups = layers * np.minimum(forms.work, num_microbatches / forms.groups) + overhead
     return (

@@ -43,12 +43,12 @@ class MeasuredTasks:
     Attributes:
       plan: of the step, with the shardings that XLA has chosen and the memory of each executable.
       seconds: of each executable, by group and name, without the time between tasks and between groups.
-      together: for each group, the number of groups that were at work meanwhile.
+      computing: for each group, the number of devices that were at work meanwhile.
     """
 
     plan: Plan
     seconds: Mapping[tuple[int, str], float]
-    together: tuple[int, ...]
+    computing: tuple[int, ...]
 
 
 def measure_tasks(
@@ -71,16 +71,17 @@ def measure_tasks(
     bench = _Bench(axes, devices)
     program = resolve_specs(program, bench.choose_specs)
     times: dict[tuple[int, str], float] = {}
-    together = [1] * len(axes)
-    for batch in batches([math.prod(of_group.values()) for of_group in axes], devices):
+    sizes = [math.prod(of_group.values()) for of_group in axes]
+    computing = list(sizes)
+    for batch in batches(sizes, devices):
         for mpmd_idx in batch:
-            together[mpmd_idx] = len(batch)
+            computing[mpmd_idx] = sum(sizes[other] for other in batch)
         if len(batch) > 1 or not _take_over(times, batch[0], program.plan, axes):
             times |= bench.seconds_of(program, batch, seconds)
     executables = tuple(
         dataclasses.replace(e, memory=bench.memory.get(e.name)) for e in program.plan.executables
     )
-    return MeasuredTasks(dataclasses.replace(program.plan, executables=executables), times, tuple(together))
+    return MeasuredTasks(dataclasses.replace(program.plan, executables=executables), times, tuple(computing))
 
 
 def batches(sizes: Sequence[int], devices: Sequence[jax.Device]) -> list[list[int]]:

@@ -19,7 +19,7 @@ from mpmd.planner.collectives import DeviceRange, device_ranges_of
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.shared_cores import groups_at_once, time_alone, time_alone_of
+from mpmd.planner.shared_cores import sharing, time_alone, time_alone_of
 from mpmd.planner.trials.loop_weights import weights_before_loops
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_all_reduces, message_bytes, task_seconds
@@ -151,9 +151,7 @@ def measured(
     of_node = max(cluster.devices_per_node, *(device_range.num_devices for device_range in device_ranges))
     devices = jax.local_devices() if devices is None else devices
     tasks = measure_tasks(before.step, devices[:of_node])
-    shares = [
-        float(time_alone_of(cluster, together, _mean_devices(device_ranges))) for together in tasks.together
-    ]
+    shares = [float(time_alone_of(cluster, float(devices))) for devices in tasks.computing]
     alone = {
         (group, name): (time + cluster.task_overhead) * shares[group]
         for (group, name), time in tasks.seconds.items()
@@ -173,17 +171,11 @@ def _costs(
     """The costs of a plan.
 
     Args:
-      alone: the seconds of each executable on each group while no other group computes.
+      alone: the seconds of each executable on each group while no other device computes.
     """
-    return dataclasses.replace(
-        costs_of(plan, alone),
-        links=edge_links(cluster, device_ranges),
-        at_once=groups_at_once(cluster, _mean_devices(device_ranges)),
-    )
-
-
-def _mean_devices(device_ranges: Sequence[DeviceRange]) -> float:
-    return sum(device_range.num_devices for device_range in device_ranges) / len(device_ranges)
+    at_once, loads = sharing(cluster, [device_range.num_devices for device_range in device_ranges])
+    links = edge_links(cluster, device_ranges)
+    return dataclasses.replace(costs_of(plan, alone), links=links, at_once=at_once, loads=loads)
 
 
 def _realized(
