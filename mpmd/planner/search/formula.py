@@ -50,7 +50,7 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
     works, slices = stages.of_groups(_seconds_per_pass(times, orders[-1])), candidate.schedule.slices
     least = slices * max(*works, sum(works) / sharing.at_once)
     loop = _loop(stages, orders, simulated, times, least, sharing.at_once)
-    steps = [sharing.together * seconds for seconds in _step_seconds(stages)]
+    steps = [sharing.together * seconds for seconds in step_seconds(stages)]
     seconds = max(end + step for end, step in zip(loop.ends, steps, strict=True))
     longest = max(range(len(steps)), key=lambda group: loop.busy[group] + steps[group])
     reducing = _all_reduce_seconds(stages, sharing, loop, works)[longest]
@@ -134,6 +134,8 @@ def _all_reduce_seconds(
     """
     in_tasks = stages.of_groups(stages.totals("all_reduce"))
     after_loop = stages.of_groups(stages.totals("step_all_reduce"))
+    for group, layer, nbytes in _held_already(stages):
+        after_loop[group] -= _share_of_layer(stages, group, layer, "step_all_reduce", nbytes)
     return [
         sharing.alone * of_pass * busy / work + sharing.together * of_step if work else 0.0
         for of_pass, of_step, busy, work in zip(in_tasks, after_loop, loop.busy, works, strict=True)
@@ -153,13 +155,16 @@ def _task_times(stages: Stages) -> dict[TaskType, float]:
     return times
 
 
-def _step_seconds(stages: Stages) -> list[float]:
+def step_seconds(stages: Stages) -> list[float]:
     """For each group, the seconds after its last task: all-reduces of gradients, and the optimizer.
 
-    Gradients of weights that several groups have are summed over a link between them, there and back.
+    Gradients of weights that several groups have are summed over a link between them, there and back. Those
+    that several layers of a group share are summed and updated once.
     """
     model = stages.model
     steps = stages.of_groups(stages.totals("step"))
+    for group, layer, nbytes in _held_already(stages):
+        steps[group] -= _share_of_layer(stages, group, layer, "step", nbytes)
     for layers, nbytes in model.profile.tied:
         homes = [stages.homes[stages.stage_of[layer]] for layer in layers]
         for group, layer in dict(zip(homes, layers, strict=True)).items():
@@ -172,7 +177,7 @@ def _step_seconds(stages: Stages) -> list[float]:
 
 
 def _share_of_layer(stages: Stages, group: int, layer: int, name: str, nbytes: float) -> float:
-    """The bytes that a device of a group holds, under a cost's name, for ``nbytes`` of a layer's weights."""
+    """The part of a layer's cost, such as the bytes that a device holds, for ``nbytes`` of its weights."""
     weights = stages.model.profile.layers[layer].weights
     return stages.held(group, layer, name) * nbytes / weights if weights else 0.0
 
