@@ -12,9 +12,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from benchmarks.measure import Conditions, Result, Table, Target
-from benchmarks.published.facts import Fact, typed_in
+from benchmarks.published.facts import Fact
 from benchmarks.published.fitted import FITTED, datasheets, fitted_third
 from benchmarks.published.predict import Predictor
+from benchmarks.published.tables import typed_in
 from benchmarks.published.vtrain import read
 from mpmd.planner.reasons import AS_FAST
 

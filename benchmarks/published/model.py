@@ -20,6 +20,18 @@ HALF = jnp.bfloat16
 _FLASH = mpmd.cost(
     functools.partial(jax.nn.dot_product_attention, is_causal=True), forward=0.5, backward=0.625
 )
+# Megatron-LM's kernels: scale, mask and softmax; dropout; bias, dropout and addition (Narayanan et al., 2021,
+# arXiv:2104.04473; Korthikanti et al., 2022, arXiv:2205.05198, count the dropouts). What they read and write
+# counts, without the masks of dropout.
+_SOFTMAX = mpmd.cost(
+    lambda scores: jax.nn.softmax(
+        jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores.astype(jnp.float32), -1e9)
+    ).astype(scores.dtype),
+    forward=1.0,
+    backward=1.0,
+)
+_DROPOUT = mpmd.cost(lambda x: x * 0.9, forward=1.0, backward=1.0)
+_DROPOUT_ADD = mpmd.cost(lambda x, residual: x * 0.9 + residual, forward=1.0, backward=1.0)
 TRACED_LAYERS, ROWS, MICROBATCHES = 3, 8, 2
 
 
@@ -34,10 +46,12 @@ def profile_of(model: Model) -> LayerProfile:
     (profile,) = profile_step(step_of(traced), _arguments(traced), {}).profiles
     embedding, _, block, *_, head = profile.layers
     layers = (embedding, *[block] * model.layers, head)
-    weights = (sum(layer.weights for layer in some) for some in (layers, profile.layers))
+    shared = sum(nbytes for _, nbytes in profile.tied)
+    weights = (sum(layer.weights for layer in some) - shared for some in (layers, profile.layers))
     more = next(weights) / next(weights)
     outside = TaskWork(*(more * number for number in dataclasses.astuple(profile.outside)[:4]))
-    return dataclasses.replace(profile, layers=layers, outside=outside, num_microbatches=None)
+    tied = tuple(((0, len(layers) - 1), nbytes) for _, nbytes in profile.tied)
+    return dataclasses.replace(profile, layers=layers, outside=outside, tied=tied, num_microbatches=None)
 
 
 def step_of(model: Model):
@@ -76,7 +90,7 @@ def _adam(gradient, mean, variance, weight):
 
 def _arguments(model: Model):
     dtype = jnp.float32 if model.float32_weights else HALF
-    size, key_heads = model.width // model.heads, model.key_heads or model.heads
+    size, key_heads = model.head_size, model.key_heads or model.heads
     hidden = model.hidden or 4 * model.width
 
     def block():
@@ -100,8 +114,9 @@ def _arguments(model: Model):
         "embedding": (model.vocabulary, model.width),
         "blocks": [block() for _ in range(model.layers)],
         "norm": (model.width,),
-        "head": (model.width, model.vocabulary),
     }
+    if not model.megatron:
+        shapes["head"] = (model.width, model.vocabulary)
     is_shape = lambda leaf: isinstance(leaf, tuple)  # noqa: E731
     weights = jax.tree.map(lambda shape: Shaped(shape, dtype), shapes, is_leaf=is_shape)
     moments = jax.tree.map(lambda weight: Shaped(weight.shape, jnp.float32), weights)
@@ -117,7 +132,8 @@ def _loss(model: Model, weights, tokens):
     for layer in weights["blocks"]:
         x = _block(model, layer, mpmd.mark_stage_end(x))
     x = mpmd.mark_stage_end(x)
-    logits = (_norm(x, weights["norm"]) @ weights["head"]).astype(jnp.float32)
+    head = weights["embedding"].T if model.megatron else weights["head"]
+    logits = (_norm(x, weights["norm"]) @ head).astype(jnp.float32)
     losses = jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
     return jnp.mean(losses)
 
@@ -129,11 +145,15 @@ def _block(model: Model, layer, x):
         q, k = _rotated(q), _rotated(k)
     else:
         q, k, v = jnp.moveaxis(jnp.einsum("btd,dhce->bthce", h, layer["q"]), 3, 0)
-    x = x + jnp.einsum("bthe,hed->btd", _attention(model, q, k, v), layer["o"])
+    x = _add(model, jnp.einsum("bthe,hed->btd", _attention(model, q, k, v), layer["o"]), x)
     h = _norm(x, layer["norm_2"])
     if model.gated:
         return x + (jax.nn.silu(h @ layer["gate"]) * (h @ layer["up"])) @ layer["down"]
-    return x + jax.nn.gelu(h @ layer["up"]) @ layer["down"]
+    return _add(model, jax.nn.gelu(h @ layer["up"]) @ layer["down"], x)
+
+
+def _add(model: Model, x, residual):
+    return _DROPOUT_ADD(x, residual) if model.megatron else residual + x
 
 
 def _rotated(x):
@@ -147,10 +167,8 @@ def _rotated(x):
 def _attention(model: Model, q, k, v):
     if model.attention == "flash":
         return _FLASH(q, k, v)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
-    mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    scores = jax.nn.softmax(jnp.where(mask, scores.astype(jnp.float32), -1e9)).astype(v.dtype)
-    return jnp.einsum("bhqk,bkhd->bqhd", scores, v)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q * q.shape[-1] ** -0.5, k)
+    return jnp.einsum("bhqk,bkhd->bqhd", _DROPOUT(_SOFTMAX(scores)), v)
 
 
 def _norm(x, scale):

@@ -42,12 +42,15 @@ class Predictor:
 
     def _model(self, fact: Fact) -> CostModel:
         """The costs of the fact's layers on as many nodes as it has."""
-        key = (fact.group, fact.device, fact.devices, fact.model, fact.batch)
+        key = (fact.group, fact.device, fact.devices, fact.slices, fact.model, fact.batch)
         if key not in self._models:
             cluster = self._clusters(fact.group)[fact.device]
-            nodes = -(-fact.devices // cluster.devices_per_node)
+            of_node = fact.devices // fact.slices if fact.slices else cluster.devices_per_node
+            cluster = dataclasses.replace(
+                cluster, nodes=-(-fact.devices // of_node), devices_per_node=of_node
+            )
             profile = dataclasses.replace(profile_of(fact.model), rows=fact.batch)
-            self._models[key] = CostModel(profile, dataclasses.replace(cluster, nodes=nodes))
+            self._models[key] = CostModel(profile, cluster)
         return self._models[key]
 
 

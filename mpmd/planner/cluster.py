@@ -72,16 +72,18 @@ class Cluster(Hardware):
 
     @staticmethod
     def preset(name: str, *, nodes: int = 1, **given: Any) -> Cluster:
-        """Nodes of eight devices of a known kind.
+        """Nodes of eight devices of a known kind, or slices of TPUs.
 
         ::
 
             cluster = mpmd.Cluster.preset("a100-80gb", nodes=4, node_link=mpmd.simulate.Link(1e-5, 1e11))
 
-        The numbers are of others' measured steps; ``mpmd/planner/presets.py`` names the source of each.
+        The numbers are of others' measured steps; ``mpmd/planner/presets.py`` names the source of each. A
+        node of TPUs is a slice, whose chips ICI joins: 256 chips of ``"v5e"`` and ``"v6e"``, 64 of
+        ``"v5p"``, or as many as ``devices_per_node`` says.
 
         Args:
-          name: ``"a100-80gb"`` or ``"h100"``.
+          name: ``"a100-80gb"``, ``"h100"``, ``"v5e"``, ``"v5p"`` or ``"v6e"``.
           given: attributes of the cluster that differ, by name.
 
         Raises: ``ValueError`` for other names and attributes; as ``Cluster``.

@@ -6,11 +6,11 @@ import types
 from collections.abc import Mapping
 
 EXPECTED_ERRORS: Mapping[str, float] = types.MappingProxyType(
-    {"formula": 0.08, "simulation": 0.05, "measurement": 0.03}
+    {"formula": 0.07, "simulation": 0.05, "measurement": 0.03}
 )
 """The mean of the miss of a step's time, as a share of that time.
 
-``formula``: 8.4% on average, of 109 iterations of 64 to 512 A100 with models of 3.6B to 175B parameters that
+``formula``: 6.7% on average, of 109 iterations of 64 to 512 A100 with models of 3.6B to 175B parameters that
 vTrain has published (Bang et al., "vTrain: A Simulation Framework for Evaluating Cost-effective and
 Compute-optimal Large Language Model Training", 2023, arXiv:2312.12391).
 

@@ -417,7 +417,7 @@ def test_rows_have_the_error_of_their_source():
     choice = mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, simulate=1)
     assert {row.prediction.source: row.prediction.expected_error for row in choice.rows} == {
         "simulation": 0.05,
-        "formula": 0.08,
+        "formula": 0.07,
     }
     assert json.loads(choice.to_json())["rows"][0]["expected_error"] == 0.05 and "±5%" in str(choice)
 

@@ -571,5 +571,14 @@ def test_a_file_without_a_field_is_refused(tmp_path):
 
 
 def test_an_unknown_preset_is_named():
-    with pytest.raises(ValueError, match="name must be one of 'a100-80gb', 'h100', not 'v5e'"):
-        Cluster.preset("v5e")
+    with pytest.raises(ValueError, match=r"name must be one of 'a100-80gb', 'h100', 'v5e', .* not 'b200'"):
+        Cluster.preset("b200")
+
+
+@pytest.mark.parametrize(("name", "chips"), [("v5e", 256), ("v5p", 64), ("v6e", 256)])
+def test_a_node_of_tpus_is_a_slice(name, chips):
+    cluster = Cluster.preset(name, nodes=2)
+    assert cluster.num_devices == 2 * chips
+    assert Cluster.preset(name, devices_per_node=8).devices_per_node == 8
+    assert (cluster.kernel_floor, cluster.collective_floor, cluster.task_overhead) == (0, 0, 0)
+    assert cluster.rates["product bfloat16"] == cluster.rates["batched_product bfloat16"]

@@ -192,6 +192,28 @@ def test_tied_weights_are_held_once_in_a_group():
     assert evaluate(CostModel(made, FAST), candidate).prediction.memory.weights == 100
 
 
+def test_tied_weights_of_a_group_are_summed_and_updated_once():
+    cluster = Cluster(1, 4, 1e12, 1e12, 1e9, Link(0, 1e9), Link(0, 1e9))
+    parts = (layer("", 0.0, weights=10**9), layer("", 0.0, weights=10**9))
+    outside = TaskWork(0.0, 3e9, 3e9)
+    alone, tied = (
+        dataclasses.replace(profile(some, 1), rows=4, tied=pairs, outside=outside)
+        for some, pairs in ((parts[:1], ()), (parts, (((0, 1), 10**9),)))
+    )
+    one, two = (
+        evaluate(
+            CostModel(made, cluster),
+            Candidate((len(made.layers),), (Submesh(data=2),), Std1F1B(1), 1, False, False),
+        )
+        for made in (alone, tied)
+    )
+    # The tasks of a layer read its weights twice, make its gradients, and add them to accumulators: 6 s. Then
+    # comes one all-reduce of 1 s, and one update of 3 s.
+    assert one.seconds == pytest.approx(6 + 1 + 3)
+    assert two.seconds == pytest.approx(2 * 6 + 1 + 3)
+    assert two.prediction.communication == pytest.approx(1 / two.seconds)
+
+
 @pytest.mark.parametrize("name", CLOSED_FORMS)
 @pytest.mark.parametrize("number", [2, 4, 7, 12])
 def test_closed_forms_are_those_of_the_lists(name, number):

@@ -11,6 +11,7 @@ from mpmd.planner.cluster import Cluster, HeterogeneousCluster
 from mpmd.planner.collectives import DeviceRange, device_ranges_of, message_link, shards_on_a_node
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.curves import Curve
+from mpmd.planner.presets import PRESETS
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.multi_loop import search_loops
 from mpmd.planner.search.search import SearchBudget, search, search_space
@@ -249,5 +250,6 @@ def test_a_cluster_of_several_kinds_in_one_is_refused():
 
 
 def test_presets_make_pools():
-    pools = [Cluster.preset("h100"), Cluster.preset("a100-80gb")]
-    assert Cluster.of(pools, link=LINK).pool_names == ("H100", "A100")
+    pools = [Cluster.preset(name) for name in PRESETS]
+    names = ("A100", "H100", "TPU-V5LITEPOD", "TPU-V5P", "TPU-V6E")
+    assert Cluster.of(pools, link=LINK).pool_names == names

@@ -168,7 +168,8 @@ def _all_reduces_of_step(
 
 def _optimizer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware, weights: Array) -> Array:
     """The seconds of the work outside the loop, in proportion to the weights on a device."""
-    outside, whole = arrays.profile.outside, arrays.of("weights").sum()
+    outside, tied = arrays.profile.outside, arrays.profile.tied
+    whole = arrays.of("weights").sum() - sum((len(layers) - 1) * nbytes for layers, nbytes in tied)
     of_products = outside.nbytes - outside.nbytes_beside
     seconds = cluster.seconds(outside.operations, of_products, outside.nbytes_beside)
     divided = group.sizes[DATA] if group.fsdp else 1

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.search.formula import Evaluation, evaluate
+from mpmd.planner.search.formula import Evaluation, evaluate, step_seconds
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stage_policies import may_have_policies, with_policies
@@ -70,7 +70,7 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
         forward + backward + len(order.kinds) * overhead
         for forward, backward, overhead in zip(forwards, backwards, stages.task_overheads, strict=True)
     ]
-    work, steps = stages.of_groups(per_stage), stages.of_groups(stages.totals("step"))
+    work, steps = stages.of_groups(per_stage), step_seconds(stages)
     delayed = stages.of_groups(of_weights)
     devices = [float(device_range.num_devices) for device_range in stages.device_ranges]
     alone = float(time_together(space.model.cluster, min(devices)))

@@ -49,7 +49,7 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
     times = {task_type: shared.alone * time for task_type, time in _task_times(stages).items()}
     works, slices = stages.of_groups(_seconds_per_pass(times, orders[-1])), candidate.schedule.slices
     loop = _loop(stages, orders, simulated, times, slices * shared.least(works), shared)
-    steps = [shared.together * seconds for seconds in _step_seconds(stages)]
+    steps = [shared.together * seconds for seconds in step_seconds(stages)]
     seconds = max(end + step for end, step in zip(loop.ends, steps, strict=True))
     longest = max(range(len(steps)), key=lambda group: loop.busy[group] + steps[group])
     reducing = _all_reduce_seconds(stages, shared, loop, works)[longest]
@@ -150,6 +150,8 @@ def _all_reduce_seconds(
     """
     in_tasks = stages.of_groups(stages.totals("all_reduce"))
     after_loop = stages.of_groups(stages.totals("step_all_reduce"))
+    for group, layer, nbytes in _held_already(stages):
+        after_loop[group] -= _share_of_layer(stages, group, layer, "step_all_reduce", nbytes)
     return [
         shared.alone * of_pass * busy / work + shared.together * of_step if work else 0.0
         for of_pass, of_step, busy, work in zip(in_tasks, after_loop, loop.busy, works, strict=True)
@@ -169,13 +171,16 @@ def _task_times(stages: Stages) -> dict[TaskType, float]:
     return times
 
 
-def _step_seconds(stages: Stages) -> list[float]:
+def step_seconds(stages: Stages) -> list[float]:
     """For each group, the seconds after its last task: all-reduces of gradients, and the optimizer.
 
-    Gradients of weights that several groups have are summed over a link between them, there and back.
+    Gradients of weights that several groups have are summed over a link between them, there and back. Those
+    that several layers of a group share are summed and updated once.
     """
     model = stages.model
     steps = stages.of_groups(stages.totals("step"))
+    for group, layer, nbytes in _held_already(stages):
+        steps[group] -= _share_of_layer(stages, group, layer, "step", nbytes)
     for layers, nbytes in model.profile.tied:
         homes = [stages.homes[stages.stage_of[layer]] for layer in layers]
         for group, layer in dict(zip(homes, layers, strict=True)).items():
@@ -188,7 +193,7 @@ def _step_seconds(stages: Stages) -> list[float]:
 
 
 def _share_of_layer(stages: Stages, group: int, layer: int, name: str, nbytes: float) -> float:
-    """The bytes that a device of a group holds, under a cost's name, for ``nbytes`` of a layer's weights."""
+    """The part of a layer's cost, such as the bytes that a device holds, for ``nbytes`` of its weights."""
     weights = stages.model.profile.layers[layer].weights
     return stages.held(group, layer, name) * nbytes / weights if weights else 0.0
 
