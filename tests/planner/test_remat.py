@@ -135,7 +135,14 @@ def test_short_memory_gets_the_cheapest_policy_that_fits():
 @LOSSES
 @pytest.mark.parametrize(
     "remat",
-    [*Remat, ("attention", "none"), ("nothing_saveable", "dots_saveable")],
+    [
+        *(
+            pytest.param(policy, marks=[] if policy is Remat.ATTENTION else pytest.mark.slow)
+            for policy in Remat
+        ),
+        ("attention", "none"),
+        pytest.param(("nothing_saveable", "dots_saveable"), marks=pytest.mark.slow),
+    ],
     ids=lambda remat: str(remat) if isinstance(remat, str) else " then ".join(remat),
 )
 def test_steps_run_with_the_policy_that_is_asked_for(loss, stacked, remat):

@@ -71,10 +71,16 @@ CASES = {
         arguments,
     ),
 }
+USUAL = ("rows, too", "rematerialised", "layers of a scan", "groups of two sizes")
+"""The cases that every run has."""
 
 
-@pytest.mark.parametrize(("fixes", "step", "arguments_of"), CASES.values(), ids=CASES)
-def test_computes_what_plain_jax_computes(fixes, step, arguments_of):
+@pytest.mark.parametrize(
+    "case",
+    [case if case in USUAL else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+)
+def test_computes_what_plain_jax_computes(case):
+    fixes, step, arguments_of = CASES[case]
     args = arguments_of()
     choice = chosen(step, args, **{"num_microbatches": 2, "remat": False, **fixes}, sequence_parallel=True)
     assert choice.candidate.sequence_parallel

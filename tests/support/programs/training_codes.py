@@ -55,7 +55,7 @@ class DecoderLayer(hk.Module):
 hk.mixed_precision.set_policy(DecoderLayer, HALF)
 
 
-@program(usual=True)
+@program()
 def haiku_transformer_with_a_dynamic_loss_scale():
     """The first step is skipped: the scale makes its gradients infinite in half precision."""
     optimizer = optax.adam(1e-2, eps=1e-3)
