@@ -106,6 +106,18 @@ def test_each_operand_keeps_its_precision():
     assert eqn.params["precision"] == precision[::-1]
 
 
+def test_an_algorithm_keeps_what_it_does_with_each_operand():
+    bfloat16, float32 = jnp.dtype("bfloat16"), jnp.dtype("float32")
+    algorithm = lax.DotAlgorithm(bfloat16, float32, float32, 1, 3, 6, True)
+
+    def transposed(a, b):
+        return lax.dot(a, b, precision=algorithm, preferred_element_type=float32).T
+
+    (eqn,) = canonical(jax.make_jaxpr(transposed)(normal(2, 3), normal(3, 4)))[0].eqns
+    assert eqn.params["precision"] == lax.DotAlgorithm(float32, bfloat16, float32, 3, 1, 6, True)
+    assert isinstance(eqn.params["precision"], lax.DotAlgorithm)
+
+
 @pytest.mark.parametrize(
     "fun", [lambda a, b: ((a @ b).T, a @ b), lambda a, b: (lambda ab: (ab.T, ab))(a @ b)], ids=["two", "one"]
 )
@@ -116,14 +128,18 @@ def test_a_product_that_others_read_stays(fun):
     ).count("dot_general")
 
 
-def test_an_explicit_sharding_is_that_of_the_transposed_product():
-    mesh = jax.make_mesh((2,), ("x",), (AxisType.Explicit,), devices=jax.devices()[:2])
+@pytest.mark.parametrize("unreduced", [set(), {"y"}])
+def test_an_explicit_sharding_is_that_of_the_transposed_product(unreduced):
+    mesh = jax.make_mesh((2, 1), ("x", "y"), (AxisType.Explicit,) * 2, devices=jax.devices()[:2])
     with jax.set_mesh(mesh):
-        a, b = (jax.device_put(normal(4, 4), jax.NamedSharding(mesh, PartitionSpec("x"))) for _ in range(2))
+        a = jax.device_put(normal(4, 4), jax.NamedSharding(mesh, PartitionSpec("x", "y")))
+        b = jax.device_put(normal(4, 4), jax.NamedSharding(mesh, PartitionSpec(None, "y")))
+        spec = PartitionSpec("x", None, unreduced=unreduced)
 
         def transposed(a, b):
-            return lax.dot_general(a, b, (((1,), (1,)), ((), ())), out_sharding=PartitionSpec("x", None)).T
+            return lax.dot_general(a, b, (((1,), (1,)), ((), ())), out_sharding=spec).T
 
         (eqn,) = canonical(jax.make_jaxpr(transposed)(a, b))[0].eqns
-        assert eqn.params["out_sharding"].spec == PartitionSpec(None, "x")
-        assert eqn.outvars[0].aval.sharding.spec == PartitionSpec(None, "x")
+        transposed_spec = PartitionSpec(None, "x", unreduced=unreduced)
+        assert eqn.params["out_sharding"].spec == transposed_spec
+        assert eqn.outvars[0].aval.sharding.spec == transposed_spec

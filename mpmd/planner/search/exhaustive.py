@@ -1,9 +1,9 @@
 """Evaluates every candidate of a small problem, which finds the best one by the formulas.
 
 Candidates are simulated in the order of a lower bound of their time: the time before the first task of a
-group, the time of its tasks, and the time after its last task on its own devices or on the first group's. The search ends when the next bound is as long
-as the best step. A candidate that does not fit without rematerialisation is also tried with a policy for each
-stage, which takes no less time.
+group, the time of its tasks, and the time after its last task on its own devices or on those of the first
+group. The search ends when the next bound is as long as the best step. A candidate that does not fit without
+rematerialisation is also tried with a policy for each stage, which takes no less time.
 """
 
 from __future__ import annotations
