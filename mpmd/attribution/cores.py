@@ -16,10 +16,13 @@ from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.routes import Topology
 
 
-def groups_at_once(processes: Sequence[ProcessTimes], topology: Topology | None = None) -> float:
-    """The number of groups that can compute at once as fast as alone; infinite if that is no limit.
+def sharing(
+    processes: Sequence[ProcessTimes], topology: Topology | None = None
+) -> tuple[float, tuple[float, ...]]:
+    """The number of groups that can compute at once as fast as alone, and the loads of groups.
 
-    Groups on several nodes, or on accelerators, count as having cores of their own.
+    Both are as ``Costs`` has them; the number is infinite if that is no limit. Groups on several nodes, or on
+    accelerators, count as having cores of their own.
 
     Args:
       topology: the devices of groups; ``None``: one each.
@@ -28,11 +31,14 @@ def groups_at_once(processes: Sequence[ProcessTimes], topology: Topology | None 
     groups = sorted({process.mpmd_idx for process in computing})
     nodes = {process.host.name for process in computing}
     if len(nodes) != 1 or not all(process.on_cores and process.host.cores for process in computing):
-        return math.inf
-    devices = [math.prod(topology.groups[group].axes.values()) for group in groups] if topology else [1]
+        return math.inf, ()
+    devices = [math.prod(shape.axes.values()) for shape in topology.groups] if topology else []
+    mean = statistics.fmean(devices[group] for group in groups) if devices else 1.0
     cores = {core for process in computing for core in process.host.cores}
-    at_once = len(cores) / statistics.fmean(devices)
-    return at_once if at_once < len(groups) else math.inf
+    at_once = len(cores) / mean
+    if at_once >= len(groups):
+        return math.inf, ()
+    return at_once, tuple(number / mean for number in devices) if len({*devices}) > 1 else ()
 
 
 def times_alone(

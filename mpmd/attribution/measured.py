@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mpmd.attribution.clocks import MatchedStep
-from mpmd.attribution.cores import groups_at_once
+from mpmd.attribution.cores import sharing
 from mpmd.ir.plan import AnyTask, GroupProgram, LoopStages, OutsideTask, Plan, TaskType
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.routes import Topology
@@ -132,7 +132,8 @@ def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None 
     chosen = sorted(kept, key=lambda i: (steps[i].returned, i))[(len(kept) - 1) // 2]
     workload = with_medians(workload, durations)
     measured = _columns(plan, workload, recorded[chosen], step=chosen, steps=len(kept))
-    return dataclasses.replace(measured, at_once=groups_at_once(steps[chosen].processes, topology))
+    at_once, loads = sharing(steps[chosen].processes, topology)
+    return dataclasses.replace(measured, at_once=at_once, loads=loads)
 
 
 class _Span(NamedTuple):

@@ -7,7 +7,7 @@ import pytest
 
 from mpmd.attribution.alternatives import alternatives_of
 from mpmd.attribution.attribution import attribute
-from mpmd.attribution.cores import groups_at_once, times_alone
+from mpmd.attribution.cores import sharing, times_alone
 from mpmd.attribution.findings import findings_of
 from mpmd.attribution.measured import measure
 from mpmd.attribution.model import StepModel
@@ -82,16 +82,35 @@ def processes_on(*hosts, on_cores=True):
 
 def test_the_groups_that_can_compute_at_once():
     two_cores = Host("node", "clock", (0, 1))
-    assert groups_at_once(processes_on(*[two_cores] * 4)) == 2
-    assert groups_at_once(processes_on(*[two_cores] * 2)) == math.inf
-    assert groups_at_once(processes_on(*[two_cores] * 4, on_cores=False)) == math.inf
-    assert groups_at_once(processes_on(*[Host("node", "clock")] * 4)) == math.inf
+    assert sharing(processes_on(*[two_cores] * 4)) == (2, ())
+    assert sharing(processes_on(*[two_cores] * 2)) == (math.inf, ())
+    assert sharing(processes_on(*[two_cores] * 4, on_cores=False)) == (math.inf, ())
+    assert sharing(processes_on(*[Host("node", "clock")] * 4)) == (math.inf, ())
     others = [Host("other", "clock", (0, 1))] * 2
-    assert groups_at_once(processes_on(two_cores, two_cores, *others)) == math.inf
+    assert sharing(processes_on(two_cores, two_cores, *others)) == (math.inf, ())
     pinned = [Host("node", "clock", (core,)) for core in (0, 1, 0)]
-    assert groups_at_once(processes_on(*pinned)) == 2
+    assert sharing(processes_on(*pinned)) == (2, ())
     topology = Topology(tuple(GroupShape({"data": 2}) for _ in range(2)))
-    assert groups_at_once(processes_on(two_cores, two_cores), topology) == 1
+    assert sharing(processes_on(two_cores, two_cores), topology) == (1, ())
+
+
+def test_measured_groups_count_by_their_devices():
+    plan, two_cores = pipeline_plan(Std1F1B(2), 4), Host("node", "clock", (0, 1))
+    topology = Topology((GroupShape({"data": 3}), GroupShape({"data": 1})))
+    steps = [
+        dataclasses.replace(step, processes=tuple(processes_on(two_cores, two_cores)))
+        for step in matched_steps(plan, Timing())
+    ]
+    measured = measure(plan, steps, topology)
+    assert (measured.at_once, measured.loads) == (1, (1.5, 0.5))
+    model = StepModel.of(attribute(measured))
+    speeds = [
+        {model.durations[task] / measured.duration(task) for task in measured.tasks(group)}
+        for group in (0, 1)
+    ]
+    # Three devices on two cores are slower than on three also while the other group does not compute.
+    assert [max(of_group) for of_group in speeds] == [pytest.approx(2 / 3), 1.0]
+    assert [min(of_group) for of_group in speeds] == [pytest.approx(0.5)] * 2
 
 
 def test_times_alone():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
@@ -63,6 +63,7 @@ def test_those_in_bodies_are_not_transposed():
     assert "transpose" not in names_of(rewritten(jax.grad(loss), normal(3, 4, 4), normal(2, 3, 4)))
 
 
+@settings(deadline=None, derandomize=True)  # XLA compiles each product
 @given(st.data())
 def test_any_product_and_transposition_compute_the_same(data):
     batched, first, second, contracted = (data.draw(st.integers(0, 2)) for _ in range(4))
@@ -106,6 +107,18 @@ def test_each_operand_keeps_its_precision():
     assert eqn.params["precision"] == precision[::-1]
 
 
+def test_an_algorithm_keeps_what_it_does_with_each_operand():
+    bfloat16, float32 = jnp.dtype("bfloat16"), jnp.dtype("float32")
+    algorithm = lax.DotAlgorithm(bfloat16, float32, float32, 1, 3, 6, True)
+
+    def transposed(a, b):
+        return lax.dot(a, b, precision=algorithm, preferred_element_type=float32).T
+
+    (eqn,) = canonical(jax.make_jaxpr(transposed)(normal(2, 3), normal(3, 4)))[0].eqns
+    assert eqn.params["precision"] == lax.DotAlgorithm(float32, bfloat16, float32, 3, 1, 6, True)
+    assert isinstance(eqn.params["precision"], lax.DotAlgorithm)
+
+
 @pytest.mark.parametrize(
     "fun", [lambda a, b: ((a @ b).T, a @ b), lambda a, b: (lambda ab: (ab.T, ab))(a @ b)], ids=["two", "one"]
 )
@@ -116,14 +129,18 @@ def test_a_product_that_others_read_stays(fun):
     ).count("dot_general")
 
 
-def test_an_explicit_sharding_is_that_of_the_transposed_product():
-    mesh = jax.make_mesh((2,), ("x",), (AxisType.Explicit,), devices=jax.devices()[:2])
+@pytest.mark.parametrize("unreduced", [set(), {"y"}])
+def test_an_explicit_sharding_is_that_of_the_transposed_product(unreduced):
+    mesh = jax.make_mesh((2, 1), ("x", "y"), (AxisType.Explicit,) * 2, devices=jax.devices()[:2])
     with jax.set_mesh(mesh):
-        a, b = (jax.device_put(normal(4, 4), jax.NamedSharding(mesh, PartitionSpec("x"))) for _ in range(2))
+        a = jax.device_put(normal(4, 4), jax.NamedSharding(mesh, PartitionSpec("x", "y")))
+        b = jax.device_put(normal(4, 4), jax.NamedSharding(mesh, PartitionSpec(None, "y")))
+        spec = PartitionSpec("x", None, unreduced=unreduced)
 
         def transposed(a, b):
-            return lax.dot_general(a, b, (((1,), (1,)), ((), ())), out_sharding=PartitionSpec("x", None)).T
+            return lax.dot_general(a, b, (((1,), (1,)), ((), ())), out_sharding=spec).T
 
         (eqn,) = canonical(jax.make_jaxpr(transposed)(a, b))[0].eqns
-        assert eqn.params["out_sharding"].spec == PartitionSpec(None, "x")
-        assert eqn.outvars[0].aval.sharding.spec == PartitionSpec(None, "x")
+        transposed_spec = PartitionSpec(None, "x", unreduced=unreduced)
+        assert eqn.params["out_sharding"].spec == transposed_spec
+        assert eqn.outvars[0].aval.sharding.spec == transposed_spec

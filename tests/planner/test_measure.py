@@ -57,6 +57,16 @@ def test_groups_that_share_their_host_are_at_work_together(rehearsed):
     assert found.computing == (3, 3, 1)
 
 
+def test_a_group_by_itself_takes_over_no_times_from_groups_that_shared_their_host(rehearsed):
+    submeshes = [{"data": 1}] * 3 + [{"data": 2}]
+    step = lowered(mpmd.Std1F1B(4), submeshes, in_specs=(None, P(None, "data")))
+    measured = measure_tasks(step, jax.devices()[:2], seconds=0.0)
+    middle = [{e.name for e in step.plan.executables_of(group)} for group in (1, 2)]
+    assert middle[0] == middle[1]
+    assert rehearsed == [(0, [0]), (1, [1]), (2, [0]), (3, [0, 1])]
+    assert measured.computing == (2, 2, 1, 2)
+
+
 def test_accelerators_are_timed_one_by_one_and_equal_groups_once(rehearsed, on_accelerators):
     step = lowered(mpmd.Std1F1B(5), [{"data": 1}] * 5)
     found = measure_tasks(step, seconds=0.0)

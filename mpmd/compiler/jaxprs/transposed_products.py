@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from typing import Any
 
+from jax import lax
 from jax.extend.core import JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -53,14 +55,25 @@ def _exchanges(transposition: JaxprEqn, product: JaxprEqn) -> bool:
 def _exchanged(product: JaxprEqn, transposition: JaxprEqn) -> JaxprEqn:
     """The product with its operands exchanged, whose result is that of the transposition."""
     contracted, batched = product.params["dimension_numbers"]
-    precision = product.params["precision"]
     params = {
         **product.params,
         "dimension_numbers": (contracted[::-1], batched[::-1]),
-        "precision": precision[::-1] if isinstance(precision, tuple) else precision,
+        "precision": _exchanged_precision(product.params["precision"]),
         "out_sharding": _transposed(product.params["out_sharding"], transposition.params["permutation"]),
     }
     return product.replace(invars=product.invars[::-1], outvars=transposition.outvars, params=params)
+
+
+def _exchanged_precision(precision: Any) -> Any:
+    """The precision of a product with its operands exchanged; an algorithm is a tuple, too."""
+    if isinstance(precision, lax.DotAlgorithm):
+        return precision._replace(
+            lhs_precision_type=precision.rhs_precision_type,
+            rhs_precision_type=precision.lhs_precision_type,
+            lhs_component_count=precision.rhs_component_count,
+            rhs_component_count=precision.lhs_component_count,
+        )
+    return precision[::-1] if isinstance(precision, tuple) else precision
 
 
 def _transposed(sharding: NamedSharding | None, permutation: Sequence[int]) -> NamedSharding | None:
@@ -68,7 +81,7 @@ def _transposed(sharding: NamedSharding | None, permutation: Sequence[int]) -> N
     if sharding is None:
         return None
     spec = sharding.spec
-    axes = [*spec, *[None] * (len(permutation) - len(spec))]
+    axes = [*spec.partitions, *[None] * (len(permutation) - len(spec))]
     transposed = PartitionSpec(
         *(axes[dim] for dim in permutation), unreduced=spec.unreduced, reduced=spec.reduced
     )

@@ -1,9 +1,9 @@
 """Evaluates every candidate of a small problem, which finds the best one by the formulas.
 
 Candidates are simulated in the order of a lower bound of their time: the time before the first task of a
-group, the time of its tasks, and the time after its last task. The search ends when the next bound is as long
-as the best step. A candidate that does not fit without rematerialisation is also tried with a policy for each
-stage, which takes no less time.
+group, the time of its tasks, and the time after its last task on its own devices or on those of the first
+group. The search ends when the next bound is as long as the best step. A candidate that does not fit without
+rematerialisation is also tried with a policy for each stage, which takes no less time.
 """
 
 from __future__ import annotations
@@ -80,9 +80,12 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
         before = range(stages_of_group[0])
         fill = sum(forwards[stage] for stage in before)
         drain = sum(backwards[stage] - of_weights[stage] for stage in before)
-        # The last tasks of a group may be gradients of weights, for which no other group waits.
-        spans = (number * work[group], number * (work[group] - delayed[group]) + drain)
-        bound = max(bound, alone * (fill + max(spans) + steps[group]))
+        spans = [number * work[group] + steps[group]]
+        if order.kinds != {"fwd"}:
+            # The backwards of the stages before follow, and then what the first group does after its loop.
+            # The last tasks of a group may be gradients of weights, for which no other group waits.
+            spans.append(number * (work[group] - delayed[group]) + drain + steps[order.homes[0]])
+        bound = max(bound, alone * (fill + max(spans)))
     return bound
 
 

@@ -76,7 +76,7 @@ def measure_tasks(
     for batch in batches(sizes, devices):
         for mpmd_idx in batch:
             computing[mpmd_idx] = sum(sizes[other] for other in batch)
-        if len(batch) > 1 or not _take_over(times, batch[0], program.plan, axes):
+        if len(batch) > 1 or not _take_over(times, batch[0], program.plan, axes, computing):
             times |= bench.seconds_of(program, batch, seconds)
     executables = tuple(
         dataclasses.replace(e, memory=bench.memory.get(e.name)) for e in program.plan.executables
@@ -105,9 +105,23 @@ def _share_host(devices: Sequence[jax.Device]) -> bool:
     return all(device.platform == "cpu" for device in devices)
 
 
-def _take_over(times: dict[tuple[int, str], float], mpmd_idx: int, plan: Plan, axes: Sequence[Axes]) -> bool:
-    """Copies the times of a group from groups of its shape, if these have run all its executables."""
-    known = {name: seconds for (other, name), seconds in times.items() if axes[other] == axes[mpmd_idx]}
+def _take_over(
+    times: dict[tuple[int, str], float],
+    mpmd_idx: int,
+    plan: Plan,
+    axes: Sequence[Axes],
+    computing: Sequence[int],
+) -> bool:
+    """Copies the times of a group from groups of its shape, if these have run all its executables.
+
+    Args:
+      computing: as of ``MeasuredTasks``; times beside other groups are not those of a group by itself.
+    """
+    known = {
+        name: seconds
+        for (other, name), seconds in times.items()
+        if axes[other] == axes[mpmd_idx] and computing[other] == computing[mpmd_idx]
+    }
     names = [executable.name for executable in plan.executables_of(mpmd_idx)]
     if not known.keys() >= set(names):
         return False

@@ -68,17 +68,23 @@ def memories_of(
 
 
 def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:
-    """The seconds of all tasks of each stage, for one microbatch with all its slices."""
-    cells = {
-        types_of(run.task)
+    """The seconds of all tasks of each stage, for one microbatch with all its slices.
+
+    Where groups share cores, they are those while no other group computes.
+    """
+    group_of = {
+        types_of(run.task): program.mpmd_idx
         for program in plan.programs
         for run in program.runs
         if not isinstance(run.task, OutsideTask)
     }
-    alone = costs.times({member for types in cells for member in types})
+    alone = costs.times({member for types in group_of for member in types})
     seconds_of: dict[TaskType, float] = {}
-    for types in sorted(cells, key=len, reverse=True):  # the time of a task alone is known better
-        seconds_of |= zip(types, costs.share(types, [alone[member] for member in types]), strict=True)
+    for types in sorted(group_of, key=len, reverse=True):  # the time of a task alone is known better
+        load = costs.loads[group_of[types]] if costs.loads else 1.0
+        slower = max(1.0, load / costs.at_once)  # where the group itself has more devices than cores
+        for member, seconds in zip(types, costs.share(types, [alone[each] for each in types]), strict=True):
+            seconds_of[member] = slower * seconds
     numbers = range(1 + max((number for _, number in seconds_of), default=-1))
     of_stage = dict.fromkeys(map(plan.on_first_slice, numbers), 0.0)
     for (_, number), seconds in seconds_of.items():
