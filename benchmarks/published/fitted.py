@@ -18,6 +18,7 @@ from benchmarks.published.vtrain import NODES, ONE_NODE
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.curves import Curve
 from mpmd.planner.hardware import Hardware
+from mpmd.planner.presets import tpu
 from mpmd.simulate import Link
 
 
@@ -55,9 +56,6 @@ V5P = Datasheet(459e12, 2.765e12, 600e9, 0.4e12, 95e9, node=64)
 V6E = Datasheet(918e12, 1.638e12, 400e9, 3.2e12, 32e9, node=256)
 DEVICES = {"a100": A100, "h100": H100, "v5e": V5E, "v5p": V5P, "v6e": V6E}
 _SHARES = {"a100": 0.8, "h100": 0.71} | dict.fromkeys(TPUS, 0.8)
-
-# Assumed: the seconds of a message over ICI.
-HOP = 1e-6
 
 THIRD = 3
 
@@ -138,15 +136,17 @@ class Curves:
         return {"a100": self._cluster(A100, self.product)}
 
     def _slice(self, sheet: Datasheet, product: float) -> Hardware:
-        """A slice of TPUs: one program, which starts no kernels and gathers over all links of ICI at once."""
-        return dataclasses.replace(
-            self._cluster(sheet, product),
-            device_link=Link(HOP, self.link * sheet.nvlink / A100.nvlink),
-            task_overhead=0.0,
-            rates={f"{kind} bfloat16": Curve(product) for kind in ("product", "batched_product")},
-            kernel_floor=0.0,
-            collective_floor=0.0,
+        """A slice of TPUs, with all but the rate of products in proportion to an A100."""
+        preset = tpu(
+            kind="TPU",
+            memory=sheet.capacity,
+            product=product,
+            memory_bandwidth=self.memory * sheet.memory / A100.memory,
+            device_link=self.link * sheet.nvlink / A100.nvlink,
+            node_link=self.node_link * sheet.node_link / A100.node_link,
+            slice_chips=sheet.node,
         )
+        return Cluster(nodes=1, **preset.fields())
 
     def _cluster(self, sheet: Datasheet, product: float) -> Hardware:
         """A node of devices with a rate of products; all else is in proportion to an A100."""
@@ -162,7 +162,7 @@ class Curves:
             task_overhead=self.task,
             rates={
                 "product bfloat16": Curve(product, self.half * faster),
-                "batched_product bfloat16": Curve(sheet.attention * sheet.peak or product),
+                "batched_product bfloat16": Curve(sheet.attention * sheet.peak),
             },
             kernel_floor=self.kernel,
             collective_floor=self.collective,

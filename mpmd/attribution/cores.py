@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.routes import Topology
+from mpmd.simulate.costs import loads_of
 
 
 def sharing(
@@ -38,7 +39,7 @@ def sharing(
     at_once = len(cores) / mean
     if at_once >= len(groups):
         return math.inf, ()
-    return at_once, tuple(number / mean for number in devices) if len({*devices}) > 1 else ()
+    return at_once, loads_of(devices, mean)
 
 
 def times_alone(

@@ -13,6 +13,7 @@ import numpy as np
 
 from mpmd.planner.hardware import Amount
 from mpmd.planner.pools import AnyCluster
+from mpmd.simulate.costs import loads_of
 
 
 def time_alone(cluster: AnyCluster) -> float:
@@ -38,8 +39,7 @@ def sharing(cluster: AnyCluster, devices: Sequence[int]) -> tuple[float, tuple[f
       devices: the number of each group's.
     """
     mean = sum(devices) / len(devices)
-    loads = tuple(number / mean for number in devices) if len({*devices}) > 1 else ()
-    return devices_at_once(cluster) / mean, loads
+    return devices_at_once(cluster) / mean, loads_of(devices, mean)
 
 
 def time_together(cluster: AnyCluster, devices: Amount) -> Amount:

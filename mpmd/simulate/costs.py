@@ -107,6 +107,10 @@ class Costs:
                 yield number_fault(f"loads[{group}]", load, "a number of groups", above=0, finite=True)
         yield number_fault("held_for_bwdw", self.held_for_bwdw, "a share", least=0)
 
+    def load_of(self, group: int) -> float:
+        """The number of groups that a group counts as while it is at work."""
+        return self.loads[group] if self.loads else 1.0
+
     @staticmethod
     def measured(events: Iterable[Event]) -> Costs:
         """The median times of measured events, of one step or several. Messages are free.
@@ -165,3 +169,11 @@ class Costs:
 def types_of(cell: Cell) -> tuple[TaskType, ...]:
     """The kinds and stages of a cell's tasks."""
     return tuple(task.type for task in cell.tasks)
+
+
+def loads_of(devices: Sequence[int], mean: float) -> tuple[float, ...]:
+    """The loads of groups with so many devices, where a group of ``mean`` devices counts as one.
+
+    They are those of ``Costs``: none where all groups are equal.
+    """
+    return tuple(number / mean for number in devices) if len({*devices}) > 1 else ()

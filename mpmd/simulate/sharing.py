@@ -54,7 +54,6 @@ class _Machine:
         self._ending: list[tuple[float, int]] = []
         self._coming: list[tuple[float, int, int]] = []
         self._beginning = sorted((time, group) for group, time in enumerate(begins))[::-1]
-        self._loads = workload.costs.loads or (1,) * workload.mpmd_dim
         self._load = 0.0
         self._work = 0.0
         self._now = 0.0
@@ -97,7 +96,7 @@ class _Machine:
         while self._ending and self._ending[0][0] <= self._work:
             _, group = heapq.heappop(self._ending)
             self._occupied.remove(group)
-            self._load = self._load - self._loads[group] if self._ending else 0.0
+            self._load = self._load - self._workload.costs.load_of(group) if self._ending else 0.0
             self._end(group)
             yield group
         while self._beginning and self._beginning[-1][0] <= self._now:
@@ -126,7 +125,7 @@ class _Machine:
             self.times[step].starts[operation] = self._now
             if work.durations[operation]:
                 self._occupied.add(group)
-                self._load += self._loads[group]
+                self._load += work.costs.load_of(group)
                 heapq.heappush(self._ending, (self._work + work.durations[operation], group))
             else:
                 self._end(group)

@@ -36,7 +36,7 @@ def test_groups_count_by_their_devices():
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2, 1), (3, 1)])
 def test_devices_of_one_core_gain_nothing(sizes):
-    """Where one device alone computes as fast as all together, a step takes as long on any groups."""
+    """A step takes as long on any groups where one device alone computes as fast as all together."""
     cluster = dataclasses.replace(SHARED, alone=4.0, task_overhead=0.0)
     divisions = {"data": Division(4, 1.0, 0.0, 1.0)}
     layer = Layer("", TaskWork(4e9, 0.0), TaskWork(8e9, 0.0), 0, 0, 0, 0, 0, divisions)

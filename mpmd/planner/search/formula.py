@@ -101,7 +101,7 @@ class _CoreSharing:
         )
 
     def of_group(self, group: int) -> float:
-        """While no other group computes."""
+        """While no other group computes; a group may have more devices than can compute at once."""
         return self.alone * max(1.0, self.devices[group] / self.at_once)
 
     def least(self, works: Sequence[float]) -> float:
