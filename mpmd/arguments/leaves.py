@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -17,19 +16,28 @@ from mpmd.ir.stack import Stack
 from mpmd.keys import encode
 
 
-@dataclasses.dataclass(frozen=True)
-class ArgumentLeaf:
-    """A leaf of an argument, as a compiled step reads it.
+class ArgumentLeaf(jax.ShapeDtypeStruct):
+    """A leaf of an argument, as a compiled step reads it: its shape, dtype and weak type, and its groups.
+
+    It is a ``jax.ShapeDtypeStruct``, because some libraries' pytrees take nothing else that is no array.
 
     Attributes:
       path: its name to users, e.g. ``args[0]['w']``.
-      aval: its shape, dtype and weak type.
       placement: the groups that read it, and its layer ranges; group 0 if the step does not read it.
     """
 
     path: str
-    aval: jax.ShapeDtypeStruct
     placement: Placement
+
+    def __init__(self, path: str, aval: jax.ShapeDtypeStruct, placement: Placement):
+        super().__init__(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        self.path = path
+        self.placement = placement
+
+    @property
+    def aval(self) -> jax.ShapeDtypeStruct:
+        """Its shape, dtype and weak type alone."""
+        return as_described(self)
 
     @property
     def mpmd_idxs(self) -> tuple[int, ...]:
@@ -40,6 +48,19 @@ class ArgumentLeaf:
     def spec(self) -> Spec:
         """Its spec within each of them."""
         return self.placement.spec or ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ArgumentLeaf) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"ArgumentLeaf({self.path!r}, {self.aval}, {self.placement})"
+
+    @property
+    def _key(self) -> tuple[str, jax.ShapeDtypeStruct, Placement]:
+        return self.path, self.aval, self.placement
 
 
 def describe(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -71,8 +71,8 @@ class _Loop:
 
     Attributes:
       lists: the cells of each group.
-      times: of each type of task, in nanoseconds, with the handling before it.
-      fused: of each fused cell.
+      times: of each type of task, in nanoseconds, without the handling before it.
+      fused: of each fused cell, with the handling.
       handling: before a task.
       schedule: the name; "" if it is not known.
       residuals: the bytes that a microbatch of all stages leaves for the backwards; ``None``: unknown.
@@ -113,7 +113,7 @@ class _Loop:
         return _Loop(
             model=model,
             lists=lists,
-            times={member: time + between for member, time in alone.items()},
+            times=alone,
             fused={types: time + between for types, time in medians.items() if len(types) > 1},
             handling=between,
             num_stages=num_stages,
@@ -181,10 +181,7 @@ class _Loop:
     def _costs(self, num_stages: int, scale: float = 1.0) -> Costs:
         """The costs of a loop of that many stages, whose microbatches are ``scale`` times as large."""
         part = scale * self.num_stages / num_stages
-        tasks = {
-            member: (time - self.handling) * part + self.handling
-            for member, time in _split(self.times).items()
-        }
+        tasks = {member: time * part + self.handling for member, time in _split(self.times).items()}
         by_kind: dict[TaskKind, list[float]] = collections.defaultdict(list)
         for (kind, _), time in tasks.items():
             by_kind[kind].append(time)
@@ -209,7 +206,7 @@ def _at_most(alternative: Alternative, saves: int) -> Alternative:
 
 
 def _split(times: Mapping[TaskType, float]) -> dict[TaskType, float]:
-    """The times of whole and split backwards, of which the loop has one."""
+    """The times of whole and split backwards, of which the loop has one, without handling."""
     split = dict(times)
     for (kind, stage), time in times.items():
         if kind == "bwd":

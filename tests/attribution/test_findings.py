@@ -243,6 +243,15 @@ def test_alternatives_that_come_to_the_same_are_listed_once(plan):
     assert len(sizes) == len(set(sizes)) > 5
 
 
+def test_alternatives_of_tasks_shorter_than_the_handling_before_them():
+    timing = Timing(duration=lambda group, task: unit_time(group, task) // 1_000, handling=lambda: 5_000)
+    attribution = attribute(measure(PLAN, matched_steps(PLAN, timing)))
+    alternatives = alternatives_of(StepModel.of(attribution), PLAN)
+    by_name = {(each.schedule, each.num_stages): each for each in alternatives}
+    # A split backward is two tasks, each with the handling before it.
+    assert by_name["ZeroBubble", 4].makespan > by_name["GPipe", 4].makespan
+
+
 def test_a_finding_names_the_task_to_look_at():
     slow = noisy(flight=lambda edge: 20_000_000 if edge == (1, 2) else 10_000, duration=sleeps_at_times)
     attribution, _, findings = explained(PLAN, slow)
