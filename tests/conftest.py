@@ -3,6 +3,7 @@
 The flags must be there before JAX is first imported.
 """
 
+import collections
 import gc
 import os
 import signal
@@ -39,6 +40,18 @@ def compiled_once(tmp_path_factory):
 
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are selected by their markers
+def pytest_collection_modifyitems(items):
+    """Leaves cases of a test that is marked ``one_in(n)`` to ``make test-slow``: all but each n-th one."""
+    counts = collections.Counter()
+    for item in items:
+        if (marker := item.get_closest_marker("one_in")) and not item.get_closest_marker("slow"):
+            test = item.parent.nodeid, item.originalname
+            if counts[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            counts[test] += 1
 
 
 def pytest_collection_finish():

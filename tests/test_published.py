@@ -15,6 +15,7 @@ from benchmarks.published.vtrain import NODES, ONE_NODE, read
 from mpmd.planner.cluster import Cluster
 
 
+@pytest.mark.slow
 def test_steps_of_torchtitan_are_predicted():
     facts = [fact for fact in typed_in() if fact.group == TORCHTITAN]
     fitted = fitted_third(facts)
@@ -24,6 +25,7 @@ def test_steps_of_torchtitan_are_predicted():
     assert sum(misses) / len(misses) < 0.1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("device", "count"), [("v5e", 4), ("v5p", 9), ("v6e", 13)])
 def test_steps_of_tpus_are_predicted(device, count):
     facts = [fact for fact in typed_in() if fact.group == MAXTEXT[device]]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 from collections.abc import Collection
 from typing import NamedTuple, get_args
 
@@ -36,7 +35,7 @@ class DeviceRange:
 
     @property
     def num_devices(self) -> int:
-        return math.prod(self.submesh.values())
+        return self.submesh.num_devices
 
     @property
     def stop(self) -> int:

@@ -113,6 +113,7 @@ def test_json_has_the_findings_devices_and_ports(capsys):
     assert printed["nodes"] == []
 
 
+@pytest.mark.slow
 def test_json_of_a_fault_has_its_exit_code(monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
     assert main(["doctor", "--no-ray", "--json"]) == 1

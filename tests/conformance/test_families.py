@@ -14,6 +14,7 @@ from tests.support.parity import assert_parity, mesh_of
 TRAINING = [name for name in FAMILIES if name != "ForwardOnly"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("groups", "microbatches"), [(2, 5), (3, 2)])
 @pytest.mark.parametrize("name", TRAINING)
 def test_training(name, groups, microbatches):
@@ -36,6 +37,7 @@ def test_a_fused_steady_state(schedule):
     assert any("+bwd" in executable.name for executable in loaded.plan.executables)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["ZeroBubble", "ZeroBubbleV", "DualPipeV", "InterleavedZeroBubble"])
 def test_tied_weights_dropout_and_checkpoints(name):
     schedule = build(name, 2)

@@ -29,12 +29,9 @@ def mesh_with_another_part(groups, axes):
     return mpmd.MpmdMesh(submeshes, parts={"other": 1, "model": groups})
 
 
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(program, id=program.name, marks=[] if number % 12 == 0 else [pytest.mark.slow])
-        for number, program in enumerate(program for program in PROGRAMS if program.usual)
-    ],
+    "program", [program for program in PROGRAMS if program.usual], ids=lambda program: program.name
 )
 def test_program(program):
     case = program.case()

@@ -26,6 +26,7 @@ SIZES = [
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "stages", "groups"), SIZES)
 @pytest.mark.parametrize(
     "microbatches", [1, 5, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4))]

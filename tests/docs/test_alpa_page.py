@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 import mpmd
 from tests.support.parity import assert_close
@@ -12,6 +13,7 @@ from tests.support.parity import assert_close
 TEXT = (Path(__file__).parents[2] / "docs" / "alpa.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_blocks_compute_what_plain_jax_computes():
     names = {}
     before, *blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

@@ -60,6 +60,7 @@ def run(monkeypatch):
         mesh.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("page", STEPS)
 def test_the_step_of_a_page_computes_what_plain_jax_computes(run, page):
     step, arguments, results = STEPS[page]

@@ -43,6 +43,7 @@ def test_the_block_by_hand_computes_the_same():
     assert_close(jax.jit(by_hand)(weights, x), names["block"](weights, x))
 
 
+@pytest.mark.slow
 def test_with_less_memory_another_strategy_is_selected():
     names = run(block for block in BLOCKS if "mesh" not in block and "trace_dir" not in block)
     roomy, tight = names["roomy"].best, names["tight"].best

@@ -99,6 +99,7 @@ def test_train_gpt_refuses_in_one_line(arguments, message, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")
 
 
+@pytest.mark.slow
 def test_scanned_gpt():
     sizes = (
         "--stages 2 --layers 3 --d-model 8 --heads 2 --seq-len 8 --batch-size 4 --microbatches 2 --steps 2"
@@ -115,6 +116,7 @@ LONG_CONTEXT = (
 )
 
 
+@pytest.mark.slow
 def test_long_context_gpt():
     printed = run_example("long_context_gpt", *LONG_CONTEXT)
     assert "slices of 9, 7 bytes\n" in printed
@@ -155,12 +157,14 @@ def test_long_context_gpt_refuses_in_one_line(arguments, message, monkeypatch, c
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {message}")
 
 
+@pytest.mark.slow
 def test_long_context_gpt_names_the_devices_that_are_missing():
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
     printed = run_example("long_context_gpt", *LONG_CONTEXT, returncode=1, **flags)
     assert printed.splitlines()[-1] == "{'stage': 2} needs 2 devices; XLA_FLAGS gives 1"
 
 
+@pytest.mark.slow
 def test_workshop_transformer():
     sizes = "--layers 2 --hidden 16 --heads 2 --seq-len 8 --microbatches 2 --steps 2".split()
     printed = run_example("workshop_transformer", *sizes)
@@ -179,6 +183,7 @@ def test_workshop_transformer():
 SMALL_STRATEGIES = "--layers 3 --d-model 16 --seq-len 16 --heads 2 --simulate 1".split()
 
 
+@pytest.mark.slow
 def test_workshop_strategies(tmp_path):
     options = ["--strategies", "data", "--troubleshoot", "data", "--output", tmp_path]
     printed = run_example("workshop_strategies", *SMALL_STRATEGIES, *options)
@@ -240,23 +245,17 @@ def test_a_plan_for_175_billion_weights():
     assert math.prod(sizes) <= 64 and sizes[2] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
         "alpa_tutorial --given --dim 8 --batch-size 32 --simulate 1 --parts devices --transport object_store",
-        pytest.param(
-            "workshop_strategies --strategies 3D --layers 2 --d-model 16 --seq-len 8", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "workshop_transformer --strategies gathered --layers 2 --hidden 32 --heads 2 --seq-len 8 "
-            "--batch-size 8 --microbatches 2 --data 1 --steps 1",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(f"long_context_gpt {' '.join(LONG_CONTEXT)}", marks=pytest.mark.slow),
-        pytest.param("nabla_2d --processes 2 --transport network", marks=pytest.mark.slow),
-        pytest.param(
-            "jaxpp_tutorial --layers 4 --seq-len 4 --heads 4 --d-model 32 --steps 4", marks=pytest.mark.slow
-        ),
+        "workshop_strategies --strategies 3D --layers 2 --d-model 16 --seq-len 8",
+        "workshop_transformer --strategies gathered --layers 2 --hidden 32 --heads 2 --seq-len 8 "
+        "--batch-size 8 --microbatches 2 --data 1 --steps 1",
+        f"long_context_gpt {' '.join(LONG_CONTEXT)}",
+        "nabla_2d --processes 2 --transport network",
+        "jaxpp_tutorial --layers 4 --seq-len 4 --heads 4 --d-model 32 --steps 4",
     ],
 )
 def test_on_ray(command):

@@ -14,6 +14,7 @@ WEIGHT, BIAS = max, min
 WRITES = {"jaxpp_tutorial": "--output", "train_gpt": "--output", "resumable_training": "--directory"}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "arguments", "stage", "microbatch", "choose"),
     [

@@ -74,6 +74,7 @@ with_wrong_gradient.defvjp(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_strategies(examples, monkeypatch, fault):
     import workshop_strategies as workshop

@@ -19,6 +19,7 @@ def test_distillation(where):
     assert last < first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE, ids=["here", "ray"])
 def test_encoder_and_model(where):
     printed = run_example("encoder_and_model", "--steps", 4, *where)

@@ -58,6 +58,7 @@ def check_text_page_and_data(choice):
     assert details.to_html() == page and str(details).count("temporaries") == len(choice.rows)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_marked_stages_on_fewer_groups(groups):
     choice = check_computes_the_same(marked_step, arguments(marked_step, cut=True), groups=groups)
@@ -127,6 +128,7 @@ def test_two_loops_share_the_groups_and_have_stages_of_their_own():
     assert len(json.loads(choice.to_json())["rows"][0]["candidate"]["later_loops"]) == 1
 
 
+@pytest.mark.slow
 def test_loops_of_unlike_stages_as_they_are_written():
     case = next(program for program in PROGRAMS if program.name == "loops_of_unlike_stages").case()
     args = case.state, *case.batch
@@ -141,6 +143,7 @@ def test_loops_of_unlike_stages_as_they_are_written():
     assert numbers == [(len(c.layers_per_stage), c.num_microbatches) for c in choice.candidate.loops]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_three_losses_with_nothing_fixed(devices):
     def differentiate(loss):

@@ -38,6 +38,7 @@ def trials(request):
     ), request.param
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("num_microbatches", [4, 16])
 @pytest.mark.parametrize("submesh", SUBMESHES.values(), ids=SUBMESHES)
 @pytest.mark.parametrize("groups", [1, 2, 4])

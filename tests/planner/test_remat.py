@@ -73,6 +73,7 @@ LOSSES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.one_in(4)
 @LOSSES
 @pytest.mark.parametrize("policy", [policy for policy in Remat if policy is not Remat.NONE])
 def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, stacked, policy):
@@ -113,6 +114,7 @@ def planned(loss, stacked, memory, **fixes):
     )
 
 
+@pytest.mark.slow
 def test_short_memory_gets_the_cheapest_policy_that_fits():
     args = weights(), batch()
     alone = {
@@ -132,6 +134,7 @@ def test_short_memory_gets_the_cheapest_policy_that_fits():
     assert choice.candidate.is_rematerialised
 
 
+@pytest.mark.one_in(4)
 @LOSSES
 @pytest.mark.parametrize(
     "remat",

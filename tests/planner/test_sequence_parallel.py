@@ -75,6 +75,7 @@ USUAL = ("rows, too", "rematerialised", "layers of a scan", "groups of two sizes
 """The cases that every run has."""
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "case",
     [case if case in USUAL else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
@@ -117,6 +118,7 @@ def loaded():
     return steps
 
 
+@pytest.mark.slow
 def test_what_forwards_keep_and_send_is_divided(loaded):
     shape = (ROWS // 2, LENGTH, WIDTH)
     (_, whole, _), (_, divided, _) = loaded[False], loaded[True]
@@ -137,6 +139,7 @@ def trials():
     return Trials(spec, CLUSTER)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("remat", [Remat.NONE, Remat.NOTHING_SAVEABLE])
 @pytest.mark.parametrize("submesh", [{"model": 4}, {"data": 2, "model": 2}], ids=str)
 def test_the_formula_is_near_the_simulation_of_the_plan(trials, submesh, remat):
@@ -171,6 +174,7 @@ def test_is_chosen_where_memory_limits_tasks():
     assert "sequence parallel" in str(choice) and '"sequence_parallel": true' in choice.to_json()
 
 
+@pytest.mark.slow
 def test_is_not_chosen_where_latencies_limit_tasks():
     slow = dataclasses.replace(CLUSTER, device_link=Link(1e-3, 1e11))
     args = shapes(4, 128, 64, 16)

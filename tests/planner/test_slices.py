@@ -107,6 +107,7 @@ def test_the_choice_computes_what_plain_jax_computes(choice):
         assert_close(step(*args), jax.jit(step_of(mpmd.Std1F1B(STAGES)))(*args))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("schedule", ["Seq1F1B", mpmd.GPipe(STAGES, SLICES), mpmd.Seq1F1B(STAGES, SLICES)])
 def test_a_schedule_of_slices_may_be_fixed(schedule):
     choice = planned(mpmd.Std1F1B(STAGES), schedule=schedule, groups=STAGES, submesh={})
@@ -115,6 +116,7 @@ def test_a_schedule_of_slices_may_be_fixed(schedule):
     assert schedules == {schedule} or {type(one) for one in schedules} == {mpmd.Seq1F1B}
 
 
+@pytest.mark.slow
 def test_what_slices_would_bring_is_said_where_the_loss_has_none(choice):
     whole = mpmd.plan(whole_step, *sliced_arguments(), cluster=CLUSTER, simulate=2, groups=STAGES, submesh={})
     assert {row.candidate.schedule.slices for row in whole.rows} == {1}
@@ -143,6 +145,7 @@ def test_the_numbers_of_the_advice_are_those_of_the_formulas():
     assert not advice_on_slices(made, slow, search(made, slow, constraints))
 
 
+@pytest.mark.slow
 def test_the_steps_own_schedule_of_slices_is_a_row():
     schedule = mpmd.Seq1F1B(STAGES, SLICES)
     choice = planned(schedule, groups=STAGES, submesh={})

@@ -1,5 +1,7 @@
 """Groups on nodes of the accelerator types that they ask for, on a Ray of its own."""
 
+import pytest
+
 from tests.support.subprocesses import run_code
 
 SECONDS = 280
@@ -36,5 +38,6 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_groups_are_on_nodes_of_their_accelerator_type():
     assert "done" in run_code(TWO_KINDS, seconds=SECONDS)[0]

@@ -27,6 +27,7 @@ def test_steps_and_programs_leave_nothing(two_groups, steps, programs):
     Training(two_groups).endure(steps, programs, lambda: held_by_all(actors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "programs"), [FEW, MANY])
 def test_steps_and_programs_leave_nothing_with_recovery(local_ray, steps, programs):
     recovery = cluster.Recovery(every=5)

@@ -11,6 +11,7 @@ from tests.support import decoder
 from tests.support.explicit import BLOCKS, assert_as_on_one_group, make_step
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("groups", ["two_groups", "two_process_groups"])
 @pytest.mark.parametrize("block", ["residual", "experts", "layers"])
 def test_blocks_of_public_codes_train_as_under_jit(groups, block, request):
@@ -21,6 +22,7 @@ def test_blocks_of_public_codes_train_as_under_jit(groups, block, request):
     assert params["layers"][0]["w"].submesh.axis_types == (AxisType.Explicit,) * 2
 
 
+@pytest.mark.slow
 def test_a_decoder_over_two_axes_trains_as_under_jit(local_ray):
     axes = {"stage": 2, "fsdp": 2, "tensor": 2}
     with cluster.launch(axes, "stage", axis_types=AxisType.Explicit, cpus_per_group=0.25) as mesh:

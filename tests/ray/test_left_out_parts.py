@@ -77,6 +77,7 @@ class Run:
                 self.mesh.replace("sampler", timeout=120)
 
 
+@pytest.mark.slow
 def test_all_results_are_the_same_when_groups_of_both_parts_die(mesh):
     run = Run(mesh)
     expected = run()

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import ray
 
 import cluster
@@ -39,6 +40,7 @@ def span(future):
     return min(task.start for task in tasks), max(task.end for task in tasks)
 
 
+@pytest.mark.slow
 def test_two_parts_are_at_work_at_once(local_ray):
     """One thread submits: a sampler makes the next batch, while a trainer learns from the one before."""
     parts = {"trainer": {"stage": 2}, "sampler": {"stage": 1}}

@@ -115,13 +115,8 @@ def test_a_part_goes_on_when_a_group_of_another_dies(local_ray):
 ON_A_PART = [program for program in PROGRAMS if program.on_ray]
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(program, id=program.name, marks=[] if number % 8 == 0 else [pytest.mark.slow])
-        for number, program in enumerate(ON_A_PART)
-    ],
-)
+@pytest.mark.one_in(16)
+@pytest.mark.parametrize("program", ON_A_PART, ids=lambda program: program.name)
 def test_program(program, four_groups, two_groups):
     """Programs on the last groups of a mesh, with the state donated, and copied between the groups."""
     case = program.case()

@@ -55,10 +55,11 @@ class Rounds:
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recovery",
     [
-        pytest.param(None, id="without", marks=pytest.mark.slow),
+        pytest.param(None, id="without"),
         pytest.param(cluster.Recovery(every=5, parts={"sampler": None}), id="left out"),
     ],
 )

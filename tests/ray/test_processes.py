@@ -228,6 +228,7 @@ def test_a_process_that_dies_while_its_group_compiles_is_named(disposable_mesh, 
             compiling.result(timeout=SOON)
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_found_by_the_time_out_of_a_collective(local_ray):
     environment = {"env_vars": {"XLA_FLAGS": "--xla_cpu_collective_timeout_seconds=2"}}
     with launch(runtime_env=environment) as mesh:

@@ -216,6 +216,7 @@ def test_a_group_may_die_in_a_slice(recovering_mesh, mpmd_idx, task):
     assert report.mpmd_idxs == (mpmd_idx,) and report.num_replayed > 0
 
 
+@pytest.mark.slow
 def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
     """Before the first snapshot: after it, two groups that keep each other's copies may not die together."""
     monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
@@ -285,6 +286,7 @@ def test_a_checkpoint_is_completed_by_the_process_that_takes_the_place_of_a_dead
         assert leaf.tobytes() == wanted.tobytes()
 
 
+@pytest.mark.slow
 def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_lose_the_values(local_ray, tmp_path):
     """With Ray's calls in place of the driver's connections."""
     with cluster.launch(

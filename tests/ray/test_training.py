@@ -32,6 +32,7 @@ def assert_parity(step, state, batch, mesh, **options):
     return actual
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "schedule", [mpmd.GPipe(4), mpmd.Std1F1B(4), mpmd.Eager1F1B(4), mpmd.Interleaved1F1B(8, 4)], ids=str
 )

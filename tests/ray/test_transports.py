@@ -121,6 +121,7 @@ TWO_NODES = """
 """
 
 
+@pytest.mark.slow
 def test_groups_on_two_nodes():
     """Two raylets on this machine: groups of one share memory, others use the network."""
     printed, _ = run_code(TWO_NODES, seconds=180)

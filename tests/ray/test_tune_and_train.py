@@ -39,6 +39,7 @@ def reserved():
     return {group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_trials_compute_what_plain_jax_computes(local_ray, names, tmp_path):
     before = reserved()

@@ -51,6 +51,7 @@ def runs():
     return {tuple(process["pid"] for process in run["processes"]): run for run in shown}
 
 
+@pytest.mark.slow
 def test_a_run_with_a_recovery_is_seen_by_itself_and_from_outside(local_ray):
     recovery = cluster.Recovery(every=2)
     with cluster.launch(

@@ -38,6 +38,7 @@ def replays(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_line_is_named(replays, name):
     replay = replays[name]

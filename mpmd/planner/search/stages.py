@@ -12,6 +12,7 @@ import numpy as np
 from mpmd.ir.tasks import TaskType
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import (
+    AxisCosts,
     DeviceRange,
     axis_costs,
     device_ranges_of,
@@ -59,6 +60,7 @@ class CostModel:
         self.profile, self.cluster = profile, cluster
         self._arrays = LayerArrays(profile), LayerArrays(profile.with_sequence_parallel())
         self._tables: dict[GroupSettings, Table] = {}
+        self._axis_costs: dict[DeviceRange, tuple[AxisCosts, ...]] = {}
 
     def arrays(self, group_settings: GroupSettings) -> LayerArrays:
         """The numbers of layers as a group divides them."""
@@ -82,7 +84,7 @@ class CostModel:
         submesh = device_range.submesh
         return GroupSettings(
             submesh.sizes,
-            axis_costs(self.cluster.pool(submesh.pool), device_range),
+            self._costs_along_axes(device_range),
             candidate.num_passes,
             candidate.remat_of(stage),
             candidate.fsdp,
@@ -90,6 +92,12 @@ class CostModel:
             submesh.pool,
             candidate.sequence_parallel,
         )
+
+    def _costs_along_axes(self, device_range: DeviceRange) -> tuple[AxisCosts, ...]:
+        if device_range not in self._axis_costs:
+            pool = self.cluster.pool(device_range.submesh.pool)
+            self._axis_costs[device_range] = axis_costs(pool, device_range)
+        return self._axis_costs[device_range]
 
 
 class Stages:

@@ -29,6 +29,7 @@ def compiled_into(directory):
     return done.stderr, {path.name: path.read_bytes() for path in directory.glob("*-cache")}
 
 
+@pytest.mark.slow
 def test_an_entry_that_cannot_be_read_is_written_again(tmp_path):
     _, entries = compiled_into(tmp_path)
     (name,) = [name for name in entries if "lambda" in name]

@@ -92,6 +92,7 @@ INDEXED = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", [*ALGEBRA, *INDEXED])
 def test_work_for_each_layer_stays_in_parts(name):
     fun, x = {**ALGEBRA, **INDEXED}[name], argument() / 4

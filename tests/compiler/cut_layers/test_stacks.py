@@ -115,6 +115,7 @@ KEPT = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", KEPT)
 @pytest.mark.parametrize("sizes", [(2, 2, 2), UNEVEN], ids=str)
 def test_results_with_the_layers_are_in_parts(name, sizes):

@@ -71,6 +71,7 @@ TRANSFORMATIONS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("of", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
 @pytest.mark.parametrize("inside", [lambda fun: fun, jax.jit, jax.checkpoint], ids=["", "of jit", "of remat"])
 def test_transformations_on_either_side(of, inside):
