@@ -101,6 +101,7 @@ def check_fields(printed):
     assert {finding["state"] for finding in printed["findings"]} <= {"ok", "missing", "warning", "fault"}
 
 
+@pytest.mark.slow
 def test_json_has_the_findings_devices_and_ports(capsys):
     assert main(["doctor", "--no-ray", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -245,6 +245,7 @@ def test_meshes_that_cannot_be_those_of_groups():
         mpmd.MpmdMesh(meshes)
 
 
+@pytest.mark.slow
 def test_a_decoder_over_two_axes_trains_as_under_jit():
     """Arguments bring their shardings, and weights are gathered along one axis and split along the other."""
     devices = np.array(jax.devices()).reshape(2, 2, 2)

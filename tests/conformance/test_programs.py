@@ -21,7 +21,7 @@ def as_parameters(programs):
     ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("program", as_parameters(PROGRAMS))
 def test_program(program):
     case = program.case()

@@ -140,10 +140,10 @@ def in_memory(instructions, alive):
 
 @pytest.mark.parametrize("start", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_programs(start):
-    # Hypothesis makes variations of the programs that come after the first ten.
+    # Hypothesis makes variations of the programs that come after the first ones.
     # Groups of several devices take long to compile, so the slow test alone draws them.
     @seed(start)
-    @settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=5, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(programs().filter(lambda program: not axes_of(program)))
     def run(program):
         check(program)
@@ -152,7 +152,7 @@ def test_random_programs(start):
 
 
 @seed(0)
-@settings(max_examples=5, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(programs_of_two_loops().filter(lambda program: not axes_of(program)))
 def test_random_programs_of_two_loops(program):
     check(program)

@@ -88,6 +88,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.slow
 def test_gradients_are_equal_bit_by_bit_under_schedules_that_run_the_same_executables():
     results = [assert_right(sliced, schedule)[0] for schedule in WHOLE]
     texts = {

@@ -230,6 +230,7 @@ def test_workshop_strategies_measured():
     assert printed.count(": rebalanced / imbalanced = ") == 2
 
 
+@pytest.mark.slow
 def test_workshop_models():
     printed = run_example("workshop_models", "--cases", "network")
     assert "Output shape: (32, 10)" in printed and "outputs: largest relative error" in printed

@@ -9,6 +9,7 @@ from tests.examples.test_examples import run_example
 WHERE = [(), pytest.param(("--ray",), marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE, ids=["here", "ray"])
 def test_distillation(where):
     printed = run_example("distillation", "--steps", 4, *where)

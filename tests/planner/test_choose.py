@@ -206,6 +206,7 @@ class Model(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_a_flax_train_state():
     model = Model()
     x, y = batch()

@@ -126,6 +126,7 @@ def test_what_forwards_keep_and_send_is_divided(loaded):
     assert specs_of(divided, shape) and all(specs_of(divided, shape))
 
 
+@pytest.mark.slow
 def test_forwards_allocate_less(loaded):
     for executable in loaded[False][1].plan.executables:
         if executable.name.startswith("fwd"):

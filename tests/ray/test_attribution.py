@@ -30,6 +30,7 @@ def step(weights, xs):
     return jax.tree.map(lambda weight, grad: weight - 0.01 * grad, weights, grads), loss
 
 
+@pytest.mark.slow
 def test_causes_add_up_and_a_group_with_more_work_is_found(two_process_groups):
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 16 for _ in range(2)]

@@ -6,7 +6,7 @@ from tests.support.parity import assert_parity_on
 from tests.support.programs import PROGRAMS
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "program",
     [

@@ -179,6 +179,7 @@ def test_a_result_once(mesh, step, undisturbed):
     assert state == undisturbed[1]
 
 
+@pytest.mark.slow
 def test_a_device_that_is_often_wrong_is_named_with_its_task_and_replaced(local_ray, undisturbed):
     recovery = Recovery(every=EVERY, verify_every=EVERY, on_corruption="replace", max_failures=20)
     with cluster.launch(

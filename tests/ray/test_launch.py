@@ -177,6 +177,7 @@ def test_shutting_ray_down_under_the_mesh_fails_pending_calls_and_starts_no_othe
     assert out.split() == ["True", "True", "False"]
 
 
+@pytest.mark.slow
 def test_a_later_run_finds_what_an_earlier_one_has_compiled(local_ray, tmp_path):
     step = make_step(mse, mpmd.Std1F1B(2))
 

@@ -65,6 +65,7 @@ def test_processes_hold_what_the_plan_says_and_nothing_else(four_groups, name):
     assert not any(unexpected)
 
 
+@pytest.mark.slow
 def test_processes_take_the_memory_of_the_report(four_groups):
     """Whether messages wait depends on the timing; the report has the most that may wait."""
     schedule, xs = mpmd.GPipe(4), large_model.inputs()

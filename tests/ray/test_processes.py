@@ -121,10 +121,8 @@ def check_replicated_readers(mesh, copies):
     assert counted == [copies * xs.nbytes // 2] * 2 + [0] * 2
 
 
-@pytest.mark.parametrize(
-    "transport",
-    ["network", *(pytest.param(name, marks=pytest.mark.slow) for name in ("device", "object_store"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["network", "device", "object_store"])
 def test_other_transports_carry_parts_as_well(local_ray, transport):
     with launch(transport=transport) as mesh:
         assert_close(jitted(3, mesh)(*arguments()), jax.jit(evaluation(3))(*arguments()))

@@ -25,6 +25,7 @@ def mesh(local_ray, request):
         yield mesh
 
 
+@pytest.mark.slow
 def test_every_group_has_its_own_shape(mesh):
     assert mesh.submeshes == ({"data": 2, "model": 1}, {"data": 2, "model": 2}, {"data": 1, "model": 1})
     assert [(p.mpmd_idx, len(p.devices)) for p in mesh.processes] == [(0, 1), (0, 1), (1, 4), (2, 1)]

@@ -78,6 +78,7 @@ def test_a_run_with_a_recovery_is_seen_by_itself_and_from_outside(local_ray):
     assert pids not in runs()
 
 
+@pytest.mark.slow
 def test_a_mesh_that_is_dropped_is_not_shown(local_ray):
     mesh = cluster.launch({"stage": 1}, "stage", cpus_per_group=0.25, timeout=SECONDS)
     (pid,) = [process.pid for process in mesh.processes]

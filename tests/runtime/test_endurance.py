@@ -9,10 +9,9 @@ from tests.support.parity import mesh_of
 pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
 
 
-@pytest.mark.parametrize(
-    ("steps", "programs"),
-    [(60, 6), pytest.param(2000, 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
-)
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("steps", "programs"), [(60, 6), (2000, 500)])
 def test_steps_and_programs_leave_nothing(steps, programs):
     with mesh_of(2) as mesh:
         Training(mesh).endure(steps, programs, lambda: [held()])

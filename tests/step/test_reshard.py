@@ -58,7 +58,7 @@ def test_each_byte_goes_once_to_each_group_that_lacks_it(held, read):
     assert sent == sum(map(len, lacking)) * WIDTH * 4
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(placements(), placements())
 def test_any_cut_of_any_other(held, read):
     array = np.arange(LAYERS * WIDTH).reshape(LAYERS, WIDTH)
