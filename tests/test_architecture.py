@@ -64,7 +64,8 @@ MAY_IMPORT = {
     "mpmd.planner.collectives": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools "
     "mpmd.planner.submesh mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.pools mpmd.planner.simplicity mpmd.util",
-    "mpmd.planner.shared_cores": "mpmd.planner.hardware mpmd.planner.pools mpmd.simulate",
+    "mpmd.planner.shared_cores": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.layer_profile "
+    "mpmd.planner.pools mpmd.simulate",
     "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
@@ -90,8 +91,8 @@ MAY_IMPORT = {
     "mpmd.planner.layer_profile mpmd.util",
     "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_details "
     "mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.hardware mpmd.planner.layer_profile "
-    "mpmd.planner.pools mpmd.planner.search mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util "
-    "mpmd.validation",
+    "mpmd.planner.pools mpmd.planner.search mpmd.planner.shared_cores mpmd.planner.trials mpmd.simulate "
+    "mpmd.step mpmd.util mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.util "

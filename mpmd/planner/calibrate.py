@@ -22,7 +22,7 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Cell, Task
 from mpmd.language.annotate import mark_stage_end
 from mpmd.language.reduce import Add, treduce
-from mpmd.planner.curves import Curve, rate_name
+from mpmd.planner.curves import Curve, ProductKind, rate_name
 from mpmd.schedules import ForwardOnly, GPipe
 from mpmd.simulate import Link
 from mpmd.validation import Fault, shown
@@ -53,6 +53,7 @@ class Calibration:
     memory_bandwidth: float
     task_overhead: float
     alone: float
+    alone_of: Mapping[str, float]
     rates: Mapping[str, Curve]
     kernel_floor: float
     device_link: Link | None
@@ -76,13 +77,18 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
     links = _links(groups) if groups.count > 1 else []
     within = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a == b]
     between = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a != b]
-    products = _products_rate(groups, jnp.dtype(dtype))
+    products, passes = _products_rate(groups, jnp.dtype(dtype)), _speed(groups, _passes)
+    others = _other_products(groups, jnp.dtype(dtype), products)
     return Calibration(
         flops=products.flops,
         alone=products.alone,
-        rates=_rates(groups, jnp.dtype(dtype), products),
-        kernel_floor=_task_seconds(groups, _small_kernels) / KERNELS,
-        memory_bandwidth=_memory_bandwidth(groups),
+        alone_of={"memory": passes.alone} | {kind: of_kind.alone for kind, of_kind in others.items()},
+        rates={
+            rate_name("product", jnp.dtype(dtype).name): products.curve,
+            **{rate_name(kind, jnp.dtype(dtype).name): of_kind.curve for kind, of_kind in others.items()},
+        },
+        kernel_floor=_speed(groups, _small_kernels).seconds / KERNELS,
+        memory_bandwidth=(2 * PASSES + 1) * ARRAY_BYTES / passes.seconds,
         task_overhead=_task_overhead(groups),
         device_link=_typical(within),
         node_link=_typical(between),
@@ -131,13 +137,26 @@ def dtype_fault(name: str, dtype: Any) -> Fault | None:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Speed:
+    """The speed of a task.
+
+    Attributes:
+      seconds: of the task while all groups run such tasks.
+      alone: the factor by which a group alone is faster.
+    """
+
+    seconds: float
+    alone: float
+
+
+@dataclasses.dataclass(frozen=True)
 class _ProductsRate:
-    """The rate of products of square matrices.
+    """The rate of products of a kind.
 
     Attributes:
       flops: operations per second in the largest ones, of which a task takes ``TASK_SECONDS``.
       alone: the factor by which a group alone is faster.
-      curve: through the smallest and the largest ones.
+      curve: of square matrices, through the smallest and the largest ones; of others constant.
     """
 
     flops: float
@@ -153,27 +172,25 @@ def _products_rate(groups: _Groups, dtype: Any) -> _ProductsRate:
         points.append((2.0 * width**3, seconds / PRODUCTS))
         if seconds >= TASK_SECONDS or width >= LARGEST_WIDTH:
             curve = Curve.through(points[0], points[-1])
-            alone = max(seconds / _lone_task_seconds(groups, work), 1.0)
-            return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, alone, curve)
+            speed = _speed(groups, work)
+            return _ProductsRate(2.0 * PRODUCTS * width**3 / speed.seconds, speed.alone, curve)
         width *= 2
 
 
-def _rates(groups: _Groups, dtype: Any, products: _ProductsRate) -> dict[str, Curve]:
-    """The rates of products of each kind, by the names of ``Hardware.rates``.
-
-    Batched products and convolutions have as many operations as products of ``TASK_SECONDS``.
-    """
+def _other_products(groups: _Groups, dtype: Any, products: _ProductsRate) -> dict[ProductKind, _ProductsRate]:
+    """The rates of others, which have as many operations as square ones of ``TASK_SECONDS``."""
     operations = products.flops * TASK_SECONDS / PRODUCTS
     of_pixel = 2.0 * (SIDE * WINDOW) ** 2
-    kinds = {
+    kinds: dict[ProductKind, tuple[Callable[..., jax.Array], float]] = {
         "batched_product": (_batched_products, 2.0 * SIDE**3),
         "convolution": (_convolutions, of_pixel * IMAGE**2),
     }
-    rates = {rate_name("product", dtype.name): products.curve}
+    rates = {}
     for kind, (work, of_one) in kinds.items():
         count = max(1, round(operations / of_one))
-        seconds = _task_seconds(groups, functools.partial(work, count=count, dtype=dtype))
-        rates[rate_name(kind, dtype.name)] = Curve(PRODUCTS * count * of_one / seconds)  # type: ignore[arg-type]
+        speed = _speed(groups, functools.partial(work, count=count, dtype=dtype))
+        flops = PRODUCTS * count * of_one / speed.seconds
+        rates[kind] = _ProductsRate(flops, speed.alone, Curve(flops))
     return rates
 
 
@@ -214,16 +231,16 @@ def _products(x: jax.Array, *, width: int, dtype: Any) -> jax.Array:
     return jax.lax.fori_loop(0, PRODUCTS, lambda _, result: result @ matrix, matrix)[0, 0].astype(jnp.float32)
 
 
-def _memory_bandwidth(groups: _Groups) -> float:
-    """Bytes per second that a device reads and writes, in arrays that are too large for caches."""
-    seconds = _task_seconds(groups, _passes)
-    return (2 * PASSES + 1) * ARRAY_BYTES / seconds
-
-
 def _passes(x: jax.Array) -> jax.Array:
     """A write of an array, then a sequence of passes, each of which reads and writes all of it."""
     array = jnp.full(ARRAY_BYTES // 4, x)
     return jax.lax.fori_loop(0, PASSES, lambda _, result: 0.5 * result + 1.0, array)[0]
+
+
+def _speed(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> _Speed:
+    """The speed of a task that computes ``work`` of a number."""
+    seconds = _task_seconds(groups, work)
+    return _Speed(seconds, max(seconds / _lone_task_seconds(groups, work), 1.0))
 
 
 def _task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> float:

@@ -140,10 +140,10 @@ def plan(
     trials = Trials(step_spec, usable, constraints.num_layers)
     try:
         ranking = rerank(
-            functools.partial(_search, trials, usable, constraints),
+            functools.partial(_search, trials, constraints),
             trials.realize,
-            functools.partial(measured, cluster=usable.pools[0], devices=None),  # measured clusters have one
-            usable,
+            functools.partial(measured, cluster=trials.cluster.pools[0], devices=None),  # they have one
+            trials.cluster,
             Limits(simulate, seconds, measure),
         )
     except StepDoesNotFit as error:
@@ -157,9 +157,9 @@ def plan(
     return _choice(step_spec, trials, cluster, ranking, memory_margin)
 
 
-def _search(trials: Trials, cluster: AnyCluster, constraints: Constraints, share: float) -> tuple[Row, ...]:
+def _search(trials: Trials, constraints: Constraints, share: float) -> tuple[Row, ...]:
     """The rows by formula for a share of the memory, with that of the step's own schedules."""
-    cluster = cluster.with_memory(share)
+    cluster = trials.cluster.with_memory(share)
     profiles = trials.profiles
     rows = search_loops(profiles, cluster, [constraints] * len(profiles))
     written = _as_written(trials, cluster, constraints)
@@ -196,7 +196,7 @@ def _choice(
         kwarg_shardings=kwarg_shardings,
         donate_argnums=trials.donate_argnums,
         memory_margin=memory_margin,
-        notes=(*ranking.notes, *_advice(trials, ranking, cluster, memory_margin)),
+        notes=(*ranking.notes, *_advice(trials, ranking)),
         _step=step_spec.step,
         _static=step_spec.static,
         _realized=ranking.winner,
@@ -204,11 +204,11 @@ def _choice(
     )
 
 
-def _advice(trials: Trials, ranking: Ranking, cluster: AnyCluster, memory_margin: float) -> list[str]:
+def _advice(trials: Trials, ranking: Ranking) -> list[str]:
     """A note on slices, for a step with one loop whose loss has none."""
     if len(trials.profiles) > 1 or ranking.rows[0].candidate.schedule.slices > 1:
         return []
-    text = advice_on_slices(trials.profiles[0], cluster.with_memory(1 - memory_margin), ranking.rows)
+    text = advice_on_slices(trials.profiles[0], trials.cluster, ranking.rows)
     return [text] if text else []
 
 

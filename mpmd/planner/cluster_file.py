@@ -20,7 +20,7 @@ from mpmd.simulate import Link
 from mpmd.util.text_files import read_text
 from mpmd.validation import is_number
 
-VERSION, OLDEST_VERSION = 3, 1
+VERSION, OLDEST_VERSION = 4, 1
 _LINKS = ("device_link", "node_link")
 
 

@@ -7,7 +7,7 @@ import math
 import numbers
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from mpmd.validation import (
     int_fault,
     number_fault,
     raise_faults,
+    shown,
     str_fault,
     type_fault,
 )
@@ -61,7 +62,10 @@ class Hardware:
       task_overhead: seconds that a task takes beside its computation.
       holding: where messages between groups are until they are used; as text, too, such as ``"receiver"``.
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
-        they share cores, as the CPU devices of a process, and those of more groups than there are cores.
+        they share cores, as the CPU devices of a process, and those of more groups than there are cores. It
+        is that of matrix products.
+      alone_of: the same for other work: for ``batched_product`` and ``convolution``, and for ``memory``,
+        which is all that is no product. A kind that is left out counts as products.
       rates: curves of products by kind and dtype, such as ``{"product bfloat16": Curve(2.5e14, 1e9)}``. The
         kinds are ``product``, ``batched_product`` and ``convolution``. Others have the constant ``flops``.
         Also curves of collectives on a node by kind and number of devices, ``all_reduce 8`` and
@@ -92,6 +96,7 @@ class Hardware:
     node_link: Link = NO_LINK
     task_overhead: float = 0.0
     alone: float = 1.0
+    alone_of: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
     holding: Holding = Holding.RECEIVER
     rates: Mapping[str, Curve] = dataclasses.field(default_factory=dict, hash=False)
     kernel_floor: float = 0.0
@@ -218,8 +223,23 @@ def _faults(values: Mapping[str, Any]) -> Iterator[Fault | None]:
     for name, value in values.items():
         if name == "rates":
             yield from rates_faults(value)
+        elif name == "alone_of":
+            yield from _alone_faults(value)
         else:
             yield _fault_of(name, value)
+
+
+def _alone_faults(alone_of: Any) -> Iterator[Fault | None]:
+    """The faults of the factors by which kinds of work are faster alone."""
+    kinds = ("memory", *(kind for kind in get_args(ProductKind) if kind != "product"))
+    what = f"alone_of must be a dict of numbers for any of {', '.join(kinds)}"
+    if not isinstance(alone_of, dict):
+        yield TypeError(f"{what}, not {shown(alone_of)}")
+        return
+    for kind, alone in alone_of.items():
+        if kind not in kinds:
+            yield ValueError(f"{what}, not for {kind!r}")
+        yield number_fault(f"alone_of[{kind!r}]", alone, least=1, finite=True)
 
 
 def _fault_of(name: str, value: Any) -> Fault | None:
@@ -274,6 +294,8 @@ def completed(
     needed = [name for name in _needed(fields, known) if name not in known]
     if measure is not None and not {*fields} - _NOT_MEASURED <= {*known}:
         measured = measure()
+        if "alone" in given:
+            measured = {name: value for name, value in measured.items() if name != "alone_of"}
         known = {**measured, "rates": _rates_beside(measured.get("rates", {}), given), **known}
         needed = [name for name in needed if name not in known]
     if needed:

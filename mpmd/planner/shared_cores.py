@@ -1,19 +1,54 @@
 """Costs on devices that share the cores of their node, as CPU devices may.
 
 The rates of a cluster are those while all devices of a node compute; a device is ``Hardware.alone`` times
-faster while the others do not. In clusters of several nodes or kinds it counts as if all computed.
+faster while the others do not, in a cluster ``of_step`` with a step's mix of work. In clusters of several
+nodes or kinds it counts as if all computed.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from mpmd.planner.hardware import Amount
+from mpmd.planner.curves import Amount, Curve
+from mpmd.planner.hardware import Hardware
+from mpmd.planner.layer_profile import LayerProfile, TaskWork
 from mpmd.planner.pools import AnyCluster
 from mpmd.simulate.costs import loads_of
+
+
+def of_step(cluster: AnyCluster, profiles: Sequence[LayerProfile]) -> AnyCluster:
+    """The cluster whose ``alone`` is that of a step's mix of work, by the loops of the step."""
+    if not isinstance(cluster, Hardware) or not cluster.alone_of:
+        return cluster
+    together: dict[str, float] = collections.defaultdict(float)
+    for profile in profiles:
+        tasks = [task for layer in profile.layers for task in (layer.forward, layer.backward)]
+        microbatches = profile.rows / profile.microbatch_rows
+        for task, count in [*((task, microbatches) for task in tasks), (profile.outside, 1.0)]:
+            for kind, seconds in _seconds_by_kind(cluster, task).items():
+                together[kind] += count * seconds
+    alone = sum(seconds / cluster.alone_of.get(kind, cluster.alone) for kind, seconds in together.items())
+    factor = sum(together.values()) / alone if alone else cluster.alone
+    return dataclasses.replace(cluster, alone=float(factor), alone_of={})
+
+
+def _seconds_by_kind(cluster: Hardware, task: TaskWork) -> dict[str, float]:
+    """The seconds of a task's products by kind, and those of ``memory``; as ``hardware.seconds_by_part``."""
+    named = sum(work.operations for work in task.products.values())
+    computing = collections.defaultdict(float, product=(task.operations - named) / cluster.flops)
+    for name, work in task.products.items():
+        curve = cluster.rates.get(name, Curve(cluster.flops))
+        computing[name.partition(" ")[0]] += curve.seconds(*work)
+    moving = (task.nbytes - task.nbytes_beside) / cluster.memory_bandwidth
+    if moving > sum(computing.values()):
+        computing = collections.defaultdict(float, memory=moving)
+    computing["memory"] += task.nbytes_beside / cluster.memory_bandwidth
+    return computing
 
 
 def time_alone(cluster: AnyCluster) -> float:

@@ -39,7 +39,8 @@ def test_all_is_measured_that_such_a_mesh_has(monkeypatch, groups):
         nodes = [0, 0, 1, 1][:groups]
         found = calibrate.calibrate(functools.partial(record_steps, mesh), nodes)
     assert min(found.flops, found.memory_bandwidth, found.task_overhead) > 0
-    assert found.alone >= 1
+    assert found.alone >= 1 and min(found.alone_of.values()) >= 1
+    assert {*found.alone_of} == {"memory", "batched_product", "convolution"}
     kinds = ("product", "batched_product", "convolution")
     assert [*found.rates] == [f"{kind} float32" for kind in kinds] and found.kernel_floor > 0
     assert min(curve.rate for curve in found.rates.values()) > 0

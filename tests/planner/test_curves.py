@@ -526,6 +526,7 @@ def test_a_cluster_is_read_as_it_was_written(tmp_path):
 def test_numbers_of_numpy_and_infinite_memory_are_read_as_they_were_written(tmp_path):
     of_numpy = {"nodes": np.int64(2), "flops": np.float32(2**40), "memory": float("inf")}
     rates = {"product bfloat16": Curve(np.float32(2**40), np.int64(3)), "all_reduce 8": Curve(2e11, 3e5)}
+    of_numpy["alone_of"] = {"memory": np.float64(1.5)}
     cluster = Cluster.preset("h100", **of_numpy, rates=rates, device_link=Link(0.0, np.float64(1e9)))
     cluster.save(tmp_path / "cluster.json")
     assert Cluster.load(tmp_path / "cluster.json") == cluster
@@ -540,7 +541,7 @@ def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"version": 4}, "has version 4 of a cluster, and this is version 3"),
+        ({"version": 5}, "has version 5 of a cluster, and this is version 4"),
         ({"speed": 1}, "must have an object with the fields nodes"),
         ({"flops": "1e12"}, "flops must be a number of operations per second"),
         ({"rates": {"product bfloat16": 3.0}}, "rates must have a rate and a half"),
@@ -553,6 +554,9 @@ def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
         ),
         ({"rates": {"product bfloat16": {"rate": 0.0}}}, r"rates\['product bfloat16'\].rate must be"),
         ({"device_link": [1, 2]}, "device_link must have a latency"),
+        ({"alone_of": [2.0]}, "alone_of must be a dict of numbers for any of memory, batched_product"),
+        ({"alone_of": {"product": 2.0}}, "of memory, batched_product, convolution, not for 'product'"),
+        ({"alone_of": {"memory": 0.5}}, r"alone_of\['memory'\] must be a finite number of at least 1"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path, change, text):

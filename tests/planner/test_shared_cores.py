@@ -8,10 +8,18 @@ import pytest
 import mpmd
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
+from mpmd.planner.curves import ProductWork
 from mpmd.planner.layer_profile import Division, Layer, LayerProfile, TaskWork
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.shared_cores import devices_at_once, sharing, time_alone, time_alone_of, time_together
+from mpmd.planner.shared_cores import (
+    devices_at_once,
+    of_step,
+    sharing,
+    time_alone,
+    time_alone_of,
+    time_together,
+)
 from mpmd.planner.submesh import Submesh
 from mpmd.planner.trials import realize
 from mpmd.planner.trials.measure import MeasuredTasks
@@ -34,25 +42,63 @@ def test_groups_count_by_their_devices():
     assert sharing(SHARED, (3, 1)) == (1, (1.5, 0.5))
 
 
-@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2, 1), (3, 1)])
-def test_devices_of_one_core_gain_nothing(sizes):
-    """A step takes as long on any groups where one device alone computes as fast as all together."""
-    cluster = dataclasses.replace(SHARED, alone=4.0, task_overhead=0.0)
-    divisions = {"data": Division(4, 1.0, 0.0, 1.0)}
-    layer = Layer("", TaskWork(4e9, 0.0), TaskWork(8e9, 0.0), 0, 0, 0, 0, 0, divisions)
-    profile = LayerProfile(
+def profile_of(task, outside=None, rows=48):
+    """Four layers of 12 rows a microbatch, with backwards of twice the work."""
+    twice = TaskWork(2 * task.operations, 2 * task.nbytes, 2 * task.nbytes_beside)
+    twice = dataclasses.replace(twice, products={name: w.times(2) for name, w in task.products.items()})
+    layer = Layer("", task, twice, 0, 0, 0, 0, 0, {"data": Division(4, 1.0, 0.0, 1.0)})
+    return LayerProfile(
         layers=(layer,) * 4,
-        rows=48,
+        rows=rows,
         microbatch_rows=12,
         num_microbatches=4,
         are_stages=False,
         skips=(),
         tied=(),
-        outside=TaskWork(0.0, 0.0),
+        outside=outside or TaskWork(0.0, 0.0),
         batch=0,
         has_backward=True,
         specs={},
     )
+
+
+CONVOLUTIONS = {"convolution float32": ProductWork(6e9, 1)}
+KINDS = dataclasses.replace(SHARED, alone=4.0, alone_of={"convolution": 1.5, "memory": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("task", "alone"),
+    [
+        (TaskWork(6e9, 0.0), 4.0),
+        (TaskWork(6e9, 0.0, products=CONVOLUTIONS), 1.5),
+        (TaskWork(12e9, 0.0, products=CONVOLUTIONS), 2 / (1 / 4 + 1 / 1.5)),
+        (TaskWork(6e9, 6e9, 6e9), 2 / (1 / 4 + 1 / 2)),
+        (TaskWork(6e9, 7e9), 2.0),
+    ],
+    ids=["products", "convolutions", "both", "products and passes", "products that wait for memory"],
+)
+def test_a_step_gains_from_idle_cores_as_its_work_does(task, alone):
+    assert of_step(KINDS, [profile_of(task)]).alone == pytest.approx(alone)
+    assert of_step(KINDS, [profile_of(task)] * 2).alone == pytest.approx(alone)
+    assert of_step(SHARED, [profile_of(task)]) is SHARED
+
+
+def test_the_optimizer_runs_once_in_a_step():
+    task, optimizer = TaskWork(1e9, 0.0), TaskWork(0.0, 48e9, 48e9)
+    assert of_step(KINDS, [profile_of(task, optimizer)]).alone == pytest.approx(2 / (1 / 4 + 1 / 2))
+    more = of_step(KINDS, [profile_of(task, optimizer, rows=96)]).alone
+    assert more == pytest.approx(3 / (2 / 4 + 1 / 2))
+
+
+def test_a_step_without_work_has_what_products_gain():
+    assert of_step(KINDS, [profile_of(TaskWork(0.0, 0.0))]).alone == 4.0
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2, 1), (3, 1)])
+def test_devices_of_one_core_gain_nothing(sizes):
+    """A step takes as long on any groups where one device alone computes as fast as all together."""
+    cluster = dataclasses.replace(SHARED, alone=4.0, task_overhead=0.0)
+    profile = profile_of(TaskWork(4e9, 0.0))
     layers = {1: (4,), 2: (2, 2), 3: (1, 2, 1)}[len(sizes)]
     submeshes = tuple(Submesh(data=size) for size in sizes)
     candidate = Candidate(layers, submeshes, mpmd.GPipe(len(sizes)), 4, (Remat.NONE,), fsdp=False)

@@ -58,6 +58,7 @@ CLUSTER = {
     "task_overhead": ("amount",),
     "alone": ("amount",),
     "holding": ("special",),
+    "alone_of": ("special",),
     "rates": ("special",),
     "kernel_floor": ("amount",),
     "collective_floor": ("amount",),

@@ -19,6 +19,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.profiling import profile_step
+from mpmd.planner.shared_cores import of_step
 from mpmd.planner.trials.realize import Realized, decisions_of, lower, sequence_parallel_of, simulated
 from mpmd.planner.trials.shardings import AXES, argument_specs
 from mpmd.planner.trials.step_arguments import step_arguments
@@ -83,12 +84,19 @@ class StepSpec:
 
 
 class Trials:
-    """Plans a step on a cluster as candidates say."""
+    """Plans a step on a cluster as candidates say.
+
+    Attributes:
+      profiles: of the step's loops.
+      cluster: the devices, whose ``alone`` is that of the step's mix of work.
+      written_schedules: of the loops; ``None`` for one without a schedule.
+    """
 
     def __init__(self, step_spec: StepSpec, cluster: AnyCluster, num_layers: int | None = None):
-        self._step_spec, self._cluster = step_spec, cluster
+        self._step_spec = step_spec
         profiled = profile_step(step_spec.function, *step_spec.arguments, num_layers, cluster.flash_attention)
         self.profiles: tuple[LayerProfile, ...] = profiled.profiles
+        self.cluster = of_step(cluster, self.profiles)
         self.written_schedules = tuple(loop.schedule for loop in profiled.written)
         self._arguments = step_arguments(profiled.graph.step)
 
@@ -133,4 +141,4 @@ class Trials:
             donated,
             sequence_parallel_of(candidate, self.profiles),
         )
-        return simulated(lowered, candidate, self._cluster)
+        return simulated(lowered, candidate, self.cluster)
