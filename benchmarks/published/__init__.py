@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from benchmarks.measure import Conditions, Result, Table, Target
 from benchmarks.published.facts import Fact
 from benchmarks.published.fitted import FITTED, datasheets, fitted_third
-from benchmarks.published.predict import Predictor
+from benchmarks.published.predict import Predictor, candidate_of
 from benchmarks.published.tables import typed_in
 from benchmarks.published.vtrain import read
-from mpmd.planner.reasons import AS_FAST
+from mpmd.planner.expected_errors import EXPECTED_ERRORS
+from mpmd.planner.simplicity import Option, in_order
 
 ENOUGH = 10
 MISS, CHOSEN, WORST = 0.10, 1.05, 1.25
@@ -66,8 +67,8 @@ def _miss(ratios: Mapping[Fact, float]) -> float:
 def chosen_over_best(ratios: Mapping[Fact, float]) -> list[float]:
     """The time of the way that is predicted to be best over that of the best.
 
-    There is one number for each problem of which several ways were measured. Of ways that are as fast by the
-    formulas the one with the fewest tasks is chosen.
+    There is one number for each problem of which several ways were measured. Of ways that may be as fast, the
+    planner's preference decides: the simplest, and of these the one with the fewest tasks.
     """
     problems: dict[tuple[object, ...], list[Fact]] = collections.defaultdict(list)
     for fact in ratios:
@@ -80,11 +81,16 @@ def chosen_over_best(ratios: Mapping[Fact, float]) -> list[float]:
 
 
 def _chosen(ways: Sequence[Fact], ratios: Mapping[Fact, float]) -> Fact:
-    predicted = {fact: ratios[fact] * fact.seconds for fact in ways}
-    equal = [fact for fact in ways if predicted[fact] <= AS_FAST * min(predicted.values())]
-    return min(
-        equal, key=lambda fact: (fact.pipeline * fact.batch / (fact.data * fact.microbatch), predicted[fact])
-    )
+    options = [
+        Option(
+            candidate_of(fact, fact.microbatch, remat=False),
+            ratios[fact] * fact.seconds,
+            EXPECTED_ERRORS["formula"],
+            fact.pipeline * fact.batch / (fact.data * fact.microbatch),
+        )
+        for fact in ways
+    ]
+    return ways[in_order(options)[0]]
 
 
 def _summary(name: str, ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> Table:

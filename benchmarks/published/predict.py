@@ -35,7 +35,7 @@ class Predictor:
     def _seconds(self, fact: Fact, microbatch: int) -> float:
         shares = ((True, fact.recomputed), (False, 1 - fact.recomputed))
         return sum(
-            share * evaluate(self._model(fact), _candidate(fact, microbatch, remat)).seconds
+            share * evaluate(self._model(fact), candidate_of(fact, microbatch, remat)).seconds
             for remat, share in shares
             if share
         )
@@ -64,7 +64,8 @@ def _microbatches(fact: Fact) -> Iterator[int]:
             yield rows
 
 
-def _candidate(fact: Fact, microbatch: int, remat: bool) -> Candidate:
+def candidate_of(fact: Fact, microbatch: int, remat: bool) -> Candidate:
+    """The way in which a step ran, as the planner describes it."""
     stages = fact.pipeline * fact.chunks
     blocks, more = divmod(fact.model.layers, stages)
     assert not more, f"{fact.model.layers} blocks are not {stages} equal stages: {fact}"

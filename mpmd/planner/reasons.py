@@ -8,11 +8,8 @@ from collections.abc import Iterable
 
 from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.simplicity import complexity, less_simple_because, may_be_as_fast
+from mpmd.planner.simplicity import AS_FAST, complexity, less_simple_because, may_be_as_fast
 from mpmd.util.tables import human_bytes
-
-AS_FAST = 1.01
-"""Steps whose times differ by less are as fast: no prediction is more exact."""
 
 
 class StepDoesNotFit(ValueError):

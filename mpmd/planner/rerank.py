@@ -14,8 +14,8 @@ from mpmd.planner.candidate import Candidate, Prediction, Row
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.labels import relabelled
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.reasons import AS_FAST, StepDoesNotFit, memory_share, shortage, slower_because
-from mpmd.planner.simplicity import complexity, may_be_as_fast
+from mpmd.planner.reasons import StepDoesNotFit, memory_share, shortage, slower_because
+from mpmd.planner.simplicity import Option, complexity, in_order, may_be_as_fast
 from mpmd.planner.trials.realize import Realized
 
 HOPELESS = 1.5
@@ -266,19 +266,15 @@ class _Reranking:
     def _preferred(self) -> list[tuple[Row, Realized]]:
         """The candidates that fit, the simplest of those first that may be the fastest.
 
-        Of these, one with a smaller plan goes before one that is faster by less than ``AS_FAST``: it has
-        fewer tasks and messages, each of which takes time that no prediction knows. Where some are measured,
-        the fastest is among them.
+        The order is that of ``in_order``, by the sizes of plans. Where some are measured, the fastest is
+        among them.
         """
         pool = [entry for entry in self._fitting if _is_measured(entry)] or self._fitting
-        fastest = pool[0][0].prediction
-        equal = [entry for entry in pool if may_be_as_fast(entry[0].prediction, fastest)]
-        equal.sort(key=lambda entry: complexity(entry[0].candidate))
-        simplest = [e for e in equal if complexity(e[0].candidate) == complexity(equal[0][0].candidate)]
-        limit = AS_FAST * simplest[0][0].prediction.seconds
-        as_fast = [entry for entry in simplest if entry[0].prediction.seconds <= limit]
-        best = min(as_fast, key=lambda entry: entry[1].size)
-        first = [best, *(entry for entry in equal if entry is not best)]
+        options = [
+            Option(row.candidate, row.prediction.seconds, row.prediction.expected_error, realized.size)
+            for row, realized in pool
+        ]
+        first = [pool[i] for i in in_order(options)]
         return [*first, *(entry for entry in self._fitting if not any(entry is other for other in first))]
 
     def _others(self) -> list[tuple[Row, Realized]]:

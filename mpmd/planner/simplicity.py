@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.schedules import ForwardOnly, GPipe, Interleaved1F1B, Std1F1B
 
@@ -10,24 +13,86 @@ KNOWN_SCHEDULES = (GPipe, Std1F1B, Interleaved1F1B, ForwardOnly)
 whose costs no prediction knows well."""
 
 
-def complexity(candidate: Candidate) -> tuple[bool, bool, bool, bool]:
+AS_FAST = 1.01
+"""Steps whose times differ by less are as fast: no prediction is more exact."""
+
+
+class Option(NamedTuple):
+    """A candidate with its time, by numbers of one source.
+
+    Attributes:
+      seconds: of a step.
+      expected_error: of ``seconds``, as a share of it.
+      size: the number of its tasks and messages, in any unit.
+    """
+
+    candidate: Candidate
+    seconds: float
+    expected_error: float
+    size: float
+
+
+def in_order(options: Sequence[Option]) -> list[int]:
+    """The positions of the options that may be the fastest, the preferred one first, then the simplest.
+
+    Of the simplest, one with fewer tasks and messages goes before one that is faster by less than
+    ``AS_FAST``: each of these takes time that no prediction knows.
+
+    Args:
+      options: at least one.
+    """
+    fastest = min(option.seconds for option in options)
+    equal = [
+        i for i, option in enumerate(options) if _is_within(option.seconds, option.expected_error, fastest)
+    ]
+    equal.sort(key=lambda i: (complexity(options[i].candidate), options[i].seconds))
+    simplest = [
+        i for i in equal if complexity(options[i].candidate) == complexity(options[equal[0]].candidate)
+    ]
+    limit = AS_FAST * options[simplest[0]].seconds
+    best = min((i for i in simplest if options[i].seconds <= limit), key=lambda i: options[i].size)
+    return [best, *(i for i in equal if i != best)]
+
+
+class Complexity(NamedTuple):
     """The ways in which a candidate is less simple than others, those that count most first.
 
-    They are unequal groups, a schedule that few pipelines run with, different policies of stages, and
-    sequence parallelism.
+    Attributes:
+      unequal_groups: whether groups differ in their devices.
+      unusual_schedule: whether a loop has a schedule that few pipelines run with.
+      shared_layers: whether devices share layers. The exchanges within each layer are known less well than
+        those of gradients.
+      several_policies: whether stages differ in their policies.
+      sequence_parallel: whether values between layers that devices share are divided, too.
     """
+
+    unequal_groups: bool
+    unusual_schedule: bool
+    shared_layers: bool
+    several_policies: bool
+    sequence_parallel: bool
+
+
+def complexity(candidate: Candidate) -> Complexity:
+    """The ways in which a candidate is less simple than others."""
     unusual = any(
         len(loop.submeshes) > 1
         and (not isinstance(loop.schedule, KNOWN_SCHEDULES) or loop.schedule.slices > 1)
         for loop in candidate.loops
     )
+    shared = any(submesh.model * submesh.sequence > 1 for submesh in candidate.submeshes)
     have_policies = any(len(loop.remat) > 1 for loop in candidate.loops)
-    return len(set(candidate.submeshes)) > 1, unusual, have_policies, candidate.sequence_parallel
+    unequal = len(set(candidate.submeshes)) > 1
+    return Complexity(unequal, unusual, shared, have_policies, candidate.sequence_parallel)
 
 
 def may_be_as_fast(prediction: Prediction, fastest: Prediction) -> bool:
     """Whether the time of the fastest is within the error that is expected of a prediction."""
-    return prediction.seconds * (1 - prediction.expected_error) <= fastest.seconds
+    return _is_within(prediction.seconds, prediction.expected_error, fastest.seconds)
+
+
+def _is_within(seconds: float, expected_error: float, fastest: float) -> bool:
+    return seconds * (1 - expected_error) <= fastest
 
 
 def less_simple_because(candidate: Candidate, best: Candidate) -> str:
@@ -37,6 +102,7 @@ def less_simple_because(candidate: Candidate, best: Candidate) -> str:
     texts = (
         "its groups differ",
         f"{names} is less usual",
+        "devices share its layers",
         "its stages have different policies",
         "it divides norms and residuals, too",
     )

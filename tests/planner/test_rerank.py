@@ -155,6 +155,16 @@ def test_the_simplest_of_those_within_the_expected_error_wins():
     assert run(rows, {**plans, 3: (1.06, 50.0)})[0] == [2, 1, 3, 4]
 
 
+@pytest.mark.parametrize("axis", ["model", "sequence"])
+def test_layers_that_no_devices_share_are_simpler(axis):
+    shared, whole = ({axis: 2, "data": 2},) * 2, ({"data": 4},) * 2
+    rows = [row(1, 1.0, submeshes=shared), row(2, 1.05, submeshes=whole)]
+    order, _, result = run(rows, {1: (1.0, 50.0), 2: (1.05, 50.0)})
+    assert order == [2, 1] and result.rows[1].reason.endswith("5%; devices share its layers")
+    order, _, _ = run(rows, {1: (1.0, 50.0), 2: (1.06, 50.0)})
+    assert order == [1, 2], "further off than the error of a plan, 5%"
+
+
 def test_the_simplest_that_may_be_as_fast_is_planned_early(monkeypatch):
     unusual = [row(number, 1.0, schedule=ZeroBubble(2), submeshes=TWO) for number in (1, 2)]
     rows = [*unusual, row(3, 1.05, submeshes=TWO)]

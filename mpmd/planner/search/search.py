@@ -196,7 +196,9 @@ def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[Candidate]
     unusual = [
         e.candidate
         for e in ordered
-        if complexity(e.candidate)[1] and _are_equal(e.candidate) and e.candidate.remat in space.policies
+        if complexity(e.candidate).unusual_schedule
+        and _are_equal(e.candidate)
+        and e.candidate.remat in space.policies
     ]
     for candidate in unusual[:MOST_PLAIN]:
         groups = len(candidate.submeshes)
