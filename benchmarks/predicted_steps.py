@@ -27,7 +27,9 @@ from mpmd.memory import Holding
 from mpmd.planner.calibrate import calibrate
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.hardware import Hardware, completed
+from mpmd.planner.profiling import profile_step
 from mpmd.planner.record_steps import record_steps
+from mpmd.planner.shared_cores import of_step
 from mpmd.planner.trials.predict import memories_of
 from mpmd.planner.trials.realize import Realized, lower, measured, simulated
 from mpmd.schedules import Schedule
@@ -162,8 +164,9 @@ class Groups:
             case.layers, ({"data": 1},) * self._groups, case.schedule, case.microbatches, False, False
         )
         lowered = lower(case.step(), candidate, Decisions(), case.arguments(), {}, (None, None), (0,))
-        formula = simulated(lowered, candidate, self.cluster)
-        return formula, lambda: measured(formula, candidate, self.cluster, None)
+        cluster = of_step(self.cluster, profile_step(case.step(), case.arguments(), {}).profiles)
+        formula = simulated(lowered, candidate, cluster)
+        return formula, lambda: measured(formula, candidate, cluster, None)
 
     def _compiled(self, case: Case) -> tuple[LoadedStep, Callable[[], Any], np.ndarray, np.ndarray]:
         """The arguments of a ``RunningStep``."""

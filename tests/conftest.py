@@ -44,12 +44,16 @@ def compiled_once(tmp_path_factory):
 
 @pytest.hookimpl(tryfirst=True)  # before cases are selected by their markers
 def pytest_collection_modifyitems(items):
-    """Leaves cases of a test that is marked ``one_in(n)`` to ``make test-slow``: all but each n-th one."""
+    """Leaves cases of a test that is marked ``one_in(n)`` to ``make test-slow``: all but one in n.
+
+    A case that is collected by itself is the first one, which is not slow.
+    """
     counts = collections.Counter()
     for item in items:
         if (marker := item.get_closest_marker("one_in")) and not item.get_closest_marker("slow"):
             test = item.parent.nodeid, item.originalname
-            if counts[test] % marker.args[0]:
+            block, offset = divmod(counts[test], marker.args[0])
+            if offset != block % marker.args[0]:  # so that each value of each parameter has its turn
                 item.add_marker(pytest.mark.slow)
             counts[test] += 1
 

@@ -65,7 +65,7 @@ def _miss(ratios: Mapping[Fact, float]) -> float:
 
 
 def chosen_over_best(ratios: Mapping[Fact, float]) -> list[float]:
-    """The time of the way that is predicted to be best over that of the best.
+    """The time of the chosen way over that of the best.
 
     There is one number for each problem of which several ways were measured. Of ways that may be as fast, the
     planner's preference decides: the simplest, and of these the one with the fewest tasks.

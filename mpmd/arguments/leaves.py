@@ -58,6 +58,8 @@ class ArgumentLeaf(jax.ShapeDtypeStruct):
     def __repr__(self) -> str:
         return f"ArgumentLeaf({self.path!r}, {self.aval}, {self.placement})"
 
+    __str__ = __repr__
+
     @property
     def _key(self) -> tuple[str, jax.ShapeDtypeStruct, Placement]:
         return self.path, self.aval, self.placement
@@ -66,7 +68,8 @@ class ArgumentLeaf(jax.ShapeDtypeStruct):
 def describe(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape, dtype and weak type of an argument leaf. Raises ``TypeError`` when it is not an array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return as_described(leaf) if leaf.sharding is not None else leaf
+        is_bare = type(leaf) is jax.ShapeDtypeStruct and leaf.sharding is None
+        return leaf if is_bare else as_described(leaf)
     if isinstance(leaf, MpmdArray):
         return leaf.aval
     return as_described(jax.typeof(leaf))
@@ -113,6 +116,8 @@ def host_value(leaf: Any, described: jax.ShapeDtypeStruct, donated: bool) -> np.
         return leaf.raw_value()
     if isinstance(leaf, np.ndarray):
         return np.array(leaf, dtype=described.dtype)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise TypeError(f"an argument is {leaf}, which has no value: pass an array; lower takes shapes")
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf, dtype=described.dtype)
     return np.array(encode(leaf), copy=donated or None)

@@ -87,7 +87,7 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
             rate_name("product", jnp.dtype(dtype).name): products.curve,
             **{rate_name(kind, jnp.dtype(dtype).name): of_kind.curve for kind, of_kind in others.items()},
         },
-        kernel_floor=_speed(groups, _small_kernels).seconds / KERNELS,
+        kernel_floor=_task_seconds(groups, _small_kernels) / KERNELS,
         memory_bandwidth=(2 * PASSES + 1) * ARRAY_BYTES / passes.seconds,
         task_overhead=_task_overhead(groups),
         device_link=_typical(within),
@@ -172,13 +172,13 @@ def _products_rate(groups: _Groups, dtype: Any) -> _ProductsRate:
         points.append((2.0 * width**3, seconds / PRODUCTS))
         if seconds >= TASK_SECONDS or width >= LARGEST_WIDTH:
             curve = Curve.through(points[0], points[-1])
-            speed = _speed(groups, work)
-            return _ProductsRate(2.0 * PRODUCTS * width**3 / speed.seconds, speed.alone, curve)
+            alone = max(seconds / _lone_task_seconds(groups, work), 1.0)
+            return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, alone, curve)
         width *= 2
 
 
 def _other_products(groups: _Groups, dtype: Any, products: _ProductsRate) -> dict[ProductKind, _ProductsRate]:
-    """The rates of others, which have as many operations as square ones of ``TASK_SECONDS``."""
+    """The rates of batched products and convolutions, of as many operations as a task of square ones."""
     operations = products.flops * TASK_SECONDS / PRODUCTS
     of_pixel = 2.0 * (SIDE * WINDOW) ** 2
     kinds: dict[ProductKind, tuple[Callable[..., jax.Array], float]] = {

@@ -142,7 +142,9 @@ def plan(
         ranking = rerank(
             functools.partial(_search, trials, constraints),
             trials.realize,
-            functools.partial(measured, cluster=trials.cluster.pools[0], devices=None),  # they have one
+            functools.partial(
+                measured, cluster=trials.cluster.pools[0], devices=None
+            ),  # measured clusters have one
             trials.cluster,
             Limits(simulate, seconds, measure),
         )

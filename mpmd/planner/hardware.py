@@ -64,8 +64,8 @@ class Hardware:
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
         they share cores, as the CPU devices of a process, and those of more groups than there are cores. It
         is that of matrix products.
-      alone_of: the same for other work: for ``batched_product`` and ``convolution``, and for ``memory``,
-        which is all that is no product. A kind that is left out counts as products.
+      alone_of: the same for ``batched_product``, for ``convolution``, and for ``memory``, which is reads and
+        writes, also of products that wait for them. A kind that is left out counts as products.
       rates: curves of products by kind and dtype, such as ``{"product bfloat16": Curve(2.5e14, 1e9)}``. The
         kinds are ``product``, ``batched_product`` and ``convolution``. Others have the constant ``flops``.
         Also curves of collectives on a node by kind and number of devices, ``all_reduce 8`` and
@@ -291,11 +291,11 @@ def completed(
     check_known(given)
     fields = {field.name: field for field in dataclasses.fields(Hardware)}
     known = {**read, **given}
+    if "alone" in given:
+        known.setdefault("alone_of", {})  # measured factors would not go with it
     needed = [name for name in _needed(fields, known) if name not in known]
     if measure is not None and not {*fields} - _NOT_MEASURED <= {*known}:
         measured = measure()
-        if "alone" in given:
-            measured = {name: value for name, value in measured.items() if name != "alone_of"}
         known = {**measured, "rates": _rates_beside(measured.get("rates", {}), given), **known}
         needed = [name for name in needed if name not in known]
     if needed:

@@ -1,8 +1,8 @@
 """Costs on devices that share the cores of their node, as CPU devices may.
 
-The rates of a cluster are those while all devices of a node compute; a device is ``Hardware.alone`` times
-faster while the others do not, in a cluster ``of_step`` with a step's mix of work. In clusters of several
-nodes or kinds it counts as if all computed.
+The rates of a cluster are those while all devices of a node compute. A device is ``Hardware.alone`` times
+faster while the others wait; ``of_step`` sets that for a step's mix of work. In clusters of several nodes or
+kinds it counts as if all computed.
 """
 
 from __future__ import annotations
@@ -10,31 +10,54 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from mpmd.planner.curves import Amount, Curve
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile, TaskWork
-from mpmd.planner.pools import AnyCluster
+from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.simulate.costs import loads_of
 
 
 def of_step(cluster: AnyCluster, profiles: Sequence[LayerProfile]) -> AnyCluster:
     """The cluster whose ``alone`` is that of a step's mix of work, by the loops of the step."""
-    if not isinstance(cluster, Hardware) or not cluster.alone_of:
-        return cluster
+    if isinstance(cluster, Pools):
+        if len(cluster.pools) > 1:
+            return cluster
+        return dataclasses.replace(cluster, pools=tuple(_of_step(pool, profiles) for pool in cluster.pools))
+    return _of_step(cluster, profiles)
+
+
+def _of_step(pool: Hardware, profiles: Sequence[LayerProfile]) -> Hardware:
+    if not pool.alone_of:
+        return pool
     together: dict[str, float] = collections.defaultdict(float)
+    for task, count in _tasks_of(profiles):
+        for kind, seconds in _seconds_by_kind(pool, task).items():
+            together[kind] += count * seconds
+    alone = sum(seconds / pool.alone_of.get(kind, pool.alone) for kind, seconds in together.items())
+    factor = sum(together.values()) / alone if alone else pool.alone
+    return dataclasses.replace(pool, alone=float(factor), alone_of={})
+
+
+def _tasks_of(profiles: Sequence[LayerProfile]) -> Iterator[tuple[TaskWork, float]]:
+    """The tasks of a step on one device, with their numbers, by the bytes of ``search/costs.py``."""
     for profile in profiles:
-        tasks = [task for layer in profile.layers for task in (layer.forward, layer.backward)]
         microbatches = profile.rows / profile.microbatch_rows
-        for task, count in [*((task, microbatches) for task in tasks), (profile.outside, 1.0)]:
-            for kind, seconds in _seconds_by_kind(cluster, task).items():
-                together[kind] += count * seconds
-    alone = sum(seconds / cluster.alone_of.get(kind, cluster.alone) for kind, seconds in together.items())
-    factor = sum(together.values()) / alone if alone else cluster.alone
-    return dataclasses.replace(cluster, alone=float(factor), alone_of={})
+        for layer in profile.layers:
+            yield _with_bytes(layer.forward, layer.weights, 0), microbatches
+            if profile.has_backward:
+                read = layer.weights + layer.gradients
+                yield _with_bytes(layer.backward, read, 3 * layer.gradients), microbatches
+        yield profile.outside, 1.0
+
+
+def _with_bytes(task: TaskWork, of_products: float, beside: float) -> TaskWork:
+    """The task with bytes that do not depend on its rows."""
+    nbytes_beside = task.nbytes_beside + beside
+    return dataclasses.replace(task, nbytes=task.nbytes + of_products + beside, nbytes_beside=nbytes_beside)
 
 
 def _seconds_by_kind(cluster: Hardware, task: TaskWork) -> dict[str, float]:

@@ -90,6 +90,20 @@ def test_the_optimizer_runs_once_in_a_step():
     assert more == pytest.approx(3 / (2 / 4 + 1 / 2))
 
 
+def test_weights_are_read_and_gradients_added():
+    """A layer reads for 3 s and adds for 3 s, and its products take 0.03 s."""
+    profile = profile_of(TaskWork(1e7, 0.0))
+    layer = dataclasses.replace(profile.layers[0], weights=10**9, gradients=10**9)
+    step = of_step(KINDS, [dataclasses.replace(profile, layers=(layer,) * 4)])
+    assert step.alone == 2.0
+
+
+def test_one_pool_is_a_cluster_of_one_kind():
+    pool = dataclasses.replace(KINDS, kind="slow")
+    step = of_step(mpmd.Cluster.of([pool]), [profile_of(TaskWork(6e9, 0.0, products=CONVOLUTIONS))])
+    assert time_alone(step) == pytest.approx(1 / 1.5)
+
+
 def test_a_step_without_work_has_what_products_gain():
     assert of_step(KINDS, [profile_of(TaskWork(0.0, 0.0))]).alone == 4.0
 
