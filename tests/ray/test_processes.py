@@ -165,10 +165,10 @@ def test_a_failed_step_leaves_the_groups_usable(two_process_groups):
     """The second group waits for a message that does not come. Its processes leave the step together."""
 
     def failing(weights, xs, ys):
-        # A loop carries it, so it has to be there.
-        zeros = jnp.zeros((2**24, 2**23)) + weights[0][0, 0]
-        huge = jax.lax.while_loop(lambda h: h[7, 7] < 0, jnp.sin, zeros)
-        return evaluation(3)([weights[0] + huge[7, 7], weights[1]], xs, ys)
+        # A loop carries 2 TiB, so they have to be there. Each array is one that XLA can compile.
+        arrays = [jnp.zeros(2**31, jnp.complex64) + weights[0][0, 0] + i for i in range(128)]
+        arrays = jax.lax.while_loop(lambda h: h[0][7].real < 0, lambda h: list(map(jnp.sin, h)), arrays)
+        return evaluation(3)([weights[0] + sum(array[7].real for array in arrays), weights[1]], xs, ys)
 
     expected = jax.jit(evaluation(3))(*arguments())
     broken = mpmd.jit(failing, two_process_groups, in_specs=SPECS)
