@@ -2,7 +2,8 @@
 
 Neighbours of a candidate have: the same groups, in either order, with another schedule; another number of
 microbatches; rematerialisation or FSDP the other way; a layer in the neighbouring stage; another submesh for
-a group, or for two of them. Where the stages are no longer the same, layers are cut anew.
+a group, or for two of them; one group in place of two neighbours, or a further one on idle devices. Where the
+stages are no longer the same, layers are cut anew.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.search.candidates import best_cut
+from mpmd.planner.search.families import family_of
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.submesh import Submesh
@@ -143,8 +145,43 @@ def _submeshes(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | No
                 yield _with_submeshes(space, candidate, dict(zip((one, other), pair, strict=True)))
 
 
+def _groups(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation | None]:
+    """One group in place of two neighbours, or a further one on idle devices, by the same family."""
+    candidate, submeshes = best.candidate, best.candidate.submeshes
+    if not 1 < len(submeshes) <= MOST_GROUPS or space.constraints.submesh is not None:
+        return
+    for changed in itertools.chain(_merged(space, submeshes), _extended(space, submeshes)):
+        number = len(changed)
+        num_stages = round(number * candidate.stages_per_group)
+        schedule = space.schedule(family_of(candidate.schedule), num_stages, number)
+        if schedule is not None and number > 1:
+            yield _with_groups(space, dataclasses.replace(candidate, schedule=schedule), changed)
+
+
+def _merged(space: SearchSpace, submeshes: tuple[Submesh, ...]) -> Iterator[tuple[Submesh, ...]]:
+    for group, (first, second) in enumerate(itertools.pairwise(submeshes)):
+        size = first.num_devices + second.num_devices
+        for submesh in space.submeshes:
+            if submesh.num_devices == size and submesh.pool == first.pool == second.pool:
+                yield (*submeshes[:group], submesh, *submeshes[group + 2 :])
+
+
+def _extended(space: SearchSpace, submeshes: tuple[Submesh, ...]) -> Iterator[tuple[Submesh, ...]]:
+    idle = space.num_devices - sum(submesh.num_devices for submesh in submeshes)
+    for submesh in space.submeshes:
+        if submesh.num_devices <= idle:
+            for group in range(len(submeshes) + 1):
+                yield (*submeshes[:group], submesh, *submeshes[group:])
+
+
 def _with_submeshes(space: SearchSpace, candidate: Candidate, changed: dict) -> Evaluation | None:
     submeshes = tuple(changed.get(group, old) for group, old in enumerate(candidate.submeshes))
+    return _with_groups(space, candidate, submeshes)
+
+
+def _with_groups(
+    space: SearchSpace, candidate: Candidate, submeshes: tuple[Submesh, ...]
+) -> Evaluation | None:
     has_data_axis = any(submesh.data > 1 for submesh in submeshes)
     if (
         submeshes == candidate.submeshes
@@ -161,6 +198,7 @@ NEIGHBOUR_MOVES: tuple[Callable[[SearchSpace, Evaluation], Iterator[Evaluation |
     _schedules,
     _layers,
     _submeshes,
+    _groups,
     _microbatches,
     _flags,
 )
