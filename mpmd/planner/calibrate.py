@@ -172,8 +172,7 @@ def _products_rate(groups: _Groups, dtype: Any) -> _ProductsRate:
         points.append((2.0 * width**3, seconds / PRODUCTS))
         if seconds >= TASK_SECONDS or width >= LARGEST_WIDTH:
             curve = Curve.through(points[0], points[-1])
-            alone = max(seconds / _lone_task_seconds(groups, work), 1.0)
-            return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, alone, curve)
+            return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, _alone(groups, work, seconds), curve)
         width *= 2
 
 
@@ -240,7 +239,12 @@ def _passes(x: jax.Array) -> jax.Array:
 def _speed(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> _Speed:
     """The speed of a task that computes ``work`` of a number."""
     seconds = _task_seconds(groups, work)
-    return _Speed(seconds, max(seconds / _lone_task_seconds(groups, work), 1.0))
+    return _Speed(seconds, _alone(groups, work, seconds))
+
+
+def _alone(groups: _Groups, work: Callable[[jax.Array], jax.Array], seconds: float) -> float:
+    """The factor by which a group alone is faster than in ``seconds``."""
+    return max(seconds / _lone_task_seconds(groups, work), 1.0)
 
 
 def _task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> float:

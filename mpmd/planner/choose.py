@@ -142,9 +142,8 @@ def plan(
         ranking = rerank(
             functools.partial(_search, trials, constraints),
             trials.realize,
-            functools.partial(
-                measured, cluster=trials.cluster.pools[0], devices=None
-            ),  # measured clusters have one
+            # A cluster whose tasks are measured has one pool.
+            functools.partial(measured, cluster=trials.cluster.pools[0], devices=None),
             trials.cluster,
             Limits(simulate, seconds, measure),
         )

@@ -209,13 +209,26 @@ def seconds_by_part(
       kernels: the number of all kernels. While devices compute, further ones are started, so a task takes
         the longer of computing and of starting its kernels; what is left of that counts beside products.
     """
-    others = operations - sum(work.operations for work in products.values())
-    computing = others / cluster.flops + sum(
-        cluster.rates.get(name, Curve(cluster.flops)).seconds(*work) for name, work in products.items()
-    )
+    computing = sum(products_by_kind(cluster, operations, products).values())
     of_products = np.maximum(computing, nbytes_of_products / cluster.memory_bandwidth)
     beside = nbytes_beside / cluster.memory_bandwidth
     return of_products, np.maximum(beside, kernels * cluster.kernel_floor - of_products)
+
+
+def products_by_kind(
+    cluster: Hardware, operations: Amount, products: Mapping[str, ProductWork]
+) -> dict[str, Amount]:
+    """The seconds of a task's operations by ``ProductKind``, without memory; others count as products.
+
+    Args:
+      operations, products: as of ``seconds_by_part``.
+    """
+    others = operations - sum(work.operations for work in products.values())
+    seconds = {"product": others / cluster.flops}
+    for name, work in products.items():
+        kind, curve = name.partition(" ")[0], cluster.rates.get(name, Curve(cluster.flops))
+        seconds[kind] = seconds.get(kind, 0.0) + curve.seconds(*work)
+    return seconds
 
 
 def _faults(values: Mapping[str, Any]) -> Iterator[Fault | None]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from mpmd.planner.curves import Amount, Curve
-from mpmd.planner.hardware import Hardware
+from mpmd.planner.curves import Amount
+from mpmd.planner.hardware import Hardware, products_by_kind
 from mpmd.planner.layer_profile import LayerProfile, TaskWork
 from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.simulate.costs import loads_of
@@ -62,16 +62,10 @@ def _with_bytes(task: TaskWork, of_products: float, beside: float) -> TaskWork:
 
 def _seconds_by_kind(cluster: Hardware, task: TaskWork) -> dict[str, float]:
     """The seconds of a task's products by kind, and those of ``memory``; as ``hardware.seconds_by_part``."""
-    named = sum(work.operations for work in task.products.values())
-    computing = collections.defaultdict(float, product=(task.operations - named) / cluster.flops)
-    for name, work in task.products.items():
-        curve = cluster.rates.get(name, Curve(cluster.flops))
-        computing[name.partition(" ")[0]] += curve.seconds(*work)
+    computing = products_by_kind(cluster, task.operations, task.products)
     moving = (task.nbytes - task.nbytes_beside) / cluster.memory_bandwidth
-    if moving > sum(computing.values()):
-        computing = collections.defaultdict(float, memory=moving)
-    computing["memory"] += task.nbytes_beside / cluster.memory_bandwidth
-    return computing
+    beside = task.nbytes_beside / cluster.memory_bandwidth
+    return {"memory": moving + beside} if moving > sum(computing.values()) else computing | {"memory": beside}
 
 
 def time_alone(cluster: AnyCluster) -> float:

@@ -12,7 +12,6 @@ KNOWN_SCHEDULES = (GPipe, Std1F1B, Interleaved1F1B, ForwardOnly)
 """The schedules that pipelines are usually run with. Others have more tasks, messages or values in flight,
 whose costs no prediction knows well."""
 
-
 AS_FAST = 1.01
 """Steps whose times differ by less are as fast: no prediction is more exact."""
 
@@ -45,10 +44,9 @@ def in_order(options: Sequence[Option]) -> list[int]:
     equal = [
         i for i, option in enumerate(options) if _is_within(option.seconds, option.expected_error, fastest)
     ]
-    equal.sort(key=lambda i: (complexity(options[i].candidate), options[i].seconds))
-    simplest = [
-        i for i in equal if complexity(options[i].candidate) == complexity(options[equal[0]].candidate)
-    ]
+    kinds = {i: complexity(options[i].candidate) for i in equal}
+    equal.sort(key=lambda i: (kinds[i], options[i].seconds))
+    simplest = [i for i in equal if kinds[i] == kinds[equal[0]]]
     limit = AS_FAST * options[simplest[0]].seconds
     best = min((i for i in simplest if options[i].seconds <= limit), key=lambda i: options[i].size)
     return [best, *(i for i in equal if i != best)]

@@ -134,17 +134,14 @@ def test_short_memory_gets_the_cheapest_policy_that_fits():
     assert choice.candidate.is_rematerialised
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @LOSSES
 @pytest.mark.parametrize(
     "remat",
     [
-        *(
-            pytest.param(policy, marks=[] if policy is Remat.ATTENTION else pytest.mark.slow)
-            for policy in Remat
-        ),
+        *Remat,
         ("attention", "none"),
-        pytest.param(("nothing_saveable", "dots_saveable"), marks=pytest.mark.slow),
+        ("nothing_saveable", "dots_saveable"),
     ],
     ids=lambda remat: str(remat) if isinstance(remat, str) else " then ".join(remat),
 )

@@ -95,6 +95,7 @@ def worst_ratio(seeds, **sizes):
     ("seeds", "least", "layers", "devices"),
     [
         (range(20), 12, 6, 4),
+        ([135, 445], 2, 6, 8),  # with another number of groups than the sweep's best
         pytest.param(range(20, 40), 12, 6, 4, marks=pytest.mark.slow),
         pytest.param(range(280, 305), 10, 7, 4, marks=pytest.mark.slow),
         pytest.param(range(305, 380), 30, 7, 4, marks=pytest.mark.slow),

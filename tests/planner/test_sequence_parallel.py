@@ -71,15 +71,10 @@ CASES = {
         arguments,
     ),
 }
-USUAL = ("rows, too", "rematerialised", "layers of a scan", "groups of two sizes")
-"""The cases that every run has."""
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    "case",
-    [case if case in USUAL else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
-)
+@pytest.mark.one_in(10)
+@pytest.mark.parametrize("case", CASES)
 def test_computes_what_plain_jax_computes(case):
     fixes, step, arguments_of = CASES[case]
     args = arguments_of()

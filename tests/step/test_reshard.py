@@ -154,6 +154,43 @@ def test_to_all_groups_of_a_part_in_another_dtype(mesh, actor):
     same(copy, {"weights": np.asarray(state["weights"]).astype(jnp.bfloat16), "count": np.int32(1)})
 
 
+@jax.tree_util.register_pytree_node_class
+class ArraysAlone:
+    """Refuses leaves of which JAX knows no shape, as jmp's loss scales do."""
+
+    def __init__(self, value):
+        self.value = value
+        jax.eval_shape(lambda: value)
+
+    def tree_flatten(self):
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_a_pytree_that_refuses_what_is_no_array(mesh):
+    def step(state, xs):
+        loss, grads = mpmd.treduce(
+            jax.value_and_grad(lambda x: jnp.sum(x * state.value)),
+            mpmd.microbatches(xs, 2),
+            schedule=mpmd.Std1F1B(1),
+            operation=mpmd.Add,
+        )
+        return ArraysAlone(state.value + grads.sum()), loss
+
+    state, xs = ArraysAlone(jnp.float32(2)), jnp.ones((4, 3))
+    loaded = mpmd.jit(step, mesh.part("sampler")).compile(state, xs)
+    leaf = loaded.argument_leaves().value
+    assert (leaf.shape, leaf.dtype, leaf.path) == ((), np.float32, "args[0][<flat index 0>]")
+    assert leaf.path in str(leaf) and leaf != leaf.aval
+    for copy in (mpmd.reshard(state, to=loaded), loaded.init(lambda: ArraysAlone(jnp.float32(2)))):
+        assert float(copy.value) == 2 and copy.value.mpmd_idxs == leaf.mpmd_idxs
+    with pytest.raises(TypeError, match=r"an argument is ArgumentLeaf.*has no value: pass an array"):
+        loaded(loaded.argument_leaves(), xs)
+
+
 def test_an_argument_by_its_name(actor, sampler):
     batch = mpmd.reshard(BATCH, to=sampler, argnum="xs")
     assert batch.mpmd_idxs == (4,)

@@ -81,9 +81,8 @@ def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:
     alone = costs.times({member for types in group_of for member in types})
     seconds_of: dict[TaskType, float] = {}
     for types in sorted(group_of, key=len, reverse=True):  # the time of a task alone is known better
-        slower = max(
-            1.0, costs.load_of(group_of[types]) / costs.at_once
-        )  # where the group itself has more devices than cores
+        # More than 1 where the group itself has more devices than cores.
+        slower = max(1.0, costs.load_of(group_of[types]) / costs.at_once)
         for member, seconds in zip(types, costs.share(types, [alone[each] for each in types]), strict=True):
             seconds_of[member] = slower * seconds
     numbers = range(1 + max((number for _, number in seconds_of), default=-1))
