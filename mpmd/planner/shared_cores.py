@@ -68,6 +68,11 @@ def _seconds_by_kind(cluster: Hardware, task: TaskWork) -> dict[str, float]:
     return {"memory": moving + beside} if moving > sum(computing.values()) else computing | {"memory": beside}
 
 
+def with_devices_at_once(cluster: Hardware, number: float) -> Hardware:
+    """The cluster, of one node, whose devices compute as fast as alone while at most so many compute."""
+    return dataclasses.replace(cluster, alone=max(1.0, cluster.devices_per_node / number), alone_of={})
+
+
 def time_alone(cluster: AnyCluster) -> float:
     """The time of a task while no other device computes, over that while all do."""
     return 1 / cluster.pools[0].alone if _shares(cluster) else 1.0

@@ -11,7 +11,7 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
 from mpmd.planner.trials import measure
 from mpmd.planner.trials import rehearsal as rehearse
-from mpmd.planner.trials.measure import costs_of, measure_tasks, typical_seconds
+from mpmd.planner.trials.measure import costs_of, devices_at_once, measure_tasks, typical_seconds
 from mpmd.planner.trials.rehearsal import Rehearsal
 from mpmd.planner.trials.timing import LEAST_CALLS, MOST_WARM_UPS, repeat_together, warm_up
 from mpmd.runtime.compiling import compile_executable
@@ -22,9 +22,10 @@ def test_each_task_gets_a_time_and_each_executable_its_memory():
     step = lowered(mpmd.Std1F1B(2), [{"data": 1}, {"data": 2}], in_specs=(None, P(None, "data")))
     assert any(None in executable.out_specs for executable in step.plan.executables)
     found = measure_tasks(step, seconds=0.0)
-    costs = costs_of(found.plan, found.seconds)
+    costs = costs_of(found.plan, found.alone)
     assert set(costs.tasks) == {(kind, stage) for kind in ("fwd", "bwd") for stage in (0, 1)}
-    assert min(found.seconds.values()) > 0
+    assert min(found.alone.values()) > 0
+    assert found.together.keys() == found.alone.keys()
     assert all(executable.memory is not None for executable in found.plan.executables)
     assert all(None not in (*e.in_specs, *e.out_specs) for e in found.plan.executables)
     assert step.simulate(costs).makespan >= sum(costs.tasks.values())
@@ -54,27 +55,47 @@ def test_groups_that_share_their_host_are_at_work_together(rehearsed):
     step = lowered(mpmd.Std1F1B(3), [{"data": 1}, {"data": 2}, {"data": 1}], in_specs=(None, P(None, "data")))
     found = measure_tasks(step, jax.devices()[:3], seconds=0.0)
     assert rehearsed == [(0, [0]), (1, [1, 2]), (2, [0])]
-    assert found.computing == (3, 3, 1)
+    differ = {
+        mpmd_idx for (mpmd_idx, name), time in found.together.items() if time != found.alone[mpmd_idx, name]
+    }
+    assert differ == {0, 1}
+    assert found.devices_at_once > 0
 
 
-def test_a_group_by_itself_takes_over_no_times_from_groups_that_shared_their_host(rehearsed):
+def test_a_group_by_itself_takes_over_times_alone(rehearsed):
     submeshes = [{"data": 1}] * 3 + [{"data": 2}]
     step = lowered(mpmd.Std1F1B(4), submeshes, in_specs=(None, P(None, "data")))
     measured = measure_tasks(step, jax.devices()[:2], seconds=0.0)
     middle = [{e.name for e in step.plan.executables_of(group)} for group in (1, 2)]
     assert middle[0] == middle[1]
-    assert rehearsed == [(0, [0]), (1, [1]), (2, [0]), (3, [0, 1])]
-    assert measured.computing == (2, 2, 1, 2)
+    assert rehearsed == [(0, [0]), (1, [1]), (3, [0, 1])]
+    assert {measured.alone[2, name] for name in middle[1]} == {measured.alone[1, name] for name in middle[0]}
+    assert all(measured.together[2, name] == measured.alone[2, name] for name in middle[1])
+
+
+@pytest.mark.parametrize("slower, at_once", [(1.0, 3.0), (1.5, 2.0), (3.0, 1.0)])
+def test_devices_at_once_are_those_of_the_tasks_of_a_step(slower, at_once):
+    plan = plan_of([(parse_cell("fwd_0__0"), "fwd")] * 2, [(parse_cell("bwd_0__0"), "bwd")], [])
+    alone = {(0, "fwd"): 1.0, (1, "bwd"): 3.0}
+    together = {(0, "fwd"): slower, (1, "bwd"): 3.0 * slower}
+    assert devices_at_once(plan, alone, together, {0: 3, 1: 3}) == pytest.approx(at_once)
+    assert devices_at_once(plan, alone, {}, {}) is None
+
+
+def test_tasks_that_run_often_count_as_often():
+    plan = plan_of([(parse_cell("fwd_0__0"), "often")] * 3 + [(parse_cell("bwd_0__0"), "once")])
+    alone, together = {(0, "often"): 1.0, (0, "once"): 1.0}, {(0, "often"): 2.0, (0, "once"): 1.0}
+    assert devices_at_once(plan, alone, together, {0: 2}) == pytest.approx(2 * 4 / 7)
 
 
 def test_accelerators_are_timed_one_by_one_and_equal_groups_once(rehearsed, on_accelerators):
     step = lowered(mpmd.Std1F1B(5), [{"data": 1}] * 5)
     found = measure_tasks(step, seconds=0.0)
-    assert found.computing == (1,) * 5
+    assert found.devices_at_once is None and found.together == found.alone
     assert {mpmd_idx for mpmd_idx, _ in rehearsed} < set(range(5))
     assert {device for _, devices in rehearsed for device in devices} == {0}
     for mpmd_idx in range(5):
-        assert all((mpmd_idx, e.name) in found.seconds for e in found.plan.executables_of(mpmd_idx))
+        assert all((mpmd_idx, e.name) in found.alone for e in found.plan.executables_of(mpmd_idx))
 
 
 def test_groups_may_have_more_devices_than_there_are():
@@ -120,9 +141,8 @@ def test_a_step_donates_what_the_one_before_has_returned(monkeypatch):
 
 def test_steps_of_other_precision_are_timed():
     with jax.enable_x64(True):
-        assert (
-            min(measure_tasks(lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2), seconds=0.0).seconds.values()) > 0
-        )
+        step = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2)
+        assert min(measure_tasks(step, seconds=0.0).alone.values()) > 0
 
 
 def spans(*durations, start=0.0):

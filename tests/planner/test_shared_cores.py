@@ -19,6 +19,7 @@ from mpmd.planner.shared_cores import (
     time_alone,
     time_alone_of,
     time_together,
+    with_devices_at_once,
 )
 from mpmd.planner.submesh import Submesh
 from mpmd.planner.trials import realize
@@ -128,17 +129,25 @@ def test_devices_that_share_nothing(change):
     assert math.isinf(devices_at_once(own)) and sharing(own, (3, 1)) == (math.inf, (1.5, 0.5))
 
 
-@pytest.mark.parametrize("together, alone", [(1, 3.0), (2, 3.0), (4, 1.5)])
-def test_what_is_measured_beside_others_is_shorter_alone(monkeypatch, together, alone):
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("at_once", [None, 1.6])
+def test_measured_groups_share_cores_as_their_tasks_have_shown(monkeypatch, at_once, nodes):
     schedule = mpmd.Std1F1B(4)
     step = lowered(schedule, [{"data": 1}] * 4)
     candidate = Candidate((1,) * 4, ({"data": 1},) * 4, schedule, MICROBATCHES, remat=False, fsdp=False)
-    seconds = {(group, e.name): 2.0 for group in range(4) for e in step.plan.executables_of(group)}
-    measured = MeasuredTasks(step.plan, seconds, (together,) * 4)
+    keys = [(group, e.name) for group in range(4) for e in step.plan.executables_of(group)]
+    tasks = MeasuredTasks(step.plan, dict.fromkeys(keys, 2.0), dict.fromkeys(keys, 5.0), at_once)
     given = []
-    monkeypatch.setattr(realize, "measure_tasks", lambda step, devices: given.append(devices) or measured)
-    costs = realize.measured(
-        realize.simulated(step, candidate, SHARED), candidate, SHARED, devices=list(range(8))
-    ).costs
+    monkeypatch.setattr(realize, "measure_tasks", lambda step, devices: given.append(devices) or tasks)
+    cluster = dataclasses.replace(SHARED, nodes=nodes)
+    before = realize.simulated(step, candidate, cluster)
+    costs = realize.measured(before, candidate, cluster, devices=list(range(8))).costs
     assert given == [[0, 1, 2, 3]], "those of one node"
-    assert costs.at_once == 2 and {*costs.tasks.values()} == {alone}
+    alone = at_once and nodes == 1
+    assert {*costs.tasks.values()} == {SHARED.task_overhead + (2.0 if alone else 5.0)}
+    assert costs.at_once == (math.inf if nodes == 2 else pytest.approx(1.6 if alone else 2.0))
+
+
+def test_cores_are_shared_by_no_less_than_alone():
+    assert math.isinf(devices_at_once(with_devices_at_once(SHARED, 5.0)))
+    assert devices_at_once(with_devices_at_once(SHARED, 1.6)) == pytest.approx(1.6)

@@ -1,10 +1,11 @@
 """Measures the tasks of a step that is only planned, on this process's devices.
 
 No pipeline runs. Each group runs its program by itself (``rehearsal.py``), so the devices of one group are
-enough for all of them. But CPU devices share their host: its cores, its caches and its memory. There, as many
-groups are at work at the same time as there are devices for. An accelerator shares nothing that it computes
-with, so groups are timed one by one, and those with equal executables once. The results are the times for the
-simulator, and the memory that XLA needs.
+enough for all of them. But CPU devices share their host: its cores, its caches and its memory. There, each
+group is at work by itself, and then as many as there are devices for: the ratio of the times says how many
+devices compute at once as fast as alone. An accelerator shares nothing that it computes with, so groups are
+timed by themselves, and those with equal executables once. The results are the times for the simulator, and
+the memory that XLA needs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from mpmd.step.planned_step import PlannedStep
 Axes = Mapping[str, int]
 """The axes of a submesh with their sizes."""
 
+Times = Mapping[tuple[int, str], float]
+"""The seconds of executables, by group and name."""
+
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredTasks:
@@ -42,13 +46,18 @@ class MeasuredTasks:
 
     Attributes:
       plan: of the step, with the shardings that XLA has chosen and the memory of each executable.
-      seconds: of each executable, by group and name, without the time between tasks and between groups.
-      computing: for each group, the number of devices that were at work meanwhile.
+      alone: the seconds of each executable, by group and name, while its group is at work by itself; without
+        the time between tasks and between groups.
+      together: the same, while as many groups are at work as there are devices for, where devices share
+        their host; elsewhere ``alone``.
+      devices_at_once: the number of devices that compute at once as fast as alone; ``None`` where no groups
+        were at work together.
     """
 
     plan: Plan
-    seconds: Mapping[tuple[int, str], float]
-    computing: tuple[int, ...]
+    alone: Times
+    together: Times
+    devices_at_once: float | None
 
 
 def measure_tasks(
@@ -70,18 +79,41 @@ def measure_tasks(
     _check(program, axes, len(devices))
     bench = _Bench(axes, devices)
     program = resolve_specs(program, bench.choose_specs)
-    times: dict[tuple[int, str], float] = {}
+    alone: dict[tuple[int, str], float] = {}
+    together: dict[tuple[int, str], float] = {}
+    computing: dict[int, int] = {}
     sizes = [math.prod(of_group.values()) for of_group in axes]
-    computing = list(sizes)
     for batch in batches(sizes, devices):
-        for mpmd_idx in batch:
-            computing[mpmd_idx] = sum(sizes[other] for other in batch)
-        if len(batch) > 1 or not _take_over(times, batch[0], program.plan, axes, computing):
-            times |= bench.seconds_of(program, batch, seconds)
+        if len(batch) == 1 and _take_over(alone, batch[0], program.plan, axes):
+            continue
+        rehearsals = bench.rehearsals(program, batch)
+        for rehearsal in rehearsals:
+            alone |= _seconds_of([rehearsal], seconds)
+        if len(batch) > 1:
+            together |= _seconds_of(rehearsals, seconds)
+            computing |= dict.fromkeys(batch, sum(sizes[mpmd_idx] for mpmd_idx in batch))
     executables = tuple(
         dataclasses.replace(e, memory=bench.memory.get(e.name)) for e in program.plan.executables
     )
-    return MeasuredTasks(dataclasses.replace(program.plan, executables=executables), times, tuple(computing))
+    plan = dataclasses.replace(program.plan, executables=executables)
+    return MeasuredTasks(plan, alone, alone | together, devices_at_once(plan, alone, together, computing))
+
+
+def devices_at_once(plan: Plan, alone: Times, together: Times, computing: Mapping[int, int]) -> float | None:
+    """The number of devices that compute at once as fast as alone, as a step's tasks have shown.
+
+    Args:
+      alone, together: as of ``MeasuredTasks``, ``together`` of the groups that were at work together.
+      computing: the number of devices that were at work then, for each of these groups.
+    """
+    runs = [
+        (computing[program.mpmd_idx], (program.mpmd_idx, run.executable))
+        for program in plan.programs
+        if program.mpmd_idx in computing
+        for run in program.runs
+    ]
+    seconds = sum(together[key] for _, key in runs)
+    return sum(devices * alone[key] for devices, key in runs) / seconds if seconds else None
 
 
 def batches(sizes: Sequence[int], devices: Sequence[jax.Device]) -> list[list[int]]:
@@ -105,27 +137,13 @@ def _share_host(devices: Sequence[jax.Device]) -> bool:
     return all(device.platform == "cpu" for device in devices)
 
 
-def _take_over(
-    times: dict[tuple[int, str], float],
-    mpmd_idx: int,
-    plan: Plan,
-    axes: Sequence[Axes],
-    computing: Sequence[int],
-) -> bool:
-    """Copies the times of a group from groups of its shape, if these have run all its executables.
-
-    Args:
-      computing: as of ``MeasuredTasks``; times beside other groups are not those of a group by itself.
-    """
-    known = {
-        name: seconds
-        for (other, name), seconds in times.items()
-        if axes[other] == axes[mpmd_idx] and computing[other] == computing[mpmd_idx]
-    }
+def _take_over(alone: dict[tuple[int, str], float], mpmd_idx: int, plan: Plan, axes: Sequence[Axes]) -> bool:
+    """Copies the times of a group from groups of its shape, if these have run all its executables."""
+    known = {name: time for (other, name), time in alone.items() if axes[other] == axes[mpmd_idx]}
     names = [executable.name for executable in plan.executables_of(mpmd_idx)]
     if not known.keys() >= set(names):
         return False
-    times |= {(mpmd_idx, name): known[name] for name in names}
+    alone |= {(mpmd_idx, name): known[name] for name in names}
     return True
 
 
@@ -191,26 +209,17 @@ class _Bench:
         future.set_result(compile_with_open_specs(executable, function, self._submesh(mpmd_idx))[1])
         return future
 
-    def seconds_of(
-        self, program: Program, batch: Sequence[int], seconds: float
-    ) -> dict[tuple[int, str], float]:
-        """The seconds of each executable while these groups are at work."""
+    def rehearsals(self, program: Program, batch: Sequence[int]) -> list[Rehearsal]:
+        """The programs of these groups, each on devices of its own, after a warm-up."""
         rehearsals, start = [], 0
         for mpmd_idx in batch:
             submesh = self._submesh(mpmd_idx, start)
             start += submesh.size
-            rehearsals.append(
-                Rehearsal(program, mpmd_idx, submesh, self._compiled(program, mpmd_idx, submesh))
-            )
+            compiled = self._compiled(program, mpmd_idx, submesh)
+            rehearsals.append(Rehearsal(program, mpmd_idx, submesh, compiled))
         for rehearsal in rehearsals:
             warm_up(functools.partial(_seconds_of_step, rehearsal))
-        runs = repeat_together([rehearsal.step for rehearsal in rehearsals], seconds)
-        until = min(steps[-1][-1][1].end for steps in runs)  # then others have more of the host
-        return {
-            (mpmd_idx, name): typical
-            for mpmd_idx, steps in zip(batch, runs, strict=True)
-            for name, typical in typical_seconds(steps, until).items()
-        }
+        return rehearsals
 
     def _compiled(
         self, program: Program, mpmd_idx: int, submesh: jax.sharding.Mesh
@@ -222,6 +231,17 @@ class _Bench:
             if needed := memory_of(compiled[name]):
                 self.memory[name] = self.memory.get(name, needed) | needed
         return compiled
+
+
+def _seconds_of(rehearsals: Sequence[Rehearsal], seconds: float) -> dict[tuple[int, str], float]:
+    """The seconds of each executable while these groups are at work."""
+    runs = repeat_together([rehearsal.step for rehearsal in rehearsals], seconds)
+    until = min(steps[-1][-1][1].end for steps in runs)  # then others have more of the host
+    return {
+        (rehearsal.mpmd_idx, name): typical
+        for rehearsal, steps in zip(rehearsals, runs, strict=True)
+        for name, typical in typical_seconds(steps, until).items()
+    }
 
 
 def _seconds_of_step(rehearsal: Rehearsal) -> float:

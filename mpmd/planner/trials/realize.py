@@ -19,7 +19,7 @@ from mpmd.planner.collectives import DeviceRange, device_ranges_of
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.shared_cores import sharing, time_alone, time_alone_of
+from mpmd.planner.shared_cores import sharing, time_alone, time_alone_of, with_devices_at_once
 from mpmd.planner.trials.loop_weights import weights_before_loops
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_all_reduces, message_bytes, task_seconds
@@ -146,15 +146,22 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> R
 def measured(
     before: Realized, candidate: Candidate, cluster: Hardware, devices: Sequence[jax.Device] | None
 ) -> Realized:
-    """The same plan with measured tasks, run on this process's devices, as many at a time as a node has."""
+    """The same plan with measured tasks, run on this process's devices, as many at a time as a node has.
+
+    On a cluster of one node, groups share its cores as the measured tasks do.
+    """
     device_ranges = device_ranges_of(candidate.submeshes)
     of_node = max(cluster.devices_per_node, *(device_range.num_devices for device_range in device_ranges))
     devices = jax.local_devices() if devices is None else devices
     tasks = measure_tasks(before.step, devices[:of_node])
-    shares = [float(time_alone_of(cluster, float(devices))) for devices in tasks.computing]
+    times = tasks.together
+    if cluster.nodes == 1 and tasks.devices_at_once:
+        cluster, times = with_devices_at_once(cluster, tasks.devices_at_once), tasks.alone
+    shares = [
+        float(time_alone_of(cluster, float(device_range.num_devices))) for device_range in device_ranges
+    ]
     alone = {
-        (group, name): (time + cluster.task_overhead) * shares[group]
-        for (group, name), time in tasks.seconds.items()
+        (group, name): (time + cluster.task_overhead) * shares[group] for (group, name), time in times.items()
     }
     costs = _costs(tasks.plan, alone, cluster, device_ranges)
     sent = message_bytes(tasks.plan, cluster, device_ranges)

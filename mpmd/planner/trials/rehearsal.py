@@ -41,7 +41,7 @@ class Rehearsal:
         executables: Mapping[str, Compiled],
     ):
         plan = program.plan
-        self._mpmd_idx = mpmd_idx
+        self.mpmd_idx = mpmd_idx
         specs = held_specs(plan, mpmd_idx, submesh.shape)
         shardings = {name: to_sharding(spec, submesh) for name, spec in specs.items()}
         constants = [leaf.name for leaf in plan.constants_of(mpmd_idx)]
@@ -73,7 +73,7 @@ class Rehearsal:
         recording = Recording(time.perf_counter_ns())
         with jax.debug_nans(False), jax.debug_infs(False):  # arbitrary values may make some
             self._results = jax.block_until_ready(self._executor.execute(0, inputs, [], recording=recording))
-        events = (task.event(self._mpmd_idx) for task in recording.tasks)
+        events = (task.event(self.mpmd_idx) for task in recording.tasks)
         return [(run.executable, event) for run, event in zip(self._runs, events, strict=True)]
 
     def _inputs(self) -> list[jax.Array]:
