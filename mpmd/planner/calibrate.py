@@ -33,6 +33,9 @@ RecordSteps = Callable[[Callable[..., Any], tuple[Any, ...], int], Sequence[Sequ
 STEPS = 5
 """The number of steps of which a result is the median."""
 
+ROUNDS = 3
+"""The number of times that rates of products are measured; the median counts, so a disturbed one does not."""
+
 TASK_SECONDS = 0.02
 """The least seconds of tasks that tell how fast a device is: their overhead is small beside that."""
 
@@ -65,7 +68,7 @@ class Calibration:
 
 
 def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str = "float32") -> Calibration:
-    """Measures the devices of a mesh, in a few seconds.
+    """Measures the devices of a mesh, in less than a minute.
 
     Args:
       record_steps: runs a step on a mesh with one device for each group. The caller gives it, so that neither
@@ -77,16 +80,15 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
     links = _links(groups) if groups.count > 1 else []
     within = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a == b]
     between = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a != b]
-    products, passes = _products_rate(groups, jnp.dtype(dtype)), _speed(groups, _passes)
-    others = _other_products(groups, jnp.dtype(dtype), products)
+    rounds = [_rates(groups, jnp.dtype(dtype)) for _ in range(ROUNDS)]
+    rates = {kind: _median([of_round[kind] for of_round in rounds]) for kind in rounds[0]}
+    passes = _speed(groups, _passes)
+    of_kinds: dict[str, float] = {kind: rate.alone for kind, rate in rates.items() if kind != "product"}
     return Calibration(
-        flops=products.flops,
-        alone=products.alone,
-        alone_of={"memory": passes.alone} | {kind: of_kind.alone for kind, of_kind in others.items()},
-        rates={
-            rate_name("product", jnp.dtype(dtype).name): products.curve,
-            **{rate_name(kind, jnp.dtype(dtype).name): of_kind.curve for kind, of_kind in others.items()},
-        },
+        flops=rates["product"].flops,
+        alone=rates["product"].alone,
+        alone_of={"memory": passes.alone, **of_kinds},
+        rates={rate_name(kind, jnp.dtype(dtype).name): rate.curve for kind, rate in rates.items()},
         kernel_floor=_task_seconds(groups, _small_kernels) / KERNELS,
         memory_bandwidth=(2 * PASSES + 1) * ARRAY_BYTES / passes.seconds,
         task_overhead=_task_overhead(groups),
@@ -162,6 +164,18 @@ class _ProductsRate:
     flops: float
     alone: float
     curve: Curve
+
+
+def _rates(groups: _Groups, dtype: Any) -> dict[ProductKind, _ProductsRate]:
+    """The rates of products by kind."""
+    products = _products_rate(groups, dtype)
+    return {"product": products, **_other_products(groups, dtype, products)}
+
+
+def _median(rates: Sequence[_ProductsRate]) -> _ProductsRate:
+    """The rate in the middle, with the median of the gains alone."""
+    middle = sorted(rates, key=lambda rate: rate.flops)[len(rates) // 2]
+    return dataclasses.replace(middle, alone=statistics.median(rate.alone for rate in rates))
 
 
 def _products_rate(groups: _Groups, dtype: Any) -> _ProductsRate:

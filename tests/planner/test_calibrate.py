@@ -25,6 +25,7 @@ def small(monkeypatch):
         "ARRAY_BYTES": 2**12,
         "MESSAGE_BYTES": 2**12,
         "STEPS": 2,
+        "ROUNDS": 2,
     }.items():
         monkeypatch.setattr(calibrate, name, value)
     monkeypatch.setattr(calibrate, "SMALLEST_WIDTH", 16)
@@ -47,6 +48,24 @@ def test_all_is_measured_that_such_a_mesh_has(monkeypatch, groups):
     assert (found.device_link is None) == (groups == 1)
     assert (found.node_link is None) == (groups < 4)
     assert set(found.known()) == {name for name, value in vars(found).items() if value is not None}
+
+
+def test_a_disturbed_round_does_not_count(monkeypatch):
+    rounds = iter([(40.0, 9.0), (100.0, 1.9), (110.0, 1.7)])
+
+    def rates(groups, dtype):
+        flops, alone = next(rounds)
+        rate = calibrate._ProductsRate(flops, alone, Curve(flops))
+        return {"product": rate, "convolution": rate}
+
+    monkeypatch.setattr(calibrate, "_rates", rates)
+    monkeypatch.setattr(calibrate, "_speed", lambda groups, work: calibrate._Speed(1.0, 1.5))
+    monkeypatch.setattr(calibrate, "_task_seconds", lambda groups, work: 1.0)
+    monkeypatch.setattr(calibrate, "_task_overhead", lambda groups: 1.0)
+    calibration = calibrate.calibrate(lambda *_: [], [0])
+    assert calibration.flops == 100.0 and calibration.alone == 1.9
+    assert calibration.alone_of == {"memory": 1.5, "convolution": 1.9}
+    assert calibration.rates == {"product float32": Curve(100.0), "convolution float32": Curve(100.0)}
 
 
 def test_a_hop_is_half_of_what_is_not_computing():
