@@ -173,7 +173,7 @@ def _rates(groups: _Groups, dtype: Any) -> dict[ProductKind, _ProductsRate]:
 
 
 def _median(rates: Sequence[_ProductsRate]) -> _ProductsRate:
-    """The rate in the middle, with the median of the gains alone."""
+    """The rate in the middle with its curve, and the median of the gains alone."""
     middle = sorted(rates, key=lambda rate: rate.flops)[len(rates) // 2]
     return dataclasses.replace(middle, alone=statistics.median(rate.alone for rate in rates))
 

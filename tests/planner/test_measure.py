@@ -11,7 +11,7 @@ from mpmd.ir.events import Event
 from mpmd.ir.plan import Executable, GroupProgram, OutsideTask, Plan, Run, parse_cell
 from mpmd.planner.trials import measure
 from mpmd.planner.trials import rehearsal as rehearse
-from mpmd.planner.trials.measure import costs_of, devices_at_once, measure_tasks, typical_seconds
+from mpmd.planner.trials.measure import costs_of, devices_at_once_of_tasks, measure_tasks, typical_seconds
 from mpmd.planner.trials.rehearsal import Rehearsal
 from mpmd.planner.trials.timing import LEAST_CALLS, MOST_WARM_UPS, repeat_together, warm_up
 from mpmd.runtime.compiling import compile_executable
@@ -59,7 +59,7 @@ def test_groups_that_share_their_host_are_at_work_together(rehearsed):
         mpmd_idx for (mpmd_idx, name), time in found.together.items() if time != found.alone[mpmd_idx, name]
     }
     assert differ == {0, 1}
-    assert found.devices_at_once > 0
+    assert found.devices_at_once is None
 
 
 def test_a_group_by_itself_takes_over_times_alone(rehearsed):
@@ -69,23 +69,53 @@ def test_a_group_by_itself_takes_over_times_alone(rehearsed):
     middle = [{e.name for e in step.plan.executables_of(group)} for group in (1, 2)]
     assert middle[0] == middle[1]
     assert rehearsed == [(0, [0]), (1, [1]), (3, [0, 1])]
-    assert {measured.alone[2, name] for name in middle[1]} == {measured.alone[1, name] for name in middle[0]}
-    assert all(measured.together[2, name] == measured.alone[2, name] for name in middle[1])
+    for name in middle[1]:
+        assert measured.alone[1, name] == measured.alone[2, name] == measured.together[2, name]
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Groups take one second for each task by themselves, and ``slower`` together."""
+
+    def of(slower):
+        def seconds_of(rehearsals, seconds):
+            time = 1.0 if len(rehearsals) == 1 else slower
+            return {
+                (rehearsal.mpmd_idx, name): time for rehearsal in rehearsals for name, _ in rehearsal.step()
+            }
+
+        monkeypatch.setattr(measure, "_seconds_of", seconds_of)
+
+    return of
 
 
 @pytest.mark.parametrize("slower, at_once", [(1.0, 3.0), (1.5, 2.0), (3.0, 1.0)])
-def test_devices_at_once_are_those_of_the_tasks_of_a_step(slower, at_once):
-    plan = plan_of([(parse_cell("fwd_0__0"), "fwd")] * 2, [(parse_cell("bwd_0__0"), "bwd")], [])
-    alone = {(0, "fwd"): 1.0, (1, "bwd"): 3.0}
-    together = {(0, "fwd"): slower, (1, "bwd"): 3.0 * slower}
-    assert devices_at_once(plan, alone, together, {0: 3, 1: 3}) == pytest.approx(at_once)
-    assert devices_at_once(plan, alone, {}, {}) is None
+def test_tasks_show_how_many_devices_compute_at_once(timed, slower, at_once):
+    timed(slower)
+    step = lowered(mpmd.Std1F1B(3), [{"data": 1}] * 3)
+    tasks = measure_tasks(step, jax.devices()[:3])
+    assert tasks.devices_at_once == pytest.approx(at_once)
+    assert {*tasks.alone.values()} == {1.0} and {*tasks.together.values()} == {slower}
+
+
+def test_some_groups_together_do_not_show_how_all_share_cores(timed):
+    timed(1.0)
+    step = lowered(mpmd.Std1F1B(4), [{"data": 1}] * 4)
+    assert measure_tasks(step, jax.devices()[:2]).devices_at_once is None
+    assert measure_tasks(step, jax.devices()[:4]).devices_at_once == 4.0
 
 
 def test_tasks_that_run_often_count_as_often():
-    plan = plan_of([(parse_cell("fwd_0__0"), "often")] * 3 + [(parse_cell("bwd_0__0"), "once")])
+    plan = plan_of([(parse_cell("fwd_0__0"), "often")] * 3 + [(parse_cell("bwd_0__0"), "once")], [])
     alone, together = {(0, "often"): 1.0, (0, "once"): 1.0}, {(0, "often"): 2.0, (0, "once"): 1.0}
-    assert devices_at_once(plan, alone, together, {0: 2}) == pytest.approx(2 * 4 / 7)
+    assert devices_at_once_of_tasks(plan, [1, 1], alone, together) == pytest.approx(2 * 4 / 7)
+
+
+def test_the_smallest_groups_show_how_many_devices_compute_at_once():
+    plan = plan_of([(parse_cell("fwd_0__0"), "large")], [(parse_cell("bwd_0__0"), "small")])
+    # Two of four devices compute at once, so three of them are slowed down by themselves.
+    alone, together = {(0, "large"): 1.5, (1, "small"): 1.0}, {(0, "large"): 2.0, (1, "small"): 2.0}
+    assert devices_at_once_of_tasks(plan, [3, 1], alone, together) == 2.0
 
 
 def test_accelerators_are_timed_one_by_one_and_equal_groups_once(rehearsed, on_accelerators):

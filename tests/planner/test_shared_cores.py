@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.language.remat import Remat
@@ -129,13 +130,24 @@ def test_devices_that_share_nothing(change):
     assert math.isinf(devices_at_once(own)) and sharing(own, (3, 1)) == (math.inf, (1.5, 0.5))
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize("at_once", [None, 1.6])
-def test_measured_groups_share_cores_as_their_tasks_have_shown(monkeypatch, at_once, nodes):
-    schedule = mpmd.Std1F1B(4)
-    step = lowered(schedule, [{"data": 1}] * 4)
-    candidate = Candidate((1,) * 4, ({"data": 1},) * 4, schedule, MICROBATCHES, remat=False, fsdp=False)
-    keys = [(group, e.name) for group in range(4) for e in step.plan.executables_of(group)]
+@pytest.mark.parametrize(
+    "size, nodes, at_once, seconds, groups_at_once",
+    [
+        (1, 1, 1.6, 2.0 + 0.4, 1.6),
+        (1, 1, None, 2.0 + 0.5, 2.0),
+        (1, 2, None, 5.0 + 1.0, math.inf),
+        (1, 2, 1.6, 5.0 + 1.0, math.inf),
+        (2, 1, 1.6, 2.0 * 0.8 + 0.4, 0.8),
+        (2, 1, None, 2.0 + 0.5, 1.0),
+    ],
+)
+def test_measured_groups_share_cores(monkeypatch, size, nodes, at_once, seconds, groups_at_once):
+    """Tasks take 2 s by themselves and 5 s together; an overhead is of the time while all compute."""
+    count = 4 // size
+    schedule, submesh = mpmd.Std1F1B(count), {"data": size}
+    step = lowered(schedule, [submesh] * count, in_specs=(None, P(None, "data")))
+    candidate = Candidate((1,) * count, (submesh,) * count, schedule, MICROBATCHES, remat=False, fsdp=False)
+    keys = [(group, e.name) for group in range(count) for e in step.plan.executables_of(group)]
     tasks = MeasuredTasks(step.plan, dict.fromkeys(keys, 2.0), dict.fromkeys(keys, 5.0), at_once)
     given = []
     monkeypatch.setattr(realize, "measure_tasks", lambda step, devices: given.append(devices) or tasks)
@@ -143,9 +155,8 @@ def test_measured_groups_share_cores_as_their_tasks_have_shown(monkeypatch, at_o
     before = realize.simulated(step, candidate, cluster)
     costs = realize.measured(before, candidate, cluster, devices=list(range(8))).costs
     assert given == [[0, 1, 2, 3]], "those of one node"
-    alone = at_once and nodes == 1
-    assert {*costs.tasks.values()} == {SHARED.task_overhead + (2.0 if alone else 5.0)}
-    assert costs.at_once == (math.inf if nodes == 2 else pytest.approx(1.6 if alone else 2.0))
+    assert [*costs.tasks.values()] == pytest.approx([seconds] * len(costs.tasks))
+    assert costs.at_once == pytest.approx(groups_at_once)
 
 
 def test_cores_are_shared_by_no_less_than_alone():

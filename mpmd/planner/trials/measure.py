@@ -50,8 +50,8 @@ class MeasuredTasks:
         the time between tasks and between groups.
       together: the same, while as many groups are at work as there are devices for, where devices share
         their host; elsewhere ``alone``.
-      devices_at_once: the number of devices that compute at once as fast as alone; ``None`` where no groups
-        were at work together.
+      devices_at_once: the number of devices that compute at once as fast as alone; ``None`` unless all of
+        several groups were at work together.
     """
 
     plan: Plan
@@ -70,7 +70,8 @@ def measure_tasks(
     Args:
       devices: of one node, of the kind that the step is to run on, at least as many as the largest group has;
         by default those of this process.
-      seconds: for about how long each group runs its program, five times at least, after a warm-up.
+      seconds: for about how long each group runs its program, five times at least, after a warm-up: by
+        itself, and again with others where they share their host.
 
     Raises: ``ValueError`` when there are too few devices, and for a step whose tasks call back into Python.
     """
@@ -81,9 +82,9 @@ def measure_tasks(
     program = resolve_specs(program, bench.choose_specs)
     alone: dict[tuple[int, str], float] = {}
     together: dict[tuple[int, str], float] = {}
-    computing: dict[int, int] = {}
     sizes = [math.prod(of_group.values()) for of_group in axes]
-    for batch in batches(sizes, devices):
+    batched = batches(sizes, devices)
+    for batch in batched:
         if len(batch) == 1 and _take_over(alone, batch[0], program.plan, axes):
             continue
         rehearsals = bench.rehearsals(program, batch)
@@ -91,29 +92,33 @@ def measure_tasks(
             alone |= _seconds_of([rehearsal], seconds)
         if len(batch) > 1:
             together |= _seconds_of(rehearsals, seconds)
-            computing |= dict.fromkeys(batch, sum(sizes[mpmd_idx] for mpmd_idx in batch))
     executables = tuple(
         dataclasses.replace(e, memory=bench.memory.get(e.name)) for e in program.plan.executables
     )
     plan = dataclasses.replace(program.plan, executables=executables)
-    return MeasuredTasks(plan, alone, alone | together, devices_at_once(plan, alone, together, computing))
+    # Groups of which only some were at work together do not show how all of them share the cores.
+    are_all = len(batched) == 1 < len(sizes)
+    at_once = devices_at_once_of_tasks(plan, sizes, alone, together) if are_all else None
+    return MeasuredTasks(plan, alone, alone | together, at_once)
 
 
-def devices_at_once(plan: Plan, alone: Times, together: Times, computing: Mapping[int, int]) -> float | None:
+def devices_at_once_of_tasks(plan: Plan, sizes: Sequence[int], alone: Times, together: Times) -> float | None:
     """The number of devices that compute at once as fast as alone, as a step's tasks have shown.
 
+    The groups with the fewest devices show it: larger ones may be slowed down by their own devices.
+
     Args:
-      alone, together: as of ``MeasuredTasks``, ``together`` of the groups that were at work together.
-      computing: the number of devices that were at work then, for each of these groups.
+      sizes: the number of devices of each group.
+      alone, together: as of ``MeasuredTasks``, where all groups were at work together.
     """
-    runs = [
-        (computing[program.mpmd_idx], (program.mpmd_idx, run.executable))
+    keys = [
+        (program.mpmd_idx, run.executable)
         for program in plan.programs
-        if program.mpmd_idx in computing
+        if sizes[program.mpmd_idx] == min(sizes)
         for run in program.runs
     ]
-    seconds = sum(together[key] for _, key in runs)
-    return sum(devices * alone[key] for devices, key in runs) / seconds if seconds else None
+    seconds = sum(together[key] for key in keys)
+    return sum(sizes) * sum(alone[key] for key in keys) / seconds if seconds else None
 
 
 def batches(sizes: Sequence[int], devices: Sequence[jax.Device]) -> list[list[int]]:

@@ -148,22 +148,22 @@ def measured(
 ) -> Realized:
     """The same plan with measured tasks, run on this process's devices, as many at a time as a node has.
 
-    On a cluster of one node, groups share its cores as the measured tasks do.
+    On a cluster of one node, groups share its cores as the measured tasks do, if all groups ran together. On
+    several nodes, tasks take the time beside as many groups as a node has.
     """
     device_ranges = device_ranges_of(candidate.submeshes)
     of_node = max(cluster.devices_per_node, *(device_range.num_devices for device_range in device_ranges))
     devices = jax.local_devices() if devices is None else devices
     tasks = measure_tasks(before.step, devices[:of_node])
-    times = tasks.together
+    times = tasks.alone if cluster.nodes == 1 else tasks.together  # simulations of several share no cores
     if cluster.nodes == 1 and tasks.devices_at_once:
-        cluster, times = with_devices_at_once(cluster, tasks.devices_at_once), tasks.alone
+        cluster = with_devices_at_once(cluster, tasks.devices_at_once)
     shares = [
         float(time_alone_of(cluster, float(device_range.num_devices))) for device_range in device_ranges
     ]
-    alone = {
-        (group, name): (time + cluster.task_overhead) * shares[group] for (group, name), time in times.items()
-    }
-    costs = _costs(tasks.plan, alone, cluster, device_ranges)
+    overhead = cluster.task_overhead * time_alone(cluster)
+    seconds = {(group, name): time * shares[group] + overhead for (group, name), time in times.items()}
+    costs = _costs(tasks.plan, seconds, cluster, device_ranges)
     sent = message_bytes(tasks.plan, cluster, device_ranges)
     realized = _realized(before.step, tasks.plan, costs, cluster, device_ranges, sent, "measurement")
     return _communicating(realized, before.prediction.communication)
