@@ -198,7 +198,9 @@ def test_workshop_strategies(tmp_path):
 @pytest.mark.slow
 def test_workshop_strategies_selected():
     strategies = ["pipeline, 1F1B", "selected"]
-    printed = run_example("workshop_strategies", *SMALL_STRATEGIES, "--strategies", *strategies)
+    # In a smaller step XLA's temporaries, which no plan knows before, need more than the values.
+    size = ["--seq-len", "64"]
+    printed = run_example("workshop_strategies", *SMALL_STRATEGIES, *size, "--strategies", *strategies)
     for strategy in [*strategies, "selected, less memory"]:
         assert f"{strategy}: parameters and moments: largest relative error of a leaf" in printed
     assert "what is selected for less memory needs less: selected, less memory / selected = 0." in printed
