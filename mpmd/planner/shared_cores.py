@@ -2,8 +2,7 @@
 
 The rates of a cluster are those while all devices of a node compute. A device is ``Hardware.alone`` times
 faster while the others wait; ``of_step`` sets that for a step's mix of work, and ``with_devices_at_once`` for
-measured tasks. In clusters of several nodes or
-kinds it counts as if all computed.
+measured tasks. In clusters of several nodes or kinds it counts as if all computed.
 """
 
 from __future__ import annotations

@@ -80,18 +80,9 @@ def measure_tasks(
     _check(program, axes, len(devices))
     bench = _Bench(axes, devices)
     program = resolve_specs(program, bench.choose_specs)
-    alone: dict[tuple[int, str], float] = {}
-    together: dict[tuple[int, str], float] = {}
     sizes = [math.prod(of_group.values()) for of_group in axes]
     batched = batches(sizes, devices)
-    for batch in batched:
-        if len(batch) == 1 and _take_over(alone, batch[0], program.plan, axes):
-            continue
-        rehearsals = bench.rehearsals(program, batch)
-        for rehearsal in rehearsals:
-            alone |= _seconds_of([rehearsal], seconds)
-        if len(batch) > 1:
-            together |= _seconds_of(rehearsals, seconds)
+    alone, together = bench.times(program, batched, seconds)
     executables = tuple(
         dataclasses.replace(e, memory=bench.memory.get(e.name)) for e in program.plan.executables
     )
@@ -214,7 +205,23 @@ class _Bench:
         future.set_result(compile_with_open_specs(executable, function, self._submesh(mpmd_idx))[1])
         return future
 
-    def rehearsals(self, program: Program, batch: Sequence[int]) -> list[Rehearsal]:
+    def times(
+        self, program: Program, batched: Sequence[Sequence[int]], seconds: float
+    ) -> tuple[dict[tuple[int, str], float], dict[tuple[int, str], float]]:
+        """The times of all groups by themselves, and of those of a batch of several together."""
+        alone: dict[tuple[int, str], float] = {}
+        together: dict[tuple[int, str], float] = {}
+        for batch in batched:
+            if len(batch) == 1 and _take_over(alone, batch[0], program.plan, self._axes):
+                continue
+            rehearsals = self._rehearsals(program, batch)
+            for rehearsal in rehearsals:
+                alone |= _seconds_of([rehearsal], seconds)
+            if len(batch) > 1:
+                together |= _seconds_of(rehearsals, seconds)
+        return alone, together
+
+    def _rehearsals(self, program: Program, batch: Sequence[int]) -> list[Rehearsal]:
         """The programs of these groups, each on devices of its own, after a warm-up."""
         rehearsals, start = [], 0
         for mpmd_idx in batch:
