@@ -485,6 +485,15 @@ def test_a_plan_counts_attention_of_jax_as_a_cluster_runs_it():
     assert by_equations.nbytes > 8 * SCORES and flash.nbytes < SCORES
 
 
+@pytest.mark.parametrize(("size", "kind"), [(2, "product"), (4, "batched_product")])
+def test_a_batch_with_one_product_for_each_device_is_of_plain_products(size, kind):
+    """As the gradients of weights that each device sums by itself."""
+    operands = shaped(size, 8, 16), shaped(size, 16, 8)
+    jaxpr = jax.make_jaxpr(jnp.matmul)(*operands).jaxpr
+    found = device_work(jaxpr, [(("data",), (), ())] * 2, {"data": 2}).products
+    assert list(found) == [f"{kind} float32"] and found[f"{kind} float32"].operations == size * 8 * 8 * 16
+
+
 @pytest.mark.parametrize(("causal", "factor"), [(False, 1.0), (True, 0.5)])
 def test_cudnn_attention_has_two_products_and_five_in_its_backward(causal, factor):
     from jax._src.cudnn import fused_attention_stablehlo as cudnn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
@@ -26,15 +26,22 @@ def has_product(eqn: JaxprEqn) -> bool:
     return any(has_product(nested) for inner in subjaxprs(eqn) for nested in inner.eqns)
 
 
-def product_kind(eqn: JaxprEqn) -> str | None:
-    """The kind and dtype of a product, as ``"batched_product bfloat16"``; ``None`` for another equation."""
+def product_kind(eqn: JaxprEqn, parts: Sequence[int] = ()) -> str | None:
+    """The kind and dtype of a product, as ``"batched_product bfloat16"``; ``None`` for another equation.
+
+    Args:
+      parts: the number of devices that divide each dimension of the result; by default none does. A device
+        with one product of a batch has a plain one.
+    """
     is_attention = attention_operations(eqn) is not None
     if eqn.primitive.name not in PRODUCTS and not is_attention:
         return None
     kind = "batched_product" if is_attention else "convolution"
     if eqn.primitive.name == "dot_general":
         _, (batched, _) = eqn.params["dimension_numbers"]
-        kind = "batched_product" if batched else "product"
+        batch = aval_of(eqn.outvars[0]).shape[: len(batched)]
+        is_batched = any(size > part for size, part in zip(batch, parts or [1] * len(batch), strict=False))
+        kind = "batched_product" if is_batched else "product"
     return f"{kind} {jnp.result_type(*(aval_of(atom).dtype for atom in eqn.invars[:2]))}"
 
 

@@ -276,7 +276,8 @@ class _Fusions:
         if kernel is not None:
             computed *= kernel.factor
             nbytes *= kernel.bytes_factor
-        kind = product_kind(eqn) if computed else None
+        parts = [math.prod(self._mesh[axis] for axis in axes) for axes in sharded(eqn.outvars[0], self._known)]
+        kind = product_kind(eqn, parts) if computed else None
         return DeviceWork(
             operations=computed,
             nbytes=nbytes,
