@@ -46,11 +46,13 @@ def groups_at(
 ) -> Iterator[Host]:
     """Opens groups of one device each, in a process of their own.
 
-    That process has as many devices and threads as all groups, on which tasks are measured; so do the groups
-    on Ray, together. Groups in process keep the memory that they free.
+    That process has as many devices as all groups, on which tasks are measured. It has the threads of all
+    groups in process; for groups on Ray it has as many as each of them, since a task there has no more.
+    Groups in process keep the memory that they free.
     """
     keeping = {} if where.on_ray else KEEPING
-    environment = {**cpu_environment(where.groups, conditions.cores), **keeping}
+    threads = max(1, conditions.cores // where.groups) if where.on_ray else conditions.cores
+    environment = {**cpu_environment(where.groups, threads), **keeping}
     address = conditions.ray_address if where.on_ray else ""
     arguments = (where.groups, address, sleeps, gives_back)
     with contextlib.closing(Host("benchmarks.predicted_steps:Groups", arguments, environment)) as host:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from mpmd.memory import Holding
 from mpmd.planner.curves import Amount
 from mpmd.planner.hardware import Hardware, products_by_kind
 from mpmd.planner.layer_profile import LayerProfile, TaskWork
@@ -66,6 +67,11 @@ def _seconds_by_kind(cluster: Hardware, task: TaskWork) -> dict[str, float]:
     moving = (task.nbytes - task.nbytes_beside) / cluster.memory_bandwidth
     beside = task.nbytes_beside / cluster.memory_bandwidth
     return {"memory": moving + beside} if moving > sum(computing.values()) else computing | {"memory": beside}
+
+
+def in_one_process(cluster: Hardware) -> bool:
+    """Whether all groups are in one process, whose threads compute the tasks of any of them."""
+    return cluster.nodes == 1 and cluster.holding is Holding.RECEIVER
 
 
 def with_devices_at_once(cluster: Hardware, number: float) -> Hardware:

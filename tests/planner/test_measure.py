@@ -34,7 +34,7 @@ def test_each_task_gets_a_time_and_each_executable_its_memory():
 @pytest.fixture
 def on_accelerators(monkeypatch):
     """This process's devices share nothing."""
-    monkeypatch.setattr(measure, "_share_host", lambda devices: False)
+    monkeypatch.setattr(measure, "share_host", lambda devices: False)
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def test_groups_that_share_their_host_are_at_work_together(rehearsed):
         mpmd_idx for (mpmd_idx, name), time in found.together.items() if time != found.alone[mpmd_idx, name]
     }
     assert differ == {0, 1}
+    assert found.at_work == (3, 3, 1)
     assert found.devices_at_once is None
 
 
@@ -69,6 +70,7 @@ def test_a_group_by_itself_takes_over_times_alone(rehearsed):
     middle = [{e.name for e in step.plan.executables_of(group)} for group in (1, 2)]
     assert middle[0] == middle[1]
     assert rehearsed == [(0, [0]), (1, [1]), (3, [0, 1])]
+    assert measured.at_work == (2, 2, 1, 2)
     for name in middle[1]:
         assert measured.alone[1, name] == measured.alone[2, name] == measured.together[2, name]
 

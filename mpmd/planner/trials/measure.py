@@ -40,6 +40,10 @@ Times = Mapping[tuple[int, str], float]
 """The seconds of executables, by group and name."""
 
 
+TURNS = 3
+"""The number of turns in which CPU devices run the tasks of candidates. Their host may slow down for a while."""
+
+
 @dataclasses.dataclass(frozen=True)
 class MeasuredTasks:
     """Measurements of a step's tasks.
@@ -50,6 +54,7 @@ class MeasuredTasks:
         the time between tasks and between groups.
       together: the same, while as many groups are at work as there are devices for, where devices share
         their host; elsewhere ``alone``.
+      at_work: the number of devices that were at work in ``together`` while each group was.
       devices_at_once: the number of devices that compute at once as fast as alone; ``None`` unless all of
         several groups were at work together.
     """
@@ -57,6 +62,7 @@ class MeasuredTasks:
     plan: Plan
     alone: Times
     together: Times
+    at_work: tuple[int, ...]
     devices_at_once: float | None
 
 
@@ -90,7 +96,9 @@ def measure_tasks(
     # Groups of which only some were at work together do not show how all of them share the cores.
     are_all = len(batched) == 1 < len(sizes)
     at_once = devices_at_once_of_tasks(plan, sizes, alone, together) if are_all else None
-    return MeasuredTasks(plan, alone, alone | together, at_once)
+    totals = {group: sum(sizes[other] for other in batch) for batch in batched for group in batch}
+    at_work = tuple(totals[group] for group in range(len(sizes)))
+    return MeasuredTasks(plan, alone, alone | together, at_work, at_once)
 
 
 def devices_at_once_of_tasks(plan: Plan, sizes: Sequence[int], alone: Times, together: Times) -> float | None:
@@ -118,7 +126,7 @@ def batches(sizes: Sequence[int], devices: Sequence[jax.Device]) -> list[list[in
     Args:
       sizes: the number of devices of each group.
     """
-    if not _share_host(devices):
+    if not share_host(devices):
         return [[mpmd_idx] for mpmd_idx in range(len(sizes))]
     batched: list[list[int]] = [[]]
     for mpmd_idx, size in enumerate(sizes):
@@ -128,7 +136,12 @@ def batches(sizes: Sequence[int], devices: Sequence[jax.Device]) -> list[list[in
     return batched
 
 
-def _share_host(devices: Sequence[jax.Device]) -> bool:
+def turns() -> int:
+    """The number of turns in which the tasks of candidates are to be measured on this process's devices."""
+    return TURNS if share_host(jax.local_devices()) else 1
+
+
+def share_host(devices: Sequence[jax.Device]) -> bool:
     """Whether devices compute on the cores of their host, with its caches and memory."""
     return all(device.platform == "cpu" for device in devices)
 

@@ -19,7 +19,7 @@ from mpmd.planner.collectives import DeviceRange, device_ranges_of
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.shared_cores import sharing, time_alone, time_alone_of, with_devices_at_once
+from mpmd.planner.shared_cores import in_one_process, sharing, time_alone, time_alone_of, with_devices_at_once
 from mpmd.planner.trials.loop_weights import weights_before_loops
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_all_reduces, message_bytes, task_seconds
@@ -148,19 +148,20 @@ def measured(
 ) -> Realized:
     """The same plan with measured tasks, run on this process's devices, as many at a time as a node has.
 
-    On a cluster of one node, groups share its cores as the measured tasks do, if all groups ran together. On
-    several nodes, tasks take the time beside as many groups as a node has.
+    Groups of one process share its cores as the measured tasks do, if all groups ran together. Those of
+    several processes have threads of their own: their tasks take the time beside as many groups as a node has,
+    and a group by itself is as much faster as the calibration says.
     """
     device_ranges = device_ranges_of(candidate.submeshes)
     of_node = max(cluster.devices_per_node, *(device_range.num_devices for device_range in device_ranges))
     devices = jax.local_devices() if devices is None else devices
     tasks = measure_tasks(before.step, devices[:of_node])
-    times = tasks.alone if cluster.nodes == 1 else tasks.together  # simulations of several share no cores
-    if cluster.nodes == 1 and tasks.devices_at_once:
-        cluster = with_devices_at_once(cluster, tasks.devices_at_once)
-    shares = [
-        float(time_alone_of(cluster, float(device_range.num_devices))) for device_range in device_ranges
-    ]
+    times, at_work = tasks.together, tasks.at_work
+    if in_one_process(cluster):
+        times, at_work = tasks.alone, tuple(device_range.num_devices for device_range in device_ranges)
+        if tasks.devices_at_once:
+            cluster = with_devices_at_once(cluster, tasks.devices_at_once)
+    shares = [float(time_alone_of(cluster, float(number))) for number in at_work]
     overhead = cluster.task_overhead * time_alone(cluster)
     seconds = {(group, name): time * shares[group] + overhead for (group, name), time in times.items()}
     costs = _costs(tasks.plan, seconds, cluster, device_ranges)
