@@ -18,6 +18,7 @@ from mpmd.planner.reasons import StepDoesNotFit, shortage, slower_because
 from mpmd.planner.rerank import Limits, Ranking, rerank
 from mpmd.planner.search.multi_loop import loops_as_written, search_loops
 from mpmd.planner.search.unsliced import advice_on_slices
+from mpmd.planner.trials.measure import turns
 from mpmd.planner.trials.realize import decisions_of, measured
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.schedules import Schedule
@@ -93,8 +94,9 @@ def plan(
       measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
         devices of this process, which have to be of the cluster's kind. Up to three times as many are
         measured, as long as one that is not measured may be as fast: its simulated time counts, multiplied by
-        the median of measured over simulated times. CPU devices share their host, so the process should have
-        as many devices and threads as a node of the cluster.
+        the median of measured over simulated times. On CPU devices, those that may be the fastest are
+        measured three times, in turns. They share their host, so the process should have as many devices as a
+        node of the cluster; and the threads of a node, or for groups on Ray those of one group (``NPROC``).
       memory_margin: the share of the memory of a device that stays free, for what no plan knows.
 
     Raises: ``TypeError`` for arguments of other types; ``ValueError`` for values that are not valid, for
@@ -145,7 +147,7 @@ def plan(
             # A cluster whose tasks are measured has one pool.
             functools.partial(measured, cluster=trials.cluster.pools[0], devices=None),
             trials.cluster,
-            Limits(simulate, seconds, measure),
+            Limits(simulate, seconds, measure, turns() if measure else 1),
         )
     except StepDoesNotFit as error:
         if not memory_margin:

@@ -27,6 +27,9 @@ MOST_SEARCHES = 4
 MOST_MEASURED = 3
 """The most candidates that are measured, for each that was asked for."""
 
+CONTENDERS = 1.1
+"""Candidates whose time is at most so many times the fastest one's are measured in turns."""
+
 MOST_PLAN_SIZE = 50_000
 """The sum of ``Realized.size`` of all plans after which no further one is made, unless a time is given.
 
@@ -51,11 +54,13 @@ class Limits:
       simulate: the number of candidates that are planned, beside the alternatives to a pipeline.
       seconds: the time after which no further one is planned; ``None``: planning ends at ``MOST_PLAN_SIZE``.
       measure: the number of candidates whose tasks are run at least.
+      turns: how often those are measured that may be the fastest.
     """
 
     simulate: int
     seconds: float | None
     measure: int
+    turns: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +94,7 @@ def rerank(
         except ValueError:  # so much less memory is too little by the formulas, too
             break
         waiting = reranking.simulate(reranking.new(rows, share), realize, limits)
-    reranking.measure(measure, limits.measure)
+    reranking.measure(measure, limits.measure, limits.turns)
     return reranking.result(waiting, limits)
 
 
@@ -101,7 +106,8 @@ class _Reranking:
         self._fitting: list[tuple[Row, Realized]] = []
         self._refused: list[Row] = []
         self._by_formula: dict[Candidate, Prediction] = {}
-        self._ratios: list[float] = []  # of measured to simulated times
+        self._simulated: dict[Candidate, float] = {}  # their seconds
+        self._ratios: dict[Candidate, float] = {}  # of measured to simulated times
         self._count = 0  # of candidates that are to be planned
         self._size = 0  # of all plans so far
 
@@ -173,6 +179,7 @@ class _Reranking:
             self._refused.append(dataclasses.replace(row, reason=f"cannot be compiled: {first}"))
         else:
             self._size += realized.size
+            self._simulated[row.candidate] = realized.prediction.seconds
             self._enter(row, realized)
 
     def _enter(self, row: Row, realized: Realized) -> None:
@@ -185,11 +192,12 @@ class _Reranking:
             self._fitting.append((row, realized))
             self._fitting.sort(key=lambda entry: entry[0].prediction.seconds)
 
-    def measure(self, measure: Measure, count: int) -> None:
+    def measure(self, measure: Measure, count: int, turns: int) -> None:
         """Measures the best candidates, and further ones until the best of them beats what is left.
 
-        It beats a candidate that cannot be as fast by its simulated time, scaled, and the expected error of
-        that. The times of those that are not measured are then multiplied by measured over simulated times.
+        It beats a candidate that cannot be as fast by its simulated time, by that multiplied with measured
+        over simulated times, and by the expected error of these: a cause that makes measured ones slow may
+        not concern the others. In the result, times of those that are not measured are multiplied.
         """
         if not self._fitting:
             return
@@ -201,26 +209,49 @@ class _Reranking:
             if left is None or (fastest and not self._may_be_as_fast(left, fastest)):
                 break
             self._measure_entry(left, measure)
+        self._measure_in_turns(measure, turns)
         self._fitting = [
             entry if _is_measured(entry) else (self._scaled(entry[0]), entry[1]) for entry in self._fitting
         ]
         self._fitting.sort(key=lambda entry: entry[0].prediction.seconds)
 
     def _may_be_as_fast(self, entry: tuple[Row, Realized], measured: tuple[Row, Realized]) -> bool:
-        return may_be_as_fast(self._scaled(entry[0]).prediction, measured[0].prediction)
+        prediction = entry[0].prediction.scaled(min(self._scale, 1.0))
+        return may_be_as_fast(prediction, measured[0].prediction)
 
     def _measure_entry(self, entry: tuple[Row, Realized], measure: Measure) -> None:
         row, realized = entry
-        measured = measure(realized, row.candidate)
-        if realized.prediction.seconds:
-            self._ratios.append(measured.prediction.seconds / realized.prediction.seconds)
+        self._enter_measured(entry, measure(realized, row.candidate))
+
+    def _enter_measured(self, entry: tuple[Row, Realized], measured: Realized) -> None:
+        row, _ = entry
+        if simulated := self._simulated[row.candidate]:
+            self._ratios[row.candidate] = measured.prediction.seconds / simulated
         self._fitting.remove(entry)
         self._enter(row, measured)
+
+    def _measure_in_turns(self, measure: Measure, turns: int) -> None:
+        """Measures those again that may be the fastest, so that a disturbance of the machine hits all alike.
+
+        The median counts of the times of each, or the lower one of two.
+        """
+        measured = list(filter(_is_measured, self._fitting))
+        limit = CONTENDERS * measured[0][0].prediction.seconds if measured else 0.0
+        contenders = [entry for entry in measured if entry[0].prediction.seconds <= limit]
+        if len(contenders) < 2:
+            return
+        results = [[realized] for _, realized in contenders]
+        for _ in range(turns - 1):
+            for (row, realized), of_row in zip(contenders, results, strict=True):
+                of_row.append(measure(realized, row.candidate))
+        for entry, of_row in zip(contenders, results, strict=True):
+            of_row.sort(key=lambda realized: realized.prediction.seconds)
+            self._enter_measured(entry, of_row[(len(of_row) - 1) // 2])
 
     @property
     def _scale(self) -> float:
         """The median of measured over simulated times; 1 if nothing is measured."""
-        return statistics.median(self._ratios) if self._ratios else 1.0
+        return statistics.median(self._ratios.values()) if self._ratios else 1.0
 
     def _scaled(self, row: Row) -> Row:
         return dataclasses.replace(row, prediction=row.prediction.scaled(self._scale))
