@@ -31,13 +31,13 @@ RecordSteps = Callable[[Callable[..., Any], tuple[Any, ...], int], Sequence[Sequ
 """Runs a step with arguments so many times on a mesh, and returns the events of each run."""
 
 STEPS = 5
-"""The number of steps of which a result is the median."""
+"""The least number of results of which the median counts."""
 
 ROUNDS = 3
 """The number of times that rates of products are measured; the median counts, so a disturbed one does not."""
 
 TASK_SECONDS = 0.02
-"""The least seconds of tasks that tell how fast a device is: their overhead is small beside that."""
+"""The least seconds of lone tasks that tell how fast a device is: their overhead is small beside that."""
 
 PRODUCTS, PASSES, KERNELS = 4, 8, 64
 SIDE, IMAGE, WINDOW = 64, 32, 3
@@ -103,6 +103,11 @@ class _Groups:
 
     count: int
     record_steps: RecordSteps
+
+    @property
+    def repetitions(self) -> int:
+        """The number of times that all groups run a task, for ``STEPS`` results."""
+        return math.ceil(STEPS / self.count)
 
     def tasks(self, step: Callable[..., Any], *args: Any, steps: int = 1) -> list[list[Event]]:
         """The tasks of the loop in each of so many steps."""
@@ -184,9 +189,12 @@ def _products_rate(groups: _Groups, dtype: Any) -> _ProductsRate:
         work = functools.partial(_products, width=width, dtype=dtype)
         seconds = _task_seconds(groups, work)
         points.append((2.0 * width**3, seconds / PRODUCTS))
-        if seconds >= TASK_SECONDS or width >= LARGEST_WIDTH:
-            curve = Curve.through(points[0], points[-1])
-            return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, _alone(groups, work, seconds), curve)
+        is_largest = width >= LARGEST_WIDTH
+        if seconds >= TASK_SECONDS or is_largest:
+            lone = _lone_task_seconds(groups, work)
+            if lone >= TASK_SECONDS or is_largest:
+                curve = Curve.through(points[0], points[-1])
+                return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, max(seconds / lone, 1.0), curve)
         width *= 2
 
 
@@ -253,17 +261,12 @@ def _passes(x: jax.Array) -> jax.Array:
 def _speed(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> _Speed:
     """The speed of a task that computes ``work`` of a number."""
     seconds = _task_seconds(groups, work)
-    return _Speed(seconds, _alone(groups, work, seconds))
-
-
-def _alone(groups: _Groups, work: Callable[[jax.Array], jax.Array], seconds: float) -> float:
-    """The factor by which a group alone is faster than in ``seconds``."""
-    return max(seconds / _lone_task_seconds(groups, work), 1.0)
+    return _Speed(seconds, max(seconds / _lone_task_seconds(groups, work), 1.0))
 
 
 def _task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> float:
     """The seconds of a task that computes ``work`` of a number, while all groups run such tasks."""
-    microbatches = groups.count + STEPS
+    microbatches = groups.count + groups.repetitions
     events = _forwards(groups, work, microbatches)
     # In the middle of the step all groups are at work.
     middle = [
@@ -277,7 +280,7 @@ def _task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> fl
 
 def _lone_task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> float:
     """The seconds of the task while the other groups wait: a single microbatch is on one group at a time."""
-    return statistics.median(event.duration for event in _forwards(groups, work, 1, STEPS))
+    return statistics.median(event.duration for event in _forwards(groups, work, 1, groups.repetitions))
 
 
 def _task_overhead(groups: _Groups) -> float:
