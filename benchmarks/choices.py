@@ -23,6 +23,10 @@ BARS = {"simulation": 1.10, "measurement": 1.05}
 
 SHOWN, SHOWN_QUICKLY, SIMULATED = 4, 3, 12
 
+TURNS = 2
+"""So many repetitions for each of the others: the best of a dozen ways is by chance the better, the fewer
+measurements each has."""
+
 
 def run(conditions: Conditions) -> Result:
     ways = {where: dict(_ways(where, conditions)) for where in places_of(conditions)}
@@ -63,7 +67,7 @@ def _ways(where: Where, conditions: Conditions) -> Iterator[tuple[Model, list[Wa
     with groups_at(where, conditions) as host:
         for model in models_at(where):
             case = RankingCase(model, shown, SIMULATED, {"simulation": 0, "measurement": shown})
-            yield model, host.call("ranked", case, conditions.effort.repetitions)
+            yield model, host.call("ranked", case, TURNS * conditions.effort.repetitions)
 
 
 def _table(model: Model, places: Sequence[tuple[Where, Sequence[Way]]]) -> Table:

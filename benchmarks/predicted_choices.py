@@ -123,6 +123,8 @@ def ranked(
             batch = model.microbatches(plan.microbatches)
             compiled = mpmd.jit(step, mesh, donate_argnums=0).compile(args[0], *batch)
             running.append(RunningStep(compiled, model.state, *batch))
+        for step in running:
+            step.seconds()  # the first steps are slower
         times = interleaved({str(i): step.seconds for i, step in enumerate(running)}, repetitions)
     return [
         *(_way(candidate, choices, times[str(i)]) for i, candidate in enumerate(candidates)),

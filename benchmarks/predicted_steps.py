@@ -142,9 +142,10 @@ class Groups:
 
     @functools.cached_property
     def cluster(self) -> Hardware:
-        """The devices, calibrated on the groups."""
-        holding = Holding.RECEIVER if isinstance(self._mesh, mpmd.MpmdMesh) else Holding.SLOTS
-        sizes = {"nodes": 1, "devices_per_node": self._groups, "memory": 2.0**30, "holding": holding}
+        """The devices, calibrated on the groups; with the collectives of those in process."""
+        if isinstance(self._mesh, mpmd.MpmdMesh):
+            return mpmd.Cluster.of_this_process(measure=True)
+        sizes = {"nodes": 1, "devices_per_node": self._groups, "memory": 2.0**30, "holding": Holding.SLOTS}
         found = calibrate(functools.partial(record_steps, self._mesh), [0] * self._groups)
         return completed(sizes, {}, found.known)
 
