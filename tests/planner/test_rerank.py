@@ -40,7 +40,9 @@ def prediction(seconds, memory, source):
     return Prediction(seconds, 0.1, 0.2, Memory(0, memory, 0, 0, 0, 0, 0), (seconds,), source)
 
 
-def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None, sizes=(), measured=(), turns=1):
+def run(
+    rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None, sizes=(), measured=(), turns=1
+):
     """The numbers of microbatches in the order of the result; what was planned; and the result.
 
     Args:
@@ -155,7 +157,8 @@ def test_contenders_are_measured_in_turns_and_the_median_counts():
 def test_a_single_contender_is_measured_once():
     rows = [row(1, 1.0), row(2, 1.0)]
     order, _, result = run(rows, {}, measure=2, measured={1: (3.0,), 2: (2.0,)}, turns=3)
-    assert order == [2, 1] and result.notes[0].endswith("by 2.00, the median of measured over simulated times")
+    assert order == [2, 1]
+    assert result.notes[0].endswith("by 2.00, the median of measured over simulated times")
 
 
 def test_the_simplest_of_those_within_the_expected_error_wins():

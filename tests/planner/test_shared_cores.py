@@ -154,7 +154,8 @@ def test_measured_groups_share_cores(monkeypatch, size, nodes, holding, at_once,
     step = lowered(schedule, [submesh] * count, in_specs=(None, P(None, "data")))
     candidate = Candidate((1,) * count, (submesh,) * count, schedule, MICROBATCHES, remat=False, fsdp=False)
     keys = [(group, e.name) for group in range(count) for e in step.plan.executables_of(group)]
-    tasks = MeasuredTasks(step.plan, dict.fromkeys(keys, 2.0), dict.fromkeys(keys, 5.0), (4,) * count, at_once)
+    alone, together = dict.fromkeys(keys, 2.0), dict.fromkeys(keys, 5.0)
+    tasks = MeasuredTasks(step.plan, alone, together, (4,) * count, at_once)
     given = []
     monkeypatch.setattr(realize, "measure_tasks", lambda step, devices: given.append(devices) or tasks)
     cluster = dataclasses.replace(SHARED, nodes=nodes, holding=holding)

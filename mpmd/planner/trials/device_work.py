@@ -276,7 +276,8 @@ class _Fusions:
         if kernel is not None:
             computed *= kernel.factor
             nbytes *= kernel.bytes_factor
-        parts = [math.prod(self._mesh[axis] for axis in axes) for axes in sharded(eqn.outvars[0], self._known)]
+        dimensions = sharded(eqn.outvars[0], self._known)
+        parts = [math.prod(self._mesh[axis] for axis in axes_of) for axes_of in dimensions]
         kind = product_kind(eqn, parts) if computed else None
         return DeviceWork(
             operations=computed,

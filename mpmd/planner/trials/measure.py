@@ -41,7 +41,7 @@ Times = Mapping[tuple[int, str], float]
 
 
 TURNS = 3
-"""The number of turns in which CPU devices run the tasks of candidates. Their host may slow down for a while."""
+"""The number of turns in which CPU devices run tasks of candidates. Their host may slow down for a while."""
 
 
 @dataclasses.dataclass(frozen=True)

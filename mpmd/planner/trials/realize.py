@@ -149,8 +149,8 @@ def measured(
     """The same plan with measured tasks, run on this process's devices, as many at a time as a node has.
 
     Groups of one process share its cores as the measured tasks do, if all groups ran together. Those of
-    several processes have threads of their own: their tasks take the time beside as many groups as a node has,
-    and a group by itself is as much faster as the calibration says.
+    several processes have threads of their own: their tasks take the time beside as many groups as a node
+    has, and a group by itself is as much faster as the calibration says.
     """
     device_ranges = device_ranges_of(candidate.submeshes)
     of_node = max(cluster.devices_per_node, *(device_range.num_devices for device_range in device_ranges))
