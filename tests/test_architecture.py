@@ -64,8 +64,8 @@ MAY_IMPORT = {
     "mpmd.planner.collectives": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools "
     "mpmd.planner.submesh mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.pools mpmd.planner.simplicity mpmd.util",
-    "mpmd.planner.shared_cores": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.layer_profile "
-    "mpmd.planner.pools mpmd.simulate",
+    "mpmd.planner.shared_cores": "mpmd.memory mpmd.planner.curves mpmd.planner.hardware "
+    "mpmd.planner.layer_profile mpmd.planner.pools mpmd.simulate",
     "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
     "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "

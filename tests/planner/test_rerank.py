@@ -138,7 +138,7 @@ def test_what_does_not_fit_by_formula_is_not_planned():
 
 
 def test_measured_tasks_rank_before_the_others():
-    order, _, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {}, measure=2)
+    order, _, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {}, measure=2, measured={1: 1.0, 2: 0.9})
     assert order == [2, 1, 3]
     assert [found.prediction.source for found in result.rows] == ["measurement", "measurement", "simulation"]
 
@@ -200,13 +200,20 @@ def test_the_simplest_that_may_be_as_fast_is_planned_early(monkeypatch):
 
 def test_rows_that_are_not_measured_are_scaled():
     rows, plans = [row(n, 1.0) for n in (1, 2, 3, 4)], {}
-    order, _, result = run(rows, plans, measure=2, measured={1: 3.0, 2: 4.0})
-    # Measured over simulated: 3 and 2, so 2.5; what is left is simulated to take at least 7.5.
+    order, _, result = run(rows, plans, measure=2, measured={1: 2.5, 2: 3.0})
+    # Measured over simulated: 2.5 and 1.5, so 2; what is left is simulated to take at least 3.
     assert order == [1, 2, 3, 4]
-    assert [found.prediction.seconds for found in result.rows] == [3.0, 4.0, 7.5, 10.0]
-    assert result.rows[2].reason.startswith("2.50 times the best")
+    assert [found.prediction.seconds for found in result.rows] == [2.5, 3.0, 6.0, 8.0]
+    assert result.rows[2].reason.startswith("2.40 times the best")
     assert result.rows[0].prediction.expected_error < result.rows[2].prediction.expected_error
-    assert "2 candidates were measured" in result.notes[0] and "by 2.50, the median" in result.notes[0]
+    assert "2 candidates were measured" in result.notes[0] and "by 2.00, the median" in result.notes[0]
+
+
+def test_slow_measured_rows_do_not_keep_another_from_being_measured():
+    plans = {1: (1.0, 50.0), 2: (1.0, 50.0), 3: (1.2, 50.0), 4: (1.5, 50.0)}
+    order, _, result = run([row(n, 1.0) for n in plans], plans, measure=2, measured={1: 1.4, 2: 1.41, 3: 1.1})
+    assert order[0] == 3 and result.rows[-1].candidate.num_microbatches == 4
+    assert [found.prediction.source for found in result.rows] == ["measurement"] * 3 + ["simulation"]
 
 
 @pytest.mark.parametrize(("asked", "sources"), [(1, "mmmpp"), (2, "mmmmp")])
