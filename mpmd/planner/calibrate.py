@@ -161,7 +161,7 @@ class _ProductsRate:
     """The rate of products of a kind.
 
     Attributes:
-      flops: operations per second in the largest ones, of which a task takes ``TASK_SECONDS``.
+      flops: operations per second in the largest ones, of which a lone task takes ``TASK_SECONDS``.
       alone: the factor by which a group alone is faster.
       curve: of square matrices, through the smallest and the largest ones; of others constant.
     """

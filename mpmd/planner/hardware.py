@@ -61,6 +61,7 @@ class Hardware:
         out where there is one node.
       task_overhead: seconds that a task takes beside its computation.
       holding: where messages between groups are until they are used; as text, too, such as ``"receiver"``.
+        With ``receiver`` on one node, groups are taken to be in one process, whose threads they share.
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
         they share cores, as the CPU devices of a process, and those of more groups than there are cores. It
         is that of matrix products.

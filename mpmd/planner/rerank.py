@@ -28,7 +28,10 @@ MOST_MEASURED = 3
 """The most candidates that are measured, for each that was asked for."""
 
 CONTENDERS = 1.1
-"""Candidates whose time is at most so many times the fastest one's are measured in turns."""
+"""Candidates whose time is at most so many times the fastest one's are measured in turns.
+
+A single measurement on a CPU that others use, too, may be off by as much.
+"""
 
 MOST_PLAN_SIZE = 50_000
 """The sum of ``Realized.size`` of all plans after which no further one is made, unless a time is given.
@@ -195,9 +198,9 @@ class _Reranking:
     def measure(self, measure: Measure, count: int, turns: int) -> None:
         """Measures the best candidates, and further ones until the best of them beats what is left.
 
-        It beats a candidate that cannot be as fast by its simulated time, by that multiplied with measured
-        over simulated times, and by the expected error of these: a cause that makes measured ones slow may
-        not concern the others. In the result, times of those that are not measured are multiplied.
+        It beats a candidate that cannot be as fast within the expected error of its simulated time, nor
+        within that of this time scaled by measured over simulated ones: a cause that makes measured ones slow
+        may not concern the others. In the result, the times of those that are not measured are scaled.
         """
         if not self._fitting:
             return
