@@ -13,7 +13,6 @@ from mpmd.explanation.explanation import Explanation
 from mpmd.explanation.mistakes import warn_of_mistakes, warn_of_undonated_state
 from mpmd.explanation.report import Report, report
 from mpmd.explanation.tasks import sources_of
-from mpmd.explanation.work import warn_of_uneven_work
 
 __all__ = [
     "Explanation",
@@ -24,5 +23,4 @@ __all__ = [
     "sources_of",
     "warn_of_mistakes",
     "warn_of_undonated_state",
-    "warn_of_uneven_work",
 ]

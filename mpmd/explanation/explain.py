@@ -14,7 +14,7 @@ from typing import Any
 from jax.extend.core import Jaxpr
 
 from mpmd.explanation.explanation import Explanation
-from mpmd.explanation.findings import groups_without_backward, values_sent_again
+from mpmd.explanation.findings import gathering_loops, groups_without_backward, values_sent_again
 from mpmd.explanation.leaves import InputSummary, OutputSummary
 from mpmd.explanation.provenance import TaskEquations, lines_of
 from mpmd.explanation.tasks import TaskSummary
@@ -101,6 +101,7 @@ class _Analysis:
                 *uneven_work(self._plan, task_work(self._plan, self._jaxprs)),
                 *groups_without_backward(tasks),
                 *values_sent_again(edges),
+                *gathering_loops(self._plan, self._jaxprs),
             ),
             loops=self._plan.loops,
             part=self._plan.part,

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from jax.extend.core import Jaxpr
+
+from mpmd.compiler.jaxprs.cost import is_exact
+from mpmd.compiler.jaxprs.equations import operands, size
+from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.jaxprs.work import nbytes
 from mpmd.explanation.tasks import TaskSummary
 from mpmd.explanation.traffic import EdgeTraffic
 from mpmd.explanation.uses import groups_text
+from mpmd.ir.plan import AnyTask, OutsideTask, Plan, Recv
 from mpmd.util.tables import first_few, human_bytes
+
+_GATHERED = 0.1
+"""A loop gathers the arrays of other groups if they are at least this share of the bytes that it reads."""
+
+_APART = (
+    "what it computes, or how often, depends on arrays of several groups together, or it calls back into "
+    "Python. Write a loop for each array, such as jax.tree.map(lambda a: jax.lax.fori_loop(0, 3, body, a), "
+    "arrays), or, where each iteration needs all arrays, as for a norm of all, a Python loop of a fixed "
+    "number of iterations, whose equations run where their arrays are"
+)
 
 
 def groups_without_backward(tasks: Sequence[TaskSummary]) -> Iterator[str]:
@@ -43,3 +60,31 @@ def values_sent_again(edges: Sequence[EdgeTraffic]) -> Iterator[str]:
             "on the microbatch. Compute it before treduce, or in the stage that reads it, instead of passing "
             "it through mark_stage_end"
         )
+
+
+def gathering_loops(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> Iterator[str]:
+    """The findings about loops outside of ``treduce`` that other groups send their arrays.
+
+    Args:
+      jaxprs: the equations of every run, by its group and task.
+    """
+    for program in plan.programs:
+        received = {name for step in program.instructions if isinstance(step, Recv) for name in step.values}
+        for run in program.runs:
+            if not isinstance(run.task, OutsideTask):
+                continue
+            jaxpr = jaxprs[program.mpmd_idx, run.task]
+            inputs = zip(jaxpr.invars, run.inputs, strict=True)
+            origins = {var: {var} for var, name in inputs if name in received and size(var) > 1}
+            for eqn in jaxpr.eqns:
+                gathered = set().union(*(origins.get(var, ()) for var in operands(eqn)))
+                if is_exact(eqn):
+                    origins.update(dict.fromkeys(eqn.outvars, gathered))
+                count = sum(map(nbytes, gathered))
+                if eqn.primitive.name in ("scan", "while") and count > _GATHERED * sum(
+                    map(nbytes, operands(eqn))
+                ):
+                    yield (
+                        f"the loop at {where(eqn)} runs on group {program.mpmd_idx} alone, and other groups "
+                        f"send {human_bytes(count)} there for it in every step: {_APART}"
+                    )

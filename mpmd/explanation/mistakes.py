@@ -15,13 +15,16 @@ from mpmd.compiler.jaxprs.source import nearness_to_user, where
 from mpmd.compiler.steps import CutStep, Loop
 from mpmd.errors import (
     IdleGroupWarning,
+    PerformanceWarning,
     SharedKeyWarning,
     StepWarning,
     UndonatedStateWarning,
     UnreadMicrobatchWarning,
 )
+from mpmd.explanation.findings import gathering_loops
 from mpmd.explanation.uses import groups_text
-from mpmd.ir.plan import OutsideTask, Plan
+from mpmd.explanation.work import loop_work, task_work, uneven_work
+from mpmd.ir.plan import AnyTask, OutsideTask, Plan
 from mpmd.memory import GroupMemory
 from mpmd.memory.sizes import device_bytes
 from mpmd.util.tables import first_few, human_bytes
@@ -30,18 +33,28 @@ from mpmd.util.warn import warn_user
 _SHORT = 0.8
 """Memory is short where a step needs more than this share of it."""
 
+_MANY = 1e9
+"""From so many operations of a loop on, their number tells what takes time."""
+
 _LARGE = 0.05
 """State of at most this share of the memory is not what makes it short."""
 
 
-def warn_of_mistakes(step: CutStep, plan: Plan) -> None:
-    """Warns of loops and groups that are probably not as the user meant them, once for each kind and loop."""
+def warn_of_mistakes(step: CutStep, plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> None:
+    """Warns of loops and groups that are probably not as the user meant them, once for each kind and loop.
+
+    Args:
+      jaxprs: the equations of every run of ``plan``, by its group and task.
+    """
     of_arguments = _dependent(itertools.chain(*step.outside), [leaf.var for leaf in step.arguments])
     for loop in step.loops:
         if loop.num_microbatches > 1:
             _warn(UnreadMicrobatchWarning, unread_microbatch(loop, step))
             _warn(SharedKeyWarning, shared_keys(loop, of_arguments))
     _warn(IdleGroupWarning, idle_groups(plan))
+    _warn(PerformanceWarning, gathering_loops(plan, jaxprs))
+    if sum(loop_work(plan, work := task_work(plan, jaxprs))) >= _MANY:
+        _warn(PerformanceWarning, uneven_work(plan, work))
 
 
 def warn_of_undonated_state(

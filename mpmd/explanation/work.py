@@ -10,14 +10,9 @@ from jax.extend.core import Jaxpr
 from mpmd.attribution.balance import Balance
 from mpmd.attribution.planned import equal_stages_finding
 from mpmd.compiler.jaxprs.work import total_operations
-from mpmd.errors import PerformanceWarning
 from mpmd.explanation.costs import costs_of_tasks
 from mpmd.explanation.uses import numbers_text
 from mpmd.ir.plan import AnyTask, OutsideTask, Plan
-from mpmd.util.warn import warn_user
-
-_LARGE = 1e9
-"""From so many operations of a loop on, their number tells what takes time."""
 
 _REMEDY = (
     "Stages end where mark_stage_end is called, and all that comes after the last call is in the last stage, "
@@ -69,11 +64,3 @@ def uneven_work(plan: Plan, work: Mapping[tuple[int, AnyTask], float]) -> Iterat
                 f"{balance.even_share:.0%} would be even; the other groups wait for it{by_simulation}. "
                 f"{_REMEDY}"
             )
-
-
-def warn_of_uneven_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> None:
-    """Warns, by a ``PerformanceWarning``, when one group has most of a large loop's work."""
-    work = task_work(plan, jaxprs)
-    if sum(loop_work(plan, work)) >= _LARGE:
-        for text in uneven_work(plan, work):
-            warn_user(text, PerformanceWarning)

@@ -23,7 +23,7 @@ from mpmd.arrays.array import MpmdArray
 from mpmd.compat import trace_context
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.compiler.request import CompileRequest, Gather, PartialSums, SequenceParallel
-from mpmd.explanation import warn_of_mistakes, warn_of_uneven_work
+from mpmd.explanation import warn_of_mistakes
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec, cut_lines
 from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
@@ -338,8 +338,7 @@ class MpmdFunction(ShownAsText):
         compiled = dataclasses.replace(compiled, program=of_part(compiled.program, self._mesh))
         if cut := cut_lines(compiled.program.plan.loops):
             _logger.info("%s: %s", self.meter.name, "\n".join(cut))
-        warn_of_uneven_work(compiled.program.plan, compiled.program.jaxprs)
-        warn_of_mistakes(compiled.step, compiled.program.plan)
+        warn_of_mistakes(compiled.step, compiled.program.plan, compiled.program.jaxprs)
         return compiled, call.described_by(tuple(map(as_described, compiled.step.argument_leaves)))
 
 

@@ -1,4 +1,4 @@
-"""What ``mpmd.explain`` and the report find: too much work, no backward, and values sent again."""
+"""What ``mpmd.explain`` and the report find: work, backwards, values sent again, and loops over groups."""
 
 import re
 import warnings
@@ -126,3 +126,97 @@ def test_values_of_microbatches_are_not_the_same():
         return jnp.mean((layer(params[1], h) + x - y) ** 2)
 
     assert mpmd.explain(lowered(loss, weights(2), 2)).findings == ()
+
+
+def norm(grads):
+    return sum(jnp.sum(g * g) for g in jax.tree.leaves(grads))
+
+
+def halved(grads):
+    return jax.tree.map(lambda g: g / 2, grads)
+
+
+def summed_over_all(grads):
+    return jax.lax.fori_loop(0, 3, lambda i, c: (halved(c[0]), c[1] + norm(c[0])), (grads, 0.0))
+
+
+def until_all_are_small(grads):
+    return jax.lax.while_loop(lambda g: norm(g) > 0.1, halved, grads), 0.0
+
+
+def clipped_in_each_iteration(grads):
+    def body(grads, _):
+        rate = 1 / (1 + norm(grads))
+        return jax.tree.map(lambda g: g * rate, grads), None
+
+    return jax.lax.scan(body, grads, length=2)[0], 0.0
+
+
+def printed_in_each_iteration(grads):
+    def body(carry):
+        jax.debug.print("{}", carry[0])
+        return carry[0] + 1, halved(carry[1])
+
+    return jax.lax.while_loop(lambda c: c[0] < 3, body, (0, grads))[1], 0.0
+
+
+def mapped_over_a_stack(grads):
+    first, second = grads
+    matrices = jax.lax.map(jnp.sin, jnp.stack([first["w"], second["w"]]))
+    return [{**first, "w": matrices[0]}, {**second, "w": matrices[1]}], 0.0
+
+
+def trained_with(iterate):
+    """The planned step of two groups that descends by the gradients that ``iterate`` gives."""
+
+    def step(params, xs, ys):
+        total, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(mse)(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Mean
+        )
+        grads, more = iterate(grads)
+        return jax.tree.map(lambda p, g: p - g, params, grads), (total, more)
+
+    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
+    return mpmd.jit(step, mesh).lower(*jax.eval_shape(lambda: (weights(2), *batch())))
+
+
+@pytest.mark.parametrize(
+    "iterate, nbytes",
+    [
+        (summed_over_all, 80),
+        (until_all_are_small, 80),
+        (clipped_in_each_iteration, 80),
+        (printed_in_each_iteration, 80),
+        (mapped_over_a_stack, 64),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_loop_that_one_group_runs_for_all(iterate, nbytes):
+    """Of two layers, one is sent: a matrix of 64 bytes, and a bias of 16."""
+    with pytest.warns(mpmd.PerformanceWarning) as caught:
+        step = trained_with(iterate)
+    (finding,) = mpmd.explain(step).findings
+    assert [str(warning.message) for warning in caught] == [finding]
+    where = rf"the loop at \S*test_findings.py:\d+ \({iterate.__name__}\) runs on group 0 alone"
+    assert re.match(rf"{where}, and other groups send {nbytes} B there for it in every step", finding)
+    assert "Write a loop for each array, such as jax.tree.map(" in finding
+
+
+def test_the_ways_that_it_says_to_write_it():
+    def loop_for_each_array(grads):
+        return jax.tree.map(lambda g: jax.lax.while_loop(lambda g: norm(g) > 0.1, halved, g), grads), 0.0
+
+    def python_loop(grads):
+        for _ in range(3):
+            large = norm(grads) > 0.1
+            grads = jax.tree.map(lambda g, large=large: jnp.where(large, g / 2, g), grads)
+        return grads, 0.0
+
+    def scalar_alone(grads):
+        """A search for a rate, which reads the norm of all, carries no array."""
+        total = norm(grads)
+        rate = jax.lax.while_loop(lambda rate: rate * total > 0.1, lambda rate: rate / 2, 1.0)
+        return jax.tree.map(lambda g: rate * g, grads), rate
+
+    for iterate in (loop_for_each_array, python_loop, scalar_alone):
+        assert mpmd.explain(trained_with(iterate)).findings == ()

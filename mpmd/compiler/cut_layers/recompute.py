@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from jax import lax
 from jax.extend.core import Jaxpr, Var, jaxpr_as_fun
-from jax.interpreters import partial_eval
 
 from mpmd.compiler.cut_layers.marked_scans import LayerScan, read_scan
+from mpmd.compiler.jaxprs.control_flow import live_body
 from mpmd.compiler.jaxprs.equations import Atom, closed, with_eqns
 from mpmd.compiler.jaxprs.scans import computed
 from mpmd.compiler.jaxprs.source import is_transposed
@@ -106,7 +106,9 @@ class _Fusion:
         self._scan = scan
         self._source = source
         self._marks = marks  # for what the scan reads, by position, where the forward carries it
-        self._forward, self._forward_carry, used = self._needed_of(forward)
+        carry = source.scan.operands.carry
+        self._forward, used = live_body(forward, marks.values(), carry)
+        self._forward_carry = [i for i, is_used in enumerate(used[carry]) if is_used]
         self._again_operands = self._operands_of_recomputation()
         self._forward_operands = self._operands_of_forward(used)
 
@@ -121,20 +123,6 @@ class _Fusion:
         results = [*eqn.outvars[:num_carry], *forward_after, *eqn.outvars[num_carry:], *marks]
         fused = fused.replace(outvars=results, source_info=eqn.source_info)
         return Recomputation(read_scan(fused), self._starts())
-
-    def _needed_of(self, jaxpr: Jaxpr) -> tuple[Jaxpr, list[int], list[bool]]:
-        """The forward's body for the marks, what it then carries, and which of its inputs it reads."""
-        roles = self._source.scan.operands
-        carry = set(self._marks.values())
-        while True:
-            is_needed = [i in carry for i in range(len(jaxpr.outvars))]
-            is_kept = [i - roles.carry.start in carry for i in range(roles.xs.start)]
-            is_kept += [False] * (len(jaxpr.invars) - len(is_kept))
-            needed, used = partial_eval.dce_jaxpr(jaxpr, is_needed, is_kept)
-            read = {i for i in range(roles.num_carry) if used[roles.carry.start + i]}
-            if read <= carry:
-                return needed, sorted(carry), used
-            carry |= read
 
     def _operands_of_recomputation(self) -> _Operands:
         invars, roles = self._scan.eqn.invars, self._scan.operands

@@ -80,7 +80,7 @@ def _faults(eqns: Iterable[JaxprEqn], seen: set[int]) -> Iterator[str]:
     for eqn in eqns:
         if called(eqn) is not None:
             yield f"{eqn.primitive} is a call"
-        for body in _bodies(eqn):
+        for body in bodies_of(eqn):
             if body.consts:
                 yield f"a body of {eqn.primitive} closes over arrays"
             if id(body.jaxpr) not in seen:
@@ -97,7 +97,8 @@ def called(eqn: JaxprEqn) -> ClosedJaxpr | None:
     return expanded(eqn)
 
 
-def _bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+def bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    """The bodies of a loop, a conditional or a rematerialised function."""
     bodies: list[ClosedJaxpr] = []
     for name in _BODIES.get(eqn.primitive.name, ()):
         value = eqn.params[name]
@@ -205,7 +206,7 @@ class _Scope:
 
     def _with_bodies(self, eqn: JaxprEqn) -> JaxprEqn:
         """The equation with canonical bodies, whose constants are among its operands."""
-        before = _bodies(eqn)
+        before = bodies_of(eqn)
         if not before:
             return eqn
         name, params, invars = eqn.primitive.name, dict(eqn.params), list(eqn.invars)
@@ -230,7 +231,7 @@ class _Scope:
                 params = with_scan_constants(params, len(read[0]))
             elif isinstance(params.get("prevent_cse"), tuple):
                 params["prevent_cse"] = (False,) * len(read[0]) + params["prevent_cse"]
-        return eqn.replace(invars=invars, params=_with_bodies(eqn, params, bodies))
+        return eqn.replace(invars=invars, params=params_with_bodies(eqn, params, bodies))
 
 
 def _with_others(branch: Jaxpr, number: int, constants: Sequence[Sequence[Var]]) -> Jaxpr:
@@ -242,7 +243,7 @@ def _with_others(branch: Jaxpr, number: int, constants: Sequence[Sequence[Var]])
     return with_eqns(branch, branch.eqns, invars=invars)
 
 
-def _with_bodies(eqn: JaxprEqn, params: Mapping[str, Any], bodies: Iterable[Jaxpr]) -> dict[str, Any]:
+def params_with_bodies(eqn: JaxprEqn, params: Mapping[str, Any], bodies: Iterable[Jaxpr]) -> dict[str, Any]:
     """The parameters with these bodies."""
     rest = iter(bodies)
     new: dict[str, Any] = {}

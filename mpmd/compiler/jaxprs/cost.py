@@ -43,6 +43,8 @@ _VIEW = frozenset(
     """.split()
 )
 
+_MOVED = frozenset("concatenate copy copy_p gather pad select_n stack unstack".split())
+
 _RENAMED = frozenset("expand_dims kernel_boundary reshape sharding_constraint squeeze".split())
 
 _WINDOW = frozenset("dynamic_slice gather slice split".split())
@@ -82,7 +84,7 @@ def is_exact(eqn: JaxprEqn) -> bool:
     """
     if draws_random_bits(eqn):
         return False
-    if _all_in(eqn, _VIEW | {"concatenate", "copy", "copy_p", "gather", "pad", "select_n"}):
+    if _all_in(eqn, _VIEW | _MOVED):
         return True
     return is_cheap(eqn) and not all(any(map(_is_rounded, atoms)) for atoms in (eqn.invars, eqn.outvars))
 

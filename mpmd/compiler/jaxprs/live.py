@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.interpreters import partial_eval
+from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import Atom, free_variables, is_dropped, make_jaxpr, with_eqns
+from mpmd.compiler.jaxprs.control_flow import live_body
+from mpmd.compiler.jaxprs.equations import Atom, free_variables, is_among, is_dropped, make_jaxpr, with_eqns
 
 
 def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
     """The equations, and the parts of them, that results need; and those that have effects."""
     computed = {var for eqn in eqns for var in eqn.outvars}
-    variables = dict.fromkeys(atom for atom in results if isinstance(atom, Var))
-    outvars = [var for var in variables if var in computed]
+    outvars = [atom for atom in results if is_among(atom, computed)]
     whole = make_jaxpr(free_variables(eqns), eqns, outvars)
-    live, _ = partial_eval.dce_jaxpr(whole, [True] * len(outvars))
-    return tuple(live.eqns)
+    return tuple(live_body(whole, range(len(outvars)))[0].eqns)
 
 
 def live_jaxpr(jaxpr: Jaxpr, is_kept: Callable[[JaxprEqn], bool]) -> Jaxpr:

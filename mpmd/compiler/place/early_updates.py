@@ -15,7 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import GroupSet, TaskGraph
-from mpmd.compiler.jaxprs.equations import aval_of, operands, size
+from mpmd.compiler.jaxprs.equations import operands
+from mpmd.compiler.jaxprs.work import nbytes
 
 _Slot = tuple[int, int]
 """A number of loops that run before, and a group."""
@@ -127,14 +128,10 @@ class EarlyUpdates:
             for var in (read - computed) & self._freed
             if var not in self._returned and self._last_loop[var] < segment and self._readers[var] <= moved
         ]
-        return sum(map(_bytes, kept)) - sum(map(_bytes, freed))
+        return sum(map(nbytes, kept)) - sum(map(nbytes, freed))
 
 
 def _busy_group(graph: TaskGraph, stage_groups: Sequence[int], stage: int) -> int | None:
     """The group that a loop waits for, of its first stage, unless the loop also ends there."""
     ends = any(member.work.stage == stage and member.work.kind != "fwd" for member in graph.stage_work)
     return None if ends else stage_groups[stage]
-
-
-def _bytes(var: Var) -> int:
-    return size(var) * aval_of(var).dtype.itemsize

@@ -27,16 +27,21 @@ Values that round nothing, such as zeros, integers and keys, are computed by eac
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.argument_specs import ArgumentPlacements, ArgumentSpecs
 from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph
-from mpmd.compiler.jaxprs.conditionals import as_selections, only_computes, with_results
+from mpmd.compiler.jaxprs.control_flow import (
+    CONTROL_FLOW,
+    as_selections,
+    labels_of_results,
+    with_results,
+)
 from mpmd.compiler.jaxprs.cost import is_cheap, is_exact
-from mpmd.compiler.jaxprs.equations import operands, size
+from mpmd.compiler.jaxprs.equations import Atom, is_dropped, operands, size
 from mpmd.compiler.place.check_specs import check_specs
 from mpmd.compiler.place.early_updates import EarlyUpdates
 from mpmd.compiler.place.exchanges import number_exchanges
@@ -197,9 +202,9 @@ class _Placer:
     def _anchor_all(self) -> None:
         """For each variable the groups of its large operands, if any, or else those that it prefers.
 
-        A conditional over the values of several groups, such as an optimizer's that skips a step, becomes
-        one for each of them. If a result is made of values of several, as where a branch clips by the norm of
-        all gradients, the branches are computed one equation at a time, and the results are selected.
+        A conditional or a loop over the values of several groups, such as an optimizer's, becomes one for
+        each of them. If a result of a conditional depends on several groups, as where a branch clips by the
+        norm of all gradients, the branches are computed one equation at a time, and the results are selected.
         """
         read_in_loop = {
             var: self._loop_reads[var]
@@ -236,23 +241,36 @@ class _Placer:
                     self._preferred[var] = preferred
 
     def _parts(self, eqn: JaxprEqn) -> Iterator[JaxprEqn]:
-        if not only_computes(eqn):
+        """Takes a conditional or a loop apart by the groups that its results depend on."""
+        if eqn.effects or eqn.primitive.name not in CONTROL_FLOW:
             yield eqn
             return
-        together: dict[GroupSet, list[int]] = collections.defaultdict(list)
-        parts = [with_results(eqn, [i]) for i in range(len(eqn.outvars))]
-        if any(map(self._is_torn, parts)):
+        together: dict[Hashable, list[int]] = {None: []}
+        for i, label in enumerate(labels_of_results(eqn, [*map(self._label, eqn.invars)])):
+            if not is_dropped(eqn.outvars[i]):
+                held_by = [groups for groups, is_large in label if is_large]
+                key = frozenset.intersection(*held_by) or None if held_by else label
+                together.setdefault(key, []).append(i)
+        if together[None] and eqn.primitive.name == "cond":
             for member in as_selections(eqn):
                 yield from self._parts(member)
             return
-        for i, part in enumerate(parts):
-            together[self._anchor(part)].append(i)
-        yield from [eqn] if len(together) == 1 else (with_results(eqn, kept) for kept in together.values())
+        # What depends on several groups comes first, and keeps all it needs. Counters come with others.
+        together[NOWHERE] = together.pop(NOWHERE, [])
+        defined: set[Var] = set()
+        for results in together.values():
+            if kept := [i for i in results if eqn.outvars[i] not in defined]:
+                part = with_results(eqn, kept)
+                yield part.replace(outvars=[Var(v.aval) if v in defined else v for v in part.outvars])
+                defined.update(part.outvars)
 
-    def _is_torn(self, eqn: JaxprEqn) -> bool:
-        """Whether large operands are on different groups."""
-        held = [self._anchors[var] for var in operands(eqn) if size(var) > 1 and self._anchors.get(var)]
-        return bool(held) and not frozenset.intersection(*held)
+    def _label(self, atom: Atom) -> frozenset[tuple[GroupSet, bool]]:
+        """The groups that hold a large operand, with ``True``, or those that a small one prefers."""
+        if not isinstance(atom, Var):
+            return frozenset()
+        is_large = size(atom) > 1 and atom in self._anchors
+        groups = self._anchors[atom] if is_large else self._preferred.get(atom)
+        return frozenset({(groups, is_large)} if groups else ())
 
     def _anchor(self, eqn: JaxprEqn) -> GroupSet:
         if eqn.outvars and eqn.outvars[0] in self._gathered:

@@ -13,7 +13,8 @@ from jax.extend.core import Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import GroupSet, TaskGraph
-from mpmd.compiler.jaxprs.equations import aval_of, operands, size
+from mpmd.compiler.jaxprs.equations import operands, size
+from mpmd.compiler.jaxprs.work import nbytes
 from mpmd.compiler.steps import CutStep, Loop
 from mpmd.errors import CompileError
 
@@ -97,9 +98,9 @@ def _best_shift(graph: TaskGraph, placed: Mapping[int, int], rows: Mapping[int, 
     there: collections.Counter[int] = collections.Counter()
     for var, row in reads:
         for group in held.get(var, ()):
-            there[(group - row) % mpmd_dim] += size(var) * aval_of(var).dtype.itemsize
+            there[(group - row) % mpmd_dim] += nbytes(var)
     most = max(there.values(), default=0)
-    return min((shift for shift, nbytes in there.items() if nbytes == most), default=0)
+    return min((shift for shift, count in there.items() if count == most), default=0)
 
 
 def _held(graph: TaskGraph, placed: Mapping[int, int]) -> dict[Var, GroupSet]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.extend.core.primitives import scan_p
+from jax.extend.core.primitives import cond_p, scan_p
 
 from mpmd.compiler.graph import StageWork
-from mpmd.compiler.jaxprs.conditionals import can_be_split, with_results
+from mpmd.compiler.jaxprs.control_flow import with_results
 from mpmd.compiler.jaxprs.equations import (
     free_variables,
     is_dropped,
@@ -106,7 +106,7 @@ def _divide(eqns: Sequence[JaxprEqn], results: Iterable[Var]) -> tuple[list[Jaxp
 def _take_apart(eqn: JaxprEqn, now: Sequence[int]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
     """The equations for the results at the positions ``now``, and those for the other results."""
     later = [i for i, var in enumerate(eqn.outvars) if i not in now and not is_dropped(var)]
-    if later and can_be_split(eqn):
+    if later and eqn.primitive is cond_p and not eqn.effects:
         return [with_results(eqn, now)], [with_results(eqn, later)]
     if later and eqn.primitive is scan_p and not eqn.effects:
         return _take_scan_apart(eqn, set(now))

@@ -1,0 +1,210 @@
+"""Loops of an optimizer over all weights at once become a loop for each group."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import mpmd
+from tests.support.models import batch, keys, layer
+from tests.support.parity import assert_parity, mesh_of
+from tests.support.programs.table import descend
+
+WIDTH, LAYERS = 4, 4
+
+
+def weights():
+    return [
+        {"w": jax.random.normal(key, (WIDTH, WIDTH)) / 2, "b": jnp.full(WIDTH, 0.1), "gain": jnp.float32(1)}
+        for key in keys(LAYERS)
+    ]
+
+
+def loss(params, x, y):
+    for i, stage in enumerate(params):
+        x = stage["gain"] * layer(stage, x)
+        if i == 1:
+            x = mpmd.mark_stage_end(x)
+    return jnp.mean((x - y) ** 2)
+
+
+def train(update):
+    """A train step of two stages on two groups; ``update(params, grads, count)`` gives the new weights."""
+
+    def step(params, xs, ys, count):
+        total, grads = mpmd.treduce(
+            lambda mb: jax.value_and_grad(loss)(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Mean
+        )
+        return update(params, grads, count), total
+
+    return step
+
+
+def smaller(tree):
+    """Each array by itself: of a matrix, a step of a Newton-Schulz iteration."""
+    return jax.tree.map(lambda a: 1.4 * a - 0.4 * a @ a.T @ a if a.ndim == 2 else 0.9 * a, tree)
+
+
+def sum_of_squares(tree):
+    return sum(jnp.sum(a * a) for a in jax.tree.leaves(tree))
+
+
+def fori(params, grads, count):
+    return lax.fori_loop(0, 2, lambda i, g: smaller(g), grads)
+
+
+def scan_over_coefficients(params, grads, count):
+    def body(grads, pair):
+        return jax.tree.map(lambda a, b: pair[0] * a + pair[1] * b, grads, smaller(grads)), None
+
+    pairs = jnp.array([[0.5, 0.4], [0.6, 0.3], [0.7, 0.2], [0.8, 0.1]])
+    return lax.scan(body, grads, pairs, reverse=True, unroll=2, _split_transpose=True)[0]
+
+
+def scan_with_stacked_results(params, grads, count):
+    def body(grads, _):
+        grads = smaller(grads)
+        return grads, jax.tree.map(lambda a: 0.1 * a, grads)
+
+    grads, stacked = lax.scan(body, grads, length=2)
+    return jax.tree.map(lambda g, rows: g + rows.sum(0), grads, stacked)
+
+
+def while_with_a_counter(params, grads, count):
+    """The weights are carried as they are."""
+
+    def body(carry):
+        i, grads, weights = carry
+        return i + 1, jax.tree.map(lambda g, w: g + 0.01 * w, smaller(grads), weights), weights
+
+    return lax.while_loop(lambda c: c[0] < count, body, (0, grads, params))[1]
+
+
+def while_within_a_scan(params, grads, count):
+    return lax.scan(
+        lambda g, _: (lax.fori_loop(0, count, lambda i, g: smaller(g), g), None), grads, length=2
+    )[0]
+
+
+def loop_within_a_branch(params, grads, count):
+    return lax.cond(count > 1, lambda g: lax.fori_loop(0, count, lambda i, g: smaller(g), g), smaller, grads)
+
+
+def branch_within_a_loop(params, grads, count):
+    return lax.fori_loop(0, 3, lambda i, g: lax.cond(i > 1, smaller, lambda g: g, g), grads)
+
+
+def jitted_with_an_unread_norm(params, grads, count):
+    """The norm of all weights would join the groups, but nothing reads it."""
+
+    @jax.jit
+    def iterate(grads):
+        def body(carry):
+            i, grads, _ = carry
+            return i + 1, smaller(grads), sum_of_squares(grads)
+
+        return lax.while_loop(lambda c: c[0] < count, body, (0, grads, 0.0))
+
+    return iterate(grads)[1]
+
+
+def inner_steps_with_momentum(params, grads, count):
+    def body(carry, _):
+        step, momentum = carry
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        return (jax.tree.map(lambda s, m: s + 0.1 * m, step, momentum), momentum), None
+
+    zeros = jax.tree.map(jnp.zeros_like, grads)
+    return lax.scan(body, (zeros, zeros), length=3)[0][0]
+
+
+def power_iteration(params, grads, count):
+    def body(i, vectors):
+        products = [g["w"].T @ (g["w"] @ v) for g, v in zip(grads, vectors, strict=True)]
+        return [v / (1e-3 + jnp.linalg.norm(v)) for v in products]
+
+    vectors = lax.fori_loop(0, 3, body, [jnp.ones(WIDTH)] * LAYERS)
+    return [
+        {**g, "w": g["w"] / (1 + jnp.linalg.norm(g["w"] @ v))} for g, v in zip(grads, vectors, strict=True)
+    ]
+
+
+def map_over_a_stack_for_each_group(params, grads, count):
+    stacks = [jnp.stack([g["w"] for g in grads[i : i + 2]]) for i in (0, 2)]
+    mapped = [matrix for stack in lax.map(smaller, stacks) for matrix in stack]
+    return [{**g, "w": matrix} for g, matrix in zip(grads, mapped, strict=True)]
+
+
+def noise_of_a_carried_key(params, grads, count):
+    def body(i, carry):
+        key, grads = carry
+        key, *drawn = jax.random.split(key, 1 + LAYERS)
+        noisy = [
+            {**g, "w": g["w"] + 0.01 * jax.random.normal(k, (WIDTH, WIDTH))}
+            for g, k in zip(grads, drawn, strict=True)
+        ]
+        return key, noisy
+
+    return lax.fori_loop(0, 2, body, (jax.random.key(1), grads))[1]
+
+
+FORMS = (
+    fori,
+    scan_over_coefficients,
+    scan_with_stacked_results,
+    while_with_a_counter,
+    while_within_a_scan,
+    loop_within_a_branch,
+    branch_within_a_loop,
+    jitted_with_an_unread_norm,
+    inner_steps_with_momentum,
+    power_iteration,
+    map_over_a_stack_for_each_group,
+    noise_of_a_carried_key,
+)
+
+
+def sent(plan):
+    """The messages of a plan: the shapes of the values of each, by its groups."""
+    avals = plan.avals()
+    return [
+        (program.mpmd_idx, step.dst, [str(avals[name]) for name in step.values])
+        for program in plan.programs
+        for step in program.instructions
+        if type(step).__name__ == "Send"
+    ]
+
+
+def planned(update):
+    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
+    shapes = jax.eval_shape(lambda: (weights(), *batch(), jnp.int32(2)))
+    return mpmd.jit(train(update), mesh, donate_argnums=0).lower(*shapes).plan
+
+
+def after_loops(params, grads, count):
+    return descend(params, grads)
+
+
+@pytest.fixture(scope="module")
+def sent_by_microbatches():
+    return sent(planned(after_loops))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_each_group_loops_over_its_own_weights(form, sent_by_microbatches):
+    plan = planned(lambda params, grads, count: descend(params, form(params, grads, count)))
+    assert sent(plan) == sent_by_microbatches
+    for leaf in plan.outputs[:-1]:
+        layer_number = int(leaf.path[4])
+        assert leaf.mpmd_idxs == (layer_number // 2,), f"{leaf.path} is on {leaf.mpmd_idxs}"
+
+
+def test_parity():
+    """All of them, one after the other."""
+
+    def update(params, grads, count):
+        for form in FORMS:
+            grads = form(params, grads, count)
+        return descend(params, grads)
+
+    assert_parity(train(update), weights(), *batch(), jnp.int32(2), mesh=mesh_of(2), donate_argnums=0)
