@@ -31,7 +31,7 @@ from cluster.recovery.replacements import Replacements
 from cluster.recovery.report import CorruptionReport, RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from cluster.start.actors import ActorStarter
-from cluster.start.connect import Connected, StartingActors, connect, open_groups
+from cluster.start.connect import START_SECONDS, Connected, StartingActors, connect, open_groups
 from cluster.start.environment import SHAREABLE_PLATFORMS, without_effect
 from cluster.start.parts import alone_faults, are_shapes, groups_of_parts
 from cluster.start.process_resources import resources_of
@@ -62,6 +62,9 @@ from mpmd.validation import (
 
 COMPILATION_CACHE = "~/.cache/mpmd"
 
+_RESOURCES_SECONDS = 60.0
+"""The seconds to wait for resources, unless the user says it."""
+
 
 def launch(
     mesh_shape: Mapping[str, int] | None = None,
@@ -81,7 +84,7 @@ def launch(
     encryption: bool | None = None,
     compilation_cache: str | os.PathLike[str] | None = COMPILATION_CACHE,
     recovery: Recovery | None = None,
-    timeout: float = 60.0,
+    timeout: float | None = None,
     max_in_flight: int = MAX_IN_FLIGHT,
     step_timeout: float | None = None,
     stuck_after: float | None = None,
@@ -139,7 +142,7 @@ def launch(
         executed; a missing one is made for its user alone. ``None`` keeps nothing. In ``runtime_env``, a
         ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
       recovery: has the run go on when a group dies: ``mpmd.Recovery(every=10)``. By default that ends it.
-      timeout: seconds to wait for the resources, and again for the actors to start.
+      timeout: seconds to wait for the resources, and again for the actors to start; by default 60 and 300.
       max_in_flight: how many steps may be under way; the call of a further one waits until one is answered by
         all groups. Each holds its arguments, here and on the groups.
       step_timeout: seconds that a step may take, from the end of the one before. Then it is ended, and raises
@@ -185,7 +188,7 @@ def launch(
         *_environment_faults(runtime_env),
         path_fault("compilation_cache", compilation_cache, optional=True),
         type_fault("recovery", recovery, Recovery, "mpmd.Recovery(...)", optional=True),
-        number_fault("timeout", timeout, "a number of seconds", above=0, finite=True),
+        number_fault("timeout", timeout, "a number of seconds", above=0, finite=True, optional=True),
         int_fault("max_in_flight", max_in_flight),
         path_fault("capture", capture, optional=True),
         *limits_faults(limits),
@@ -207,7 +210,8 @@ def launch(
         encryption=encryption,
         compilation_cache=None if compilation_cache is None else os.fspath(compilation_cache),
         recovery=recovery,
-        timeout=timeout,
+        resources_timeout=_RESOURCES_SECONDS if timeout is None else timeout,
+        start_timeout=START_SECONDS if timeout is None else timeout,
         max_in_flight=max_in_flight,
         limits=limits,
         left_out=left_out,
@@ -220,7 +224,7 @@ def launch(
         processes = processes_of(request, recovery.spares if recovery else 0)
         with watch("resources"):
             reserve = reserve_separately if recovery else reserve_together
-            reservations, nodes = reserve(processes.bundles, processes.teams, timeout)
+            reservations, nodes = reserve(processes.bundles, processes.teams, options.resources_timeout)
         placement_groups = {reservation.placement_group for reservation in reservations}
         undo.callback(remove_all, placement_groups)
         with watch("actors"):
@@ -264,7 +268,8 @@ class _Options:
     encryption: bool | None
     compilation_cache: str | None
     recovery: Recovery | None
-    timeout: float
+    resources_timeout: float
+    start_timeout: float
     max_in_flight: int
     limits: Limits
     left_out: frozenset[int]
@@ -303,13 +308,14 @@ def _start_actors(
     if recovery is not None:
         mpmd_idxs = [member.mpmd_idx for member in members]
         of_members, of_spares = reservations[: len(members)], reservations[len(members) :]
-        allocations = Allocations(of_members, processes.bundles, mpmd_idxs, share_after, options.timeout)
+        seconds = options.resources_timeout
+        allocations = Allocations(of_members, processes.bundles, mpmd_idxs, share_after, seconds)
         replacements = Replacements(starter, allocations, of_spares)
         replacements.start_spares()
-    actors = StartingActors(handles, processes.endpoints, options.timeout)
+    actors = StartingActors(handles, processes.endpoints, options.start_timeout)
     infos = open_groups(actors, members, versions_here())
     if replacements is not None:
-        replacements.await_spares(options.timeout)
+        replacements.await_spares(options.start_timeout)
     return _Started(actors, infos, replacements)
 
 
@@ -343,7 +349,7 @@ def _runtime_of(
         options.transport,
         options.encryption,
         topology.gathering,
-        options.timeout,
+        options.start_timeout,
         limits,
         options.left_out,
     )

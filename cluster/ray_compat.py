@@ -16,6 +16,7 @@ import ray.experimental.internal_kv
 from packaging.version import Version
 from ray._private.authentication import authentication_token_setup
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.actor import ActorHandle
 
 OLDEST, NEWEST = Version("2.54"), Version("2.60")
 """The releases of Ray, by their first two numbers, between which ``make test-versions`` runs the tests."""
@@ -65,6 +66,21 @@ def actor_is_dead(actor: str) -> bool:
     Ray's public function for it asks the dashboard, which need not be there.
     """
     return ray._private.state.actors(actor).get("State", "DEAD") == "DEAD"
+
+
+def progress_of(actor: ActorHandle) -> str:
+    """How far Ray has come with starting an actor, for people."""
+    known = ray._private.state.actors(actor._actor_id.hex())
+    if not known.get("Pid"):
+        return "queued, and Ray has started no process for it yet"
+    doing = "takes its devices, or connects" if known["State"] == "ALIVE" else "imports JAX"
+    return f"process {known['Pid']} {doing}"
+
+
+def log_directory() -> str:
+    """The directory of Ray's logs, which has the same name on all nodes."""
+    node: Any = ray._private.worker._global_node
+    return node.get_logs_dir_path()
 
 
 StoreError = ray.exceptions.RayError

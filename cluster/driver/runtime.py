@@ -288,6 +288,12 @@ class RayRuntime(RuntimeBase):
         self.check_process()
         return self._calls.status()
 
+    def ask_health(self) -> None:
+        """Asks all processes for an answer, so that they are pinged, and who stays silent counts as dead."""
+        for process in self._calls.processes:
+            with contextlib.suppress(RuntimeError):  # it is known to be dead, or the mesh was closed
+                self._calls.call_ray(process.number, "health")
+
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again."""
         self.is_closed = True

@@ -30,9 +30,16 @@ class ProcessStatus:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Status(ShownAsText):
-    """All processes of a mesh at one moment; prints as a table."""
+    """All processes of a mesh at one moment; prints as a table.
+
+    Attributes:
+      processes: those of the groups.
+      ready_spares: the number of spare processes that could take a place now; ``None`` without
+        ``Recovery(spares=...)``, and while groups are being replaced.
+    """
 
     processes: tuple[ProcessStatus, ...]
+    ready_spares: int | None = None
 
     def __str__(self) -> str:
         header = ("group", "process", "node", "pid", "pending", "state")
@@ -43,7 +50,8 @@ class Status(ShownAsText):
             node = process.node if host is None else f"{process.node}, shared with group {host}"
             numbers = (process.mpmd_idx, process.rank, node, process.pid, status.pending)
             rows.append((*map(str, numbers), _shortened(status.state)))
-        return table(header, rows)
+        spares = "" if self.ready_spares is None else f"\nready spares: {self.ready_spares}"
+        return f"{table(header, rows)}{spares}"
 
 
 def while_recovering(

@@ -59,6 +59,7 @@ class Difference:
       tasks: the one that has computed them, or those of which one has.
       text: what differs.
       is_ambiguous: one of the groups is at fault, and it cannot be told which.
+      may_be_earlier: a task of an earlier step may have computed a part of the state wrong, which shows here.
     """
 
     kind: FaultKind
@@ -68,6 +69,7 @@ class Difference:
     tasks: tuple[str, ...] = ()
     text: str = ""
     is_ambiguous: bool = False
+    may_be_earlier: bool = False
 
 
 def faulty_groups(differences: Iterable[Difference]) -> frozenset[int] | None:
@@ -202,7 +204,9 @@ def _of_event(first: Run, second: Run, mpmd_idx: int, found: _First) -> Differen
     """The difference that a group's first one is; ``None`` if another group explains it."""
     event = found.event
     if event is None or event.kind is not EventKind.RECEIVED:
-        return Difference(FaultKind.COMPUTED, (mpmd_idx,), found.step, found.devices, found.tasks, found.text)
+        shows_state = event is not None and event.kind is EventKind.SENT and found.step > min(first.replies)
+        what = (found.step, found.devices, found.tasks, found.text)
+        return Difference(FaultKind.COMPUTED, (mpmd_idx,), *what, may_be_earlier=shows_state)
     assert event.peer is not None, "a message has a sender"
     sent = (EventKind.SENT, event.name, mpmd_idx)
     one, other = (_digests_of(run.replies[found.step].get(event.peer), sent) for run in (first, second))

@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 from cluster.driver.calls import health
 from cluster.driver.calls.watchdog import NO_LIMITS, Limits
 from cluster.protocol.endpoint import Endpoint
+from cluster.start.connect import ProcessLostError
 from mpmd.errors import MESH_CLOSED
 
 Calls = dict[ray.ObjectRef, int]
@@ -26,14 +27,6 @@ _POLL_SECONDS = 0.25
 
 class SupersededError(RuntimeError):
     """The operation under way is not to go on."""
-
-
-class ProcessLostError(RuntimeError):
-    """A process of the group ``mpmd_idx`` has died, does not answer, or is stuck."""
-
-    def __init__(self, reason: str, mpmd_idx: int):
-        super().__init__(reason)
-        self.mpmd_idx = mpmd_idx
 
 
 class LivenessWaiter:

@@ -89,10 +89,16 @@ class Moves:
         return self._unless_saving(do.AwaitSaves(), do.FindDead())
 
     def check(self, dead: Collection[int]) -> Actions:
-        """The groups that do not answer are known; one may have the only other copy of another's values."""
-        if set(dead) - {self._mpmd_idx, *self._left_out.dead}:
-            return self._stay("another group does not answer")
-        return [do.AwaitSnapshot()]
+        """Handles the answer to ``FindDead``: the groups that are silent, which the driver goes on to ping.
+
+        If another group is silent, the moving group stays: the silent one may hold the only other copy of its
+        values.
+        """
+        silent = sorted(set(dead) - self._left_out.dead.keys())
+        said = f"no answer from {', '.join(f'group {mpmd_idx}' for mpmd_idx in silent)}"
+        if silent and silent != [self._mpmd_idx]:
+            return self._stay(said)
+        return [*(self._say(self._mpmd_idx, said) if silent else ()), do.AwaitSnapshot()]
 
     def copy(self) -> Actions | None:
         """No snapshot is under way, or none that will count soon. ``None``: the group may leave now."""

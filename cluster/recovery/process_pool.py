@@ -18,9 +18,15 @@ from cluster.driver.runtime import LoadRequests
 from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.protocol.versions import versions_here
 from cluster.recovery.copies import Copies
-from cluster.recovery.liveness_waiter import Calls, LivenessWaiter, Pings, ProcessLostError, SupersededError
+from cluster.recovery.liveness_waiter import Calls, LivenessWaiter, Pings, SupersededError
 from cluster.recovery.replacements import Replacements
-from cluster.start.connect import StartingActors, connect_driver, connect_groups, open_groups
+from cluster.start.connect import (
+    ProcessLostError,
+    StartingActors,
+    connect_driver,
+    connect_groups,
+    open_groups,
+)
 from cluster.tcp.connection import Connection
 from cluster.transports.choice import OBJECT_STORE, choose
 from mpmd.errors import MESH_CLOSED, GroupDiedError

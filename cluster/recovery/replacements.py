@@ -6,18 +6,51 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import ray
 from ray.actor import ActorHandle
 
+from cluster.driver.calls.watchdog import NO_LIMITS
 from cluster.driver.ray_session import RaySession
+from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.allocations import Allocations
+from cluster.recovery.liveness_waiter import LivenessWaiter, Pings
 from cluster.start.actors import ActorStarter
+from cluster.start.connect import ProcessLostError, late_error
 from cluster.start.resources import Allocation, Reservation, SharedDevices
 
 _ANSWER_SECONDS = 5.0
-"""A process that was prepared and does not answer within this time is not used."""
+"""A spare, or a process that was prepared, that does not answer within this time is not used."""
+
+_COUNT_SECONDS = 1.0
+"""A spare that does not answer within this time does not count as ready."""
+
+
+class _Spare(NamedTuple):
+    """A process that waits for others to die.
+
+    Attributes:
+      started: the call that ends when it is ready.
+      waiter, pings: with which it is pinged.
+    """
+
+    actor: ActorHandle
+    allocation: Reservation
+    started: ray.ObjectRef
+    waiter: LivenessWaiter
+    pings: Pings
+
+    def is_lost(self) -> bool:
+        """Whether the process has died or does not answer; while it starts, only whether it has died."""
+        if not ray.wait([self.started], timeout=0)[0]:
+            return False
+        try:
+            self.waiter.check_alive([0], self.pings)
+        except ProcessLostError:
+            return True
+        return not _has_succeeded(self.started)
 
 
 class Replacements:
@@ -36,57 +69,66 @@ class Replacements:
         self._num_spares = len(spares)
         self._free = list(spares)
         self._lock = threading.Lock()
-        self._spares: list[tuple[ActorHandle, Reservation, ray.ObjectRef]] = []
+        self._spares: list[_Spare] = []
         self._prepared: dict[int, tuple[ActorHandle, Allocation]] = {}
         self._session = RaySession()
 
     # Spares.
 
     def start_spares(self) -> None:
-        """Starts the spares that are missing, and gives back what nobody uses. Does not wait for them.
+        """Starts spares in place of those that are lost, and gives back what nobody uses. Does not wait.
 
         While groups wait for room, they go first.
         """
         with self._lock:
+            for spare in [spare for spare in self._spares if spare.is_lost()]:
+                self._drop(spare)
             good = self.allocations.good_nodes() if self._free else frozenset()
             while len(self._spares) < self._num_spares and not self.allocations.is_short:
                 allocation = self._free.pop() if self._free else None
                 if allocation is None or self.allocations.node_of(allocation) not in good:
                     allocation = self.allocations.request_spare(self.starter.resources[0].bundle)
                 actor = self.starter.start(0, allocation)
-                self._spares.append((actor, allocation, actor.warm_up.remote()))
+                waiter = LivenessWaiter([actor], endpoints([1]), NO_LIMITS)
+                self._spares.append(_Spare(actor, allocation, actor.warm_up.remote(), waiter, {}))
             self._free.clear()
             prepared = [allocation for _, allocation in self._prepared.values()]
-            self.allocations.give_back([*prepared, *(allocation for _, allocation, _ in self._spares)])
+            self.allocations.give_back([*prepared, *(spare.allocation for spare in self._spares)])
+
+    def _drop(self, spare: _Spare) -> None:
+        """Ends a spare, which is of no use; another one may start where it was."""
+        self._spares.remove(spare)
+        self._free.append(spare.allocation)
+        self._session.kill(spare.actor)
 
     def await_spares(self, timeout: float) -> None:
         """Waits until the spares are ready. Raises ``RuntimeError`` when they are not in time."""
-        starting = [ready for _, _, ready in self._spares]
+        starting = [spare.started for spare in self._spares]
         _, late = ray.wait(starting, num_returns=len(starting), timeout=timeout) if starting else ([], [])
         if late:
-            raise RuntimeError(f"{len(late)} spare processes did not start within {timeout:g} s")
+            title = f"{len(late)} spare processes did not start within {timeout:g} s"
+            spares = {
+                f"spare {i}": spare.actor for i, spare in enumerate(self._spares) if spare.started in late
+            }
+            raise late_error(title, spares)
         ray.get(starting)
 
     def count_ready_spares(self) -> int:
-        """The number of spares that could replace a process now."""
-        with self._lock:
-            good = self.allocations.good_nodes()
-            return sum(self._is_ready(spare, good) for spare in self._spares)
+        """The number of spares that could replace a process now, as far as they answer within a second."""
+        spares, good = list(self._spares), self.allocations.good_nodes()
+        asked = [spare.actor.health.remote() for spare in spares if self._is_ready(spare, good)]
+        return sum(map(_has_succeeded, asked, [_COUNT_SECONDS] * len(asked)))
 
-    def _is_ready(self, spare: tuple[ActorHandle, Reservation, ray.ObjectRef], good: Collection[str]) -> bool:
-        _, allocation, ready = spare
-        return bool(ray.wait([ready], timeout=0)[0]) and self.allocations.node_of(allocation) in good
+    def _is_ready(self, spare: _Spare, good: Collection[str]) -> bool:
+        return _has_succeeded(spare.started) and self.allocations.node_of(spare.allocation) in good
 
     def _take_spare(self) -> tuple[ActorHandle, Reservation] | None:
         good = self.allocations.good_nodes() if self._spares else frozenset()
-        for spare in list(self._spares):
-            if not self._is_ready(spare, good):
-                continue
-            self._spares.remove(spare)
-            actor, allocation, ready = spare
-            if not _has_failed(ready):
-                return actor, allocation
-            self._free.append(allocation)
+        for spare in [spare for spare in self._spares if self._is_ready(spare, good)]:
+            if _is_alive(spare.actor):
+                self._spares.remove(spare)
+                return spare.actor, spare.allocation
+            self._drop(spare)
         return None
 
     # Moves.
@@ -165,13 +207,15 @@ class Replacements:
 
 
 def _is_alive(actor: ActorHandle) -> bool:
-    answer: ray.ObjectRef = actor.health.remote()
-    return bool(ray.wait([answer], timeout=_ANSWER_SECONDS)[0]) and not _has_failed(answer)
+    return _has_succeeded(actor.health.remote(), _ANSWER_SECONDS)
 
 
-def _has_failed(call: ray.ObjectRef) -> bool:
+def _has_succeeded(call: ray.ObjectRef, timeout: float = 0.0) -> bool:
+    """Whether a call is answered, within some seconds, and by no error."""
+    if not ray.wait([call], timeout=timeout)[0]:
+        return False
     try:
         ray.get(call)
     except ray.exceptions.RayError:
-        return True
-    return False
+        return False
+    return True

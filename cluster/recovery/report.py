@@ -150,6 +150,7 @@ def _sentence(difference: Difference, places: list[str]) -> str:
     match difference.kind:
         case FaultKind.COMPUTED:
             tasks = f", by {' or '.join(difference.tasks)}" if difference.tasks else ""
+            tasks += " or an earlier task, through the state" if difference.may_be_earlier else ""
             return f"{where} computed other bits of the same{at}{tasks}; first, {difference.text or 'values'}"
         case FaultKind.KEPT:
             return f"{where} had other bits of {difference.text} than when it was copied"

@@ -79,6 +79,7 @@ class RecoveringRuntime(RuntimeBase):
         self.processes_per_group = groups.processes_per_group
         self._groups = groups
         self._pool = pool
+        self._has_spares = policy.spares > 0
         self._digests = None if policy.verify_every is None else DigestScope.MESSAGES
         # None of them gets this object or a method of it: it ends when its last user drops it.
         self.left_out = frozenset(left_out)
@@ -318,9 +319,12 @@ class RecoveringRuntime(RuntimeBase):
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""
         self.check_process()
         dead = dict(self._membership.dead)
-        if not dead or self._membership.error is not None:
-            return self._groups.status()
-        return while_recovering(self._pool.infos, dead, self._requests.count_waiting())
+        if dead and not self._shell.has_ended:
+            return while_recovering(self._pool.infos, dead, self._requests.count_waiting())
+        status = self._groups.status()
+        if not self._has_spares or self._shell.has_ended:
+            return status
+        return dataclasses.replace(status, ready_spares=self._pool.replacements.count_ready_spares())
 
     def resize(self, num_places: int, timeout: float) -> None:
         """As ``Shell.resize``."""

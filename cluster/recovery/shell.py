@@ -1,7 +1,6 @@
 """Carries out the actions of ``membership`` on Ray, and tells it of events.
 
-Jobs are carried out in threads: those that follow from the end of a job in the thread of that one, others in
-one of their own. So a recovery is one thread, and the copying of a snapshot another one.
+A job that follows from another one runs in its thread, others in one of their own: a recovery is one thread.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ from cluster.recovery import actions as do
 from cluster.recovery.allocations import NoAllocationError, NodeGoneError
 from cluster.recovery.events import Died, Done, Event, Faulted, Lost
 from cluster.recovery.keepers import CopiesLostError
-from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
+from cluster.recovery.liveness_waiter import SupersededError
 from cluster.recovery.logged import LoggedCopy, LoggedSnapshot
 from cluster.recovery.migrations import Migrations
 from cluster.recovery.report import CorruptionReport, RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
+from cluster.start.connect import ProcessLostError
 from cluster.tcp.connection import Connection
 from mpmd.util.stopwatch import Stopwatch
 
@@ -238,6 +238,7 @@ class Shell:
             case do.Prepare(mpmd_idx, kind):
                 return self._migrations.prepare(mpmd_idx, kind)
             case do.FindDead():
+                self._groups.ask_health()
                 return pool.find_dead()
             case do.Discard():
                 pool.replacements.discard()
@@ -308,13 +309,13 @@ class Shell:
 
     def start(self) -> None:
         """Has a thread look after the places of groups, as long as this is in use."""
-        watching = (weakref.ref(self), self._wake)
+        watching = weakref.ref(self), self._wake
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing works any more."""
-        return self._membership.error is not None
+        """Whether nothing works any more, or Ray was shut down."""
+        return self._membership.error is not None or not self._session.is_connected
 
     def look_after(self) -> None:
         """Moves the groups that are to move. Is called now and then, by one thread."""
@@ -389,12 +390,11 @@ def _weakly(tell: Callable[[Event], None]) -> Callable[[Event], None]:
 
 def _watch(shell: weakref.ref[Shell], wake: threading.Event) -> None:
     """In a thread of its own, which does not keep the shell alive."""
-    session = RaySession()
     while True:
         wake.wait(_LOOK_SECONDS)
         wake.clear()
         alive = shell()
-        if alive is None or alive.has_ended or not session.is_connected:
+        if alive is None or alive.has_ended:
             return
         alive.look_after()
         del alive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,9 @@ from ray.actor import ActorHandle
 from cluster.protocol.endpoint import Endpoint, Member
 from cluster.protocol.process_info import Location, Placement, ProcessInfo
 from cluster.protocol.versions import Versions, check_versions
+from cluster.ray_compat import log_directory, progress_of
 from cluster.tcp import sockets
+from cluster.tcp.admission import OUT_OF_RESOURCES
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import make_credentials
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY, choose
@@ -23,6 +26,23 @@ from mpmd.ir.routes import Topology
 
 _CHECK_SECONDS = 0.25
 """The seconds between two checks of a wait for actors."""
+
+START_SECONDS = 300.0
+"""The seconds that actors may take to start, by default: to import JAX is slow on a busy machine."""
+
+_QUIET_SECONDS = 30.0
+"""The seconds of a wait for actors after which stderr says what they are doing."""
+
+_REASON_SECONDS = 1.0
+"""The seconds that other actors have to say why a first one could not connect with them."""
+
+
+class ProcessLostError(RuntimeError):
+    """A process of the group ``mpmd_idx`` has died, does not answer, is stuck, or cannot be reached."""
+
+    def __init__(self, reason: str, mpmd_idx: int):
+        super().__init__(reason)
+        self.mpmd_idx = mpmd_idx
 
 
 class StartingActors(NamedTuple):
@@ -41,22 +61,62 @@ class StartingActors(NamedTuple):
         calls: list[ray.ObjectRef] = [
             getattr(actor, method).remote(*each) for actor, each in zip(self.actors, arguments, strict=True)
         ]
-        process_of = dict(zip(calls, self.processes, strict=True))
-        waiting, deadline = calls, time.monotonic() + self.timeout
+        waiting, start, notice = calls, time.monotonic(), _QUIET_SECONDS
         while waiting:
-            left = max(deadline - time.monotonic(), 0)
+            seconds = time.monotonic() - start
+            left = max(self.timeout - seconds, 0)
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=min(left, _CHECK_SECONDS))
             if not ready:
                 self.check()
-            if not ready and left < _CHECK_SECONDS:
-                late = ", ".join(process_of[call].name for call in waiting)
-                raise RuntimeError(f"the actors of {late} did not start within {self.timeout:g} s")
-            for call in ready:  # the first error is the reason: others may wait for that process in vain
-                try:
-                    ray.get(call)
-                except ray.exceptions.RayError as error:
-                    raise RuntimeError(f"{process_of[call].name} could not start: {error}") from error
+            if not ready and (left < _CHECK_SECONDS or seconds >= notice):
+                numbers = [number for number, call in enumerate(calls) if call in waiting]
+                late = {self.processes[number].name: self.actors[number] for number in numbers}
+                within = f"did not start within {min(seconds + _CHECK_SECONDS, self.timeout):.3g} s"
+                error = late_error(f"the actors of {', '.join(late)} {within}", late)
+                if left < _CHECK_SECONDS:
+                    raise error
+                notice = self.timeout  # of which the error says as much
+                print(f"cluster: waiting up to {self.timeout:g} s: {error}", file=sys.stderr, flush=True)
+            for call in ready:
+                if (failure := error_of(call)) is not None:
+                    name = self.processes[calls.index(call)].name
+                    raise self._shortage(calls) or RuntimeError(
+                        f"{name} could not start: {failure}"
+                    ) from failure
         return ray.get(calls)
+
+    def _shortage(self, calls: list[ray.ObjectRef]) -> ProcessLostError | None:
+        """The error of a process to which the system gives no more descriptors or memory.
+
+        Others have failed to connect with it, perhaps before it has said so.
+        """
+        answered, _ = ray.wait(calls, num_returns=len(calls), timeout=_REASON_SECONDS)
+        for call in answered:
+            cause = getattr(error_of(call), "cause", None)
+            if isinstance(cause, OSError) and cause.errno in OUT_OF_RESOURCES:
+                process = self.processes[calls.index(call)]
+                reason = f"{process.name} cannot connect: {type(cause).__name__}: {cause}"
+                return ProcessLostError(reason, process.mpmd_idx)
+        return None
+
+
+def error_of(call: ray.ObjectRef) -> ray.exceptions.RayError | None:
+    """The error of a call that is answered."""
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError as error:
+        return error
+    return None
+
+
+def late_error(title: str, late: Mapping[str, ActorHandle]) -> RuntimeError:
+    """The error that actors are late, by their names: how far each has come, and what to do."""
+    lines = (f"  {name}: {progress_of(actor)}" for name, actor in late.items())
+    where = (
+        f"Ray's logs are in {log_directory()} on the node of each: worker-*-PID.err, and raylet.out for what "
+        "is queued. If the machine is busy, give it more time: launch(timeout=...), in seconds"
+    )
+    return RuntimeError("\n".join([f"{title}:", *lines, where]))
 
 
 def open_groups(actors: StartingActors, members: Sequence[Member], versions: Versions) -> list[ProcessInfo]:
@@ -178,5 +238,6 @@ def connect_driver(
             connections.append(undo.enter_context(connection))
         except ConnectionError as error:
             hint = f"If the network closes its ports, use transport={OBJECT_STORE!r}, which leaves all to Ray"
-            raise RuntimeError(f"the driver cannot reach {process.name}: {error}. {hint}") from error
+            message = f"the driver cannot reach {process.name}: {error}. {hint}"
+            raise ProcessLostError(message, process.mpmd_idx) from error
     return connections

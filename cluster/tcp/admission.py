@@ -21,11 +21,14 @@ from cluster.tcp.greeting import CHALLENGE_BYTES, Greeting, Wait
 _MAX_GREETINGS = 256
 """The most greetings under way; beyond that the oldest is given up that has proven nothing."""
 
-_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """The errors for which no connection can be accepted now; one that has come stays in the system's queue."""
 
 _SHORTAGE_SECONDS = 0.05
 """The pause, in a shortage, before the next try to accept. Greetings that were silent longer are given up."""
+
+_LASTING_SECONDS = 10.0
+"""The seconds of a shortage after which a process can accept nobody, and so has to say so."""
 
 
 class Link(Protocol):
@@ -53,6 +56,7 @@ class Admission(abc.ABC, Generic[LinkT]):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._resumes = 0.0
+        self._short_since: float | None = None
         self._greetings: list[Greeting] = []  # the oldest first
         self._is_interrupted = False
 
@@ -64,7 +68,7 @@ class Admission(abc.ABC, Generic[LinkT]):
         """Waits for a peer that has the credentials. One thread at a time may call this.
 
         Returns: the number that the peer has given itself, and the connection.
-        Raises: ``ConnectionError`` after ``interrupt``.
+        Raises: ``ConnectionError`` after ``interrupt``, or when this process lacks descriptors for long.
         """
         while True:
             self.check()
@@ -96,9 +100,10 @@ class Admission(abc.ABC, Generic[LinkT]):
             with self._socket.dup():  # which stays free: a handshake of TLS opens a file
                 link, _ = self._socket.accept()
         except OSError as error:
-            if error.errno in _OUT_OF_RESOURCES:
-                self._economize()
+            if error.errno in OUT_OF_RESOURCES:
+                self._economize(error)
             return  # or who has connected is gone already
+        self._short_since = None
         with contextlib.suppress(OSError):  # it is gone
             if len(self._greetings) >= _MAX_GREETINGS:
                 self._refuse(next(self._strangers(), self._greetings[0]))
@@ -112,9 +117,15 @@ class Admission(abc.ABC, Generic[LinkT]):
         """The greetings of those who have proven nothing, the oldest first."""
         return (greeting for greeting in self._greetings if greeting.handshake is None)
 
-    def _economize(self) -> None:
-        """Accepts nobody for a while, rather than to fail again and again, and gives up who stays silent."""
+    def _economize(self, error: OSError) -> None:
+        """Accepts nobody for a while, rather than to fail again and again, and gives up who stays silent.
+
+        Raises: ``ConnectionError`` when the shortage lasts.
+        """
         now = time.monotonic()
+        self._short_since = self._short_since or now
+        if now - self._short_since >= _LASTING_SECONDS:
+            raise ConnectionError(error.errno, f"{error.strerror}, for {_LASTING_SECONDS:g} s")
         self._resumes = now + _SHORTAGE_SECONDS
         self._selector.unregister(self._socket)
         silent = [greeting for greeting in self._strangers() if greeting.begun <= now - _SHORTAGE_SECONDS]

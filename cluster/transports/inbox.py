@@ -35,7 +35,7 @@ HeaderListener = Callable[[bytes], None]
 
 
 class PeerLostError(RuntimeError):
-    """This process has lost the connection to another one, whose number is ``process``."""
+    """This process has lost a connection. ``process`` is the number of the process that has to go."""
 
     def __init__(self, reason: str, process: int):
         super().__init__(reason, process)
@@ -46,10 +46,11 @@ class PeerLostError(RuntimeError):
 
 
 class _Loss(NamedTuple):
-    """The loss of a peer: when and why."""
+    """The loss of a peer: when, why, and the process that has to go."""
 
     since: float
     reason: str
+    culprit: int
 
 
 class Arrival(Protocol):
@@ -76,6 +77,7 @@ class Inbox:
       name_of: what messages to users call the process with a number.
 
     Attributes:
+      is_closed: whether ``close`` was called.
       arrived: when the message that was taken last had arrived, in nanoseconds of ``time.perf_counter_ns``.
     """
 
@@ -84,7 +86,7 @@ class Inbox:
         self.arrived = 0
         self._unread_since = time.perf_counter_ns()  # what is read next from the pipe was written later
         self._lock = threading.Lock()
-        self._closed = False
+        self.is_closed = False
         self._step = 0
         self._taking_part: frozenset[int] | None = None  # the processes; None: all
         self._arrived: dict[MessageId, tuple[int, Arrival]] = {}
@@ -139,7 +141,7 @@ class Inbox:
     def wake(self) -> None:
         """Has the waiting thread check again, after another thread has changed something."""
         with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full: the thread does not sleep
-            if not self._closed:
+            if not self.is_closed:
                 os.write(self.write_fd, _WAKE)
 
     def take(self, message: MessageId) -> Arrival:
@@ -196,22 +198,27 @@ class Inbox:
         loss = self._disconnected[process]
         remaining = loss.since + ABORT_REASON_SECONDS - time.monotonic()
         if remaining <= 0:
-            self.lost = self.lost or PeerLostError(loss.reason, process)
+            self.lost = self.lost or PeerLostError(loss.reason, loss.culprit)
             raise StepAborted(f"{self.name_of(process)} is gone: {loss.reason}")
         return remaining
 
     def mark_disconnected(self, process: int, reason: str = "its process has closed its connections") -> None:
         """Records that a peer was lost."""
-        self._disconnected.setdefault(process, _Loss(time.monotonic(), reason))
+        self._disconnected.setdefault(process, _Loss(time.monotonic(), reason, process))
         self.wake()
 
-    def mark_corrupted(self, process: int, here: int, error: CorruptedError) -> None:
-        """Records that what a peer sends to this process, ``here``, does not arrive as it was sent.
+    def mark_unreadable(self, process: int, here: int, error: Exception) -> None:
+        """Records that this process, ``here``, cannot take what a peer sends.
 
-        The driver does not know, so no wait is for a reason of its.
+        The driver does not know, so no wait is for a reason of its. If nothing was changed on the way, it is
+        not the peer that has to go, but this process.
         """
-        reason = f"what it sends to {self.name_of(here)} does not arrive as it was sent: {error}"
-        self._disconnected.setdefault(process, _Loss(time.monotonic() - ABORT_REASON_SECONDS, reason))
+        me, culprit = self.name_of(here), here
+        reason = f"{me} cannot take a message of {self.name_of(process)}: {type(error).__name__}: {error}"
+        if isinstance(error, CorruptedError):
+            reason, culprit = f"what it sends to {me} does not arrive as it was sent: {error}", process
+        since = time.monotonic() - ABORT_REASON_SECONDS
+        self._disconnected.setdefault(process, _Loss(since, reason, culprit))
         self.wake()
 
     def abort(self, step: int, reason: str) -> None:
@@ -228,6 +235,6 @@ class Inbox:
     def close(self) -> None:
         """Closes the pipe. No thread may wait any more."""
         with self._lock:
-            self._closed = True
+            self.is_closed = True
             os.close(self._read_fd)
             os.close(self.write_fd)

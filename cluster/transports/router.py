@@ -47,6 +47,8 @@ class Router:
 
     def listen(self, names: Iterable[str], host: str, credentials: Credentials) -> dict[str, Any]:
         """Lets peers connect by the named transports. Returns the address of each."""
+        if self._inbox.is_closed:
+            self._make_transports()
         return {name: self._transports[name].listen(host, credentials) for name in names}
 
     def connect(self, routes: Mapping[int, str], addresses: Sequence[Mapping[str, Any]]) -> None:
@@ -115,9 +117,10 @@ class Router:
         Those who hold this object, such as loaded programs, use the new ones. No thread may send or wait.
         """
         self.close()
-        self._make_transports()
 
     def close(self) -> None:
+        if self._inbox.is_closed:
+            return
         for transport in self._transports.values():
             transport.close()
         self._inbox.close()

@@ -19,7 +19,7 @@ import pytest
 
 from cluster.process.agreement import Agreement
 from cluster.protocol.endpoint import endpoints
-from cluster.tcp import greeting, sockets
+from cluster.tcp import admission, greeting, sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
 from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
@@ -231,6 +231,19 @@ def test_a_process_without_descriptors_tries_now_and_then_to_accept():
         exhausted.is_full = False
         connecting.result(SECONDS).close()
         accepting.result(SECONDS)[1].close()
+
+
+def test_a_process_that_stays_without_descriptors_says_so(monkeypatch):
+    monkeypatch.setattr(admission, "_LASTING_SECONDS", 0.2)
+    with sockets.Listener("127.0.0.1") as listener, ThreadPoolExecutor(1) as thread:
+        listener._socket = Exhausted(listener._socket)
+        accepting = thread.submit(listener.accept, CREDENTIALS)
+        with (
+            socket.create_connection(listener.address[:2]),
+            pytest.raises(ConnectionError, match=r"Too many open files, for 0.2 s") as caught,
+        ):
+            accepting.result(SECONDS)
+        assert caught.value.errno == errno.EMFILE
 
 
 ACCEPTS = """

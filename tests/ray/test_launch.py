@@ -1,6 +1,7 @@
 """Starting groups, the failures of that, and ending them."""
 
 import os
+import re
 import time
 
 import jax
@@ -83,6 +84,25 @@ def test_an_actor_that_cannot_start_names_the_group(free):
     with pytest.raises(RuntimeError, match="group 0 could not start") as caught:
         cluster.launch({"stage": 1}, "stage", platform="nowhere", cpus_per_group=0.25)
     assert "nowhere" in str(caught.value)
+    assert free_cpus_become(free)
+
+
+def test_an_actor_that_starts_slowly_is_named_with_what_it_does_and_its_logs(free, tmp_path):
+    """One of the modules that it imports takes a minute."""
+    tmp_path.joinpath("xxhash.py").write_text("import time; time.sleep(60)")
+    paths = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    with pytest.raises(RuntimeError, match="the actors of group 0 did not start within 5 s") as caught:
+        cluster.launch(
+            {"stage": 1},
+            "stage",
+            cpus_per_group=0.25,
+            timeout=5,
+            runtime_env={"env_vars": {"PYTHONPATH": paths}},
+        )
+    _, progress, advice = str(caught.value).splitlines()
+    assert re.fullmatch(r"  group 0: (process \d+ imports JAX|queued, .*)", progress)
+    logs = re.search("Ray's logs are in (.*) on the node", advice)[1]
+    assert os.path.isdir(logs) and "launch(timeout=...)" in advice
     assert free_cpus_become(free)
 
 

@@ -2,8 +2,10 @@
 
 import gc
 import os
+import resource
 import signal
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from cluster.recovery import Recovery
 from cluster.recovery.process_pool import ProcessPool
 from mpmd.errors import RecoveryError, StateLostError
 from mpmd.runtime.operations import RunTask
+from tests.ray.conftest import PATIENCE
 from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
 from tests.support import stacked_state
 from tests.support.digests import digests
@@ -298,7 +301,7 @@ def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_lose_the_values(loca
     ) as mesh:
         step = compiled(mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
         undisturbed = train(step)
-        spare, _, _ = mesh.runtime._pool.replacements._spares[0]
+        spare = mesh.runtime._pool.replacements._spares[0].actor
         assert train(step, lambda number, state: number == 6 and kill(mesh, 1)) == undisturbed
         assert mesh.runtime.actors[1] == spare
         state = init(weights(2), CLIPPED_ADAM)
@@ -322,6 +325,109 @@ def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_lose_the_values(loca
         state = step.restore(caught.value.checkpoint)
         assert train(step, lambda number, state: number == 6 and kill(mesh, 0), state=state) == from_disk
         assert [report.lost for report in recoveries(mesh, 3)[2:]] == [None]
+
+
+def actor_pids(mesh):
+    """The processes of actors that this Ray runs on the mesh's node, which are children of its raylet."""
+    raylet = Path(f"/proc/{mesh.groups[0].pid}/stat").read_text().rsplit(")")[-1].split()[1]
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            is_child = stat.read_text().rsplit(")")[-1].split()[1] == raylet
+            if is_child and b"RecoverableActor" in stat.with_name("cmdline").read_bytes():
+                found.add(int(stat.parent.name))
+        except OSError:  # it has ended
+            pass
+    return found
+
+
+def spare_of(mesh, others):
+    """The process of the mesh's one spare, when it is ready. ``others`` are the actors of other meshes."""
+    deadline = time.monotonic() + PATIENCE
+    while mesh.status().ready_spares != 1 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert "ready spares: 1" in str(mesh.status())
+    (spare,) = actor_pids(mesh) - others - {process.pid for process in mesh.processes}
+    return spare
+
+
+@pytest.mark.slow
+def test_a_spare_that_dies_or_is_stopped_is_replaced_and_is_no_failure(recovering_mesh):
+    others = actor_pids(recovering_mesh)
+    recovery = Recovery(every=4, max_failures=2, spares=1)
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery) as mesh:
+        step = compiled(mesh)
+        undisturbed = train(step)
+        dead = spare_of(mesh, others)
+        os.kill(dead, signal.SIGKILL)
+        while mesh.status().ready_spares:
+            time.sleep(0.05)
+        second = spare_of(mesh, others)
+        assert second != dead
+        assert train(step, lambda number, state: number == 6 and kill(mesh, 1)) == undisturbed
+        assert mesh.groups[1].pid == second
+        stopped = spare_of(mesh, others)
+
+        def disturb(number, state):
+            if number == 6:
+                os.kill(stopped, signal.SIGSTOP)
+                kill(mesh, 0)
+
+        assert train(step, disturb) == undisturbed
+        assert stopped not in {spare_of(mesh, others), mesh.groups[0].pid}
+        assert [report.mpmd_idxs for report in recoveries(mesh, 2)] == [(1,), (0,)]
+
+
+def open_no_more(actor):
+    """From now on, an actor's process cannot open anything."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def test_a_process_without_descriptors_is_replaced_when_it_cannot_take_a_message(recovering_mesh):
+    mesh, before = recovering_mesh, len(recovering_mesh.recoveries)
+    undisturbed = train(compiled(mesh), steps=3)
+    step = compiled(mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
+    survivor = mesh.groups[0].pid
+    ray.get(mesh.runtime.actors[1].__ray_call__.remote(open_no_more))
+    assert train(step, steps=3) == undisturbed
+    (report,) = recoveries(mesh, before + 1)[before:]
+    assert report.mpmd_idxs == (1,) and mesh.groups[0].pid == survivor
+    assert report.reason.startswith("group 1 cannot take a message of group 0: OSError: [Errno 24]")
+
+
+def test_a_survivor_without_descriptors_is_replaced_as_well(recovering_mesh, monkeypatch):
+    """Before the first snapshot, as the two keep each other's copies."""
+    monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
+    mesh, before = recovering_mesh, len(recovering_mesh.recoveries)
+    step = compiled(mesh)
+    undisturbed = train(step, steps=3)
+
+    def disturb(number, state):
+        if number == 1:
+            ray.get(mesh.runtime.actors[0].__ray_call__.remote(open_no_more))
+            kill(mesh, 1)
+
+    assert train(step, disturb, steps=3) == undisturbed
+    (report,) = recoveries(mesh, before + 1)[before:]
+    assert report.mpmd_idxs == (0, 1)
+    assert report.total < 60, "it takes no time-out to find who is to blame"
+
+
+@pytest.mark.slow
+def test_a_group_that_is_stopped_when_another_one_is_to_move_is_replaced_first(recovering_mesh, monkeypatch):
+    monkeypatch.setattr(cluster.driver.calls.health, "PING_SECONDS", 1)
+    monkeypatch.setattr(cluster.driver.calls.health, "UNRESPONSIVE_SECONDS", 5)
+    mesh, before = recovering_mesh, len(recovering_mesh.recoveries)
+    step = compiled(mesh)
+    undisturbed = train(step, steps=3)
+    kill(mesh, 0, signal.SIGSTOP)
+    with pytest.raises(RuntimeError, match=r"resize\(1\): group 1 did not move .* no answer from group 0"):
+        mesh.resize(1, timeout=4)
+    mesh.resize(1, timeout=PATIENCE)
+    kinds = [(report.kind, report.mpmd_idxs) for report in mesh.recoveries[before:]]
+    assert kinds == [("died", (0,)), ("shrunk", (1,))]
+    assert train(step, steps=3) == undisturbed
+    mesh.resize(2, timeout=PATIENCE)
 
 
 def test_groups_share_a_place_and_get_their_own_back_on_request(recovering_mesh, capsys):

@@ -142,7 +142,7 @@ LAUNCH = {
     "encryption": ("flag?",),
     "compilation_cache": ("text?",),
     "recovery": ("special?",),
-    "timeout": ("amount",),
+    "timeout": ("amount?",),
     "max_in_flight": ("count",),
     "step_timeout": ("amount?",),
     "stuck_after": ("amount?",),

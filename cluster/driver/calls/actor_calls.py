@@ -279,10 +279,14 @@ class ActorCalls:
                 self._fail(pending, error)
 
     def _mark_unreachable(self, peer: Endpoint, pending: PendingCall, error: PeerLostError) -> None:
-        """A process has lost a peer. Both may be alive, without a network between them; one has to go."""
+        """A process has lost a peer. Both may be alive, without a network between them; one has to go.
+
+        It is the process itself where that says so, because it cannot take what it is sent.
+        """
         if self._pending.death_of(pending.process.mpmd_idx) is not None:
             return  # it is gone itself, and the peer has to stay
-        message = f"{peer.name} is gone for {pending.process.name}: {error}"
+        is_peer = peer != pending.process
+        message = f"{peer.name} is gone for {pending.process.name}: {error}" if is_peer else str(error)
         self._mark_dead(GroupDiedError(message, peer.mpmd_idx))
         self._fail(pending, StepAborted(message))  # if the peer has no part in this step
 

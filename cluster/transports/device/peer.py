@@ -143,7 +143,7 @@ class Peer:
                 self._receive(self._connection.read().decode())
                 self._inbox.wake()
         except CorruptedError as error:
-            self._inbox.mark_corrupted(self._process, self._here, error)
+            self._inbox.mark_unreadable(self._process, self._here, error)
         except (EOFError, OSError):
             pass
         finally:

@@ -99,7 +99,7 @@ class Peer:
             self._writer.close()
             self._disconnected.set()
             if isinstance(error, CorruptedError):
-                self._inbox.mark_corrupted(self._process, self._here, error)
+                self._inbox.mark_unreadable(self._process, self._here, error)
             else:
                 self._inbox.mark_disconnected(self._process, _reason(error, self._writer.error))
 

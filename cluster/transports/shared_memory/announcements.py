@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -49,22 +50,28 @@ def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     """The next announcement: the content, and the descriptors, which the caller has to close.
 
     Raises: ``EOFError`` when the other end is closed, ``CorruptedError`` when this is not what was sent,
-      ``OSError`` when nothing has arrived.
+      ``OSError`` when nothing has arrived, or no descriptor was free for it. Then it is lost.
     """
     packet, descriptors, flags, _ = socket.recv_fds(connection, _HEAD.size + _INLINE_BYTES, _MAX_DESCRIPTORS)
-    if flags & socket.MSG_CTRUNC:
-        raise RuntimeError("this process has too many open files to share memory with another group")
-    assert not flags & socket.MSG_TRUNC, "an announcement is longer than its sender may make it"
-    if not packet:
-        raise EOFError("the other end has closed the connection")
-    is_in_memory, digest = _HEAD.unpack_from(packet)
-    content = packet[_HEAD.size :]
-    if is_in_memory and descriptors:
-        with open(descriptors.pop(0), "rb") as memory:
-            memory.seek(0)  # the sender's position in it is shared, too
-            content = memory.read()
-    if digest_of(content, is_in_memory) != digest:
+    try:
+        if flags & socket.MSG_CTRUNC:
+            reason = "this process has too many open files to share memory with another group"
+            raise OSError(errno.EMFILE, reason)
+        assert not flags & socket.MSG_TRUNC, "an announcement is longer than its sender may make it"
+        if not packet:
+            raise EOFError("the other end has closed the connection")
+        is_in_memory, digest = _HEAD.unpack_from(packet)
+        content = packet[_HEAD.size :]
+        if is_in_memory and descriptors:
+            with open(descriptors[0], "rb", closefd=False) as memory:
+                memory.seek(0)  # the sender's position in it is shared, too
+                content = memory.read()
+        if digest_of(content, is_in_memory) != digest:
+            raise CorruptedError("an announcement of shared memory was changed on the way")
+    except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise CorruptedError("an announcement of shared memory was changed on the way")
+        raise
+    if is_in_memory:
+        os.close(descriptors.pop(0))
     return content, descriptors

@@ -42,10 +42,12 @@ class Receiver:
         self._num_slots = 0
         self._counting = threading.Lock()
         counter = allocate(mmap.PAGESIZE)
-        self._num_received = map_counter(counter)
-        with announcement(b"", inbox.write_fd, counter) as announced:
-            announced.send(connection)
-        os.close(counter)
+        try:
+            self._num_received = map_counter(counter)
+            with announcement(b"", inbox.write_fd, counter) as announced:
+                announced.send(connection)
+        finally:
+            os.close(counter)
         inbox.add_listener(src, self._on_header)
 
     def _on_header(self, packed: bytes) -> None:
@@ -53,18 +55,19 @@ class Receiver:
             header = SlotHeader.unpack(packed)
             while header.slot >= self._num_slots or header.layout >= len(self._layouts):
                 self._read_announcement()
-        except CorruptedError as error:
-            self._disconnect(error)
-            return
+            if header.tag == SLOT_DISCARDED:
+                del self._slots[header.slot]
+            else:
+                self._add(header)
         except EOFError:  # the peer is gone, which the transport notices, too
-            return
-        if header.tag == SLOT_DISCARDED:
-            del self._slots[header.slot]
-        else:
-            message = MessageId(header.step, self._src, self._dst, header.tag)
-            slot, layout = self._slots[header.slot], self._layouts[header.layout]
-            arrival = _SlotArrival(self, message, slot, layout, header.digest)
-            self._inbox.add(message, arrival, header.written)
+            pass
+        except Exception as error:  # what it was to announce is lost, and numbers would differ from now on
+            self.disconnect(error)
+
+    def _add(self, header: SlotHeader) -> None:
+        message = MessageId(header.step, self._src, self._dst, header.tag)
+        slot, layout = self._slots[header.slot], self._layouts[header.layout]
+        self._inbox.add(message, _SlotArrival(self, message, slot, layout, header.digest), header.written)
 
     def _read_announcement(self) -> None:
         """Reads what a header refers to, which was sent before it: a layout, or a chunk of slots."""
@@ -72,21 +75,22 @@ class Receiver:
         if not descriptors:
             self._layouts.append(MessageLayout.of(len(self._layouts), decode_types(content)))
         for descriptor in descriptors:
-            added = Chunk.decode(content).slots(descriptor, self._num_slots)
-            os.close(descriptor)
+            try:
+                added = Chunk.decode(content).slots(descriptor, self._num_slots)
+            finally:
+                os.close(descriptor)
             self._slots |= {slot.number: slot for slot in added}
             self._num_slots += len(added)
 
-    def _disconnect(self, error: CorruptedError) -> None:
+    def disconnect(self, error: Exception) -> None:
         """Ends the connection, at both ends."""
-        self._inbox.mark_corrupted(self._src, self._dst, error)
+        self._inbox.mark_unreadable(self._src, self._dst, error)
         with contextlib.suppress(OSError):  # the other end has closed it
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def lose(self, message: MessageId) -> NoReturn:
+    def lose(self, message: MessageId, error: Exception) -> NoReturn:
         """Ends the connection because of a message. Raises ``StepAborted``."""
-        what = f"the content of message {message.tag} of step {message.step} was changed on the way"
-        self._disconnect(CorruptedError(what))
+        self.disconnect(error)
         self._inbox.wait(message.step, lambda: False)
         raise AssertionError("waiting for nothing ends with the step")
 
@@ -106,9 +110,13 @@ class _SlotArrival(NamedTuple):
     digest: int
 
     def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
-        if digest_of(self.slot.content(self.layout).data) != self.digest:
-            self.receiver.lose(self.message)
-        values = self.slot.lend(self.layout)
+        try:
+            if digest_of(self.slot.content(self.layout).data) != self.digest:
+                what = f"message {self.message.tag} of step {self.message.step}"
+                raise CorruptedError(f"the content of {what} was changed on the way")
+            values = self.slot.lend(self.layout)
+        except Exception as error:
+            self.receiver.lose(self.message, error)
         self.receiver.count_received()
         return values
 

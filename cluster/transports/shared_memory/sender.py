@@ -48,8 +48,10 @@ class Sender:
         self._num_slots = 0
         self.socket = connection
         _, (self._write_fd, counter) = receive(connection)
-        self._num_received = map_counter(counter)
-        os.close(counter)
+        try:
+            self._num_received = map_counter(counter)
+        finally:
+            os.close(counter)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         """As in ``Transport``."""

@@ -3,6 +3,7 @@
 import numpy as np
 
 from cluster.recovery.comparison import Difference, FaultKind, Run, differences
+from cluster.recovery.report import CorruptionReport
 from mpmd.runtime.digests import (
     DeviceDigest,
     DigestedEvent,
@@ -125,3 +126,19 @@ def test_the_first_of_several_steps_counts():
     other = Run({5: one.replies[5], 6: other.replies[6]}, other.processes)
     (difference,) = found(one, other)
     assert (difference.step, difference.tasks) == (6, ("bwd_0__0",))
+
+
+def test_a_task_that_the_state_of_an_earlier_step_has_misled_is_not_blamed_alone():
+    """An ordinary run has the digests of messages alone, so a wrong state shows in the next step at first."""
+    ordinary, wrong = first_group(has_tasks=False), first_group(forward=7, sent=7)
+    right, repeated = run(ordinary, steps=(5, 6)), run(steps=(5, 6))
+    misled = Run(
+        {5: repeated.replies[5], 6: {0: wrong, 1: second_group(received=7, sent=8)}}, right.processes
+    )
+    (difference,) = found(right, misled)
+    text = CorruptionReport.of(difference, right.processes, "All goes on").text
+    assert "in step 6, by fwd_0__0 or an earlier task, through the state; first, message 0" in text
+    (in_first,) = found(right, Run({5: misled.replies[6], 6: misled.replies[6]}, right.processes))
+    assert "in step 5, by fwd_0__0; first" in CorruptionReport.of(in_first, right.processes, "").text
+    (known,) = found(repeated, misled)
+    assert "in step 6, by fwd_0__0; first, the results of fwd_0__0" in CorruptionReport.of(known, (), "").text

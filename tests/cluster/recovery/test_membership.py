@@ -405,9 +405,7 @@ def test_a_group_stays_when_another_one_may_be_dead():
     world.die(2)
     world.unheard.clear()
     world.run_threads()
-    assert world.said == [
-        "group 1 does not move, though the cluster has room for it: another group does not answer"
-    ]
+    assert world.said == ["group 1 does not move, though the cluster has room for it: no answer from group 2"]
     assert not world.membership.moves.is_paused and world.prepared == {}
 
 

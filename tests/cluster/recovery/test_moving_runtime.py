@@ -239,11 +239,27 @@ def test_a_death_at_the_moment_of_a_move_is_a_failure(elastic, monkeypatch):
 def test_a_group_whose_copies_may_be_gone_does_not_move(elastic, capsys):
     elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, {0}
     elastic.look_after()
-    assert "group 1 does not move, though the cluster has room for it: another" in capsys.readouterr().err
+    why = "group 1 does not move, though the cluster has room for it: no answer from group 0"
+    assert why in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match=rf"group 1 did not move within 0 s; {why}"):
+        elastic.resize(1, 0.0)
     assert elastic._pool.discarded == 1 and not elastic._membership.moves.is_paused
     elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, set()
     elastic.look_after()
     assert [report.kind for report in elastic.reports] == [GROWN]
+
+
+def test_groups_that_are_asked_to_move_are_pinged_until_they_answer(elastic, capsys):
+    elastic.step()
+    elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, {1}
+    looking = in_thread(elastic.look_after)
+    await_snapshot(elastic, 2)
+    assert elastic.attempts[0].named("health") == [(0,), (1,)]
+    assert not elastic.attempts[0].future("health").done(), "which is why the driver pings"
+    assert "no answer from group 1" in capsys.readouterr().err
+    elastic.die(1)
+    looking.result(SOON)
+    assert elastic._pool.discarded == 1 and not elastic._membership.moves.is_paused
 
 
 def test_that_there_is_no_other_place_is_said_once(elastic, capsys):

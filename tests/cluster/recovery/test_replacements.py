@@ -2,12 +2,18 @@
 
 import pytest
 
+from cluster.driver.calls import health
 from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
-from cluster.recovery import replacements
+from cluster.recovery import liveness_waiter, replacements
 from cluster.recovery.replacements import Replacements
 from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import Reservation, SharedDevices
+from mpmd.runtime.activity import Activity
+
+
+IDLE = Activity().read()
+"""What a process answers to a ping."""
 
 
 class Call:
@@ -21,6 +27,7 @@ class Actor:
     def __init__(self, number, allocation):
         self.number, self.allocation = number, allocation
         self.is_ready = self.is_alive = True
+        self.is_stopped = False
         self.adopted = []
 
     def __getattr__(self, name):
@@ -34,11 +41,13 @@ class Ray:
         class RayError(Exception):
             pass
 
+        RayActorError = RayError
+
     ObjectRef = object
 
     @staticmethod
     def wait(calls, num_returns=1, timeout=None):
-        ready = [call for call in calls if call[0].is_ready]
+        ready = [call for call in calls if call[0].is_ready and not (call[0].is_stopped and "health" in call)]
         return ready, [call for call in calls if call not in ready]
 
     @classmethod
@@ -46,6 +55,7 @@ class Ray:
         for actor, _, _ in calls if isinstance(calls, list) else [calls]:
             if not actor.is_alive:
                 raise cls.exceptions.RayError("it has died")
+        return IDLE
 
 
 class Session:
@@ -108,6 +118,7 @@ class Allocations:
 @pytest.fixture
 def make(monkeypatch):
     monkeypatch.setattr(replacements, "ray", Ray)
+    monkeypatch.setattr(liveness_waiter, "ray", Ray)
     monkeypatch.setattr(replacements, "RaySession", lambda: Session([]))
 
     def make(num_spares=0):
@@ -153,14 +164,43 @@ def test_where_the_node_is_gone_the_next_spare_needs_another_place(make):
     assert replacements.allocations.kept == {0, 2, 3, 10}
 
 
-@pytest.mark.parametrize("fault", ["late", "dead", "lost"])
+@pytest.mark.parametrize("fault", ["late", "dead", "lost", "stopped"])
 def test_a_spare_that_is_not_there_is_not_used(make, fault):
     replacements = make(num_spares=1)
     (spare,) = replacements.starter.started
-    spare.is_ready, spare.is_alive = fault != "late", fault != "dead"
+    spare.is_ready, spare.is_alive, spare.is_stopped = fault != "late", fault != "dead", fault == "stopped"
     replacements.allocations.lost = {3} if fault == "lost" else set()
-    assert replacements.count_ready_spares() == (fault == "dead")
+    assert replacements.count_ready_spares() == 0
     assert replace(replacements, 1)[1] is not spare
+
+
+@pytest.mark.parametrize("fault", ["dead", "stopped", "lost"])
+def test_a_spare_that_is_lost_is_replaced_by_itself(make, monkeypatch, fault):
+    monkeypatch.setattr(health, "UNRESPONSIVE_SECONDS", 0)
+    replacements = make(num_spares=1)
+    (spare,) = replacements.starter.started
+    replacements.start_spares()
+    replacements.start_spares()
+    assert replacements.starter.started == [spare], "it answers"
+    spare.is_alive, spare.is_stopped = fault == "stopped", fault == "stopped"
+    replacements.allocations.lost = {3} if fault == "lost" else set()
+    for _ in range(3):
+        replacements.start_spares()
+    assert replacements._session.killed == [spare]
+    (_, other) = replacements.starter.started
+    assert other.allocation == Reservation(10 if fault == "lost" else 3, 0)
+    assert replacements.count_ready_spares() == 1
+    assert replace(replacements, 1) == {1: other}
+
+
+def test_a_spare_that_starts_slowly_is_waited_for(make, monkeypatch):
+    monkeypatch.setattr(health, "UNRESPONSIVE_SECONDS", 0)
+    replacements = make(num_spares=1)
+    (spare,) = replacements.starter.started
+    spare.is_ready = False
+    for _ in range(3):
+        replacements.start_spares()
+    assert replacements.starter.started == [spare]
 
 
 def test_a_process_that_was_prepared_takes_over_before_spares_do(make):

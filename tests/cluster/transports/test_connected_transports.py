@@ -1,6 +1,9 @@
 """Transports that are connected with one another within this process."""
 
+import contextlib
+import os
 import queue
+import resource
 import socket
 import threading
 import time
@@ -101,6 +104,52 @@ def test_a_message_that_cannot_be_copied_leaves_its_slot_free():
             ends[0].send(MessageId(0, 0, 1, tag), [Broken()])
     (sender,) = ends[0]._routes[1]._senders.values()
     assert all(slot.free for slots in sender._slots.values() for slot in slots)
+    for router in ends:
+        router.close()
+
+
+@contextlib.contextmanager
+def free_descriptors(count):
+    """A context in which this process can open so many more files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = [os.dup(0) for _ in range(count + 1)]
+    for descriptor in lowest:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest[-1], limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize(("num_free", "num_arrays"), [(0, 1), (1, 1), (0, 3000)])
+def test_without_a_free_descriptor_for_a_moment_no_message_is_lost_for_ever(
+    monkeypatch, num_free, num_arrays
+):
+    """The announcement of a slot, its memory, or an announcement that comes in memory cannot be opened."""
+    monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
+    ends = connected("shared_memory")
+    arrays = [np.arange(5.0)] * num_arrays
+    wanted = [jax.sharding.SingleDeviceSharding(jax.devices()[1])] * num_arrays
+    ends[0].send(MessageId(0, 0, 1, 0), arrays)
+    before = os.listdir("/proc/self/fd")
+    reason = "group 0 is gone: group 1 cannot take a message of group 0: OSError: .*oo many open files"
+    with free_descriptors(num_free), pytest.raises(StepAborted, match=reason):
+        ends[1].recv(MessageId(0, 0, 1, 0), wanted)
+    assert os.listdir("/proc/self/fd") == before, "none is left open"
+    assert ends[1].lost.process == 1, "a new process in its place has descriptors"
+    for router in ends:
+        router.begin_step(1)
+    with pytest.raises(StepAborted, match=reason):
+        ends[1].recv(MessageId(1, 0, 1, 0), wanted)
+    with pytest.raises(StepAborted, match="group 1 is gone"):
+        ends[0].send(MessageId(1, 0, 1, 0), [np.arange(70_000)])
+    for router in ends:
+        router.reset()
+    connect(ends, "shared_memory")
+    ends[0].send(MessageId(1, 0, 1, 0), arrays)
+    for value in ends[1].recv(MessageId(1, 0, 1, 0), wanted):
+        np.testing.assert_array_equal(value, np.arange(5.0))
     for router in ends:
         router.close()
 

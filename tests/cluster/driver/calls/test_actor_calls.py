@@ -64,6 +64,16 @@ def test_of_two_groups_that_report_each_other_lost_the_second_one_lives(calls, d
     assert deaths == [1]
 
 
+def test_a_process_that_cannot_take_a_message_is_the_one_that_has_to_go(calls, deaths):
+    futures = calls.call_step(1, {0: (), 1: ()})
+    reason = "group 1 cannot take a message of group 0: OSError: [Errno 24] Too many open files"
+    fail_step(calls.actors[1], PeerLostError(reason, 1))
+    for future in futures.values():
+        assert str(future.exception(SOON)) == reason
+    calls.close()
+    assert deaths == [1]
+
+
 def test_what_is_detached_fails_for_the_reason_given_and_lets_actors_live(calls):
     waiting: Future = calls.call(0, "fetch", 7)
     calls.detach(GroupDiedError("group 1 died", 1))
