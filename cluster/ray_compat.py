@@ -69,7 +69,7 @@ def actor_is_dead(actor: str) -> bool:
 
 
 def progress_of(actor: ActorHandle) -> str:
-    """How far Ray has come with starting an actor, for people."""
+    """The progress of an actor's start, in Ray's eyes, for people."""
     known = ray._private.state.actors(actor._actor_id.hex())
     if not known.get("Pid"):
         return "queued, and Ray has started no process for it yet"

@@ -395,22 +395,22 @@ def test_a_process_without_descriptors_is_replaced_when_it_cannot_take_a_message
     assert report.reason.startswith("group 1 cannot take a message of group 0: OSError: [Errno 24]")
 
 
-def test_a_survivor_without_descriptors_is_replaced_as_well(recovering_mesh, monkeypatch):
+@pytest.mark.slow
+def test_a_survivor_without_descriptors_is_replaced_as_well(local_ray, monkeypatch):
     """Before the first snapshot, as the two keep each other's copies."""
     monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
-    mesh, before = recovering_mesh, len(recovering_mesh.recoveries)
-    step = compiled(mesh)
-    undisturbed = train(step, steps=3)
 
     def disturb(number, state):
         if number == 1:
             ray.get(mesh.runtime.actors[0].__ray_call__.remote(open_no_more))
             kill(mesh, 1)
 
-    assert train(step, disturb, steps=3) == undisturbed
-    (report,) = recoveries(mesh, before + 1)[before:]
-    assert report.mpmd_idxs == (0, 1)
-    assert report.total < 60, "it takes no time-out to find who is to blame"
+    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery()) as mesh:
+        step = compiled(mesh)
+        undisturbed = train(step, steps=3)
+        assert train(step, disturb, steps=3) == undisturbed
+        (report,) = recoveries(mesh, 1)
+        assert report.mpmd_idxs == (0, 1)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import Reservation, SharedDevices
 from mpmd.runtime.activity import Activity
 
-
 IDLE = Activity().read()
 """What a process answers to a ping."""
 
