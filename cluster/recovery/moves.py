@@ -89,7 +89,7 @@ class Moves:
         return self._unless_saving(do.AwaitSaves(), do.FindDead())
 
     def check(self, dead: Collection[int]) -> Actions:
-        """Handles the answer to ``FindDead``: the groups that are silent, which the driver goes on to ping.
+        """Handles the answer to ``FindDead``: the groups that are silent.
 
         If another group is silent, the moving group stays: the silent one may hold the only other copy of its
         values.

@@ -117,7 +117,7 @@ class Replacements:
         """The number of spares that could replace a process now, as far as they answer within a second."""
         spares, good = list(self._spares), self.allocations.good_nodes()
         asked = [spare.actor.health.remote() for spare in spares if self._is_ready(spare, good)]
-        return sum(map(_has_succeeded, asked, [_COUNT_SECONDS] * len(asked)))
+        return sum(_has_succeeded(call, _COUNT_SECONDS) for call in asked)
 
     def _is_ready(self, spare: _Spare, good: Collection[str]) -> bool:
         return _has_succeeded(spare.started) and self.allocations.node_of(spare.allocation) in good

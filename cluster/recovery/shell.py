@@ -236,9 +236,9 @@ class Shell:
             case do.Look():
                 return self._migrations.groups_to_move()
             case do.Prepare(mpmd_idx, kind):
+                self._groups.ask_health()
                 return self._migrations.prepare(mpmd_idx, kind)
             case do.FindDead():
-                self._groups.ask_health()
                 return pool.find_dead()
             case do.Discard():
                 pool.replacements.discard()

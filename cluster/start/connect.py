@@ -69,10 +69,12 @@ class StartingActors(NamedTuple):
             if not ready:
                 self.check()
             if not ready and (left < _CHECK_SECONDS or seconds >= notice):
-                numbers = [number for number, call in enumerate(calls) if call in waiting]
-                late = {self.processes[number].name: self.actors[number] for number in numbers}
-                within = f"did not start within {min(seconds + _CHECK_SECONDS, self.timeout):.3g} s"
-                error = late_error(f"the actors of {', '.join(late)} {within}", late)
+                late = {self.processes[i].name: self.actors[i] for i in map(calls.index, waiting)}
+                error = late_error(
+                    f"the actors of {', '.join(late)} did not start within "
+                    f"{min(seconds + _CHECK_SECONDS, self.timeout):.3g} s",
+                    late,
+                )
                 if left < _CHECK_SECONDS:
                     raise error
                 notice = self.timeout  # of which the error says as much

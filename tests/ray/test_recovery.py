@@ -416,13 +416,13 @@ def test_a_survivor_without_descriptors_is_replaced_as_well(local_ray, monkeypat
 @pytest.mark.slow
 def test_a_group_that_is_stopped_when_another_one_is_to_move_is_replaced_first(recovering_mesh, monkeypatch):
     monkeypatch.setattr(cluster.driver.calls.health, "PING_SECONDS", 1)
-    monkeypatch.setattr(cluster.driver.calls.health, "UNRESPONSIVE_SECONDS", 5)
     mesh, before = recovering_mesh, len(recovering_mesh.recoveries)
     step = compiled(mesh)
     undisturbed = train(step, steps=3)
     kill(mesh, 0, signal.SIGSTOP)
     with pytest.raises(RuntimeError, match=r"resize\(1\): group 1 did not move .* no answer from group 0"):
-        mesh.resize(1, timeout=4)
+        mesh.resize(1, timeout=25)
+    monkeypatch.setattr(cluster.driver.calls.health, "UNRESPONSIVE_SECONDS", 5)
     mesh.resize(1, timeout=PATIENCE)
     kinds = [(report.kind, report.mpmd_idxs) for report in mesh.recoveries[before:]]
     assert kinds == [("died", (0,)), ("shrunk", (1,))]

@@ -57,17 +57,14 @@ class Receiver:
                 self._read_announcement()
             if header.tag == SLOT_DISCARDED:
                 del self._slots[header.slot]
-            else:
-                self._add(header)
+                return
+            message = MessageId(header.step, self._src, self._dst, header.tag)
+            slot, layout = self._slots[header.slot], self._layouts[header.layout]
+            self._inbox.add(message, _SlotArrival(self, message, slot, layout, header.digest), header.written)
         except EOFError:  # the peer is gone, which the transport notices, too
             pass
         except Exception as error:  # what it was to announce is lost, and numbers would differ from now on
             self.disconnect(error)
-
-    def _add(self, header: SlotHeader) -> None:
-        message = MessageId(header.step, self._src, self._dst, header.tag)
-        slot, layout = self._slots[header.slot], self._layouts[header.layout]
-        self._inbox.add(message, _SlotArrival(self, message, slot, layout, header.digest), header.written)
 
     def _read_announcement(self) -> None:
         """Reads what a header refers to, which was sent before it: a layout, or a chunk of slots."""
