@@ -14,8 +14,6 @@ import mpmd
 
 TRANSPORTS = ("auto", "shared_memory", "network", "device", "object_store")
 
-_DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
-
 
 def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds ``--ray``, and what is said of Ray, to an example that runs in one process by default."""
@@ -56,13 +54,12 @@ def mesh_axes(args: argparse.Namespace, num_groups: int) -> dict[str, int]:
 
 
 def fake_devices(count: int) -> None:
-    """Has XLA present the CPU as ``count`` devices, unless the user's ``XLA_FLAGS`` already say how many.
+    """Has JAX present the CPU as ``count`` devices, unless ``JAX_NUM_CPU_DEVICES`` already says how many.
 
-    XLA reads the flag when JAX first needs a device: call this before any array is made.
+    JAX reads the number when it first needs a device: call this before any array is made.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _DEVICE_COUNT_FLAG not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {_DEVICE_COUNT_FLAG}={count}".strip()
+    if "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def open_mesh(
@@ -95,7 +92,7 @@ def open_mesh(
     count = math.prod(axes.values())
     devices = jax.devices() if jax.device_count() >= count else jax.devices("cpu")
     if len(devices) < count:
-        raise SystemExit(f"{axes} needs {count} devices; XLA_FLAGS gives {len(devices)}")
+        raise SystemExit(f"{axes} needs {count} devices; JAX has {len(devices)}")
     devices = np.array(devices[:count]).reshape(tuple(axes.values()))
     return mpmd.MpmdMesh(jax.sharding.Mesh(devices, tuple(axes)), "stage")
 
@@ -124,7 +121,7 @@ def _groups_here(groups: Sequence[Mapping[str, int]], parts: Mapping[str, int] |
     shapes = [tuple(group.get(axis, 1) for axis in axes) for group in groups]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     if ends[-1] > jax.device_count():
-        raise SystemExit(f"{groups} need {ends[-1]} devices; XLA_FLAGS gives {jax.device_count()}")
+        raise SystemExit(f"{groups} need {ends[-1]} devices; JAX has {jax.device_count()}")
     devices = np.split(np.array(jax.devices()[: ends[-1]]), ends[:-1])
     meshes = [
         jax.sharding.Mesh(of_group.reshape(shape), axes)

@@ -1,6 +1,6 @@
 """All tests run on eight fake CPU devices, and compile quickly rather than well.
 
-The flags must be there before JAX is first imported.
+The variables must be there before JAX is first imported.
 """
 
 import collections
@@ -13,7 +13,6 @@ import pytest
 from packaging.version import Version
 
 FLAGS = [
-    "--xla_force_host_platform_device_count=8",
     "--xla_backend_optimization_level=0",
     # Tests run in as many processes as there are cores: dividing a small module among threads is overhead.
     "--xla_cpu_parallel_codegen_split_count=1",
@@ -24,6 +23,7 @@ if Version(version("jaxlib")) < Version("0.11.1"):  # later releases abort on th
 
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and tests that interrupt a wait would wait until it times out.

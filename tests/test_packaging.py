@@ -166,7 +166,7 @@ def test_the_wheel_works_without_the_source(built, tmp_path):
     environment = {
         **os.environ,
         "PYTHONPATH": str(tmp_path / "site"),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_NUM_CPU_DEVICES": "2",
     }
 
     def run(*arguments):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
-
-_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count=\S*")
 
 _COLLECTIVE_TIMEOUT = "--xla_cpu_collective_timeout_seconds"
 COLLECTIVE_SECONDS = 60
@@ -52,11 +49,12 @@ def actor_environment(
     """
     environment = {"NPROC": str(num_threads), **variables, "JAX_PLATFORMS": platform}
     if platform == "cpu":
-        others = _DEVICE_COUNT.sub("", variables.get("XLA_FLAGS", xla_flags)).split()
-        flags = [*others, f"--xla_force_host_platform_device_count={num_devices}"]
-        if num_threads == 1 and not any(flag.startswith(_CONCURRENCY) for flag in others):
+        # JAX heeds this variable rather than the count in XLA_FLAGS, and a process inherits the driver's.
+        environment["JAX_NUM_CPU_DEVICES"] = str(num_devices)
+        flags = variables.get("XLA_FLAGS", xla_flags).split()
+        if num_threads == 1 and not any(flag.startswith(_CONCURRENCY) for flag in flags):
             flags.append(f"{_CONCURRENCY}=false")
-        if num_processes > 1 and not any(flag.startswith(_COLLECTIVE_TIMEOUT) for flag in others):
+        if num_processes > 1 and not any(flag.startswith(_COLLECTIVE_TIMEOUT) for flag in flags):
             flags.append(f"{_COLLECTIVE_TIMEOUT}={COLLECTIVE_SECONDS}")
         environment["XLA_FLAGS"] = " ".join(flags)
     return environment

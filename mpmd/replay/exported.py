@@ -16,7 +16,6 @@ from jax import export
 from jax.core import ShapedArray
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from mpmd.replay.environment import COUNT_FLAG
 from mpmd.replay.record import ArrayType, Export, Spec
 from mpmd.replay.values import dtype_of
 
@@ -126,5 +125,5 @@ def _devices(platforms: Sequence[str], count: int) -> list[jax.Device]:
         )
     raise DevicesError(
         f"the task runs on {count} devices, and JAX has {len(devices)} here: set "
-        f"XLA_FLAGS={COUNT_FLAG}={count} before JAX is imported, as `mpmd replay` does"
+        f"JAX_NUM_CPU_DEVICES={count} before JAX is imported"
     )

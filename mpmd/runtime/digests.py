@@ -186,7 +186,7 @@ _PROCESSOR_LINES = (
 
 
 def _computing_kind(devices: Sequence[jax.Device]) -> tuple[str, ...]:
-    """The processors, threads, flags and versions with which a process computes.
+    """The processors, threads, devices, flags and versions with which a process computes.
 
     A sum has other bits with one thread than with several, and functions such as ``exp`` have others with
     other instructions. So processes of different kinds may rightly compute different bits.
@@ -196,6 +196,7 @@ def _computing_kind(devices: Sequence[jax.Device]) -> tuple[str, ...]:
         _processor(),
         os.environ.get("NPROC", ""),
         os.environ.get("XLA_FLAGS", ""),
+        os.environ.get("JAX_NUM_CPU_DEVICES", ""),
         jax.__version__,
         jaxlib.__version__,
     )

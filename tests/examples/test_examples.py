@@ -159,9 +159,8 @@ def test_long_context_gpt_refuses_in_one_line(arguments, message, monkeypatch, c
 
 @pytest.mark.slow
 def test_long_context_gpt_names_the_devices_that_are_missing():
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
-    printed = run_example("long_context_gpt", *LONG_CONTEXT, returncode=1, **flags)
-    assert printed.splitlines()[-1] == "{'stage': 2} needs 2 devices; XLA_FLAGS gives 1"
+    printed = run_example("long_context_gpt", *LONG_CONTEXT, returncode=1, JAX_NUM_CPU_DEVICES="1")
+    assert printed.splitlines()[-1] == "{'stage': 2} needs 2 devices; JAX has 1"
 
 
 @pytest.mark.slow

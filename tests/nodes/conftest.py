@@ -45,7 +45,7 @@ class Nodes:
             "RAY_AUTH_TOKEN": os.urandom(32).hex(),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
         }
-        for name in ("XLA_FLAGS", "RAY_ADDRESS"):  # of the tests' own process
+        for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "RAY_ADDRESS"):  # of the tests' own process
             self._environment.pop(name, None)
         self._directory = directory
         self._head_address = f"{network.address(0)}:{RAY_PORT}"

@@ -103,9 +103,8 @@ def test_a_job_runs_a_program_on_all_nodes_and_ends_ray(network, commands, tmp_p
         sysctl = ("sysctl", "-qw", f"net.ipv4.ip_local_port_range={PORTS[0]} {PORTS[-1]}")
         subprocess.run(network.within(node, *sysctl), check=True)
     (tmp_path / "program.py").write_text(PROGRAM)
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "RAY_ADDRESS")
-    }
+    of_tests = ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "RAY_ADDRESS")
+    environment = {name: value for name, value in os.environ.items() if name not in of_tests}
     with tempfile.TemporaryDirectory(prefix="mpmd", ignore_cleanup_errors=True) as directory:
         environment |= {
             "PATH": os.pathsep.join(

@@ -141,7 +141,7 @@ def test_the_users_runtime_env_reaches_the_groups(local_ray):
     with cluster.launch(shape, "stage", cpus_per_group=0.25, runtime_env=runtime_env) as mesh:
         assert len(mesh.groups[0].devices) == 3
         environment = environment_of(mesh.groups[0])
-    assert environment["OF_MINE"] == "kept"
+    assert (environment["OF_MINE"], environment["JAX_NUM_CPU_DEVICES"]) == ("kept", "3")
     assert environment["XLA_FLAGS"].startswith(variables["XLA_FLAGS"])
     assert runtime_env == {"env_vars": variables}
 

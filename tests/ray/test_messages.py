@@ -64,7 +64,7 @@ class End:
 @pytest.fixture(scope="module")
 def ends(local_ray):
     """Two connected processes. Tests leave them usable, and use steps of their own."""
-    variables = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    variables = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     actor = ray.remote(concurrency_groups={"control": 2})(End)
     credentials = make_credentials(encryption=True)
     options = {"num_cpus": 0, "runtime_env": {"env_vars": variables}}

@@ -1,7 +1,6 @@
 """Programs that tests start: they compile as tests do, and have neither their fake devices nor their Ray."""
 
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -9,9 +8,8 @@ import textwrap
 
 def environment(**more: str) -> dict[str, str]:
     """The environment of a program, with more variables."""
-    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", kept.get("XLA_FLAGS", ""))
-    return {**kept, "XLA_FLAGS": flags.strip(), **more}
+    of_tests = ("RAY_ADDRESS", "JAX_NUM_CPU_DEVICES")
+    return {name: value for name, value in os.environ.items() if name not in of_tests} | more
 
 
 def run_python(*arguments: str, seconds: float, **variables: str) -> tuple[str, str]:
