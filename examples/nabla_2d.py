@@ -5,8 +5,8 @@
     python examples/nabla_2d.py --ray --processes 2  on eight Ray actors, two for each stage
 
 The step is that of ``nabla_gpipe.py``, with four microbatches. Only the mesh differs: the groups have two
-devices along ``"data"``, which split every microbatch; XLA adds the all-reduce of the gradients. Both are
-asserted of what was planned and compiled, so that it fails without data parallelism.
+devices along ``"data"``, which split every microbatch; XLA adds the all-reduce of the gradients, and forwards
+need none. All three are asserted of what was planned and compiled, so that it fails without data parallelism.
 """
 
 import nabla_gpipe

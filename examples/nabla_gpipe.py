@@ -119,12 +119,17 @@ def specs_of_values(plan) -> dict:
 
 
 def check_collectives(step, mesh, args: argparse.Namespace) -> None:
-    """Checks that groups sum gradients over their replicas, and that a single device exchanges nothing."""
+    """Checks that replicas sum gradients, and that forwards and single devices exchange nothing."""
     collectives = step.collectives()
     for stage, program in enumerate(step.plan.programs):
         found = [c for name in {run.executable for run in program.runs} for c in collectives[name]]
         summed = sorted({shape for c in found if c.operation == "all-reduce" for shape in c.shapes})
         print(f"group {stage}: all-reduces of {summed}")
+        if args.model == 1:
+            forwards = {run.executable for run in program.runs if str(run.task).startswith("fwd")}
+            exchanged = {name: collectives[name] for name in forwards if collectives[name]}
+            assert forwards and not exchanged, f"group {stage}: forwards exchange {exchanged}"
+            print(f"group {stage}: no all-reduce in {', '.join(sorted(forwards))}")
         if args.data > 1:
             gradients = {shard_shape(leaf, mesh) for leaf in step.argument_leaves(0)[stage].values()}
             assert gradients <= {*summed}, f"group {stage} sums {summed}, not its gradients {gradients}"

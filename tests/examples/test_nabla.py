@@ -23,6 +23,7 @@ def test_gradients_are_those_of_jax(example, capsys, name):
         "args[0][3]['w']: float32(16, 16) on groups (3,), sharded ('model',): (16, 16) on each device",
         f"sharded (None, 'data'): ({8 // replicas}, {4 // replicas}, 16) on each device",
         "group 3 sends group 2 values",
+        *(f"group {stage}: no all-reduce in fwd_{stage}" for stage in range(4)),
     ):
         assert line in printed
     assert printed.count("(group, replica)") == 6
@@ -45,6 +46,14 @@ def test_2d_fails_by_each_check_if_every_replica_has_the_whole_batch(example, mo
     for other in {*CHECKS} - {check}:
         monkeypatch.setattr(example("nabla_gpipe"), other, lambda *args: None)
     with pytest.raises(AssertionError):
+        example("nabla_2d").main([])
+
+
+def test_2d_fails_if_a_forward_sums_over_replicas(example, monkeypatch):
+    nabla = example("nabla_gpipe")
+    stage = nabla.stage
+    monkeypatch.setattr(nabla, "stage", lambda params, x: stage(params, x - x.mean(0)))
+    with pytest.raises(AssertionError, match=r"group 0: forwards exchange \{'fwd_0'"):
         example("nabla_2d").main([])
 
 
