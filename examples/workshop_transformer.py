@@ -4,8 +4,8 @@
     python examples/workshop_transformer.py --ray        on two Ray actors of four devices each
 
 Layers are tensor parallel, with what is between two linears split or gathered, then sequence parallel as
-well, then checkpointed in full, two at a time, and by a policy. Losses and parameters of each are compared
-with plain ``jax.jit`` of the tensor-parallel step on one device.
+well, then checkpointed in full, two at a time, block by block, and by a policy. Losses and parameters of each
+are compared with plain ``jax.jit`` of the tensor-parallel step on one device.
 """
 
 import argparse
@@ -42,12 +42,14 @@ class Strategy:
       gathered: between the two linears of a block, whole on each device.
       remat: what rematerializes layers.
       every: how many layers are rematerialized together: only what enters the first of them is kept.
+      blocks: the blocks of each layer that are rematerialized, each apart: ``"attention"``, ``"mlp"``.
     """
 
     sequence_parallel: bool = False
     gathered: bool = False
     remat: Callable = lambda layers: layers
     every: int = 1
+    blocks: tuple[str, ...] = ()
 
 
 STRATEGIES = {
@@ -56,6 +58,9 @@ STRATEGIES = {
     "sequence parallel": Strategy(sequence_parallel=True),
     "full checkpointing": Strategy(remat=nnx.remat),
     "checkpoints every 2 layers": Strategy(remat=nnx.remat, every=2),
+    # Keeps what enters a block, so that no sum over devices is computed again.
+    "checkpointed blocks": Strategy(blocks=("attention", "mlp")),
+    "checkpointed attention": Strategy(blocks=("attention",)),
     # Keeps what the linears make, and computes attention's scores and weights again.
     "selective checkpointing": Strategy(
         remat=nnx.remat(policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
@@ -140,6 +145,7 @@ class TransformerLayer(nnx.Module):
     def __init__(self, hidden: int, num_heads: int, strategy: Strategy, rngs: nnx.Rngs):
         self.num_heads = num_heads
         self.sequence_parallel = strategy.sequence_parallel
+        self.checkpointed = strategy.blocks
         column = functools.partial(ColumnParallelLinear, rngs=rngs, gather_output=strategy.gathered)
         row = functools.partial(RowParallelLinear, rngs=rngs, input_is_parallel=not strategy.gathered)
         self.attention_norm = nnx.LayerNorm(hidden, rngs=rngs)
@@ -150,9 +156,14 @@ class TransformerLayer(nnx.Module):
         self.mlp_out = row(4 * hidden, hidden)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        for norm, block in ((self.attention_norm, self.attention), (self.mlp_norm, self.mlp)):
-            x = x + self.between(block(whole(self.between(norm(x)))))
+        for name, norm in (("attention", self.attention_norm), ("mlp", self.mlp_norm)):
+            forward = functools.partial(self.forward, norm, getattr(self, name))
+            x = jax.checkpoint(forward)(x) if name in self.checkpointed else forward(x)
         return x
+
+    def forward(self, norm: nnx.LayerNorm, block: Callable, x: jax.Array) -> jax.Array:
+        """One block behind its norm, and the residual."""
+        return x + self.between(block(whole(self.between(norm(x)))))
 
     def between(self, x: jax.Array) -> jax.Array:
         """Splits ``x``. Both sides of a block's border are said: the gradient crosses it the other way."""

@@ -173,6 +173,8 @@ def test_workshop_transformer():
         "sequence parallel",
         "full checkpointing",
         "checkpoints every 2 layers",
+        "checkpointed blocks",
+        "checkpointed attention",
         "selective checkpointing",
     ):
         for result in ("losses", "parameters and moments"):

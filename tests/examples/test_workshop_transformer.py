@@ -38,6 +38,9 @@ PER_LAYER = {
     "full checkpointing": (SUMS, {"all-reduce": 3}),
     # Of two layers together, all sums but the last once more.
     "checkpoints every 2 layers": (SUMS, {"all-reduce": 3.5}),
+    # Each block's sum is its result: what enters the next block is kept, and no sum is computed once more.
+    "checkpointed blocks": (SUMS, SUMS),
+    "checkpointed attention": (SUMS, SUMS),
     "selective checkpointing": (SUMS, SUMS),
 }
 
@@ -84,3 +87,24 @@ def test_data_parallel_microbatches_exchange_nothing(workshop):
     in_loop, outside, params = compiled(workshop, workshop.Strategy(), data=2, model=1)
     assert in_loop and not any(in_loop.values())
     assert sum(map(count, outside.values()), collections.Counter()) == {"all-reduce": len(params) + 1}
+
+
+def residual_bytes(workshop, strategy):
+    """The bytes that the forward of two layers keeps for the backward, weights included."""
+    args = workshop.parse_arguments(["--layers", "2", *SIZES.split()[2:]])
+    definition, params = nnx.split(nnx.merge(*workshop.init(args, strategy))[0])
+    x = workshop.make_batch(args)[0][0]
+
+    def pull_back(params):
+        return jax.vjp(lambda params: nnx.merge(definition, params)(x), params)[1]
+
+    with jax.set_mesh(jax.make_mesh((1, 1), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)):
+        return sum(
+            leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(pull_back, params))
+        )
+
+
+def test_each_checkpointed_block_keeps_less(workshop):
+    names = ("tensor parallel", "checkpointed attention", "checkpointed blocks")
+    kept = [residual_bytes(workshop, workshop.STRATEGIES[name]) for name in names]
+    assert kept[0] > kept[1] > kept[2], kept
