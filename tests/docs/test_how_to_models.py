@@ -1,5 +1,7 @@
 """The how-to pages on models, training and migrations run, and compute what plain JAX computes."""
 
+import collections
+import difflib
 import math
 import re
 import sys
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
+from tests.support.pages import blocks
 from tests.support.parity import assert_close
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how_to"
@@ -91,7 +94,66 @@ def test_objects_that_the_pages_make_of_results(run):
     expected, _ = jax.jit(equinox["train_step"])(*(equinox[name] for name in ("state", "x", "y")))
     assert_close(model(equinox["x"]), equinox["eqx"].combine(expected[0], equinox["static"])(equinox["x"]))
     sampling = run("evaluation_and_sampling")
+    assert_close(sampling["predictions"], sampling["network"](sampling["params"], sampling["x"]))
     assert_close(sampling["sampled"], sampling["sample"](sampling["params"], sampling["x"]))
+
+
+def test_a_loss_of_the_whole_batch_takes_two_loops(run):
+    names = run("whole_batch_losses")
+    expected = jax.jit(names["plain_step"])(names["params"], names["batch"])
+    assert_close((names["trained"], names["loss"]), expected)
+    programs = names["step"].compile(names["params"], names["batch"]).plan.programs
+    assert {program.mpmd_idx for program in programs if program.runs} == {0, 1}
+    _, plain, pipelined, _ = blocks("how_to/whole_batch_losses.md")
+    changes = difflib.ndiff(plain.splitlines(), pipelined.partition("\n\n\n")[0].splitlines())
+    count = collections.Counter(line[0] for line in changes if line[2:])
+    assert (count["+"], count["-"]) == (14, 4)  # as the page says
+
+
+def with_edits(page, *edits):
+    """The blocks of a page, of which texts are replaced as its last lines say."""
+    text = "\n".join(blocks(f"how_to/{page}.md"))
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("page", "call", "edits"),
+    [
+        (
+            "flax_nnx",
+            "state, x, y, jax.random.split(jax.random.key(1), len(x))",
+            [
+                ("self.head = ", "self.dropout = nnx.Dropout(0.1)\n        self.head = "),
+                ("__call__(self, x)", "__call__(self, x, rngs)"),
+                ("self.head(x)", "self.head(self.dropout(x, rngs=rngs))"),
+                ("train_step(state, x, y):", "train_step(state, x, y, keys):"),
+                ("loss_fn(params, x, y):", "loss_fn(params, x, y, keys):"),
+                ("nnx.merge(model_graph, params)(x)", "nnx.merge(model_graph, params)(x, nnx.Rngs(keys[0]))"),
+                ("grad_fn(params, x, y)", "grad_fn(params, x, y, keys)"),
+                ("trained, loss = step(state, x, y)", ""),
+            ],
+        ),
+        (
+            "equinox",
+            "state, x, y",
+            [
+                ("jax.vmap(layer)(x)", "layer(x)"),
+                ("jax.vmap(self.head)(x)", "self.head(x)"),
+                ("eqx.combine(params, static)(x)", "jax.vmap(eqx.combine(params, static))(x)"),
+            ],
+        ),
+    ],
+    ids=["dropout of nnx", "a mark under vmap"],
+)
+def test_what_the_last_lines_of_a_page_say_to_change(page, call, edits):
+    names = {}
+    exec(with_edits(page, *edits), names)
+    with names["mesh"]:
+        actual = eval(f"step({call})", names)
+        assert_close(actual, eval(f"jax.jit(train_step)({call})", names))
 
 
 def test_arrays_of_jaxpp_go_to_groups_and_back(run):
