@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import mpmd
 from tests.support.models import batch, init, layer, make_step, mlp, mse, weights
+from tests.support.pages import blocks, run
 from tests.support.parity import assert_close, assert_parity, mesh_of
 from tests.support.planned_steps import CLUSTER
 
@@ -63,6 +64,26 @@ def test_the_train_step_computes_what_plain_jax_computes():
     with namespace["mesh"]:
         exec(step.removeprefix(definition), namespace)
         assert_close((namespace["params"], namespace["loss"]), expected)
+
+
+def test_the_ten_lines_of_the_landing_page_compute_what_plain_jax_computes():
+    names = run(blocks("index.md"))
+    params, x = [jnp.eye(4), jnp.full((4, 1), 0.5)], jnp.linspace(-1, 1, 64).reshape(16, 4)
+    arguments = params, x, jnp.sin(x[:, :1])
+    with names["mesh"]:
+        assert_close(names["step"](*arguments), jax.jit(names["train_step"])(*arguments))
+
+
+def test_the_address_to_clone_is_in_one_place():
+    pages = {path: path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]}
+    assert [path.name for path, text in pages.items() if "git clone" in text] == ["README.md"]
+    assert not [path for path, text in pages.items() if re.search(r"pip install '?mpmd", text)]
+
+
+def test_devices_are_faked_in_one_way():
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.*")]
+    named = [path.name for path in files if "force_host_platform" in path.read_text(errors="ignore")]
+    assert named == ["replay.md"]  # which says what `mpmd replay` sets
 
 
 def test_the_commands_of_the_readme_exist():
