@@ -116,7 +116,9 @@ class Replacements:
     def count_ready_spares(self) -> int:
         """The number of spares that could replace a process now, as far as they answer within a second."""
         spares, good = list(self._spares), self.allocations.good_nodes()
-        asked = [spare.actor.health.remote() for spare in spares if self._is_ready(spare, good)]
+        asked: list[ray.ObjectRef] = [
+            spare.actor.health.remote() for spare in spares if self._is_ready(spare, good)
+        ]
         return sum(_has_succeeded(call, _COUNT_SECONDS) for call in asked)
 
     def _is_ready(self, spare: _Spare, good: Collection[str]) -> bool:
