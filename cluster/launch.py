@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -46,10 +45,12 @@ from cluster.start.resources import (
 from cluster.start.shapes import Request, axis_types_of, check, spares_fault, submeshes_of
 from cluster.transports.choice import AUTO, check_encryption, check_name, holdings
 from cluster.watching.publisher import Publisher
+from mpmd.compat import api_boundary
 from mpmd.meshes.part import parts_faults
 from mpmd.runtime.captures import collection_fault
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.util.stopwatch import Stopwatch
+from mpmd.util.warn import warn_user
 from mpmd.validation import (
     Fault,
     int_fault,
@@ -66,6 +67,7 @@ _RESOURCES_SECONDS = 60.0
 """The seconds to wait for resources, unless the user says it."""
 
 
+@api_boundary
 def launch(
     mesh_shape: Mapping[str, int] | None = None,
     mpmd_axis: str | None = None,
@@ -202,7 +204,7 @@ def launch(
     variables = (runtime_env or {}).get("env_vars") or {}
     check_cache(compilation_cache, variables)
     for text in without_effect(variables, jax.config):
-        warnings.warn(text, stacklevel=2)
+        warn_user(text, UserWarning)
     options = _Options(
         request=request,
         runtime_env=runtime_env or {},

@@ -14,6 +14,7 @@ from cluster.driver.status import ProcessStatus, Status
 from cluster.protocol.process_info import Placement, ProcessInfo
 from cluster.recovery import CorruptionReport, FoundValue, RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
+from mpmd.compat import api_boundary
 from mpmd.errors import MESH_CLOSED
 from mpmd.ir.routes import Topology
 from mpmd.meshes.part import PartMesh, WholeMesh
@@ -133,6 +134,7 @@ class ClusterMesh(WholeMesh):
             return Status(tuple(ProcessStatus(process, "closed", 0) for process in self.processes))
         return self._runtime.status()
 
+    @api_boundary
     def resize(self, num_places: int, timeout: float = 60.0) -> None:
         """Has the first ``num_places`` groups have a place of their own, and the others share theirs.
 
@@ -155,6 +157,7 @@ class ClusterMesh(WholeMesh):
         )
         self._recovering("resize moves groups").resize(num_places, timeout)
 
+    @api_boundary
     def find_nan(
         self, to: str | os.PathLike[str] | None = None, *, nans: bool = True, infs: bool = False
     ) -> FoundValue | None:
@@ -197,6 +200,7 @@ class ClusterMesh(WholeMesh):
             raise RuntimeError(f"{purpose} as recovery does: launch the mesh with recovery=mpmd.Recovery()")
         return runtime
 
+    @api_boundary
     def replace(self, part: str | PartMesh, timeout: float = 60.0) -> None:
         """Has the dead groups of a part begin anew, where ``Recovery(parts=...)`` leaves the part out.
 

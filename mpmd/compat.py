@@ -5,19 +5,58 @@ Nothing else in the project reaches below JAX's public modules.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import functools
 import io
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
+from jax._src import traceback_util
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 NAMELESS = DebugInfo("mpmd", "mpmd", None, None)
 """For jaxprs whose arguments and results are no longer those of a user's function."""
+
+
+_PROJECT = Path(__file__).parents[1]
+
+for _hidden in (_PROJECT / "mpmd", _PROJECT / "cluster", contextlib.__file__, concurrent.futures.__path__[0]):
+    traceback_util.register_exclusion(str(_hidden))
+
+
+def api_boundary(function: Function) -> Function:
+    """Hides the frames of this project and of JAX in the tracebacks of errors that leave ``function``.
+
+    The user's frames stay, also those of functions that ``function`` calls. The setting of JAX decides,
+    ``JAX_TRACEBACK_FILTERING`` or ``jax.config.jax_traceback_filtering``: ``off`` hides nothing. JAX hides
+    its frames by the same function, which has no public name. That function leaves the causes of an error as
+    they are, and adds a note each time that an error is raised, as a failed step's is with each read result.
+    """
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            notes = getattr(error, "__notes__", [])
+            notes[:] = [note for note in notes if traceback_util._simplified_tb_msg not in note]
+            if traceback_util._filtering_mode() != "off":
+                chain: list[BaseException] = [error]
+                while (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
+                    chain.append(cause)
+                    if cause.__traceback__:
+                        cause.with_traceback(traceback_util.filter_traceback(cause.__traceback__))
+            raise
+
+    return traceback_util.api_boundary(checked)
 
 
 def with_constants_as_inputs(closed: ClosedJaxpr) -> Jaxpr:

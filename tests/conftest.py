@@ -24,6 +24,7 @@ if Version(version("jaxlib")) < Version("0.11.1"):  # later releases abort on th
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")  # a failing test shows the frames of this project
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and tests that interrupt a wait would wait until it times out.

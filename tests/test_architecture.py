@@ -66,8 +66,8 @@ MAY_IMPORT = {
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.pools mpmd.planner.simplicity mpmd.util",
     "mpmd.planner.shared_cores": "mpmd.memory mpmd.planner.curves mpmd.planner.hardware "
     "mpmd.planner.layer_profile mpmd.planner.pools mpmd.simulate",
-    "mpmd.compiler.find_layers": "mpmd.compiler.cut_layers mpmd.compiler.jaxprs mpmd.compiler.trace "
-    "mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
+    "mpmd.compiler.find_layers": "mpmd.compat mpmd.compiler.cut_layers mpmd.compiler.jaxprs "
+    "mpmd.compiler.trace mpmd.errors mpmd.language mpmd.schedules mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
     "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.steps "
     "mpmd.compiler.trace mpmd.ir mpmd.keys mpmd.language mpmd.planner.curves mpmd.planner.fusions "
@@ -89,11 +89,11 @@ MAY_IMPORT = {
     "mpmd.planner.choice_table": "mpmd.language mpmd.planner.candidate mpmd.planner.submesh mpmd.util",
     "mpmd.planner.choice_details": "mpmd.planner.candidate mpmd.planner.choice_table "
     "mpmd.planner.layer_profile mpmd.util",
-    "mpmd.planner.choice": "mpmd.language mpmd.meshes mpmd.planner.candidate mpmd.planner.choice_details "
-    "mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.hardware mpmd.planner.layer_profile "
-    "mpmd.planner.pools mpmd.planner.search mpmd.planner.shared_cores mpmd.planner.trials mpmd.simulate "
-    "mpmd.step mpmd.util mpmd.validation",
-    "mpmd.planner.choose": "mpmd.arguments mpmd.planner.candidate mpmd.planner.choice "
+    "mpmd.planner.choice": "mpmd.compat mpmd.language mpmd.meshes mpmd.planner.candidate "
+    "mpmd.planner.choice_details mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.hardware "
+    "mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.search mpmd.planner.shared_cores "
+    "mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
+    "mpmd.planner.choose": "mpmd.arguments mpmd.compat mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.util "
     "mpmd.validation",
@@ -146,22 +146,22 @@ MAY_IMPORT = {
     "cluster.recovery": "cluster.driver cluster.process cluster.protocol cluster.ray_compat cluster.start "
     "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.meshes mpmd.program mpmd.runtime mpmd.sharding "
     "mpmd.util mpmd.validation",
-    "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.errors mpmd.ir mpmd.meshes "
-    "mpmd.runtime mpmd.validation",
+    "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.compat mpmd.errors mpmd.ir "
+    "mpmd.meshes mpmd.runtime mpmd.validation",
     "cluster.watching.keys": "",
     "cluster.watching.publisher": "cluster.driver cluster.mesh cluster.protocol cluster.ray_compat "
     "cluster.watching.keys mpmd.runtime mpmd.watching",
     "cluster.watching.reader": "cluster.ray_compat cluster.start cluster.watching.keys mpmd.watching",
     "cluster.watching": "",
     "cluster.launch": "cluster.driver cluster.mesh cluster.process cluster.protocol cluster.recovery "
-    "cluster.start cluster.transports cluster.watching.publisher mpmd.meshes mpmd.runtime mpmd.util "
-    "mpmd.validation",
+    "cluster.start cluster.transports cluster.watching.publisher mpmd.compat mpmd.meshes mpmd.runtime "
+    "mpmd.util mpmd.validation",
     "cluster.describe": "cluster.launch cluster.start mpmd.ir mpmd.memory mpmd.planner.calibrate "
     "mpmd.planner.calibrate_collectives mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
     # The user's face.
     "mpmd.arrays": "mpmd.compat mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding",
-    "mpmd.meshes": "mpmd.errors mpmd.ir mpmd.runtime mpmd.sharding mpmd.util mpmd.validation",
+    "mpmd.meshes": "mpmd.compat mpmd.errors mpmd.ir mpmd.runtime mpmd.sharding mpmd.util mpmd.validation",
     "mpmd.arguments": "mpmd.arrays mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding mpmd.util "
     "mpmd.validation",
     "mpmd.checkpoint": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.meshes "
@@ -169,10 +169,12 @@ MAY_IMPORT = {
     "mpmd.replay": "mpmd.util mpmd.validation",
     "mpmd.capture": "mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.lower mpmd.ir mpmd.keys mpmd.program "
     "mpmd.replay mpmd.runtime mpmd.sharding mpmd.version",
-    "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.capture mpmd.checkpoint mpmd.compat mpmd.compiler.pipeline "
-    "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir mpmd.meshes mpmd.profile "
-    "mpmd.program mpmd.runtime mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
-    "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",
+    "mpmd.step": "mpmd.arguments mpmd.arrays mpmd.capture mpmd.checkpoint mpmd.compat "
+    "mpmd.compiler.pipeline mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir "
+    "mpmd.memory mpmd.meshes mpmd.profile mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate mpmd.util "
+    "mpmd.validation mpmd.verify",
+    "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.compiler.jaxprs mpmd.step mpmd.util "
+    "mpmd.validation",
     "mpmd.watching": "mpmd.runtime mpmd.util mpmd.validation",
     "mpmd": "",
     # The one door: the only module of mpmd that imports cluster, when one of its names is used.

@@ -32,7 +32,7 @@ from mpmd.ir.plan import Edge, Executable, Spec
 from mpmd.ir.routes import Topology
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
-from mpmd.runtime.collectives import Collective
+from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.device_trace import TraceFiles, process_name
 from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
@@ -249,10 +249,10 @@ class RayRuntime(RuntimeBase):
             return None
         return None if None in peaks else max(peaks)
 
-    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
         self.check_process()
         first = [self._numbers[i][0] for i in self._participants[number]]
-        asked = [self._calls.call_ray(process, "collectives", number) for process in first]
+        asked = [self._calls.call_ray(process, "analyses", number) for process in first]
         return {name: each for future in asked for name, each in future.result().items()}
 
     def digests(self, mpmd_idxs: Collection[int] | None = None) -> tuple[ProcessDigests, ...]:

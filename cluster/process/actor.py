@@ -35,7 +35,7 @@ from mpmd.ir.plan import Edge, Executable, Plan, Spec
 from mpmd.ir.reshard import GroupShape, box_of
 from mpmd.ir.routes import Routes, Topology
 from mpmd.runtime.activity import Activity, Doing, Loading
-from mpmd.runtime.collectives import Collective
+from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.device_trace import DeviceTrace, TraceFiles
 from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS
@@ -331,9 +331,9 @@ class GroupActor:
         """Says at once what the process is doing, whatever it is."""
         return self._activity.read()
 
-    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
-        """The exchanges among the group's devices in each executable of a program that it runs."""
-        return self._worker.collectives(number)
+    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
+        """XLA's analysis of each executable of a program that the group runs."""
+        return self._worker.analyses(number)
 
     @ray.method(concurrency_group="control")
     def measured_peak(self) -> int | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -35,7 +34,7 @@ from cluster.recovery.unlogged import UnloggedRequests
 from cluster.tcp.connection import Connection
 from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
-from mpmd.runtime.collectives import Collective
+from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.digests import DigestScope, ProcessDigests
 from mpmd.runtime.fetch_kept import drop_kept, fetch_kept
@@ -44,6 +43,7 @@ from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, StepReply, StepRequest
 from mpmd.runtime.storage import JsonSpec, StoredArray
+from mpmd.util.warn import warn_user
 
 
 class RecoveringRuntime(RuntimeBase):
@@ -256,11 +256,11 @@ class RecoveringRuntime(RuntimeBase):
         """As in the protocol; while groups recover, nothing is known of any."""
         return self._groups.measured_peaks()
 
-    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
         """As in the protocol. Waits while groups recover."""
         with self._requests.changed:
             self._requests.wait_until_running()
-        return self._groups.collectives(number)
+        return self._groups.analyses(number)
 
     def start_trace(self) -> None:
         """As in the protocol. Not repeated for a process that replaces another."""
@@ -298,7 +298,7 @@ class RecoveringRuntime(RuntimeBase):
                 self.captures.write(kept.program, task, to)
         except (OSError, RuntimeError) as fault:  # what was found is to be told in any case
             text = f"find_nan: {kept.captured.text} could not be written to {to}: {fault}"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warn_user(text, RuntimeWarning)
             return False
         return True
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from mpmd.arrays.delegation import delegate_to_value
-from mpmd.compat import key_impl, register_array_type
+from mpmd.compat import api_boundary, key_impl, register_array_type
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import fitting
@@ -229,6 +229,7 @@ class MpmdArray(jax.Array):
         if hasattr(self, "_donation"):
             self.delete()
 
+    @api_boundary
     def block_until_ready(self) -> MpmdArray:
         """Waits until the value is there, on all its groups."""
         self.runtime.check_process()
@@ -238,6 +239,7 @@ class MpmdArray(jax.Array):
         return self
 
     @property
+    @api_boundary
     def copies(self) -> dict[int, Copy]:
         """The value of each group that holds the array, by group, with its sharding there.
 
@@ -255,6 +257,7 @@ class MpmdArray(jax.Array):
         }
 
     @property
+    @api_boundary
     def to_mpmd_local_array(self) -> jax.Array | np.ndarray | list[jax.Array | np.ndarray]:
         """The value of the array's only copy, or the list of the values of its ``copies``."""
         local = [copy.value for copy in self.copies.values()]
@@ -294,38 +297,26 @@ class MpmdArray(jax.Array):
             copying, self._copying = self._copying, None
             return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
 
+    @api_boundary
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:
         if is_key(self):
             raise TypeError(f"{self!r} has no numpy equivalent; see jax.random.key_data")
         return np.array(self.raw_value(), dtype=dtype, copy=copy)
 
     @property
+    @api_boundary
     def value(self) -> jax.Array:
         """The value, an array of this process on its default device."""
         return decode(jax.numpy.asarray(self.raw_value()), self._aval)
 
-    def __float__(self) -> float:
-        return float(np.asarray(self))
-
-    def __int__(self) -> int:
-        return int(np.asarray(self))
-
-    def __bool__(self) -> bool:
-        return bool(np.asarray(self))
-
-    def __index__(self) -> int:
-        return np.asarray(self).__index__()
-
+    @api_boundary
     def __format__(self, format_spec: str) -> str:
         return format(self.item() if not self.shape else np.asarray(self), format_spec)
 
+    @api_boundary
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and deep-copied as the value, a numpy array: another process cannot reach the groups."""
         return np.asarray, (np.asarray(self),)
-
-    def item(self, *args: int) -> Any:
-        """The value of an array of one element, or of the element at an index, as a Python number."""
-        return np.asarray(self).item(*args)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -349,6 +340,7 @@ class MpmdArray(jax.Array):
         return None if reply is None else reply.inline.get(self._handle)
 
 
+@api_boundary
 def to_host(tree: Any) -> Any:
     """The values of a pytree on the host; its arrays are fetched together.
 

@@ -15,6 +15,7 @@ from mpmd.arguments.call import Call
 from mpmd.arrays.array import to_host
 from mpmd.checking.judge import Check, judge
 from mpmd.checking.perturb import coarsest_rounding, on_host, perturbed
+from mpmd.compat import api_boundary
 from mpmd.step.jit import MpmdFunction
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.util.tree import paths
@@ -23,6 +24,7 @@ from mpmd.validation import callable_fault, int_fault, raise_faults, type_fault
 _PERTURBED_RUNS = 8
 
 
+@api_boundary
 def check(
     step: MpmdFunction | LoadedStep, reference: Callable, *args: Any, steps: int = 3, **kwargs: Any
 ) -> Check:

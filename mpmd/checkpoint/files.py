@@ -19,6 +19,7 @@ from mpmd.checkpoint.array_handler import registry
 from mpmd.checkpoint.pytree_handler import PyTreeHandler
 from mpmd.checkpoint.reservation import reserved
 from mpmd.checkpoint.restoring import GroupRestoreArgs
+from mpmd.compat import api_boundary
 from mpmd.errors import CheckpointError, GroupDiedError
 from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.runtime.protocol import Runtime
@@ -27,6 +28,7 @@ from mpmd.validation import path_fault, raise_faults
 Path = str | os.PathLike
 
 
+@api_boundary
 def save(path: Path, tree: Any) -> None:
     """Saves a pytree as an Orbax checkpoint, and waits until it is complete.
 
@@ -50,6 +52,7 @@ def save(path: Path, tree: Any) -> None:
         raise error.with_traceback(None) from error.__cause__
 
 
+@api_boundary
 def save_async(path: Path, tree: Any) -> Future[None]:
     """``save`` without waiting: steps may run meanwhile, and may take over the values of ``tree``.
 
@@ -81,6 +84,7 @@ def save_async(path: Path, tree: Any) -> Future[None]:
     return finished
 
 
+@api_boundary
 def restore(path: Path, target: Any, mesh: GroupMesh | None = None) -> Any:
     """Restores a pytree from an Orbax checkpoint, also one of plain JAX, and waits for it.
 

@@ -10,6 +10,7 @@ import jax
 from jax.extend.core import JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir, partial_eval
 
+from mpmd.compat import api_boundary
 from mpmd.validation import int_fault, int_faults, is_sequence, raise_faults, shown, str_fault
 
 Tree = TypeVar("Tree")
@@ -80,6 +81,7 @@ def mark_text(eqn: JaxprEqn, line: str | None) -> str:
     return f"mark_stage_end at {line or 'an unknown line'}"
 
 
+@api_boundary
 def mark_stage_end(
     x: Tree,
     name: str | None = None,

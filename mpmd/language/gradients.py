@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mpmd.compat import api_boundary
 from mpmd.language.captured import captured_named, nothing_to_cut
 from mpmd.language.decisions import marked_as_decided
 from mpmd.language.operations import Op, is_op, operation_faults
@@ -31,6 +32,7 @@ _SHOWN = 5
 """The number of leaves that an error names."""
 
 
+@api_boundary
 def value_and_grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -117,6 +119,7 @@ def value_and_grad(
         finished = [rule.finish(leaf) for rule, leaf in zip(rules, aux, strict=True)]
         return (value, jax.tree.unflatten(treedef, finished)), grads
 
+    @api_boundary
     @functools.wraps(fun)
     def of_batch(*args: Any, **kwargs: Any) -> Any:
         batch = _Batch.of(fun, args, kwargs, argnums, batch_argnums, num_microbatches)
@@ -128,6 +131,7 @@ def value_and_grad(
     return of_batch
 
 
+@api_boundary
 def grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
 ) -> Callable[..., Any]:
@@ -138,6 +142,7 @@ def grad(
     """
     differentiate = value_and_grad(fun, argnums, has_aux, **options)
 
+    @api_boundary
     @functools.wraps(fun)
     def of_batch(*args: Any, **kwargs: Any) -> Any:
         value, grads = differentiate(*args, **kwargs)

@@ -12,6 +12,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from mpmd.compat import api_boundary
 from mpmd.validation import Fault, callable_fault, number_fault, raise_faults, str_fault
 
 KERNEL_SCOPE = "mpmd.cost"
@@ -47,6 +48,7 @@ dimensions along which devices do not divide it.
 boundary_p.multiple_results = True
 
 
+@api_boundary
 def cost(
     fun: Function,
     *,
@@ -121,6 +123,7 @@ def cost(
     of_operands, of_results = _letters(dimensions)
     is_bounded = work != KernelWork() or divides is not None
 
+    @api_boundary
     def kernel(*args, **kwargs):
         if is_bounded:
             args, kwargs = _bounded((args, kwargs), work, of_operands, divides)

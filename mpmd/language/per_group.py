@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import mlir
 from jax.sharding import AxisType, PartitionSpec
 
+from mpmd.compat import api_boundary
 from mpmd.sharding import described, explicit_sharding
 from mpmd.validation import callable_fault, raise_faults
 
@@ -20,6 +21,7 @@ per_group_p = Primitive("per_group")
 per_group_p.multiple_results = True
 
 
+@api_boundary
 def per_group(fun: Callable) -> Callable:
     """``fun``, traced again for each group that runs it, under the group's own submesh.
 
@@ -42,6 +44,7 @@ def per_group(fun: Callable) -> Callable:
     """
     raise_faults(callable_fault("fun", fun))
 
+    @api_boundary
     def wrapper(*args: Any) -> Any:
         leaves, treedef = jax.tree.flatten(args)
         closed, out_shape = jax.make_jaxpr(fun, return_shape=True)(*args)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mpmd.compat import api_boundary
 from mpmd.language.decisions import current_decisions
 from mpmd.sharding import explicit_sharding
 from mpmd.util.tables import first_few
@@ -21,6 +22,7 @@ _PASS_ARRAYS = (
 )
 
 
+@api_boundary
 def microbatches(batch: Any, n: int | None = None) -> Any:
     """Cuts a batch into ``n`` microbatches, for ``treduce``.
 
@@ -96,6 +98,7 @@ def _cut(leaf: Any, n: int) -> Any:
     return jax.lax.reshape(leaf, shape, out_sharding=of_rows)
 
 
+@api_boundary
 def stage_ends(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """The layers after which to mark the end of a stage, so that all stages have equally many layers.
 

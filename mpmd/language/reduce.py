@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpmd.compat import with_constants_as_inputs
+from mpmd.compat import api_boundary, with_constants_as_inputs
 from mpmd.language.carry import Microbatch
 from mpmd.language.decisions import current_decisions, marked_as_decided, next_loop
 from mpmd.language.operations import Op, is_op, operation_faults
@@ -102,6 +102,7 @@ class Concat:
         return lax.dynamic_update_index_in_dim(state, update, index, self.axis % state.ndim)
 
 
+@api_boundary
 def treduce(
     fun: Callable[..., Any],
     xs: Any,
@@ -204,6 +205,7 @@ def treduce(
     return treduce_i(fun_of_index, sizes.pop(), schedule, operation, carry, part=part)
 
 
+@api_boundary
 def treduce_i(
     fun: Callable[..., Any],
     length: int,

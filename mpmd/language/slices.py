@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from mpmd.compat import api_boundary
 from mpmd.language.decisions import note_slices
 from mpmd.util.tables import first_few
 from mpmd.validation import (
@@ -30,6 +31,7 @@ _SHOWN = 5
 """The number of leaves that an error names."""
 
 
+@api_boundary
 def slice_bounds(
     length: int, slices: int, *, attention_share: float = 0.0, multiple: int = 1
 ) -> tuple[int, ...]:
@@ -92,6 +94,7 @@ def _share_of_tokens(work: float, attention: float) -> float:
     return 2 * work / (weights + math.sqrt(weights**2 + 4 * attention * work))
 
 
+@api_boundary
 def slices(tree: Tree, bounds: Sequence[int], axis: int = 1) -> tuple[Tree, ...]:
     """Cuts arrays into slices of the sequence.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, AxisType
 
+from mpmd.compat import api_boundary
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.meshes.part import WholeMesh, parts_faults
@@ -46,6 +47,7 @@ class AbstractMpmdMesh(WholeMesh):
       together with an axis.
     """
 
+    @api_boundary
     def __init__(
         self,
         shape: Shape | Sequence[Shape],

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from mpmd.compat import api_boundary
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.meshes.part import WholeMesh, parts_faults
@@ -64,6 +65,7 @@ class MpmdMesh(WholeMesh):
       for other types.
     """
 
+    @api_boundary
     def __init__(
         self,
         jax_mesh: Mesh | Sequence[Mesh],

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import AbstractMesh
 
+from mpmd.compat import api_boundary
 from mpmd.errors import SilentCorruptionError
 from mpmd.ir.routes import Topology
 from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.replicas import inconclusive_text, unequal_replicas
 from mpmd.util.tables import first_few
+from mpmd.util.warn import warn_user
 from mpmd.validation import Fault, int_fault, raise_faults, shown, str_fault, type_fault
 
 PARTS = 'a dict of names and numbers of groups, as {"actor": 4, "sampler": 2}'
@@ -52,6 +53,7 @@ class WholeMesh:
         """The groups of each part, by its name; empty without parts."""
         return dict(self._ranges)
 
+    @api_boundary
     def verify_replicas(self) -> None:
         """Compares the copies of all values that groups hold, after the steps submitted before.
 
@@ -70,15 +72,16 @@ class WholeMesh:
         if absent:
             names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in sorted(absent))
             text = f"verify_replicas: {names} is left out, which has died; mesh.replace has it begin anew"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warn_user(text, RuntimeWarning)
         unequal = unequal_replicas(processes)
         if inconclusive := [each for each in unequal if not each.is_conclusive]:
             text = f"verify_replicas: {inconclusive_text(inconclusive)}"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warn_user(text, RuntimeWarning)
         if wrong := [each for each in unequal if each.is_conclusive]:
             suspects = {mpmd_idx for each in wrong for mpmd_idx in each.mpmd_idxs}
             raise SilentCorruptionError("\n".join(map(str, wrong)), sorted(suspects))
 
+    @api_boundary
     def part(self, name: str) -> PartMesh:
         """Some groups of the mesh, for which steps are compiled as for a mesh.
 

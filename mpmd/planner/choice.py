@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from mpmd.compat import api_boundary
 from mpmd.language.decisions import Decisions, decided
 from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.meshes.mesh import MpmdMesh, devices_faults
@@ -108,6 +109,7 @@ class Choice(ShownAsText):
             arguments["accelerator_types"] = [submesh.pool for submesh in submeshes]
         return arguments
 
+    @api_boundary
     def mesh(self, devices: Sequence[jax.Device] | None = None) -> MpmdMesh:
         """The chosen groups, of this process's devices.
 
@@ -133,6 +135,7 @@ class Choice(ShownAsText):
             ]
         )
 
+    @api_boundary
     def jit(self, mesh: GroupMesh, **options: Any) -> MpmdFunction:
         """The step, cut, scheduled and sharded as chosen, for groups of the chosen shapes.
 

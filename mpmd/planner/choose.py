@@ -9,6 +9,7 @@ from typing import Any
 
 from mpmd.arguments.keywords import argument_faults
 from mpmd.arguments.specs import keyword_specs_faults, specs_faults
+from mpmd.compat import api_boundary
 from mpmd.planner.candidate import Row
 from mpmd.planner.choice import Choice
 from mpmd.planner.constraints import Constraints
@@ -27,6 +28,7 @@ from mpmd.util.tables import human_bytes
 from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fault, raise_faults, type_fault
 
 
+@api_boundary
 def plan(
     step: Callable,
     *args: Any,

@@ -1,10 +1,12 @@
-"""The exchanges among a group's devices, read from the text of the programs that XLA has compiled."""
+"""The code and the costs of compiled executables, and the exchanges among devices in the code."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
+from typing import NamedTuple
 
 OPERATIONS = (
     "all-gather",
@@ -34,6 +36,18 @@ class Collective:
     operation: str
     shapes: tuple[tuple[int, ...], ...]
     nbytes: int
+
+
+class ExecutableAnalysis(NamedTuple):
+    """What XLA says of an executable that it has compiled.
+
+    Attributes:
+      text: its code.
+      costs: as of ``jax.stages.Compiled.cost_analysis``; empty where the backend does not say.
+    """
+
+    text: str
+    costs: Mapping[str, float]
 
 
 def collectives_in(text: str) -> tuple[Collective, ...]:

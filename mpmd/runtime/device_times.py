@@ -12,7 +12,6 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import jax
 
 from mpmd.ir.process_times import ProcessTimes, RecordedStep, TaskTime
 from mpmd.runtime.device_trace import TraceFiles, trace_of
+from mpmd.util.warn import warn_user
 
 _RUNS = "XLA Modules"
 """The line of a TPU's plane that has the runs of programs."""
@@ -100,7 +100,7 @@ def with_device_times(
             RuntimeError
         ) as error:  # the steps have run, and their result may be the only copy of the state
             text = f"the trace of process {rank} of group {mpmd_idx} cannot be read: {error}"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warn_user(text, RuntimeWarning)
             continue
         replaced |= zip(map(id, recorded), device_times(recorded, spans), strict=True)
     return tuple(

@@ -24,7 +24,7 @@ from mpmd.ir.participants import participants
 from mpmd.ir.plan import Executable, Spec
 from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program
-from mpmd.runtime.collectives import Collective
+from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.compile_once import compile_for
 from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, TraceFiles
 from mpmd.runtime.digests import ProcessDigests
@@ -302,10 +302,10 @@ class InProcessRuntime(RuntimeBase):
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.read, stored))
 
-    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
+    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
         self.check_process()
         groups = [self._groups[i] for i in self._participants[number]]
-        asked = [group.submit(partial(group.worker.collectives, number)) for group in groups]
+        asked = [group.submit(partial(group.worker.analyses, number)) for group in groups]
         return {name: each for future in asked for name, each in future.result().items()}
 
     def digests(self) -> tuple[ProcessDigests, ...]:

@@ -21,7 +21,7 @@ from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.callbacks import CallbackThreads
 from mpmd.runtime.captures import Captures
-from mpmd.runtime.collectives import Collective
+from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep, StepsInFlight
@@ -220,8 +220,8 @@ class Runtime(Protocol):
         """
         ...
 
-    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
-        """The exchanges among devices of a group in each executable of a program, by its name."""
+    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
+        """XLA's analysis of each executable of a program, by its name."""
         ...
 
     def digests(self) -> tuple[ProcessDigests, ...]:

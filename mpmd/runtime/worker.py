@@ -16,7 +16,7 @@ from mpmd.ir.routes import held_specs
 from mpmd.program import Function, Variant
 from mpmd.runtime import storage
 from mpmd.runtime.activity import FINISHING, Activity, Loading
-from mpmd.runtime.collectives import Collective, collectives_in
+from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.compiled_program import CompiledAhead, CompiledProgram
 from mpmd.runtime.compiling import (
     Compile,
@@ -366,10 +366,12 @@ class GroupWorker:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)
 
-    def collectives(self, number: int) -> dict[str, tuple[Collective, ...]]:
-        """The exchanges among the group's devices in each executable of a program that it runs."""
-        executables = self._programs[number].executables
-        return {name: collectives_in(call.as_text() or "") for name, call in executables.items()}
+    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
+        """XLA's analysis of each executable of a program that the group runs."""
+        return {
+            name: ExecutableAnalysis(call.as_text() or "", call.cost_analysis() or {})
+            for name, call in self._programs[number].executables.items()
+        }
 
     def measured_peak(self) -> int | None:
         """As ``device_memory.measured_peak`` of this process's devices. May be called from any thread."""

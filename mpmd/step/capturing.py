@@ -6,7 +6,6 @@ import difflib
 import os
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -19,6 +18,7 @@ from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Capture, Captured, StepReply, captured_of
 from mpmd.runtime.step_future import StepFuture
 from mpmd.util.tables import first_few
+from mpmd.util.warn import warn_user
 from mpmd.validation import int_fault, path_fault, raise_faults, str_fault
 
 
@@ -92,7 +92,7 @@ def write_named(
             write_kept(runtime, writer, captured, error, lambda: Path(to))
         except (OSError, RuntimeError) as fault:  # the caller has to get the state
             text = f"step.capture: {captured.text} could not be written to {os.fspath(to)}: {fault}"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warn_user(text, RuntimeWarning)
     if error is not None:
         future.reply(mpmd_idx)
 

@@ -20,7 +20,7 @@ from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import keyword_specs_faults, output_specs, specs_faults
 from mpmd.arguments.specs_of_calls import SpecsOfCalls
 from mpmd.arrays.array import MpmdArray
-from mpmd.compat import trace_context
+from mpmd.compat import api_boundary, trace_context
 from mpmd.compiler.pipeline import CompiledStep, compile_step
 from mpmd.compiler.request import CompileRequest, Gather, PartialSums, SequenceParallel
 from mpmd.explanation import warn_of_mistakes
@@ -33,7 +33,9 @@ from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
 from mpmd.step.part_numbers import of_part, parts_of, placements_in
+from mpmd.step.tracing import TracedFunction, described
 from mpmd.util.notebook import ShownAsText
+from mpmd.util.tracers import TracedArgumentError
 from mpmd.validation import callable_fault, choice_fault, raise_faults
 
 _logger = logging.getLogger("mpmd")
@@ -47,6 +49,7 @@ def jit(fun: Callable, mpmd_mesh: GroupMesh, *args: Any, **kwargs: Any) -> MpmdF
 def jit(fun: None = None, *, mpmd_mesh: GroupMesh, **kwargs: Any) -> Callable[[Callable], MpmdFunction]: ...
 
 
+@api_boundary
 def jit(
     fun: Callable | None = None,
     mpmd_mesh: GroupMesh | None = None,
@@ -139,6 +142,7 @@ def jit(
         names(donate_argnames),
     )
 
+    @api_boundary
     def jitted(fun: Callable) -> MpmdFunction:
         raise_faults(callable_fault("fun", fun), title="mpmd.jit: ")
         return MpmdFunction(fun, mpmd_mesh, CallSignature.of(fun, *arguments), options)
@@ -211,10 +215,12 @@ class MpmdFunction(ShownAsText):
         """Binds a method's first argument, as functions do."""
         return self if instance is None else types.MethodType(self, instance)
 
+    @api_boundary
     def compile(self, *args: Any, **kwargs: Any) -> LoadedStep:
         """Compiles for arguments like these, arrays or ``ShapeDtypeStruct``s, and has the groups load it."""
         return self._load(self._signature.bind(args, kwargs))
 
+    @api_boundary
     def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
         """Plans the step for arguments like these, arrays or ``ShapeDtypeStruct``s, and proves the plan.
 
@@ -225,6 +231,33 @@ class MpmdFunction(ShownAsText):
         compiled, stable = self._compile(call, self._in_specs.of(call), self._held(call))
         return LoweredStep(compiled, stable, self._mesh, self._signature, self.meter.name)
 
+    @api_boundary
+    def trace(self, *args: Any, **kwargs: Any) -> TracedFunction:
+        """Traces the function as ``jax.jit(fun).trace`` does; ``lower()`` of the result plans the step."""
+        plain = jax.jit(
+            self._fun,
+            static_argnums=self._signature.static_argnums,
+            static_argnames=self._signature.static_argnames,
+            donate_argnums=self._signature.donate_argnums,
+            donate_argnames=self._signature.donate_argnames,
+        )
+        lower = functools.partial(self.lower, *args, **kwargs)
+        return TracedFunction(plain.trace(*args, **kwargs), lower)
+
+    @api_boundary
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The shapes and dtypes of the result, as ``jax.jit(fun).eval_shape`` has them."""
+        return self.trace(*args, **kwargs).out_info
+
+    def clear_cache(self) -> None:
+        """Forgets the compiled steps; groups drop those that nobody else holds."""
+        self._loaded.clear()
+
+    def _cache_size(self) -> int:
+        """The number of steps that were compiled, under JAX's name."""
+        return len(self._compiled_steps())
+
+    @api_boundary
     def profile(
         self, *args: Any, steps: int = 1, trace_dir: str | os.PathLike | None = None, **kwargs: Any
     ) -> Profile:
@@ -232,6 +265,7 @@ class MpmdFunction(ShownAsText):
         call = self._signature.bind(args, kwargs)
         return self._load(call).profile(*args, steps=steps, trace_dir=trace_dir, **kwargs)
 
+    @api_boundary
     def capture(
         self, *args: Any, task: str, to: str | os.PathLike, mpmd_idx: int | None = None, **kwargs: Any
     ) -> Any:
@@ -268,8 +302,12 @@ class MpmdFunction(ShownAsText):
         steps = {id(step): step for of_mesh in self._loaded.values() for step in of_mesh.values()}
         return list(steps.values())
 
+    @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = self._signature.bind(args, kwargs)
+        try:
+            call = self._signature.bind(args, kwargs)
+        except TracedArgumentError as refused:
+            return described(self.trace(*args, **kwargs), args, kwargs, refused)
         return self._load(call).submit(call)[0]
 
     def _load(self, call: Call) -> LoadedStep:

@@ -8,24 +8,25 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call, check_argnum
 from mpmd.arguments.leaves import ArgumentLeaf, placement_of
 from mpmd.arguments.signature import CallSignature
 from mpmd.capture import CaptureWriter
+from mpmd.compat import api_boundary
 from mpmd.compiler.pipeline import CompiledStep
 from mpmd.errors import MESH_CLOSED
-from mpmd.explanation import Report, report, sources_of, warn_of_undonated_state
+from mpmd.explanation import Report, sources_of, warn_of_undonated_state
 from mpmd.ir.participants import participants
 from mpmd.ir.plan import Plan
-from mpmd.ir.routes import Topology, bytes_per_step
+from mpmd.ir.routes import bytes_per_step
 from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.profile.profile import Profile
-from mpmd.runtime.collectives import Collective
+from mpmd.runtime.collectives import Collective, ExecutableAnalysis, collectives_in
 from mpmd.runtime.device_times import with_device_times
 from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
 from mpmd.runtime.protocol import Runtime
@@ -34,6 +35,7 @@ from mpmd.runtime.step_future import StepFuture
 from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.capturing import check_capture, failure_capture, failures_captured, write_named
 from mpmd.step.initialize import compile_init
+from mpmd.step.memory_stats import memory_stats
 from mpmd.step.part_numbers import check_in_part, loaded_in, peaks_in, program_of_whole, times_in
 from mpmd.step.planned_step import PlannedStep, explain
 from mpmd.step.record_steps import check_names, check_repeatable, hand_back, record_steps
@@ -58,12 +60,10 @@ class LoadedStep(PlannedStep):
     def __init__(
         self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature, meter: StepMeter
     ):
-        # Groups have the functions, and a program may hold many steps.
-        self._compiled = dataclasses.replace(compiled, program=compiled.program.without_functions())
-        self.mesh = mesh  # whose groups run as long as it is held and not closed
-        self._signature = signature
+        # Groups have the functions, and a program may hold many steps. The mesh runs as long as it is held.
+        of_plan = dataclasses.replace(compiled, program=compiled.program.without_functions())
+        super().__init__(of_plan, call, mesh, signature)
         self.meter = meter
-        self._expected = call
         self._argument_leaves = compiled.step.argument_leaves
         runtime = mesh.runtime
         self._runtime = weakref.ref(runtime)  # which the mesh keeps until it is closed
@@ -92,27 +92,9 @@ class LoadedStep(PlannedStep):
         self._inits: weakref.WeakKeyDictionary[Callable, dict] = weakref.WeakKeyDictionary()
 
     @property
-    def compiled(self) -> CompiledStep:
-        return self._compiled
-
-    @property
-    def signature(self) -> CallSignature:
-        """The kinds of the step's arguments."""
-        return self._signature
-
-    @property
     def plan(self) -> Plan:
         """The verified programs of all groups, with the memory that XLA needs to run them; printable."""
         return self._plan
-
-    @property
-    def topology(self) -> Topology:
-        return self.mesh.topology
-
-    @property
-    def submeshes(self) -> Sequence[AbstractMesh]:
-        """The shapes of the groups' submeshes."""
-        return self.mesh.abstract_submeshes
 
     def report(self) -> Report:
         """The tasks and the needs of each group, and the seconds of compiling; printable.
@@ -121,19 +103,16 @@ class LoadedStep(PlannedStep):
         Once the step was profiled, it also has the findings of the last profile.
         """
         runtime = self._runtime()
-        return report(
-            plan=self.plan,
-            topology=self.topology,
+        return self._report(
             verified=self._verified,
-            updated={argument for argument, _ in self._compiled.step.fed_back},
             seconds=self._seconds,
             xla_seconds=self._in_part.xla_seconds,
             holdings=self._in_part.holdings,
             measured_peaks=peaks_in(self.mesh, runtime.measured_peaks()) if runtime else None,
-            findings=explain(self).findings,
             profile=self._profiled,
         )
 
+    @api_boundary
     def argument_leaves(self, argnum: int | str = 0) -> Any:
         """The leaves of an argument with their placements: its pytree, with an ``ArgumentLeaf`` for each.
 
@@ -145,10 +124,11 @@ class LoadedStep(PlannedStep):
         inputs, first = iter(self._mesh_plan.inputs), self._groups[0]
         leaves = [
             ArgumentLeaf(leaf.path, aval, placement_of(leaf.stack, [next(inputs) for _ in leaf.names], first))
-            for leaf, aval in zip(self._argument_leaves, self._expected.avals, strict=True)
+            for leaf, aval in zip(self._argument_leaves, self._call.avals, strict=True)
         ]
-        return self._expected.argument(argnum, self._signature.names, leaves)
+        return self._call.argument(argnum, self.signature.names, leaves)
 
+    @api_boundary
     def init(self, fun: Callable, *args: Any, argnum: int | str = 0) -> Any:
         """Makes an argument of the step, such as its state, on the groups that read it: ``fun(*args)``.
 
@@ -182,6 +162,7 @@ class LoadedStep(PlannedStep):
             known[key] = LoadedStep(compiled, call.described_by(call.avals), mesh, signature, meter)
         return known[key].submit(call)[0]
 
+    @api_boundary
     def restore(self, path: str | os.PathLike, argnum: int | str = 0) -> Any:
         """Restores an argument, such as the state, from a checkpoint, to the groups that read it.
 
@@ -199,9 +180,11 @@ class LoadedStep(PlannedStep):
         self._running()
         return restore(path, self.argument_leaves(argnum), self.mesh)
 
+    @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.submit(self._signature.bind(args, kwargs))[0]
+        return self.submit(self.signature.bind(args, kwargs))[0]
 
+    @api_boundary
     def profile(
         self, *args: Any, steps: int = 1, trace_dir: str | os.PathLike | None = None, **kwargs: Any
     ) -> Profile:
@@ -226,15 +209,15 @@ class LoadedStep(PlannedStep):
           steps with a donated argument that no result replaces; ``TypeError`` when ``trace_dir`` is no path;
           all before anything runs; ``RuntimeError`` when a process is being traced already; and as a call.
         """
-        call = self._signature.bind(args, kwargs)
+        call = self.signature.bind(args, kwargs)
         raise_faults(int_fault("steps", steps), title="step.profile: ")
         is_traced = trace_dir is not None
-        check_names("profile", self._signature.names, args, steps=steps != 1, trace_dir=is_traced)
-        self._expected.check_serves(call)
-        fed_back = dict(self._compiled.step.fed_back_leaves)
+        check_names("profile", self.signature.names, args, steps=steps != 1, trace_dir=is_traced)
+        self._call.check_serves(call)
+        fed_back = dict(self.compiled.step.fed_back_leaves)
         if steps > 1:
             check_repeatable(call, fed_back)
-        state = (self.plan.inputs[i].name for i, _ in self._compiled.step.fed_back)
+        state = (self.plan.inputs[i].name for i, _ in self.compiled.step.fed_back)
         unrecorded = Profile(  # made before anything runs: what fails later may cost the state
             plan=self.plan,
             topology=self.topology,
@@ -251,6 +234,7 @@ class LoadedStep(PlannedStep):
         self._profiled = profile.without_result()
         return profile
 
+    @api_boundary
     def capture(
         self, *args: Any, task: str, to: str | os.PathLike, mpmd_idx: int | None = None, **kwargs: Any
     ) -> Any:
@@ -272,14 +256,14 @@ class LoadedStep(PlannedStep):
         """
         group = check_capture(self._mesh_plan, task, to, mpmd_idx)
         is_named = mpmd_idx is not None
-        check_names("capture", self._signature.names, args, task=True, to=True, mpmd_idx=is_named)
-        call, runtime = self._signature.bind(args, kwargs), self._running()
+        check_names("capture", self.signature.names, args, task=True, to=True, mpmd_idx=is_named)
+        call, runtime = self.signature.bind(args, kwargs), self._running()
         capture = Capture(task, runtime.next_handle())
         result, future = self.submit(call, captures={group: capture})
         try:
             write_named(runtime, self._writer, group, future, to)
         except KeyboardInterrupt:  # the caller has the donated arrays alone
-            hand_back(call, jax.tree.leaves(result), dict(self._compiled.step.fed_back_leaves))
+            hand_back(call, jax.tree.leaves(result), dict(self.compiled.step.fed_back_leaves))
             raise
         return result
 
@@ -293,9 +277,20 @@ class LoadedStep(PlannedStep):
     def collectives(self) -> dict[str, tuple[Collective, ...]]:
         """The exchanges among the devices of a group, in each executable of the plan, by its name.
 
-        The groups read them from the code that XLA has compiled there.
+        They are read from the code that XLA has compiled on the groups.
         """
-        return self._running().collectives(self._loaded.number)
+        return {name: collectives_in(analysis.text) for name, analysis in self._analyses().items()}
+
+    def memory_analysis(self) -> SimpleNamespace:
+        """The fields of JAX's ``CompiledMemoryStats``, for each device of the group that needs the most.
+
+        ``temp_size_in_bytes`` is all but arguments and results at the worst moment: activations,
+        accumulators, messages, and XLA's temporaries. ``report()`` has the memory of all groups.
+        """
+        return memory_stats(self.plan, self.report())
+
+    def _analyses(self) -> dict[str, ExecutableAnalysis]:
+        return self._running().analyses(self._loaded.number)
 
     def submit(
         self, call: Call, profile: bool = False, captures: Mapping[int, Capture] | None = None
@@ -309,7 +304,7 @@ class LoadedStep(PlannedStep):
           ``mpmd.metrics``.
         """
         self.meter.check()
-        self._expected.check_serves(call)
+        self._call.check_serves(call)
         call.check_donations()
         runtime = self._running()
         runtime.check_process()
@@ -318,7 +313,7 @@ class LoadedStep(PlannedStep):
                 "a callback of a step cannot run a step, which may have to wait for the callback; have it "
                 "note what is to be done, and do that after the step"
             )
-        if not self._compiled.step.loops:
+        if not self.compiled.step.loops:
             call.check_held(runtime)
         check_in_part(self.mesh, call, runtime)
         with dropping_queued(runtime):

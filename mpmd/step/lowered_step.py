@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
+
 from mpmd.arguments.call import Call
 from mpmd.arguments.signature import CallSignature
+from mpmd.compat import api_boundary, forget_lowered
 from mpmd.compiler.pipeline import CompiledStep
-from mpmd.explanation import Report, report
+from mpmd.explanation import Report
 from mpmd.ir.plan import Plan
-from mpmd.ir.routes import Topology
 from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
+from mpmd.program import arguments, jitted
+from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
-from mpmd.step.planned_step import PlannedStep, explain
+from mpmd.step.planned_step import PlannedStep
 from mpmd.validation import raise_faults
 
 
@@ -25,35 +31,32 @@ class LoweredStep(PlannedStep):
     def __init__(
         self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature, name: str
     ):
+        super().__init__(compiled, call, mesh, signature)
         self._name = name  # of the function
-        self._compiled = compiled
-        self._call = call
-        self._mesh = mesh
-        self._signature = signature
-
-    @property
-    def compiled(self) -> CompiledStep:
-        return self._compiled
 
     @property
     def plan(self) -> Plan:
-        return self._compiled.program.plan
+        return self.compiled.program.plan
 
-    @property
-    def topology(self) -> Topology:
-        return self._mesh.topology
+    def _analyses(self, *text_arguments: Any, **text_options: Any) -> dict[str, ExecutableAnalysis]:
+        """JAX's lowering of each executable, for the shape of its group's submesh."""
+        platform = getattr(self.mesh.whole, "platform", jax.default_backend())
+        groups = {run.executable: group.mpmd_idx for group in self.plan.programs for run in group.runs}
+        analyses = {}
+        for one in self.plan.executables:
+            submesh = self.submeshes[groups[one.name]]
+            traced = jitted(self.compiled.program.functions[one.name], one, submesh).trace(*arguments(one))
+            lowered = traced.lower(lowering_platforms=(platform,))
+            text = lowered.as_text(*text_arguments, **text_options)
+            analyses[one.name] = ExecutableAnalysis(text, lowered.cost_analysis() or {})
+        forget_lowered()
+        return analyses
 
     def report(self) -> Report:
         """The tasks of each group, and its needs that are known before the groups compile; printable."""
-        return report(
-            plan=self.plan,
-            topology=self.topology,
-            verified=self._compiled.verified,
-            updated={argument for argument, _ in self._compiled.step.fed_back},
-            seconds=self._compiled.seconds,
-            findings=explain(self).findings,
-        )
+        return self._report(verified=self.compiled.verified, seconds=self.compiled.seconds)
 
+    @api_boundary
     def compile(self, mpmd_mesh: GroupMesh | None = None) -> LoadedStep:
         """Compiles and loads the step on the groups.
 
@@ -64,14 +67,14 @@ class LoweredStep(PlannedStep):
           for one that was closed.
         """
         raise_faults(mesh_fault("mpmd_mesh", mpmd_mesh, optional=True))
-        mesh = self._mesh if mpmd_mesh is None else mpmd_mesh
-        if (planned := _axes(self._mesh)) != (actual := _axes(mesh)):
+        mesh = self.mesh if mpmd_mesh is None else mpmd_mesh
+        if (planned := _axes(self.mesh)) != (actual := _axes(mesh)):
             raise ValueError(
                 f"the step was planned for groups with the submeshes {planned}, and these have {actual}: "
                 "lower it for a mesh of that shape"
             )
         meter = StepMeter(self._name, mesh)
-        return LoadedStep(self._compiled, self._call, mesh, self._signature, meter)
+        return LoadedStep(self.compiled, self._call, mesh, self.signature, meter)
 
 
 def _axes(mesh: GroupMesh) -> list[str]:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import abc
+import collections
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import jax
+from jax.sharding import AbstractMesh
+
+from mpmd.arguments.call import Call
+from mpmd.arguments.signature import CallSignature
+from mpmd.compat import api_boundary
 from mpmd.compiler.pipeline import CompiledStep
-from mpmd.explanation import Explanation, Report, explain_plan, operation_costs
-from mpmd.ir.plan import Plan
+from mpmd.explanation import Explanation, Report, explain_plan, operation_costs, report
+from mpmd.ir.plan import InputLeaf, OutputLeaf, Plan
 from mpmd.ir.routes import Topology
+from mpmd.ir.stack import Leaf
+from mpmd.meshes.group_mesh import GroupMesh
+from mpmd.runtime.collectives import ExecutableAnalysis
+from mpmd.sharding import to_sharding
 from mpmd.simulate import Costs, Simulation
 from mpmd.simulate import simulate as simulate_plan
 from mpmd.util.notebook import ShownAsText
@@ -15,30 +28,127 @@ from mpmd.validation import int_fault, raise_faults, shown, type_fault
 
 
 class PlannedStep(ShownAsText, abc.ABC):
-    """A step with a verified plan: one that is only planned, or one that the groups have loaded."""
+    """A step with a verified plan: one that is only planned, or one that the groups have loaded.
+
+    It has the attributes of ``jax.stages.Lowered`` and ``jax.stages.Compiled`` that have a meaning for many
+    executables on several groups.
+
+    Args:
+      compiled: the output of the compiler; its specs may still be open.
+      call: that for which it was compiled, without arrays.
+      signature: the kinds of the arguments.
+    """
+
+    def __init__(self, compiled: CompiledStep, call: Call, mesh: GroupMesh, signature: CallSignature):
+        self.compiled = compiled
+        self._call = call
+        self.mesh = mesh
+        self.signature = signature
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}; step.report(), step.plan and "
+            "mpmd.explain(step) describe the many executables of a step"
+        )
 
     def shown(self) -> str:
         return f"{type(self).__name__} with the plan of {self.plan.shown()}"
 
     @property
     @abc.abstractmethod
-    def compiled(self) -> CompiledStep:
-        """The output of the compiler; its specs may still be open."""
-
-    @property
-    @abc.abstractmethod
     def plan(self) -> Plan:
         """The verified programs of all groups; printable."""
 
-    @property
     @abc.abstractmethod
+    def _analyses(self, *text_arguments: Any, **text_options: Any) -> Mapping[str, ExecutableAnalysis]:
+        """The text and the costs of each executable, by its name."""
+
+    @property
     def topology(self) -> Topology:
         """The processes of the groups."""
+        return self.mesh.topology
+
+    @property
+    def submeshes(self) -> tuple[AbstractMesh, ...]:
+        """The shapes of the groups' submeshes."""
+        return self.mesh.abstract_submeshes
+
+    @property
+    def args_info(self) -> Any:
+        """The pair of the positional and the named arguments, with a ``jax.stages.ArgInfo`` for each leaf."""
+        infos = map(jax.stages.ArgInfo, map(jax.typeof, self._call.avals), self._call.donated)
+        return jax.tree.unflatten(self._call.treedef, infos)
+
+    # As in JAX, these follow from ``args_info``.
+    in_tree = jax.stages.Traced.in_tree
+    in_avals = jax.stages.Traced.in_avals
+    donate_argnums = jax.stages.Traced.donate_argnums
+
+    @property
+    def out_info(self) -> Any:
+        """The result, with a ``jax.ShapeDtypeStruct`` for each leaf."""
+        return self.compiled.step.out_shape
+
+    @property
+    def out_tree(self) -> Any:
+        """The structure of the result."""
+        return jax.tree.structure(self.out_info)
+
+    @property
+    def input_shardings(self) -> Any:
+        """The pair of arguments with the sharding of each leaf on the first group that reads it."""
+        return self._shardings(self.in_tree, self.compiled.step.argument_leaves, self.plan.inputs)
+
+    @property
+    def output_shardings(self) -> Any:
+        """The result with the sharding of each leaf on the first group that holds it."""
+        return self._shardings(self.out_tree, self.compiled.step.result_leaves, self.plan.outputs)
+
+    def _shardings(self, tree: Any, leaves: Iterable[Leaf], values: Iterable[InputLeaf | OutputLeaf]) -> Any:
+        """A pytree of shardings over the shapes of submeshes; of stacked layers that of the first layer."""
+        of_names = {
+            value.path: to_sharding(value.spec or (), self.submeshes[min(value.mpmd_idxs, default=0)])
+            for value in values
+        }
+        return jax.tree.unflatten(tree, [of_names[leaf.names[0]] for leaf in leaves])
+
+    def as_text(self, *args: Any, **kwargs: Any) -> str:
+        """The modules of all executables: of a lowered step JAX's, of a compiled one XLA's.
+
+        A lowered step takes the arguments of ``jax.stages.Lowered.as_text``, and a compiled one none.
+        """
+        return "\n\n".join(analysis.text for analysis in self._analyses(*args, **kwargs).values())
+
+    def cost_analysis(self) -> dict[str, float]:
+        """XLA's estimates for a step: ``flops``, ``bytes accessed`` and others, by the names that JAX has.
+
+        They are sums over the tasks of all groups: an executable counts as often as it runs in a step. As in
+        JAX, a lowered step counts whole arrays, and a compiled one the work of one device of each group,
+        after XLA's optimizations. Empty where XLA has none, as for lowered steps on some platforms.
+        """
+        runs = collections.Counter(run.executable for program in self.plan.programs for run in program.runs)
+        totals = collections.defaultdict[str, float](float)
+        for name, analysis in self._analyses().items():
+            for key, value in analysis.costs.items():
+                if not key.endswith("}"):  # as that of a single operand, ``bytes accessed0{}``
+                    totals[key] += runs[name] * value
+        return dict(totals)
 
     @abc.abstractmethod
     def report(self) -> Report:
         """The tasks and the needs of each group, and the seconds of compiling; printable."""
 
+    def _report(self, **measured: Any) -> Report:
+        """A report with what is the same for planned and for loaded steps."""
+        return report(
+            plan=self.plan,
+            topology=self.topology,
+            updated={argument for argument, _ in self.compiled.step.fed_back},
+            findings=explain(self).findings,
+            **measured,
+        )
+
+    @api_boundary
     def simulate(
         self, costs: Costs | None = None, steps: int = 1, operations_per_second: float = 1e12
     ) -> Simulation:
@@ -61,6 +171,7 @@ class PlannedStep(ShownAsText, abc.ABC):
         return simulate_plan(self.plan, costs, steps, self.topology)
 
 
+@api_boundary
 def explain(step: PlannedStep) -> Explanation:
     """Explains a step that ``mpmd.jit(...).lower(...)`` or ``mpmd.jit(...).compile(...)`` returned.
 

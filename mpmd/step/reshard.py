@@ -24,6 +24,7 @@ from mpmd.arguments.leaves import ArgumentLeaf, describe, fault_of
 from mpmd.arguments.signature import CallSignature
 from mpmd.arrays.array import MpmdArray, to_host
 from mpmd.arrays.stacked_array import StackedMpmdArray
+from mpmd.compat import api_boundary
 from mpmd.compiler.pipeline import compile_step
 from mpmd.compiler.request import CompileRequest
 from mpmd.ir.placement import ANYWHERE, Placement
@@ -44,6 +45,7 @@ _COMPILED = weakref.WeakKeyDictionary()
 """For steps and parts, the compiled copies to them, which refer to the whole mesh alone."""
 
 
+@api_boundary
 def reshard(
     tree: Any,
     to: LoadedStep | MpmdFunction | PartMesh | Any,

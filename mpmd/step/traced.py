@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import warnings
 from collections.abc import Iterator, Mapping
 
 from mpmd.runtime.device_trace import TraceFiles, make_run_folder, write_traces
 from mpmd.runtime.protocol import Runtime
+from mpmd.util.warn import warn_user
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def traced(runtime: Runtime, trace_dir: str | os.PathLike | None) -> Iterator[Ma
             error.add_note(lost)
         raise
     if lost := _bring_traces(runtime, folder, traces):
-        warnings.warn(lost, RuntimeWarning, stacklevel=4)
+        warn_user(lost, RuntimeWarning)
 
 
 def _bring_traces(runtime: Runtime, folder: pathlib.Path, traces: dict[str, TraceFiles]) -> str | None:

@@ -12,8 +12,11 @@ from types import FrameType
 
 import jax
 
+_PROJECT = Path(__file__).parents[2]
+
 _NOT_OF_USER = (
-    str(Path(__file__).parents[1]) + os.sep,
+    str(_PROJECT / "mpmd") + os.sep,
+    str(_PROJECT / "cluster") + os.sep,
     str(Path(jax.__file__).parent) + os.sep,
     contextlib.__file__,
     functools.__file__,

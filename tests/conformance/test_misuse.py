@@ -54,9 +54,9 @@ def test_a_mesh_without_groups():
         lambda f: jax.jit(lambda *args: f(*args)),
         lambda f: jax.grad(lambda *args: f(*args)[1][0]),
         lambda f: jax.vmap(lambda state, *args: f(state, *args), in_axes=(None, 0, 0)),
-        lambda f: lambda *args: jax.eval_shape(f, *args),
+        lambda f: lambda *args: jax.lax.scan(lambda state, _: f(state, *args[1:]), args[0], length=2),
     ],
-    ids=["jit", "grad", "vmap", "eval_shape"],
+    ids=["jit", "grad", "vmap", "scan"],
 )
 def test_a_compiled_step_cannot_be_transformed(transform):
     with pytest.raises(TypeError, match=r"cannot be traced: call it outside of jax.jit"):

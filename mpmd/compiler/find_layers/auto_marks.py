@@ -12,6 +12,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.tree_util import DictKey, SequenceKey
 
+from mpmd.compat import api_boundary
 from mpmd.compiler.find_layers.crossing import Crossing
 from mpmd.compiler.find_layers.even_stages import even_stages
 from mpmd.compiler.find_layers.find_layers import Layer, LayerEnd, find_layers, opened_for_layers
@@ -28,6 +29,7 @@ from mpmd.validation import callable_fault, int_fault, raise_faults
 Function = TypeVar("Function", bound=Callable)
 
 
+@api_boundary
 def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
     """The function with the ends of stages marked where its layers end.
 
@@ -62,6 +64,7 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
     )
 
     @functools.wraps(loss_fn)
+    @api_boundary
     def marked(*args: Any, **kwargs: Any) -> Any:
         decisions = current_decisions()
         again = any(policy is not Remat.NONE for policy in decisions.remat)
