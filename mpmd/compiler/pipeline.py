@@ -22,7 +22,7 @@ from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.steps import CutStep
-from mpmd.compiler.trace import trace
+from mpmd.compiler.trace import trace, warn_of_ignored_marks
 from mpmd.ir.plan import Spec
 from mpmd.language.decisions import with_layers_marked
 from mpmd.program import Program
@@ -85,6 +85,7 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     submeshes = tuple(map(with_auto_axes, request.submeshes))
 
     traced = run(trace, check_traced_step)(timed)
+    warn_of_ignored_marks(traced)
     cut = run(cut_layers, check_cut_step)(traced, request.argument_stacks, request.result_stacks)
     specs = ArgumentSpecs.of(cut, request)
     placements = ArgumentPlacements.of(cut, request)

@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import operands, size, subjaxprs
-from mpmd.compiler.jaxprs.source import is_installed, package_of, user_frames
+from mpmd.compiler.jaxprs.source import Frame, origin_of
 from mpmd.compiler.jaxprs.work import operations
 from mpmd.explanation.tasks import FunctionShare
 from mpmd.explanation.uses import SourceLine
@@ -127,17 +127,17 @@ def lines_of(eqn: JaxprEqn) -> tuple[SourceLine, ...]:
 
 
 def _line(eqn: JaxprEqn) -> SourceLine | None:
-    """The innermost line outside of installed packages, with the function of a package that it calls."""
-    frames = list(user_frames(eqn))
-    if not frames:
+    """The user's line, with the function of a library that it calls."""
+    origin = origin_of(eqn)
+    if origin is None:
         return None
-    frame_of_user = next((frame for frame in frames if not is_installed(frame)), frames[0])
-    function = _functions_of(frame_of_user)[-1]
-    callee = ".".join((package_of(frames[0]), *_functions_of(frames[0]))) if is_installed(frames[0]) else ""
-    return SourceLine(frame_of_user.file_name, frame_of_user.line_num, function, callee)
+    line = origin.line
+    called = origin.library or (line if line.is_of_library else None)
+    callee = ".".join((called.package, *_functions_of(called))) if called else ""
+    return SourceLine(line.file_name, line.line_num, _functions_of(line)[-1], callee)
 
 
-def _functions_of(frame: Any) -> list[str]:
+def _functions_of(frame: Frame) -> list[str]:
     """The name of a function, after the names of the functions around it; lambdas have no names."""
     names = frame.function_name.split(".<locals>.")
     return [name for name in names if not name.startswith("<")] or names[-1:]

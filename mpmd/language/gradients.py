@@ -17,7 +17,7 @@ from mpmd.compat import api_boundary
 from mpmd.language.captured import captured_named, nothing_to_cut
 from mpmd.language.decisions import marked_as_decided
 from mpmd.language.operations import Op, is_op, operation_faults
-from mpmd.language.pieces import cut_rows, number_of_microbatches
+from mpmd.language.pieces import cut_rows, list_explained, number_of_microbatches
 from mpmd.language.reduce import Add, Concat, Mean, treduce
 from mpmd.schedules import Schedule
 from mpmd.schedules.base import schedule_fault
@@ -122,11 +122,14 @@ def value_and_grad(
     @api_boundary
     @functools.wraps(fun)
     def of_batch(*args: Any, **kwargs: Any) -> Any:
-        batch = _Batch.of(fun, args, kwargs, argnums, batch_argnums, num_microbatches)
-        if batch.size == 1:
-            return of_microbatches(batch, kwargs)
-        with captured_named(fun, args, kwargs, batch.rows):
-            return of_microbatches(batch, kwargs)
+        cut_arguments = _batch_positions(len(args), argnums, batch_argnums)
+        hint = "" if batch_argnums is not None else "; say with batch_argnums which arguments are the batch"
+        with list_explained({f"args[{i}]": args[i] for i in sorted(cut_arguments)}):
+            batch = _Batch.of(fun, args, kwargs, cut_arguments, num_microbatches, hint)
+            if batch.size == 1:
+                return of_microbatches(batch, kwargs)
+            with captured_named(fun, args, kwargs, batch.rows):
+                return of_microbatches(batch, kwargs)
 
     return of_batch
 
@@ -199,12 +202,15 @@ class _Batch:
         fun: Callable[..., Any],
         args: tuple,
         kwargs: dict[str, Any],
-        argnums: Any,
-        batch_argnums: Any,
+        cut_arguments: frozenset[int],
         num_microbatches: int | None,
+        hint: str,
     ) -> _Batch:
-        """Cuts the arguments of ``fun`` that are the batch. Raises ``ValueError``."""
-        cut_arguments = _batch_positions(len(args), argnums, batch_argnums)
+        """Cuts the arguments of ``fun`` that are the batch. Raises ``ValueError``.
+
+        Args:
+          hint: follows where these differ in rows.
+        """
         size = number_of_microbatches("num_microbatches", num_microbatches)
         with_paths, treedef = jax.tree_util.tree_flatten_with_path(args)
         named = {
@@ -215,7 +221,6 @@ class _Batch:
         if not named:
             among = ", ".join(f"args[{i}]" for i in sorted(cut_arguments))
             raise nothing_to_cut(fun, args, kwargs, among or "what is passed")
-        hint = "" if batch_argnums is not None else "; say with batch_argnums which arguments are the batch"
         with captured_named(fun, args, kwargs):
             microbatches = cut_rows(list(named.values()), size, hint)
         return cls(tuple(leaf for _, leaf in with_paths), treedef, tuple(named), tuple(microbatches), size)

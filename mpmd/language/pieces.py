@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.compat import api_boundary
@@ -20,6 +23,46 @@ _SHOWN = 5
 _PASS_ARRAYS = (
     "pass arrays (each number in a list is a leaf of its own; np.asarray makes one array of the list)"
 )
+
+
+_ONE_SHAPE = (
+    "Microbatches of one loop have one shape, and are stacked along their first axis, as by jnp.stack; "
+    "others take a loop for each shape"
+)
+
+
+def list_read_as_pytree(named: Mapping[str, Any]) -> str:
+    """The first list among pytrees that may be meant as microbatches, for errors; empty if there is none.
+
+    Such a list has elements of one structure, like a batch of images and one of masks, which it may also be.
+    """
+    for name, tree in named.items():
+        for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_alike_list):
+            if _is_alike_list(node):
+                at = name + jax.tree_util.keystr(path)
+                shapes = (str(jnp.shape(leaf)) for leaf in jax.tree.leaves(node))
+                return (
+                    f". {at} is a list, which is read as one pytree of arrays: each microbatch is a list of "
+                    f"their parts. The arrays have the shapes {first_few(shapes, _SHOWN)}. {_ONE_SHAPE}"
+                )
+    return ""
+
+
+def _is_alike_list(node: Any) -> bool:
+    return isinstance(node, list) and len(node) > 1 and len(set(map(jax.tree.structure, node))) == 1
+
+
+@contextlib.contextmanager
+def list_explained(named: Mapping[str, Any]) -> Iterator[None]:
+    """A context whose errors say how a list of arrays was read, if they speak of a list or of rows."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        is_known = type(error) in (AttributeError, TypeError, ValueError) and _ONE_SHAPE not in str(error)
+        said = list_read_as_pytree(named) if is_known and re.search(r"\b(list|rows)\b", str(error)) else ""
+        if not said:
+            raise
+        raise type(error)(f"{error}{said}") from error
 
 
 @api_boundary
@@ -41,9 +84,9 @@ def microbatches(batch: Any, n: int | None = None) -> Any:
     leaves, treedef = jax.tree_util.tree_flatten_with_path(batch)
     if not leaves:
         raise ValueError("the batch has no array to cut into microbatches")
-    return jax.tree.unflatten(
-        treedef, cut_rows([(f"batch{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves], n)
-    )
+    named = [(f"batch{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
+    with list_explained({"batch": batch}):
+        return jax.tree.unflatten(treedef, cut_rows(named, n))
 
 
 def number_of_microbatches(name: str, n: int | None) -> int:

@@ -20,6 +20,7 @@ from mpmd.compat import api_boundary, with_constants_as_inputs
 from mpmd.language.carry import Microbatch
 from mpmd.language.decisions import current_decisions, marked_as_decided, next_loop
 from mpmd.language.operations import Op, is_op, operation_faults
+from mpmd.language.pieces import list_explained, list_read_as_pytree
 from mpmd.schedules import ForwardOnly, Schedule
 from mpmd.schedules.base import schedule_fault
 from mpmd.sharding import described, explicit_sharding
@@ -192,6 +193,7 @@ def treduce(
         raise ValueError(
             f"treduce needs the same number of microbatches, the size along axis {axis}, in every leaf; got "
             + first_few(flat, 5)
+            + list_read_as_pytree({"xs": xs})
         )
 
     if isinstance(schedule, ForwardOnly) and carry is None:
@@ -200,7 +202,8 @@ def treduce(
     def fun_of_index(*carry_and_index):
         *taken_carry, i = carry_and_index
         microbatch = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, axis, keepdims=False), xs)
-        return fun(*taken_carry, microbatch)
+        with list_explained({"xs": xs}):
+            return fun(*taken_carry, microbatch)
 
     return treduce_i(fun_of_index, sizes.pop(), schedule, operation, carry, part=part)
 
@@ -384,11 +387,25 @@ def _jvp(primals, tangents, **params):
     return jax.jvp(partial(as_scan, **params), primals, tuple(map(ad.instantiate_zeros, tangents)))
 
 
-def _batch(args, dims, **params):
-    out = jax.vmap(partial(as_scan, **params), in_axes=tuple(dims))(*args)
-    return out, [0] * len(out)
+def _batch(axis: Any, operands: Sequence[Any], dims: Sequence[int | None], *, body, summed, **params):
+    """The loop of a population: its body under ``jax.vmap``, and states with a first axis for its members."""
+    if all(dim is None for dim in dims):
+        return treduce_p.bind(*operands, body=body, summed=summed, **params), [None] * len(summed)
+    in_members = partial(
+        jax.vmap, axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name, out_axes=0
+    )
+    closed_over = len(operands) - len(summed)
+    consts, const_dims = operands[:closed_over], tuple(dims[:closed_over])
+    states = in_members(lambda *states: states, in_axes=tuple(dims[closed_over:]))(*operands[closed_over:])
+    run = core.jaxpr_as_fun(core.ClosedJaxpr(body, ()))
+
+    def body_of_members(i, *states):
+        in_axes = (*const_dims, None, *(0 for _ in states))
+        return in_members(run, in_axes=in_axes)(*consts, i, *states)
+
+    return _bind(states, body_of_members, summed=summed, **params), [0] * len(states)
 
 
 ad.primitive_jvps[treduce_p] = _jvp
-batching.primitive_batchers[treduce_p] = _batch
+batching.fancy_primitive_batchers[treduce_p] = _batch
 mlir.register_lowering(treduce_p, mlir.lower_fun(as_scan, multiple_results=True))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
+from mpmd.compiler.cut_layers.backward_values import backward_value
 from mpmd.compiler.cut_layers.slice_marks import stages_on_slices, wrong_marks
 from mpmd.compiler.jaxprs.equations import operands
 from mpmd.compiler.jaxprs.source import line_of, where
@@ -148,16 +149,18 @@ def _stages_back(loop: Loop) -> list[int]:
 
 def _marks_before(loop: Loop, marks: Ends) -> list[int]:
     """The number of marks that stand one behind the other before each of them."""
+    passed = _marks_passed(loop, marks)
+    return [passed[eqn.outvars[0]] - 1 for eqn, _ in marks]
+
+
+def _marks_passed(loop: Loop, marks: Ends) -> dict[Var, int]:
+    """For each value that the loop makes, the number of marks that it depends on, one behind the other."""
     ends = {id(eqn) for eqn, _ in marks}
     passed: dict[Var, int] = {}
-    numbers = []
     for eqn in loop.eqns:
         before = max((passed.get(var, 0) for var in operands(eqn)), default=0)
-        if id(eqn) in ends:
-            numbers.append(before)
-            before += 1
-        passed.update(dict.fromkeys(eqn.outvars, before))
-    return numbers
+        passed.update(dict.fromkeys(eqn.outvars, before + (id(eqn) in ends)))
+    return passed
 
 
 def _numbered(loop: Loop, stages: Sequence[int]) -> Loop:
@@ -204,7 +207,7 @@ def _wrong_number_of_marks(loop: Loop) -> str:
     stages = _marks_before(loop, ends)
     marked, num_stages = max(stages, default=-1) + 1, schedule.num_stages
     if schedule.slices > 1:
-        return _wrong_marks_of_slices(loop, stages, ends) + _lines(stages, ends)
+        return _wrong_marks_of_slices(loop, stages, ends)
     more = (
         f"; for {_count(marked, 'stage')} on {_count(schedule.mpmd_dim, 'group')}, as where calls of a "
         f"network feed one another, use {_with_stages(schedule, marked)}"
@@ -224,11 +227,14 @@ def _wrong_marks_of_slices(loop: Loop, stages: Sequence[int], ends: Ends) -> str
     places = [_place(*end) for end in ends]
     in_scan = all(mark.boundary.in_scan for _, mark in ends) and len(set(places)) == 1
     chosen = any(mark.boundary.by_auto_marks for _, mark in ends)
+    if (handed_back := backward_value(loop, [eqn for eqn, _ in ends], _marks_passed(loop, ends))) is not None:
+        return handed_back
     return (
         f"the function that treduce at {loop.where} applies has {_ends_found(ends, marked)}, but the "
         f"schedule {schedule} has {_count(schedule.num_stages, 'stage')} on {schedule.slices} slices: it "
         f"needs {_count(needed, 'mark')}, {schedule.num_stages - 1} in each slice"
         f"{wrong_marks(stages, places, schedule.numbers, in_scan, chosen)}."
+        f"{_lines(stages, ends)}"
     )
 
 

@@ -69,11 +69,9 @@ def wrong_marks(
         )
     if deep is not None and ends[0] > 0:
         return (
-            f". The mark at {deep} depends on {num_stages} or more others, one behind the other, so that a "
-            "value runs from the last stage of one slice to the first stage of the next, such as its loss or "
-            "what its last layer returns: hand on what each layer makes to the same layer of the next slice, "
-            "such as keys and values or a state, as it is before mark_stage_end. Or the model has more "
-            "stages than the schedule"
+            f". The mark at {deep} depends on {num_stages} or more others, one behind the other: the model "
+            "has more stages than the schedule, or a slice hands a value of its last stage to the first "
+            "stage of the next. Hand it to the same layer"
         )
     counts = {ends[stage] for stage in range(num_stages - 1)}
     if counts == {1}:

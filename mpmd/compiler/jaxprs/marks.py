@@ -9,6 +9,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, any_inside, closed, lookup, subjaxprs, substitute, with_eqns
 from mpmd.language.annotate import Mark, mark_of, mark_p
+from mpmd.language.reduce import treduce_p
 
 
 def has_mark(eqn: JaxprEqn) -> bool:
@@ -26,7 +27,7 @@ def marks_in(jaxpr: Jaxpr) -> Iterator[tuple[JaxprEqn, Mark]]:
 
 
 def without_marks(jaxpr: Jaxpr) -> Jaxpr:
-    """The jaxpr with what marks return replaced by their operands, at any depth."""
+    """The jaxpr with the results of marks replaced by their operands, at any depth outside of loops."""
     renamed: dict[Var, Atom] = {}
     eqns = []
     for eqn in jaxpr.eqns:
@@ -34,7 +35,7 @@ def without_marks(jaxpr: Jaxpr) -> Jaxpr:
         if mark_of(eqn):
             renamed.update(zip(eqn.outvars, eqn.invars, strict=True))
             continue
-        if any_inside(eqn, mark_p):
+        if any_inside(eqn, mark_p) and eqn.primitive is not treduce_p:
             eqn = eqn.replace(params={name: _without_marks(value) for name, value in eqn.params.items()})
         eqns.append(eqn)
     return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])

@@ -1,72 +1,108 @@
-"""The sources of equations: the user's lines, and the transformations that made them."""
+"""The sources of equations: the user's lines, and the transformations that made them.
+
+A user's line is one of the user's own files. Installed packages, the standard library, JAX and this project's
+packages are libraries.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import JaxprEqn
 
-_INSTALLED = str(Path(jax.__file__).parents[1]) + os.sep
 _JAX = str(Path(jax.__file__).parent) + os.sep
-_MPMD = str(Path(__file__).parents[2]) + os.sep
+_PROJECT = [str(Path(__file__).parents[3] / package) + os.sep for package in ("mpmd", "cluster")]
+_NEVER_NAMED = (_JAX, *_PROJECT, "<")
+_STANDARD = re.escape(str(Path(os.__file__).parent))
+_LIBRARY = re.compile(rf"(.*[/\\](site|dist)-packages|{_STANDARD})[/\\]")
 
 
-def user_frames(eqn: JaxprEqn) -> Iterator[Any]:
-    """The calls that an equation comes from, innermost first, without those within JAX and this package.
+class Frame(NamedTuple):
+    """A call: its file, the number of its line, and the function that the line is in."""
 
-    The frames end where tracing began, so an equation that a pass of the compiler made has none.
+    file_name: str
+    line_num: int
+    function_name: str
+
+    def __str__(self) -> str:
+        return f"{self.file_name}:{self.line_num} ({self.function_name})"
+
+    @property
+    def is_of_library(self) -> bool:
+        """Whether the file is of an installed package or of the standard library."""
+        return _LIBRARY.match(self.file_name) is not None
+
+    @property
+    def path_in_library(self) -> str:
+        """The path of a library's file from its package on, such as ``flax/linen/linear.py``."""
+        return _LIBRARY.sub("", self.file_name)
+
+    @property
+    def package(self) -> str:
+        """The package of a library's file, or its module if that is in no package."""
+        return PurePath(self.path_in_library).with_suffix("").parts[0]
+
+
+class Origin(NamedTuple):
+    """The lines that a value comes from. As text: the user's line, and behind it the library's in brackets.
+
+    Attributes:
+      line: the innermost call in the user's own files; if there is none, the innermost one in a library.
+      library: the innermost call in a library, if ``line`` leads to it.
     """
-    return _frames_without_jax(eqn.source_info.traceback)
+
+    line: Frame
+    library: Frame | None
+
+    @classmethod
+    def among(cls, calls: Iterable[tuple[str, int, str]]) -> Origin | None:
+        """The origin of a value that these calls make, innermost first.
+
+        JAX and this project make values for their callers, and are never named: ``None`` if all calls are
+        theirs.
+        """
+        frames = [Frame(*call) for call in calls if not call[0].startswith(_NEVER_NAMED)]
+        if not frames:
+            return None
+        line = next((frame for frame in frames if not frame.is_of_library), frames[0])
+        return cls(line, None if line is frames[0] else frames[0])
+
+    def __str__(self) -> str:
+        if self.library is None:
+            return str(self.line)
+        return f"{self.line} [{self.library._replace(file_name=self.library.path_in_library)}]"
 
 
-def _frames_without_jax(traceback: Any) -> Iterator[Any]:
-    frames: Sequence[Any] = traceback.frames if traceback else ()
-    for frame in frames:
-        if not frame.file_name.startswith((_JAX, _MPMD, "<")):
-            yield frame
+def origin_of(eqn: JaxprEqn) -> Origin | None:
+    """The origin of an equation.
+
+    The calls end where tracing began, so an equation that a pass of the compiler made has none.
+    """
+    return _origin_of(eqn.source_info.traceback)
 
 
-def is_installed(frame: Any) -> bool:
-    """Whether a call is in an installed package rather than in the user's own files."""
-    return frame.file_name.startswith(_INSTALLED)
-
-
-def is_of_user(file_name: str) -> bool:
-    """Whether a file is one of the user's own, neither installed nor of this package."""
-    return not file_name.startswith((_INSTALLED, _MPMD, "<"))
-
-
-def package_of(frame: Any) -> str:
-    """The installed package that a call is in."""
-    return Path(frame.file_name).relative_to(_INSTALLED).parts[0]
+@functools.lru_cache(maxsize=4096)  # a function that is called often has the same tracebacks, slow to read
+def _origin_of(traceback: Any) -> Origin | None:
+    frames = traceback.frames if traceback else ()
+    return Origin.among((frame.file_name, frame.line_num, frame.function_name) for frame in frames)
 
 
 def nearness_to_user(eqn: JaxprEqn) -> int:
     """2 for an equation with a line of the user's own files, 1 with one of a library only, 0 with none."""
-    return _nearness_to_user(eqn.source_info.traceback)
-
-
-@functools.lru_cache(maxsize=4096)  # a function that is called often has the same tracebacks, slow to read
-def _nearness_to_user(traceback: Any) -> int:
-    nearness = 0
-    for frame in _frames_without_jax(traceback):
-        if not is_installed(frame):
-            return 2
-        nearness = 1
-    return nearness
+    origin = origin_of(eqn)
+    return 0 if origin is None else 2 - origin.line.is_of_library
 
 
 def line_of(eqn: JaxprEqn) -> str | None:
-    """The user's line that an equation comes from, as ``file:line (function)``, if it is known."""
-    for frame in user_frames(eqn):
-        return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-    return None
+    """The origin of an equation as text, ``file:line (function)``, if it is known."""
+    origin = origin_of(eqn)
+    return str(origin) if origin else None
 
 
 def where(eqn: JaxprEqn) -> str:
@@ -81,4 +117,4 @@ def is_in_scope(eqn: JaxprEqn, name: str) -> bool:
 
 def is_transposed(eqn: JaxprEqn) -> bool:
     """Whether reverse-mode differentiation made this equation, by the transformations in its name stack."""
-    return re.search(r"(^|/)transpose\(", str(eqn.source_info.name_stack)) is not None
+    return re.search(r"(^|/)(vmap\()*transpose\(", str(eqn.source_info.name_stack)) is not None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from mpmd.compiler.jaxprs.equations import any_inside, is_remat, subjaxprs
+from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.compiler.jaxprs.source import is_in_scope, line_of, where
 from mpmd.errors import CompileError
 from mpmd.language.annotate import mark_of, mark_p, mark_text
@@ -18,16 +19,26 @@ _WHERE_A_MARK_CANNOT_BE = {
     "treduce": "a treduce within a treduce; only the outer loop can be pipelined",
 }
 
-_WHERE_STAGES_ARE = (
-    "only the function that treduce applies to each microbatch has stages: leave out the mark, or compute "
-    "this in a treduce of its own, with mpmd.ForwardOnly if it has no gradient"
+_LOOP_OF_STEPS = (
+    ". Write a Python loop of steps, as for batch in batches: state = step(state, batch): steps are queued, "
+    "and state stays on its groups. Where a loop of an optimizer evaluates a loss, leave out the treduce"
 )
+_RECOMPUTATION = (
+    ". Put jax.checkpoint around layers, or around the loss, in the function that treduce applies to each "
+    "microbatch"
+)
+_INSTEAD = {
+    "scan": _LOOP_OF_STEPS,
+    "while": _LOOP_OF_STEPS,
+    "jax.checkpoint": _RECOMPUTATION,
+}
+"""Remedies for a loop inside an equation, by the name of that."""
 
 
 def check_loop(jaxpr: Jaxpr) -> None:
-    """Checks that the loops of a step can be pipelined, and that marks are only where a stage can end.
+    """Checks that the loops of a step can be pipelined, and that marks in them are where a stage can end.
 
-    Where there is no loop, no stage ends, and marks may be anywhere.
+    Outside of loops no stage ends, and marks may be anywhere.
 
     Args:
       jaxpr: the step in canonical form.
@@ -35,39 +46,39 @@ def check_loop(jaxpr: Jaxpr) -> None:
     Raises: ``CompileError`` with all that is wrong.
     """
     faults: list[str] = []
-    loops = [eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p]
     for eqn in jaxpr.eqns:
-        if eqn.primitive is mark_p and loops:
-            faults.append(f"{first_mark(eqn)} is outside of any treduce; {_WHERE_STAGES_ARE}")
-        elif eqn.primitive is not treduce_p:
-            if any_inside(eqn, treduce_p):
-                faults.append(
-                    f"the treduce at {where(eqn)} is inside {eqn.primitive}; "
-                    "call it directly in the step, or in functions under jax.jit"
-                )
-            elif any_inside(eqn, mark_p) and (loops or is_in_scope(eqn, SCOPE)):
-                faults.append(_mark_outside(eqn))
-    for loop in loops:
-        if loop.params["schedule"] is None:
+        if eqn.primitive is not treduce_p:
+            faults.extend(_faults_outside(eqn, eqn))
+            continue
+        if eqn.params["schedule"] is None:
             faults.append(
-                f"the treduce at {where(loop)} has no schedule: give schedule=..., such as "
+                f"the treduce at {where(eqn)} has no schedule: give schedule=..., such as "
                 "mpmd.Std1F1B(num_stages=4), or let mpmd.plan choose"
             )
-        faults.extend(_misplaced_marks(loop.params["body"], None))
+        faults.extend(_misplaced_marks(eqn.params["body"], None))
     if faults:
         raise CompileError(list(dict.fromkeys(faults)))
 
 
-def _mark_outside(eqn: JaxprEqn) -> str:
-    if is_in_scope(eqn, SCOPE):
-        return (
-            f"the treduce at {where(eqn)} is differentiated or batched: call jax.grad or jax.vmap inside the "
-            "function that treduce applies to each microbatch"
+def _faults_outside(eqn: JaxprEqn, outer: JaxprEqn) -> Iterator[str]:
+    """The loops that an equation ``outer`` of a step has inside, at ``eqn``, or was differentiated from."""
+    if eqn.primitive is treduce_p:
+        name = "jax.checkpoint" if is_remat(outer) else outer.primitive.name
+        line = line_of(outer)
+        at = f", not in the {name} at {line}" if line else ""
+        yield (
+            f"the treduce at {where(eqn)} is inside {name}; call it directly in the step, or in functions "
+            f"under jax.jit{at}{_INSTEAD.get(name, '')}"
         )
-    return (
-        f"{first_mark(eqn)}, inside {eqn.primitive} at {where(eqn)}, is outside of any "
-        f"treduce; {_WHERE_STAGES_ARE}"
-    )
+    elif is_in_scope(eqn, SCOPE) and any_inside(eqn, mark_p):
+        yield (
+            f"the treduce at {where(eqn)} is differentiated, but a loop has no gradient of its own: call "
+            "jax.grad inside the function that treduce applies to each microbatch"
+        )
+    else:
+        for inner in subjaxprs(eqn):
+            for member in inner.eqns:
+                yield from _faults_outside(member, outer)
 
 
 def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
@@ -86,20 +97,18 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
         elif eqn.primitive.name != "scan" or is_in_scope(eqn, SCOPE):
             name = "treduce" if is_in_scope(eqn, SCOPE) else eqn.primitive.name
             described = _WHERE_A_MARK_CANNOT_BE.get(name, f"{name}; put the mark outside it")
-            yield f"{first_mark(eqn)} is inside {described}"
+            yield f"{_first_mark(eqn)} is inside {described}"
         elif scan is None:
             yield from _misplaced_marks(eqn.params["jaxpr"].jaxpr, eqn)
         else:
             yield (
-                f"{first_mark(eqn)} is inside a scan within a scan: put it in the body "
+                f"{_first_mark(eqn)} is inside a scan within a scan: put it in the body "
                 "of the outer one, behind the inner one, or write the outer one as a Python loop, if it "
                 "calls a network of several stages again and again"
             )
 
 
-def first_mark(eqn: JaxprEqn) -> str:
-    """The name in messages of a mark, or of the first of those inside an equation."""
-    if mark_of(eqn):
-        return mark_text(eqn, line_of(eqn))
-    marked = (e for inner in subjaxprs(eqn) for e in inner.eqns if mark_of(e) or any_inside(e, mark_p))
-    return first_mark(next(marked))
+def _first_mark(eqn: JaxprEqn) -> str:
+    """The name in messages of the first mark inside an equation."""
+    mark = next(mark for inner in subjaxprs(eqn) for mark, _ in marks_in(inner))
+    return mark_text(mark, line_of(mark))

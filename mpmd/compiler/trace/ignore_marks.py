@@ -1,32 +1,43 @@
-"""Takes the marks out of a function without a loop, which has no stages."""
+"""Takes the marks out of a step's equations outside of loops, where they are the identity."""
 
 from __future__ import annotations
 
 from jax.extend.core import Jaxpr
 
-from mpmd.compiler.jaxprs.equations import any_inside
+from mpmd.compiler.jaxprs.equations import make_jaxpr
 from mpmd.compiler.jaxprs.live import live_eqns
-from mpmd.compiler.jaxprs.marks import without_marks
-from mpmd.compiler.trace.check_loop import first_mark
+from mpmd.compiler.jaxprs.marks import marks_in, without_marks
+from mpmd.compiler.jaxprs.source import line_of
+from mpmd.compiler.steps import TracedStep
 from mpmd.errors import PerformanceWarning
-from mpmd.language.annotate import mark_of, mark_p
+from mpmd.language.annotate import mark_text
+from mpmd.language.reduce import treduce_p
+from mpmd.util.tables import first_few
 from mpmd.util.warn import warn_user
 
 
-def ignore_marks(jaxpr: Jaxpr) -> Jaxpr:
-    """The function without its marks: outside of a loop they are the identity.
+def ignore_marks(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[str, ...]]:
+    """The step without its marks outside of loops.
 
-    Warns: ``PerformanceWarning`` when a result depends on one. The marks of a model that is called to find
+    Returns: the names of the marks that a result depends on, too. The marks of a model that is called to find
       the shapes of its weights are dead code.
     """
-    live = live_eqns(jaxpr.eqns, jaxpr.outvars)
-    marks = (first_mark(e) for e in live if mark_of(e) or any_inside(e, mark_p))
-    mark = next(marks, None)
-    if mark is not None:
-        warn_user(
-            f"{mark} is outside of any treduce, so no stage ends there: the "
-            "function runs where its arguments are, and is no pipeline. Wrap the loop over microbatches in "
-            "mpmd.treduce",
-            PerformanceWarning,
-        )
-    return without_marks(jaxpr)
+    live = (eqn for eqn in live_eqns(jaxpr.eqns, jaxpr.outvars) if eqn.primitive is not treduce_p)
+    marks = marks_in(make_jaxpr([], [*live], []))
+    ignored = dict.fromkeys(mark_text(eqn, line_of(eqn)) for eqn, _ in marks)
+    return without_marks(jaxpr), tuple(ignored)
+
+
+def warn_of_ignored_marks(step: TracedStep) -> None:
+    """Warns once of all marks outside of loops: ``PerformanceWarning``."""
+    if not step.ignored_marks:
+        return
+    remedy = (
+        "this computation is no pipeline, as is right for a loss that an optimizer evaluates. Otherwise "
+        "compute it in a treduce of its own, with mpmd.ForwardOnly if it has no gradient"
+        if step.has_loop
+        else "the function runs where its arguments are, and is no pipeline. Wrap the loop over microbatches "
+        "in mpmd.treduce"
+    )
+    marks = first_few(step.ignored_marks)
+    warn_user(f"{marks}, outside of any treduce: no stage ends there, and {remedy}", PerformanceWarning)

@@ -19,15 +19,9 @@ from mpmd.compiler.trace.ignore_marks import ignore_marks
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.compiler.trace.unequal_layers import unequal_layers
 from mpmd.ir.plan import Spec
-from mpmd.language.reduce import treduce_p
 from mpmd.sharding import with_auto_axes
 from mpmd.util.tracers import check_untraced
 from mpmd.util.tree import argument_paths
-
-
-def has_loop(jaxpr: Jaxpr) -> bool:
-    """Whether a step in canonical form has a microbatch loop."""
-    return any(eqn.primitive is treduce_p for eqn in jaxpr.eqns)
 
 
 def to_jaxpr(
@@ -46,9 +40,8 @@ def to_jaxpr(
         types say so.
       donated: for each leaf, whether the caller gives it up; none if none is.
 
-    Raises: ``CompileError`` for loops that cannot be pipelined, for marks where no stage can end, and for
-      scans over arrays of different sizes; whatever the step raises; and as ``check_untraced``.
-    Warns: ``PerformanceWarning`` for marks without a loop.
+    Raises: ``CompileError`` for loops that cannot be pipelined, for marks in them where no stage can
+      end, and for scans over arrays of different sizes; whatever the step raises; and as ``check_untraced``.
     """
     try:
         closed, out_shape = traced_within_submesh(fun, args, kwargs, submeshes, specs)
@@ -60,8 +53,7 @@ def to_jaxpr(
     jaxpr, constants = _canonical(closed, submeshes, untyped)
     check_untraced(("an array that the step closes over", constant) for constant in constants.values())
     check_loop(jaxpr)
-    if not has_loop(jaxpr):
-        jaxpr = ignore_marks(jaxpr)
+    jaxpr, ignored_marks = ignore_marks(jaxpr)
     return TracedStep(
         jaxpr=jaxpr,
         constants=constants,
@@ -70,6 +62,7 @@ def to_jaxpr(
         out_shape=out_shape,
         fed_back_leaves=find_fed_back((*args, *kwargs.values()), jaxpr, out_shape, donated),
         explicit_specs=untyped.specs,
+        ignored_marks=ignored_marks,
     )
 
 

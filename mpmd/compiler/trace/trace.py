@@ -26,7 +26,6 @@ def trace(request: CompileRequest) -> TracedStep:
     step is traced as it was called, and the second call compiles again, as under ``jax.jit``.
 
     Raises: ``CompileError`` for loops that cannot be pipelined.
-    Warns: ``PerformanceWarning`` for marks without a loop.
     """
     leaves, treedef = jax.tree.flatten((request.args, dict(request.kwargs)))
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mpmd.compiler.jaxprs.source import is_of_user
+from mpmd.compiler.jaxprs.source import Origin
 from mpmd.errors import CompileError
 from mpmd.util.tree import argument_paths
 
@@ -47,5 +47,6 @@ def _listed(paths: Sequence[str]) -> str:
 
 def _line(error: ValueError) -> str:
     """The user's line that called the scan."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_of_user(frame.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else "an unknown line"
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    origin = Origin.among((frame.filename, frame.lineno or 0, frame.name) for frame in frames)
+    return str(origin or "an unknown line")
