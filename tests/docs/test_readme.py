@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_job_installs_what_the_project_needs():
     environment = re.search(r"--runtime-env-json '(.*)'", (ROOT / "docs" / "clusters.md").read_text())
-    listed = {re.split("[=<>]", package)[0] for package in json.loads(environment[1])["pip"]}
+    requirements = (ROOT / json.loads(environment[1])["pip"]).read_text()
+    listed = {re.split("[=<>]", line)[0] for line in requirements.splitlines()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {re.split(r"[\[=<>]", dependency)[0] for dependency in project["dependencies"]}
     # Ray is there already, and jax brings the other two.
