@@ -1,5 +1,6 @@
 """The steps of ``docs/alpa.md`` run, and compute what plain JAX does."""
 
+import math
 import re
 from pathlib import Path
 
@@ -27,12 +28,22 @@ def test_the_blocks_compute_what_plain_jax_computes():
             mpmd.jit(names["train_step"], mesh)(names["state"], names["batch"]).params, marked.params
         )
 
+    assert_close(names["sharded_params"], marked.params)
+    sizes = {
+        name: [math.prod(g.values()) for g in names[name].launch["groups"]] for name in ("sharded", "on_part")
+    }
+    assert sizes == {"sharded": [2, 2], "on_part": [1, 1]}
+    assert all(any(spec) for spec in kernels(names["sharded"].in_shardings[0].params))
     names["manual"].close()
 
     batch = {"x": np.ones((64, 16)), "y": np.zeros((64, 16))}
     unmarked = jax.jit(names["open_step"])(names["init"](jax.random.key(0)), batch)
     assert_close(names["params"], unmarked.params)
     assert names["choice"].candidate.num_microbatches == 16
+
+
+def kernels(specs):
+    return [layer["kernel"] for layer in specs["params"].values()]
 
 
 def test_names_that_the_page_takes_from_the_library_exist():
