@@ -209,6 +209,16 @@ def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
     return enter
 
 
+def stable_custom_calls() -> frozenset[str]:
+    """The targets of the custom calls that ``jax.export`` writes, which no public name lists.
+
+    It refuses to export others, and its documentation names examples alone.
+    """
+    from jax._src.export import _export
+
+    return frozenset(_export._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE)
+
+
 def keeps_compiled_on_disk() -> bool:
     """Whether JAX's persistent cache may have made an executable that JAX says it has compiled.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from mpmd.cli.arguments import add_command, add_output
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.profile.profile import Profile
+from mpmd.util.printable import printable
 
 EPILOG = """\
 A profile is what step.profile(...).save("step.json") writes. The page is one file for a browser, which loads
@@ -45,13 +47,13 @@ def _report(options: argparse.Namespace) -> int:
         last.write_html(output, title=options.title or files, before=first)
     else:
         profiles[0].write_html(output, title=options.title)
-    print(output)
+    print(printable(output))
     return ExitCode.OK
 
 
 def _default_output(profile: Path) -> Path:
     """The page beside a profile. Raises ``ValueError`` if there is such a file, which may be anything."""
     output = profile.with_suffix(".html")
-    if output.exists():
+    if os.path.lexists(output):  # a dangling link, too, through which the page would be written
         raise ValueError(f"{output} exists: name the page with -o, which may also replace that file")
     return output

@@ -19,6 +19,7 @@ from mpmd.render.summary import group_table
 from mpmd.schedules import ALL_FAMILIES, CustomSchedule, Schedule, TaskLists, build, to_text
 from mpmd.simulate import Costs, Link, Simulation, simulate
 from mpmd.simulate.compare import Candidate, Comparison, compare, with_costs
+from mpmd.util.printable import printable
 from mpmd.util.tables import aligned
 
 PICTURES = (".svg", ".png", ".pdf")
@@ -137,14 +138,14 @@ def _chosen(options: argparse.Namespace) -> tuple[Schedule, str, int]:
     if any(sizes):
         raise ValueError("a file has its own size: leave out --groups, --stages, --microbatches and --slices")
     custom = _read(options.schedule)
-    return custom, Path(options.schedule).name, custom.num_microbatches
+    return custom, printable(Path(options.schedule).name), custom.num_microbatches
 
 
 def _read(path: str) -> CustomSchedule:
     try:
         return CustomSchedule.from_file(path)
     except ValueError as error:
-        raise BadSchedule(f"{path}: {error}") from error
+        raise BadSchedule(f"{printable(path)}: {error}") from error
 
 
 def _times(options: argparse.Namespace) -> dict[TaskKind, float]:
@@ -224,12 +225,12 @@ def _check(options: argparse.Namespace) -> int:
             code = max(code, ExitCode.FAULT)
             continue
         except OSError as error:
-            print(f"mpmd: error: {path}: {error.strerror}", file=sys.stderr)
+            print(f"mpmd: error: {printable(path)}: {error.strerror}", file=sys.stderr)
             code = ExitCode.USAGE
             continue
         simulation = simulate(schedule.lists, Costs(atomic=True), slices=schedule.slices)
         chart = Chart.of(simulation, slices=schedule.slices)
-        print(f"{path}: OK: {chart.size}: {chart.figures}")
+        print(f"{printable(path)}: OK: {chart.size}: {chart.figures}")
     return code
 
 

@@ -17,8 +17,8 @@ from mpmd.planner.curves import Curve
 from mpmd.planner.hardware import Hardware, has_default
 from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.simulate import Link
-from mpmd.util.text_files import read_text
-from mpmd.validation import is_number
+from mpmd.util.guarded_files import parse_json, read_text
+from mpmd.validation import is_number, shown
 
 VERSION, OLDEST_VERSION = 4, 1
 _LINKS = ("device_link", "node_link")
@@ -59,17 +59,17 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
       curves that are none; ``OSError`` for what is no file.
     """
     try:
-        fields = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
+        fields = parse_json(read_text(path))
+    except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     version = fields.pop("version", VERSION) if isinstance(fields, dict) else VERSION
     if version not in range(OLDEST_VERSION, VERSION + 1) or isinstance(version, bool):
-        raise ValueError(f"{path} has version {version!r} of a cluster, and this is version {VERSION}")
+        raise ValueError(f"{path} has version {shown(version)} of a cluster, and this is version {VERSION}")
     if not isinstance(fields, dict) or "pools" not in fields:
         return _fields(path, fields)
     pools = fields["pools"]
     if not set(fields) <= {"pools", "link"} or not isinstance(pools, list):
-        raise ValueError(f"{path} must have a list of pools and the link between them, got {fields!r}")
+        raise ValueError(f"{path} must have a list of pools and the link between them, got {shown(fields)}")
     data: dict[str, Any] = {"pools": [_whole(path, _fields(path, of_pool)) for of_pool in pools]}
     return data | ({"link": _link(path, "link", fields["link"])} if "link" in fields else {})
 
@@ -77,7 +77,7 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _fields(path: str | os.PathLike[str], fields: Any) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(Hardware)]
     if not isinstance(fields, dict) or not set(fields) <= set(known):
-        raise ValueError(f"{path} must have an object with the fields {', '.join(known)}, got {fields!r}")
+        raise ValueError(f"{path} must have an object with the fields {', '.join(known)}, got {shown(fields)}")
     read = {name: _link(path, name, value) if name in _LINKS else value for name, value in fields.items()}
     if "memory" in read and read["memory"] is None:
         read["memory"] = math.inf
@@ -106,7 +106,7 @@ def _link(path: str | os.PathLike[str], name: str, fields: Any) -> Link:
     if not isinstance(fields, dict) or set(fields) != {"latency", "bandwidth"} or not _are_numbers(fields):
         raise ValueError(
             f"{path}: {name} must have a latency in seconds and a bandwidth in bytes per second, got "
-            f"{fields!r}"
+            f"{shown(fields)}"
         )
     bandwidth = fields["bandwidth"]
     return Link(fields["latency"], math.inf if bandwidth is None else bandwidth)
@@ -118,7 +118,7 @@ def _are_numbers(fields: Mapping[str, Any]) -> bool:
 
 
 def _rates(path: str | os.PathLike[str], rates: Any) -> dict[str, Curve]:
-    what = f"{path}: rates must have a rate and a half for each kind of product or collective, got {rates!r}"
+    what = f"{path}: rates must have a rate and a half for each kind of product or collective, got {shown(rates)}"
     if not isinstance(rates, dict):
         raise ValueError(what)
     curves = {}

@@ -8,7 +8,9 @@ import pathlib
 from typing import Any, TypeVar
 
 from mpmd.ir.tasks import AnyTask, OutsideTask, Task, parse_task
+from mpmd.util.guarded_files import parse_json, read_bytes
 from mpmd.util.json_data import JsonFormat, Text
+from mpmd.validation import shown
 
 FORMAT = "mpmd profile"
 """The name of the format, which a file has under ``format``."""
@@ -49,14 +51,14 @@ def read_profile(cls: type[_Data], path: str | os.PathLike[str]) -> _Data:
     if pathlib.Path(path).is_dir():
         raise IsADirectoryError(f"{path} is a directory, and no profile, which is a file")
     try:
-        content = json.loads(pathlib.Path(path).read_bytes())
-    except (ValueError, RecursionError) as error:
+        content = parse_json(read_bytes(path))
+    except ValueError as error:
         raise ValueError(f"{path} is not a profile: it is not JSON ({error})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is not a profile, which step.profile(...).save(path) writes")
     if content.get("version") != VERSION:
         raise ValueError(
-            f"{path} is a profile of version {content.get('version')!r}, and this release reads version "
+            f"{path} is a profile of version {shown(content.get('version'))}, and this release reads version "
             f"{VERSION}; read it with the release that wrote it, or profile again"
         )
     try:

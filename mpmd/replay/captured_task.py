@@ -15,8 +15,8 @@ import numpy as np
 from mpmd.replay.check import check_equations
 from mpmd.replay.evaluate import Call, Evaluated, Evaluator, Origin, Value, text_of
 from mpmd.replay.exported import DevicesError, function_of
-from mpmd.replay.files import damage, opened, read_equations, read_member, read_task
-from mpmd.replay.modules import MAIN, Module
+from mpmd.replay.files import naming, read_equations, read_member, read_task
+from mpmd.replay.modules import MAIN, Module, faults_of
 from mpmd.replay.record import (
     EQUATIONS,
     INPUTS,
@@ -31,6 +31,7 @@ from mpmd.replay.record import (
     ValueRecord,
 )
 from mpmd.replay.values import count_nonfinite, digest_of, from_bytes, last_digits, nbytes_of
+from mpmd.util.guarded_files import opened
 from mpmd.util.printable import printable
 from mpmd.util.tables import first_few
 from mpmd.validation import path_fault, raise_faults
@@ -50,36 +51,31 @@ def load(directory: str | os.PathLike[str]) -> CapturedTask:
     inputs = _values(path / INPUTS, record.inputs)
     results = _values(path / RESULTS, record.results)
     equations = read_equations(path)
-    try:
+    with naming(path / EQUATIONS):
         check_equations(equations, record)
-    except ValueError as error:
-        raise damage(path / EQUATIONS, str(error)) from None
     return CapturedTask(path, record, inputs, results, equations)
 
 
 def _values(path: Path, values: Sequence[ValueRecord]) -> list[np.ndarray | None]:
     """The arrays of a file of values. Raises ``ValueError`` when they are not those that were written."""
-    with opened(path) as file:
+    with naming(path), opened(path) as file:
         num_bytes = os.fstat(file.fileno()).st_size
-        try:
-            sizes = [nbytes_of(value.dtype, value.shape) if value.is_stored else 0 for value in values]
-        except ValueError as error:
-            raise damage(path, str(error)) from None
+        sizes = [nbytes_of(value.dtype, value.shape) if value.is_stored else 0 for value in values]
         if sum(sizes) != num_bytes:  # before any memory is taken
-            raise damage(path, f"it has {num_bytes} bytes, and the values of {TASK} have {sum(sizes)}")
+            raise ValueError(f"it has {num_bytes} bytes, and the values of {TASK} have {sum(sizes)}")
         return [
-            _value(path, value, np.fromfile(file, np.uint8, size)) if value.is_stored else None
+            _value(value, np.fromfile(file, np.uint8, size)) if value.is_stored else None
             for value, size in zip(values, sizes, strict=True)
         ]
 
 
-def _value(path: Path, value: ValueRecord, raw: np.ndarray) -> np.ndarray:
+def _value(value: ValueRecord, raw: np.ndarray) -> np.ndarray:
     try:
         array = from_bytes(raw, value.dtype, value.shape)
     except (ValueError, OverflowError) as error:  # without elements, an array may have any shape
-        raise damage(path, f"{value.name}: {error}") from None
+        raise ValueError(f"{value.name}: {error}") from None
     if digest_of(array) != value.digest:
-        raise damage(path, f"{value.name} has other bytes than were written")
+        raise ValueError(f"{value.name} has other bytes than were written")
     return array
 
 
@@ -147,7 +143,9 @@ class CapturedTask:
             if array is not None
         }
         self._call_of = functools.cache(self._function)
-        self._module_of = functools.cache(lambda file: Module(read_member(directory / EQUATIONS, file)))
+        self._code_of_file = functools.cache(lambda file: read_member(directory / EQUATIONS, file))
+        self._faults_of = functools.cache(lambda file: faults_of(self._code_of_file(file)))
+        self._module_of = functools.cache(lambda file: Module(self._code_of_file(file)))
 
     @property
     def inputs(self) -> dict[str, np.ndarray | None]:
@@ -253,7 +251,7 @@ class CapturedTask:
     def _code_of(self, export: Export) -> bytes:
         """The code of a function, as the main one of a module."""
         if export.function == MAIN:
-            return read_member(self.directory / EQUATIONS, export.file)
+            return self._code_of_file(export.file)
         return self._module_of(export.file).alone(export.function)
 
     def _function(self, number: int) -> Call:
@@ -261,6 +259,10 @@ class CapturedTask:
         export = self.equations.exports[number]
         assert isinstance(export, Export), "there is nothing to run without a portable form"
         place = f"{self.directory / EQUATIONS}: {export.function} of {export.file}"
+        with _refusing(place):
+            faults = self._faults_of(export.file)
+        if faults:
+            raise ValueError(f"{place} is not run: it has {first_few(faults)}, which may do more than compute")
         with _refusing(place):
             function = function_of(export, self._code_of(export), self.record.submesh)
 

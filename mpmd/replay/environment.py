@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping, MutableMapping
 
 from mpmd.replay.record import TaskRecord
+from mpmd.validation import shown
 
 COUNT_FLAG = "--xla_force_host_platform_device_count"
 
@@ -49,10 +51,25 @@ def flags_of(record: TaskRecord) -> list[str]:
 
 
 def prepare(record: TaskRecord, environment: MutableMapping[str, str] = os.environ) -> dict[str, str]:
-    """Sets the variables for a task, and returns them; does nothing where JAX has been imported."""
+    """Sets the variables for a task, and returns them; does nothing where JAX has been imported.
+
+    Raises: ``ValueError`` for options that XLA does not know.
+    """
     if "jax" in sys.modules:
         return {}
     variables = variables_of(record, environment, importlib.metadata.version("jaxlib"))
+    _check_flags(_COUNT.sub("", variables["XLA_FLAGS"]), environment)
     environment.update(variables)
     environment.pop("JAX_NUM_CPU_DEVICES", None)  # which JAX refuses beside the flag
     return variables
+
+
+def _check_flags(flags: str, environment: Mapping[str, str]) -> None:
+    """Raises ``ValueError`` for options that XLA does not know, at which it ends its process with exit code 1."""
+    if not flags.strip():
+        return
+    start = [sys.executable, "-c", "import jax; jax.devices()"]
+    variables = {**environment, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(start, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"JAX does not start with XLA_FLAGS={flags.strip()}: {shown(done.stderr)}")

@@ -5,11 +5,13 @@ Sizes are checked before anything is read into memory, nothing is unpickled, and
 
 from __future__ import annotations
 
-import json
+import contextlib
+import io
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from mpmd.replay.record import (
     EQUATIONS,
@@ -17,15 +19,16 @@ from mpmd.replay.record import (
     FORMAT,
     JSON,
     MOST_DEVICES,
+    MOST_THREADS,
     TASK,
     Equations,
     TaskRecord,
 )
+from mpmd.util.guarded_files import RefusedFileError, parse_json, read_bytes
+from mpmd.validation import shown
 
 MOST_BYTES = 2**26
 """The most bytes of a record, and of a file in a zip file. A task of 3,000 equations has less than 2^20."""
-
-_TOO_LARGE = f"it has more than {MOST_BYTES >> 20} MiB"
 
 _DAMAGES = (KeyError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """The errors of a damaged file in a zip file."""
@@ -39,61 +42,49 @@ def read_task(directory: Path) -> TaskRecord:
     path = directory / TASK
     if directory.is_dir() and not path.exists():
         raise ValueError(f"{directory} has no {TASK}: it is no directory of a captured task")
-    with opened(path) as file:
-        text = file.read(MOST_BYTES + 1)
-    if len(text) > MOST_BYTES:
-        raise damage(path, _TOO_LARGE)
-    data = _parsed(path, text)
+    with naming(path):
+        data = parse_json(read_bytes(path, MOST_BYTES))
     if isinstance(data, dict) and data.get("format") != FORMAT:
         raise ValueError(
-            f"{path} has the format {data.get('format')!r}, and this version of mpmd reads format {FORMAT}"
+            f"{path} has the format {shown(data.get('format'))}, and this version of mpmd reads format {FORMAT}"
         )
-    record: TaskRecord = _loaded(path, TaskRecord, data)
-    if min((size for _, size in record.submesh), default=1) < 1 or record.num_devices > MOST_DEVICES:
-        raise ValueError(f"{path} is damaged: submesh: no group has the devices {dict(record.submesh)}")
+    with naming(path):
+        record: TaskRecord = JSON.load(TaskRecord, data)
+        if min((size for _, size in record.submesh), default=1) < 1 or record.num_devices > MOST_DEVICES:
+            raise ValueError(f"submesh: no group has the devices {shown(record.submesh)}")
+        threads = record.environment.get("NPROC", "")
+        if threads.isdecimal() and int(threads) > MOST_THREADS:
+            raise ValueError(f"environment: no process has NPROC={shown(threads)} threads")
     return record
 
 
 def read_equations(directory: Path) -> Equations:
     """The equations of a directory. Raises as ``read_task``."""
     path = directory / EQUATIONS
-    return _loaded(path, Equations, _parsed(path, read_member(path, EQUATIONS_JSON)))
+    content = read_member(path, EQUATIONS_JSON)
+    with naming(path):
+        return JSON.load(Equations, parse_json(content))
 
 
 def read_member(path: Path, name: str) -> bytes:
     """The content of a file in a zip file. Raises ``ValueError`` when it is damaged, or not there."""
-    with opened(path) as file:
+    with naming(path):
+        content = io.BytesIO(read_bytes(path, MOST_BYTES))
         try:
-            with zipfile.ZipFile(file) as archive:
+            with zipfile.ZipFile(content) as archive:
                 member = archive.getinfo(name)
                 if member.file_size > MOST_BYTES:  # of which no more is read
-                    raise ValueError(_TOO_LARGE)
+                    raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
                 return archive.read(member)
         except _DAMAGES as error:
-            raise damage(path, f"{name}: {error}") from None
+            raise ValueError(f"{name}: {error}") from None
 
 
-def opened(path: Path) -> BinaryIO:
-    """A file, opened to be read. Raises ``ValueError`` for a device or a pipe, which may never end."""
-    if path.exists() and not path.is_file():
-        raise damage(path, "it is no regular file")
-    return path.open("rb")
-
-
-def damage(path: Path, text: str) -> ValueError:
-    """The error of a file."""
-    return ValueError(f"{path} is damaged: {text}")
-
-
-def _parsed(path: Path, text: bytes) -> Any:
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Has the faults that are found in a file be a ``ValueError`` that names the file."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise damage(path, str(error)) from None
-
-
-def _loaded(path: Path, kind: type, data: Any) -> Any:
-    try:
-        return JSON.load(kind, data)
-    except (ValueError, RecursionError) as error:
-        raise damage(path, str(error)) from None
+        yield
+    except (RefusedFileError, ValueError) as error:
+        text = error.strerror if isinstance(error, RefusedFileError) else error
+        raise ValueError(f"{path} is damaged: {text}") from None

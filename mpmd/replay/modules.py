@@ -9,8 +9,39 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
+from mpmd.compat import stable_custom_calls
+
 MAIN = "main"
 """The name of the function that ``jax.export`` runs."""
+
+_OF_THE_HOST = ("infeed", "outfeed", "send", "recv")
+"""Operations that wait for another program."""
+
+
+def faults_of(code: bytes) -> list[str]:
+    """The operations of a portable artifact that do more than compute, at any depth.
+
+    XLA finds the function of a custom call by its name. Some of these functions call Python, or read memory
+    at an address that the artifact names. So no custom call is permitted but those that ``jax.export`` writes.
+
+    Raises: an error of MLIR's when the artifact is damaged.
+    """
+    stable = stable_custom_calls()
+    faults: list[str] = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        kind = operation.name.partition(".")[2]
+        if kind == "custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target not in stable:
+                faults.append(f"a custom call of {target}")
+        elif kind in _OF_THE_HOST:
+            faults.append(operation.name)
+        return ir.WalkResult.ADVANCE
+
+    with mlir.make_ir_context(), ir.Location.unknown():
+        portable.deserialize_portable_artifact(code).operation.walk(visit)
+    return list(dict.fromkeys(faults))
 
 
 class Module:

@@ -27,8 +27,11 @@ FORMAT = 2
 TASK, INPUTS, RESULTS, EQUATIONS = "task.json", "inputs.bin", "results.bin", "equations.zip"
 EQUATIONS_JSON = "equations.json"
 
-MOST_DEVICES = 2**16
+MOST_DEVICES = 2**10
 """The most devices of a group; a record with more is damaged, and JAX would not come up with them."""
+
+MOST_THREADS = 2**10
+"""The most threads of a group's process, for which JAX makes as many."""
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
 """The sharding of an array: an entry for each leading dimension."""

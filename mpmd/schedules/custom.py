@@ -11,7 +11,7 @@ from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules.base import Schedule, TaskLists, check_num_microbatches, check_task_lists
 from mpmd.schedules.check import check_schedule
 from mpmd.schedules.text import read_lists
-from mpmd.util.text_files import read_text
+from mpmd.util.guarded_files import read_text
 from mpmd.validation import int_fault, path_fault, raise_faults
 
 

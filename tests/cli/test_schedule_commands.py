@@ -14,7 +14,7 @@ import pytest
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.cli.main import main
 from mpmd.schedules import ALL_FAMILIES, CustomSchedule, Std1F1B, to_text
-from mpmd.util.text_files import MAX_BYTES
+from mpmd.util.guarded_files import MOST_TEXT_BYTES
 
 ROOT = Path(__file__).parents[2]
 
@@ -271,7 +271,7 @@ def test_a_file_that_may_never_end_is_refused(tmp_path, capsys):
     pipe, large = tmp_path / "pipe", tmp_path / "large.txt"
     os.mkfifo(pipe)
     with large.open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
+        file.truncate(MOST_TEXT_BYTES + 1)
     assert main(["schedule", "check", "/dev/zero", str(pipe), str(large)]) == ExitCode.USAGE
     errors = capsys.readouterr().err.splitlines()
     assert ["no regular file" in line for line in errors] == [True, True, False]
