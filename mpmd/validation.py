@@ -34,13 +34,17 @@ def raise_faults(*faults: Fault | None, title: str = "") -> None:
     """
     if errors := [fault for fault in faults if fault is not None]:
         kind = TypeError if any(isinstance(error, TypeError) for error in errors) else ValueError
-        raise kind(title + "\n".join(map(str, errors)))
+        raise kind(cut(title + "\n".join(map(str, errors))))
 
 
 def shown(value: Any) -> str:
     """A value in a message."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return cut(repr(value), _SHOWN)
+
+
+def cut(text: str, most: int = 1_900) -> str:
+    """A text without the characters after the first ``most``: a message may quote a file of any size."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def is_int(value: Any) -> bool:
@@ -199,6 +203,13 @@ def device_count_fault(num_devices: int) -> ValueError | None:
     return ValueError(
         f"{counted(num_devices)} devices are more than a mesh can have, which are {MOST_DEVICES}"
     )
+
+
+def size_fault(name: str, value: Any) -> Fault | None:
+    """The fault of a number of stages, microbatches or slices, before a list of as many is made."""
+    if is_int(value) and value > MOST_DEVICES:
+        return ValueError(f"{name} is {counted(value)}, and must be at most {MOST_DEVICES}")
+    return int_fault(name, value)
 
 
 def counted(number: int) -> str:

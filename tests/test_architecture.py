@@ -165,7 +165,7 @@ MAY_IMPORT = {
     "mpmd.arguments": "mpmd.arrays mpmd.errors mpmd.ir mpmd.keys mpmd.runtime mpmd.sharding mpmd.util "
     "mpmd.validation",
     "mpmd.checkpoint": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.errors mpmd.ir mpmd.keys mpmd.meshes "
-    "mpmd.runtime mpmd.validation",
+    "mpmd.runtime mpmd.util mpmd.validation",
     "mpmd.replay": "mpmd.compat mpmd.util mpmd.validation",
     "mpmd.capture": "mpmd.compat mpmd.compiler.jaxprs mpmd.compiler.lower mpmd.ir mpmd.keys mpmd.program "
     "mpmd.replay mpmd.runtime mpmd.sharding mpmd.version",

@@ -75,6 +75,7 @@ def save_async(path: Path, tree: Any) -> Future[None]:
             checkpointer.wait_until_finished()
             integrity.sync(directory)
             integrity.sync_name(directory, above)
+            PyTreeHandler().check_saved(directory)
         for runtime in runtimes:
             runtime.last_checkpoint = str(directory)
 

@@ -11,12 +11,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import tensorstore
 from etils import epath
 
 from mpmd.errors import DamagedCheckpointError
+from mpmd.util.guarded_files import RefusedFileError, naming, parse_json, read_bytes
+from mpmd.util.json_data import JsonFormat
 
 RECORD = "mpmd_files"
 """The file of the sizes and digests of all others, which begins with a digest of itself. Orbax ignores it."""
@@ -27,64 +31,132 @@ _OF_COMMITTING = (_STEP_METADATA, "commit_success.txt")
 
 _JSON = ("_METADATA", "_sharding", "_strings.json", "array_metadatas/*")
 
+_MOST_BYTES = 2**26
+"""The most bytes of a file beside chunks. The tree of 100,000 leaves has half as many."""
+
+_MOST_LEVELS = 32
+"""The most directories in one another. A chunk of an array has one for each of its dimensions."""
+
+_ROWS = Mapping[str, tuple[int, str | None]]
+"""The size and the digest of each file."""
+
+_INDEX = "manifest.ocdbt"
+
 _DATA = "d"
 """The directories of chunks, and of the index of them: both have checksums of their own."""
 
 
 def write_record(directory: epath.Path) -> None:
     """Writes the record of a checkpoint's files, before Orbax writes its last ones to commit it."""
-    files = {name: [path.stat().length, _digest(path)] for name, path in _files(directory)}
+    files = {name: [path.stat().length, _digest(path)] for name, path in _recorded(directory).items()}
     text = json.dumps(files).encode()
     (directory / RECORD).write_bytes(_sha256(text).encode() + b" " + text)
 
 
 def faults(directory: epath.Path) -> list[str]:
-    """The files that differ from the record; without a record, those that are damaged in any case."""
-    record = directory / RECORD
-    if not record.exists():
-        return [fault for name, path in _files(directory) if (fault := _fault_without_record(name, path))]
-    digest, _, text = record.read_bytes().partition(b" ")
-    if digest != _sha256(text).encode():
-        return [f"{record} is not what was written"]
-    compared = ((directory / name, *described) for name, described in json.loads(text).items())
-    return [fault for row in compared if (fault := _fault(*row))]
+    """The files that differ from the record; without a record, those that are damaged in any case.
+
+    Whoever has written a checkpoint may mean harm. So nothing is read but regular files that are found in the
+    directory itself, whatever the record names.
+    """
+    irregular = [f"{path} is no regular file" for _, path in _files(directory) if not _is_regular(path)]
+    if irregular:
+        return irregular
+    files, record = _recorded(directory), directory / RECORD
+    try:
+        rows = _rows(record) if record.exists() else dict.fromkeys(files, (None, None))
+        found = (_fault(directory / name, files.get(name), *row) for name, row in rows.items())
+        return [fault for fault in found if fault] or [
+            fault for name, path in files.items() if (fault := _fault_of_json(name, path))
+        ]
+    except (RefusedFileError, ValueError) as error:
+        return [str(error)]
 
 
-def _fault(path: epath.Path, size: int, digest: str | None) -> str | None:
-    if not path.exists():
-        return f"{path} is missing"
-    if path.stat().length != size:
-        return f"{path} has {path.stat().length} bytes of {size}"
+def _rows(record: epath.Path) -> _ROWS:
+    """The content of the record. Raises ``ValueError`` when it is not what was written."""
+    with naming(record):
+        digest, _, text = _content(record).partition(b" ")
+        if digest != _sha256(text).encode():
+            raise ValueError("it is not what was written")
+        return JsonFormat({}).load(_ROWS, parse_json(text))
+
+
+def _fault(named: epath.Path, path: epath.Path | None, size: int | None, digest: str | None) -> str | None:
+    """The fault of a file that the record names; of a checkpoint without a record, it has no size."""
+    if path is None:
+        return f"{named} is missing"
+    length = path.stat().length
+    if size is None:
+        return None if length else f"{path} is empty"
+    if length != size:
+        return f"{path} has {length} bytes of {size}"
     return None if _digest(path) == digest else f"{path} is not what was written"
 
 
-def _fault_without_record(name: str, path: epath.Path) -> str | None:
-    if not path.stat().length:
-        return f"{path} is empty"
+def _fault_of_json(name: str, path: epath.Path) -> str | None:
     if any(Path(name).match(pattern) for pattern in _JSON):
         try:
-            json.loads(path.read_bytes())
-        except ValueError:
-            return f"{path} is not JSON"
+            parse_json(_content(path))
+        except (RefusedFileError, ValueError) as error:
+            return f"{path} is not JSON: {error}"
     return None
+
+
+def missing(directory: epath.Path) -> Iterator[str]:
+    """The files that a checkpoint lacks, by its index of chunks, of which no chunk is read.
+
+    Raises: ``OSError`` and ``ValueError`` when the index cannot be read.
+    """
+    if not (directory / RECORD).exists():
+        yield f"{directory / RECORD} is missing"
+    if not _is_local(directory) or not (directory / _INDEX).exists():
+        return  # other storage loses no files, and a checkpoint without arrays has no index
+    store = tensorstore.KvStore.open({"driver": "file", "path": f"{directory}/"}).result()
+    root = tensorstore.ocdbt.dump(store).result()["versions"][-1]["root"]
+    locations: list[str] = [root["location"]] if "location" in root else []
+    files: dict[str, int] = {}
+    while locations:
+        location = locations.pop()
+        kind, above, name, start, length = location.split(":")
+        files[above + name] = max(files.get(above + name, 0), int(start) + int(length))
+        if kind == "btreenode":
+            entries = tensorstore.ocdbt.dump(store, location).result()["entries"]
+            locations += [place for e in entries if (place := e.get("location") or e.get("indirect_value"))]
+    for name, size in files.items():
+        if not (file := directory / name).exists() or file.stat().length < size:
+            yield f"{file} is missing, or has less than {size} bytes"
 
 
 def _digest(path: epath.Path) -> str | None:
     """The digest of a file's content; ``None`` for chunks, of which a reader does not read all."""
-    return None if path.parent.name == _DATA else _sha256(path.read_bytes())
+    return None if path.parent.name == _DATA else _sha256(_content(path))
+
+
+def _content(path: epath.Path) -> bytes:
+    return read_bytes(path, _MOST_BYTES) if _is_local(path) else path.read_bytes()
 
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _recorded(directory: epath.Path) -> dict[str, epath.Path]:
+    """The files of a checkpoint that its record has, by their paths in it."""
+    return {name: path for name, path in _files(directory) if path.name not in (RECORD, *_OF_COMMITTING)}
+
+
 def _files(directory: epath.Path, above: str = "") -> Iterator[tuple[str, epath.Path]]:
-    """The files of a checkpoint by their paths in it."""
+    """The files of a checkpoint by their paths in it, and what is no directory that a checkpoint has."""
     for path in sorted(directory.iterdir()):
-        if path.is_dir():
+        if path.is_dir() and not os.path.islink(path) and above.count("/") < _MOST_LEVELS:
             yield from _files(path, f"{above}{path.name}/")
-        elif path.name not in (RECORD, *_OF_COMMITTING):
+        else:
             yield f"{above}{path.name}", path
+
+
+def _is_regular(path: epath.Path) -> bool:
+    return not _is_local(path) or stat.S_ISREG(os.lstat(path).st_mode)
 
 
 def damaged(

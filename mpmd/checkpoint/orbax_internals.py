@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as orbax
+import tensorstore
 from etils import epath
 from orbax.checkpoint import type_handlers
 from orbax.checkpoint._src import asyncio_utils
@@ -117,21 +118,58 @@ def read_spec(info: type_handlers.ParamInfo) -> JsonSpec:
     ).json
 
 
-def stored_leaves(handler: orbax.BasePyTreeCheckpointHandler, directory: epath.Path) -> dict[str, Any]:
+class StoredTree(NamedTuple):
+    """The names of a checkpoint's leaves with Orbax's types of them, and Orbax's metadata of the tree."""
+
+    types: dict[str, str]
+    metadata: Any
+
+
+def stored_tree(handler: orbax.BasePyTreeCheckpointHandler, directory: epath.Path) -> StoredTree:
+    """Reads the tree of a checkpoint. Raises any kind of error where its files have something else."""
+    metadata = asyncio_utils.run_sync(handler._read_metadata_file(directory))
+    flat = orbax.tree.to_flat_dict(metadata.as_nested_tree())
+    types = {".".join(path): entry.value_type for path, entry in flat.items()}
+    arrays = asyncio_utils.run_sync(metadata_store().read(directory)) or {}
+    named = [array.param_name for of_process in arrays.values() for array in of_process]
+    for name in [*types, *named]:
+        if (name.startswith("/") or ".." in name.split("/")) and not metadata.use_ocdbt:
+            raise ValueError(f"{name} is not in the directory")
+    return StoredTree(types, metadata)
+
+
+def stored_leaves(tree: StoredTree, directory: epath.Path) -> dict[str, Any]:
     """The shape and dtype of each array and number of a checkpoint; ``STRING`` or ``EMPTY`` for the others.
 
     ``handler.metadata`` has the same, and reads the file of all shardings once for each array.
     """
-    metadata = asyncio_utils.run_sync(handler._read_metadata_file(directory))
+    infos = _array_infos(tree, directory)
+    # Other than the handler of jax arrays, that of numpy arrays knows the shapes of Python numbers, too.
+    arrays = asyncio_utils.run_sync(type_handlers.NumpyHandler().metadata(infos))
+    others = {name: STRING if kind == STRING else EMPTY for name, kind in tree.types.items()}
+    return others | {info.name: array for info, array in zip(infos, arrays, strict=True)}
+
+
+def incomplete_arrays(tree: StoredTree, directory: epath.Path) -> list[str]:
+    """The names of arrays of which the index lacks chunks. Raises ``ValueError`` for one that it lacks."""
+    opening = {
+        info.name: tensorstore.open(tensorstore.Spec(read_spec(info)), open=True, context=info.ts_context)
+        for info in _array_infos(tree, directory)
+    }
+    return [
+        name
+        for name, opened in opening.items()
+        if not opened.result().storage_statistics(query_fully_stored=True).result().fully_stored
+    ]
+
+
+def _array_infos(tree: StoredTree, directory: epath.Path) -> list[type_handlers.ParamInfo]:
+    metadata = tree.metadata
     use_ocdbt = metadata.use_ocdbt
     if use_ocdbt is None:
         use_ocdbt = type_handlers.is_ocdbt_checkpoint(directory)
-    types = {
-        ".".join(path): entry.value_type
-        for path, entry in orbax.tree.to_flat_dict(metadata.as_nested_tree()).items()
-    }
     context = tensorstore_utils.get_ts_context(use_ocdbt=use_ocdbt)
-    infos = [
+    return [
         type_handlers.ParamInfo(
             name=name,
             parent_dir=directory,
@@ -139,13 +177,9 @@ def stored_leaves(handler: orbax.BasePyTreeCheckpointHandler, directory: epath.P
             use_zarr3=metadata.use_zarr3,
             ts_context=context,
         )
-        for name, kind in types.items()
+        for name, kind in tree.types.items()
         if kind in _ARRAY_TYPES
     ]
-    # Other than the handler of jax arrays, that of numpy arrays knows the shapes of Python numbers, too.
-    arrays = asyncio_utils.run_sync(type_handlers.NumpyHandler().metadata(infos))
-    others = {name: STRING if kind == STRING else EMPTY for name, kind in types.items()}
-    return others | {info.name: array for info, array in zip(infos, arrays, strict=True)}
 
 
 async def write_shardings(

@@ -42,14 +42,29 @@ class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
         super().finalize(directory)
         integrity.write_record(directory)
         integrity.sync(directory)
+        self.check_saved(directory)
+
+    def check_saved(self, directory: epath.Path) -> None:
+        """Raises ``DamagedCheckpointError`` unless storage still has all that was saved."""
+        try:
+            faults = [*integrity.faults(directory), *integrity.missing(directory)]
+            if not faults:
+                tree = orbax_internals.stored_tree(self, directory)
+                names = orbax_internals.incomplete_arrays(tree, directory)
+                faults = [f"{name} lacks chunks" for name in names]
+        except (OSError, ValueError) as error:  # of a file that has just vanished
+            faults = [f"{type(error).__name__}: {error}"]
+        if faults:
+            raise integrity.damaged(directory, faults)
 
     def restore(self, directory: epath.Path, args: Any) -> Any:
         """Raises ``DamagedCheckpointError``, and as ``mpmd.restore`` for leaves and groups."""
         if faults := integrity.faults(directory):
             raise integrity.damaged(directory, faults)
+        tree = self._tree(directory)
         try:
             if args.item is not None:
-                self._check_target(directory, args)
+                self._check_target(directory, tree, args)
             return super().restore(directory, args=args)
         except Exception as error:  # of a jax array in this process Orbax raises an ``Exception``
             if damage := _damage_in(error):
@@ -57,8 +72,16 @@ class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
                 raise integrity.damaged(directory, [damage], mpmd_idx) from error
             raise
 
-    def _check_target(self, directory: epath.Path, args: Any) -> None:
-        stored = orbax_internals.stored_leaves(self, directory)
+    def _tree(self, directory: epath.Path) -> orbax_internals.StoredTree:
+        try:
+            return orbax_internals.stored_tree(self, directory)
+        except Exception as error:  # of any kind, by what the files have in place of a tree
+            reason = f"{type(error).__name__}: {error}"
+            fault = f"{directory / '_METADATA'} and array_metadatas have no tree: {reason}"
+            raise integrity.damaged(directory, [fault]) from error
+
+    def _check_target(self, directory: epath.Path, tree: orbax_internals.StoredTree, args: Any) -> None:
+        stored = orbax_internals.stored_leaves(tree, directory)
         restore_args = {} if args.restore_args is None else leaves.by_name(args.restore_args)
         leaves.check_target(directory, stored, leaves.by_name(args.item), restore_args, args.partial_restore)
 

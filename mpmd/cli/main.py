@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from mpmd.cli import doctor, plan, replay, report, schedule, top
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.util.printable import printable
+from mpmd.validation import cut
 from mpmd.version import __version__
 
 
@@ -30,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader, such as `head`, has closed the pipe; Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, MemoryError) as error:
         text = "\n".join(map(printable, _text_of(error).split("\n")))  # which may name files of others
-        print(f"mpmd: error: {text}", file=sys.stderr)
+        print(f"mpmd: error: {cut(text)}", file=sys.stderr)
         return ExitCode.USAGE
 
 

@@ -11,7 +11,7 @@ from mpmd.cli.arguments import add_command
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.replay.environment import prepare
 from mpmd.replay.files import read_task
-from mpmd.util.guarded_files import parse_json, read_bytes
+from mpmd.util.guarded_files import naming, parse_json, read_bytes
 
 if TYPE_CHECKING:
     from mpmd.replay.report import Digests
@@ -63,10 +63,8 @@ def _digests(options: argparse.Namespace) -> Digests | None:
 
     if options.against is None:
         return Digests(None) if options.digests is not None else None
-    try:
+    with naming(options.against):
         expected = parse_json(read_bytes(options.against))
-    except ValueError as error:
-        raise ValueError(f"{options.against} is damaged: {error}") from None
     pairs = expected if isinstance(expected, list) else [None]
     if not all(isinstance(pair, list) and list(map(type, pair)) == [str, str] for pair in pairs):
         raise ValueError(f"{options.against} has no digests of `mpmd replay DIR --digests {options.against}`")

@@ -23,6 +23,7 @@ from mpmd.validation import (
     raise_faults,
     sequence_fault,
     shown,
+    size_fault,
 )
 
 Tree = TypeVar("Tree")
@@ -64,7 +65,7 @@ def slice_bounds(
     """
     raise_faults(
         int_fault("length", length),
-        int_fault("slices", slices),
+        size_fault("slices", slices),
         _share_fault(attention_share),
         int_fault("multiple", multiple),
     )

@@ -77,7 +77,8 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _fields(path: str | os.PathLike[str], fields: Any) -> dict[str, Any]:
     known = [field.name for field in dataclasses.fields(Hardware)]
     if not isinstance(fields, dict) or not set(fields) <= set(known):
-        raise ValueError(f"{path} must have an object with the fields {', '.join(known)}, got {shown(fields)}")
+        names = ", ".join(known)
+        raise ValueError(f"{path} must have an object with the fields {names}, got {shown(fields)}")
     read = {name: _link(path, name, value) if name in _LINKS else value for name, value in fields.items()}
     if "memory" in read and read["memory"] is None:
         read["memory"] = math.inf
@@ -118,7 +119,7 @@ def _are_numbers(fields: Mapping[str, Any]) -> bool:
 
 
 def _rates(path: str | os.PathLike[str], rates: Any) -> dict[str, Curve]:
-    what = f"{path}: rates must have a rate and a half for each kind of product or collective, got {shown(rates)}"
+    what = f"{path}: rates must have a rate and a half for each product or collective, got {shown(rates)}"
     if not isinstance(rates, dict):
         raise ValueError(what)
     curves = {}

@@ -15,8 +15,8 @@ import numpy as np
 from mpmd.replay.check import check_equations
 from mpmd.replay.evaluate import Call, Evaluated, Evaluator, Origin, Value, text_of
 from mpmd.replay.exported import DevicesError, function_of
-from mpmd.replay.files import naming, read_equations, read_member, read_task
-from mpmd.replay.modules import MAIN, Module, faults_of
+from mpmd.replay.files import read_equations, read_member, read_task
+from mpmd.replay.modules import MAIN, Module
 from mpmd.replay.record import (
     EQUATIONS,
     INPUTS,
@@ -31,7 +31,7 @@ from mpmd.replay.record import (
     ValueRecord,
 )
 from mpmd.replay.values import count_nonfinite, digest_of, from_bytes, last_digits, nbytes_of
-from mpmd.util.guarded_files import opened
+from mpmd.util.guarded_files import naming, opened
 from mpmd.util.printable import printable
 from mpmd.util.tables import first_few
 from mpmd.validation import path_fault, raise_faults
@@ -143,9 +143,7 @@ class CapturedTask:
             if array is not None
         }
         self._call_of = functools.cache(self._function)
-        self._code_of_file = functools.cache(lambda file: read_member(directory / EQUATIONS, file))
-        self._faults_of = functools.cache(lambda file: faults_of(self._code_of_file(file)))
-        self._module_of = functools.cache(lambda file: Module(self._code_of_file(file)))
+        self._module_of = functools.cache(lambda file: Module(read_member(directory / EQUATIONS, file)))
 
     @property
     def inputs(self) -> dict[str, np.ndarray | None]:
@@ -248,23 +246,19 @@ class CapturedTask:
         assert isinstance(function, Unportable), "it was skipped because it has no portable form"
         return self.equations.sources[equation.source], function.reason
 
-    def _code_of(self, export: Export) -> bytes:
-        """The code of a function, as the main one of a module."""
-        if export.function == MAIN:
-            return self._code_of_file(export.file)
-        return self._module_of(export.file).alone(export.function)
-
     def _function(self, number: int) -> Call:
         """The function of one of the exports. Raises ``ValueError`` when it cannot be run."""
         export = self.equations.exports[number]
         assert isinstance(export, Export), "there is nothing to run without a portable form"
         place = f"{self.directory / EQUATIONS}: {export.function} of {export.file}"
         with _refusing(place):
-            faults = self._faults_of(export.file)
-        if faults:
-            raise ValueError(f"{place} is not run: it has {first_few(faults)}, which may do more than compute")
+            module = self._module_of(export.file)
+        if module.faults:
+            few = first_few(module.faults)
+            raise ValueError(f"{place} is not run: it has {few}, which may do more than compute")
         with _refusing(place):
-            function = function_of(export, self._code_of(export), self.record.submesh)
+            code = module.code if export.function == MAIN else module.alone(export.function)
+            function = function_of(export, code, self.record.submesh)
 
         def run(*arrays: np.ndarray) -> Sequence[np.ndarray]:
             with _refusing(place):

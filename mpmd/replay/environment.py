@@ -65,7 +65,7 @@ def prepare(record: TaskRecord, environment: MutableMapping[str, str] = os.envir
 
 
 def _check_flags(flags: str, environment: Mapping[str, str]) -> None:
-    """Raises ``ValueError`` for options that XLA does not know, at which it ends its process with exit code 1."""
+    """Raises ``ValueError`` for options at which XLA would end this process, with exit code 1."""
     if not flags.strip():
         return
     start = [sys.executable, "-c", "import jax; jax.devices()"]

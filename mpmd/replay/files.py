@@ -5,13 +5,10 @@ Sizes are checked before anything is read into memory, nothing is unpickled, and
 
 from __future__ import annotations
 
-import contextlib
 import io
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mpmd.replay.record import (
     EQUATIONS,
@@ -24,7 +21,7 @@ from mpmd.replay.record import (
     Equations,
     TaskRecord,
 )
-from mpmd.util.guarded_files import RefusedFileError, parse_json, read_bytes
+from mpmd.util.guarded_files import naming, parse_json, read_bytes
 from mpmd.validation import shown
 
 MOST_BYTES = 2**26
@@ -45,9 +42,8 @@ def read_task(directory: Path) -> TaskRecord:
     with naming(path):
         data = parse_json(read_bytes(path, MOST_BYTES))
     if isinstance(data, dict) and data.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} has the format {shown(data.get('format'))}, and this version of mpmd reads format {FORMAT}"
-        )
+        version = shown(data.get("format"))
+        raise ValueError(f"{path} has the format {version}, and this version of mpmd reads format {FORMAT}")
     with naming(path):
         record: TaskRecord = JSON.load(TaskRecord, data)
         if min((size for _, size in record.submesh), default=1) < 1 or record.num_devices > MOST_DEVICES:
@@ -78,13 +74,3 @@ def read_member(path: Path, name: str) -> bytes:
                 return archive.read(member)
         except _DAMAGES as error:
             raise ValueError(f"{name}: {error}") from None
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Has the faults that are found in a file be a ``ValueError`` that names the file."""
-    try:
-        yield
-    except (RefusedFileError, ValueError) as error:
-        text = error.strerror if isinstance(error, RefusedFileError) else error
-        raise ValueError(f"{path} is damaged: {text}") from None

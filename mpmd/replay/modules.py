@@ -18,13 +18,11 @@ _OF_THE_HOST = ("infeed", "outfeed", "send", "recv")
 """Operations that wait for another program."""
 
 
-def faults_of(code: bytes) -> list[str]:
-    """The operations of a portable artifact that do more than compute, at any depth.
+def faults_of(module: ir.Module) -> list[str]:
+    """The operations of a module that do more than compute, at any depth.
 
     XLA finds the function of a custom call by its name. Some of these functions call Python, or read memory
-    at an address that the artifact names. So no custom call is permitted but those that ``jax.export`` writes.
-
-    Raises: an error of MLIR's when the artifact is damaged.
+    at an address that the module names. So no custom call is permitted but those that ``jax.export`` writes.
     """
     stable = stable_custom_calls()
     faults: list[str] = []
@@ -39,8 +37,7 @@ def faults_of(code: bytes) -> list[str]:
             faults.append(operation.name)
         return ir.WalkResult.ADVANCE
 
-    with mlir.make_ir_context(), ir.Location.unknown():
-        portable.deserialize_portable_artifact(code).operation.walk(visit)
+    module.operation.walk(visit)
     return list(dict.fromkeys(faults))
 
 
@@ -49,12 +46,17 @@ class Module:
 
     Args:
       code: the artifact. Raises an error of MLIR's when it is damaged.
+
+    Attributes:
+      faults: as of ``faults_of``. A module that has one must not be run.
     """
 
     def __init__(self, code: bytes):
+        self.code = code
         self._context = mlir.make_ir_context()
         with self._context, ir.Location.unknown():
             self._module = portable.deserialize_portable_artifact(code)
+            self.faults = faults_of(self._module)
             self._functions = {
                 ir.StringAttr(each.attributes["sym_name"]).value: each
                 for each in self._module.body.operations

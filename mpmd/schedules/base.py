@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from mpmd.ir.plan import Cell
 from mpmd.ir.slices import SliceNumbers
-from mpmd.validation import int_fault, int_faults, raise_faults, sequence_fault, type_fault
+from mpmd.validation import int_fault, int_faults, raise_faults, sequence_fault, size_fault, type_fault
 
 TaskLists = Sequence[Sequence[Cell]]
 """For each group what it runs, first to last."""
@@ -51,9 +51,9 @@ class Schedule(abc.ABC):
 
     def __post_init__(self) -> None:
         raise_faults(
-            int_fault(f"{self.name}'s num_stages", self.num_stages),
-            int_fault(f"{self.name}'s mpmd_dim", self.mpmd_dim),
-            int_fault(f"{self.name}'s slices", self.slices),
+            size_fault(f"{self.name}'s num_stages", self.num_stages),
+            size_fault(f"{self.name}'s mpmd_dim", self.mpmd_dim),
+            size_fault(f"{self.name}'s slices", self.slices),
         )
 
     def __repr__(self) -> str:
@@ -93,8 +93,8 @@ class OneStagePerGroup(Schedule):
 
     def __post_init__(self) -> None:
         raise_faults(
-            int_fault(f"{self.name}'s num_stages", self.num_stages),
-            int_fault(f"{self.name}'s slices", self.slices),
+            size_fault(f"{self.name}'s num_stages", self.num_stages),
+            size_fault(f"{self.name}'s slices", self.slices),
         )
         object.__setattr__(self, "mpmd_dim", self.num_stages)
 
@@ -201,7 +201,7 @@ def v_shape(mpmd_dim: int) -> Placement:
 
 def check_num_microbatches(num_microbatches: int) -> None:
     """Raises ``TypeError`` or ``ValueError`` unless the number of microbatches is an int of at least 1."""
-    raise_faults(int_fault("num_microbatches", num_microbatches))
+    raise_faults(size_fault("num_microbatches", num_microbatches))
 
 
 def schedule_fault(name: str, schedule: Any, *, optional: bool = False) -> TypeError | None:

@@ -12,7 +12,7 @@ from mpmd.schedules.base import Schedule, TaskLists, check_num_microbatches, che
 from mpmd.schedules.check import check_schedule
 from mpmd.schedules.text import read_lists
 from mpmd.util.guarded_files import read_text
-from mpmd.validation import int_fault, path_fault, raise_faults
+from mpmd.validation import path_fault, raise_faults, size_fault
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class CustomSchedule(Schedule):
 
     def __post_init__(self) -> None:
         check_task_lists("lists", self.lists)
-        raise_faults(int_fault(f"{self.name}'s slices", self.slices))
+        raise_faults(size_fault(f"{self.name}'s slices", self.slices))
         lists = tuple(map(tuple, self.lists))
         tasks = [task for cells in lists for cell in cells if isinstance(cell, Cell) for task in cell.tasks]
         object.__setattr__(self, "lists", lists)

@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 from mpmd.ir.plan import Cell, FusedTask, Task, TaskKind, parse_cell
 from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules.base import TaskLists
-from mpmd.validation import int_fault, raise_faults, str_fault
+from mpmd.validation import raise_faults, size_fault, str_fault
 
 Form = Literal["tasks", "csv"]
 
@@ -69,7 +69,7 @@ def to_text(tasks: TaskLists, form: Form = "tasks", slices: int = 1) -> str:
 
 def slice_numbers(tasks: TaskLists, slices: int) -> SliceNumbers:
     """The numbers of the stages that the tasks are of. Raises ``ValueError`` if slices differ in stages."""
-    raise_faults(int_fault("slices", slices))
+    raise_faults(size_fault("slices", slices))
     numbers = {task.stage for cells in tasks for cell in cells for task in cell.tasks}
     return SliceNumbers.of(max(numbers, default=slices - 1) + 1, slices)
 

@@ -22,7 +22,7 @@ from mpmd.simulate.result import Gap, Simulation
 from mpmd.simulate.schedule import schedule_workload
 from mpmd.simulate.sharing import run_sharing
 from mpmd.simulate.workload import run
-from mpmd.validation import int_fault, raise_faults, type_fault
+from mpmd.validation import int_fault, raise_faults, size_fault, type_fault
 
 __all__ = ["Costs", "Gap", "Link", "MessageBytes", "Simulation", "simulate"]
 
@@ -57,7 +57,7 @@ def simulate(
     """
     raise_faults(
         type_fault("costs", costs, Costs, "Costs", optional=True),
-        int_fault("steps", steps),
+        size_fault("steps", steps),
         int_fault("slices", slices),
         None
         if topology is None or callable(topology)

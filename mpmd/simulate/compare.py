@@ -18,7 +18,7 @@ from mpmd.schedules import (
     TaskTimes,
 )
 from mpmd.simulate import Costs, Link, Simulation, simulate
-from mpmd.validation import int_fault, int_faults, number_fault, raise_faults, sequence_fault, type_fault
+from mpmd.validation import int_faults, number_fault, raise_faults, sequence_fault, size_fault, type_fault
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +88,13 @@ def compare(
     Raises: ``ValueError`` for a number that is not positive.
     """
     raise_faults(
-        int_fault("mpmd_dim", mpmd_dim),
-        int_fault("num_microbatches", num_microbatches),
+        size_fault("mpmd_dim", mpmd_dim),
+        size_fault("num_microbatches", num_microbatches),
         type_fault("times", times, Mapping, "a dict of the time of each kind of task"),
         number_fault("latency", latency, "a time", least=0),
         number_fault("memory_limit", memory_limit, above=0),
         sequence_fault("stages_per_group", stages_per_group, "a sequence of numbers to try"),
-        int_fault("slices", slices),
+        size_fault("slices", slices),
     )
     raise_faults(*int_faults("stages_per_group", stages_per_group))
     candidates: list[Candidate] = []

@@ -24,7 +24,7 @@ from mpmd.sharding import to_sharding
 from mpmd.simulate import Costs, Simulation
 from mpmd.simulate import simulate as simulate_plan
 from mpmd.util.notebook import ShownAsText
-from mpmd.validation import int_fault, raise_faults, shown, type_fault
+from mpmd.validation import raise_faults, shown, size_fault, type_fault
 
 
 class PlannedStep(ShownAsText, abc.ABC):
@@ -164,7 +164,7 @@ class PlannedStep(ShownAsText, abc.ABC):
         """
         raise_faults(
             type_fault("costs", costs, Costs, "Costs", optional=True),
-            int_fault("steps", steps),
+            size_fault("steps", steps),
         )
         if costs is None:
             costs = operation_costs(self.plan, explain(self).tasks, operations_per_second)

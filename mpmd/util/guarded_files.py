@@ -1,11 +1,13 @@
-"""Files that users name, which may be damaged, or of somebody who means harm: every reader opens them here. No JAX."""
+"""Files that users name, opened for all readers: they may be damaged, or mean harm. No JAX."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 MOST_BYTES = 2**28
@@ -64,3 +66,13 @@ def parse_json(content: str | bytes) -> Any:
         if not level:
             return data
     raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Has the faults that are found in a file be a ``ValueError`` that names the file."""
+    try:
+        yield
+    except (RefusedFileError, ValueError) as error:
+        text = error.strerror if isinstance(error, RefusedFileError) else error
+        raise ValueError(f"{path} is damaged: {text}") from None

@@ -14,6 +14,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from mpmd.validation import cut
+
 Json = Any
 """Data as ``json`` reads and writes it."""
 
@@ -43,7 +45,7 @@ class JsonFormat:
         try:
             return self._converters(hint)[1](data)
         except _FaultError as fault:
-            raise ValueError(str(fault)) from None
+            raise ValueError(cut(str(fault))) from None
 
     @functools.cache  # noqa: B019 - formats are module constants
     def _converters(self, hint: Any) -> tuple[Callable[[Any], Json], Callable[[Json], Any]]:

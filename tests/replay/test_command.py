@@ -1,6 +1,7 @@
 """``mpmd replay``: what it prints, its exit codes, and its comparison of two machines."""
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from mpmd.errors import NonFiniteError
 from mpmd.replay import load
 from mpmd.replay.environment import variables_of
 from mpmd.replay.files import read_task
+from tests.support.hostile_modules import BODIES, with_function
 from tests.support.only_jax import ROOT, WITHOUT_OTHERS
 from tests.support.planted_nans import line_of, optimizer, run
 
@@ -225,6 +227,66 @@ BOMB = bytes(2**26 + 1)
 def test_a_damaged_directory(capsys, small, tmp_path, change, message):
     code, text, error = replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, change))
     assert (code, text) == (2, "") and message in error
+
+
+@pytest.mark.parametrize("refused", BODIES)
+@pytest.mark.parametrize("of", ["the executable", "one equation"])
+def test_code_that_may_do_more_than_compute_is_refused(capsys, small, tmp_path, refused, of):
+    exports = load(small[0] / "fwd_0__1").equations.exports
+    (file,) = {each.file for each in exports if (each.function == "main") == (of == "the executable")}
+
+    def change(files):
+        files[file] = with_function(files[file], BODIES[refused])
+
+    code, text, error = replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, rewritten(change)))
+    assert (code, text) == (2, "") and refused in error and file in error
+
+
+def test_code_with_calls_that_are_stable_runs(capsys, small, tmp_path):
+    stable = "%1 = stablehlo.custom_call @Sharding(%0) : (tensor<f32>) -> tensor<f32>"
+
+    def change(files):
+        files |= {name: with_function(data, stable) for name, data in files.items() if name.endswith(".mlir")}
+
+    assert replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, rewritten(change)))[0] == 0
+
+
+def test_a_task_of_more_threads_or_devices_than_a_process_has(capsys, small, tmp_path):
+    with_threads = damaged(small[0] / "fwd_0__1", tmp_path, changed("environment", {"NPROC": "9999"}))
+    code, _, error = replay(capsys, with_threads)
+    assert code == 2 and "task.json is damaged" in error and "NPROC='9999'" in error
+    with_devices = tmp_path / "devices"
+    with_threads.rename(with_devices)
+    changed("environment", {})(with_devices)
+    changed("submesh", [["data", 65536]])(with_devices)
+    code, _, error = replay(capsys, with_devices)
+    assert code == 2 and "no group has the devices" in error
+
+
+def test_an_option_that_xla_does_not_know_is_no_fault_of_the_task(small, tmp_path):
+    """XLA ends its process with 1, which would mean that a result differs."""
+    versions = load(small[0] / "fwd_0__1").record.versions
+    directory = damaged(small[0] / "fwd_0__1", tmp_path, lambda copy: None)
+    changed("environment", {"XLA_FLAGS": "--xla_of_somebody_else=1"})(directory)
+    assert versions["jaxlib"] == importlib.metadata.version("jaxlib")
+    done = subprocess.run(
+        [sys.executable, "-m", "mpmd", "replay", directory], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "") and "--xla_of_somebody_else=1" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["pipe", "large", "deep"])
+def test_digests_that_are_no_file_of_digests(capsys, small, tmp_path, name):
+    path = tmp_path / name
+    if name == "pipe":
+        os.mkfifo(path)
+    elif name == "large":
+        with path.open("wb") as file:
+            file.truncate(2**40)
+    else:
+        path.write_text("[" * 500 + "]" * 500)
+    code, text, error = replay(capsys, small[0] / "fwd_0__1", "--against", path)
+    assert (code, text) == (2, "") and f"{path} is damaged: it " in error
 
 
 def test_a_task_of_a_gpu_is_evaluated_without_one(capsys, small, monkeypatch):
