@@ -12,6 +12,8 @@ from mpmd.schedules.text import short_text, slice_numbers
 from mpmd.simulate import Costs, simulate
 from mpmd.validation import raise_faults, type_fault
 
+MOST_COLUMNS = 1_000_000
+
 
 def schedule_grid(tasks: TaskLists, costs: Costs | None = None, slices: int = 1) -> str:
     """The lists of tasks as a grid of text: one row per group, one column per unit of time.
@@ -27,7 +29,7 @@ def schedule_grid(tasks: TaskLists, costs: Costs | None = None, slices: int = 1)
 
     Times that are not multiples of a common unit are rounded; a task that takes no time is not shown.
 
-    Raises ``ValueError`` when the groups deadlock.
+    Raises ``ValueError`` when the groups deadlock, and for times that take over ``MOST_COLUMNS`` columns.
     """
     check_task_lists("tasks", tasks)
     raise_faults(type_fault("costs", costs, Costs, "Costs", optional=True))
@@ -35,6 +37,11 @@ def schedule_grid(tasks: TaskLists, costs: Costs | None = None, slices: int = 1)
         return ""
     chart = Chart.of(simulate(tasks, costs, slices=slices))
     unit = _unit(chart)
+    if (columns := chart.makespan / unit) > MOST_COLUMNS:
+        raise ValueError(
+            f"such times take a grid of {columns:.3g} columns, and the most are {MOST_COLUMNS}: "
+            "draw the timeline as a picture"
+        )
     spans = {box: (_column(box.start, unit), _column(box.end, unit)) for box in chart.boxes}
     spans = {box: (start, end) for box, (start, end) in spans.items() if end > start}
     numbers = slice_numbers(tasks, slices)

@@ -166,6 +166,7 @@ def test_list(capsys):
             "mpmd_dim=4 takes num_stages=4, got num_stages=5",
         ),
         (["show", "GPipe", "--groups", "0"], "'0' is not a whole number of at least 1"),
+        (["show", "GPipe", "--latency", str(2**80)], "the most are 1000000: draw the timeline"),
         (["show", "GPipe", "--fwd", "-1"], "'-1' is not a number from 0 to"),
         (["show", "GPipe", "--latency", "nan"], "'nan' is not a number from 0 to"),
         (["show", "GPipe", "-o", "picture.doc"], "'picture.doc' has none of the extensions .svg, .png, .pdf"),
