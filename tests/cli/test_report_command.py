@@ -1,6 +1,7 @@
 """``mpmd report``: the page of one profile, or of two."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -59,6 +60,38 @@ def test_a_file_that_exists_is_not_replaced_unasked(capsys, step_json):
     assert (code, out) == (2, "")
     assert f"mpmd: error: {page} exists: name the page with -o" in err
     assert page.read_text() == "mine"
+
+
+def test_a_page_is_not_written_through_a_link(capsys, step_json, tmp_path):
+    page = step_json.with_suffix(".html")
+    page.symlink_to(tmp_path / "elsewhere.html")
+    code, out, err = run(capsys, step_json)
+    assert (code, out) == (2, "") and "exists: name the page with -o" in err
+    assert not (tmp_path / "elsewhere.html").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "large", "deep", "long"])
+def test_files_that_are_not_read(capsys, tmp_path, kind):
+    path = tmp_path / "step.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "large":
+        with path.open("wb") as file:
+            file.truncate(2**40)
+    elif kind == "deep":
+        path.write_text("[" * 500 + "]" * 500)
+    else:
+        path.write_text(json.dumps({"format": "mpmd profile", "version": 2, "profile": {"x" * 10**6: 1}}))
+    code, out, err = run(capsys, path, "-o", tmp_path / "page.html")
+    assert (code, out) == (2, "") and len(err) < 2_000 and str(path) in err
+
+
+def test_names_of_files_are_printed_without_control_characters(capsys, step_json):
+    odd = step_json.rename(step_json.with_name("step\x1b[2J.json"))
+    code, out, _ = run(capsys, odd)
+    assert code == 0 and "step\\x1b[2J.html" in out and "\x1b" not in out
 
 
 @pytest.mark.parametrize(

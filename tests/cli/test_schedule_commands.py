@@ -279,3 +279,29 @@ def test_a_file_that_may_never_end_is_refused(tmp_path, capsys):
     assert "more than 16 MiB" in errors[2]
     with pytest.raises(OSError, match="no regular file"):
         CustomSchedule.from_file(pipe)
+
+
+def test_names_of_files_are_printed_without_control_characters(tmp_path, capsys):
+    good, bad = tmp_path / "good\x1b[2J.csv", tmp_path / "bad\x1b[2J.csv"
+    good.write_text("0F0,0B0\n")
+    bad.write_text("0F0\x1b[2J,0B0\n")
+    assert main(["schedule", "check", str(good), str(bad), str(tmp_path / "none\x1b.csv")]) == ExitCode.USAGE
+    assert main(["schedule", "show", str(good)]) == ExitCode.OK
+    assert main(["schedule", "show", str(bad)]) == ExitCode.FAULT
+    printed = capsys.readouterr()
+    assert "good\\x1b[2J.csv: OK" in printed.out and "bad\\x1b[2J.csv: " in printed.out
+    assert "\x1b" not in printed.out + printed.err
+
+
+@pytest.mark.parametrize("cell", ["{0}F0 {0}B0", "F{0} B{0}", "F0s{0} B0s{0}"])
+def test_a_size_that_no_schedule_has_is_named(cell, tmp_path, capsys):
+    path = tmp_path / "large.txt"
+    path.write_text(cell.format(2**80))
+    assert main(["schedule", "check", str(path)]) == ExitCode.FAULT
+    assert "must be at most" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["--groups", "--stages", "--microbatches", "--slices"])
+def test_an_option_with_a_size_that_no_schedule_has_is_named(option, capsys):
+    assert main(["schedule", "show", "GPipe", option, str(2**80)]) == ExitCode.USAGE
+    assert "must be at most" in capsys.readouterr().err

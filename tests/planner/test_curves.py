@@ -595,3 +595,27 @@ def test_a_node_of_tpus_is_a_slice(name, chips):
     assert Cluster.preset(name, devices_per_node=8).devices_per_node == 8
     assert (cluster.kernel_floor, cluster.collective_floor, cluster.task_overhead) == (0, 0, 0)
     assert cluster.rates["product bfloat16"] == cluster.rates["batched_product bfloat16"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[1]" * 10**6, "[" + "1, " * 10**6 + "1]", '{"%s": 1}' % ("x" * 10**6), "[" * 500 + "]" * 500],
+)
+def test_the_message_of_a_wrong_file_is_short(content, tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="cluster.json") as caught:
+        Cluster.load(path)
+    assert len(str(caught.value)) <= 2_000
+
+
+@pytest.mark.parametrize("name", ["rates", "version", "memory", "node_link"])
+def test_the_message_of_a_wrong_value_is_short(name, tmp_path):
+    path = tmp_path / "cluster.json"
+    Cluster.preset("h100").save(path)
+    long = "x" * 10**6
+    value = {long: {"rate": 1e9}} if name == "rates" else long
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises((ValueError, TypeError), match=name) as caught:
+        Cluster.load(path)
+    assert len(str(caught.value)) <= 2_000
