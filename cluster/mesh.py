@@ -242,6 +242,9 @@ class ClusterMesh(WholeMesh):
     def close(self) -> None:
         """Ends the actors; pending steps fail. Disconnects from Ray if ``launch`` has connected.
 
+        Results of at most 256 bytes, such as losses, whose steps have ended can still be read, as after
+        ``MpmdMesh.close``; larger ones are lost.
+
         Does nothing in a fork, in which the mesh is another process's.
         """
         if os.getpid() != self._process:

@@ -56,7 +56,7 @@ def api_boundary(function: Function) -> Function:
                         cause.with_traceback(traceback_util.filter_traceback(cause.__traceback__))
             raise
 
-    return traceback_util.api_boundary(checked)
+    return traceback_util.api_boundary(checked)  # type: ignore[return-value]
 
 
 def with_constants_as_inputs(closed: ClosedJaxpr) -> Jaxpr:

@@ -158,7 +158,9 @@ class MpmdMesh(WholeMesh):
     def close(self) -> None:
         """Ends the groups' threads after the steps already submitted, and frees the groups' values.
 
-        The mesh can be used again: functions are compiled again, and earlier results are lost.
+        Earlier results of at most 256 bytes, such as losses, have come with the reply of their step, and can
+        still be read and passed to steps; larger ones are lost. The mesh can be used again: functions are
+        compiled again.
         """
         if runtime := self.__dict__.pop("runtime", None):
             with dropping_queued(runtime):

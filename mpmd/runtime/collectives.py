@@ -39,10 +39,10 @@ class Collective:
 
 
 class ExecutableAnalysis(NamedTuple):
-    """What XLA says of an executable that it has compiled.
+    """The code of a lowered or compiled executable, and the costs that XLA estimates.
 
     Attributes:
-      text: its code.
+      text: the module as JAX has lowered it, or as XLA has compiled it.
       costs: as of ``jax.stages.Compiled.cost_analysis``; empty where the backend does not say.
     """
 

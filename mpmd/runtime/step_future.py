@@ -6,6 +6,8 @@ import concurrent.futures
 import itertools
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from types import TracebackType
+from typing import NoReturn
 
 from mpmd.errors import StepAborted
 from mpmd.runtime.callbacks import CallbackThreads
@@ -32,6 +34,7 @@ class StepFuture:
         self._called = called
         self._callbacks = callbacks
         self._captured = captured
+        self._tracebacks: dict[int, TracebackType | None] = {}
 
     @property
     def has_failed(self) -> bool:
@@ -56,8 +59,8 @@ class StepFuture:
             if self._captured is not None:  # who sees the error may end the program
                 concurrent.futures.wait([self._captured])
             raise
-        if called is not None and called.done():
-            called.result()
+        if called is not None and called.done() and (error := called.exception()) is not None:
+            self._raise(error)
         return reply
 
     def reply_now(self, mpmd_idx: int) -> StepReply | None:
@@ -72,14 +75,17 @@ class StepFuture:
         return captured_of(reply), reply.exception()
 
     def _reply(self, mpmd_idx: int) -> StepReply:
-        try:
-            return self._replies[mpmd_idx].result()
-        except StepAborted:
-            for reply in self._replies.values():
-                error = reply.exception()
-                if error is not None and not isinstance(error, StepAborted):
-                    raise error from error.__cause__  # the error itself, not that it reached this group
-            raise
+        error = self._replies[mpmd_idx].exception()
+        if isinstance(error, StepAborted):  # the error itself, not that it reached this group
+            errors = [reply.exception() for reply in self._replies.values()]
+            error = next((e for e in errors if e is not None and not isinstance(e, StepAborted)), error)
+        if error is not None:
+            self._raise(error)
+        return self._replies[mpmd_idx].result()
+
+    def _raise(self, error: BaseException) -> NoReturn:
+        """Raises an error with the traceback that it came with, without the frames of earlier reads."""
+        raise error.with_traceback(self._tracebacks.setdefault(id(error), error.__traceback__))
 
     def replies(self) -> list[StepReply]:
         """Waits for all groups."""

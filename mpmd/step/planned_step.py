@@ -77,10 +77,14 @@ class PlannedStep(ShownAsText, abc.ABC):
     def args_info(self) -> Any:
         """The pair of the positional and the named arguments, with a ``jax.stages.ArgInfo`` for each leaf."""
         infos = map(jax.stages.ArgInfo, map(jax.typeof, self._call.avals), self._call.donated)
-        return jax.tree.unflatten(self._call.treedef, infos)
+        return jax.tree.unflatten(self.in_tree, infos)
+
+    @property
+    def in_tree(self) -> Any:
+        """The structure of ``args_info``."""
+        return self._call.treedef
 
     # As in JAX, these follow from ``args_info``.
-    in_tree = jax.stages.Traced.in_tree
     in_avals = jax.stages.Traced.in_avals
     donate_argnums = jax.stages.Traced.donate_argnums
 
@@ -130,7 +134,8 @@ class PlannedStep(ShownAsText, abc.ABC):
         totals = collections.defaultdict[str, float](float)
         for name, analysis in self._analyses().items():
             for key, value in analysis.costs.items():
-                if not key.endswith("}"):  # as that of a single operand, ``bytes accessed0{}``
+                # Not numbers of one operand, as ``bytes accessed0{}``, nor those that XLA does not know.
+                if value >= 0 and not key.endswith("}"):
                     totals[key] += runs[name] * value
         return dict(totals)
 

@@ -351,7 +351,13 @@ def test_a_step_of_a_closed_mesh_says_so_at_the_call(disposable_mesh):
     step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=disposable_mesh)
     loaded = step.compile(init(weights(2)), *batch())
     kept = loaded(init(weights(2)), *batch())  # as long as it lives, the runtime does
+    _, (loss, grads) = jax.block_until_ready(kept)
     disposable_mesh.close()
+    assert np.isfinite(loss)  # it has come with the reply
+    large = max(jax.tree.leaves(grads), key=lambda grad: grad.nbytes)
+    assert large.nbytes > 256
+    with pytest.raises(RuntimeError, match="the mesh was closed"):
+        np.asarray(large)
     with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
         loaded(init(weights(2)), *batch())
     del kept

@@ -266,6 +266,17 @@ def test_a_closed_mesh_loses_its_values_and_starts_anew():
         assert float(compiled(PARAMS, XS)[1]) == expected
 
 
+def test_small_results_of_a_closed_mesh_can_be_read_and_passed():
+    with mesh_of(2) as mesh:
+        step = mpmd.jit(lambda small, large: (small + 1, large + 1), mesh)
+        small, large = jax.block_until_ready(step(jnp.ones(64), jnp.ones(65)))
+    assert np.array_equal(small, np.full(64, 2.0))
+    with mesh:
+        assert np.array_equal(mpmd.jit(lambda x: 2 * x, mesh)(mpmd.to_host(small)), np.full(64, 4.0))
+        with pytest.raises(RuntimeError, match="the mesh was closed, and the values on it are gone"):
+            np.asarray(large)
+
+
 def test_concat_along_an_axis_that_is_not_there():
     def step(xs):
         return mpmd.treduce(jnp.sum, xs, schedule=mpmd.GPipe(1), operation=mpmd.Concat(axis=3))
