@@ -65,6 +65,32 @@ def list_explained(named: Mapping[str, Any]) -> Iterator[None]:
         raise type(error)(f"{error}{said}") from error
 
 
+def count_along(axis: int, xs: Any) -> int:
+    """The number of microbatches of ``xs``, the size of its leaves along ``axis``. Raises ``ValueError``."""
+    leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
+    if not leaves:
+        raise ValueError("treduce needs at least one array in xs to take microbatches from; see treduce_i")
+    flat = [f"xs{path} with shape {jnp.shape(leaf)}" for path, leaf in leaves]
+    if short := [
+        text
+        for text, (_, leaf) in zip(flat, leaves, strict=True)
+        if not -jnp.ndim(leaf) <= axis < jnp.ndim(leaf)
+    ]:
+        raise ValueError(
+            f"treduce takes microbatches along axis {axis}, which {first_few(short, 5)} lacks: pass arrays "
+            "with that axis (each number in a list is an array of its own; np.asarray makes one array of the "
+            "list)"
+        )
+    sizes = {jnp.shape(leaf)[axis] for _, leaf in leaves}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"treduce needs the same number of microbatches, the size along axis {axis}, in every leaf; got "
+            + first_few(flat, 5)
+            + list_read_as_pytree({"xs": xs})
+        )
+    return sizes.pop()
+
+
 @api_boundary
 def microbatches(batch: Any, n: int | None = None) -> Any:
     """Cuts a batch into ``n`` microbatches, for ``treduce``.

@@ -20,11 +20,10 @@ from mpmd.compat import api_boundary, with_constants_as_inputs
 from mpmd.language.carry import Microbatch
 from mpmd.language.decisions import current_decisions, marked_as_decided, next_loop
 from mpmd.language.operations import Op, is_op, operation_faults
-from mpmd.language.pieces import list_explained, list_read_as_pytree
+from mpmd.language.pieces import count_along, list_explained
 from mpmd.schedules import ForwardOnly, Schedule
 from mpmd.schedules.base import schedule_fault
 from mpmd.sharding import described, explicit_sharding
-from mpmd.util.tables import first_few
 from mpmd.util.tree import array_faults, broadcast_prefix
 from mpmd.validation import callable_fault, int_fault, raise_faults, str_fault
 
@@ -174,28 +173,7 @@ def treduce(
         str_fault("part", part, optional=True),
         title="treduce: ",
     )
-    leaves = [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(xs)]
-    if not leaves:
-        raise ValueError("treduce needs at least one array in xs to take microbatches from; see treduce_i")
-    flat = [f"xs{path} with shape {jnp.shape(leaf)}" for path, leaf in leaves]
-    if short := [
-        text
-        for text, (_, leaf) in zip(flat, leaves, strict=True)
-        if not -jnp.ndim(leaf) <= axis < jnp.ndim(leaf)
-    ]:
-        raise ValueError(
-            f"treduce takes microbatches along axis {axis}, which {first_few(short, 5)} lacks: pass arrays "
-            "with that axis (each number in a list is an array of its own; np.asarray makes one array of the "
-            "list)"
-        )
-    sizes = {jnp.shape(leaf)[axis] for _, leaf in leaves}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"treduce needs the same number of microbatches, the size along axis {axis}, in every leaf; got "
-            + first_few(flat, 5)
-            + list_read_as_pytree({"xs": xs})
-        )
-
+    length = count_along(axis, xs)
     if isinstance(schedule, ForwardOnly) and carry is None:
         fun = marked_as_decided(fun, schedule)
 
@@ -205,7 +183,7 @@ def treduce(
         with list_explained({"xs": xs}):
             return fun(*taken_carry, microbatch)
 
-    return treduce_i(fun_of_index, sizes.pop(), schedule, operation, carry, part=part)
+    return treduce_i(fun_of_index, length, schedule, operation, carry, part=part)
 
 
 @api_boundary

@@ -150,8 +150,18 @@ def gradient_of_a_loop(state, xs, ys):
     return jax.grad(lambda state: loop(lambda x, y: mse(state, x, y), (xs, ys), 2))(state)
 
 
-def vmap_of_a_loop(state, xs, ys):
-    return jax.vmap(lambda xs: train(state, xs, ys)[1])(jnp.stack([xs, xs]))
+def steps_in_a_fori_loop(state, xs, ys):
+    return jax.lax.fori_loop(0, 2, lambda i, state: train(state, xs, ys)[0], state)
+
+
+def steps_in_a_while_loop(state, xs, ys):
+    return jax.lax.while_loop(
+        lambda state: jnp.sum(state[0]["b"]) > 0, lambda state: train(state, xs, ys)[0], state
+    )
+
+
+def steps_in_a_map(state, xs, ys):
+    return jax.lax.map(lambda rate: train(jax.tree.map(lambda p: p * rate, state), xs, ys), jnp.ones(2))
 
 
 def loops_of_unlike_meshes(state, xs, ys):
@@ -175,11 +185,6 @@ def gradient_of_a_loop_in_a_loop(state, xs, ys):
         return train(params, x[None], y[None], scan_of(2))[1]
 
     return train(state, xs, ys, loss)
-
-
-def evaluated_beside_the_loop(state, xs, ys):
-    state, value = train(state, xs, ys)
-    return state, (value, scan_of(2)(state, xs[0], ys[0]))
 
 
 def network_called_again_and_again(params, x, y):
@@ -293,26 +298,35 @@ REFUSED = {
         of_loss(a_mark_of_nothing),
         [r"mark_stage_end needs a pytree with at least one array as x, got 1\.0"],
     ),
-    "loop in scan": (loop_in_scan, [HERE, "the treduce at .* is inside scan; call it directly in the step"]),
+    "loop in scan": (
+        loop_in_scan,
+        [
+            rf"the treduce at \S*{TABLE} .* is inside scan; call it directly in the step",
+            rf"not in the scan at \S*{HERE} .*Write a Python loop of steps",
+        ],
+    ),
+    "steps in a fori_loop": (steps_in_a_fori_loop, [HERE, "Write a Python loop of steps"]),
+    "steps in a while loop": (steps_in_a_while_loop, ["is inside while", "Write a Python loop of steps"]),
+    "steps in a map": (steps_in_a_map, [HERE, "Write a Python loop of steps"]),
+    "a step under checkpoint": (
+        jax.checkpoint(train),
+        ["is inside jax.checkpoint", "Put jax.checkpoint around layers, or around the loss"],
+    ),
+    "gradient of a step under checkpoint": (
+        jax.grad(jax.checkpoint(lambda *args: train(*args)[1])),
+        ["is differentiated, .* call jax.grad inside the function"],
+    ),
     "loop in cond": (loop_in_cond, [HERE, "the treduce at .* is inside cond; call it directly in the step"]),
     "loop in a loop": (loop_in_a_loop, ["a treduce within a treduce; only the outer loop can be pipelined"]),
     "gradient of a loop in a loop": (
         gradient_of_a_loop_in_a_loop,
         [HERE, "a treduce within a treduce; only the outer loop can be pipelined"],
     ),
-    "a scan with marks outside of the loop": (
-        evaluated_beside_the_loop,
-        [
-            rf"mark_stage_end at \S*{HERE} .*, inside scan at \S*{HERE} .*, is outside of any treduce",
-            r"in a treduce of its own, with mpmd\.ForwardOnly",
-        ],
-    ),
     "network called again and again": (
         of_loss(network_called_again_and_again),
         [HERE, "inside a scan within a scan: .* write the outer one as a Python loop"],
     ),
     "gradient of a loop": (gradient_of_a_loop, ["treduce", "inside the function"]),
-    "vmap of a loop": (vmap_of_a_loop, ["treduce", "vmap"]),
     "loops of unlike meshes": (
         loops_of_unlike_meshes,
         [

@@ -60,15 +60,6 @@ def test_more_groups_than_the_mesh_has():
     assert "ListSchedule(num_stages=4, mpmd_dim=2)" in message
 
 
-def test_mark_outside_of_a_loop():
-    inner = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
-
-    def step(params, xs):
-        return inner(params, mpmd.mark_stage_end(xs))
-
-    assert "is outside of any treduce" in compile_error(step)
-
-
 def test_a_mark_where_no_stage_can_end():
     def model(p, x):
         return jax.lax.cond(x[0, 0] > 0, lambda h: mpmd.mark_stage_end(h), lambda h: h, x @ p[0])
