@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax._src import traceback_util
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn
 from jax.sharding import AbstractMesh, Mesh
@@ -268,9 +270,34 @@ def compiled_for(
     serialized, in_tree, out_tree = serialize_executable.serialize(compiled)
     unpickler = Unpickler(io.BytesIO(serialized), others[0].client, others)
     unloaded, arguments, no_kwargs = unpickler.load()
-    return jax.stages.Compiled(
-        unloaded.load(), [], in_tree.unflatten(arguments), out_tree, no_kwargs=no_kwargs
+    loaded = unloaded.load()
+    return with_any_sub_byte_layout(
+        jax.stages.Compiled(loaded, [], in_tree.unflatten(arguments), out_tree, no_kwargs=no_kwargs)
     )
+
+
+def with_any_sub_byte_layout(compiled: jax.stages.Compiled) -> jax.stages.Compiled:
+    """``compiled``, which no longer compares the layouts of its inputs whose elements have less than a byte.
+
+    Executables require layouts that name the bits of an element, 4 of an int4. The layouts of arrays that
+    ``jax.device_put`` makes do not name them, though the bytes are the same. ``jax.jit`` does not compare
+    layouts; JAX does so where code is compiled ahead of time, and has no public option for it.
+    """
+    executable: Any = compiled._executable
+    executable._xla_in_layouts = [
+        None if layout is not None and layout.sub_byte_element_size_in_bits else layout
+        for layout in executable._xla_in_layouts
+    ]
+    return compiled
+
+
+def export_two_bit_integers() -> None:
+    """Has JAX's export format name int2 and uint2, which it does not know. Both sides have to call this."""
+    from jax._src.export import serialization
+
+    for number, dtype in ((120, np.dtype(jnp.int2)), (121, np.dtype(jnp.uint2))):
+        if dtype not in serialization._dtype_to_dtype_kind:
+            serialization.register_dtype_kind(dtype, number)
 
 
 def use_cpu_collectives_at(host: str) -> None:

@@ -11,7 +11,7 @@ from jax import export
 from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh
 
-from mpmd.compat import forget_lowered
+from mpmd.compat import export_two_bit_integers, forget_lowered
 from mpmd.ir.plan import AnyTask, Executable, Name, Plan, Spec
 from mpmd.language.callbacks import HostCallback
 from mpmd.sharding import to_sharding, within
@@ -94,6 +94,7 @@ def export_function(
     function: Function, executable: Executable, submesh: AbstractMesh, platform: str
 ) -> bytes:
     """``jax.export`` bytes of an executable's function, for a submesh of that shape on a platform."""
+    export_two_bit_integers()
     return bytes(exported(function, executable, submesh, platform).serialize())
 
 

@@ -12,6 +12,7 @@ import jax
 from cluster.process.agreement import Agreement
 from cluster.process.array_slices import assemble, is_on_host, slice_of
 from cluster.protocol.endpoint import Endpoint
+from mpmd.compat import with_any_sub_byte_layout
 from mpmd.errors import StepAborted, TaskError
 from mpmd.ir.plan import Aval
 from mpmd.ir.reshard import Box
@@ -125,7 +126,7 @@ def _landing(submesh: jax.sharding.Mesh, process: int, route: Route) -> _Landing
             out_shardings=tuple(to_sharding(passage.spec, submesh) for passage in gathered),
         )
         avals = (jax.ShapeDtypeStruct(passage.aval.shape, passage.aval.dtype) for passage in gathered)
-        gather = identity.lower(*avals).compile()
+        gather = with_any_sub_byte_layout(identity.lower(*avals).compile())
     return _Landing(
         avals=tuple(passage.aval for passage in route.passages),
         slices=route.received_by(process),

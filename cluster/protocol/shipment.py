@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax import export
 
+from mpmd.compat import export_two_bit_integers
 from mpmd.ir.plan import Name, Plan
 from mpmd.program import Function, Variant
 
@@ -28,6 +29,7 @@ class Shipment:
 
 def exported_function(name: str, exported: bytes) -> Function:
     """The function that was exported, under a name that profilers and compiler dumps show."""
+    export_two_bit_integers()
     call = export.deserialize(bytearray(exported)).call
 
     def function(*arguments: jax.Array) -> tuple[jax.Array, ...]:

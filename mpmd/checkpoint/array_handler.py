@@ -8,6 +8,7 @@ write, each process to a database of its own, and Orbax merges these when it com
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -80,7 +81,8 @@ class MpmdArrayHandler(type_handlers.ArrayHandler):
         there = [i for i, arg in enumerate(args) if isinstance(arg, GroupRestoreArgs)]
         here = [i for i, arg in enumerate(args) if not isinstance(arg, GroupRestoreArgs)]
         restored: dict[int, MpmdArray | jax.Array] = {}
-        for positions, read in ((there, restoring.read), (here, super().deserialize)):
+        read_here = partial(orbax_internals.read_as_stored, super().deserialize)
+        for positions, read in ((there, restoring.read), (here, read_here)):
             if positions:
                 arrays = await read([infos[i] for i in positions], [args[i] for i in positions])
                 restored |= zip(positions, arrays, strict=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tensorstore
 from orbax import checkpoint as orbax
 from orbax.checkpoint import type_handlers
 
@@ -15,6 +14,7 @@ from mpmd.arrays.array import MpmdArray
 from mpmd.checkpoint.orbax_internals import EMPTY, STRING
 from mpmd.checkpoint.restoring import GroupRestoreArgs
 from mpmd.keys import raw
+from mpmd.runtime.storage import stored_dtype
 
 
 def by_name(tree: Any) -> dict[str, Any]:
@@ -55,19 +55,11 @@ def _unsavable(leaf: Any, types: type_handlers.TypeHandlerRegistry) -> str | Non
     if not np.size(leaf):
         return f"has the shape {np.shape(leaf)}; Orbax does not save empty arrays"
     dtype = raw(leaf).dtype if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype
-    if not _is_storable(dtype):
+    if stored_dtype(dtype) is None:
         return f"is of the dtype {dtype}, which TensorStore does not store; save it as another one"
     if not isinstance(leaf, MpmdArray) and isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return "is on devices of other processes, too; save what is on groups, or in this process"
     return None
-
-
-def _is_storable(dtype: np.dtype) -> bool:
-    try:
-        tensorstore.dtype(dtype.name)
-    except ValueError:
-        return False
-    return True
 
 
 def check_target(
@@ -117,7 +109,7 @@ def _is_readable(stored: Any, leaf: Any, arg: Any) -> bool:
     of_python = stored.shape == () and stored.dtype.name in ("int64", "float64")
     is_of_kind = of_python and stored.dtype.kind == target.dtype.kind
     of_any_dtype = not isinstance(arg, GroupRestoreArgs)
-    is_of_dtype = stored.dtype == target.dtype or is_of_kind or of_any_dtype
+    is_of_dtype = stored.dtype == stored_dtype(target.dtype) or is_of_kind or of_any_dtype
     return tuple(stored.shape) == target.shape and is_of_dtype
 
 

@@ -6,7 +6,8 @@ and registered, but not how these files are written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,8 @@ from orbax.checkpoint._src import asyncio_utils
 from orbax.checkpoint._src.metadata import array_metadata, array_metadata_store
 from orbax.checkpoint._src.serialization import jax_array_handlers, tensorstore_utils
 
-from mpmd.runtime.storage import JsonSpec
+from mpmd.keys import is_key
+from mpmd.runtime.storage import JsonSpec, stored_dtype
 
 _CODECS = (
     {"name": "bytes", "configuration": {"endian": "little"}},
@@ -76,7 +78,7 @@ def write_spec(
         args,
         global_shape=described.shape,
         local_shape=shard_shape,
-        dtype=described.dtype,
+        dtype=stored_dtype(described.dtype),
         use_ocdbt=True,
         process_index=writer,
         ext_metadata=None if key_impl is None else {array_metadata.RANDOM_KEY_IMPL: key_impl},
@@ -91,19 +93,58 @@ def with_checksums(spec: JsonSpec) -> JsonSpec:
     return {**spec, "metadata": {**spec["metadata"], "codecs": _CODECS}}
 
 
-class _WithChecksums:
-    """Adds checksums to Orbax's handlers of numpy arrays and of numbers."""
+async def read_as_stored(
+    read: Callable[..., Awaitable[Sequence[Any]]],
+    infos: Sequence[type_handlers.ParamInfo],
+    args: Sequence[type_handlers.RestoreArgs],
+) -> Sequence[Any]:
+    """Reads arrays by ``read``, Orbax's ``deserialize``, also those of dtypes that TensorStore does not have.
+
+    Orbax would ask TensorStore to cast to the dtype in ``args``.
+    """
+    lacking = [
+        i
+        for i, arg in enumerate(args)
+        if arg.dtype is not None and not is_key(arg) and stored_dtype(np.dtype(arg.dtype)) != arg.dtype
+    ]
+    as_stored = [dataclasses.replace(arg, dtype=None) if i in lacking else arg for i, arg in enumerate(args)]
+    arrays = [*await read(infos, as_stored)]
+    for i in lacking:
+        arrays[i] = arrays[i].astype(args[i].dtype)
+    return arrays
+
+
+class _OfAnyDtype:
+    """Adds checksums, and dtypes that TensorStore lacks, to Orbax's handlers of numpy arrays and numbers."""
+
+    async def serialize(
+        self,
+        values: Sequence[np.ndarray],
+        infos: Sequence[type_handlers.ParamInfo],
+        args: Sequence[type_handlers.SaveArgs] | None = None,
+    ) -> Any:
+        arrays = map(np.asarray, values)
+        stored = [array.astype(stored_dtype(array.dtype), copy=False) for array in arrays]
+        return await super().serialize(stored, infos, args)  # type: ignore[misc]
+
+    async def deserialize(
+        self,
+        infos: Sequence[type_handlers.ParamInfo],
+        args: Sequence[type_handlers.RestoreArgs] | None = None,
+    ) -> Any:
+        args = args or [type_handlers.RestoreArgs()] * len(infos)
+        return await read_as_stored(super().deserialize, infos, args)  # type: ignore[misc]
 
     async def _open_and_write(self, value: np.ndarray, tspec: dict[str, Any], ts_context: Any) -> None:
         await super()._open_and_write(value, with_checksums(tspec), ts_context)  # type: ignore[misc]
 
 
-class NumpyHandler(_WithChecksums, type_handlers.NumpyHandler):
-    """Orbax's handler of numpy arrays, with checksums."""
+class NumpyHandler(_OfAnyDtype, type_handlers.NumpyHandler):
+    """Orbax's handler of numpy arrays, with checksums, for any dtype."""
 
 
-class ScalarHandler(_WithChecksums, type_handlers.ScalarHandler):
-    """Orbax's handler of numbers, with checksums."""
+class ScalarHandler(_OfAnyDtype, type_handlers.ScalarHandler):
+    """Orbax's handler of numbers, with checksums, for any dtype."""
 
 
 def read_spec(info: type_handlers.ParamInfo) -> JsonSpec:

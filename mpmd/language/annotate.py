@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax.extend.core import JaxprEqn, Primitive, Var
 from jax.interpreters import ad, batching, mlir, partial_eval
 
@@ -202,13 +203,35 @@ def _saved_by_remat(
       know it; for each result, whether the backward computes it; further operands of the backward.
     """
     if not any(unknown):
-        return eqn, None, [False] * len(unknown), [False] * len(unknown), []
+        return _with_some_kept_apart(eqn)
     residuals = [
         atom
         for atom, is_there in zip(eqn.invars, instantiated, strict=True)
         if isinstance(atom, Var) and not is_there
     ]
     return None, eqn, [True] * len(unknown), [True] * len(unknown), residuals
+
+
+def _with_some_kept_apart(eqn: JaxprEqn) -> Any:
+    """As ``_saved_by_remat``, for a mark that the forward knows.
+
+    JAX applies ``reduce_precision`` to floats that the backward keeps and the forward reads, too. That takes
+    no complex values, and changes floats of 8 bits or less, such as the smallest ones of float8_e4m3fn. So
+    the mark has further results for both, which only the backward reads.
+    """
+    are_apart = [_is_changed_by_reduce_precision(var.aval.dtype) for var in eqn.outvars]
+    read = [atom for atom, is_apart in zip(eqn.invars, are_apart, strict=True) if is_apart]
+    results = [var for var, is_apart in zip(eqn.outvars, are_apart, strict=True) if is_apart]
+    kept = [Var(var.aval) for var in results]
+    known = eqn.replace(invars=[*eqn.invars, *read], outvars=[*eqn.outvars, *kept])
+    identity = jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0]
+    restored = identity.replace(invars=kept, outvars=results, source_info=eqn.source_info)
+    return known, restored if kept else None, [False] * len(are_apart), are_apart, kept
+
+
+def _is_changed_by_reduce_precision(dtype: Any) -> bool:
+    is_narrow = jax.dtypes.issubdtype(dtype, np.floating) and dtype.itemsize == 1
+    return is_narrow or jax.dtypes.issubdtype(dtype, np.complexfloating)
 
 
 partial_eval.partial_eval_jaxpr_custom_rules[mark_p] = _saved_by_remat

@@ -146,7 +146,8 @@ def treduce(
         decides takes its place. ``None`` leaves it to a plan; plain JAX needs none. A function without marks
         is cut between layers into the stages of a ``ForwardOnly`` schedule. One that differentiates has to
         say before that where stages end: by marks, or with ``mpmd.auto_marks`` or ``mpmd.value_and_grad``.
-      axis: the axis of every leaf of ``xs`` that counts microbatches. Explicit types must not shard it.
+      axis: the axis of every leaf of ``xs`` that counts microbatches. If the type of a leaf shards it along
+        explicit mesh axes, the microbatches are gathered before the loop.
       operation: an ``Op``, or a pytree prefix of the result with an ``Op`` for each subtree. By default the
         first of two results is stacked and the second summed: the losses and the gradients. If ``fun`` takes
         the mean over its microbatch, ``Mean`` gives the result of the whole batch, and ``Add`` gives ``n``
@@ -176,6 +177,7 @@ def treduce(
     length = count_along(axis, xs)
     if isinstance(schedule, ForwardOnly) and carry is None:
         fun = marked_as_decided(fun, schedule)
+    xs = jax.tree.map(partial(_gathered_along, axis), xs)
 
     def fun_of_index(*carry_and_index):
         *taken_carry, i = carry_and_index
@@ -184,6 +186,18 @@ def treduce(
             return fun(*taken_carry, microbatch)
 
     return treduce_i(fun_of_index, length, schedule, operation, carry, part=part)
+
+
+def _gathered_along(axis: int, leaf: Any) -> Any:
+    """``leaf``, resharded where its type shards ``axis``: JAX slices no single row of a sharded dimension."""
+    sharding = explicit_sharding(jax.typeof(leaf))
+    if sharding is None:
+        return leaf
+    entries = [*sharding.spec, *[None] * (jnp.ndim(leaf) - len(sharding.spec))]
+    if entries[axis] is None:
+        return leaf
+    entries[axis] = None
+    return jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
 
 
 @api_boundary

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import jax
 
-from mpmd.compat import forget_lowered
+from mpmd.compat import forget_lowered, with_any_sub_byte_layout
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Executable, Spec
 from mpmd.program import Function, arguments, jitted
@@ -25,7 +25,7 @@ def compile_executable(
     lowered = jitted(function, executable, submesh).lower(*arguments(executable))
     forget_lowered()
     with compiling():
-        return lowered.compile()
+        return with_any_sub_byte_layout(lowered.compile())
 
 
 Compile = Callable[[Executable, Function, jax.sharding.Mesh, Compiling], jax.stages.Compiled]

@@ -54,6 +54,24 @@ def region_of(opened_by: JsonSpec, start: Sequence[int], shape: Sequence[int]) -
     return {**opened_by, "transform": transform}
 
 
+def stored_dtype(dtype: np.dtype) -> np.dtype | None:
+    """The dtype in which TensorStore stores an array of ``dtype``; ``None`` for a dtype that it cannot store.
+
+    TensorStore has no uint4, for instance, and stores a uint8 in its place; no float8_e4m3, and stores a
+    float32. Both have all numbers of the dtype that they stand for.
+    """
+    import tensorstore as ts
+
+    def is_storable(candidate: np.dtype) -> bool:
+        try:
+            ts.dtype(candidate.name)
+        except ValueError:
+            return False
+        return np.can_cast(dtype, candidate)
+
+    return next(filter(is_storable, (dtype, *map(np.dtype, ("uint8", "int8", "float32")))), None)
+
+
 def copied_out(array: jax.Array) -> tuple[HostShard, ...]:
     """The shards of an array on this process, in host memory; one copy of replicated shards.
 
@@ -86,7 +104,8 @@ def write(copies: Mapping[Handle, Sequence[HostShard]], specs: Sequence[tuple[Ha
         array = opened.result()
         for region, data in shards:
             _check_chunks(array, region)
-            writing.append(array[region].write(data, can_reference_source_data_indefinitely=True))
+            stored = data.astype(array.dtype.numpy_dtype, copy=False)
+            writing.append(array[region].write(stored, can_reference_source_data_indefinitely=True))
     for written in writing:
         written.copy.result()
     transaction.commit_async().result()

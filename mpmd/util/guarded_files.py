@@ -59,7 +59,7 @@ def parse_json(content: str | bytes) -> Any:
         data = json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    level = [[data]]
+    level: list[Any] = [[data]]
     for _ in range(MOST_LEVELS + 1):
         inner = (each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer))
         level = [each for each in inner if isinstance(each, dict | list)]

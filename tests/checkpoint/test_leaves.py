@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import mpmd
+from tests.support.parity import mesh_of
 
 SCALARS = [
     np.float32(1.5),
@@ -107,6 +109,22 @@ def test_leaves_that_are_not_wanted(saved):
     path, tree = saved
     target = jax.tree.map(lambda leaf: ..., tree) | {"count": 0}
     assert mpmd.restore(path, target) == jax.tree.map(lambda leaf: ..., tree) | {"count": 3}
+
+
+@pytest.mark.parametrize("dtype", ["int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e4m3"])
+def test_arrays_of_few_bits(dtype, tmp_path):
+    """TensorStore does not have all of these dtypes."""
+    host = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
+    with mesh_of(1, data=2) as mesh:
+        step = mpmd.jit(lambda x: x, mesh, in_shardings=P("data"))
+        tree = {"groups": step(host), "jax": jnp.array(host), "numpy": host, "number": host[0, 1]}
+        mpmd.save(tmp_path / "saved", tree)
+        restored = mpmd.restore(tmp_path / "saved", tree)
+        assert isinstance(restored["groups"], mpmd.MpmdArray)
+        restored["again"] = step(restored["groups"])
+        for name, array in restored.items():
+            assert array.dtype == host.dtype
+            np.testing.assert_array_equal(np.asarray(array), host[0, 1] if name == "number" else host)
 
 
 def test_restoring_within_an_event_loop(saved):

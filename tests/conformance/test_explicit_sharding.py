@@ -232,6 +232,22 @@ def test_a_sharding_that_jax_refuses_is_refused_with_its_words(groups):
         mpmd.jit(make_step(lambda p, h: h @ (h.T @ h)), mpmd_mesh=groups, in_specs=specs)(*args)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sharded_microbatches_are_gathered(groups, axis):
+    """As JaxPP's ``mpmd_reshard.py`` has them."""
+
+    def loss(weights, x):
+        h = mpmd.mark_stage_end(jnp.tanh(x @ weights[0]))
+        return jnp.sum((h @ weights[1] - x) ** 2)
+
+    def step(weights, xs):
+        return mpmd.treduce(lambda x: jax.value_and_grad(loss)(weights, x), xs, mpmd.Std1F1B(2), axis=axis)
+
+    args = [draws(8, 4), draws(4, 8, seed=1)], draws(4, 4, 8, seed=2)
+    specs = P(), P(*[None] * axis, "fsdp")
+    assert_close(mpmd.jit(step, groups, in_shardings=specs)(*args), jax.jit(step)(*args))
+
+
 def test_meshes_that_cannot_be_those_of_groups():
     with pytest.raises(ValueError, match=r"stage, fsdp are Manual, as within a jax\.shard_map"):
         mpmd.MpmdMesh(grid(2, 2, (AxisType.Manual,) * 2), "stage")

@@ -157,6 +157,26 @@ def test_steps_run_with_the_policy_that_is_asked_for(loss, stacked, remat):
     assert_close(mpmd.to_host(params), jax.tree.map(lambda p, g: p - 0.1 * g, args[0], wanted[1]))
 
 
+def test_policies_that_jax_refuses_are_left_out():
+    """JAX keeps no complex values."""
+
+    def loss(params, x):
+        for p in params:
+            x = x @ p / (1 + jnp.abs(x))
+        return jnp.mean(jnp.abs(x) ** 2)
+
+    def step(params, x):
+        value, grads = mpmd.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * jnp.conj(g), params, grads), value
+
+    args = [np.eye(4, dtype=np.complex64)] * 4, np.ones((8, 4), np.complex64)
+    choice = mpmd.plan(step, *args, cluster=cluster(1e12), groups=2)
+    refused = [row for row in choice.rows if "JAX keeps no complex values" in row.reason]
+    assert refused and all(row.candidate.is_rematerialised for row in refused)
+    with pytest.raises(ValueError, match="JAX keeps no complex values"):
+        mpmd.plan(step, *args, cluster=cluster(1e12), groups=2, remat="dots_saveable")
+
+
 def wide(params, x):
     for p in params:
         x = x + jnp.tanh(x @ p["up"]) @ p["down"]

@@ -11,6 +11,7 @@ import jax
 
 from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.compiler.request import SequenceParallel
+from mpmd.errors import CompileError
 from mpmd.ir.plan import Plan
 from mpmd.language.decisions import Decisions, decided, in_order
 from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
@@ -115,6 +116,8 @@ def lower(
     Args:
       shardings: the specs of the arguments by position, and of those by name.
       sequence_parallel: as of ``sequence_parallel_of``.
+
+    Raises: ``CompileError`` as ``mpmd.jit``, and where JAX refuses the policies of rematerialisation.
     """
     in_shardings, kwarg_shardings = shardings
     mesh = AbstractMpmdMesh(submeshes_of(candidate))
@@ -126,7 +129,15 @@ def lower(
         donate_argnums=tuple(donate_argnums),
         **options_of(candidate),
     )
-    return with_sequence_parallel(planned, sequence_parallel).lower(*args, **kwargs)
+    try:
+        return with_sequence_parallel(planned, sequence_parallel).lower(*args, **kwargs)
+    except TypeError as error:
+        # JAX refuses to keep complex values by this error alone.
+        if not candidate.is_rematerialised or "reduce_precision does not accept" not in str(error):
+            raise
+        raise CompileError(
+            "JAX keeps no complex values under jax.checkpoint; use remat none or nothing_saveable"
+        ) from error
 
 
 def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> Realized:

@@ -122,6 +122,33 @@ def eight_bit_floats_between_stages():
     return train(loss, weights(2), stages=2, tolerance=1e-3)
 
 
+FEW_BITS = """int2 uint2 int4 uint4 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn
+float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu""".split()
+
+
+@program(FEW_BITS, usual={"uint2", "int4", "float4_e2m1fn", "float8_e4m3"})
+def arrays_of_few_bits(dtype):
+    """Fed back, returned as they are, and handed over by a mark that ``jax.checkpoint`` keeps."""
+    signs = jnp.array(np.random.default_rng(0).integers(0, 2, (WIDTH, WIDTH)))
+
+    def step(state, xs, ys):
+        params, codes, other = state
+
+        @jax.checkpoint
+        def loss(params, x, y):
+            h = layer(params[0], x @ codes.astype(jnp.float32))
+            narrow = jnp.abs(jax.lax.stop_gradient(h)).astype(dtype)
+            h, narrow = mpmd.mark_stage_end((h, narrow))
+            return jnp.mean((layer(params[1], h + narrow.astype(jnp.float32) * h) - y) ** 2)
+
+        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(params, x, y), (xs, ys), 2)
+        flipped = (1 - codes.astype(jnp.float32)).astype(dtype)
+        return (descend(params, grads), flipped, other), (total, grads, other)
+
+    state = weights(2), signs.astype(dtype), jnp.array([1, 0, 1]).astype(dtype)
+    return Case(step, state, batch(), groups=2, options={"donate_argnums": 0}, steps=3)
+
+
 @program(on_ray=True)
 def scalar_and_empty_parameters():
     def loss(params, x, y):
@@ -219,12 +246,15 @@ def numpy_parameters_and_batch():
     return train(mse, jax.tree.map(np.asarray, weights(3)), data=tuple(map(np.asarray, batch())))
 
 
-@program()
-def complex_parameters():
+@program({"kept": False, "computed again": True}, usual={"computed again"})
+def complex_parameters(computed_again):
     def loss(params, x, y):
         h = mpmd.mark_stage_end(jnp.exp(1j * x) @ params[0])
         h = mpmd.mark_stage_end(h * jnp.abs(h) @ params[1])
         return jnp.mean(jnp.abs(h @ params[2] - y) ** 2)
+
+    if computed_again:
+        loss = jax.checkpoint(loss)
 
     def step(state, xs, ys):
         total, grads = loop(lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys))
