@@ -1,4 +1,4 @@
-"""Marks outside of ``treduce`` are the identity in steps with loops, too, and one warning names their lines."""
+"""Marks outside of ``treduce`` are the identity in steps with loops, too; one warning names their lines."""
 
 import re
 import warnings
@@ -35,7 +35,7 @@ def after_the_update(state, xs, ys):
 
 
 def in_a_scan(state, xs, ys):
-    state, total = train(state, xs, ys)
+    state, _ = train(state, xs, ys)
 
     def body(h, p):
         return mpmd.mark_stage_end(layer(p, h), num_stages=2), None
@@ -58,7 +58,7 @@ def in_a_while_loop(state, xs, ys):
 
 
 def differentiated_and_rematerialised(state, xs, ys):
-    new, total = train(state, xs, ys)
+    new, _ = train(state, xs, ys)
     return new, jax.grad(jax.checkpoint(lambda p: mse(p, xs[0], ys[0])))(new)
 
 
@@ -71,7 +71,7 @@ doubled.defvjp(lambda h: (mpmd.mark_stage_end(2 * h), None), lambda _, g: (mpmd.
 
 
 def in_jit_and_custom_vjp(state, xs, ys):
-    new, total = train(state, xs, ys)
+    new, _ = train(state, xs, ys)
     return new, jax.grad(lambda x: jnp.sum(jax.jit(doubled)(x) ** 2))(xs[0])
 
 
@@ -129,7 +129,7 @@ def test_a_line_search_evaluates_the_loss_with_its_marks():
 
 def test_a_step_that_is_traced_for_its_types_again_warns_once():
     def step(scale, params, xs, ys):
-        params, total = train(params, xs, ys)
+        params, _ = train(params, xs, ys)
         return scale * 1.5 + 0 * mse(params, xs[0], ys[0]), params
 
     assert len(called(step, 1.0, weights(2), *batch())[1]) == 1

@@ -267,21 +267,33 @@ def test_slices_of_one_stage_are_refused():
     assert "slices need a model of several stages" in said
 
 
-def test_a_value_from_the_last_stage_to_the_next_slice_is_refused():
+@pytest.mark.parametrize(
+    ("make", "read", "kind"),
+    [
+        (lambda h, total: h[:, -1:], 0, r"float32\[2,1,16\]"),
+        (lambda h, total: total, 0, r"float32\[\]"),
+        (lambda h, total: h[:, -1:], 1, r"float32\[2,1,16\]"),
+    ],
+    ids=["last layer", "loss so far", "to the second stage"],
+)
+def test_a_value_from_the_last_stage_to_the_next_slice_is_refused(make, read, kind):
     def loss(weights, x):
         total, past, chunks = 0.0, 0.0, [[] for _ in weights]
         for start, stop in itertools.pairwise(BOUNDS):
-            h = x[:, start:stop] + past
+            h = x[:, start:stop]
             for i, w in enumerate(weights):
-                h = layer(w, h, chunks[i])
+                h = layer(w, h + past if i == read else h, chunks[i])
                 if i + 1 < len(weights):
                     h = mpmd.mark_stage_end(h)
-            past = h[:, -1:]
             total += (h**2).sum()
+            past = make(h, total)
         return total
 
     said = refused(loss, mpmd.Seq1F1B(STAGES, SLICES))
-    assert "runs from the last stage of one slice to the first stage of the next" in said
+    target = "the first stage" if read == 0 else "stage 1"
+    assert f"runs from the last stage of one slice to {target} of the next" in said
+    assert re.search(rf"slice 0 makes {kind} at LINE .*, and slice 1 reads it at LINE", said)
+    assert "Each slice would wait for the whole pipeline: hand it to the same layer" in said
 
 
 def test_a_scan_over_slices_is_refused():

@@ -604,7 +604,7 @@ def test_a_node_of_tpus_is_a_slice(name, chips):
 def test_the_message_of_a_wrong_file_is_short(content, tmp_path):
     path = tmp_path / "cluster.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match="cluster.json") as caught:
+    with pytest.raises(ValueError, match=r"cluster\.json") as caught:
         Cluster.load(path)
     assert len(str(caught.value)) <= 2_000
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import any_inside, is_remat, subjaxprs
+from mpmd.compiler.jaxprs.equations import any_inside, as_called, is_remat, subjaxprs
 from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.compiler.jaxprs.source import is_in_scope, line_of, where
 from mpmd.errors import CompileError
@@ -111,4 +111,4 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
 def _first_mark(eqn: JaxprEqn) -> str:
     """The name in messages of the first mark inside an equation."""
     mark = next(mark for inner in subjaxprs(eqn) for mark, _ in marks_in(inner))
-    return mark_text(mark, line_of(mark))
+    return mark_text(mark, line_of(as_called(eqn, mark)))
