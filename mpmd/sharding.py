@@ -78,6 +78,18 @@ def described(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=explicit_sharding(aval))
 
 
+def gathered_along(axis: int, array: Any) -> Any:
+    """``array``, resharded where its type shards ``axis``: JAX slices no row of a sharded dimension."""
+    sharding = explicit_sharding(jax.typeof(array))
+    if sharding is None:
+        return array
+    entries = [*sharding.spec, *[None] * (array.ndim - len(sharding.spec))]
+    if entries[axis] is None:
+        return array
+    entries[axis] = None
+    return jax.sharding.reshard(array, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
+
+
 def with_auto_axes(mesh: AnyMesh) -> AnyMesh:
     """The mesh with ``Auto`` axes in place of explicit ones: XLA shards values between given specs."""
     if not is_explicit(mesh):

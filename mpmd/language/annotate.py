@@ -219,7 +219,7 @@ def _with_some_kept_apart(eqn: JaxprEqn) -> Any:
     no complex values, and changes floats of 8 bits or less, such as the smallest ones of float8_e4m3fn. So
     the mark has further results for both, which only the backward reads.
     """
-    are_apart = [_is_changed_by_reduce_precision(var.aval.dtype) for var in eqn.outvars]
+    are_apart = [_is_changed_by_reduce_precision(var.aval) for var in eqn.outvars]
     read = [atom for atom, is_apart in zip(eqn.invars, are_apart, strict=True) if is_apart]
     results = [var for var, is_apart in zip(eqn.outvars, are_apart, strict=True) if is_apart]
     kept = [Var(var.aval) for var in results]
@@ -229,9 +229,9 @@ def _with_some_kept_apart(eqn: JaxprEqn) -> Any:
     return known, restored if kept else None, [False] * len(are_apart), are_apart, kept
 
 
-def _is_changed_by_reduce_precision(dtype: Any) -> bool:
-    is_narrow = jax.dtypes.issubdtype(dtype, np.floating) and dtype.itemsize == 1
-    return is_narrow or jax.dtypes.issubdtype(dtype, np.complexfloating)
+def _is_changed_by_reduce_precision(aval: Any) -> bool:
+    is_narrow = jax.dtypes.issubdtype(aval.dtype, np.floating) and aval.dtype.itemsize == 1
+    return is_narrow or jax.dtypes.issubdtype(aval.dtype, np.complexfloating)
 
 
 partial_eval.partial_eval_jaxpr_custom_rules[mark_p] = _saved_by_remat

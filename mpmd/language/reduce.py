@@ -23,7 +23,7 @@ from mpmd.language.operations import Op, is_op, operation_faults
 from mpmd.language.pieces import count_along, list_explained
 from mpmd.schedules import ForwardOnly, Schedule
 from mpmd.schedules.base import schedule_fault
-from mpmd.sharding import described, explicit_sharding
+from mpmd.sharding import described, explicit_sharding, gathered_along
 from mpmd.util.tree import array_faults, broadcast_prefix
 from mpmd.validation import callable_fault, int_fault, raise_faults, str_fault
 
@@ -177,7 +177,7 @@ def treduce(
     length = count_along(axis, xs)
     if isinstance(schedule, ForwardOnly) and carry is None:
         fun = marked_as_decided(fun, schedule)
-    xs = jax.tree.map(partial(_gathered_along, axis), xs)
+    xs = jax.tree.map(partial(gathered_along, axis), xs)
 
     def fun_of_index(*carry_and_index):
         *taken_carry, i = carry_and_index
@@ -186,18 +186,6 @@ def treduce(
             return fun(*taken_carry, microbatch)
 
     return treduce_i(fun_of_index, length, schedule, operation, carry, part=part)
-
-
-def _gathered_along(axis: int, leaf: Any) -> Any:
-    """``leaf``, resharded where its type shards ``axis``: JAX slices no single row of a sharded dimension."""
-    sharding = explicit_sharding(jax.typeof(leaf))
-    if sharding is None:
-        return leaf
-    entries = [*sharding.spec, *[None] * (jnp.ndim(leaf) - len(sharding.spec))]
-    if entries[axis] is None:
-        return leaf
-    entries[axis] = None
-    return jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
 
 
 @api_boundary
