@@ -205,10 +205,10 @@ def device_count_fault(num_devices: int) -> ValueError | None:
     )
 
 
-def size_fault(name: str, value: Any) -> Fault | None:
+def size_fault(name: str, value: Any, most: int = MOST_DEVICES) -> Fault | None:
     """The fault of a number of stages, microbatches or slices, before a list of as many is made."""
-    if is_int(value) and value > MOST_DEVICES:
-        return ValueError(f"{name} is {counted(value)}, and must be at most {MOST_DEVICES}")
+    if is_int(value) and value > most:
+        return ValueError(f"{name} is {counted(value)}, and must be at most {most}")
     return int_fault(name, value)
 
 

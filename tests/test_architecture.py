@@ -101,7 +101,7 @@ MAY_IMPORT = {
     "mpmd.memory mpmd.profile mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.planner.cluster_file "
     "mpmd.planner.hardware mpmd.profile mpmd.render mpmd.replay mpmd.schedules mpmd.simulate mpmd.step "
-    "mpmd.util mpmd.version mpmd.watching",
+    "mpmd.util mpmd.validation mpmd.version mpmd.watching",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.steps": "mpmd.compiler.jaxprs mpmd.ir mpmd.language mpmd.schedules mpmd.util",

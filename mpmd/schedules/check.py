@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple, get_args
 
 from mpmd.ir.plan import Cell, Task, TaskKind
 from mpmd.ir.slices import SliceNumbers
-from mpmd.schedules.base import TaskLists, check_num_microbatches, check_task_lists
+from mpmd.schedules.base import TaskLists, check_task_lists
 from mpmd.schedules.faults import CellPosition, Fault, ScheduleError
 from mpmd.util.tables import first_few
-from mpmd.validation import int_fault, raise_faults
+from mpmd.validation import int_fault, raise_faults, size_fault
 
 StageValue = tuple[Literal["activation", "gradient"], int, int]
 """A value from one task to another: a stage's output or the gradient of its input, for a microbatch."""
@@ -67,11 +67,11 @@ def check_schedule(
     """
     check_task_lists("tasks", tasks)
     raise_faults(
-        int_fault("num_stages", num_stages),
+        size_fault("num_stages", num_stages, 10**15),
+        int_fault("num_microbatches", num_microbatches),
         int_fault("mpmd_dim", mpmd_dim, optional=True),
-        int_fault("slices", slices),
+        size_fault("slices", slices),
     )
-    check_num_microbatches(num_microbatches)
     numbers = SliceNumbers(num_stages, slices)
     placed: list[_ScheduledTask] = []
     foreign: list[_ScheduledTask] = []
