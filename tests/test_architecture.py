@@ -78,7 +78,7 @@ MAY_IMPORT = {
     "mpmd.planner.shared_cores mpmd.planner.simplicity mpmd.planner.submesh mpmd.schedules mpmd.simulate "
     "mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
-    "mpmd.compiler.request mpmd.compiler.steps mpmd.ir mpmd.language mpmd.memory mpmd.meshes "
+    "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.language mpmd.memory mpmd.meshes "
     "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.curves mpmd.planner.fusions "
     "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.planner.pools "
     "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.planner.submesh mpmd.program mpmd.runtime "
@@ -132,7 +132,7 @@ MAY_IMPORT = {
     "mpmd.runtime": "mpmd.compat mpmd.errors mpmd.ir mpmd.language mpmd.memory mpmd.program mpmd.sharding "
     "mpmd.util mpmd.validation",
     # What runs it on Ray: shared ground, connections, a process, the start, the driver.
-    "cluster.protocol": "mpmd.ir mpmd.program",
+    "cluster.protocol": "mpmd.compat mpmd.ir mpmd.program",
     "cluster.ray_compat": "",
     "cluster.tcp": "cluster.protocol",
     "cluster.transports": "cluster.protocol cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.runtime "
