@@ -145,7 +145,7 @@ def test_the_examples_of_several_loops_and_passes():
         "discriminator_layers": lambda params, x: jnp.mean(mlp(params, x), -1),
         "generate": lambda params, z, mark=lambda h: h: layer(params[1], mark(layer(params[0], z))),
     }
-    names = {"jax": jax, "jnp": jnp, "mpmd": mpmd, **layers}
+    names = {"jax": jax, "jnp": jnp, "mpmd": mpmd, "mesh": mesh_of(4), **layers}
     exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), names)
     loaded = assert_parity(names["train_step"], (weights(4)[:2], weights(4)[2:]), *batch(), mesh=mesh_of(4))
     homes = [leaf.mpmd_idxs[-1] for leaf in loaded.plan.inputs[:8]]

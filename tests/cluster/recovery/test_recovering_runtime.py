@@ -350,18 +350,18 @@ def test_groups_end_with_the_last_reference_to_their_runtime():
     assert groups() is None
 
 
-def test_collectives_are_asked_of_groups_that_have_been_replaced():
+def test_analyses_are_asked_of_groups_that_have_been_replaced():
     driven = runtime()
     begin_recovery(driven, 1)
     with ThreadPoolExecutor(1) as thread:
-        asking = thread.submit(driven.collectives, 0)
+        asking = thread.submit(driven.analyses, 0)
         assert not wait([asking], timeout=0.1).done
         end_recovery(driven)
         calls = driven.attempts[1]
-        while len(calls.named("collectives")) < 2:
+        while len(calls.named("analyses")) < 2:
             assert not wait([asking], timeout=0.01).done
         for group, (_, method, _, future) in enumerate(calls.made):
-            assert method == "collectives"
+            assert method == "analyses"
             future.set_result({f"fwd_{group}": ()})
         assert asking.result(SOON) == {"fwd_0": (), "fwd_1": ()}
 
