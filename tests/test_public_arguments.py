@@ -120,21 +120,26 @@ def test_every_public_method_is_in_the_table():
     assert set(methods()) - {*PUBLIC} == OF_THE_PACKAGE
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_the_table_has_every_parameter(name):
-    assert PUBLIC[name].parameters <= {*PUBLIC[name].takes}
+def test_the_table_has_every_parameter():
+    missing = {name: public.parameters - {*public.takes} for name, public in PUBLIC.items()}
+    assert not {name: parameters for name, parameters in missing.items() if parameters}
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in OF_NOTHING])
-def test_valid_arguments_are_accepted(name):
-    with contextlib.suppress(Started):
-        PUBLIC[name].call()
+def test_valid_arguments_are_accepted(monkeypatch, tmp_path):
+    for name in PUBLIC.keys() - OF_NOTHING:
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)  # some of them write files
+        with contextlib.suppress(Started):
+            PUBLIC[name].call()
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_a_wrong_argument_is_refused_by_its_name(name):
-    public = PUBLIC[name]
-    faults = [fault for parameter, value in public.refused() if (fault := fault_of(public, parameter, value))]
+def test_a_wrong_argument_is_refused_by_its_name():
+    faults = [
+        fault
+        for public in PUBLIC.values()
+        for parameter, value in public.refused()
+        if (fault := fault_of(public, parameter, value))
+    ]
     assert not faults, "\n" + "\n".join(faults)
 
 
