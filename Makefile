@@ -7,6 +7,8 @@ SITE := build/site
 # The folder of all versions of the site, and its address or absolute path on the server that shows it.
 SITE_ROOT ?= build/published
 SITE_URL ?= /
+# Every process of a test that starts others would compile this project's modules, where images set it.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-groups test-ray test-slow test-page test-site test-versions docs publish-docs dist bench device \
 	chaos lint types clean
@@ -24,7 +26,7 @@ test-ray: $(READY)  # in one process, which has the one cluster
 	$(VENV)/bin/python -m pytest -m "not slow" tests/ray
 
 test-slow: $(READY)
-	$(VENV)/bin/python -m pytest -m slow
+	$(VENV)/bin/python -m pytest -m "slow or hypothesis" --hypothesis-profile=nightly
 
 test-page: $(READY)
 	$(VENV)/bin/python -m tests.support.browser  # says how to get Chromium where there is none

@@ -3,14 +3,17 @@
 The variables must be there before JAX is first imported.
 """
 
-import collections
 import gc
 import os
 import signal
 from importlib.metadata import version
 
 import pytest
+from hypothesis import settings
 from packaging.version import Version
+
+from tests.support import effort
+from tests.support.compiled import CompiledCode
 
 FLAGS = [
     "--xla_backend_optimization_level=0",
@@ -31,32 +34,47 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory):
-    """What a test has compiled, those behind it load, as equal layers and optimizers are in many programs.
+settings.load_profile(effort.GATE)  # --hypothesis-profile=nightly is for `make test-slow`
 
-    Entries are for this run and process alone: nothing is left of other code, and nobody else writes to them.
-    """
+
+@pytest.fixture(scope="session")
+def compiled_code():
+    """What a test has compiled, those behind it load, as equal layers and optimizers are in many programs."""
     import jax
 
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    with CompiledCode() as code:
+        jax.config.update("jax_compilation_cache_dir", str(code.directory))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        yield code
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(compiled_code):
+    """Shares what the tests of a module compile with the other processes, and with later runs."""
+    compiled_code.fetch()
+    yield
+    compiled_code.publish()
 
 
 @pytest.hookimpl(tryfirst=True)  # before cases are selected by their markers
-def pytest_collection_modifyitems(items):
-    """Leaves cases of a test that is marked ``one_in(n)`` to ``make test-slow``: all but one in n.
+def pytest_collection_modifyitems(config, items):
+    """Leaves to ``make test-slow`` the cases of a test that its marker ``usual`` does not name.
 
-    A case that is collected by itself is the first one, which is not slow.
+    A property that is tried with very many examples may take any time.
     """
-    counts = collections.Counter()
+    unnamed = {}
+    is_nightly = config.getoption("--hypothesis-profile") == effort.NIGHTLY
     for item in items:
-        if (marker := item.get_closest_marker("one_in")) and not item.get_closest_marker("slow"):
+        if marker := item.get_closest_marker("usual"):
             test = item.parent.nodeid, item.originalname
-            block, offset = divmod(counts[test], marker.args[0])
-            if offset != block % marker.args[0]:  # so that each value of each parameter has its turn
+            unnamed.setdefault(test, set(marker.args)).discard(item.callspec.id)
+            if item.callspec.id not in marker.args:
                 item.add_marker(pytest.mark.slow)
-            counts[test] += 1
+        if is_nightly and item.get_closest_marker("hypothesis"):
+            item.add_marker(pytest.mark.timeout(0))
+    is_whole = not any("::" in argument for argument in config.args)
+    if is_whole and any(unnamed.values()):
+        raise pytest.UsageError(f"markers usual(...) name cases that do not exist: {unnamed}")
 
 
 def pytest_collection_finish():

@@ -34,7 +34,7 @@ def test_a_copy_of_weights_sends_the_difference_of_the_layouts():
     assert [copy.sent for copy in moved] == [all_bytes, all_bytes, all_bytes, 0]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("U-Net")
 @pytest.mark.parametrize(
     "model",
     [UNet(4, 8, 4), LargeVocabulary(2, 8, 2, 4, 32, 4), UnevenMLP((4, 8, 16, 4), 4)],

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.attribution.clocks import match
@@ -47,7 +47,6 @@ def recorded(draw):
     return true, dataclasses.replace(true, processes=tuple(shown))
 
 
-@settings(deadline=None)
 @given(recorded())
 def test_nothing_arrives_before_it_was_sent_and_the_error_holds(steps):
     true, shown = steps

@@ -8,7 +8,7 @@ import random
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mpmd
@@ -99,7 +99,6 @@ def of_family(family, groups, microbatches):
     return pipeline_plan(FAMILIES[family].build(groups), microbatches)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(list(FAMILIES)), st.integers(1, 6), st.integers(1, 10), st.integers(1, 3), st.integers()
 )
@@ -111,14 +110,12 @@ def test_all_parts_add_up(family, groups, extra, steps, seed):
 
 
 @pytest.mark.parametrize("name", COMPILED)
-@settings(deadline=None, max_examples=10)
 @given(seed=st.integers())
 def test_all_parts_of_compiled_plans_add_up(compiled_plans, name, seed):
     plan = compiled_plans[name]
     check(attribute(measure(plan, matched_steps(plan, drawn_timing(random.Random(seed))))))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.sampled_from(list(FAMILIES)), st.integers(2, 4), st.integers(0, 30_000_000), st.integers())
 def test_all_parts_add_up_by_clocks_that_are_wrong(family, groups, error, seed):
     rng = random.Random(seed)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.attribution.attribution import attribute
@@ -105,7 +105,6 @@ def assert_reasons_agree(simulation):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(deadline=None, max_examples=10)
 @given(seed=st.integers(), groups=st.integers(2, 4))
 def test_the_reasons_of_simulated_gaps_are_what_the_causes_say(family, seed, groups):
     schedule = FAMILIES[family].build(groups)

@@ -156,7 +156,7 @@ def flipped(file):
     file.write_bytes(with_flipped_bit(file.read_bytes(), file.stat().st_size * 4))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.usual("emptied", "remove")
 @pytest.mark.parametrize("damage", [emptied, truncated, flipped, os.remove])
 def test_every_file_that_is_damaged_is_named(damage, state, restored, tmp_path):
     """But for those that are of no use once a checkpoint has its name."""
@@ -176,7 +176,7 @@ def test_every_file_that_is_damaged_is_named(damage, state, restored, tmp_path):
     restored(tmp_path / "saved")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("_METADATA")
 @pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "array_metadatas/process_0"])
 def test_an_emptied_file_of_a_checkpoint_without_a_record(name, tmp_path):
     """As of plain Orbax, after a loss of power."""

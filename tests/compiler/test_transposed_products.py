@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
@@ -14,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.equations import subjaxprs
+from tests.support.effort import costly
 
 
 def names_of(jaxpr):
@@ -63,7 +64,7 @@ def test_those_in_bodies_are_not_transposed():
     assert "transpose" not in names_of(rewritten(jax.grad(loss), normal(3, 4, 4), normal(2, 3, 4)))
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)  # XLA compiles each product
+@costly
 @given(st.data())
 def test_any_product_and_transposition_compute_the_same(data):
     batched, first, second, contracted = (data.draw(st.integers(0, 2)) for _ in range(4))

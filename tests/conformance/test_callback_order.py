@@ -126,7 +126,7 @@ def test_scans_conditionals_and_remat():
     ]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("nothing")
 @pytest.mark.parametrize("computed_again", ["nothing", "layers", "all layers"])
 def test_scanned_layers_tell_on_their_groups(computed_again):
     """Each part of a scan tells of its own layers, as often as it runs."""

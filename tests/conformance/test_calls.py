@@ -107,7 +107,7 @@ CALLS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("positional", "with a default", "method", "callable object", "jitted", "unused arguments")
 @pytest.mark.parametrize(("fun", "call"), CALLS.values(), ids=CALLS)
 def test_signatures(mesh, fun, call):
     args, kwargs = call()

@@ -117,7 +117,7 @@ CONTEXTS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.usual("partitionable keys", "dtype promotion", "x64")
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
 def test_a_step_is_compiled_for_each_context(mesh, context):
     traced = []

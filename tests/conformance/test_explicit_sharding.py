@@ -30,7 +30,7 @@ def groups():
         yield mesh
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("residual", "layers")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_blocks_of_public_codes_train_as_under_jit(groups, block):
     loaded, (params, (losses, hidden, norm)), expected = assert_as_on_one_group(

@@ -14,7 +14,18 @@ from tests.support.parity import assert_parity, mesh_of
 TRAINING = [name for name in FAMILIES if name != "ForwardOnly"]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual(
+    "GPipe-2-5",
+    "Eager1F1B-2-5",
+    "ZeroBubbleH2-2-5",
+    "ZeroBubbleH2-3-2",
+    "LoopedBFS-3-2",
+    "KimiK2-3-2",
+    "InterleavedZeroBubble-2-5",
+    "VHalf-2-5",
+    "DualPipeV-2-5",
+    "DualPipeV-3-2",
+)
 @pytest.mark.parametrize(("groups", "microbatches"), [(2, 5), (3, 2)])
 @pytest.mark.parametrize("name", TRAINING)
 def test_training(name, groups, microbatches):
@@ -37,7 +48,7 @@ def test_a_fused_steady_state(schedule):
     assert any("+bwd" in executable.name for executable in loaded.plan.executables)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.usual("ZeroBubble", "InterleavedZeroBubble")
 @pytest.mark.parametrize("name", ["ZeroBubble", "ZeroBubbleV", "DualPipeV", "InterleavedZeroBubble"])
 def test_tied_weights_dropout_and_checkpoints(name):
     schedule = build(name, 2)

@@ -64,7 +64,7 @@ def assert_placed(state, step):
         assert (leaf.mpmd_idxs, leaf.placement.spec) == (read.mpmd_idxs, read.spec), read.path
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.usual("one device each", "a spare group")
 @pytest.mark.parametrize(
     "of_groups",
     [
@@ -112,7 +112,7 @@ def test_the_same_function_is_compiled_once_and_dropped_with_its_user():
         assert [future.result() for future in programs] == [1] * GROUPS
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("threefry2x32")
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_keys_of_all_kinds(impl):
     """On this platform what ``rbg`` draws does not depend on how it is sharded, though nobody promises it."""

@@ -32,7 +32,7 @@ CONTEXTS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("strict promotion", "another default device")
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
 def test_contexts_of_jax(context):
     def step(state, xs, ys):

@@ -29,7 +29,13 @@ def mesh_with_another_part(groups, axes):
     return mpmd.MpmdMesh(submeshes, parts={"other": 1, "model": groups})
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.usual(
+    "mlp_under_a_schedule[GPipe]",
+    "trained_with[one rate per kind]",
+    "gradient_penalty_within_the_last_stage",
+    "parameters_of_half_precision[bfloat16]",
+    "calls_that_feed_one_another[recycling]",
+)
 @pytest.mark.parametrize(
     "program", [program for program in PROGRAMS if program.usual], ids=lambda program: program.name
 )

@@ -3,6 +3,7 @@
 import pytest
 
 from mpmd.compiler.jaxprs.rules import RULES
+from tests.support.covering import COVERING, cover, lines_of_programs
 from tests.support.parity import assert_parity, mesh_of
 from tests.support.primitives import WITHOUT_RULE, primitives_in
 from tests.support.programs import PROGRAMS
@@ -13,16 +14,8 @@ pytestmark = [
 ]
 
 
-def as_parameters(programs):
-    """For ``pytest.mark.parametrize``."""
-    return [
-        pytest.param(program, id=program.name, marks=[] if program.usual else [pytest.mark.slow])
-        for program in programs
-    ]
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("program", as_parameters(PROGRAMS))
+@pytest.mark.usual(*COVERING)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_program(program):
     case = program.case()
     with case.warned():
@@ -41,3 +34,15 @@ def test_program(program):
     assert not unknown, (
         f"{unknown}: give each a rule in jaxprs/rules.py, or say in WITHOUT_RULE why it has none"
     )
+
+
+@pytest.mark.slow
+def test_the_usual_programs_run_every_line_that_any_runs():
+    lines = lines_of_programs()
+    usual = set().union(*(lines[name] for name in COVERING))
+    missing = set().union(*lines.values()) - usual
+    assert not missing, f"run `python -m tests.support.covering`; not run are {sorted(missing)}"
+
+
+def test_a_cover_has_the_programs_with_lines_of_their_own():
+    assert cover({"a": {1, 2}, "b": {1, 2, 3}, "c": {3, 4}, "d": {4}}) == ["b", "c"]

@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given
 
 import mpmd
 from mpmd.ir.plan import Free, HostCall, Recv, Run, Send
 from mpmd.memory.sizes import sizes_on_devices
+from tests.support.effort import costly
 from tests.support.parity import assert_stays, raw, uneven_mesh_of
 from tests.support.random_programs import (
     Program,
@@ -138,21 +139,13 @@ def in_memory(instructions, alive):
     return [*held, alive[-1]]
 
 
-@pytest.mark.parametrize("start", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_random_programs(start):
-    # Hypothesis makes variations of the programs that come after the first ones.
-    # Groups of several devices take long to compile, so the slow test alone draws them.
-    @seed(start)
-    @settings(max_examples=5, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(programs().filter(lambda program: not axes_of(program)))
-    def run(program):
-        check(program)
-
-    run()
+@costly
+@given(programs().filter(lambda program: not axes_of(program)))
+def test_random_programs(program):
+    check(program)
 
 
-@seed(0)
-@settings(max_examples=3, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@costly
 @given(programs_of_two_loops().filter(lambda program: not axes_of(program)))
 def test_random_programs_of_two_loops(program):
     check(program)
@@ -169,7 +162,7 @@ def test_a_norm_of_gradients_that_no_stage_computes():
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@costly
 @given(programs() | programs_of_two_loops())
 def test_many_random_programs(program):
     check(program)

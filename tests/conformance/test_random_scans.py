@@ -2,8 +2,9 @@
 
 import jax
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given
 
+from tests.support.effort import costly
 from tests.support.models import batch
 from tests.support.parity import assert_parity, mesh_of
 from tests.support.random_programs.scans import scanned_programs, scanned_step, state_of
@@ -28,16 +29,7 @@ def check(program):
     )
 
 
-@seed(0)
-@settings(max_examples=2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@costly
 @given(scanned_programs())
 def test_random_scans(program):
-    check(program)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-@given(scanned_programs())
-def test_many_random_scans(program):
     check(program)

@@ -1,8 +1,9 @@
 """Random programs over slices of sequences compute what plain JAX computes."""
 
 import pytest
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given
 
+from tests.support.effort import costly
 from tests.support.parity import assert_parity, mesh_of
 from tests.support.random_programs.slices import data_of, sliced_programs, sliced_step, state_of
 
@@ -20,16 +21,7 @@ def check(program):
     )
 
 
-@seed(0)
-@settings(max_examples=2, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@costly
 @given(sliced_programs())
 def test_random_slices(program):
-    check(program)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-@given(sliced_programs())
-def test_many_random_slices(program):
     check(program)

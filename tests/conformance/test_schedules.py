@@ -26,7 +26,16 @@ SIZES = [
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual(
+    "1-GPipe-4-4",
+    "1-Std1F1B-3-4",
+    "1-Eager1F1B-1-1",
+    "1-Interleaved1F1B-4-4",
+    "5-GPipe-4-4",
+    "5-Std1F1B-3-4",
+    "5-Std1F1B-1-1",
+    "5-Interleaved1F1B-4-4",
+)
 @pytest.mark.parametrize(("name", "stages", "groups"), SIZES)
 @pytest.mark.parametrize(
     "microbatches", [1, 5, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4))]

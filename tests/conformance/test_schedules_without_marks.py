@@ -78,7 +78,7 @@ def nnx_network():
     return trained(loss, mpmd.ZeroBubble(2)), state
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("loop", "scan")
 @pytest.mark.parametrize(
     ("step", "params", "groups"),
     [

@@ -29,7 +29,7 @@ def like_parameters(state, spec):
     return jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("replicated-fewer rows", "sharded-fewer rows")
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("spec", [P(), P("data", "model")], ids=["replicated", "sharded"])
 def test_two_stages(shapes, spec):
@@ -133,7 +133,7 @@ def test_results_under_per_group_whose_shape_depends_on_the_group():
     assert "but float32[4, 4] on group 0" in str(caught.value)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("Interleaved1F1B")
 @pytest.mark.parametrize(
     "schedule",
     [

@@ -63,7 +63,7 @@ def run(monkeypatch):
         mesh.close()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("flax_linen", "haliax", "batch_statistics", "frozen_layers", "from_jaxpp")
 @pytest.mark.parametrize("page", STEPS)
 def test_the_step_of_a_page_computes_what_plain_jax_computes(run, page):
     step, arguments, results = STEPS[page]

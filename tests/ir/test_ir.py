@@ -6,7 +6,7 @@ import dataclasses
 import pickle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.ir.names import (
@@ -41,14 +41,12 @@ outside_tasks |= st.builds(OutsideTask, st.just("between"), st.integers(0, 99), 
 fused_tasks = st.builds(FusedTask, st.lists(tasks, min_size=2, max_size=5).map(tuple))
 
 
-@settings(deadline=None)
 @given(tasks | fused_tasks)
 def test_a_printed_cell_reads_back(cell):
     assert parse_cell(str(cell)) == cell
     assert parse_cell(f" {cell}\n") == cell
 
 
-@settings(deadline=None)
 @given(tasks | fused_tasks | outside_tasks)
 def test_a_printed_task_reads_back(task):
     assert parse_task(str(task)) == task

@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mpmd
@@ -21,7 +21,6 @@ def plan():
     return lowered(mpmd.Std1F1B(GROUPS), [{"data": 1}, {"data": 2}, {"data": 1}]).plan
 
 
-@settings(deadline=None)  # the first example compiles
 @given(st.permutations(range(6)))
 def test_there_and_back(order):
     numbers = dict(enumerate(order[:GROUPS]))

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mpmd
+from tests.support.effort import costly
 
 
 def work(position, length, attention):
@@ -87,7 +88,7 @@ def test_bounds_that_cannot_be(arguments, options, error, message):
         mpmd.slice_bounds(*arguments, **options)
 
 
-@settings(deadline=None, max_examples=20)  # each shape is compiled
+@costly
 @given(st.data())
 def test_slices_are_the_arrays_in_pieces(data):
     axis = data.draw(st.integers(-3, 2))

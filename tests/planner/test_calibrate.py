@@ -31,7 +31,7 @@ def small(monkeypatch):
     monkeypatch.setattr(calibrate, "SMALLEST_WIDTH", 16)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("1")
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_all_is_measured_that_such_a_mesh_has(monkeypatch, groups):
     small(monkeypatch)

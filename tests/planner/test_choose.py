@@ -58,7 +58,7 @@ def check_text_page_and_data(choice):
     assert details.to_html() == page and str(details).count("temporaries") == len(choice.rows)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("1")
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_marked_stages_on_fewer_groups(groups):
     choice = check_computes_the_same(marked_step, arguments(marked_step, cut=True), groups=groups)
@@ -143,7 +143,7 @@ def test_loops_of_unlike_stages_as_they_are_written():
     assert numbers == [(len(c.layers_per_stage), c.num_microbatches) for c in choice.candidate.loops]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.usual("1")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_three_losses_with_nothing_fixed(devices):
     def differentiate(loss):

@@ -61,7 +61,7 @@ def said(profile, kind):
     return sums, sum(layer.divisions[kind].reduced_per_step for layer in profile.layers)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.usual("decoder", "convolutions")
 @pytest.mark.parametrize("name", MODELS)
 def test_devices_sum_what_the_profile_says_for_weights(name):
     step, args = MODELS[name]()

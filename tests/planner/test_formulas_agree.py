@@ -38,7 +38,14 @@ def trials(request):
     ), request.param
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.usual(
+    "products are bound by operations-1-one device-4",
+    "products are bound by operations-2-model-4",
+    "products are bound by operations-4-model-4",
+    "by memory-4-one device-16",
+    "with shared cores-1-one device-16",
+    "with shared cores-2-model-16",
+)
 @pytest.mark.parametrize("num_microbatches", [4, 16])
 @pytest.mark.parametrize("submesh", SUBMESHES.values(), ids=SUBMESHES)
 @pytest.mark.parametrize("groups", [1, 2, 4])

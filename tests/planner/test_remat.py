@@ -73,7 +73,7 @@ LOSSES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.usual("attention-written", "dots_with_no_batch_dims_saveable-scanned")
 @LOSSES
 @pytest.mark.parametrize("policy", [policy for policy in Remat if policy is not Remat.NONE])
 def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, stacked, policy):
@@ -134,7 +134,7 @@ def test_short_memory_gets_the_cheapest_policy_that_fits():
     assert choice.candidate.is_rematerialised
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.usual("none-written", "nothing_saveable then dots_saveable-scanned")
 @LOSSES
 @pytest.mark.parametrize(
     "remat",

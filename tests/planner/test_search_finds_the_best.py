@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.language.remat import Remat
@@ -64,7 +64,6 @@ def best_seconds(made, cluster, constraints, budget=USUAL):
         return None
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10_000))
 def test_what_is_exact_is_the_best_of_all(seed):
     made, cluster, remat = random_problem(seed, most_layers=4, most_devices=3)

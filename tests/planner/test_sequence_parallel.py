@@ -73,7 +73,7 @@ CASES = {
 }
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.usual("one group")
 @pytest.mark.parametrize("case", CASES)
 def test_computes_what_plain_jax_computes(case):
     fixes, step, arguments_of = CASES[case]
@@ -135,7 +135,7 @@ def trials():
     return Trials(spec, CLUSTER)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.usual("{'model': 4}-none")
 @pytest.mark.parametrize("remat", [Remat.NONE, Remat.NOTHING_SAVEABLE])
 @pytest.mark.parametrize("submesh", [{"model": 4}, {"data": 2, "model": 2}], ids=str)
 def test_the_formula_is_near_the_simulation_of_the_plan(trials, submesh, remat):

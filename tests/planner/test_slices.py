@@ -107,7 +107,7 @@ def test_the_choice_computes_what_plain_jax_computes(choice):
         assert_close(step(*args), jax.jit(step_of(mpmd.Std1F1B(STAGES)))(*args))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("Seq1F1B")
 @pytest.mark.parametrize("schedule", ["Seq1F1B", mpmd.GPipe(STAGES, SLICES), mpmd.Seq1F1B(STAGES, SLICES)])
 def test_a_schedule_of_slices_may_be_fixed(schedule):
     choice = planned(mpmd.Std1F1B(STAGES), schedule=schedule, groups=STAGES, submesh={})

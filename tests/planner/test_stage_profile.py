@@ -70,7 +70,7 @@ def test_a_choice_shows_the_table_of_its_loop():
         choice.stage_profile(1)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.usual("2")
 @pytest.mark.parametrize("num_layers", [2, 3])
 def test_as_many_layers_as_asked_for(num_layers):
     args = arguments(open_step)

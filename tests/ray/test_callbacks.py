@@ -47,6 +47,7 @@ def test_the_driver_calls_in_the_order_of_the_step(four_groups, capfd):
         assert lines == [f"[stage 1, microbatch {i}] {line}" for i, line in enumerate(printed)]
 
 
+@pytest.mark.slow
 def test_of_a_step_that_fails_all_that_was_told_is_called(four_groups):
     """Also by the groups that did not fail; the next step is not affected."""
     seen = []
@@ -105,6 +106,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_what_runs_only_here_is_refused_naming_its_lines(four_groups):
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], x))

@@ -73,6 +73,7 @@ def test_a_task_of_two_processes(two_process_groups, tmp_path):
     assert result["differences"] == [] and result["first"] is None and not result["not_run"]
 
 
+@pytest.mark.slow
 def test_a_nan_of_groups_that_recover(local_ray, tmp_path):
     options = {"cpus_per_group": 0.25, "timeout": PATIENCE, "recovery": cluster.Recovery(every=2)}
     with cluster.launch({"stage": 2}, "stage", capture=tmp_path, **options) as mesh:

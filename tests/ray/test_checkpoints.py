@@ -80,6 +80,7 @@ def total(xs):
     return mpmd.treduce(stages, xs, mpmd.ForwardOnly(4, 4), operation=mpmd.Add)
 
 
+@pytest.mark.slow
 def test_a_process_names_the_array_that_storage_has_damaged(four_groups, tmp_path):
     array = mpmd.jit(total, four_groups)(jax.random.normal(jax.random.key(0), (4, 1000)))
     for name in ("1", "2"):

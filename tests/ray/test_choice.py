@@ -1,6 +1,7 @@
 """What a plan has chosen, on Ray."""
 
 import jax
+import pytest
 
 import cluster
 import mpmd
@@ -8,6 +9,7 @@ from tests.support.parity import assert_close
 from tests.support.planned_steps import CLUSTER, arguments, open_step
 
 
+@pytest.mark.slow
 def test_a_choice_runs_on_the_groups_that_it_launches(local_ray):
     args = arguments(open_step)
     choice = mpmd.plan(

@@ -2,12 +2,14 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
 from tests.support.replicated_state import on_both_groups
 
 
+@pytest.mark.slow
 def test_each_copy_is_fetched_from_its_group(two_groups):
     step = mpmd.jit(on_both_groups, two_groups, in_specs=(P("fsdp"), P()))
     held, total = step(jnp.arange(6.0), jnp.ones((2, 6)))

@@ -143,6 +143,7 @@ def found(mesh, before):
     return mesh.corruptions[before:]
 
 
+@pytest.mark.slow
 def test_a_weight(mesh, step, undisturbed, capsys):
     before = len(mesh.corruptions)
     losses, state = train(step, lambda: call(mesh, 1, flip_weight))
@@ -163,6 +164,7 @@ def test_a_message(mesh, step, undisturbed):
     assert state == undisturbed[1]
 
 
+@pytest.mark.slow
 def test_a_copy(mesh, step, undisturbed):
     before = len(mesh.corruptions)
     assert train(step, lambda: call(mesh, 1, flip_copy)) == undisturbed
@@ -170,6 +172,7 @@ def test_a_copy(mesh, step, undisturbed):
     assert report.kind == "copy" and "group 1 has a damaged copy" in str(report)
 
 
+@pytest.mark.slow
 def test_a_result_once(mesh, step, undisturbed):
     before = len(mesh.corruptions)
     _, state = train(step, lambda: call(mesh, 0, flip_results(1)))
@@ -210,6 +213,7 @@ def test_a_thousand_clean_steps_give_no_alarm(mesh, step):
     assert len(mesh.corruptions) == before
 
 
+@pytest.mark.slow
 def test_replicas_that_differ(mesh, undisturbed):
     """A value that every device of a group has, without a repetition of steps."""
 
@@ -224,6 +228,7 @@ def test_replicas_that_differ(mesh, undisturbed):
         mesh.verify_replicas()
 
 
+@pytest.mark.slow
 def test_the_first_nan_is_found_and_the_state_is_as_before(local_ray, tmp_path):
     recovery = Recovery(every=EVERY)
 

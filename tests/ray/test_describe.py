@@ -1,5 +1,7 @@
 """A cluster that is described for a plan."""
 
+import pytest
+
 import cluster
 import mpmd
 from mpmd.memory import Holding
@@ -7,6 +9,7 @@ from mpmd.planner import calibrate, calibrate_collectives
 from mpmd.planner import cluster as planner_cluster
 
 
+@pytest.mark.slow
 def test_what_ray_says_and_actors_measure(local_ray, monkeypatch):
     small = {"TASK_SECONDS": 0.0, "ARRAY_BYTES": 2**12, "MESSAGE_BYTES": 2**12, "STEPS": 2}
     for name, value in small.items():

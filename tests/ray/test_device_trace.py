@@ -20,6 +20,7 @@ def train_step(weights, rows):
     return mpmd.value_and_grad(loss, num_microbatches=2, schedule=mpmd.Std1F1B(2))(weights, rows)
 
 
+@pytest.mark.slow
 def test_each_process_has_its_trace(two_process_groups, tmp_path):
     step = mpmd.jit(train_step, two_process_groups, in_shardings=(P(), P("fsdp"))).compile(WEIGHTS, ROWS)
     _, events = step.profile(WEIGHTS, ROWS, trace_dir=tmp_path)
@@ -33,6 +34,7 @@ def test_each_process_has_its_trace(two_process_groups, tmp_path):
     assert mpmd.collective_seconds(tmp_path)["all-reduce"] > 0
 
 
+@pytest.mark.slow
 def test_where_one_process_is_traced_already_no_other_stays_traced(two_groups, tmp_path):
     step = mpmd.jit(train_step, two_groups).compile(WEIGHTS, ROWS)
     with pytest.raises(ValueError, match="cannot be written"):

@@ -49,6 +49,7 @@ def interrupted(monkeypatch, wait):
     return "\n".join(raised.value.__notes__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two_groups", "two_process_groups"])
 @pytest.mark.parametrize("begun", [0, 1])
 def test_steps_that_no_process_has_begun_are_dropped(name, begun, monkeypatch, request):

@@ -21,6 +21,7 @@ def held_by_all(actors):
     return [held(), *ray.get([actor.__ray_call__.remote(held) for actor in actors], timeout=SECONDS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "programs"), [FEW, MANY])
 def test_steps_and_programs_leave_nothing(two_groups, steps, programs):
     actors = two_groups.runtime.actors

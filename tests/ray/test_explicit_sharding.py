@@ -11,7 +11,7 @@ from tests.support import decoder
 from tests.support.explicit import BLOCKS, assert_as_on_one_group, make_step
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", ["two_groups", "two_process_groups"])
 @pytest.mark.parametrize("block", ["residual", "experts", "layers"])
 def test_blocks_of_public_codes_train_as_under_jit(groups, block, request):

@@ -88,6 +88,7 @@ def test_a_failing_task_is_named_and_the_others_are_unblocked(two_groups):
     assert again[0].result(SOON).inline[outputs["end"]] == 4
 
 
+@pytest.mark.slow
 def test_a_step_queued_behind_a_failed_one_fails_for_the_same_reason(two_groups):
     program = relay_program(allocate_too_much)
     driver = ProgramDriver(two_groups.runtime, program, {"x": np.float32(1)}, {"end": "x"})
@@ -119,6 +120,7 @@ def test_groups_that_lose_each_other_are_both_named_though_both_live(local_ray):
             assert "group 0" in str(error) and "group 1" in str(error)
 
 
+@pytest.mark.slow
 def test_a_process_that_compiles_for_too_long_ends_its_group(local_ray):
     """Nobody knows whether it would ever end, and no step is under way whose time could be limited."""
 
@@ -149,6 +151,7 @@ def test_a_program_that_does_not_compile_names_the_group(two_groups):
     assert caught.value.mpmd_idx == 0
 
 
+@pytest.mark.slow
 def test_arguments_that_do_not_pickle_on_one_group_do_not_block_the_others(two_groups):
     driver = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
     driver.unsent["x"] = np.array([threading.Lock()], dtype=object)  # a lock does not pickle
@@ -157,6 +160,7 @@ def test_arguments_that_do_not_pickle_on_one_group_do_not_block_the_others(two_g
     assert isinstance(outcome(futures[1]), mpmd.errors.StepAborted)
 
 
+@pytest.mark.usual("before-two_groups")
 @pytest.mark.parametrize("mesh", ["two_groups", "two_process_groups"])
 @pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])
 def test_an_interrupt_between_requests_leaves_no_group_waiting(mesh, sent, monkeypatch, request):
@@ -179,6 +183,7 @@ def test_an_interrupt_between_requests_leaves_no_group_waiting(mesh, sent, monke
     assert futures[0].result(SOON).inline[outputs["end"]] == 4
 
 
+@pytest.mark.slow
 def test_groups_keep_nothing_of_failed_steps(two_groups):
     failing = ProgramDriver(two_groups.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
     for _ in range(5):
@@ -199,6 +204,7 @@ def test_groups_keep_nothing_of_failed_steps(two_groups):
     assert ray.get(calls, timeout=SECONDS) == [(0, 0), (0, 0)]
 
 
+@pytest.mark.usual("computing")
 @pytest.mark.parametrize("victim", [0, 1], ids=["computing", "waiting"])
 def test_an_actor_killed_in_a_step_is_named_at_once(disposable_mesh, victim):
     driver = ProgramDriver(disposable_mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
@@ -249,6 +255,7 @@ def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
         os.kill(disposable_mesh.groups[0].pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_task_that_never_ends_is_named_and_its_group_ended(local_ray, monkeypatch):
     monkeypatch.setattr(cluster.driver.calls.watchdog, "LEAVE_SECONDS", 1)
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, step_timeout=2) as mesh:
@@ -270,6 +277,7 @@ def test_a_task_that_never_ends_is_named_and_its_group_ended(local_ray, monkeypa
     assert str(mesh.groups[1].pid) in str(mesh.status())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
 def test_a_fork_of_the_driver_is_told_that_it_has_no_groups(two_groups):
     driver = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
@@ -309,6 +317,7 @@ def test_a_group_whose_connection_to_the_driver_breaks_is_named(disposable_mesh,
         assert "group 0 is gone: its connection to the driver has ended" in str(error)
 
 
+@pytest.mark.slow
 def test_loading_on_a_dead_group_says_so(disposable_mesh):
     ray.kill(disposable_mesh.runtime.actors[1])
     with pytest.raises(mpmd.errors.GroupDiedError, match="group 1 died"):
@@ -332,6 +341,7 @@ def test_close_fails_pending_calls(disposable_mesh):
         disposable_mesh.runtime  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_closed_mesh_keeps_nothing_of_its_steps(disposable_mesh):
     step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=disposable_mesh)
     loaded = step.compile(init(weights(2)), *batch())
@@ -347,6 +357,7 @@ def test_a_closed_mesh_keeps_nothing_of_its_steps(disposable_mesh):
         step(init(weights(2)), *batch())
 
 
+@pytest.mark.slow
 def test_a_step_of_a_closed_mesh_says_so_at_the_call(disposable_mesh):
     step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=disposable_mesh)
     loaded = step.compile(init(weights(2)), *batch())
@@ -384,6 +395,7 @@ def test_a_message_that_does_not_arrive_aborts_its_receiver(local_ray):
     transport.close()
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_an_aborted_step(two_groups):
     driver = ProgramDriver(two_groups.runtime, train_program(), train_values(), TRAIN_FEEDBACK)
     driver.step()
@@ -393,6 +405,7 @@ def test_training_goes_on_after_an_aborted_step(two_groups):
     assert np.isfinite(futures[1].result(SOON).inline[outputs["t1"]])
 
 
+@pytest.mark.slow
 def test_a_step_without_a_part_in_it_of_a_dead_group_goes_on(disposable_mesh):
     state, _ = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), disposable_mesh)(init(weights(2)), *batch())
     of_one, of_other = ([x for x in jax.tree.leaves(state) if x.mpmd_idxs == (i,)] for i in range(2))

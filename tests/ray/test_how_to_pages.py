@@ -17,6 +17,7 @@ def small(local_ray, monkeypatch):
     monkeypatch.setattr(mpmd, "launch", launch)
 
 
+@pytest.mark.slow
 def test_the_script_of_one_node_computes_on_ray_what_plain_jax_computes(small):
     script, in_process, on_ray, _ = blocks("how_to/one_node.md")
     names = run([script, in_process, on_ray])
@@ -24,6 +25,7 @@ def test_the_script_of_one_node_computes_on_ray_what_plain_jax_computes(small):
     np.testing.assert_allclose(names["ray_loss"], names["loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_launch_of_several_nodes(small):
     (block,) = blocks("how_to/several_nodes.md")
     with run([block])["mesh"] as mesh:

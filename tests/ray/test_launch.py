@@ -71,6 +71,7 @@ def test_a_lack_of_resources_shows_what_is_requested_and_available(free, capsys)
     assert free_cpus_become(free)
 
 
+@pytest.mark.slow
 def test_a_mesh_of_the_same_program_that_is_in_the_way_is_named_at_once(free):
     with (
         cluster.launch({"stage": 1}, "stage", cpus_per_group=free),
@@ -115,6 +116,7 @@ def test_close_gives_the_resources_back_and_may_be_repeated(free):
     assert ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_dropping_the_mesh_ends_the_groups(free):
     mesh = cluster.launch({"stage": 1}, "stage", cpus_per_group=0.5)
     del mesh
@@ -126,6 +128,7 @@ def environment_of(group):
         return dict(entry.decode().split("=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="reads it")
 def test_every_group_has_its_share_of_the_node(four_groups):
     environments = [environment_of(group) for group in four_groups.groups]
@@ -133,6 +136,7 @@ def test_every_group_has_its_share_of_the_node(four_groups):
     assert {e["JAX_PLATFORMS"] for e in environments} == {"cpu"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="reads it")
 def test_the_users_runtime_env_reaches_the_groups(local_ray):
     variables = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "OF_MINE": "kept"}
@@ -161,6 +165,7 @@ def test_without_ray_a_local_one_is_started_with_a_message_and_ended():
 
 
 # Jobs, which have a test of their own, find the cluster by the variable.
+@pytest.mark.slow
 @pytest.mark.parametrize("given_as", ["argument", pytest.param("variable", marks=pytest.mark.slow)])
 def test_launch_joins_the_cluster_at_an_address(free, given_as):
     """The driver exits without closing the mesh, which ends the groups."""
@@ -217,6 +222,7 @@ def test_a_later_run_finds_what_an_earlier_one_has_compiled(local_ray, tmp_path)
     assert {path.name for path in tmp_path.iterdir() if path.name.endswith("-cache")} <= compiled
 
 
+@pytest.mark.slow
 def test_without_a_compilation_cache_nothing_is_kept(local_ray):
     with cluster.launch({"stage": 1}, "stage", compilation_cache=None) as mesh:
         (actor,) = mesh.runtime.actors

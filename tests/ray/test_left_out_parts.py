@@ -123,6 +123,7 @@ def test_the_trainer_goes_on_while_the_sampler_is_dead(mesh):
     assert len(mesh.recoveries) == before + 1
 
 
+@pytest.mark.slow
 def test_values_of_the_sampler_stay_when_a_trainer_dies(mesh, tmp_path):
     run = Run(mesh)
     copy = mpmd.reshard(WEIGHTS, to=run.sample)
@@ -140,6 +141,7 @@ def test_values_of_the_sampler_stay_when_a_trainer_dies(mesh, tmp_path):
     np.testing.assert_array_equal(np.asarray(run.sample.restore(tmp_path / "copy")), WEIGHTS)
 
 
+@pytest.mark.slow
 def test_steps_that_could_not_run_again_are_refused(mesh):
     part, sampler = mesh.part("trainer"), mesh.part("sampler")
     trained = mpmd.reshard(WEIGHTS, to=part)

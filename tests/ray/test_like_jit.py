@@ -1,6 +1,7 @@
 """What ``mpmd.jit`` has from ``jax.jit``, on Ray actors."""
 
 import jax
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -9,6 +10,7 @@ from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import assert_close
 
 
+@pytest.mark.slow
 def test_a_plan_for_shardings_that_shapes_carry_goes_on_to_actors(two_groups):
     """It is made without them."""
 

@@ -47,6 +47,7 @@ def recorded(actor):
     return actor.peak, actor.unexpected
 
 
+@pytest.mark.usual("ZeroBubble")
 @pytest.mark.parametrize("name", ["Std1F1B", "Interleaved1F1B", "ZeroBubble"])
 def test_processes_hold_what_the_plan_says_and_nothing_else(four_groups, name):
     schedule = build(name, 4)

@@ -123,6 +123,7 @@ CONTENTS = {
 }
 
 
+@pytest.mark.usual("split-shared_memory", "split-network", "split-device", "split-object_store")
 @every_transport
 @pytest.mark.parametrize("spec", [(), ("fsdp",)], ids=["replicated", "split"])
 def test_messages_keep_every_bit_both_ways(ends, transport, spec):
@@ -141,6 +142,7 @@ def test_messages_keep_every_bit_both_ways(ends, transport, spec):
                 assert value.tobytes() == array.tobytes()
 
 
+@pytest.mark.slow
 @every_transport
 def test_messages_are_read_in_any_order(ends, transport):
     step, contents = next(fresh), [[np.full(size, size)] for size in (1, 300_000, 5, 200_000, 70)]
@@ -149,6 +151,7 @@ def test_messages_are_read_in_any_order(ends, transport):
     assert [value.shape[0] for (value,) in received] == [200_000, 70, 1, 5, 300_000]
 
 
+@pytest.mark.slow
 @every_transport
 def test_a_message_may_have_any_number_of_arrays(ends, transport):
     count = 2_000 if transport == "device" else 20_000
@@ -159,6 +162,7 @@ def test_a_message_may_have_any_number_of_arrays(ends, transport):
     assert [value.tobytes() for value in received] == [array.tobytes() for array in arrays]
 
 
+@pytest.mark.slow
 @every_transport
 def test_a_sender_does_not_wait_within_a_step(ends, transport):
     """The messages are received after all of them are sent."""
@@ -169,6 +173,7 @@ def test_a_sender_does_not_wait_within_a_step(ends, transport):
     assert [value.max() for (value,) in received] == list(range(1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", BOUNDED)
 def test_a_sender_is_not_more_than_one_step_ahead(ends, transport):
     first, second, third, fourth = (next(fresh) for _ in range(4))
@@ -196,6 +201,7 @@ def send_and_donate(end, router, step):
     deleted.delete()
 
 
+@pytest.mark.slow
 @every_transport
 def test_what_was_sent_may_be_donated_and_deleted(ends, transport):
     step = next(fresh)
@@ -214,6 +220,7 @@ def kept(end, router):
     return [[np.array(value) for value in values] for values in end.kept.pop(id(router))]
 
 
+@pytest.mark.slow
 @every_transport
 def test_what_was_received_stays_as_it_is(ends, transport):
     for fill in range(6):
@@ -228,6 +235,7 @@ def test_what_was_received_stays_as_it_is(ends, transport):
         ]
 
 
+@pytest.mark.usual("shared_memory", "network")
 @every_transport
 def test_an_aborted_step_ends_waits_and_leaves_nothing(ends, transport):
     """For more steps than a sender may be ahead: dropped messages count as received."""
@@ -251,6 +259,7 @@ def processor_seconds_of_waiting(end, router, step):
     return time.process_time() - start
 
 
+@pytest.mark.slow
 @every_transport
 def test_waiting_uses_no_processor_time(ends, transport):
     step = next(fresh)

@@ -74,6 +74,7 @@ def test_steps_and_copies_of_two_parts(mesh):
         sample(weights, BATCH)
 
 
+@pytest.mark.slow
 def test_threads_submit_to_their_parts(mesh):
     steps = [mpmd.jit(step_of(2), mesh.part(name)).compile(WEIGHTS, BATCH) for name in mesh.parts]
     results = {}
@@ -115,7 +116,7 @@ def test_a_part_goes_on_when_a_group_of_another_dies(local_ray):
 ON_A_PART = [program for program in PROGRAMS if program.on_ray]
 
 
-@pytest.mark.one_in(16)
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ON_A_PART, ids=lambda program: program.name)
 def test_program(program, four_groups, two_groups):
     """Programs on the last groups of a mesh, with the state donated, and copied between the groups."""

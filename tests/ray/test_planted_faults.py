@@ -116,6 +116,7 @@ def profile_of(mesh, layers=(1, 1, 1), rounds=0, unused=1):
     return profile
 
 
+@pytest.mark.slow
 def test_a_straggler(mesh):
     profile = profile_of(mesh, rounds=30_000)
     first = profile.findings[0]
@@ -123,6 +124,7 @@ def test_a_straggler(mesh):
     assert first.text.startswith("fwd_1 on group 1 for microbatch 2 took "), profile
 
 
+@pytest.mark.slow
 def test_unequal_stages(mesh):
     profile = profile_of(mesh, layers=(1, 1000, 1))
     first = profile.findings[0]
@@ -130,6 +132,7 @@ def test_unequal_stages(mesh):
     assert first.text.startswith("group 1 has 2."), profile
 
 
+@pytest.mark.slow
 def test_a_slow_link(mesh, slow):
     with slow["link"].of(0.05):
         profile = profile_of(mesh)
@@ -138,6 +141,7 @@ def test_a_slow_link(mesh, slow):
     assert first.text.startswith("link 0 to 1: "), profile
 
 
+@pytest.mark.slow
 def test_a_late_driver(mesh, slow):
     with slow["driver"].of(0.05):
         profile = profile_of(mesh, unused=2**14)

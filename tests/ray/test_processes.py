@@ -129,6 +129,7 @@ def test_other_transports_carry_parts_as_well(local_ray, transport):
         check_replicated_readers(mesh, copies=1)
 
 
+@pytest.mark.slow
 def test_replicated_readers_are_each_sent_all_where_memory_is_shared(two_process_groups):
     check_replicated_readers(two_process_groups, copies=2)
 
@@ -161,6 +162,7 @@ def test_profiles_have_the_events_of_each_group(two_process_groups):
     assert {event.mpmd_idx for event in events} == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_failed_step_leaves_the_groups_usable(two_process_groups):
     """The second group waits for a message that does not come. Its processes leave the step together."""
 
@@ -201,6 +203,7 @@ def test_a_group_dies_with_any_of_its_processes(disposable_mesh, victim):
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_between_steps_is_named(disposable_mesh):
     step = jitted(3, disposable_mesh)
     float(step(*arguments()))
@@ -237,6 +240,7 @@ def test_a_stopped_process_is_found_by_the_time_out_of_a_collective(local_ray):
             float(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

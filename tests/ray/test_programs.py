@@ -57,6 +57,7 @@ def test_a_dropped_step_is_unloaded(two_groups, relay):
     assert np.isfinite(np.asarray(state[0][0]["w"])).all()
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_reach_all_groups_stays_nowhere(two_groups, relay, monkeypatch):
     class Broken:
         def __reduce__(self):
@@ -95,6 +96,7 @@ def test_a_program_that_one_group_cannot_load_stays_nowhere(two_groups, relay, m
     assert held(two_groups) == before
 
 
+@pytest.mark.slow
 def test_steps_of_32_and_of_64_bits_on_one_mesh(two_groups):
     def step(state, xs, ys):
         state, (loss, _) = STEP(state, xs, ys)

@@ -78,6 +78,7 @@ def loaded_programs(mesh):
     return ray.get(asked, timeout=60)
 
 
+@pytest.mark.slow
 def test_programs_that_are_dropped_before_they_run_do_not_wait_for_a_step(recovering_mesh):
     arguments = init(weights(2), CLIPPED_ADAM), *batch()
     before = loaded_programs(recovering_mesh)
@@ -134,6 +135,7 @@ def uneven_step(state, xs, rounds):
     return [first, jax.lax.fori_loop(0, rounds, lambda _, w: w * 0.999999, second)], loss
 
 
+@pytest.mark.slow
 def test_a_profile_says_which_steps_ran_again_and_keeps_to_one_run(recovering_mesh, monkeypatch):
     """The first group has replied when the second one dies."""
     rng = np.random.default_rng(0)
@@ -184,6 +186,7 @@ def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_
     assert report.mpmd_idxs == (1,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mpmd_idx", "task"),
     [
@@ -260,6 +263,7 @@ def killing_before(method, mesh, mpmd_idx):
     return dying
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_completed_by_the_process_that_takes_the_place_of_a_dead_one(
     recovering_mesh, tmp_path, monkeypatch
 ):
@@ -601,6 +605,7 @@ def test_a_state_of_few_bits_is_recovered(recovering_mesh):
     assert [report.mpmd_idxs for report in recoveries(mesh, known + 1)[known:]] == [(1,)]
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_gives_back_what_it_was_donated(recovering_mesh):
     """The arrays of before the step are there again, bit by bit, and no process was replaced."""
     before, pids = len(recovering_mesh.recoveries), [group.pid for group in recovering_mesh.groups]

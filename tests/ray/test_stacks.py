@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 import mpmd
 from tests.support.digests import digests
@@ -25,6 +26,7 @@ def test_a_stack_is_made_trained_and_stored_by_its_groups(four_groups, tmp_path)
     assert float(step(again, *batch())[1]) == loss != float(first)
 
 
+@pytest.mark.slow
 def test_a_stack_that_is_passed_from_the_host(four_groups):
     step = compiled(four_groups, mpmd.Eager1F1B(4), num_stages=4)
     state = initial_state()

@@ -32,6 +32,7 @@ def test_training_steps_match_plain_jax(two_groups):
         np.testing.assert_allclose(trained, values[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_open_specs_are_resolved_on_the_group(two_groups):
     """The microbatch's rows are split over a group's two devices, and its activations follow."""
     program = train_program()
@@ -43,6 +44,7 @@ def test_open_specs_are_resolved_on_the_group(two_groups):
     assert ray.get(specs, timeout=SECONDS) == (("fsdp",),)
 
 
+@pytest.mark.slow
 def test_loading_tells_how_long_it_took(two_groups):
     loaded = two_groups.runtime.load(train_program())
     assert list(loaded.seconds) == ["resolve", "export", "load"]
@@ -72,6 +74,7 @@ ARRAYS = {
 }
 
 
+@pytest.mark.usual("two_groups-large bfloat16")
 @pytest.mark.parametrize("arrays", ARRAYS.values(), ids=ARRAYS.keys())
 @pytest.mark.parametrize("mesh", ["two_groups", "four_groups"])
 def test_messages_keep_every_bit(mesh, arrays, request):
@@ -115,6 +118,7 @@ def test_received_arrays_do_not_alias_the_object_store(two_groups):
         assert value.min() == value.max() == fill
 
 
+@pytest.mark.slow
 def test_freed_values_are_gone_after_the_next_step(two_groups):
     runtime = two_groups.runtime
     program, values = echo_program([np.ones(4, "float32")])

@@ -32,7 +32,7 @@ def assert_parity(step, state, batch, mesh, **options):
     return actual
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.usual("Interleaved1F1B(num_stages=8, mpmd_dim=4)")
 @pytest.mark.parametrize(
     "schedule", [mpmd.GPipe(4), mpmd.Std1F1B(4), mpmd.Eager1F1B(4), mpmd.Interleaved1F1B(8, 4)], ids=str
 )
@@ -48,6 +48,7 @@ def test_tied_weights_and_integers_across_stages(four_groups):
     assert state[0][0]["w"].mpmd_idxs == (0, 2)
 
 
+@pytest.mark.slow
 def test_bfloat16(four_groups):
     step = make_step(mse, mpmd.Std1F1B(3))
     compiled = mpmd.jit(step, mpmd_mesh=four_groups)
@@ -55,6 +56,7 @@ def test_bfloat16(four_groups):
     assert_close(compiled(state, *batch())[0], jax.jit(step)(state, *batch())[0], 2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", [True, False])
 def test_random_keys_in_the_state(four_groups, typed):
     def step(state, xs, ys):
@@ -80,6 +82,7 @@ def test_random_keys_in_the_state(four_groups, typed):
     assert_parity(step, (weights(3), key), batch(), four_groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", ["data", "weights"])
 def test_submeshes_of_two_devices(two_groups, sharded):
     optimizer = optax.adam(1e-2)
@@ -92,6 +95,7 @@ def test_submeshes_of_two_devices(two_groups, sharded):
     assert state[0][0]["w"].spec == weight_spec
 
 
+@pytest.mark.slow
 def test_steps_are_queued_ahead_and_keep_their_order(four_groups):
     step = make_step(mse, mpmd.Std1F1B(4))
     state = init(weights(4))
@@ -107,6 +111,7 @@ def test_steps_are_queued_ahead_and_keep_their_order(four_groups):
     np.testing.assert_allclose([float(loss) for loss in losses], expected_losses, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
 def test_a_failing_task_names_itself(four_groups):
     """Far more memory than there is: the task compiles, and fails when it runs."""

@@ -49,6 +49,7 @@ def assert_training_matches(mesh):
         np.testing.assert_allclose(trained, values[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_groups_of_a_node_share_memory(two_groups, four_groups):
     for mesh in (two_groups, four_groups):
         assert set(mesh.transports.values()) == {"shared_memory"}
@@ -59,11 +60,13 @@ def test_training_matches_plain_jax(mesh):
     assert_training_matches(mesh)
 
 
+@pytest.mark.slow
 def test_with_the_object_store_the_driver_calls_groups_by_ray_alone(mesh):
     """TCP takes ports that a network may close; the object store needs none but Ray's."""
     assert mesh.runtime._calls.by_ray == (set(mesh.transports.values()) == {"object_store"})
 
 
+@pytest.mark.slow
 def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
     failing = ProgramDriver(mesh.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
     for _ in range(3):
@@ -78,6 +81,7 @@ def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
     assert_training_matches(mesh)
 
 
+@pytest.mark.usual("object_store")
 def test_a_killed_actor_is_named_in_all_pending_steps(mesh):
     """The last test that uses the mesh."""
     driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})

@@ -89,6 +89,7 @@ def test_a_worker_that_dies_goes_on_from_its_checkpoint(local_ray, names, tmp_pa
     assert reserved() == before
 
 
+@pytest.mark.slow
 def test_what_a_dead_actor_has_reserved_is_given_back(local_ray):
     @ray.remote(num_cpus=0)
     class Driver:

@@ -25,6 +25,7 @@ def train(step, state, steps):
     return state
 
 
+@pytest.mark.usual("two_groups")
 @pytest.mark.parametrize("groups", ["two_groups", "two_process_groups"])
 def test_metrics_of_each_step(request, groups):
     step, written = mpmd.jit(TRAIN_STEP, request.getfixturevalue(groups)), []

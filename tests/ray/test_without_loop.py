@@ -17,6 +17,7 @@ def make_state(key):
     return init(params, SGD)
 
 
+@pytest.mark.usual("two_process_groups")
 @pytest.mark.parametrize("mesh", ["two_groups", "two_process_groups"])
 def test_state_is_made_and_averaged_on_the_groups(mesh, request, monkeypatch):
     mesh = request.getfixturevalue(mesh)
@@ -47,6 +48,7 @@ def test_state_is_made_and_averaged_on_the_groups(mesh, request, monkeypatch):
     assert np.isfinite(float(loss))
 
 
+@pytest.mark.slow
 def test_replicas_and_keys(four_groups):
     def make(key):
         return {"bias": jax.random.normal(key, (3,)), "key": jax.random.fold_in(key, 1)}

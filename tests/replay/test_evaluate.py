@@ -89,7 +89,7 @@ def on_each_device(x):
     )(x)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("scans", "rematerialised")
 @pytest.mark.parametrize("fun", [scans, no_iterations, loops, branches, rematerialised, keys, narrow])
 def test_results_are_those_of_jit(fun):
     assert_same(jax.jit(fun), X)

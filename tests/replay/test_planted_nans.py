@@ -38,7 +38,7 @@ def replays(tmp_path_factory):
     return json.loads(done.stdout)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.usual("scan_over_layers", "attention_mask")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_line_is_named(replays, name):
     replay = replays[name]

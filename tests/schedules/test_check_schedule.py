@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.ir.plan import FusedTask, Task
@@ -239,7 +239,6 @@ def test_lists_of_forwards_alone_can_run(schedule):
         check_schedule([*tasks[:-1], [*tasks[-1], Task("bwd", schedule.num_stages - 1, 0)]], 6, 3)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_removing_or_repeating_any_task_is_found(data):
     tasks = Interleaved1F1B(6, 3).tasks(data.draw(st.integers(1, 5)))

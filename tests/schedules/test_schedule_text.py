@@ -6,7 +6,7 @@ import dataclasses
 import pickle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mpmd
@@ -38,7 +38,6 @@ schedules = [
 ]
 
 
-@settings(deadline=None)
 @given(lists, st.sampled_from(["tasks", "csv"]))
 def test_what_is_written_reads_back(written, form):
     assert from_text(to_text(written, form)) == written

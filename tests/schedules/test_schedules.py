@@ -13,7 +13,7 @@ import json
 import pathlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.ir.plan import Task
@@ -48,7 +48,6 @@ EXPECTED = json.loads((pathlib.Path(__file__).parent / "expected_schedules.json"
 groups = st.integers(1, 6)
 stages_per_group = st.integers(1, 4)
 microbatches = st.integers(1, 20)
-few = settings(deadline=None, max_examples=50)
 
 
 @st.composite
@@ -73,7 +72,6 @@ def test_the_lists_are_those_of_others(name):
             assert lists == parse("\n".join(record["tasks"])), record
 
 
-@settings(deadline=None, max_examples=200)
 @given(schedule=schedules(), m=microbatches)
 def test_every_schedule_of_every_size_can_run(schedule, m):
     lists = schedule.tasks(m)
@@ -82,7 +80,6 @@ def test_every_schedule_of_every_size_can_run(schedule, m):
     assert schedule.tasks(m) == lists
 
 
-@settings(deadline=None, max_examples=200)
 @given(schedule=schedules(), m=microbatches)
 def test_every_stage_accumulates_in_ascending_order(schedule, m):
     for tasks in map(flat, schedule.tasks(m)):
@@ -91,7 +88,6 @@ def test_every_stage_accumulates_in_ascending_order(schedule, m):
             assert ran == [*range(m)]
 
 
-@few
 @given(schedule=schedules(), m=microbatches)
 def test_stages_are_on_the_groups_of_their_placement(schedule, m):
     for mpmd_idx, tasks in enumerate(map(flat, schedule.tasks(m))):
@@ -101,19 +97,16 @@ def test_stages_are_on_the_groups_of_their_placement(schedule, m):
         assert sorted({task.stage for task in tasks}) == stages
 
 
-@few
 @given(p=groups, m=microbatches)
 def test_gpipe_holds_all_microbatches(p, m):
     assert figures(GPipe(p).tasks(m)) == (3 * (m + p - 1), [m] * p)
 
 
-@few
 @given(p=groups, m=microbatches)
 def test_std_1f1b_holds_as_many_microbatches_as_there_are_stages_from_here_on(p, m):
     assert figures(Std1F1B(p).tasks(m)) == (3 * (m + p - 1), [min(p - r, m) for r in range(p)])
 
 
-@few
 @given(p=groups, m=microbatches)
 def test_eager_1f1b_holds_about_twice_as_many(p, m):
     assert figures(Eager1F1B(p).tasks(m)) == (3 * (m + p - 1), [min(2 * (p - r) - 1, m) for r in range(p)])
@@ -127,14 +120,12 @@ def first_round(p, m):
     return -(-m // max(1, m // p))
 
 
-@few
 @given(p=groups, v=stages_per_group, m=microbatches)
 def test_interleaved_1f1b_has_the_same_bubble_in_units_of_smaller_stages(p, v, m):
     held = [min(v * m, (v - 1) * first_round(p, m) + 2 * (p - 1 - r) + 1) for r in range(p)]
     assert figures(Interleaved1F1B(p * v, p).tasks(m)) == (interleaved_makespan(p, v, m), held)
 
 
-@few
 @given(p=groups, v=stages_per_group, m=microbatches)
 def test_kimi_k2_holds_one_more(p, v, m):
     lists = KimiK2(p * v, p).tasks(m)
@@ -143,14 +134,12 @@ def test_kimi_k2_holds_one_more(p, v, m):
     assert simulate(lists, fused=True).makespan == interleaved_makespan(p, v, m)
 
 
-@few
 @given(p=groups, v=stages_per_group, m=microbatches)
 def test_looped_schedules_with_all_forwards_first_hold_everything(p, v, m):
     for schedule in (InterleavedGPipe(p * v, p), LoopedBFS(p * v, p)):
         assert figures(schedule.tasks(m)) == (interleaved_makespan(p, v, m), [v * m] * p)
 
 
-@few
 @given(p=groups, v=stages_per_group, m=microbatches)
 def test_breadth_first_turns_to_each_stage_once_per_direction(p, v, m):
     for tasks in map(flat, LoopedBFS(p * v, p).tasks(m)):
@@ -158,7 +147,6 @@ def test_breadth_first_turns_to_each_stage_once_per_direction(p, v, m):
         assert len(turns) == 2 * v
 
 
-@few
 @given(p=groups, v=stages_per_group, m=microbatches)
 def test_interleaved_1f1b_always_fuses_the_last_stage(p, v, m):
     last = Interleaved1F1B(p * v, p).tasks(m)[-1]
@@ -177,7 +165,6 @@ def test_interleaved_1f1b_runs_the_longer_round_first():
     )
 
 
-@few
 @given(p=groups, v=stages_per_group, m=microbatches)
 def test_forwards_alone_fill_and_drain_once(p, v, m):
     makespan = v * m + p - 1 if m >= p else m + v * p - 1
@@ -193,7 +180,6 @@ def test_forwards_can_run_where_another_schedule_has_put_the_weights():
     ]
 
 
-@few
 @given(p=groups, k=st.integers(1, 4), v=stages_per_group, c=st.sampled_from([0.25, 0.5, 1]))
 def test_latency_is_paid_per_hop_but_by_std_1f1b(p, k, v, c):
     def paid(schedule):
@@ -260,7 +246,6 @@ def test_a_schedule_of_ones_own_gives_its_tasks_and_nothing_else():
     )  # fmt: skip
 
 
-@few
 @given(st.data())
 def test_check_schedule_accepts_exactly_the_orders_that_run(data):
     tasks = Std1F1B(3).tasks(2)
@@ -273,7 +258,6 @@ def test_check_schedule_accepts_exactly_the_orders_that_run(data):
         check_schedule(tasks, 3, 2)
 
 
-@few
 @given(schedule=schedules(), m=microbatches)
 def test_the_total_order_keeps_each_groups_order(schedule, m):
     tasks = schedule.tasks(m)
@@ -288,7 +272,6 @@ def test_the_total_order_keeps_each_groups_order(schedule, m):
         done |= made_here
 
 
-@settings(deadline=None)
 @given(p=groups, v=stages_per_group, m=microbatches)
 def test_a_fused_steady_state_never_gets_stuck_and_is_as_fast_where_messages_have_time(p, v, m):
     for schedule in (Std1F1B(p, fuse_steady_state=True), Eager1F1B(p, fuse_steady_state=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.schedules import (
@@ -29,7 +29,6 @@ from tests.support.lists import flat, peaks, simulate
 groups = st.integers(1, 5)
 microbatches = st.integers(1, 12)
 lengths = st.sampled_from([0.25, 0.5, 1, 1.75, 3])
-few = settings(deadline=None, max_examples=60)
 
 
 @st.composite
@@ -43,7 +42,6 @@ def makespan(lists, times):
     return simulate(lists, time=times.of, hop=times.hop).makespan
 
 
-@few
 @given(st.data())
 def test_any_placement_times_and_memory_give_a_schedule_that_keeps_to_them(data):
     p = data.draw(groups)
@@ -67,7 +65,6 @@ def test_any_placement_times_and_memory_give_a_schedule_that_keeps_to_them(data)
         assert all(peak <= limit for peak, limit in zip(peaks(lists), most, strict=True))
 
 
-@few
 @given(st.data(), groups, st.integers(1, 3), microbatches)
 def test_nothing_made_by_hand_is_shorter_with_the_same_memory(data, p, v, m):
     handmade = data.draw(
@@ -89,7 +86,6 @@ def test_nothing_made_by_hand_is_shorter_with_the_same_memory(data, p, v, m):
     assert makespan(found.tasks(m), times) <= makespan(lists, times)
 
 
-@few
 @given(p=groups, m=microbatches)
 def test_with_equal_times_it_is_as_short_as_can_be(p, m):
     assert simulate(ListSchedule(p, p, split_backward=False).tasks(m)).makespan == 3 * (m + p - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.render import schedule_grid
@@ -22,7 +22,6 @@ groups = st.integers(1, 8)
 stages_per_group = st.integers(1, 4)
 microbatches = st.integers(1, 24)
 times = st.sampled_from([0.25, 0.5, 1, 1.75, 3])
-few = settings(deadline=None, max_examples=60)
 
 
 def shortest(p, v, m):
@@ -32,7 +31,6 @@ def shortest(p, v, m):
     return 2 * v * p + 2 * m - 1 + (v - 1) * max(0, 2 * m - p)
 
 
-@few
 @given(p=groups, m=microbatches)
 def test_zero_bubble_has_the_memory_of_1f1b(p, m):
     lists = ZeroBubble(p).tasks(m)
@@ -40,7 +38,6 @@ def test_zero_bubble_has_the_memory_of_1f1b(p, m):
     assert peaks(lists, until=("bwdA",)) == [min(p - i, m) for i in range(p)]
 
 
-@few
 @given(p=groups, extra=st.integers(0, 12), fwd=times, bwd_a=times, bwd_w=times)
 def test_the_bubble_of_zero_bubble_for_any_times(p, extra, fwd, bwd_a, bwd_w):
     m, lasts = p + extra, {"fwd": fwd, "bwdA": bwd_a, "bwdW": bwd_w}
@@ -49,7 +46,6 @@ def test_the_bubble_of_zero_bubble_for_any_times(p, extra, fwd, bwd_a, bwd_w):
     assert simulated.makespan == m * (fwd + bwd_a + bwd_w) + bubble
 
 
-@few
 @given(p=groups, m=microbatches, extra=st.integers(0, 10))
 def test_zero_bubble_h2_turns_memory_into_less_waiting(p, m, extra):
     limit = min(p + extra, 2 * p - 1)
@@ -60,7 +56,6 @@ def test_zero_bubble_h2_turns_memory_into_less_waiting(p, m, extra):
         assert max(simulated.idle) == 2 * p - 1 - limit
 
 
-@few
 @given(p=groups, extra=st.integers(0, 12), c=st.sampled_from([0.25, 0.5, 1]))
 def test_with_enough_microbatches_latency_is_paid_once(p, extra, c):
     def paid(schedule):
@@ -82,7 +77,6 @@ def test_zero_bubble_h2_lies_between_zero_bubble_and_no_waiting_at_all():
     )  # fmt: skip
 
 
-@few
 @given(p=groups, v=stages_per_group, m=microbatches)
 def test_interleaved_zero_bubble_needs_less_memory_than_interleaved_1f1b(p, v, m):
     lists = InterleavedZeroBubble(p * v, p).tasks(m)
@@ -91,7 +85,6 @@ def test_interleaved_zero_bubble_needs_less_memory_than_interleaved_1f1b(p, v, m
     assert (simulate(lists).makespan, peaks(lists)) == (shortest(p, v, m), held)
 
 
-@few
 @given(p=groups, m=microbatches)
 def test_zero_bubble_v_has_the_memory_of_1f1b_evenly_and_no_waiting(p, m):
     lists = ZeroBubbleV(2 * p, p).tasks(m)
@@ -115,7 +108,6 @@ def test_zero_bubble_v_goes_down_and_up():
         (VMin, lambda p: 2 * ((p + 4) // 3), lambda p: 4 * p - 5 + 2 * (p % 3 == 0)),
     ],
 )
-@few
 @given(p=groups, m=microbatches)
 def test_v_half_and_v_min_pay_for_memory_with_a_bubble(schedule, held, slowdown, p, m):
     lists = schedule(2 * p, p).tasks(m)
@@ -125,7 +117,6 @@ def test_v_half_and_v_min_pay_for_memory_with_a_bubble(schedule, held, slowdown,
         assert (simulate(lists).makespan, max(peaks(lists))) == (6 * m + slowdown(p), held(p))
 
 
-@few
 @given(p=groups, m=microbatches)
 def test_dual_pipe_v_loses_what_fused_tasks_hold_back(p, m):
     lists = DualPipeV(2 * p, p).tasks(m)
@@ -136,7 +127,6 @@ def test_dual_pipe_v_loses_what_fused_tasks_hold_back(p, m):
         assert simulate(lists, fused=True).makespan == 6 * m + 2 * (p - 1)
 
 
-@few
 @given(p=groups, m=microbatches)
 def test_dual_pipe_v_overlaps_all_but_the_ends(p, m):
     overlapped = [

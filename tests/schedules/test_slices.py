@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.ir.plan import Task
@@ -26,7 +26,6 @@ from mpmd.schedules import (
 )
 from mpmd.simulate import Costs, Link, simulate
 
-few = settings(deadline=None, max_examples=100)
 sizes = st.integers(1, 5)
 
 SIZES = [(4, 4, 4), (8, 8, 4), (8, 8, 8), (8, 16, 4), (8, 2, 8), (16, 16, 8)]
@@ -55,13 +54,11 @@ def figures(schedule, m):
     return simulated.bubble, [peak / parts for peak in simulated.peaks]
 
 
-@few
 @given(schedule=schedules(), m=sizes)
 def test_every_schedule_of_every_size_can_run(schedule, m):
     check_schedule(schedule.tasks(m), schedule.num_stages, m, schedule.mpmd_dim, schedule.slices)
 
 
-@few
 @given(schedule=schedules(), m=sizes)
 def test_a_stage_takes_slices_in_one_order(schedule, m):
     numbers = schedule.numbers
@@ -76,7 +73,6 @@ def test_a_stage_takes_slices_in_one_order(schedule, m):
             assert taken == sorted(taken) and len(taken) == m * schedule.slices
 
 
-@few
 @given(schedule=schedules(), m=sizes, form=st.sampled_from(["tasks", "csv"]))
 def test_the_text_of_lists_parses_back(schedule, m, form):
     lists = schedule.tasks(m)
@@ -116,7 +112,6 @@ def test_slices_have_shorter_bubbles_in_less_memory(p, m, s):
     assert figures(GPipe(p, s), m)[0] == pytest.approx((p - 1) / (m * s + p - 1))
 
 
-@few
 @given(p=sizes, m=st.integers(1, 12))
 def test_one_slice_is_the_schedule_without_slices(p, m):
     assert Seq1F1B(p, 1).tasks(m) == Std1F1B(p).tasks(m)

@@ -17,7 +17,7 @@ import re
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.ir.events import Event, Wait
@@ -104,7 +104,6 @@ def test_the_figures_of_a_schedule_are_those_expected(name):
         assert found == {figure: record[figure] for figure in found}, record
 
 
-@settings(deadline=None)
 @given(p=groups, v=stages_per_group, m=microbatches)
 def test_bubbles(p, v, m):
     for schedule in (GPipe(p), Std1F1B(p), Eager1F1B(p)):
@@ -115,7 +114,6 @@ def test_bubbles(p, v, m):
     assert interleaved.bubble == pytest.approx(idle / (v * m + idle))
 
 
-@settings(deadline=None)
 @given(p=groups, v=stages_per_group, k=st.integers(1, 5), m=microbatches, c=latencies)
 def test_what_latency_costs(p, v, k, m, c):
     def extra(schedule, num_microbatches):
@@ -129,7 +127,6 @@ def test_what_latency_costs(p, v, k, m, c):
         assert extra(Std1F1B(p), k * p) == (4 * p - 6 + 2 * (k - 1) * (p - 1)) * c
 
 
-@settings(deadline=None, max_examples=25)
 @given(fwd=times, bwd_a=times, bwd_w=times)
 def test_the_bubble_of_zero_bubble_h1(fwd, bwd_a, bwd_w):
     for record in [record for record in EXPECTED if record["schedule"] == "ZeroBubble"]:
@@ -139,7 +136,6 @@ def test_the_bubble_of_zero_bubble_h1(fwd, bwd_a, bwd_w):
         assert simulated.makespan == m * (fwd + bwd_a + bwd_w) + bubble
 
 
-@settings(deadline=None)
 @given(tasks=any_lists(), costs=any_costs(), blocking=st.booleans(), steps=st.integers(1, 3))
 def test_events_and_gaps_fill_the_time_of_each_group(tasks, costs, blocking, steps):
     costs = dataclasses.replace(costs, blocking=blocking)
@@ -157,7 +153,6 @@ def test_events_and_gaps_fill_the_time_of_each_group(tasks, costs, blocking, ste
     assert simulated.period <= simulated.makespan
 
 
-@settings(deadline=None)
 @given(tasks=any_lists(), costs=any_costs(), latency=latencies)
 def test_a_task_starts_as_soon_as_it_can(tasks, costs, latency):
     costs = dataclasses.replace(costs, link=Link(latency), links={}, atomic=False)
@@ -173,7 +168,6 @@ def test_a_task_starts_as_soon_as_it_can(tasks, costs, latency):
         ends[event.mpmd_idx] = event.end
 
 
-@settings(deadline=None)
 @given(tasks=any_lists(), costs=any_costs())
 def test_blocking_sends_slower_links_and_atomic_cells_are_never_faster(tasks, costs):
     costs = dataclasses.replace(costs, atomic=False)
@@ -183,13 +177,11 @@ def test_blocking_sends_slower_links_and_atomic_cells_are_never_faster(tasks, co
     assert simulate(tasks, dataclasses.replace(costs, atomic=True)).makespan >= makespan
 
 
-@settings(deadline=None)
 @given(tasks=any_lists(), costs=any_costs())
 def test_a_simulation_is_a_function_of_its_arguments(tasks, costs):
     assert simulate(tasks, costs, 2) == simulate(tasks, costs, 2)
 
 
-@settings(deadline=None)
 @given(tasks=any_lists(), costs=any_costs(), steps=st.integers(1, 2))
 def test_measured_times_give_the_makespan_that_they_were_measured_in(tasks, costs, steps):
     simulated = simulate(tasks, costs, steps)
@@ -199,7 +191,6 @@ def test_measured_times_give_the_makespan_that_they_were_measured_in(tasks, cost
     assert simulate(tasks, again, steps).makespan == pytest.approx(simulated.makespan)
 
 
-@settings(deadline=None)
 @given(tasks=any_lists(), costs=any_costs())
 def test_a_gap_ends_when_what_it_waits_for_ends(tasks, costs):
     simulated = simulate(tasks, dataclasses.replace(costs, link=Link(), links={}))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import NamedSharding
@@ -18,6 +18,7 @@ from mpmd.ir.placement import Placement
 from mpmd.ir.routes import bytes_per_step
 from mpmd.ir.stack import Stack
 from mpmd.step.reshard import LeafCopy, copy_request
+from tests.support.effort import costly
 from tests.support.parity import compiles, uneven_mesh_of
 
 LAYERS, WIDTH, ROWS, MICROBATCHES = 12, 4, 2, 2
@@ -47,7 +48,7 @@ def layers_on(placement, group):
     return {layer for layers, held in ranges if group in held.mpmd_idxs for layer in range(LAYERS)[layers]}
 
 
-@settings(deadline=None, max_examples=40)
+@costly
 @given(placements(), placements())
 def test_each_byte_goes_once_to_each_group_that_lacks_it(held, read):
     aval = jax.ShapeDtypeStruct((LAYERS, WIDTH), jnp.float32)
@@ -58,7 +59,7 @@ def test_each_byte_goes_once_to_each_group_that_lacks_it(held, read):
     assert sent == sum(map(len, lacking)) * WIDTH * 4
 
 
-@settings(deadline=None, max_examples=80)
+@costly
 @given(placements(), placements())
 def test_any_cut_of_any_other(held, read):
     array = np.arange(LAYERS * WIDTH).reshape(LAYERS, WIDTH)

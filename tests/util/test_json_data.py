@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.ir.tasks import AnyTask, OutsideTask, Task, parse_task
@@ -63,7 +63,6 @@ trees = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(trees)
 def test_what_is_written_is_read_again(tree):
     data = json.loads(json.dumps(FORMAT.dump(Tree, tree)))

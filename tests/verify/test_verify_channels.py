@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.compiler.lower.liveness import add_frees_and_donations
@@ -116,14 +116,12 @@ def try_every_timing(events, capacities):
     return dict(most), stuck
 
 
-@settings(deadline=None)
 @given(plans())
 def test_capacities_are_the_most_messages_that_any_timing_has_under_way(plan):
     most, _ = try_every_timing(events_of(plan, steps=1), {})
     assert verify(plan).capacities == most
 
 
-@settings(deadline=None, max_examples=50)
 @given(plans())
 def test_with_these_capacities_steps_in_a_row_end_under_any_timing(plan):
     events = events_of(plan, steps=2)
@@ -131,7 +129,6 @@ def test_with_these_capacities_steps_in_a_row_end_under_any_timing(plan):
     assert stuck == [tuple(map(len, events))]
 
 
-@settings(deadline=None)
 @given(plans(), st.data())
 def test_programs_that_may_wait_for_one_another_are_those_without_a_rendezvous_order(plan, data):
     group = data.draw(st.sampled_from(plan.programs))

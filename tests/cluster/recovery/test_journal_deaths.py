@@ -3,7 +3,6 @@
 import collections
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -249,5 +248,4 @@ class Deaths(RuleBasedStateMachine):
         assert self.journal.snapshot is None
 
 
-Deaths.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 test_deaths_in_any_schedule = Deaths.TestCase

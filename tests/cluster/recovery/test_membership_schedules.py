@@ -1,6 +1,5 @@
 """Membership in any order of requests, answers, faults, deaths, moves, snapshots, and the end of the mesh."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -216,7 +215,5 @@ class SchedulesWithAPartLeftOut(Schedules):
         assert not only_left_out or self.world.membership.moves.is_paused
 
 
-for each in (Schedules, SchedulesWithAPartLeftOut):
-    each.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 test_schedules = Schedules.TestCase
 test_schedules_with_a_part_left_out = SchedulesWithAPartLeftOut.TestCase

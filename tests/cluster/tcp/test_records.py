@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.protocol.digests import CorruptedError
@@ -26,7 +26,6 @@ def both_ends():
         yield one, other
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     written=st.lists(st.lists(SIZES, max_size=4), min_size=1, max_size=4),
     read=st.lists(SIZES.map(lambda size: size + 100), min_size=1, max_size=4),

@@ -62,7 +62,7 @@ def test_a_slot_is_free_again_when_all_lent_arrays_are_dead(ends):
     assert sender.free
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("put")
 @pytest.mark.parametrize("how", ["put", "run", "donated"])
 def test_a_slot_is_held_while_jax_reads_it(ends, how):
     sender, reader = ends

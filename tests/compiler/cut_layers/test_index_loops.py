@@ -99,7 +99,7 @@ SOME_ROWS = {
 REMATERIALISED = {"an index", "filled", "written and used", "pairs"}
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.usual("keys", "numbers that start later", "another axis", "the first ones", "the last ones")
 @pytest.mark.parametrize("name", [*BY_ROWS, *SOME_ROWS])
 def test_rows_are_scanned_over_and_so_are_those_of_gradients(name):
     fun = {**BY_ROWS, **SOME_ROWS}[name]
@@ -145,7 +145,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual(
+    "an order of their own", "rows beyond the end", "a part of a row replaced", "always the same row"
+)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_reads_stay_as_they_are(name):
     fun, w = OTHERS[name], stack()

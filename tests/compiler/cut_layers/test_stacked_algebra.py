@@ -92,7 +92,14 @@ INDEXED = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.usual(
+    "inverses and solutions",
+    "gradient of a spectral penalty",
+    "indices of each layer",
+    "the largest",
+    "ranks",
+    "shuffled",
+)
 @pytest.mark.parametrize("name", [*ALGEBRA, *INDEXED])
 def test_work_for_each_layer_stays_in_parts(name):
     fun, x = {**ALGEBRA, **INDEXED}[name], argument() / 4

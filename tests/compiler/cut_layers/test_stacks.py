@@ -115,7 +115,20 @@ KEPT = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.usual(
+    "(2, 2, 2)-elementwise",
+    "(2, 2, 2)-broadcast",
+    "(2, 2, 2)-norm of each layer",
+    "(2, 2, 2)-concatenation elsewhere",
+    "(2, 2, 2)-remat",
+    "(2, 2, 2)-what is concatenated of slices",
+    "(2, 1, 3)-cast",
+    "(2, 1, 3)-transpose",
+    "(2, 1, 3)-product with a matrix before",
+    "(2, 1, 3)-update elsewhere",
+    "(2, 1, 3)-jit",
+    "(2, 1, 3)-what is put together of layers",
+)
 @pytest.mark.parametrize("name", KEPT)
 @pytest.mark.parametrize("sizes", [(2, 2, 2), UNEVEN], ids=str)
 def test_results_with_the_layers_are_in_parts(name, sizes):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, seed, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
@@ -19,6 +19,7 @@ from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.language.annotate import mark_p
 from mpmd.language.decisions import Decisions, decided
 from mpmd.language.remat import Remat
+from tests.support.effort import costly
 from tests.support.models import batch, init, layer, make_step, weights
 from tests.support.parity import assert_close
 from tests.support.programs.found_layers import language_model, scanned_words, words
@@ -71,7 +72,14 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual(
+    "-grad",
+    "-vmap",
+    "of jit-checkpoint and grad",
+    "of jit-grad of jit",
+    "of remat-value_and_grad",
+    "of remat-forward mode",
+)
 @pytest.mark.parametrize("of", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
 @pytest.mark.parametrize("inside", [lambda fun: fun, jax.jit, jax.checkpoint], ids=["", "of jit", "of remat"])
 def test_transformations_on_either_side(of, inside):
@@ -324,8 +332,7 @@ def applied(kind, p, x, kept):
     raise AssertionError(kind)
 
 
-@seed(0)
-@settings(max_examples=8, deadline=None)
+@costly
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7), st.data())
 def test_random_functions(kinds, data):
     """Whatever a function does and wherever it is cut, its value and gradients stay."""

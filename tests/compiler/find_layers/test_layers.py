@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, seed, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
@@ -273,8 +273,6 @@ def test_repetitions_of_several_kinds():
     assert [(run.period, run.count) for run in found] == [(2, 5), (3, 5)]
 
 
-@seed(0)
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 10), st.one_of(st.none(), st.integers(1, 100))), max_size=12),
     st.floats(1, 20),
@@ -286,8 +284,6 @@ def test_pieces_end_where_something_is_handed_over(elements, usual):
     assert all(before[position] is not None and 0 < position < len(work) for position in found)
 
 
-@seed(0)
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=8), st.data())
 def test_stages_are_as_even_as_they_can_be(work, data):
     num_stages = data.draw(st.integers(1, len(work)))

@@ -73,7 +73,7 @@ def executables(apply, wrap, *, backward):
     return sorted(name for name in names if name.startswith(("fwd", "bwd")))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.usual("relu-plain", "gelu-jit", "silu-remat", "with_jvp-scan", "with_vjp-plain", "of_optax-jit")
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
 @pytest.mark.parametrize(
     "apply", [jax.nn.relu, jax.nn.gelu, jax.nn.silu, with_jvp, with_vjp, of_optax], ids=lambda f: f.__name__

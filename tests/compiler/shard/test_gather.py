@@ -120,7 +120,7 @@ IN_WHOLE = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("dense", "under jit")
 @pytest.mark.parametrize(("loss", "params"), IN_WHOLE.values(), ids=IN_WHOLE)
 def test_all_weights_of_a_stage_are_gathered_once(loss, params):
     specs = ({"first": P(), "second": sharded(params)}, BATCH)
@@ -130,7 +130,7 @@ def test_all_weights_of_a_stage_are_gathered_once(loss, params):
     assert bytes_by_operation(outside)["all-gather"] == nbytes(params)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("ZeroBubble")
 @pytest.mark.parametrize(
     "schedule",
     [mpmd.ZeroBubble(2), mpmd.Interleaved1F1B(4, 2, fuse_steady_state=True), mpmd.DualPipeV(4, 2)],

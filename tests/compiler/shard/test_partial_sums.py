@@ -43,7 +43,9 @@ from tests.support.sharded_batches import (
 )
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.usual(
+    "dense", "weights that a checkpointed scan shares", "weight penalty", "checkpointed", "merged dimensions"
+)
 @pytest.mark.parametrize(("loss", "params", "xs"), IN_PARTS.values(), ids=IN_PARTS)
 def test_nothing_crosses_devices_in_a_microbatch(loss, params, xs):
     """Data parallel: each weight's gradient, and the loss, are reduced once per step."""

@@ -56,7 +56,7 @@ CUTS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.usual("microbatches", "shifted")
 @pytest.mark.parametrize("cut", CUTS)
 def test_rows_stay_sharded(cut):
     with mesh_of(2, data=2) as mesh:

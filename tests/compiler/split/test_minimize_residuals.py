@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.extend.core import Var
 
@@ -206,7 +206,6 @@ def derivations(draw):
     return edges, draw(st.lists(st.sampled_from(list(edges)), max_size=4)), costs
 
 
-@settings(deadline=None)
 @given(derivations())
 def test_a_minimum_cut_is_the_cheapest_of_all_that_suffice(case):
     edges, targets, costs = case

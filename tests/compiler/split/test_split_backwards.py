@@ -104,7 +104,7 @@ def test_a_result_that_a_scan_passes_on_is_no_result_of_the_scan():
     check(through(scanned_again_in_the_backward), [stacked_weights(1) for _ in range(2)], 2)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.usual("scan", "nested")
 @pytest.mark.parametrize(
     ("stage", "forward", "halves"),
     [

@@ -1,0 +1,127 @@
+"""The programs that stand for all others: together they run each line of the compiler that any of them runs.
+
+``python -m tests.support.covering`` measures every program, which takes some minutes, and writes ``COVERING``
+anew: time and again the program with the most lines that none of those before it has.
+"""
+
+import json
+import re
+import warnings
+from pathlib import Path
+
+import coverage
+
+import mpmd
+from tests.support.parity import mesh_of
+from tests.support.programs import PROGRAMS
+
+ROOT = Path(__file__).parents[2]
+MEASURED = ("compiler", "language", "ir", "step", "verify")
+"""The packages of ``mpmd`` that make and check a plan."""
+
+COVERING = (
+    "a_callback_in_a_scan",
+    "a_loop_that_no_result_needs",
+    "a_map_over_layers",
+    "a_network_with_skips_from_scan_to_scan",
+    "a_state_that_is_never_updated",
+    "an_encoder_and_a_decoder[encoder]",
+    "an_optimizer_that_knows_the_hessian",
+    "auxiliary_output_concatenated_and_reduced[weights]",
+    "auxiliary_output_under[max of booleans]",
+    "auxiliary_output_under[max of integers]",
+    "classes_of_all_layers",
+    "constraints_within_stages",
+    "counts_and_keys",
+    "data_parallel_transformer[zero bubble]",
+    "dense_layers[2]",
+    "depth_dependent_scales",
+    "diffusion",
+    "dropout_in_a_scan[keys]",
+    "equinox_scanned_modules[checkpointed]",
+    "evaluation_with_stacked_outputs",
+    "flax_linen_scan[axis 1]",
+    "flax_resnet",
+    "fully_sharded_and_gathered_once[schedule]",
+    "fused_tasks_that_accumulate",
+    "gradient_penalty_of_scanned_layers",
+    "gradients_divided_by_a_token_count",
+    "haiku_transformer_with_a_dynamic_loss_scale",
+    "integers_that_come_to_depend_on_the_data[halting]",
+    "layers_taken_by_a_counter[statistics]",
+    "layers_taken_by_a_counter[two in an iteration]",
+    "layers_taken_by_a_counter_that_look_up_each_row[updated rows]",
+    "linearised_and_transposed_by_hand",
+    "literal_constant_duplicated_and_forwarded_outputs",
+    "loops_on_groups_of_several_devices[replicated]",
+    "losses_of_two_critics_and_an_actor[one stage]",
+    "mixture_of_experts_on_a_mesh_of_its_own[all_to_all]",
+    "mlp_under_a_schedule[GPipe]",
+    "nnx_with_an_optimizer_and_metrics",
+    "numbers_of_python_everywhere",
+    "of_scanned_layers[computed again]",
+    "one_layer_applied_many_times",
+    "only_the_last_layers_are_trained",
+    "parameters_that_are_numbers",
+    "prints_in_both_loops_and_between",
+    "remat_of_a_whole_loss_with_a_scan[dots without batch]",
+    "remat_of_a_whole_loss_with_a_scan[no barriers]",
+    "rows_sharded_within_groups",
+    "scales_from_a_history_of_each_layer",
+    "scanned_between_embedding_and_head[rematerialised]",
+    "scanned_between_embedding_and_head[under jax.checkpoint]",
+    "scanned_layers_with[apply_if_finite]",
+    "scanned_layers_with[muon]",
+    "several_scans_over_one_stack[split]",
+    "slices_on_groups_of_two_devices[rows]",
+    "slices_on_groups_of_two_stages[split]",
+    "slices_with_a_count_that_each_microbatch_carries",
+    "specs_of_the_results",
+    "stages_that_end_within_two_scans",
+    "the_second_loop_depends_on_a_norm_of_all_gradients",
+    "transposed_models[in a scan]",
+    "words_masks_dropout_and_aux",
+)
+
+
+def lines_of_programs():
+    """The lines that compiling each program runs: for its name, pairs of a file and a number."""
+    measured = coverage.Coverage(
+        data_file=None, config_file=False, include=[str(ROOT / "mpmd" / name / "*") for name in MEASURED]
+    )
+    with warnings.catch_warnings(), measured.collect():
+        warnings.simplefilter("ignore")
+        for program in PROGRAMS:
+            measured.switch_context(program.name)
+            case = program.case()
+            mesh = mesh_of(case.groups, **case.axes)
+            mpmd.jit(case.step, mesh, **case.options).lower(case.state, *case.batch)
+    data = measured.get_data()
+    lines = {program.name: set() for program in PROGRAMS}
+    for file in data.measured_files():
+        for number, names in data.contexts_by_lineno(file).items():
+            for name in names:
+                lines[name].add((file, number))
+    return lines
+
+
+def cover(lines):
+    """The names of programs that run all lines, by the greedy rule; of equal ones the first."""
+    left, chosen = set().union(*lines.values()), []
+    while left:
+        chosen.append(max(lines, key=lambda name: len(lines[name] & left)))
+        left -= lines[chosen[-1]]
+    return sorted(chosen)
+
+
+def main():
+    names = "".join(f"    {json.dumps(name)},\n" for name in cover(lines_of_programs()))
+    source = Path(__file__)
+    text = re.sub(
+        r"(?ms)^COVERING = \(.*?^?\)$", lambda _: f"COVERING = (\n{names})", source.read_text(), count=1
+    )
+    source.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
