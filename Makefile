@@ -11,7 +11,7 @@ SITE_URL ?= /
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-groups test-ray test-slow test-page test-site test-versions docs publish-docs dist bench device \
-	chaos lint types clean
+	chaos mutants lint types clean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/train_gpt.py
@@ -61,6 +61,9 @@ chaos: $(READY)
 	$(VENV)/bin/python -m benchmarks.chaos
 	$(VENV)/bin/python -m benchmarks.chaos --parts together --kills 30
 	$(VENV)/bin/python -m benchmarks.chaos --parts left-out --kills 30
+
+mutants: $(READY)  # MUTANTS=planner plants those faults whose names begin so
+	$(VENV)/bin/python -m tests.mutants $(MUTANTS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
