@@ -29,7 +29,7 @@ _COUNT_SECONDS = 1.0
 
 
 class _Spare(NamedTuple):
-    """A process that waits for others to die.
+    """A started process that takes the place of a dead one.
 
     Attributes:
       started: the call that ends when it is ready.

@@ -147,7 +147,7 @@ def _recorded(directory: epath.Path) -> dict[str, epath.Path]:
 
 
 def _files(directory: epath.Path, above: str = "") -> Iterator[tuple[str, epath.Path]]:
-    """The files of a checkpoint by their paths in it, and what is no directory that a checkpoint has."""
+    """Yields the files of a checkpoint by their paths in it, and links and too deep directories."""
     for path in sorted(directory.iterdir()):
         if path.is_dir() and not os.path.islink(path) and above.count("/") < _MOST_LEVELS:
             yield from _files(path, f"{above}{path.name}/")

@@ -98,7 +98,7 @@ async def read_as_stored(
     infos: Sequence[type_handlers.ParamInfo],
     args: Sequence[type_handlers.RestoreArgs],
 ) -> Sequence[Any]:
-    """Reads arrays by ``read``, Orbax's ``deserialize``, also those of dtypes that TensorStore does not have.
+    """Reads arrays by ``read``, Orbax's ``deserialize``, also arrays of dtypes that TensorStore lacks.
 
     Orbax would ask TensorStore to cast to the dtype in ``args``.
     """

@@ -34,7 +34,7 @@ _SHORT = 0.8
 """Memory is short where a step needs more than this share of it."""
 
 _MANY = 1e9
-"""From so many operations of a loop on, their number tells what takes time."""
+"""The fewest operations of a loop for which their number predicts its time."""
 
 _LARGE = 0.05
 """State of at most this share of the memory is not what makes it short."""

@@ -132,7 +132,7 @@ def _line(eqn: JaxprEqn) -> SourceLine | None:
     if origin is None:
         return None
     line = origin.line
-    called = origin.library or (line if line.is_of_library else None)
+    called = origin.called or (line if line.is_of_library else None)
     callee = ".".join((called.package, *_functions_of(called))) if called else ""
     return SourceLine(line.file_name, line.line_num, _functions_of(line)[-1], callee)
 

@@ -1,4 +1,4 @@
-"""The memory of a compiled step by the names that JAX has for that of one executable."""
+"""The memory of a compiled step, in the fields of JAX's ``CompiledMemoryStats``."""
 
 from __future__ import annotations
 

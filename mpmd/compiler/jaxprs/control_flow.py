@@ -102,7 +102,7 @@ def _while_with_results(eqn: JaxprEqn, kept: Collection[int]) -> JaxprEqn:
 
 
 def live_body(body: Jaxpr, kept: Collection[int], carry: slice = slice(0)) -> tuple[Jaxpr, list[bool]]:
-    """The part of a body that results need; what has effects stays, too.
+    """Returns the equations of a body that results need, and the equations with effects.
 
     Args:
       kept: the positions of these results.

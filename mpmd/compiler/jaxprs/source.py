@@ -54,11 +54,11 @@ class Origin(NamedTuple):
 
     Attributes:
       line: the innermost call in the user's own files; if there is none, the innermost one in a library.
-      library: the innermost call in a library, if ``line`` leads to it.
+      called: the innermost call in a library, if ``line`` leads to it.
     """
 
     line: Frame
-    library: Frame | None
+    called: Frame | None
 
     @classmethod
     def among(cls, calls: Iterable[tuple[str, int, str]]) -> Origin | None:
@@ -74,9 +74,9 @@ class Origin(NamedTuple):
         return cls(line, None if line is frames[0] else frames[0])
 
     def __str__(self) -> str:
-        if self.library is None:
+        if self.called is None:
             return str(self.line)
-        return f"{self.line} [{self.library._replace(file_name=self.library.path_in_library)}]"
+        return f"{self.line} [{self.called._replace(file_name=self.called.path_in_library)}]"
 
 
 def origin_of(eqn: JaxprEqn) -> Origin | None:
