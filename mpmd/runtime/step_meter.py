@@ -231,5 +231,5 @@ class StepMeters:
             self._meters = tuple(weakref.ref(each) for each in dict.fromkeys([*self.all(), meter]))
 
     def all(self) -> list[StepMeter]:
-        """Those that are in use."""
+        """Returns the meters of steps that somebody still holds."""
         return [meter for known in self._meters if (meter := known()) is not None]
