@@ -15,6 +15,7 @@ def text(page):
     return " ".join((DOCS / "how_to" / f"{page}.md").read_text().split())
 
 
+@pytest.mark.slow  # `make docs` runs the page, too
 def test_stages_and_microbatches(capsys):
     run(blocks("how_to/choose_stages_and_microbatches.md"))
     printed = capsys.readouterr().out

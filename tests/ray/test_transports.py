@@ -81,7 +81,7 @@ def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
     assert_training_matches(mesh)
 
 
-@pytest.mark.usual("object_store")
+@pytest.mark.slow
 def test_a_killed_actor_is_named_in_all_pending_steps(mesh):
     """The last test that uses the mesh."""
     driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
