@@ -307,6 +307,7 @@ def test_a_fork_of_the_driver_is_told_that_it_has_no_groups(two_groups):
     assert two_groups.runtime.fetch(0, outputs["end"]).result(SOON) == 4
 
 
+@pytest.mark.slow
 def test_a_group_whose_connection_to_the_driver_breaks_is_named(disposable_mesh, monkeypatch):
     monkeypatch.setattr(cluster.driver.calls.health, "DEATH_REPORT_SECONDS", 1)
     driver = ProgramDriver(disposable_mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})

@@ -27,7 +27,7 @@ SOON = 20
 """Seconds within which a failure ends all waiting, also on a busy machine."""
 
 
-@pytest.fixture(scope="module", params=["network", "object_store"])
+@pytest.fixture(scope="module", params=["object_store", pytest.param("network", marks=pytest.mark.slow)])
 def mesh(local_ray, request):
     """Two groups of two devices, without shared memory, which the other tests' meshes use."""
     shape = {"stage": 2, "fsdp": 2}
