@@ -39,6 +39,7 @@ def test_packages_that_are_missing_or_too_old_are_named_with_what_to_do(monkeypa
     assert optional.found == "not installed, and optional: pip install 'mpmd[plot]'"
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_is_a_fault_with_the_end_of_its_error(monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
     assert main(["doctor", "--no-ray"]) == 1

@@ -50,6 +50,7 @@ def cells():
     return blocks("how_to/input_pipelines.md")
 
 
+@pytest.mark.slow
 def test_input_pipelines(cells, capsys, monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
     names = run(cells)

@@ -83,6 +83,7 @@ def test_microbatches_exchange_activations_and_steps_reduce_gradients(workshop, 
     assert sum(map(count, outside.values()), collections.Counter()) == {"all-reduce": len(params) + 1}
 
 
+@pytest.mark.slow
 def test_data_parallel_microbatches_exchange_nothing(workshop):
     in_loop, outside, params = compiled(workshop, workshop.Strategy(), data=2, model=1)
     assert in_loop and not any(in_loop.values())
