@@ -240,12 +240,12 @@ def test_a_flax_train_state():
 
 
 def test_specs_that_the_user_gives_stay():
-    args = arguments(open_step)
+    weights = [{"up": P("data"), "bias": None, "down": None}] * 2
     choice = mpmd.plan(
         open_step,
-        *args,
+        *arguments(open_step, num_layers=2),
         cluster=CLUSTER,
-        in_shardings=([{"up": P("data"), "bias": None, "down": None}] * 4, None, P("data"), P("data")),
+        in_shardings=(weights, None, P("data"), P("data")),
         groups=1,
         submesh={"data": 8},
         fsdp=False,
@@ -257,7 +257,7 @@ def test_specs_that_the_user_gives_stay():
 
 
 def test_what_is_measured_comes_first():
-    args = arguments(open_step)
+    args = arguments(open_step, num_layers=2)
     fixes = {"groups": 2, "submesh": {}, "num_microbatches": 4, "remat": False}
     choice = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes, simulate=2, measure=1)
     sources = [row.prediction.source for row in choice.rows if row.prediction.source != "formula"]
@@ -270,17 +270,11 @@ def test_static_arguments_and_arguments_by_name():
         assert kind == "mean"
         return open_step(params, state, x, y)
 
-    params, state, x, y = arguments(open_step)
+    params, state, x, y = arguments(open_step, num_layers=2)
 
     def planned(**fixes):
-        fixes |= {
-            "cluster": CLUSTER,
-            "static_argnums": 2,
-            "num_microbatches": 2,
-            "remat": False,
-            "simulate": 1,
-        }
-        return mpmd.plan(step, params, state, "mean", x, kwargs={"y": y}, **fixes)
+        fixes |= {"static_argnums": 2, "num_microbatches": 2, "remat": False, "simulate": 1}
+        return mpmd.plan(step, params, state, "mean", x, kwargs={"y": y}, cluster=CLUSTER, **fixes)
 
     choice = planned(groups=2, submesh={"data": 2}, schedule="Std1F1B")
     assert choice.kwarg_shardings == {"y": P("data")} and choice.in_shardings[2] == P("data")
@@ -301,8 +295,8 @@ def test_a_mesh_of_other_groups(open_choice):
 
 def test_groups_of_several_nodes_have_several_processes():
     cluster = dataclasses.replace(CLUSTER, nodes=2, devices_per_node=2)
-    fixes = {"submesh": {"data": 4}, "num_microbatches": 1, "remat": False, "fsdp": False}
-    choice = mpmd.plan(open_step, *arguments(open_step), cluster=cluster, groups=1, **fixes)
+    args, fixes = arguments(open_step, num_layers=2), {"num_microbatches": 1, "remat": False, "fsdp": False}
+    choice = mpmd.plan(open_step, *args, cluster=cluster, groups=1, submesh={"data": 4}, **fixes)
     assert choice.launch["processes_per_group"] == [2]
 
 
@@ -334,7 +328,7 @@ def test_bad_input(error, given, message):
 
 
 def test_a_batch_of_one_row_is_not_cut():
-    params = params_of()
+    params = params_of(2)
     args = params, ADAM.init(params), *batch(1)
     choice = mpmd.plan(open_step, *args, cluster=CLUSTER, simulate=1)
     assert {row.candidate.num_microbatches for row in choice.rows} == {1} and choice.examples == 1
@@ -343,7 +337,7 @@ def test_a_batch_of_one_row_is_not_cut():
 
 
 def test_one_long_row_is_divided_along_the_sequence():
-    params = params_of()
+    params = params_of(2)
     row = jnp.ones((1, 8, 16))
     args, fixes = (params, ADAM.init(params), row, row), {"submesh": {"sequence": 4}, "remat": False}
     choice = mpmd.plan(open_step, *args, cluster=CLUSTER, groups=1, simulate=1, **fixes)
@@ -391,18 +385,18 @@ def test_a_step_without_work_takes_no_time():
 
 def test_gathered_weights_are_weights():
     fixes = {"fsdp": True, "groups": 1, "submesh": {"data": 4}, "num_microbatches": 2, "remat": False}
-    choice = mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, **fixes)
+    choice = mpmd.plan(open_step, *arguments(open_step, num_layers=2), cluster=CLUSTER, **fixes)
     once, each = (
         next(row.prediction for row in choice.rows if row.candidate.gather_once is is_once)
         for is_once in (True, False)
     )
     assert once.source == each.source == "simulation"
-    matrices = sum(leaf.nbytes for layer in params_of() for leaf in layer.values() if leaf.ndim == 2)
+    matrices = sum(leaf.nbytes for layer in params_of(2) for leaf in layer.values() if leaf.ndim == 2)
     assert once.memory.weights == each.memory.weights + 3 / 4 * matrices
 
 
 def test_a_share_of_the_memory_stays_free():
-    args = arguments(open_step)
+    args = arguments(open_step, num_layers=2)
     fixes = {"groups": 1, "submesh": {}, "num_microbatches": 1, "remat": False}
     needed = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes).best.prediction.memory.total
     just_enough = dataclasses.replace(CLUSTER, memory=1.05 * needed)
@@ -413,11 +407,10 @@ def test_a_share_of_the_memory_stays_free():
 
 
 def test_steps_that_are_none():
-    args = arguments(open_step)
     with pytest.raises(TypeError, match="step must be a function, not 3"):
-        mpmd.plan(3, *args, cluster=CLUSTER)
+        mpmd.plan(3, cluster=CLUSTER)
     with pytest.raises(TypeError, match=r"not what mpmd\.jit has made of it"):
-        mpmd.plan(mpmd.jit(open_step, mpmd.AbstractMpmdMesh([{}])), *args, cluster=CLUSTER)
+        mpmd.plan(mpmd.jit(open_step, mpmd.AbstractMpmdMesh([{}])), cluster=CLUSTER)
 
 
 def test_a_step_with_kernels_of_numbers_runs_as_chosen():

@@ -149,7 +149,7 @@ def test_rows_stay_divided_by_more_devices_than_there_are_microbatches(num_micro
     def prediction(devices):
         choice = mpmd.plan(
             open_step,
-            *arguments(open_step),
+            *arguments(open_step, num_layers=2),
             cluster=CLUSTER,
             groups=1,
             submesh={"data": devices},

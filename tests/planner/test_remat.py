@@ -110,7 +110,7 @@ FIXED = {"groups": 2, "schedule": "Std1F1B", "num_microbatches": 4, "memory_marg
 
 def planned(loss, stacked, memory, **fixes):
     return mpmd.plan(
-        step_of(loss), weights(stacked), batch(), cluster=cluster(memory), simulate=4, **FIXED, **fixes
+        step_of(loss), weights(stacked), batch(), cluster=cluster(memory), simulate=1, **FIXED, **fixes
     )
 
 
@@ -170,11 +170,12 @@ def test_policies_that_jax_refuses_are_left_out():
         return jax.tree.map(lambda p, g: p - 0.1 * jnp.conj(g), params, grads), value
 
     args = [np.eye(4, dtype=np.complex64)] * 4, np.ones((8, 4), np.complex64)
-    choice = mpmd.plan(step, *args, cluster=cluster(1e12), groups=2)
+    fixes = {"cluster": cluster(1e12), "groups": 2, "submesh": {}, "schedule": "Std1F1B"}
+    choice = mpmd.plan(step, *args, num_microbatches=2, **fixes)
     refused = [row for row in choice.rows if "JAX keeps no complex values" in row.reason]
     assert refused and all(row.candidate.is_rematerialised for row in refused)
     with pytest.raises(ValueError, match="JAX keeps no complex values"):
-        mpmd.plan(step, *args, cluster=cluster(1e12), groups=2, remat="dots_saveable")
+        mpmd.plan(step, *args, num_microbatches=2, remat="dots_saveable", **fixes)
 
 
 def wide(params, x):
@@ -187,7 +188,7 @@ def test_first_stages_compute_again_where_the_last_keep_all():
     args = [{"up": p["up"], "down": p["down"]} for p in [*weights(), weights()[0]]], batch(64)
 
     def planned_with(**fixes):
-        fixes |= FIXED | {"cluster": cluster(230e3), "simulate": 4, "num_stages": 2}
+        fixes |= FIXED | {"cluster": cluster(230e3), "simulate": 1, "num_stages": 2}
         return mpmd.plan(step_of(wide), *args, **fixes)
 
     with pytest.raises(ValueError, match="does not fit"):

@@ -90,7 +90,7 @@ def test_computes_what_plain_jax_computes(case):
 
 
 def test_a_step_of_rows_alone_is_divided_by_rows():
-    args = planned_steps.arguments(planned_steps.open_step)
+    args = planned_steps.arguments(planned_steps.open_step, num_layers=2)
     fixes = {"groups": 1, "submesh": {"model": 4}, "num_microbatches": 2, "remat": False}
     choice = chosen(planned_steps.open_step, args, **fixes, sequence_parallel=True)
     expected = jax.jit(planned_steps.open_step)(*args)
@@ -165,7 +165,8 @@ def test_the_formula_is_near_the_simulation_of_the_plan(trials, submesh, remat):
 
 def test_is_chosen_where_memory_limits_tasks():
     args = shapes(4, 128, 64, 16)
-    choice = mpmd.plan(train_step, *args, cluster=CLUSTER, groups=1, submesh={"model": 4}, remat=False)
+    fixes = {"groups": 1, "submesh": {"model": 4}, "num_microbatches": 2, "remat": False}
+    choice = chosen(train_step, args, **fixes)
     assert choice.candidate.sequence_parallel
     assert "sequence parallel" in str(choice) and '"sequence_parallel": true' in choice.to_json()
 
@@ -188,7 +189,7 @@ def test_constraints_of_the_user_stay():
     def step(params, x, y):
         return mpmd.value_and_grad(loss)(params, x, y)
 
-    args = planned_steps.params_of(), *planned_steps.batch()
+    args = planned_steps.params_of(2), *planned_steps.batch()
     fixes = {"groups": 1, "submesh": {"data": 2, "model": 2}, "num_microbatches": 2, "remat": False}
     choice = chosen(step, args, **fixes, sequence_parallel=True)
     expected = jax.value_and_grad(planned_steps.loss_of)(*args)

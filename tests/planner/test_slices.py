@@ -23,7 +23,7 @@ from mpmd.planner.simplicity import complexity
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Costs, Link, simulate
 from tests.support.parity import assert_close
-from tests.support.planned_steps import CLUSTER, arguments, marked_step
+from tests.support.planned_steps import CLUSTER
 from tests.support.profiles import layer, profile
 from tests.support.programs import PROGRAMS
 from tests.support.programs.sliced_models import (
@@ -61,7 +61,7 @@ def sliced_arguments():
 
 
 def planned(written, **constraints):
-    return mpmd.plan(step_of(written), *sliced_arguments(), cluster=CLUSTER, simulate=4, **constraints)
+    return mpmd.plan(step_of(written), *sliced_arguments(), cluster=CLUSTER, simulate=1, **constraints)
 
 
 def whole_step(params, tokens, targets):
@@ -152,11 +152,17 @@ def test_the_steps_own_schedule_of_slices_is_a_row():
     assert [row.candidate.schedule for row in choice.rows if row.label == "as written"] == [schedule]
 
 
-def test_slices_that_the_loss_does_not_have_are_refused():
-    with pytest.raises(ValueError, match=r"Seq1F1B is for a loss that is a loop over slices .*mpmd.slices"):
-        mpmd.plan(marked_step, *arguments(marked_step, cut=True), cluster=CLUSTER, schedule="Seq1F1B")
-    with pytest.raises(ValueError, match=r"has 2 slices, and the step's loss is a loop over 3"):
-        planned(mpmd.Std1F1B(STAGES), schedule=mpmd.Seq1F1B(STAGES, 2))
+@pytest.mark.parametrize(
+    ("slices", "schedule", "message"),
+    [
+        (1, "Seq1F1B", r"Seq1F1B is for a loss that is a loop over slices .*mpmd.slices"),
+        (SLICES, mpmd.Seq1F1B(2, 2), r"has 2 slices, and the step's loss is a loop over 3"),
+    ],
+)
+def test_slices_that_the_loss_does_not_have_are_refused(slices, schedule, message):
+    made = dataclasses.replace(profile((layer("", 1e12),) * 2, 4), slices=slices)
+    with pytest.raises(ValueError, match=message):
+        search(made, FAST, Constraints(schedule=schedule))
 
 
 def test_slices_are_those_of_marks_that_stand_in_each():
