@@ -1,6 +1,7 @@
 """What a search finds for models of known shape, and what it says of fixes and of what does not fit."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -15,6 +16,12 @@ from tests.support.profiles import a100s, gpt, layer, profile, u_net
 SMALL = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=64)
 
 FULL = (Remat.NOTHING_SAVEABLE,)
+
+
+@functools.cache
+def open_rows():
+    """The rows of a search on a node, with nothing fixed."""
+    return search(SMALL, a100s(nodes=1))
 
 
 @pytest.mark.slow
@@ -32,7 +39,7 @@ def test_96_layers_on_512_devices_take_little_work():
 
 
 def test_rows_are_in_order_and_have_the_alternatives():
-    rows = search(SMALL, a100s(nodes=1))
+    rows = open_rows()
     fitting = [row for row in rows if "does not fit" not in row.reason]
     assert [*rows[: len(fitting)]] == fitting
     seconds = [row.prediction.seconds for row in fitting]
@@ -42,7 +49,7 @@ def test_rows_are_in_order_and_have_the_alternatives():
 
 
 def test_a_model_that_is_small_needs_no_pipeline():
-    assert len(search(SMALL, a100s(nodes=1))[0].candidate.submeshes) == 1
+    assert len(open_rows()[0].candidate.submeshes) == 1
 
 
 def test_stages_with_heavy_layers_have_fewer():
