@@ -29,7 +29,7 @@ from mpmd.simulate import Link
 Array = np.ndarray
 
 MOST_RANGE_COSTS = 256
-"""The number of groups' settings whose costs of ranges of layers are kept; each has layers squared numbers."""
+"""The most settings of groups whose costs of ranges of layers are kept: matrices of layers by layers."""
 
 
 @dataclasses.dataclass(frozen=True)
