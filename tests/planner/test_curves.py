@@ -502,16 +502,12 @@ def test_cudnn_attention_has_two_products_and_five_in_its_backward(causal, facto
 
 
 def test_a_cluster_is_read_as_it_was_written(tmp_path):
-    cluster = Cluster.preset("a100-80gb", nodes=3, device_link=Link(1e-6, float("inf")))
-    cluster.save(tmp_path / "cluster.json")
-    assert Cluster.load(tmp_path / "cluster.json") == cluster
-
-
-def test_numbers_of_numpy_and_infinite_memory_are_read_as_they_were_written(tmp_path):
+    """With numbers of NumPy, infinite memory and a link without a limit."""
     of_numpy = {"nodes": np.int64(2), "flops": np.float32(2**40), "memory": float("inf")}
     rates = {"product bfloat16": Curve(np.float32(2**40), np.int64(3)), "all_reduce 8": Curve(2e11, 3e5)}
     of_numpy["alone_of"] = {"memory": np.float64(1.5)}
-    cluster = Cluster.preset("h100", **of_numpy, rates=rates, device_link=Link(0.0, np.float64(1e9)))
+    link = Link(np.float64(1e-6), float("inf"))
+    cluster = Cluster.preset("h100", **of_numpy, rates=rates, device_link=link)
     cluster.save(tmp_path / "cluster.json")
     assert Cluster.load(tmp_path / "cluster.json") == cluster
 

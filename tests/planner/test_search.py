@@ -13,7 +13,7 @@ from mpmd.planner.simplicity import complexity, may_be_as_fast
 from mpmd.schedules import Std1F1B, ZeroBubble
 from tests.support.profiles import a100s, gpt, layer, profile, u_net
 
-SMALL = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=64)
+SMALL = gpt(num_layers=6, width=1024, heads=16, vocabulary=32768, rows=32)
 
 FULL = (Remat.NOTHING_SAVEABLE,)
 
@@ -133,7 +133,7 @@ def test_without_backwards_there_are_forwards_alone():
         (Constraints(groups=9), ["groups=9 need a device each; the cluster has 8", "the step has 8 layers"]),
         (Constraints(layers_per_stage=(3, 3)), ["layers_per_stage=(3, 3) has 6 layers; the step has 8"]),
         (Constraints(num_stages=9), ["num_stages=9 needs as many layers; the step has 8"]),
-        (Constraints(num_microbatches=3), ["num_microbatches=3 does not divide the 64 rows of the batch"]),
+        (Constraints(num_microbatches=3), ["num_microbatches=3 does not divide the 32 rows of the batch"]),
         (Constraints(schedule=Std1F1B(4), groups=2), ["has 4 groups, and groups were fixed to 2"]),
         (
             Constraints(schedule="Interleaved1F1B", groups=2, num_stages=3),
