@@ -32,9 +32,9 @@ from tests.support.programs import PROGRAMS
 from tests.support.programs.several_loops import delayed_actor, delayed_actor_arguments
 
 
-def check_computes_the_same(step, args, **fixes):
+def check_computes_the_same(step, args, choice=None, **fixes):
     """Chooses, runs two steps, and compares them with plain JAX; returns the choice."""
-    choice = mpmd.plan(step, *args, cluster=CLUSTER, simulate=1, **fixes)
+    choice = choice or mpmd.plan(step, *args, cluster=CLUSTER, simulate=1, **fixes)
     plain, rest = jax.jit(step), args[-2:]
     first = plain(*args)
     second = plain(*first[:-1], *rest)
@@ -97,9 +97,8 @@ def test_a_cluster_of_two_kinds_of_devices():
 
 def test_what_is_fixed_stays():
     fixes = {"remat": True, "fsdp": True, "num_microbatches": 4}
-    choice = check_computes_the_same(
-        open_step, arguments(open_step), groups=2, submesh={"data": 2, "model": 2}, **fixes
-    )
+    args, submesh = arguments(open_step), {"data": 2, "model": 2}
+    choice = check_computes_the_same(open_step, args, groups=2, submesh=submesh, **fixes)
     for name, value in (fixes | {"remat": (mpmd.Remat.NOTHING_SAVEABLE,)}).items():
         assert {getattr(row.candidate, name) for row in choice.rows} == {value}
     assert choice.launch == {"groups": [{"data": 2, "sequence": 1, "model": 2}] * 2}
@@ -125,6 +124,11 @@ def test_everything_open(open_choice):
         "simulation": 0.05,
         "formula": 0.07,
     }
+
+
+@pytest.mark.slow
+def test_what_is_chosen_with_nothing_fixed_runs(open_choice):
+    check_computes_the_same(open_step, arguments(open_step), open_choice)
 
 
 def test_two_loops_share_the_groups_and_have_stages_of_their_own():
