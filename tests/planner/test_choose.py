@@ -23,7 +23,6 @@ from tests.support.planned_steps import (
     batch,
     layer_of,
     marked_step,
-    open_scanned_step,
     open_step,
     params_of,
     step_without_a_loop,
@@ -80,8 +79,8 @@ def test_a_cluster_of_two_kinds_of_devices():
     slow = dataclasses.replace(slow, flops=CLUSTER.flops / 3, memory_bandwidth=CLUSTER.memory_bandwidth / 3)
     cluster = mpmd.Cluster.of([fast, slow], link=CLUSTER.device_link)
     args = arguments(open_step)
-    fixes = {"num_microbatches": 4, "schedule": "Std1F1B", "submesh": {}, "remat": False, "simulate": 1}
-    choice = mpmd.plan(open_step, *args, cluster=cluster, groups=2, **fixes)
+    fixes = {"num_microbatches": 4, "schedule": "Std1F1B", "remat": False, "simulate": 1}
+    choice = mpmd.plan(open_step, *args, cluster=cluster, groups=2, submesh={"data": 2}, **fixes)
     types = choice.launch["accelerator_types"]
     assert types == json.loads(choice.to_json())["rows"][0]["candidate"]["pools"]
     layers = dict(zip(types, choice.candidate.layers_per_stage, strict=True))
@@ -102,12 +101,6 @@ def test_what_is_fixed_stays():
     for name, value in (fixes | {"remat": (mpmd.Remat.NOTHING_SAVEABLE,)}).items():
         assert {getattr(row.candidate, name) for row in choice.rows} == {value}
     assert choice.launch == {"groups": [{"data": 2, "sequence": 1, "model": 2}] * 2}
-
-
-def test_scanned_layers():
-    fixes = {"groups": 2, "submesh": {}, "schedule": "Std1F1B", "num_microbatches": 2, "remat": False}
-    choice = check_computes_the_same(open_scanned_step, arguments(open_scanned_step), **fixes)
-    assert choice.candidate.schedule.mpmd_dim == 2
 
 
 def test_everything_open(open_choice):
@@ -140,7 +133,7 @@ def test_two_loops_share_the_groups_and_have_stages_of_their_own():
     formulas = [row for row in choice.rows if row.prediction.source == "formula"]
     assert all(len(row.candidate.loops) == 2 for row in choice.rows) and formulas
     assert {row.label for row in choice.rows} == {""}, "alternatives have one group"
-    text = str(choice)
+    text = " ".join(str(choice).split())  # lines of any width
     assert "; loop 0: " in text and "; loop 1: " in text
     assert len(json.loads(choice.to_json())["rows"][0]["candidate"]["later_loops"]) == 1
 
