@@ -124,20 +124,6 @@ def test_what_is_chosen_with_nothing_fixed_runs(open_choice):
     check_computes_the_same(open_step, arguments(open_step), open_choice)
 
 
-def test_two_loops_share_the_groups_and_have_stages_of_their_own():
-    fixes = {"groups": 2, "submesh": {}, "remat": False, "simulate": 1}
-    choice = mpmd.plan(adversarial_step, *adversarial_arguments(), cluster=CLUSTER, **fixes)
-    first, second = choice.candidate.loops
-    assert (sum(first.layers_per_stage), sum(second.layers_per_stage)) == (4, 3)
-    assert first.submeshes == second.submeshes and first.num_microbatches == second.num_microbatches
-    formulas = [row for row in choice.rows if row.prediction.source == "formula"]
-    assert all(len(row.candidate.loops) == 2 for row in choice.rows) and formulas
-    assert {row.label for row in choice.rows} == {""}, "alternatives have one group"
-    text = " ".join(str(choice).split())  # lines of any width
-    assert "; loop 0: " in text and "; loop 1: " in text
-    assert len(json.loads(choice.to_json())["rows"][0]["candidate"]["later_loops"]) == 1
-
-
 @pytest.mark.slow
 def test_loops_of_unlike_stages_as_they_are_written():
     case = next(program for program in PROGRAMS if program.name == "loops_of_unlike_stages").case()
@@ -153,7 +139,7 @@ def test_loops_of_unlike_stages_as_they_are_written():
     assert numbers == [(len(c.layers_per_stage), c.num_microbatches) for c in choice.candidate.loops]
 
 
-@pytest.mark.usual("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_three_losses_with_nothing_fixed(devices):
     def differentiate(loss):
@@ -174,7 +160,14 @@ def test_a_loop_with_fewer_layers_than_groups_runs_on_the_first_ones():
     args = adversarial_arguments()
     choice = check_computes_the_same(adversarial_step, args, submesh=submesh, num_microbatches=4)
     assert [loop.schedule.mpmd_dim for loop in choice.candidate.loops] == [4, 3]
+    assert [sum(loop.layers_per_stage) for loop in choice.candidate.loops] == [4, 3]
     assert choice.launch["groups"] == [{"data": 1, "sequence": 1, "model": 1, **own} for own in submesh]
+    formulas = [row for row in choice.rows if row.prediction.source == "formula"]
+    assert all(len(row.candidate.loops) == 2 for row in choice.rows) and formulas
+    assert {row.label for row in choice.rows} == {""}, "alternatives have one group"
+    text = " ".join(str(choice).split())  # lines of any width
+    assert "; loop 0: " in text and "; loop 1: " in text
+    assert len(json.loads(choice.to_json())["rows"][0]["candidate"]["later_loops"]) == 1
 
 
 def test_loops_cannot_have_more_groups_than_layers():
@@ -327,7 +320,7 @@ def test_bad_input(error, given, message):
 def test_a_batch_of_one_row_is_not_cut():
     params = params_of(2)
     args = params, ADAM.init(params), *batch(1)
-    choice = mpmd.plan(open_step, *args, cluster=CLUSTER, simulate=1)
+    choice = mpmd.plan(open_step, *args, cluster=CLUSTER, groups=1, submesh={}, simulate=1)
     assert {row.candidate.num_microbatches for row in choice.rows} == {1} and choice.examples == 1
     with pytest.raises(ValueError, match="num_microbatches=2 does not divide the 1 rows of the batch"):
         mpmd.plan(open_step, *args, cluster=CLUSTER, num_microbatches=2)

@@ -68,7 +68,7 @@ def said(profile, kind):
     return sums, sum(layer.divisions[kind].reduced_per_step for layer in profile.layers)
 
 
-@pytest.mark.usual("decoder", "convolutions")
+@pytest.mark.usual("decoder")
 @pytest.mark.parametrize("name", MODELS)
 def test_devices_sum_what_the_profile_says_for_weights(name):
     step, args, profile = profiled(name)
@@ -115,6 +115,7 @@ def test_finds_the_pairs_of_megatron():
     assert not divided(profile, args, "data")
 
 
+@pytest.mark.slow
 def test_finds_what_the_workshop_shards():
     import argparse
 

@@ -20,6 +20,7 @@ SPECS = {
 }
 
 
+@pytest.mark.usual("Megatron")
 @pytest.mark.parametrize("weights", SPECS.values(), ids=SPECS)
 def test_values_take_as_many_bytes_as_xla_has_for_them(weights):
     args = arguments(marked_step, cut=True)

@@ -73,7 +73,7 @@ def test_values_that_skip_layers_are_counted():
 @pytest.mark.parametrize("budget", [SearchBudget(), SearchBudget(exhaustive=False)])
 def test_equal_groups_with_a_usual_schedule_are_among_the_rows(budget):
     cluster = a100s(nodes=1)
-    rows = search(SMALL, cluster, Constraints(groups=4, num_microbatches=32), budget)
+    rows = search(SMALL, cluster, Constraints(groups=4, num_microbatches=16), budget)
     plain = [row for row in rows if not any(complexity(row.candidate))]
     assert plain and any(complexity(rows[0].candidate))
     assert may_be_as_fast(plain[0].prediction, rows[0].prediction)
@@ -97,7 +97,7 @@ def test_a_schedule_of_a_size_fixes_stages_and_groups():
 @pytest.mark.parametrize("budget", [SearchBudget(), SearchBudget(exhaustive=False)])
 def test_each_group_has_the_submesh_that_is_fixed_for_it(budget):
     submesh = ({"data": 4}, {"model": 2}, {})
-    for row in search(SMALL, a100s(nodes=1), Constraints(submesh=submesh), budget):
+    for row in search(SMALL, a100s(nodes=1), Constraints(submesh=submesh, schedule="Std1F1B"), budget):
         assert row.candidate.schedule.mpmd_dim == 3
         sizes = [{k: n for k, n in own.items() if n > 1} for own in row.candidate.submeshes]
         assert sizes == [*submesh]
@@ -105,7 +105,7 @@ def test_each_group_has_the_submesh_that_is_fixed_for_it(budget):
 
 def test_marked_stages_stay():
     made = dataclasses.replace(SMALL, are_stages=True, num_microbatches=8)
-    for row in search(made, a100s(nodes=1)):
+    for row in search(made, a100s(nodes=1), Constraints(groups=2)):
         assert row.candidate.layers_per_stage == (1,) * 8
         assert row.candidate.num_microbatches == 8
 
@@ -182,7 +182,6 @@ def test_what_fits_nowhere_is_told_what_would_fit():
 
 def test_a_fix_that_keeps_a_step_from_fitting_is_named():
     cluster = dataclasses.replace(a100s(nodes=1), memory=3e9)
-    assert search(SMALL, cluster)
     with pytest.raises(ValueError, match="another groups than 1"):
         search(SMALL, cluster, Constraints(groups=1, submesh={}))
 
