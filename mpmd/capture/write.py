@@ -15,7 +15,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.export import Exported
 from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh
 
@@ -76,9 +75,9 @@ class CaptureWriter:
         if kept.error is not None or any(any(count_nonfinite(array)) for array in kept.results):
             sent = passed_on(self._plan, program)
             evaluation = walk(jaxpr, kept.inputs, submesh, [name in sent for name in run.outputs])
-        module, not_exported = _exported(jaxpr, executable, submesh, captured.platform)
-        if module is not None:
-            _write_file(directory / MODULE, module.mlir_module_serialized)
+        module, not_exported = _module(jaxpr, executable, submesh, captured.platform)
+        if module:
+            _write_file(directory / MODULE, module)
         results = kept.results or (None,) * len(run.outputs)
         _write_values(directory / INPUTS, zip(run.inputs, kept.inputs, strict=True))
         _write_values(directory / RESULTS, zip(run.outputs, results, strict=True))
@@ -92,7 +91,6 @@ class CaptureWriter:
             results=_recorded(run.outputs, jaxpr.outvars, executable.out_specs, results),
             evaluation=evaluation,
             submesh=tuple(submesh.shape.items()),
-            calling_convention=None if module is None else module.calling_convention_version,
             not_exported=not_exported,
             platform=captured.platform,
             device=captured.device_kind,
@@ -103,16 +101,15 @@ class CaptureWriter:
         _write_file(directory / TASK, dump_task(record).encode())
 
 
-def _exported(
-    jaxpr: Jaxpr, executable: Executable, submesh: AbstractMesh, platform: str
-) -> tuple[Exported | None, str]:
-    """Exports a task. Returns ``None`` and the reason where it cannot be exported."""
+def _module(jaxpr: Jaxpr, executable: Executable, submesh: AbstractMesh, platform: str) -> tuple[bytes, str]:
+    """The portable artifact of a task; or no bytes, and the reason why the task cannot be exported."""
     if calls := ", ".join(python_calls(jaxpr.eqns)):
-        return None, f"it calls Python: {calls}"
+        return b"", f"it calls Python: {calls}"
     try:
-        return exported(task_function(jaxpr, executable.name), executable, submesh, platform), ""
+        function = task_function(jaxpr, executable.name)
+        return exported(function, executable, submesh, platform).mlir_module_serialized, ""
     except Exception as error:  # whatever it is, the operands and the evaluation are written
-        return None, f"{type(error).__name__}: {error}".splitlines()[0]
+        return b"", f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _recorded(

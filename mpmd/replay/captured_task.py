@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,14 @@ class CapturedTask:
             f"{self.record.text} of group {self.record.group} with {len(self.inputs)} inputs and "
             f"{len(self.results)} results{failed}"
         )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("equations", "evaluate", "digests"):
+            raise AttributeError(
+                f"a captured task has no {name}: the driver evaluates equations when it captures a task, "
+                "and record.evaluation has what it has found"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def not_runnable(self) -> str:

@@ -68,7 +68,6 @@ def run_exported(directory: Path, record: TaskRecord, arrays: Sequence[np.ndarra
         exported = dataclasses.replace(
             export.export(template, platforms=[record.platform])(*operands),
             mlir_module_serialized=code,
-            calling_convention_version=record.calling_convention or 0,
         )
         return [np.asarray(result) for result in jax.jit(exported.call)(*operands)]
 

@@ -42,6 +42,4 @@ def read_task(directory: Path) -> TaskRecord:
         threads = record.environment.get("NPROC", "")
         if threads.isdecimal() and int(threads) > MOST_THREADS:
             raise ValueError(f"environment: no process has NPROC={shown(threads)} threads")
-        if (record.calling_convention is None) != bool(record.not_exported):
-            raise ValueError("not_exported: there is a module, or the reason why there is none")
     return record

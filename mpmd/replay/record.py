@@ -147,8 +147,6 @@ class TaskRecord:
       inputs, results: its operands and results; results are not stored if it failed before it had any.
       evaluation: its equations one by one; ``None`` if it has not failed and all its results are finite.
       submesh: the axes of the group's devices, each with its size.
-      calling_convention: the version of the module, as of ``jax.export.Exported``; ``None`` where the task
-        cannot be exported.
       not_exported: the reason why there is no module; empty if there is one.
       platform, device: JAX's name of the platform, and the kind of the group's devices.
       environment: the variables of the group's process on which bits depend.
@@ -165,7 +163,6 @@ class TaskRecord:
     results: tuple[ValueRecord, ...]
     evaluation: Evaluation | None
     submesh: tuple[tuple[str, int], ...]
-    calling_convention: int | None
     not_exported: str
     platform: str
     device: str
