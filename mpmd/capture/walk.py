@@ -160,7 +160,7 @@ class _Walker:
         """The function of an equation, from and to arrays of numpy; equal equations share one."""
         # Variables for literals, and for results that nothing reads, which a jaxpr cannot have as results.
         invars, outvars = ([Var(atom.aval) for atom in atoms] for atoms in (eqn.invars, eqn.outvars))
-        eqn = eqn.replace(invars=invars, outvars=outvars)
+        eqn = eqn.replace(invars=[*invars], outvars=outvars)
         key = fingerprint(invars, [eqn], outvars)
         if key not in self._functions:
             function = task_function(make_jaxpr(invars, [eqn], outvars), eqn.primitive.name)

@@ -72,16 +72,16 @@ def test_typed_keys_are_recorded_as_such(small):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int4", "uint2", "float8_e4m3fn", "complex64", "bool"])
 def test_values_of_each_kind_of_dtype(tmp_path, dtype):
-    def step(file):  # which is the name of an argument of numpy.savez
+    def step(w, file):  # which is the name of an argument of numpy.savez
         def forward(x):
-            h = mpmd.mark_stage_end(jnp.where(x > 0, x, 1).astype(dtype))
-            return jnp.sum(jnp.real(h).astype(jnp.float32))
+            h = mpmd.mark_stage_end((x @ w[0]).astype(dtype))
+            return jnp.sum(jnp.real(h).astype(jnp.float32) @ w[1])
 
         return mpmd.treduce(forward, file, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
 
-    file = np.array([[1.0, 0.5], [-2.0, 3.0]], np.float32).astype(jnp.bfloat16)
+    w, file = np.stack([np.eye(4, dtype=np.float32)] * 2), np.ones((2, 4, 4)).astype(jnp.bfloat16)
     with mesh_of(2) as mesh:
-        mpmd.jit(step, mesh).capture(file, task="fwd_0__1", to=tmp_path / "task")
+        mpmd.jit(step, mesh).capture(w, file, task="fwd_0__1", to=tmp_path / "task")
     captured = load(tmp_path / "task")
     assert dtype in {str(array.dtype) for array in captured.results.values()}
     assert "bfloat16" in {str(array.dtype) for array in captured.inputs.values()}

@@ -109,7 +109,7 @@ def test_a_nan_of_finite_numbers_with_its_iteration():
 
     at = origin(scan, X[:, 1:])
     assert (at.kind, at.source.primitive) == ("NaN", "log")
-    assert at.path[1] == "iteration 0 of 2" and "test_evaluate.py" in at.source.line
+    assert at.path[1] == "iteration 0 of 2" and "test_walk.py" in at.source.line
     assert (at.operands[0].low, at.results[0].num_nans) == (X[0, 1], 2)
 
 
