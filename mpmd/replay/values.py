@@ -16,15 +16,7 @@ import numpy as np
 from mpmd.replay.record import TASK, ValueRecord
 from mpmd.util.guarded_files import naming, opened
 
-_DAMAGES = (
-    KeyError,
-    ValueError,
-    EOFError,
-    NotImplementedError,
-    OverflowError,
-    RuntimeError,
-    zipfile.BadZipFile,
-)
+_DAMAGES = (KeyError, ValueError, OSError, EOFError, OverflowError, RuntimeError, zipfile.BadZipFile)
 """The errors of a damaged zip file."""
 
 
