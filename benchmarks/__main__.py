@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.frame import Row, Setup
-from benchmarks.host import Host
+from benchmarks.host import Host, changed_environment
 from benchmarks.peers import PEERS
 from benchmarks.report import (
     Outcome,
@@ -173,11 +173,14 @@ def write(path: pathlib.Path | None, text: str) -> None:
 @contextlib.contextmanager
 def environment_of_run() -> Iterator[None]:
     """Has the processes of this run share compiled executables, and wait for Ray on busy machines."""
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
     with tempfile.TemporaryDirectory() as directory:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = directory
-        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        yield
+        variables = {
+            "JAX_COMPILATION_CACHE_DIR": directory,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "RAY_raylet_start_wait_time_s": "120",
+        }
+        with changed_environment(variables):
+            yield
 
 
 def run_apart(name: str, setup: Setup) -> Outcome:

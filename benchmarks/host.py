@@ -43,7 +43,7 @@ class Host:
         self._process = context.Process(
             target=_serve, args=(theirs, factory, arguments, leads), name=name or factory
         )
-        with _environment(environment):
+        with changed_environment(environment):
             self._process.start()
         theirs.close()
 
@@ -128,7 +128,8 @@ def _serve(connection: Connection, factory: str, arguments: tuple, leads: bool) 
 
 
 @contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+def changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of this process, which the processes that it starts inherit, and restores them."""
     before = dict(os.environ)
     os.environ.update(changes)
     try:

@@ -10,9 +10,10 @@ import statistics
 import tempfile
 import time
 
+import cluster
 import mpmd
 from benchmarks import model
-from benchmarks.frame import Limited, Rows, Setup
+from benchmarks.frame import START_SECONDS, Limited, Rows, Setup
 from benchmarks.host import Host
 from benchmarks.workload import small
 
@@ -32,7 +33,13 @@ class Starter:
         """
         state, batch = model.init_state(WORKLOAD), model.batch(WORKLOAD)
         variables = {"env_vars": {"JAX_COMPILATION_CACHE_DIR": cache}}  # not the one of all benchmarks
-        with setup.launch({"stage": WORKLOAD.groups}, "stage", runtime_env=variables) as mesh:
+        with cluster.launch(
+            {"stage": WORKLOAD.groups},
+            "stage",
+            address=setup.ray_address,
+            runtime_env=variables,
+            timeout=START_SECONDS,
+        ) as mesh:
             step = mpmd.jit(model.train_step(WORKLOAD), mesh, donate_argnums=0).compile(state, *batch)
             start = time.perf_counter()
             loss = float(step(state, *batch)[1])

@@ -35,6 +35,9 @@ from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
 
 KIB, MIB = 2**10, 2**20
+SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB, "128 MiB": 128 * MIB}
+"""Of messages: the largest is for accelerators, the smallest for hosts."""
+
 RAW, TCP, MEMCPY = "raw", "tcp", "memcpy"
 ENCRYPTED = f"{NETWORK}, encrypted"
 WAYS = {**{name: name for name in NAMES}, ENCRYPTED: NETWORK}
@@ -213,13 +216,12 @@ _steps = itertools.count()
 
 def run(setup: Setup) -> Rows:
     on_device = setup.options.device
-    sizes = [64 * KIB, MIB, 16 * MIB, 128 * MIB] if on_device else [4 * KIB, 64 * KIB, MIB, 16 * MIB]
+    names = list(SIZES)[1:] if on_device else list(SIZES)[:-1]
     ways = {NETWORK: NETWORK, DEVICE: DEVICE} if on_device else WAYS
-    chosen = setup.cases(sizes, [sizes[0], MIB])
-    with connected(setup, max(chosen), ways) as ends:
-        for size in chosen:
+    chosen = {name: SIZES[name] for name in setup.cases(names, [names[0], "1 MiB"])}
+    with connected(setup, max(chosen.values(), default=KIB), ways) as ends:
+        for message, size in chosen.items():
             times = _measure(ends, ways, size, setup.repetitions)
-            message = f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
             for way in (RAW, TCP, *ways):
                 yield "Messages", {"message": message, "by": way, **_cells(size, way, times)}
             yield "Messages", {"message": message, "by": MEMCPY, "us in a stream": scaled(times[MEMCPY], 1e6)}
