@@ -68,7 +68,8 @@ def run(setup: Setup) -> Rows:
     if not setup.quick:
         setup.join_ray()
     for case in setup.cases(CASES, CASES[:1]):
-        ways = ("jit", "pipeline", "longest_group") if case.processes == 0 else ("jit", "pipeline")
+        is_plain = case.devices == 1 and not case.processes
+        ways = ("jit", "pipeline", *(["longest_group"] if is_plain else []))
         environment = setup.environment(case.stages * case.devices, setup.cores)
         environment |= {"JAX_ENABLE_COMPILATION_CACHE": "false"}
         measured: dict[str, list[Row]] = {way: [] for way in ways}
@@ -146,7 +147,7 @@ class Compiler:
 
     def longest_group(self) -> dict[str, float]:
         """Returns the seconds of the passes and of the group whose executables take longest."""
-        mesh = in_process_mesh(self._case.stages, data=self._case.devices)
+        mesh = in_process_mesh(self._case.stages, data=1)
         clock = Clock()
         step = mpmd.jit(self._step, mesh, in_shardings=self._shardings)
         lowered = step.lower(*self._args)

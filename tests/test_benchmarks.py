@@ -15,10 +15,12 @@ import pytest
 
 import mpmd
 from benchmarks import __main__ as command
+from benchmarks import conformance
 from benchmarks.frame import Limited, Setup, in_process_mesh, interleaved, ratio
 from benchmarks.host import Host
 from benchmarks.planned_models import MODELS, balanced, by_hand, equal_layers, large_vocabulary, mlp, u_net
 from benchmarks.report import Outcome, document, page, table
+from tests.support.programs import PROGRAMS
 
 ROOT = Path(__file__).parents[1]
 OPTIONS = argparse.Namespace(quick=False, device=False, patience=1.0, repetitions=None, seconds=0.4, only="")
@@ -189,6 +191,13 @@ def test_groups_have_a_gpu_each_or_a_quarter(devices, gpus):
 def test_a_process_beside_groups_leaves_them_memory():
     assert GPU.environment(1, 2) == {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     assert Setup(OPTIONS, 2).environment(4, 2)["JAX_NUM_CPU_DEVICES"] == "4"
+
+
+def test_forty_programs_fit_four_groups_of_one_device():
+    by_name = {program.name: program for program in PROGRAMS}
+    cases = [by_name[name].case() for name in {*conformance.NAMES}]
+    assert len(cases) == 40
+    assert all(case.groups <= conformance.GROUPS and not case.axes for case in cases)
 
 
 # Processes.
