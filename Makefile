@@ -55,12 +55,12 @@ bench: $(READY)
 	$(VENV)/bin/python -m benchmarks --json build/benchmarks.json
 
 device: $(READY)
-	$(VENV)/bin/python -m benchmarks.device
+	$(VENV)/bin/python -m benchmarks --device
 
 chaos: $(READY)
-	$(VENV)/bin/python -m benchmarks.chaos
-	$(VENV)/bin/python -m benchmarks.chaos --parts together --kills 30
-	$(VENV)/bin/python -m benchmarks.chaos --parts left-out --kills 30
+	$(VENV)/bin/python -m benchmarks chaos
+	$(VENV)/bin/python -m benchmarks chaos --parts together --kills 30
+	$(VENV)/bin/python -m benchmarks chaos --parts left-out --kills 30
 
 mutants: $(READY)  # MUTANTS=planner plants those faults whose names begin so
 	$(VENV)/bin/python -m tests.mutants $(MUTANTS)

@@ -1,13 +1,13 @@
-"""A train step on a chain of square layers, for benchmarks of what keeps its state."""
+"""A train step on a chain of square layers, for benchmarks whose subject is its state or its plan."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import mpmd
@@ -15,38 +15,27 @@ import mpmd
 OPTIMIZER = optax.adamw(1e-3)
 
 
-def train_step(num_stages: int, layers: int = 1) -> Callable:
-    """A step with Std1F1B and ``OPTIMIZER``, with so many layers in each stage; see ``scheduled_step``."""
-    return scheduled_step([layers] * num_stages, mpmd.Std1F1B(num_stages), OPTIMIZER)
-
-
-def scheduled_step(
-    layers: Sequence[int], schedule: mpmd.Schedule, optimizer: optax.GradientTransformation
+def train_step(
+    num_stages: int, layers: int = 1, optimizer: optax.GradientTransformation = OPTIMIZER
 ) -> Callable:
-    """A step on a chain.
-
-    Args:
-      layers: of each stage.
+    """A step with 1F1B and ``layers`` layers on each stage.
 
     Returns: a function of the state, a list of weights ``(width, width)`` and the state of ``optimizer``, and
-      of ``xs`` and ``ys``, each ``(microbatches, rows, width)``, or with one column, which then stands for
-      all. It returns the next state and the loss.
+      of ``xs`` and ``ys``, each ``(microbatches, rows, width)``. It returns the next state and the loss.
     """
-    ends = {*itertools.accumulate(layers[:-1])}
 
     def loss_of(weights, x, y):
-        for i, weight in enumerate(weights):
-            x = jnp.tanh(as_wide(x, weight) @ weight)
-            if i + 1 in ends:
+        for i, weight in enumerate(weights, 1):
+            x = jnp.tanh(x @ weight)
+            if i % layers == 0 and i < len(weights):
                 x = mpmd.mark_stage_end(x)
         return ((x - y) ** 2).mean()
 
     def step(state, xs, ys):
-        weights, _ = state
         loss, gradients = mpmd.treduce(
-            lambda batch: jax.value_and_grad(loss_of)(weights, *batch),
+            lambda batch: jax.value_and_grad(loss_of)(state[0], *batch),
             (xs, ys),
-            schedule=schedule,
+            schedule=mpmd.Std1F1B(num_stages),
             operation=mpmd.Add,
         )
         return updated(optimizer, state, gradients), loss
@@ -54,9 +43,18 @@ def scheduled_step(
     return step
 
 
-def as_wide(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Inputs with as many columns as a layer takes; one column stands for all."""
-    return jnp.broadcast_to(x, (len(x), len(weight)))
+def initial_state(num_layers: int, width: int, optimizer: optax.GradientTransformation = OPTIMIZER) -> Any:
+    """The weights, and the state of the optimizer."""
+    keys = jax.random.split(jax.random.key(0), num_layers)
+    weights = [jax.random.normal(key, (width, width)) / width**0.5 for key in keys]
+    return weights, optimizer.init(weights)
+
+
+def batch(microbatches: int, rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Normally distributed ``xs`` and ``ys`` of a step."""
+    shape = (2, microbatches, rows, width)
+    xs, ys = np.random.default_rng(0).standard_normal(shape, np.float32)
+    return xs, ys
 
 
 def updated(optimizer: optax.GradientTransformation, state: Any, gradients: Any) -> Any:

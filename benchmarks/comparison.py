@@ -1,4 +1,4 @@
-"""Runs the peers on one workload: sets them up, checks that they compute the same, and times them."""
+"""Runs the peers on one workload: sets them up, checks that their losses agree, and times them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from benchmarks.frame import Setup, Times, interleaved, ratio, seconds_of
 from benchmarks.host import Host
-from benchmarks.measure import Conditions, Times, interleaved, ratio, seconds_of
 from benchmarks.peers import PEERS, TASK_TIMES, Peer
 from benchmarks.workload import Setting, Workload
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Plan, Run
 
-_LOSS_TOLERANCE = 1e-3
+_LOSS_TOLERANCE, _LOSS_TOLERANCE_OF_GPUS = 1e-3, 2e-2
 _TIMED_STEPS = 2
-_PROFILED_STEPS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,53 +28,50 @@ class Comparison:
 
     Attributes:
       seconds: of a step, by the peer's key.
-      steps: how many steps in a row each time is the mean of.
-      plan: our plan for it.
-      events: when each task of a few steps ran, one after another with a group's share of the threads.
-      profiled: what our groups on Ray did in each of a few steps in a row, if that was asked for.
+      steps: the number of steps in a row of which each time is the mean.
+      losses: of the first two steps, by the peer's key.
+      plan: our plan of the step.
+      events: the tasks of a few steps, run one after another with a group's share of the threads.
     """
 
     workload: Workload
     seconds: Mapping[str, Times]
     steps: Mapping[str, int]
+    losses: Mapping[str, Sequence[float]]
     plan: Plan
     events: Sequence[Event]
-    profiled: Sequence[Sequence[Event]]
 
     @property
     def tasks(self) -> int:
-        """Executables that our plan runs in a step."""
+        """The number of executables that our plan runs in a step."""
         return sum(isinstance(i, Run) for program in self.plan.programs for i in program.instructions)
 
+    def by_name(self) -> dict[str, Times]:
+        """The seconds of a step, by the peer's name in tables."""
+        return {peer.name: self.seconds[peer.key] for peer in PEERS if peer.key in self.seconds}
+
     def median(self, key: str) -> float:
-        """Seconds of a step."""
         return statistics.median(self.seconds[key])
 
     def ratio(self, key: str, other: str) -> float:
-        """The ratio of the times of two peers."""
         return ratio(self.seconds[key], self.seconds[other])
 
-    def data(self) -> dict:
-        """For JSON."""
-        return {
-            "workload": dataclasses.asdict(self.workload),
-            "tasks": self.tasks,
-            "seconds_per_step": dict(self.seconds),
-            "steps_per_time": dict(self.steps),
-        }
+    def loss_difference(self, key: str) -> float:
+        """The largest difference between the losses of this peer and of the first peer."""
+        expected = next(iter(self.losses.values()))
+        return max(abs(a - b) for a, b in zip(self.losses[key], expected, strict=True))
 
 
-def compare(workload: Workload, conditions: Conditions, profile: bool = False) -> Comparison:
-    """Times all peers that are wanted and can run here, in turns.
+def compare(workload: Workload, setup: Setup) -> Comparison:
+    """Times all chosen peers that can run here, in turns.
 
-    With ``profile``, ours on Ray notes what it does, in a few more steps.
-
-    Raises: ``RuntimeError`` when a peer fails, or computes something else than the others.
+    Raises: ``RuntimeError`` when a peer fails, or computes other losses than the first peer.
     """
-    setting = Setting(workload, conditions.cores, conditions.ray_address)
-    effort = conditions.effort
+    setting = Setting(workload, setup)
+    peers = [peer for peer in PEERS if peer.key in setup.options.peers and peer.runs_on(setting)]
+    if any(peer.on_ray for peer in peers):
+        setup.join_ray()  # before the peers get the address
     with contextlib.ExitStack() as stack:
-        peers = [peer for peer in PEERS if peer.key in conditions.peers and not peer.missing]
         hosts = _started([TASK_TIMES, *peers], setting, stack)
         task_times = hosts.pop(TASK_TIMES.key)
         losses = {key: [host.call("run", 1)] for key, host in hosts.items()}  # which may still compile
@@ -84,12 +80,12 @@ def compare(workload: Workload, conditions: Conditions, profile: bool = False) -
         for key, host in hosts.items():
             start = time.perf_counter()
             losses[key].append(host.call("run", 1))
-            seconds_per_step = time.perf_counter() - start
+            steps[key] = setup.steps(time.perf_counter() - start)
             if key in resting:
                 host.call("rest")
-            steps[key] = effort.steps(seconds_per_step)
-            print(f"  {key}: {seconds_per_step:.3g} s for the second step", file=sys.stderr, flush=True)
-        _check_losses(losses)
+        plan = task_times.call("plan")
+        compared = Comparison(workload, {}, steps, losses, plan, [])
+        _check_losses(compared, _LOSS_TOLERANCE if setup.platform == "cpu" else _LOSS_TOLERANCE_OF_GPUS)
         events: list[Event] = []
 
         def time_tasks() -> float:
@@ -101,12 +97,9 @@ def compare(workload: Workload, conditions: Conditions, profile: bool = False) -
             key: functools.partial(_seconds_per_step, host, steps[key], key in resting)
             for key, host in hosts.items()
         }
-        seconds = interleaved({**things, TASK_TIMES.key: time_tasks}, effort.repetitions)
+        seconds = interleaved({**things, TASK_TIMES.key: time_tasks}, setup.repetitions)
         del seconds[TASK_TIMES.key]
-        wanted = profile and "on_ray" in hosts
-        profiled = hosts["on_ray"].call("profiled", _PROFILED_STEPS) if wanted else ()
-        plan = task_times.call("plan")
-        return Comparison(workload, seconds, steps, plan, events, profiled)
+        return dataclasses.replace(compared, seconds=seconds, events=events)
 
 
 def _started(peers: Sequence[Peer], setting: Setting, stack: contextlib.ExitStack) -> dict[str, Host]:
@@ -114,7 +107,7 @@ def _started(peers: Sequence[Peer], setting: Setting, stack: contextlib.ExitStac
     hosts: dict[str, Host] = {}
     starting: collections.deque[Host] = collections.deque()
     for peer in peers:
-        if len(starting) == setting.cores:
+        if len(starting) == setting.setup.cores:
             starting.popleft().ready()
         print(f"  starts {peer.name}", file=sys.stderr, flush=True)
         host = hosts[peer.key] = peer.start(setting)
@@ -133,13 +126,8 @@ def _seconds_per_step(host: Host, steps: int, rests: bool) -> float:
     return seconds / steps
 
 
-def _check_losses(losses: Mapping[str, Sequence[float]]) -> None:
+def _check_losses(compared: Comparison, tolerance: float) -> None:
     """All peers have the same model, parameters, batch and optimizer; so they have the same losses."""
-    expected = next(iter(losses.values()))
-    wrong = {
-        key: found
-        for key, found in losses.items()
-        if any(abs(a - b) > _LOSS_TOLERANCE for a, b in zip(found, expected, strict=True))
-    }
+    wrong = [key for key in compared.losses if not compared.loss_difference(key) <= tolerance]  # also for NaN
     if wrong:
-        raise RuntimeError(f"the losses of the first two steps are {expected}, but {wrong}")
+        raise RuntimeError(f"losses of {', '.join(wrong)} differ: {dict(compared.losses)}")

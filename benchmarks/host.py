@@ -1,4 +1,4 @@
-"""Objects in processes of their own, so that each peer has the environment and the threads that it needs."""
+"""Objects in processes of their own, so that each has the environment and the threads that it needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import signal
 import traceback
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
@@ -18,66 +19,100 @@ _CLOSE_SECONDS = 20.0
 class Host:
     """Makes an object in a new process, and calls its methods there.
 
+    As a context manager it waits until the object exists, and ends the process.
+
     Args:
-      factory: what makes the object, ``module:name``; imported in the new process alone.
-      arguments: of the factory; they are pickled, as are those of calls, and results.
+      factory: ``module:name`` of the object's class; only the new process imports it.
+      arguments: of the factory; they are pickled, as are arguments and results of calls.
       environment: variables that the process has from its start.
       name: of the process in errors; by default the factory.
+      leads: whether the processes that the new process starts end with it.
     """
 
-    def __init__(self, factory: str, arguments: tuple, environment: Mapping[str, str], name: str = ""):
+    def __init__(
+        self,
+        factory: str,
+        arguments: tuple,
+        environment: Mapping[str, str],
+        name: str = "",
+        leads: bool = False,
+    ):
+        self._leads = leads
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, factory, arguments), name=name or factory
+            target=_serve, args=(theirs, factory, arguments, leads), name=name or factory
         )
-        with _environment(environment):
+        with changed_environment(environment):
             self._process.start()
         theirs.close()
 
+    def __enter__(self) -> Host:
+        try:
+            self.ready()
+        except RuntimeError:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def ready(self) -> None:
-        """Waits until the object is made.
+        """Waits until the object exists.
 
-        Raises: ``RuntimeError`` when it could not be, with the traceback, or takes too long.
+        Raises: ``RuntimeError`` with the traceback when the factory fails, or takes too long.
         """
-        if not self._connection.poll(_START_SECONDS):
-            raise RuntimeError(f"{self._process.name} did not start within {_START_SECONDS:g} s")
-        self._result()
+        self._result(_START_SECONDS)
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method and waits. Raises ``RuntimeError`` with the traceback of what it raised there."""
+    def call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """Calls a method and waits for its result.
+
+        Raises: ``RuntimeError`` with the traceback of the method's exception, or when the process dies or
+          does not answer within ``timeout`` seconds.
+        """
         self._connection.send((method, arguments))
-        return self._result()
+        return self._result(timeout)
 
-    def _result(self) -> Any:
+    def _result(self, timeout: float | None) -> Any:
+        if not self._connection.poll(timeout):
+            raise RuntimeError(f"{self._process.name}: not finished within {timeout:.0f} s")
         try:
             failed, result = self._connection.recv()
         except EOFError:
-            raise RuntimeError(f"{self._process.name}: its process died") from None
+            self._process.join(_CLOSE_SECONDS)
+            code = self._process.exitcode or 0
+            cause = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            raise RuntimeError(f"{self._process.name}: {cause}") from None
         if failed:
             raise RuntimeError(f"{self._process.name} failed:\n{result}")
         return result
 
     def close(self) -> None:
-        """Calls the object's ``close`` and ends the process."""
+        """Calls the object's ``close``, if it has one, and ends the process."""
         with contextlib.suppress(OSError):
             self._connection.send(None)
         self._process.join(_CLOSE_SECONDS)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        if self._leads and self._process.pid:
+            with contextlib.suppress(ProcessLookupError):  # no process of its group is left
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._connection.close()
 
 
-def _serve(connection: Connection, factory: str, arguments: tuple) -> None:
+def _serve(connection: Connection, factory: str, arguments: tuple, leads: bool) -> None:
+    if leads:
+        os.setsid()
     module, _, name = factory.partition(":")
     try:
         hosted = getattr(importlib.import_module(module), name)(*arguments)
-    except Exception:  # whatever it is, the one who asked has to know
+    except Exception:  # the caller has to know, whatever it is
         connection.send((True, traceback.format_exc()))
         return
     connection.send((False, None))
-    with contextlib.closing(hosted), contextlib.suppress(EOFError):  # no one is left to ask
+    try:
         while (request := connection.recv()) is not None:
             method, values = request
             try:
@@ -85,10 +120,16 @@ def _serve(connection: Connection, factory: str, arguments: tuple) -> None:
             except Exception:
                 answer = (True, traceback.format_exc())
             connection.send(answer)
+    except (EOFError, BrokenPipeError):
+        pass  # the caller has ended
+    finally:
+        if hasattr(hosted, "close"):
+            hosted.close()
 
 
 @contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+def changed_environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of this process, which the processes that it starts inherit, and restores them."""
     before = dict(os.environ)
     os.environ.update(changes)
     try:

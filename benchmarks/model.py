@@ -1,4 +1,4 @@
-"""The transformer of ``examples/gpt.py`` as the peers need it: as one train step, and cut by hand."""
+"""The transformer of ``examples/gpt.py`` as one train step, and cut by hand for peers."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def batch(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
     return tokens, targets
 
 
-def train_step(workload: Workload):
-    """The step for ``mpmd`` and for ``jax.jit``, where it accumulates by a scan."""
-    config, schedule = config_of(workload), mpmd.Std1F1B(workload.groups)
+def train_step(workload: Workload, schedule: mpmd.Schedule | None = None):
+    """The step for ``mpmd``, by default with 1F1B, and for ``jax.jit``, where it accumulates by a scan."""
+    config, schedule = config_of(workload), schedule or mpmd.Std1F1B(workload.groups)
 
     def step(state: State, tokens, targets) -> tuple[State, jax.Array]:
         def loss_and_gradients(microbatch):
@@ -87,7 +87,7 @@ def embed(params: dict, tokens: jax.Array) -> jax.Array:
 
 
 def head_loss(params: dict, x: jax.Array, targets: jax.Array) -> jax.Array:
-    """The loss, given what comes out of the last layer."""
+    """The loss, for results ``x`` of the last layer."""
     scores = gpt.layer_norm(params["head_norm"], x) @ params["head"]
     return optax.softmax_cross_entropy_with_integer_labels(scores, targets).mean()
 

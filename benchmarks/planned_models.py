@@ -1,16 +1,14 @@
-"""Models whose train steps are planned: as steps that leave all open, and cut and scheduled by hand.
+"""Models whose steps ``benchmarks.planner`` plans: with all left open, and cut and scheduled by hand.
 
-Each is a sequence of layers, so that every cut by hand is one by their number. The state of a step is that of
-``OPTIMIZER`` with the weights of all layers.
+Each is a sequence of layers, so that a cut by hand is the number of layers of each stage.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,54 +17,49 @@ import numpy as np
 import optax
 
 import mpmd
-from benchmarks.chain import as_wide, updated
-from benchmarks.running_steps import OPTIMIZER
+from benchmarks.chain import updated
 from examples import gpt
 from mpmd.compiler.jaxprs.work import total_operations
 
+OPTIMIZER = optax.adam(1e-3)
+
 Layer = Callable[[Any, Any], Any]
-"""A function of its weights and of what the layer before it returns: activations, with those to be kept."""
+"""A function of its weights and of the activations of the layer before, which it may hand on with its own."""
 
 
-class Model(abc.ABC):
-    """A sequence of layers with a loss, and a batch of ``rows`` examples."""
+def squared_error(outputs: Any, targets: jax.Array) -> jax.Array:
+    """The mean of the squared differences; the targets may have one column, which stands for all."""
+    return ((outputs - targets) ** 2).mean()
 
-    name: str
-    rows: int
 
-    @property
-    @abc.abstractmethod
-    def layers(self) -> Sequence[Layer]:
-        """The layers, the first of which takes the inputs of a batch."""
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A sequence of layers with a loss.
 
-    @abc.abstractmethod
-    def weights(self) -> list[Any]:
-        """The weights of each layer, as a step begins with them."""
+    Attributes:
+      layers: the first one takes the inputs of a batch.
+      weights: makes the initial weights of each layer.
+      batch: makes the inputs and the targets, with equally many rows; the same in every step.
+      mismatch: the mean loss of the last layer's results and targets.
+    """
 
-    @abc.abstractmethod
-    def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        """The inputs and the targets, each with ``rows`` rows; the same in every step."""
-
-    @abc.abstractmethod
-    def mismatch(self, outputs: Any, targets: jax.Array) -> jax.Array:
-        """The mean loss of what the last layer returns."""
+    layers: Sequence[Layer]
+    weights: Callable[[], list[Any]]
+    batch: Callable[[], tuple[np.ndarray, np.ndarray]]
+    mismatch: Callable[[Any, jax.Array], jax.Array] = squared_error
 
     def state(self) -> Any:
-        """The state that a step begins with."""
+        """The weights and the state of ``OPTIMIZER`` with which a step begins."""
         weights = self.weights()
         return weights, OPTIMIZER.init(weights)
 
     def microbatches(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The batch in so many microbatches."""
+        """The batch in ``number`` microbatches."""
         x, y = (part.reshape(number, -1, *part.shape[1:]) for part in self.batch())
         return x, y
 
     def loss(self, weights: Sequence[Any], x: Any, y: jax.Array, ends: frozenset[int] = frozenset()) -> Any:
-        """The loss of examples.
-
-        Args:
-          ends: the numbers of layers after which a stage ends.
-        """
+        """The loss; ``ends`` has the numbers of layers after which a stage ends."""
         for number, (layer, of_layer) in enumerate(zip(self.layers, weights, strict=True), 1):
             x = layer(of_layer, x)
             if number in ends:
@@ -99,7 +92,7 @@ class Model(abc.ABC):
         return [sum(leaf.size for leaf in jax.tree.leaves(of_layer)) for of_layer in shapes]
 
     def work(self) -> list[int]:
-        """The operations of the forward of each layer, of a whole batch."""
+        """The operations of the forward of each layer, for a whole batch."""
         x, found = jax.eval_shape(lambda: self.batch()[0]), []
         for layer, of_layer in zip(self.layers, jax.eval_shape(self.weights), strict=True):
             jaxpr, x = jax.make_jaxpr(layer, return_shape=True)(of_layer, x)
@@ -107,123 +100,97 @@ class Model(abc.ABC):
         return found
 
 
+@dataclasses.dataclass(frozen=True)
+class HandMade:
+    """A plan by hand: the stages of a schedule, and the rule by which its layers are cut."""
+
+    cut: str
+    layers_per_stage: tuple[int, ...]
+    schedule: mpmd.Schedule
+    microbatches: int
+
+    def __str__(self) -> str:
+        layers = " ".join(map(str, self.layers_per_stage))
+        return f"by hand: {self.schedule.name}, {self.cut} ({layers}), {self.microbatches} microbatches"
+
+
+def by_hand(model: Model, groups: int) -> list[HandMade]:
+    """The plans of an engineer who knows the layers, their parameters and their operations."""
+    equal = equal_layers(len(model.layers), groups)
+    by_parameters, by_work = balanced(model.parameters(), groups), balanced(model.work(), groups)
+    plans = [
+        HandMade("equal layers", equal, mpmd.Std1F1B(groups), 2 * groups),
+        HandMade("equal layers", equal, mpmd.GPipe(groups), 2 * groups),
+        HandMade("equal layers", equal, mpmd.ZeroBubble(groups), 4 * groups),
+        HandMade("by parameters", by_parameters, mpmd.Std1F1B(groups), 4 * groups),
+        HandMade("by work", by_work, mpmd.Std1F1B(groups), 2 * groups),
+        HandMade("by work", by_work, mpmd.Std1F1B(groups), 4 * groups),
+        HandMade("by work", by_work, mpmd.ZeroBubble(groups), 4 * groups),
+    ]
+    keys = [(plan.layers_per_stage, plan.schedule, plan.microbatches) for plan in plans]
+    return [plan for number, plan in enumerate(plans) if keys[number] not in keys[:number]]
+
+
 def equal_layers(num_layers: int, stages: int) -> tuple[int, ...]:
-    """As many layers in each stage as in the others, or one more in the first ones."""
+    """The layers of each stage: equally many, or one more in the first stages."""
     ends = [*mpmd.stage_ends(num_layers, stages), num_layers - 1]
     return tuple(b - a for a, b in itertools.pairwise([-1, *ends]))
 
 
 def balanced(amounts: Sequence[int], stages: int) -> tuple[int, ...]:
-    """The number of layers of each stage by which the largest stage has the least, as an engineer cuts."""
+    """The layers of each stage by which the largest stage has the least amount, as an engineer cuts."""
     cuts = itertools.combinations(range(1, len(amounts)), stages - 1)
     bounds = [(0, *cut, len(amounts)) for cut in cuts]
     best = min(bounds, key=lambda ends: max(sum(amounts[a:b]) for a, b in itertools.pairwise(ends)))
     return tuple(b - a for a, b in itertools.pairwise(best))
 
 
-def normal(rows: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two arrays of the standard normal distribution."""
-    values = np.random.default_rng(0).standard_normal((2, rows, *shape), "float32")
+def _normal(*shape: int) -> tuple[np.ndarray, np.ndarray]:
+    values = np.random.default_rng(0).standard_normal((2, *shape), "float32")
     return values[0], values[1]
 
 
-def squared_error(outputs: Any, targets: jax.Array) -> jax.Array:
-    """The mean of the squared differences; the targets may have one column, which stands for all."""
-    return ((outputs - targets) ** 2).mean()
+def mlp(widths: Sequence[int], rows: int) -> Model:
+    """Layers ``tanh(x @ weights)`` between these widths; one column of inputs stands for all."""
+    shapes = list(itertools.pairwise(widths))
 
+    def layer(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.broadcast_to(x, (len(x), len(weights))) @ weights)
 
-def dense(of_layer: jax.Array, x: jax.Array) -> jax.Array:
-    """A layer of the chain and of the MLP: weights ``(inputs, outputs)``."""
-    return jnp.tanh(as_wide(x, of_layer) @ of_layer)
-
-
-@dataclasses.dataclass(frozen=True)
-class Chain(Model):
-    """Square layers."""
-
-    num_layers: int = 6
-    width: int = 768
-    rows: int = 2048
-    name = "chain"
-
-    @property
-    def layers(self) -> Sequence[Layer]:
-        return (dense,) * self.num_layers
-
-    def weights(self) -> list[Any]:
-        keys = jax.random.split(jax.random.key(0), self.num_layers)
-        return [jax.random.normal(key, (self.width, self.width)) * self.width**-0.5 for key in keys]
-
-    def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        return normal(self.rows, 1)
-
-    mismatch = staticmethod(squared_error)
-
-
-@dataclasses.dataclass(frozen=True)
-class UnevenMLP(Model):
-    """Layers whose widths differ by a factor of up to eight."""
-
-    widths: tuple[int, ...] = (512, 1024, 2048, 512, 1024, 256, 1536, 512)
-    rows: int = 1024
-    name = "uneven MLP"
-
-    @property
-    def layers(self) -> Sequence[Layer]:
-        return (dense,) * (len(self.widths) - 1)
-
-    def weights(self) -> list[Any]:
-        shapes = list(itertools.pairwise(self.widths))
+    def weights() -> list[Any]:
         keys = jax.random.split(jax.random.key(0), len(shapes))
         return [
             jax.random.normal(key, shape) * shape[0] ** -0.5 for key, shape in zip(keys, shapes, strict=True)
         ]
 
-    def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        return normal(self.rows, 1)
-
-    mismatch = staticmethod(squared_error)
+    return Model([layer] * len(shapes), weights, lambda: _normal(rows, 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class UNet(Model):
-    """Convolutions down to a quarter of the side and up again, where each level takes what it had before.
+def u_net(channels: int, side: int, rows: int) -> Model:
+    """Convolutions down to a quarter of the side and up again, where each level joins its earlier result.
 
-    Activations are ``(images, side, side, channels)``; what a layer returns has those that are kept behind.
+    Activations are ``(images, side, side, channels)``; a layer also hands on those that are kept for later.
     """
+    keeping = functools.partial(_convolved, keep=True)
+    down = functools.partial(_convolved, stride=2)
+    up, joined = functools.partial(_convolved, up=True), functools.partial(_convolved, join=True)
+    last = functools.partial(_convolved, last=True)
+    layers = (_entering, keeping, down, keeping, down, _convolved, up, joined, up, joined, last)
+    c = channels
+    inputs = (3, c, c, 2 * c, 2 * c, 4 * c, 4 * c, 4 * c, 2 * c, 2 * c, c)
+    outputs = (c, c, 2 * c, 2 * c, 4 * c, 4 * c, 2 * c, 2 * c, c, c, 3)
 
-    channels: int = 32
-    side: int = 32
-    rows: int = 32
-    name = "U-Net"
-
-    @property
-    def layers(self) -> Sequence[Layer]:
-        keeping = functools.partial(_convolved, keep=True)
-        down = functools.partial(_convolved, stride=2)
-        up, joined = functools.partial(_convolved, up=True), functools.partial(_convolved, join=True)
-        last = functools.partial(_convolved, last=True)
-        return (_entering, keeping, down, keeping, down, _convolved, up, joined, up, joined, last)
-
-    def weights(self) -> list[Any]:
-        c = self.channels
-        inputs = (3, c, c, 2 * c, 2 * c, 4 * c, 4 * c, 4 * c, 2 * c, 2 * c, c)
-        outputs = (c, c, 2 * c, 2 * c, 4 * c, 4 * c, 2 * c, 2 * c, c, c, 3)
+    def weights() -> list[Any]:
         keys = jax.random.split(jax.random.key(0), len(inputs))
         return [
             {"w": jax.random.normal(key, (3, 3, i, o)) * (9 * i) ** -0.5, "b": jnp.zeros(o)}
             for key, i, o in zip(keys, inputs, outputs, strict=True)
         ]
 
-    def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        return normal(self.rows, self.side, self.side, 3)
-
-    def mismatch(self, outputs: Any, targets: jax.Array) -> jax.Array:
-        return squared_error(outputs[0], targets)
+    return Model(layers, weights, lambda: _normal(rows, side, side, 3), lambda x, y: squared_error(x[0], y))
 
 
 def _entering(of_layer: Any, images: jax.Array) -> tuple[jax.Array, ...]:
-    """The first layer."""
     return _convolved(of_layer, (images,))
 
 
@@ -239,10 +206,11 @@ def _convolved(
     """A convolution by windows of 3 x 3.
 
     Args:
+      activations: the input, then the results that are kept for the way up.
       keep: whether its result is kept for the way up.
       up: whether pixels are doubled before it.
-      join: whether it takes what was kept last, too.
-      last: whether the result is that of the model.
+      join: whether its input gets the channels of the result that was kept last.
+      last: whether its result is the model's, without ``relu``.
     """
     x, *kept = activations
     if up:
@@ -258,36 +226,25 @@ def _convolved(
     return (x, *kept, x) if keep else (x, *kept)
 
 
-@dataclasses.dataclass(frozen=True)
-class LargeVocabulary(Model):
-    """A transformer in which the head has most of the work, and head and embedding most of the parameters."""
+def large_vocabulary(blocks: int, width: int, heads: int, length: int, vocabulary: int, rows: int) -> Model:
+    """A transformer whose head has most of the work, and head and embedding most of the parameters."""
+    config = gpt.GPTConfig(blocks, width, heads, length, vocab_size=vocabulary)
+    block = functools.partial(gpt.block, num_heads=heads)
 
-    blocks: int = 4
-    width: int = 128
-    heads: int = 4
-    length: int = 64
-    vocabulary: int = 16_384
-    rows: int = 16
-    name = "large vocabulary"
-
-    @property
-    def layers(self) -> Sequence[Layer]:
-        block = functools.partial(gpt.block, num_heads=self.heads)
-        return (_embedded, *[block] * self.blocks, _scores)
-
-    def weights(self) -> list[Any]:
-        config = gpt.GPTConfig(self.blocks, self.width, self.heads, self.length, vocab_size=self.vocabulary)
+    def weights() -> list[Any]:
         params = gpt.init_params(jax.random.key(0), config)
         first = {name: params[name] for name in ("token_embedding", "position_embedding")}
         return [first, *params["blocks"], {name: params[name] for name in ("head_norm", "head")}]
 
-    def batch(self) -> tuple[np.ndarray, np.ndarray]:
-        shape = (2, self.rows, self.length)
-        tokens = np.random.default_rng(0).integers(0, self.vocabulary, shape, dtype=np.int32)
-        return tokens[0], tokens[1]
+    def batch() -> tuple[np.ndarray, np.ndarray]:
+        numbers = np.random.default_rng(0)
+        tokens, targets = numbers.integers(0, vocabulary, (2, rows, length), dtype=np.int32)
+        return tokens, targets
 
-    def mismatch(self, outputs: Any, targets: jax.Array) -> jax.Array:
-        return optax.softmax_cross_entropy_with_integer_labels(outputs, targets).mean()
+    def mismatch(scores: Any, targets: jax.Array) -> jax.Array:
+        return optax.softmax_cross_entropy_with_integer_labels(scores, targets).mean()
+
+    return Model((_embedded, *[block] * blocks, _scores), weights, batch, mismatch)
 
 
 def _embedded(of_layer: Any, tokens: jax.Array) -> jax.Array:
@@ -296,3 +253,11 @@ def _embedded(of_layer: Any, tokens: jax.Array) -> jax.Array:
 
 def _scores(of_layer: Any, x: jax.Array) -> jax.Array:
     return gpt.layer_norm(of_layer["head_norm"], x) @ of_layer["head"]
+
+
+MODELS: Mapping[str, Callable[[], Model]] = {
+    "chain": lambda: mlp([768] * 7, rows=2048),
+    "U-Net": lambda: u_net(channels=32, side=32, rows=32),
+    "large vocabulary": lambda: large_vocabulary(4, 128, 4, 64, 16_384, rows=16),
+    "uneven MLP": lambda: mlp((512, 1024, 2048, 512, 1024, 256, 1536, 512), rows=1024),
+}

@@ -1,10 +1,10 @@
 """The speed of messages between groups, by transport and size.
 
 Two actors on one machine, each on a core of its own as if both computed, send arrays to each other through
-every transport; and, beside it, through memory that they share and a pipe, and through a TCP connection over
-the loopback interface, with nothing around them (`raw` and `tcp`). `round trip` is from before a send to the
-arrival of the answer, which is as large; `stream` is many messages of one step in a row, until the last is
-taken; `memcpy` copies as many arrays within one process.
+every transport; and, beside it, through shared memory with a pipe, and through a TCP connection over the
+loopback interface, with nothing around them (`raw` and `tcp`). A round trip ends with the arrival of the
+answer, which is as large. A stream is many messages of one step in a row, until the last is taken. `memcpy`
+copies as many arrays within one process. On an accelerator the arrays are on it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,87 @@ import jax
 import numpy as np
 import ray
 
-from benchmarks.measure import Conditions, Result, Table, Target, Times, interleaved, ratio
-from benchmarks.peers import cpu_environment
+from benchmarks.frame import Cell, Limited, Rows, Setup, Times, interleaved, ratio, scaled
 from cluster.protocol.endpoint import endpoints
+from cluster.start.environment import gpu_memory
 from cluster.tcp.credentials import Credentials, make_credentials
-from cluster.transports.choice import NAMES, NETWORK, SHARED_MEMORY
+from cluster.transports.choice import DEVICE, NAMES, NETWORK, SHARED_MEMORY
 from cluster.transports.router import Router
 from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
 
 KIB, MIB = 2**10, 2**20
-SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
-QUICK = (4 * KIB, MIB)
-RAW, MEMCPY = "raw round trip", "memcpy"
-TCP = "tcp"
+SIZES = {"4 KiB": 4 * KIB, "64 KiB": 64 * KIB, "1 MiB": MIB, "16 MiB": 16 * MIB, "128 MiB": 128 * MIB}
+"""Of messages: the largest is for accelerators, the smallest for hosts."""
+
+RAW, TCP, MEMCPY = "raw", "tcp", "memcpy"
 ENCRYPTED = f"{NETWORK}, encrypted"
 WAYS = {**{name: name for name in NAMES}, ENCRYPTED: NETWORK}
-"""The transport of each way that is measured."""
-WAIT_SECONDS = 1.0
+"""The transport of each way that is measured, beside ``RAW`` and ``TCP``."""
 
-_most_bytes = 32 * MIB
-_most_messages = 50
+WAIT_SECONDS = 1.0
+MOST_BYTES, MOST_MESSAGES = 32 * MIB, 50
+ROUND_TRIP, STREAM = "round_trip", "stream"
+RAW_ROUND_TRIPS, OF_MEMCPY, OF_TCP = 3.0, 0.6, 0.5
+"""Limits: round trips of 4 KiB over raw ones at most; shares of bandwidth at 1 MiB and more at least."""
+
+
+class Raw:
+    """Memory that two processes share, and a pipe in each direction to say that it has been written."""
+
+    def __init__(self, memory: np.ndarray, inlet: int, outlet: int):
+        self._memory, self._inlet, self._outlet = memory, inlet, outlet
+
+    def values(self, size: int, count: int) -> Sequence[Any]:
+        return np.ones((count, size), np.uint8)
+
+    def send(self, step: int, tag: int, value: Any) -> None:
+        self._memory[: len(value)] = value
+        os.write(self._outlet, b"!")
+
+    def take(self, step: int, tag: int, size: int) -> Any:
+        os.read(self._inlet, 1)
+        return self._memory[:size]
+
+
+class Tcp:
+    """A TCP connection, whose receiver has one buffer."""
+
+    def __init__(self, connection: socket.socket, most_bytes: int):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection, self._buffer = connection, np.ones(most_bytes, np.uint8)
+
+    def values(self, size: int, count: int) -> Sequence[Any]:
+        return np.ones((count, size), np.uint8)
+
+    def send(self, step: int, tag: int, value: Any) -> None:
+        self._connection.sendall(value)
+
+    def take(self, step: int, tag: int, size: int) -> Any:
+        received = self._connection.recv_into(self._buffer, size, socket.MSG_WAITALL)
+        assert received == size, f"{received} of {size} bytes have arrived"
+        return self._buffer[:size]
+
+
+class Routed:
+    """A transport of ``cluster``."""
+
+    def __init__(self, router: Router, submesh: jax.sharding.Mesh, index: int):
+        self._router, self._index = router, index
+        self._sharding = to_sharding((), submesh)
+
+    def values(self, size: int, count: int) -> Sequence[Any]:
+        return [
+            jax.device_put(np.full(size // 4, i, np.float32), self._sharding, may_alias=False)
+            for i in range(count)
+        ]
+
+    def send(self, step: int, tag: int, value: Any) -> None:
+        self._router.send(MessageId(step, self._index, 1 - self._index, tag), [value])
+
+    def take(self, step: int, tag: int, size: int) -> Any:
+        message = MessageId(step, 1 - self._index, self._index, tag)
+        return self._router.recv(message, [self._sharding])[0]
 
 
 class End:
@@ -56,159 +116,96 @@ class End:
         index: int,
         directory: str,
         shared_bytes: int,
-        credentials: dict[bool, Credentials],
+        credentials: Mapping[bool, Credentials],
         ways: Mapping[str, str],
     ):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})
-        self.index, self.peer = index, 1 - index
+        self.index, self.directory, self.shared_bytes = index, directory, shared_bytes
+        self.credentials, self.ways = credentials, ways
         self.submesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("stage",))
-        self.routers = {name: Router(endpoints([1, 1])[index], self.submesh) for name in ways}
-        self._ways = ways
-        self.directory, self.shared_bytes = directory, shared_bytes
-        self.credentials = credentials
+        self.routers = {way: Router(endpoints([1, 1])[index], self.submesh) for way in ways}
 
-    def listen(self) -> dict[str, object]:
-        addresses: dict[str, object] = {}
-        for way, router in self.routers.items():
-            credentials = self.credentials[way == ENCRYPTED]
-            addresses[way] = router.listen([self._ways[way]], "127.0.0.1", credentials)
+    def listen(self) -> dict[str, Any]:
+        addresses: dict[str, Any] = {
+            way: router.listen([self.ways[way]], "127.0.0.1", self.credentials[way == ENCRYPTED])
+            for way, router in self.routers.items()
+        }
         self.listener = socket.create_server(("127.0.0.1", 0))
         return {**addresses, TCP: self.listener.getsockname()}
 
-    def connect(self, addresses: list[dict[str, Any]]) -> None:
+    def connect(self, addresses: Sequence[Mapping[str, Any]]) -> None:
+        peer = 1 - self.index
         for way, router in self.routers.items():
-            router.connect({self.peer: self._ways[way]}, [each[way] for each in addresses])
+            router.connect({peer: self.ways[way]}, [each[way] for each in addresses])
         with self.listener:
             if self.index:
-                self.tcp, _ = self.listener.accept()
+                connection, _ = self.listener.accept()
             else:
-                self.tcp = socket.create_connection(addresses[self.peer][TCP])
-        self.tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection = socket.create_connection(addresses[peer][TCP])
         with open(f"{self.directory}/memory", "r+b") as file:
-            memory = np.frombuffer(mmap.mmap(file.fileno(), self.shared_bytes), np.uint8)
-        self.memory = np.split(memory, 2)[self.index]
+            memory = np.frombuffer(mmap.mmap(file.fileno(), 2 * self.shared_bytes), np.uint8)
         flags = (os.O_RDONLY, os.O_WRONLY) if self.index else (os.O_WRONLY, os.O_RDONLY)
         pipes = [os.open(f"{self.directory}/pipe{i}", flag) for i, flag in enumerate(flags)]
-        self.outlet, self.inlet = reversed(pipes) if self.index else pipes
+        outlet, inlet = reversed(pipes) if self.index else pipes
+        self.channels: dict[str, Raw | Tcp | Routed] = {
+            RAW: Raw(np.split(memory, 2)[self.index], inlet, outlet),
+            TCP: Tcp(connection, self.shared_bytes),
+            **{way: Routed(router, self.submesh, self.index) for way, router in self.routers.items()},
+        }
 
-    def _arrays(self, size: int, count: int) -> list[jax.Array]:
-        sharding = to_sharding((), self.submesh)
-        return [
-            jax.device_put(np.full(size // 4, i, np.float32), sharding, may_alias=False) for i in range(count)
-        ]
-
-    def _send(self, name: str, step: int, tag: int, array: jax.Array | np.ndarray) -> None:
-        self.routers[name].send(MessageId(step, self.index, self.peer, tag), [array])
-
-    def _take(self, name: str, step: int, tag: int) -> jax.Array | np.ndarray:
-        wanted = [to_sharding((), self.submesh)]
-        return self.routers[name].recv(MessageId(step, self.peer, self.index, tag), wanted)[0]
-
-    def round_trip(self, name: str, step: int, size: int, count: int) -> float:
-        """Seconds; the median of so many."""
-        (array,) = self._arrays(size, 1)
-
-        def exchange(tag: int) -> None:
+    def round_trip(self, way: str, step: int, size: int, count: int) -> float:
+        """Returns the median seconds of ``count`` round trips."""
+        channel, seconds = self.channels[way], []
+        (value,) = channel.values(size, 1)
+        for tag in range(count):
+            start = time.perf_counter()
             if self.index:
-                self._send(name, step, tag, self._take(name, step, tag))
+                channel.send(step, tag, channel.take(step, tag, size))
             else:
-                self._send(name, step, tag, array)
-                self._take(name, step, tag)
+                channel.send(step, tag, value)
+                channel.take(step, tag, size)
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds)
 
-        return _median_seconds(exchange, count)
-
-    def raw_round_trip(self, size: int, count: int) -> float:
-        """The same with nothing but memory and a pipe."""
-        source, destination = np.ones(size, np.uint8), self.memory[:size]
-
-        def exchange(_: int) -> None:
-            if self.index:
-                os.read(self.inlet, 1)
-            destination[:] = source
-            os.write(self.outlet, b"!")
-            if not self.index:
-                os.read(self.inlet, 1)
-
-        return _median_seconds(exchange, count)
-
-    def tcp_round_trip(self, size: int, count: int) -> float:
-        """The same with nothing but a TCP connection."""
-        source, destination = np.ones(size, np.uint8), np.ones(size, np.uint8)
-
-        def exchange(_: int) -> None:
-            if self.index:
-                self._fill(destination)
-            self.tcp.sendall(source)
-            if not self.index:
-                self._fill(destination)
-
-        return _median_seconds(exchange, count)
-
-    def tcp_stream(self, size: int, count: int) -> float:
-        """Seconds per message, of which the receiver has but one buffer."""
-        buffer = np.ones(size, np.uint8)
-        start = time.perf_counter()
-        if self.index:
-            for _ in range(count):
-                self._fill(buffer)
-            self.tcp.sendall(b"done")
-        else:
-            for _ in range(count):
-                self.tcp.sendall(buffer)
-            self.tcp.recv(4, socket.MSG_WAITALL)
-        return (time.perf_counter() - start) / count
-
-    def _fill(self, buffer: np.ndarray) -> None:
-        received = self.tcp.recv_into(buffer, buffer.nbytes, socket.MSG_WAITALL)
-        assert received == buffer.nbytes, f"{received} of {buffer.nbytes} bytes have arrived"
-
-    def stream(self, name: str, step: int, size: int, count: int) -> float:
-        """Seconds per message."""
-        arrays = self._arrays(size, 0 if self.index else count)
-        (answer,) = self._arrays(4, 1)
+    def stream(self, way: str, step: int, size: int, count: int) -> float:
+        """Returns the seconds per message."""
+        channel = self.channels[way]
+        values = channel.values(size, 0 if self.index else count)
+        (answer,) = channel.values(4, 1)
         start = time.perf_counter()
         if self.index:
             for tag in range(count):
-                taken = self._take(name, step, tag)
+                taken = channel.take(step, tag, size)
             jax.block_until_ready(taken)
-            self._send(name, step, 0, answer)
+            channel.send(step, 0, answer)
         else:
-            for tag, array in enumerate(arrays):
-                self._send(name, step, tag, array)
-            self._take(name, step, 0)
+            for tag, value in enumerate(values):
+                channel.send(step, tag, value)
+            channel.take(step, 0, 4)
         return (time.perf_counter() - start) / count
 
     def memcpy(self, size: int, count: int) -> float:
-        """Seconds per copy, from as many arrays to as many as there are messages in a stream."""
+        """Returns the seconds per copy, from as many arrays to as many as a stream has messages."""
         sources, destinations = np.ones((2, count, size), np.uint8)
         start = time.perf_counter()
         for source, destination in zip(sources, destinations, strict=True):
             destination[:] = source
         return (time.perf_counter() - start) / count
 
-    def wait(self, name: str, step: int) -> float:
-        """Seconds of processor time that waiting for a message takes."""
+    def wait(self, way: str, step: int) -> float:
+        """Returns the seconds of processor time that waiting for a message takes."""
         start = time.process_time()
-        self._take(name, step, 0)
+        self.channels[way].take(step, 0, 4)
         return time.process_time() - start
 
-    def send_later(self, name: str, step: int, seconds: float) -> None:
-        time.sleep(seconds)
-        self._send(name, step, 0, *self._arrays(4, 1))
+    def send_later(self, way: str, step: int) -> None:
+        time.sleep(WAIT_SECONDS)
+        self.channels[way].send(step, 0, self.channels[way].values(4, 1)[0])
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: list) -> None:
         self.routers["object_store"].deliver(message, packed)
-
-
-def _median_seconds(exchange: Callable[[int], None], count: int) -> float:
-    seconds = []
-    for tag in range(count):
-        start = time.perf_counter()
-        exchange(tag)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 Ends = Sequence[Any]
@@ -217,38 +214,42 @@ Ends = Sequence[Any]
 _steps = itertools.count()
 
 
-def run(conditions: Conditions) -> Result:
-    sizes = QUICK if conditions.quick else SIZES
-    with connected(2 * max(sizes), cpu_environment(1, 1)) as ends:
-        found = {size: _measure(ends, size, conditions.effort.repetitions) for size in sizes}
-        waits = {name: _wait(ends, name) for name in WAYS}
-    tables = [_round_trips(found), _streams(found), _over_tcp(found), _waits(waits)]
-    data = {"seconds": {str(size): times for size, times in found.items()}, "processor_seconds": waits}
-    return Result(tables, _targets(found), data)
+def run(setup: Setup) -> Rows:
+    on_device = setup.options.device
+    names = list(SIZES)[1:] if on_device else list(SIZES)[:-1]
+    ways = {NETWORK: NETWORK, DEVICE: DEVICE} if on_device else WAYS
+    chosen = {name: SIZES[name] for name in setup.cases(names, [names[0], "1 MiB"])}
+    with connected(setup, max(chosen.values(), default=KIB), ways) as ends:
+        for message, size in chosen.items():
+            times = _measure(ends, ways, size, setup.repetitions)
+            for way in (RAW, TCP, *ways):
+                yield "Messages", {"message": message, "by": way, **_cells(size, way, times)}
+            yield "Messages", {"message": message, "by": MEMCPY, "us in a stream": scaled(times[MEMCPY], 1e6)}
+        for way in ways:
+            step = next(_steps)
+            waiting = ends[0].wait.remote(way, step)
+            ends[1].send_later.remote(way, step)
+            seconds = ray.get(waiting)
+            yield "Waiting", {"for a message by": way, "ms of processor time in a second": 1e3 * seconds}
 
 
 @contextlib.contextmanager
-def connected(
-    shared_bytes: int, environment: Mapping[str, str], ways: Mapping[str, str] = WAYS, gpus: float = 0
-) -> Iterator[Ends]:
-    """Two processes that are connected.
-
-    Args:
-      shared_bytes: of the memory that they share for `raw`.
-      environment: their variables.
-      ways: the transport of each way to connect them.
-      gpus: that each reserves.
-    """
+def connected(setup: Setup, shared_bytes: int, ways: Mapping[str, str]) -> Iterator[Ends]:
+    """Two processes that are connected in all ways, with this much memory for ``RAW`` in each direction."""
+    setup.join_ray()
+    gpus = setup.gpus_per_group or 0.0
     actor = ray.remote(concurrency_groups={"control": 1}, num_cpus=0, num_gpus=gpus)(End)  # type: ignore[call-overload]
-    runtime_env = {"env_vars": dict(environment)}
+    variables = setup.environment(1, 1) | (gpu_memory({}, gpus, shares=False) if gpus else {})
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         for i in range(2):
             os.mkfifo(f"{directory}/pipe{i}")
         with open(f"{directory}/memory", "wb") as file:
-            file.truncate(shared_bytes)
+            file.truncate(2 * shared_bytes)
         credentials = {encryption: make_credentials(encryption) for encryption in (False, True)}
         ends = [
-            actor.options(runtime_env=runtime_env).remote(i, directory, shared_bytes, credentials, ways)
+            actor.options(runtime_env={"env_vars": variables}).remote(
+                i, directory, shared_bytes, credentials, ways
+            )
             for i in range(2)
         ]
         addresses = ray.get([end.listen.remote() for end in ends])
@@ -258,111 +259,36 @@ def connected(
             ray.kill(end)
 
 
-def _measure(ends: Ends, size: int, repetitions: int) -> dict[str, Times]:
-    """Seconds of every kind for one size; what is measured first only warms up."""
-    count = max(4, min(_most_messages, _most_bytes // size))
-    things: dict[str, Callable[[], float]] = {
-        RAW: lambda: on_both(ends, "raw_round_trip", size, count),
-        f"{TCP} round_trip": lambda: on_both(ends, "tcp_round_trip", size, count),
-        f"{TCP} stream": lambda: on_both(ends, "tcp_stream", size, count),
-        MEMCPY: lambda: ray.get(ends[0].memcpy.remote(size, count)),
-    }
-    for name in WAYS:
-        for kind in ("round_trip", "stream"):
-            things[f"{name} {kind}"] = functools.partial(in_a_step, ends, kind, name, size, count)
+def _measure(ends: Ends, ways: Mapping[str, str], size: int, repetitions: int) -> dict[str, Times]:
+    """Returns the seconds of each way and kind for one size, without the first repetition, which warms up."""
+    count = max(4, min(MOST_MESSAGES, MOST_BYTES // size))
+    things: dict[str, Callable[[], float]] = {MEMCPY: lambda: ray.get(ends[0].memcpy.remote(size, count))}
+    for way in (RAW, TCP, *ways):
+        for kind in (ROUND_TRIP, STREAM) if way != RAW else (ROUND_TRIP,):
+            things[f"{way} {kind}"] = functools.partial(_on_both, ends, kind, way, size, count)
     return {kind: times[1:] for kind, times in interleaved(things, repetitions + 1).items()}
 
 
-def in_a_step(ends: Ends, method: str, name: str, *arguments: int) -> float:
-    """The measurement of the first by a method of both, such as ``round_trip``, with a step of its own."""
-    return on_both(ends, method, name, next(_steps), *arguments)
-
-
-def on_both(ends: Ends, method: str, *arguments: object) -> float:
-    """Calls both at the same time; what the first one measures."""
-    return ray.get([getattr(end, method).remote(*arguments) for end in ends])[0]
-
-
-def _wait(ends: Ends, name: str) -> float:
+def _on_both(ends: Ends, kind: str, way: str, size: int, count: int) -> float:
+    """Calls a method of both actors at the same time; returns the result of the first."""
     step = next(_steps)
-    waiting = ends[0].wait.remote(name, step)
-    ends[1].send_later.remote(name, step, WAIT_SECONDS)
-    return ray.get(waiting)
+    return ray.get([getattr(end, kind).remote(way, step, size, count) for end in ends])[0]
 
 
-Found = Mapping[int, Mapping[str, Times]]
-
-
-def _round_trips(found: Found) -> Table:
-    rows = [
-        (
-            size_text(size),
-            _us(times[RAW]),
-            *(_against(times[f"{name} round_trip"], times[RAW], "{:.1f}x") for name in (TCP, *WAYS)),
+def _cells(size: int, way: str, times: Mapping[str, Times]) -> dict[str, Cell]:
+    trips = times[f"{way} {ROUND_TRIP}"]
+    of_raw = ratio(trips, times[f"{RAW} {ROUND_TRIP}"])
+    cells: dict[str, Cell] = {"us, there and back": scaled(trips, 1e6), "times raw": of_raw}
+    if way == SHARED_MEMORY and size == 4 * KIB:
+        cells["times raw"] = Limited(of_raw, RAW_ROUND_TRIPS)
+    if way != RAW:
+        stream = times[f"{way} {STREAM}"]
+        of_memcpy, of_tcp = (ratio(times[of], stream) for of in (MEMCPY, f"{TCP} {STREAM}"))
+        is_large = size >= MIB
+        cells["us in a stream"] = scaled(stream, 1e6)
+        cells["GB/s"] = size / statistics.median(stream) / 1e9
+        cells["bandwidth, of memcpy"] = (
+            Limited(of_memcpy, OF_MEMCPY, at_least=True) if is_large and way == SHARED_MEMORY else of_memcpy
         )
-        for size, times in found.items()
-    ]
-    return Table("Transport: round trips", ("us (times raw)", "raw", TCP, *WAYS), tuple(rows))
-
-
-def _streams(found: Found) -> Table:
-    rows = [
-        (
-            size_text(size),
-            _us(times[MEMCPY]),
-            *(
-                f"{_us(stream)} ({ratio(times[MEMCPY], stream):.0%})"
-                for stream in (times[f"{name} stream"] for name in (TCP, *WAYS))
-            ),
-        )
-        for size, times in found.items()
-    ]
-    header = ("us per message (of the bandwidth of memcpy)", MEMCPY, TCP, *WAYS)
-    return Table("Transport: streams", header, tuple(rows))
-
-
-def _over_tcp(found: Found) -> Table:
-    """The transports that can connect nodes, beside the connection itself."""
-    names = [name for name in WAYS if name != SHARED_MEMORY]
-    rows = []
-    for size, times in found.items():
-        tcp = times[f"{TCP} stream"]
-        streams = [times[f"{name} stream"] for name in names]
-        cells = [f"{_us(stream)} ({ratio(tcp, stream):.0%})" for stream in streams]
-        rows.append((size_text(size), _us(tcp), *cells))
-    header = ("us per message (of the bandwidth of TCP)", TCP, *names)
-    return Table("Transport: streams over TCP", header, tuple(rows))
-
-
-def _waits(waits: Mapping[str, float]) -> Table:
-    row = (f"{WAIT_SECONDS:g} s", *(f"{seconds * 1e3:.1f}" for seconds in waits.values()))
-    return Table("Transport: waiting", ("ms of processor time", *waits), (row,))
-
-
-def _targets(found: Found) -> list[Target]:
-    targets = []
-    for size, times in found.items():
-        what = f"shared_memory, {size_text(size)}"
-        if size == 4 * KIB:
-            trip = ratio(times["shared_memory round_trip"], times[RAW])
-            targets.append(Target(f"{what}: round trip / raw", trip, 3.0))
-        if size >= MIB:
-            share = ratio(times[MEMCPY], times["shared_memory stream"])
-            targets.append(Target(f"{what}: of the bandwidth of memcpy", share, 0.6, at_least=True))
-            share = ratio(times[f"{TCP} stream"], times[f"{NETWORK} stream"])
-            of_tcp = f"{NETWORK}, {size_text(size)}: of the bandwidth of TCP"
-            targets.append(Target(of_tcp, share, 0.5, at_least=True))
-    return targets
-
-
-def _us(times: Times) -> str:
-    return f"{statistics.median(times) * 1e6:.1f}"
-
-
-def _against(times: Times, others: Times, form: str) -> str:
-    return f"{_us(times)} ({form.format(ratio(times, others))})"
-
-
-def size_text(size: int) -> str:
-    """A size in KiB or MiB."""
-    return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
+        cells["of tcp"] = Limited(of_tcp, OF_TCP, at_least=True) if is_large and way == NETWORK else of_tcp
+    return cells

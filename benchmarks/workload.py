@@ -1,9 +1,10 @@
-"""Workloads and the settings of peers: plain data, so that processes without JAX can read it too."""
+"""The training that all peers run: plain data, so that processes without JAX can read it too."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
+
+from benchmarks.frame import Setup
 
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 1e-4
@@ -13,7 +14,7 @@ WEIGHT_DECAY = 1e-4
 class Workload:
     """Training steps of a decoder-only transformer, cut into one stage for each group.
 
-    ``batch`` is the sequences of a step, in all microbatches together.
+    ``batch`` counts the sequences of a step, in all microbatches together.
     """
 
     groups: int
@@ -34,20 +35,19 @@ class Workload:
         return f"{self.groups} groups, {self.microbatches} microbatches"
 
 
+def small(groups: int, microbatches: int) -> Workload:
+    """Compute-bound tasks of milliseconds on a CPU."""
+    return Workload(groups, microbatches, layers=8, d_model=256, heads=8, seq_len=64, batch=32)
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The setup of a peer: the work, the cores that it may use in all, and the Ray to join."""
+    """The workload of a peer, and the machine that it may use."""
 
     workload: Workload
-    cores: int
-    ray_address: str
+    setup: Setup
 
     @property
     def share(self) -> int:
-        """The threads for each process, where there is one for each group."""
-        return max(1, self.cores // self.workload.groups)
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        """The threads of each process, where each group has a process."""
+        return max(1, self.setup.cores // self.workload.groups)

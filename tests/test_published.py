@@ -2,14 +2,13 @@
 
 import pytest
 
-from benchmarks.published import chosen_over_best
+from benchmarks.published import chosen_over_best, typed_in
 from benchmarks.published.facts import Model
 from benchmarks.published.fit import MOST
 from benchmarks.published.fitted import FITTED, fitted_third
 from benchmarks.published.gpus import TORCHTITAN
 from benchmarks.published.model import profile_of
 from benchmarks.published.predict import Predictor
-from benchmarks.published.tables import typed_in
 from benchmarks.published.tpus import MAXTEXT, TPUS
 from benchmarks.published.vtrain import NODES, ONE_NODE, read
 from mpmd.planner.cluster import Cluster
@@ -25,7 +24,7 @@ def test_steps_of_torchtitan_are_predicted():
     assert sum(misses) / len(misses) < 0.1
 
 
-@pytest.mark.usual("v5e-4")
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "count"), [("v5e", 4), ("v5p", 9), ("v6e", 13)])
 def test_steps_of_tpus_are_predicted(device, count):
     facts = [fact for fact in typed_in() if fact.group == MAXTEXT[device]]
@@ -41,6 +40,7 @@ def test_what_a_backward_of_maxtext_computes_again_follows_from_what_it_keeps():
     assert 0 < shares[8192] < 0.05 < 0.5 < shares[16384] < 1  # attention alone; all but the last product
 
 
+@pytest.mark.slow
 def test_models_of_megatron_share_their_embedding():
     tied = profile_of(Model(4, 64, 2, 32, vocabulary=128))
     apart = profile_of(Model(4, 64, 2, 32, vocabulary=128, attention="flash"))

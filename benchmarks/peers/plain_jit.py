@@ -19,6 +19,3 @@ class PlainJit:
             self._state, loss = self._step(self._state, *self._batch)
         jax.block_until_ready(self._state)
         return float(loss)
-
-    def close(self) -> None:
-        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,6 @@ from ray.dag import InputNode, MultiOutputNode
 
 import mpmd
 from benchmarks import model
-from benchmarks.peers import cpu_environment
 from benchmarks.workload import Setting, Workload
 from mpmd.ir.plan import Task
 from mpmd.schedules import total_order
@@ -25,13 +25,13 @@ _COMPILE_SECONDS = 240.0
 """The seconds that a step may take: by default graphs give up after 10 s, and the first step compiles."""
 
 _HEADER_BYTES = 2**14
-"""The bytes that a message may have besides its arrays."""
+"""Bytes that a message may have besides its arrays."""
 
 
 class Stage:
-    """A stage on an actor: its parameters, their optimizer, and what the backwards need of the forwards.
+    """A stage on an actor: parameters, optimizer, and the values that forwards keep for their backwards.
 
-    The last stage computes the loss and its gradient in one go, after which it has no backward.
+    The last stage computes the loss and its gradient in one call, after which it has no backward.
     """
 
     def __init__(self, workload: Workload, stage: int):
@@ -72,15 +72,12 @@ class Stage:
         return model.updated(state, gradients), loss
 
     def forward(self, microbatch: int, x: np.ndarray) -> np.ndarray:
+        x = x[microbatch] if self._is_first else x  # tokens of the whole batch
         y, self._pullbacks[microbatch] = self._forward(self._state[0], x)
         return np.asarray(y)
 
-    def forward_of(self, microbatch: int, xs: np.ndarray) -> np.ndarray:
-        """``forward`` of a microbatch of a whole batch."""
-        return self.forward(microbatch, xs[microbatch])
-
     def loss_and_backward(self, microbatch: int, x: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """The last stage's forward and backward; ``targets`` are of the whole batch."""
+        """Runs the last stage's forward and backward; ``targets`` has the whole batch."""
         self._sums, dx = self._loss(self._state[0], x, self._sums, targets[microbatch])
         return np.asarray(dx)
 
@@ -90,7 +87,10 @@ class Stage:
         return np.asarray(dx[0]) if dx else None
 
     def update(self, *after: Any) -> float:
-        """Takes a step of the optimizer; the result is the loss on the last stage, elsewhere 0."""
+        """Takes a step of the optimizer; returns the loss on the last stage, 0 on other stages.
+
+        ``after`` are results that have to exist before.
+        """
         self._state, loss = self._update(self._state, self._sums)
         self._sums = self._zeros(self._state[0])
         return float(loss)
@@ -101,15 +101,13 @@ class _ByHand(abc.ABC):
 
     def __init__(self, setting: Setting):
         self._workload = workload = setting.workload
-        ray.init(address=setting.ray_address, log_to_driver=False)
-        environment = {"env_vars": cpu_environment(1, setting.share)}
+        setting.setup.join_ray()
+        environment = {"env_vars": setting.setup.environment(1, setting.share)}
         stage = ray.remote(num_cpus=0, runtime_env=environment)(Stage)
         self._actors: list[Any] = [stage.remote(workload, i) for i in range(workload.groups)]
         self._batch = model.batch(workload)
-        schedule = mpmd.Std1F1B(workload.groups)
-        order = total_order(schedule.tasks(workload.microbatches))
+        order = total_order(mpmd.Std1F1B(workload.groups).tasks(workload.microbatches))
         self._tasks = [task for _, cell in order for task in cell.tasks]
-        self._last = workload.groups - 1
 
     def run(self, steps: int) -> float:
         submitted: list[Any] = []
@@ -123,6 +121,34 @@ class _ByHand(abc.ABC):
     def _submit(self) -> Any:
         """Submits a step; the loss is the last of the results."""
 
+    def _calls(self, call: Callable[..., Any], tokens: Any, targets: Any) -> list[Any]:
+        """Calls the method of each task, and then ``update`` of each actor, with results of earlier calls.
+
+        Args:
+          call: calls a method of an actor with arguments, now or in a graph.
+        """
+        values: dict[Task, Any] = {}
+        last = len(self._actors) - 1
+        for task in self._tasks:
+            stage, microbatch = task.stage, task.microbatch
+            actor = self._actors[stage]
+            if task.kind == "fwd":
+                if stage < last:
+                    x = values[Task("fwd", stage - 1, microbatch)] if stage else tokens
+                    values[task] = call(actor.forward, microbatch, x)
+            elif stage == last:
+                x = values[Task("fwd", stage - 1, microbatch)]
+                values[task] = call(actor.loss_and_backward, microbatch, x, targets)
+            else:
+                values[task] = call(actor.backward, microbatch, values[Task("bwd", stage + 1, microbatch)])
+        return [
+            call(actor.update, *self._backwards(values, stage)) for stage, actor in enumerate(self._actors)
+        ]
+
+    def _backwards(self, values: dict[Task, Any], stage: int) -> Sequence[Any]:
+        """The results for which the update of a stage has to wait; an actor runs remote calls in order."""
+        return ()
+
     def close(self) -> None:
         for actor in self._actors:
             ray.kill(actor)
@@ -134,23 +160,7 @@ class Calls(_ByHand):
 
     def _submit(self) -> list[ray.ObjectRef]:
         tokens, targets = map(ray.put, self._batch)
-        values: dict[Task, ray.ObjectRef] = {}
-        for task in self._tasks:
-            kind, stage, microbatch = task.kind, task.stage, task.microbatch
-            actor = self._actors[stage]
-            if kind == "fwd":
-                if stage == 0:
-                    values[task] = actor.forward_of.remote(microbatch, tokens)
-                elif stage < self._last:
-                    x = values.pop(Task("fwd", stage - 1, microbatch))
-                    values[task] = actor.forward.remote(microbatch, x)
-            elif stage == self._last:
-                x = values.pop(Task("fwd", stage - 1, microbatch))
-                values[task] = actor.loss_and_backward.remote(microbatch, x, targets)
-            else:
-                dy = values.pop(Task("bwd", stage + 1, microbatch))
-                values[task] = actor.backward.remote(microbatch, dy)
-        return [actor.update.remote() for actor in self._actors]
+        return self._calls(lambda method, *arguments: method.remote(*arguments), tokens, targets)
 
 
 class CompiledGraph(_ByHand):
@@ -165,42 +175,25 @@ class CompiledGraph(_ByHand):
 
     def _compiled(self) -> Any:
         with InputNode() as batch:
-            values: dict[Task, Any] = {}
-            for task in self._tasks:
-                kind, stage, microbatch = task.kind, task.stage, task.microbatch
-                actor = self._actors[stage]
-                before = values.get(Task("fwd", stage - 1, microbatch))
-                if kind == "fwd":
-                    if stage == 0:
-                        values[task] = actor.forward_of.bind(microbatch, batch[0])
-                    elif stage < self._last:
-                        values[task] = actor.forward.bind(microbatch, before)
-                elif stage == self._last:
-                    values[task] = actor.loss_and_backward.bind(microbatch, before, batch[1])
-                else:
-                    dy = values[Task("bwd", stage + 1, microbatch)]
-                    values[task] = actor.backward.bind(microbatch, dy)
             graph = MultiOutputNode(
-                [
-                    actor.update.bind(
-                        *(v for task, v in values.items() if task.kind == "bwd" and task.stage == i)
-                    )
-                    for i, actor in enumerate(self._actors)
-                ]
+                self._calls(lambda method, *arguments: method.bind(*arguments), batch[0], batch[1])
             )
-        # Unless told, each of the many channels takes 10 MB of Ray's memory.
+        # By default each of the many channels takes 10 MB of Ray's memory.
         return graph.experimental_compile(
             _submit_timeout=_COMPILE_SECONDS,
             _buffer_size_bytes=_largest_message(self._workload) + _HEADER_BYTES,
             _max_inflight_executions=_IN_FLIGHT + 1,
         )
 
+    def _backwards(self, values: dict[Task, Any], stage: int) -> Sequence[Any]:
+        return [value for task, value in values.items() if task.kind == "bwd" and task.stage == stage]
+
     def _submit(self) -> list[Any]:
         self._graph = self._graph or self._compiled()
         return self._graph.execute(*self._batch)
 
     def rest(self) -> None:
-        """Ends what the actors do until there is another step."""
+        """Ends the actors' loops until there is another step."""
         if self._graph is not None:
             self._graph.teardown()
             self._graph = None
@@ -211,6 +204,6 @@ class CompiledGraph(_ByHand):
 
 
 def _largest_message(workload: Workload) -> int:
-    """Bytes of what a stage sends, or of the tokens and targets of a step."""
+    """Bytes of an activation that a stage sends, or of the tokens and targets of a step."""
     activation = workload.tokens // workload.microbatches * workload.d_model * np.float32().nbytes
     return max(activation, 2 * workload.tokens * np.int32().nbytes)

@@ -35,9 +35,6 @@ class SpmdGPipe:
             jax.block_until_ready(self._state)
         return float(loss)
 
-    def close(self) -> None:
-        pass
-
 
 def _stacked(params: dict, workload: Workload) -> dict:
     """The parameters with the layers as arrays of shape (stages, layers of a stage, ...)."""

@@ -7,15 +7,15 @@ iterations are read from a checkout of it (``--vtrain PATH``), as this repositor
 from __future__ import annotations
 
 import collections
-import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
-from benchmarks.measure import Conditions, Result, Table, Target
+from benchmarks.frame import Limited, Row, Rows, Setup
 from benchmarks.published.facts import Fact
 from benchmarks.published.fitted import FITTED, datasheets, fitted_third
+from benchmarks.published.gpus import steps_of_gpus
 from benchmarks.published.predict import Predictor, candidate_of
-from benchmarks.published.tables import typed_in
+from benchmarks.published.tpus import steps_of_tpus
 from benchmarks.published.vtrain import read
 from mpmd.planner.expected_errors import EXPECTED_ERRORS
 from mpmd.planner.simplicity import Option, in_order
@@ -25,26 +25,25 @@ MISS, CHOSEN, WORST = 0.10, 1.05, 1.25
 """The bars: the mean miss of ``ENOUGH`` facts or more, and the chosen way over the best, mean and worst."""
 
 
-def run(conditions: Conditions) -> Result:
-    """The tables by datasheets alone, and by fitted curves."""
-    return compared(conditions.vtrain)
-
-
-def compared(vtrain: pathlib.Path | None) -> Result:
-    """The tables, with vTrain's facts if there is a checkout of it."""
+def run(setup: Setup) -> Rows:
+    """The rows by rates of datasheets alone, and by fitted curves; vTrain's facts if there is a checkout."""
+    vtrain = setup.options.vtrain
     of_vtrain = [] if vtrain is None else list(read(vtrain))
     facts = [*typed_in(), *of_vtrain]
     fitted = fitted_third(facts)
     clusters = {"rates of datasheets": datasheets, "fitted curves": FITTED.clusters}
     ratios = {name: _ratios(facts, Predictor(of_kinds)) for name, of_kinds in clusters.items()}
-    tables = [_summary(name, of_facts, fitted) for name, of_facts in ratios.items()]
-    tables.append(_by_tensor(ratios, of_vtrain))
-    tables.append(_each(ratios, [fact for fact in facts if fact not in {*of_vtrain}]))
-    data = {
-        name: [[fact.group, *_way_text(fact), ratio] for fact, ratio in of_facts.items()]
-        for name, of_facts in ratios.items()
-    }
-    return Result(tables, [*_targets(ratios["fitted curves"], fitted)], data)
+    for name, of_facts in ratios.items():
+        yield from _summary(name, of_facts, fitted)
+    yield from _by_tensor(ratios, of_vtrain)
+    for fact in typed_in():
+        by_clusters = {name: of_facts[fact] for name, of_facts in ratios.items()}
+        yield "Steps of papers and pages, predicted over measured", _step(fact, by_clusters)
+
+
+def typed_in() -> list[Fact]:
+    """The facts of papers and pages."""
+    return [*steps_of_gpus(), *steps_of_tpus()]
 
 
 def _ratios(facts: Sequence[Fact], predictor: Predictor) -> dict[Fact, float]:
@@ -53,7 +52,7 @@ def _ratios(facts: Sequence[Fact], predictor: Predictor) -> dict[Fact, float]:
 
 
 def _groups(ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> dict[str, dict[Fact, float]]:
-    """The ratios of each group; those of facts to which curves are fitted are groups of their own."""
+    """The ratios of each group; facts to which curves are fitted form a group of their own."""
     groups: dict[str, dict[Fact, float]] = collections.defaultdict(dict)
     for fact, ratio in ratios.items():
         groups[fact.group + (", fitted third" if fact in fitted else "")][fact] = ratio
@@ -65,10 +64,9 @@ def _miss(ratios: Mapping[Fact, float]) -> float:
 
 
 def chosen_over_best(ratios: Mapping[Fact, float]) -> list[float]:
-    """The time of the chosen way over that of the best.
+    """The time of the chosen way over the time of the best way, for each problem with several measured ways.
 
-    There is one number for each problem of which several ways were measured. Of ways that may be as fast, the
-    planner's preference decides: the simplest, and of these the one with the fewest tasks.
+    Among ways that may be as fast, the planner's preference decides: the simplest way, then the fewest tasks.
     """
     problems: dict[tuple[object, ...], list[Fact]] = collections.defaultdict(list)
     for fact in ratios:
@@ -76,7 +74,7 @@ def chosen_over_best(ratios: Mapping[Fact, float]) -> list[float]:
     return [
         _chosen(ways, ratios).seconds / min(fact.seconds for fact in ways)
         for ways in problems.values()
-        if len({_way_text(fact) for fact in ways}) > 1
+        if len({_way_of(fact) for fact in ways}) > 1
     ]
 
 
@@ -93,55 +91,47 @@ def _chosen(ways: Sequence[Fact], ratios: Mapping[Fact, float]) -> Fact:
     return ways[in_order(options)[0]]
 
 
-def _summary(name: str, ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> Table:
-    rows = []
+def _summary(name: str, ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> Rows:
+    """The misses of each group of facts, and the choices among the ways of each problem."""
+    is_judged = name == "fitted curves"
     for group, of_group in sorted(_groups(ratios, fitted).items()):
-        values = list(of_group.values())
-        cells = [group, str(len(values)), f"{statistics.mean(values):.2f}", f"{_miss(of_group):.1%}"]
-        rows.append((*cells, f"{min(values):.2f} to {max(values):.2f}", "", ""))
+        values, miss = list(of_group.values()), _miss(of_group)
+        yield (
+            f"Predicted over measured, {name}",
+            {
+                "": group,
+                "steps": len(values),
+                "mean ratio": statistics.mean(values),
+                "median ratio": values,
+                "mean miss": Limited(miss, MISS) if is_judged and len(values) >= ENOUGH else miss,
+                "least": min(values),
+                "most": max(values),
+            },
+        )
     for group in sorted({fact.group for fact in ratios}):
         over = chosen_over_best({fact: ratio for fact, ratio in ratios.items() if fact.group == group})
         if over:
-            text = f"{statistics.mean(over):.3f}", f"{max(over):.2f}"
-            rows.append((f"{group}, choices", str(len(over)), "", "", "", *text))
-    header = ("", "count", "mean ratio", "mean miss", "range", "chosen over best", "worst")
-    return Table(f"Predicted over measured, {name}", header, tuple(rows))
+            mean, worst = statistics.mean(over), max(over)
+            cells = {"mean": Limited(mean, CHOSEN), "worst": Limited(worst, WORST)}
+            cells = cells if is_judged else {"mean": mean, "worst": worst}
+            yield f"Chosen way over the best, {name}", {"": group, "problems": len(over), **cells}
 
 
-def _by_tensor(ratios: Mapping[str, Mapping[Fact, float]], facts: Sequence[Fact]) -> Table:
+def _by_tensor(ratios: Mapping[str, Mapping[Fact, float]], facts: Sequence[Fact]) -> Rows:
     """The mean ratios of vTrain's facts by the degree of tensor parallelism."""
-    keys = sorted({(fact.group, fact.tensor) for fact in facts})
-    rows = []
-    for group, tensor in keys:
+    for group, tensor in sorted({(fact.group, fact.tensor) for fact in facts}):
         some = [fact for fact in facts if (fact.group, fact.tensor) == (group, tensor)]
-        means = [f"{statistics.mean(of_facts[fact] for fact in some):.2f}" for of_facts in ratios.values()]
-        rows.append((f"{group}, tensor {tensor}", str(len(some)), *means))
-    return Table("Mean ratios by tensor parallelism", ("", "count", *ratios), tuple(rows))
+        means = {name: statistics.mean(of[fact] for fact in some) for name, of in ratios.items()}
+        cells = {"": f"{group}, tensor {tensor}", "steps": len(some), **means}
+        yield "Mean ratios by tensor parallelism", cells
 
 
-def _each(ratios: Mapping[str, Mapping[Fact, float]], facts: Sequence[Fact]) -> Table:
-    """The ratios of facts from papers and pages."""
-    rows = []
-    for fact in facts:
-        of_fact = (f"{of_facts[fact]:.2f}" for of_facts in ratios.values())
-        size = f"{fact.model.layers} x {fact.model.width}"
-        rows.append((fact.group, size, str(fact.devices), f"{fact.seconds:.2f}", *of_fact))
-    return Table("Steps of papers and pages", ("", "layers x width", "devices", "s", *ratios), tuple(rows))
+def _step(fact: Fact, ratios: Mapping[str, float]) -> Row:
+    names = ("tensor", "data", "pipeline", "chunks", "microbatch")
+    way = " ".join(f"{name} {value}" for name, value in zip(names, _way_of(fact), strict=True))
+    size = f"{fact.model.layers} x {fact.model.width}"
+    return {"": fact.group, "layers x width": size, "way": way, "s": fact.seconds, **ratios}
 
 
-def _way_text(fact: Fact) -> tuple[int, ...]:
+def _way_of(fact: Fact) -> tuple[int, ...]:
     return fact.tensor, fact.data, fact.pipeline, fact.chunks, fact.microbatch
-
-
-def _targets(ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> list[Target]:
-    targets = [
-        Target(f"mean miss: {group}", _miss(of_group), MISS)
-        for group, of_group in sorted(_groups(ratios, fitted).items())
-        if len(of_group) >= ENOUGH
-    ]
-    for group in sorted({fact.group for fact in ratios}):
-        over = chosen_over_best({fact: ratio for fact, ratio in ratios.items() if fact.group == group})
-        if over:
-            targets.append(Target(f"chosen over best: {group}", statistics.mean(over), CHOSEN))
-            targets.append(Target(f"worst chosen over best: {group}", max(over), WORST))
-    return targets

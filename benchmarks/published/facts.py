@@ -1,4 +1,4 @@
-"""Published step times: the model, the way to run it, and the seconds that others have measured."""
+"""Published step times: the model, the way to run it, and the measured seconds."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import least_squares
 
+from benchmarks.published import typed_in
 from benchmarks.published.facts import Fact
 from benchmarks.published.fitted import A100, DEVICES, FITTED, Curves, fitted_third, way_of
 from benchmarks.published.predict import Predictor
-from benchmarks.published.tables import typed_in
 from benchmarks.published.vtrain import ONE_NODE, read
 
 LARGE_MISS, TOWARDS_START, EVALUATIONS = 0.1, 0.02, 20
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _least_and_most(facts: Sequence[Fact]) -> list[Fact]:
-    """Of each way on one node the smallest and the largest step, of which the others follow."""
+    """The smallest and the largest step of each way on one node; the other steps follow from these two."""
     ways: dict[tuple[int, ...], list[Fact]] = {}
     for fact in facts:
         if fact.group == ONE_NODE:

@@ -149,7 +149,7 @@ class Curves:
         return Cluster(nodes=1, **preset.fields())
 
     def _cluster(self, sheet: Datasheet, product: float) -> Hardware:
-        """A node of devices with a rate of products; all else is in proportion to an A100."""
+        """A node of devices with this rate of products; datasheets scale the other rates of an A100."""
         faster = sheet.peak / A100.peak
         return Cluster(
             nodes=1,

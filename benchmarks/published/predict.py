@@ -55,7 +55,7 @@ class Predictor:
 
 
 def _microbatches(fact: Fact) -> Iterator[int]:
-    """The rows of a replica's microbatch; those of which it may have taken the best."""
+    """The rows of a replica's microbatch: the published number, or all numbers that the run may have used."""
     if fact.microbatch:
         yield fact.microbatch
         return

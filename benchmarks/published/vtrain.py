@@ -30,9 +30,9 @@ _FIELDS = (
 def read(checkout: pathlib.Path) -> Iterator[Fact]:
     """The facts of a checkout of vTrain.
 
-    Those of one node count as without recomputation: with it, the largest ones would compute at 84% of the
-    peak of an A100, with all that is bound by memory. Those of several nodes are with it, as their
-    configurations say.
+    Iterations of one node count as without recomputation: with it, the largest would compute at 84% of the
+    peak of an A100, including kernels that are bound by memory. Iterations of several nodes recompute, as
+    their configurations say.
     """
     for group, name, recomputed in (
         (ONE_NODE, "ground_truth_single.csv", 0.0),

@@ -8,8 +8,8 @@ import ray
 
 import cluster
 import mpmd
-from benchmarks.sleeping import sleep_in_tasks
 from tests.ray.test_parts import BATCH, WEIGHTS, step_of
+from tests.support.sleeping_tasks import sleep_in_tasks
 
 TASK_SECONDS = 0.05
 ROUNDS = 6

@@ -2,8 +2,8 @@
 
 JAX writes the gradient of the weights in ``x @ w`` as a product of the result's gradient and ``x``, which it
 then transposes. Where ``x`` has rows and positions, XLA's code for CPUs then multiplies transposed copies,
-which takes up to six times as long in float32 (``python -m benchmarks.weight_gradients``). The product of
-``x`` and the result's gradient is the same array.
+which takes up to six times as long in float32 (docs/performance.md). The product of ``x`` and the result's
+gradient is the same array.
 """
 
 from __future__ import annotations

@@ -1,23 +1,21 @@
-"""The section of conformance: programs of the tests, on four groups that share a device."""
+"""Programs of the tests on four groups that share a device; each computes what ``jax.jit`` computes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
-from benchmarks.device.groups import local_ray, on_ray
-from benchmarks.device.outcome import Findings
-from benchmarks.device.settings import Settings
-from benchmarks.measure import Table
+from benchmarks.__main__ import DEVICE_LIMITS
+from benchmarks.frame import Rows, Setup
 from tests.support.parity import assert_parity_on
 from tests.support.programs import PROGRAMS
 from tests.support.programs.table import Program
 
 GROUPS = 4
 RESERVE_SECONDS = 40.0
-"""So long before the end no other program begins, because that one has to end, too."""
+"""Seconds before the limit from which on no program begins, because the last one has to end, too."""
 
 COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 """The sizes of the programs are tiny."""
@@ -66,28 +64,25 @@ layers_taken_by_a_counter[fori_loop]
 """.strip().splitlines()
 
 
-def programs() -> list[Program]:
-    """The programs of ``NAMES``, each for at most ``GROUPS`` groups of one device."""
-    by_name = {program.name: program for program in PROGRAMS}
-    return [by_name[name] for name in NAMES]
-
-
-def run(settings: Settings) -> Findings:
-    """Each program once; those that there is no time for are named."""
-    # By default GPUs round what they multiply to fewer bits than float32 has; tolerances are for float32.
+def run(setup: Setup) -> Rows:
+    """Runs each program once; on a device, those for which there is time."""
+    # By default GPUs round operands of products to fewer bits than float32 has; tolerances are for float32.
     jax.config.update("jax_default_matmul_precision", "highest")
-    end = time.perf_counter() + settings.seconds - RESERVE_SECONDS
-    environment = {"env_vars": COMPILE_QUICKLY if settings.is_gpu else {}}
-    chosen = programs()
-    with local_ray(settings), on_ray(settings, GROUPS, gpus_per_group=0.25, runtime_env=environment) as mesh:
-        found = {}
-        for program in chosen:
-            if time.perf_counter() < end:
-                found[program.name] = failure_of(program, mesh)
-    return findings_of([program.name for program in chosen], found)
+    limit = DEVICE_LIMITS["conformance"] * setup.options.patience - RESERVE_SECONDS
+    end = time.perf_counter() + limit if setup.options.device else float("inf")
+    environment = {"env_vars": COMPILE_QUICKLY if setup.has_gpus else {}}
+    by_name = {program.name: program for program in PROGRAMS}
+    failures = []
+    with setup.launch({"stage": GROUPS}, "stage", cpus_per_group=0.5, runtime_env=environment) as mesh:
+        for name in setup.cases(NAMES, NAMES):
+            failure = failure_of(by_name[name], mesh) if time.perf_counter() < end else "not begun"
+            failures += [name] if failure not in ("", "not begun") else []
+            yield "Programs on groups that share a device", {"": name, "failure": failure}
+    if failures:
+        raise RuntimeError(f"compute something else than jax.jit: {', '.join(failures)}")
 
 
-def failure_of(program: Program, mesh) -> str:
+def failure_of(program: Program, mesh: Any) -> str:
     """The fault of a program on these groups; empty if it computes what ``jax.jit`` computes."""
     case = program.case()
     options = {"donate_argnums": 0, **case.options}
@@ -102,22 +97,7 @@ def failure_of(program: Program, mesh) -> str:
                 tolerance=case.tolerance,
                 **options,
             )
-    except Exception as error:  # whatever it is, it is what is measured here
+    except Exception as error:  # whatever it is, it is the result of this benchmark
         lines = [line for line in str(error).splitlines() if line.strip()]
         return f"{type(error).__name__}: {' '.join(lines[:6])}"[:400]
     return ""
-
-
-def findings_of(names: Sequence[str], found: Mapping[str, str]) -> Findings:
-    """The number of programs that pass, and the names of the others."""
-    faults = tuple(f"{name}: {failure}" for name, failure in found.items() if failure)
-    left = [name for name in names if name not in found]
-    rows = (
-        ("compute what jax.jit computes", str(len(found) - len(faults))),
-        ("do not", str(len(faults))),
-        ("not begun, for lack of time", str(len(left))),
-    )
-    table = Table(
-        f"{len(names)} programs on {GROUPS} groups, each with a quarter of a device", ("", "programs"), rows
-    )
-    return Findings((table,), {"failures": dict(found), "not begun": left}, faults)
