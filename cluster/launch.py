@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,13 +17,13 @@ from cluster.driver.calls.actor_calls import ActorCalls
 from cluster.driver.calls.watchdog import Limits, limits_faults
 from cluster.driver.runtime import RayRuntime
 from cluster.mesh import ClusterMesh, abstract_submesh
+from cluster.metrics import RunMetrics
 from cluster.process.actor import GroupActor
 from cluster.process.compilation_cache import check_cache
 from cluster.protocol.process_info import ProcessInfo
 from cluster.protocol.versions import versions_here
 from cluster.recovery.actor import RecoverableActor
 from cluster.recovery.allocations import Allocations
-from cluster.recovery.metrics import RecoveryMetrics
 from cluster.recovery.policy import Recovery, check_recovery, left_out_groups
 from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.replacements import Replacements
@@ -44,7 +44,6 @@ from cluster.start.resources import (
 )
 from cluster.start.shapes import Request, axis_types_of, check, spares_fault, submeshes_of
 from cluster.transports.choice import AUTO, check_encryption, check_name, holdings
-from cluster.watching.publisher import Publisher
 from mpmd.compat import api_boundary
 from mpmd.meshes.part import parts_faults
 from mpmd.runtime.captures import collection_fault
@@ -238,11 +237,11 @@ def launch(
         reports = _Reports(recoveries, corruptions)
         runtime = _runtime_of(processes, started, connected, placement_groups, reports, options)
         runtime.captures.directory = None if capture is None else Path(capture)
-        publisher = Publisher()
+        metrics = RunMetrics(runtime.meters, recoveries)
         undo.pop_all()
     closing = contextlib.ExitStack()
     closing.callback(on_close)
-    closing.callback(publisher.close)
+    closing.callback(metrics.close)
     mesh = ClusterMesh(
         topology=connected.topology,
         mpmd_axis_name=axis_of_groups,
@@ -256,7 +255,7 @@ def launch(
         on_close=closing.close,
         parts=sizes,
     )
-    publisher.start(mesh)
+    metrics.start(runtime)
     return mesh
 
 
@@ -355,29 +354,17 @@ def _runtime_of(
         limits,
         options.left_out,
     )
-    on_recovery, on_corruption = _adding_to(reports.recoveries), reports.corruptions.append
     recovering = RecoveringRuntime(
         groups,
         pool,
         options.recovery,
-        on_recovery,
-        on_corruption,
+        reports.recoveries.append,
+        reports.corruptions.append,
         options.max_in_flight,
         options.left_out,
     )
     recovering.attach(connections)
     return recovering
-
-
-def _adding_to(recoveries: list[RecoveryReport]) -> Callable[[RecoveryReport], None]:
-    """A function that adds each report to the list, and to the metrics of the driver."""
-    metrics = RecoveryMetrics()
-
-    def on_recovery(report: RecoveryReport) -> None:
-        recoveries.append(report)
-        metrics.add(report)
-
-    return on_recovery
 
 
 def _environment_faults(runtime_env: Any) -> Iterator[Fault | None]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import platform
 import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ray
 
 import cluster
 import mpmd
@@ -34,10 +36,11 @@ def main() -> None:
 
 
 def devices() -> dict[str, Any]:
-    """The number of JAX's devices of each kind."""
+    """Counts JAX's devices of each kind, and reads the versions of Python, JAX and Ray."""
     kinds = collections.Counter(f"{device.platform} ({device.device_kind})" for device in jax.devices())
+    versions = f"Python {platform.python_version()}, jax {jax.__version__}, ray {ray.__version__}"
     return {
-        "text": ", ".join(f"{count} of {kind}" for kind, count in kinds.items()),
+        "text": f"{', '.join(f'{count} of {kind}' for kind, count in kinds.items())}; {versions}",
         "devices": [{"platform": device.platform, "kind": device.device_kind} for device in jax.devices()],
     }
 

@@ -101,7 +101,7 @@ MAY_IMPORT = {
     "mpmd.memory mpmd.profile mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
     "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.planner.cluster_file "
     "mpmd.planner.hardware mpmd.profile mpmd.render mpmd.replay mpmd.schedules mpmd.simulate mpmd.step "
-    "mpmd.util mpmd.validation mpmd.version mpmd.watching",
+    "mpmd.util mpmd.validation mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",
     "mpmd.compiler.steps": "mpmd.compiler.jaxprs mpmd.ir mpmd.language mpmd.schedules mpmd.util",
@@ -148,14 +148,10 @@ MAY_IMPORT = {
     "mpmd.util mpmd.validation",
     "cluster.mesh": "cluster.driver cluster.protocol cluster.recovery mpmd.compat mpmd.errors mpmd.ir "
     "mpmd.meshes mpmd.runtime mpmd.validation",
-    "cluster.watching.keys": "",
-    "cluster.watching.publisher": "cluster.driver cluster.mesh cluster.protocol cluster.ray_compat "
-    "cluster.watching.keys mpmd.runtime mpmd.watching",
-    "cluster.watching.reader": "cluster.ray_compat cluster.start cluster.watching.keys mpmd.watching",
-    "cluster.watching": "",
-    "cluster.launch": "cluster.driver cluster.mesh cluster.process cluster.protocol cluster.recovery "
-    "cluster.start cluster.transports cluster.watching.publisher mpmd.compat mpmd.meshes mpmd.runtime "
-    "mpmd.util mpmd.validation",
+    "cluster.metrics": "cluster.driver cluster.recovery mpmd.runtime",
+    "cluster.launch": "cluster.driver cluster.mesh cluster.metrics cluster.process cluster.protocol "
+    "cluster.recovery cluster.start cluster.transports mpmd.compat mpmd.meshes mpmd.runtime mpmd.util "
+    "mpmd.validation",
     "cluster.describe": "cluster.launch cluster.start mpmd.ir mpmd.memory mpmd.planner.calibrate "
     "mpmd.planner.calibrate_collectives mpmd.planner.hardware mpmd.validation",
     "cluster": "cluster.describe cluster.launch cluster.mesh cluster.recovery",
@@ -201,7 +197,7 @@ NEVER_REACHES = [
 DOOR = "mpmd.on_ray"
 """Hands on names of ``cluster``. Nothing of this project imports it."""
 
-PROGRAMS = {"mpmd.__main__", "cluster.trial", "cluster.watching.reader"}
+PROGRAMS = {"mpmd.__main__", "cluster.trial"}
 
 WITHOUT_JAX = (
     "mpmd mpmd.attribution.findings mpmd.cli mpmd.profile.profile mpmd.render mpmd.schedules mpmd.simulate "

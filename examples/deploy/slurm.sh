@@ -28,7 +28,7 @@ on_head=("${on_nodes[@]}" --nodes=1 --ntasks=1 --nodelist="$head")
 on_others=("${on_nodes[@]}" --nodes="$others" --ntasks="$others" --exclude="$head")
 
 address=$("${on_head[@]}" hostname --ip-address | awk '{ print $1 }')
-export RAY_ADDRESS="$address:$port" # mpmd.launch and `mpmd top` read it
+export RAY_ADDRESS="$address:$port" # mpmd.launch reads it
 
 trap 'kill $(jobs -p) 2> /dev/null; wait' EXIT
 

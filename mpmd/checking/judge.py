@@ -25,7 +25,7 @@ _SHOWN = 10
 """The leaves that the text of a check shows."""
 
 _ONE_IN = 100_000
-"""One of so many elements may differ: the sign of a gradient that is nearly zero is arbitrary."""
+"""One in 100,000 elements may differ: the sign of a gradient that is nearly zero is arbitrary."""
 
 
 class Verdict(enum.StrEnum):
@@ -143,18 +143,19 @@ def judge(
     perturbed: Sequence[Sequence[Any]],
     rounding: float,
 ) -> LeafCheck:
-    """Judges a leaf of the result.
+    """Decides whether a leaf of the result differs by more than rounding can make it.
 
-    An element may differ by ``_FACTOR`` times what it differs between the reference and the perturbed
-    references, at most over all of these and all steps. Elements that happen to have moved little may differ
-    like half of the leaf's.
+    The movement of an element is its largest difference between the reference and a perturbed reference, over
+    all steps. The element may differ by ``_FACTOR`` times its movement or, if that happens to be small, by
+    ``_FACTOR`` times the median movement of the leaf.
 
     Args:
-      before: the argument whose place the result takes, of the reference and of each perturbed one;
-        ``None``: it takes the place of none.
-      reference, actual: the result of each step.
-      perturbed: the same of each perturbed reference, which began with other arguments.
-      rounding: the coarsest rounding of the computation.
+      path: the leaf's name, such as ``result[0]['w']``.
+      before: for state that is fed back, the argument that the result replaces, of the reference and then of
+        each perturbed reference; else ``None``.
+      reference, actual: the leaf after each step, of the reference and of the step on groups.
+      perturbed: for each perturbed reference, the leaf after each step.
+      rounding: the largest ``eps`` of the dtypes in which the step computes.
     """
     dtype = reference[0].dtype
     # The change of state is compared: it is small beside the numbers of the state.

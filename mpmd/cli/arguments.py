@@ -31,7 +31,7 @@ def add_command(
 
 
 def add_output(parser: argparse.ArgumentParser, suffixes: Sequence[str], text: str, action: str) -> None:
-    """Adds the option ``-o FILE``, for files with one of these extensions."""
+    """Adds the option ``-o FILE``; the file's extension has to be one of ``suffixes``."""
 
     def path(argument: str) -> Path:
         output = Path(argument)

@@ -34,7 +34,7 @@ TABLES = (".html", ".json")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that describe a cluster, and those that fix choices."""
+    """Adds the options that describe a cluster, and options that fix choices, such as ``--num-stages``."""
     of_cluster = parser.add_argument_group(
         "a cluster, for which all is chosen that is not fixed", "in a file, or one by one"
     )
@@ -86,11 +86,15 @@ def check_unused(options: argparse.Namespace) -> None:
 
 
 def check_step(step: Any, name: str) -> None:
-    """Raises ``ValueError`` for a step that has a mesh, and for anything else than a step."""
+    """Raises ``ValueError`` for a step that has a mesh, and for an object that is no function."""
     from mpmd.step.jit import MpmdFunction
 
     if isinstance(step, MpmdFunction):
         raise ValueError(f"{name} has a mesh of its own: name the train step itself")
+    check_callable(step, name)
+
+
+def check_callable(step: Any, name: str) -> None:
     if not callable(step):
         raise ValueError(f"{name} is of type {type(step).__name__}, and not a step")
 
@@ -123,20 +127,15 @@ def _cluster(options: argparse.Namespace) -> Cluster | HeterogeneousCluster:
     fields = read_file(options.cluster) if options.cluster is not None else {}
     others = {name: value for name in _NUMBERS if (value := getattr(options, name)) is not None}
     others |= {name: Link(*value) for name in _LINKS if (value := getattr(options, name)) is not None}
-    if "pools" in fields:
-        if others:
-            names = ", ".join(map(_option, others))
-            raise ValueError(f"{names}: {options.cluster} has a cluster of several kinds of devices")
-        return _checked(lambda: Cluster.load(options.cluster))
+    has_pools = "pools" in fields
+    if has_pools and others:
+        names = ", ".join(map(_option, others))
+        raise ValueError(f"{names}: {options.cluster} has a cluster of several kinds of devices")
     fields |= others
     needed = [field.name for field in dataclasses.fields(Cluster) if not has_default(field)]
-    if missing := [_option(name) for name in needed if name not in fields]:
+    if not has_pools and (missing := [_option(name) for name in needed if name not in fields]):
         raise ValueError(f"the cluster is not known without {', '.join(missing)}")
-    return _checked(lambda: Cluster(**fields))
-
-
-def _checked(build: Callable[[], Cluster | HeterogeneousCluster]) -> Cluster | HeterogeneousCluster:
     try:
-        return build()
+        return Cluster.load(options.cluster) if has_pools else Cluster(**fields)
     except TypeError as error:  # of values in the file, which is as wrong as the command line
         raise ValueError(str(error)) from error

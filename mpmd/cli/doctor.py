@@ -6,16 +6,14 @@ import argparse
 import collections
 import dataclasses
 import enum
-import importlib.metadata
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpmd.cli import machine
 from mpmd.cli.arguments import add_command
@@ -23,9 +21,6 @@ from mpmd.cli.exit_codes import ExitCode
 from mpmd.util.private_directory import fault_of
 from mpmd.util.tables import aligned, human_bytes
 from mpmd.version import __version__
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 TRIAL_SECONDS = 180
 """The longest that a trial may take."""
@@ -62,21 +57,19 @@ exit code: 0 if all is well, 1 if something has a fault; warnings are no faults
 
 
 class State(enum.Enum):
-    """The state of a subject."""
-
     OK = "ok"
-    MISSING = "-"
-    """It is optional, and not there."""
     WARNING = "warning"
     FAULT = "FAULT"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The state of one subject, with advice if something is wrong.
+    """The state of one subject of ``mpmd doctor``, such as ``ports``.
 
     Attributes:
-      data: what was read, by its name in the JSON of the command.
+      found: one line for people, such as ``2 of cpu (cpu)``.
+      remedy: one line of advice; empty where nothing is wrong.
+      data: fields of the command's JSON, by name.
     """
 
     subject: str
@@ -144,7 +137,6 @@ def findings(on_ray: bool, address: str | None = None) -> Iterator[Finding]:
       address: of the Ray cluster to try; by default one is started on this machine.
     """
     yield Finding("mpmd", State.OK, f"{__version__} in {Path(__file__).parents[1]}")
-    yield from _installed()
     yield from _shared_memory()
     yield from _cache()
     yield from _ports()
@@ -161,53 +153,7 @@ def findings(on_ray: bool, address: str | None = None) -> Iterator[Finding]:
         )
 
 
-def _installed() -> Iterator[Finding]:
-    """The versions of Python and of the packages that are needed, compared with those that are supported."""
-    try:
-        about = importlib.metadata.metadata("mpmd")
-    except importlib.metadata.PackageNotFoundError:
-        yield Finding("mpmd's metadata", State.WARNING, "mpmd is not installed", "pip install it")
-        return
-    # Here, because another command of the same parser, `mpmd replay`, needs no package but JAX and numpy.
-    from packaging.requirements import Requirement
-    from packaging.specifiers import SpecifierSet
-
-    python, supported = platform.python_version(), about["Requires-Python"]
-    fits = python in SpecifierSet(supported)
-    yield Finding(
-        "python", State.OK if fits else State.FAULT, python, "" if fits else f"use a Python {supported}"
-    )
-    for line in importlib.metadata.requires("mpmd") or []:
-        requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield _package(requirement)
-            continue
-        extras = [extra for extra in ("checkpoint", "plot") if requirement.marker.evaluate({"extra": extra})]
-        if extras:
-            yield _package(requirement, extras[0])
-
-
-def _package(requirement: Requirement, extra: str = "") -> Finding:
-    """The finding about a package.
-
-    Args:
-      extra: the extra of mpmd that it belongs to; empty for one that is always needed.
-    """
-    install = f"pip install '{requirement.name}{requirement.specifier}'"
-    try:
-        version = importlib.metadata.version(requirement.name)
-    except importlib.metadata.PackageNotFoundError:
-        if not extra:
-            return Finding(requirement.name, State.FAULT, "not installed", install)
-        text = f"not installed, and optional: pip install 'mpmd[{extra}]'"
-        return Finding(requirement.name, State.MISSING, text)
-    if requirement.specifier.contains(version, prereleases=True):
-        return Finding(requirement.name, State.OK, version)
-    return Finding(requirement.name, State.FAULT, f"{version} is not supported", install)
-
-
 def _shared_memory() -> Iterator[Finding]:
-    """The room for messages between processes of this machine."""
     if SHARED_MEMORY.is_dir():
         size = shutil.disk_usage(SHARED_MEMORY).total
         little = size < LITTLE_SHARED_MEMORY
@@ -222,7 +168,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    """The finding about the compilation cache: whether other users may write to it."""
+    """Looks whether other users may write to the compilation cache, whose content is executed."""
     path = CACHE.expanduser()
     if not path.exists():
         yield Finding("compilation cache", State.OK, f"{path} is made by the first launch")
@@ -242,7 +188,6 @@ def _cache() -> Iterator[Finding]:
 
 
 def _ports() -> Iterator[Finding]:
-    """The finding about ports, at which the processes of groups reach one another."""
     try:
         ports = machine.read_ports()
     except OSError as error:
@@ -255,11 +200,7 @@ def _ports() -> Iterator[Finding]:
 
 
 def _gpus(devices: Finding) -> Iterator[Finding]:
-    """The finding about the GPUs of the machine, which JAX may not use.
-
-    Args:
-      devices: the finding about JAX's devices.
-    """
+    """Compares the GPUs that NVIDIA's driver shows with JAX's ``devices``, which may lack them."""
     try:
         gpus = machine.read_gpus()
     except RuntimeError as error:
@@ -277,7 +218,7 @@ def _gpus(devices: Finding) -> Iterator[Finding]:
 
 
 def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
-    """Runs a trial of ``cluster/trial.py``."""
+    """Runs a trial of ``cluster/trial.py`` in a process of its own."""
     # -P: a package `cluster` in the current directory is not ours.
     command = [sys.executable, "-P", "-m", "cluster.trial", *arguments]
     try:

@@ -10,6 +10,6 @@ class ExitCode(enum.IntEnum):
 
     OK = 0
     FAULT = 1
-    """The checked schedule, installation or captured task has a fault, or there is no run to show."""
+    """The checked schedule, installation or captured task has a fault."""
     USAGE = 2
-    """The command line is wrong, a file cannot be read or written, or a cluster cannot be reached."""
+    """The command line is wrong, or a file cannot be read or written."""

@@ -16,7 +16,7 @@ _SECONDS = 30
 
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 RAY_PORTS = {6379: "head node", 8265: "dashboard", 10001: "Ray Client"}
-"""Ray's default ports, which options of ``ray start`` change."""
+"""Ray's default ports, each with its use."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +43,8 @@ class Ports:
     """The ports of this machine.
 
     Attributes:
-      first, last: the range from which the system chooses those of connections between processes; ``None``
-        where it does not say.
-      ray: those of Ray.
+      first, last: the range from which the system chooses the ports of connections; ``None`` without /proc.
+      ray: Ray's default ports.
     """
 
     first: int | None

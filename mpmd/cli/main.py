@@ -7,11 +7,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mpmd.cli import doctor, plan, replay, report, schedule, top
+from mpmd.cli import doctor, plan, replay, report, schedule
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.util.printable import printable
 from mpmd.validation import cut
 from mpmd.version import __version__
+
+_WITHOUT_TOP = (
+    "there is no `mpmd top` any more: in the program, print(mesh.status()) shows what each process is doing, "
+    "and Ray's dashboard and Prometheus have ray_mpmd_steps_total and the other numbers of docs/watching.md"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,7 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     ``ExitCode`` has all that they stand for.
     """
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser()
+    if arguments[:1] == ["top"]:
+        parser.error(_WITHOUT_TOP)
+    options = parser.parse_args(arguments)
     try:
         code = options.run(options)
         sys.stdout.flush()
@@ -53,5 +62,4 @@ def _parser() -> argparse.ArgumentParser:
     report.add_commands(commands)
     replay.add_commands(commands)
     doctor.add_commands(commands)
-    top.add_commands(commands)
     return parser

@@ -98,7 +98,7 @@ def _report(lowered: LoweredStep, options: argparse.Namespace) -> None:
 
 
 def _arguments(step: Any, shapes: Any, options: argparse.Namespace) -> tuple:
-    """The arguments to plan for. Raises ``ValueError`` when the step takes others."""
+    """The step's arguments from ``SHAPES``. Raises ``ValueError`` when the step does not take them."""
     arguments = shapes if isinstance(shapes, tuple) else (shapes,)
     try:
         inspect.signature(step).bind(*arguments)
@@ -111,7 +111,7 @@ def _arguments(step: Any, shapes: Any, options: argparse.Namespace) -> tuple:
 
 
 def _step(function: Any, options: argparse.Namespace) -> Any:
-    """The step with a mesh: its own, or that of the options."""
+    """The step with its own mesh, or with an abstract mesh of ``--groups`` and ``--submesh``."""
     from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
     from mpmd.step.jit import MpmdFunction, jit
 
@@ -119,8 +119,7 @@ def _step(function: Any, options: argparse.Namespace) -> Any:
         if options.groups or options.submesh:
             raise ValueError(f"{options.step} has a mesh of its own: leave out --groups and --submesh")
         return function
-    if not callable(function):
-        raise ValueError(f"{options.step} is of type {type(function).__name__}, and not a step")
+    choose.check_callable(function, options.step)
     if not options.groups:
         raise ValueError(
             f"{options.step} has no mesh: say for how many groups to plan, with --groups, or for which "

@@ -1,6 +1,7 @@
-"""The steps of a function, as the driver counts them by replies that come anyway.
+"""Counts the steps of each function on the driver, by the replies of groups that it waits for anyway.
 
-A step of a group's program costs the driver two readings of the clock more; the groups are asked nothing.
+Calls and ends of steps enter from ``mpmd/step/``; ``StepCounts``, and ``StepEnd`` for listeners, leave to
+``mpmd.metrics`` and ``cluster/metrics.py``. A step costs two readings of the clock; groups are asked nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ RECENT = 16
 
 MEMORY_SECONDS = 1.0
 """The least time between two steps whose replies have the memory in use, which takes time to read."""
-
-_WATCHED_SECONDS = 10.0
-"""The seconds after ``StepMeter.watch`` for which memory is read."""
 
 
 class StepEnd(NamedTuple):
@@ -64,9 +62,7 @@ class MeshWithRecoveries(Protocol):
     """The part of a mesh of groups that a meter reads."""
 
     @property
-    def recovery_seconds(self) -> Sequence[float]:
-        """The duration of each recovery so far."""
-        ...
+    def recovery_seconds(self) -> Sequence[float]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +76,10 @@ class StepCounts:
       under_way: how many were called and have not ended.
       seconds_per_step: from the end of one to the end of the next, over the last ``RECENT``; ``None`` before
         two have ended.
-      seconds_since_end: since the last one has ended; ``None`` before that.
-      memory: for each group that has said so, the memory at the end of one of the last steps.
+      driver_seconds: seconds, after the first step, in which no step was under way because the driver had
+        not called the next one.
+      last_end: when the last one ended, of ``time.perf_counter``; 0 before that.
+      memory: the memory of each group at the end of its last measured step.
     """
 
     name: str
@@ -89,7 +87,8 @@ class StepCounts:
     failed: int
     under_way: int
     seconds_per_step: float | None
-    seconds_since_end: float | None
+    driver_seconds: float
+    last_end: float
     memory: Mapping[int, MemoryUse]
 
 
@@ -107,9 +106,10 @@ class StepMeter:
         self._changed = threading.Condition()
         self._listeners: tuple[Listener, ...] = ()
         self._begun = self._ended = self._failed = 0
+        self._last_end = self._driver_seconds = 0.0
         self._recent: collections.deque[float] = collections.deque(maxlen=RECENT + 1)
         self._memory: Mapping[int, MemoryUse] = {}
-        self._memory_asked = self._watched_until = float("-inf")
+        self._memory_asked = float("-inf")
 
     @classmethod
     def of(cls, fun: Callable, mesh: MeshWithRecoveries) -> StepMeter:
@@ -124,19 +124,14 @@ class StepMeter:
 
     @property
     def memory(self) -> Mapping[int, MemoryUse]:
-        """For each group that has said so, the memory at the end of one of the last steps.
-
-        Another object whenever it is measured.
-        """
+        """The memory of each group at the end of its last measured step. Each measurement is a new object."""
         return self._memory
 
     def add_listener(self, listener: Listener) -> None:
-        """From now on, ``listener`` is told of steps."""
         with self._changed:
             self._listeners += (listener,)
 
     def remove_listener(self, listener: Listener) -> None:
-        """From now on, ``listener`` is told nothing."""
         with self._changed:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
 
@@ -157,13 +152,16 @@ class StepMeter:
           bytes_sent: gives the bytes of the messages between groups; is called if somebody listens.
         """
         with self._changed:
+            now = time.perf_counter()
+            if self._last_end and not self._under_way:
+                self._driver_seconds += now - self._last_end
             self._begun += 1
-        return functools.partial(self._end, time.perf_counter(), bytes_sent() if self._listeners else 0)
+        return functools.partial(self._end, now, bytes_sent() if self._listeners else 0)
 
     # It refers to no future: replies keep it.
     def _end(self, begun: float, bytes_sent: int, has_failed: bool) -> None:
         with self._changed:
-            now = time.perf_counter()
+            now = self._last_end = time.perf_counter()
             if has_failed:
                 self._failed += 1
             else:
@@ -179,16 +177,10 @@ class StepMeter:
             begun = self._begun
             self._changed.wait_for(lambda: self._ended + self._failed >= begun)
 
-    def watch(self) -> None:
-        """Somebody looks at the counts now: their memory is to be up to date for a while."""
-        self._watched_until = time.perf_counter() + _WATCHED_SECONDS
-
     def asks_for_memory(self) -> bool:
-        """Whether the next step's replies are to have the memory: at times, while somebody wants to know."""
-        if not self._listeners and self._watched_until == float("-inf"):
-            return False
+        """Whether the next step's replies are to have the memory: once in ``MEMORY_SECONDS``."""
         now = time.perf_counter()
-        if now < self._memory_asked + MEMORY_SECONDS or not (self._listeners or now < self._watched_until):
+        if now < self._memory_asked + MEMORY_SECONDS:
             return False
         self._memory_asked = now
         return True
@@ -206,16 +198,21 @@ class StepMeter:
     def counts(self) -> StepCounts:
         """The counts now."""
         with self._changed:
-            recent, now = list(self._recent), time.perf_counter()
+            recent = list(self._recent)
             return StepCounts(
                 name=self.name,
                 ended=self._ended,
                 failed=self._failed,
-                under_way=self._begun - self._ended - self._failed,
+                under_way=self._under_way,
                 seconds_per_step=(recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None,
-                seconds_since_end=now - recent[-1] if recent else None,
+                driver_seconds=self._driver_seconds,
+                last_end=self._last_end,
                 memory=self._memory,
             )
+
+    @property
+    def _under_way(self) -> int:
+        return self._begun - self._ended - self._failed
 
 
 class StepMeters:

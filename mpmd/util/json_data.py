@@ -1,8 +1,8 @@
-"""Frozen data as JSON and back, by the types of its fields. Nothing of what is read is executed.
+"""Frozen data as JSON and back, by the types of its fields. Nothing that is read is executed.
 
-Dataclasses are objects with their fields; named tuples, tuples and sets are lists; mappings are lists of
-pairs, or objects if their keys are text; types that print as text which parses back are that text. Where a
-field may be one of several dataclasses, the name of its class is the object's one key.
+A dataclass is an object with its fields; a named tuple, tuple or set is a list; a mapping is a list of pairs,
+or an object if its keys are text; a type that prints as text which parses back is that text. Where a field
+may hold several dataclasses, the object has one key: the name of the class.
 """
 
 from __future__ import annotations
@@ -11,13 +11,22 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from mpmd.validation import cut
 
 Json = Any
 """Data as ``json`` reads and writes it."""
+
+_PLAIN = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    types.NoneType: "null",
+}
+"""Types that JSON has, each with its name in messages."""
 
 
 class Text(NamedTuple):
@@ -38,177 +47,153 @@ class JsonFormat:
 
     def dump(self, hint: Any, value: Any) -> Json:
         """The value as JSON. Its type has to be ``hint``."""
-        return self._converters(hint)[0](value)
+        if hint in self._texts:
+            return str(value)
+        if hint in _PLAIN:
+            return value
+        origin, args = get_origin(hint), get_args(hint)
+        if origin in (Union, types.UnionType):
+            member = next(member for member in args if _is_of(member, value))
+            data = self.dump(member, value)
+            return {member.__name__: data} if member.__name__ in _named_classes(args) else data
+        if _is_dataclass(hint):
+            return {name: self.dump(each, getattr(value, name)) for name, each in _fields(hint).items()}
+        if _is_mapping(origin):
+            if args[0] is str:
+                return {key: self.dump(args[1], item) for key, item in value.items()}
+            return [self.dump(types.GenericAlias(tuple, args), pair) for pair in value.items()]
+        if _is_uniform(origin, args):
+            return [self.dump(args[0], item) for item in (sorted(value) if origin is frozenset else value)]
+        return [self.dump(each, item) for each, item in zip(_members(hint), value, strict=True)]
 
     def load(self, hint: Any, data: Json) -> Any:
         """The value of type ``hint``. Raises ``ValueError`` that names the place of the first fault."""
         try:
-            return self._converters(hint)[1](data)
+            return self._load(hint, data, "")
         except _FaultError as fault:
             raise ValueError(cut(str(fault))) from None
 
-    @functools.cache  # noqa: B019 - formats are module constants
-    def _converters(self, hint: Any) -> tuple[Callable[[Any], Json], Callable[[Json], Any]]:
-        """Functions that write and read a type; resolved when first called, since types may refer to one."""
+    def _load(self, hint: Any, data: Json, place: str) -> Any:
         if hint in self._texts:
-            return str, functools.partial(_load_text, self._texts[hint].parse)
+            return self._load_text(hint, data, place)
+        if hint in _PLAIN:
+            is_right = _is_plain(hint, data) and (hint is not float or math.isfinite(data))
+            _check(is_right, _PLAIN[hint], data, place)
+            return float(data) if hint is float else data
         origin, args = get_origin(hint), get_args(hint)
-        if hint in (int, float, str, bool, type(None)):
-            return _same, functools.partial(_load_plain, hint)
         if origin in (Union, types.UnionType):
-            return functools.partial(self._dump_union, args), functools.partial(self._load_union, args)
-        if origin in (tuple, frozenset):
-            if origin is tuple and args[-1:] != (...,):
-                return functools.partial(self._dump_items, args), functools.partial(self._load_items, args)
-            dump = functools.partial(self._dump_many, args[0])
-            return dump, functools.partial(self._load_many, origin, args[0])
-        if origin is not None and issubclass(origin, Mapping):
-            return functools.partial(self._dump_mapping, args), functools.partial(self._load_mapping, args)
-        hints = get_type_hints(hint)
-        assert isinstance(hint, type), f"{hint} has no form in JSON"
-        if dataclasses.is_dataclass(hint):
-            # A field that does not count in comparisons is not part of the data.
-            fields = {f.name: hints[f.name] for f in dataclasses.fields(hint) if f.init and f.compare}
-            dump = functools.partial(self._dump_fields, fields)
-            return dump, functools.partial(self._load_fields, hint, fields)
-        assert issubclass(hint, tuple), f"{hint} has no form in JSON"
-        members = tuple(hints.values())
-        dump = functools.partial(self._dump_items, members)
-        return dump, lambda data: hint(*self._load_items(members, data))
+            return self._load_union(args, data, place)
+        if _is_dataclass(hint):
+            return self._load_fields(hint, data, place)
+        if _is_mapping(origin) and args[0] is str:
+            _check(isinstance(data, dict), "an object", data, place)
+            return {key: self._load(args[1], item, f"{place}[{key!r}]") for key, item in data.items()}
+        _check(isinstance(data, list), "a list", data, place)
+        if _is_mapping(origin):
+            return dict(self._load_items([types.GenericAlias(tuple, args)] * len(data), data, place))
+        if _is_uniform(origin, args):
+            return origin(self._load_items([args[0]] * len(data), data, place))
+        items = self._load_items(_members(hint), data, place)
+        return tuple(items) if origin is tuple else hint(*items)
 
-    def _dump_fields(self, fields: Mapping[str, Any], value: Any) -> Json:
-        return {name: self.dump(hint, getattr(value, name)) for name, hint in fields.items()}
+    def _load_items(self, hints: Sequence[Any], data: list[Json], place: str) -> list[Any]:
+        _check(len(data) == len(hints), f"a list of {len(hints)}", data, place)
+        pairs = zip(hints, data, strict=True)
+        return [self._load(hint, item, f"{place}[{i}]") for i, (hint, item) in enumerate(pairs)]
 
-    def _load_fields(self, cls: type, fields: Mapping[str, Any], data: Json) -> Any:
-        _check(isinstance(data, dict), "an object", data)
+    def _load_text(self, hint: Any, data: Json, place: str) -> Any:
+        _check(isinstance(data, str), "text", data, place)
+        try:
+            return self._texts[hint].parse(data)
+        except ValueError as error:
+            raise _FaultError(str(error), place) from None
+
+    def _load_fields(self, cls: Any, data: Json, place: str) -> Any:
+        fields = _fields(cls)
+        _check(isinstance(data, dict), "an object", data, place)
         if missing := fields.keys() - data.keys():
-            raise _FaultError(f"it lacks {', '.join(sorted(missing))}")
+            raise _FaultError(f"it lacks {', '.join(sorted(missing))}", place)
         if unknown := data.keys() - fields.keys():
-            raise _FaultError(f"it has {', '.join(sorted(unknown))}, which no {cls.__name__} has")
-        return cls(**{name: self._at(f".{name}", hint, data[name]) for name, hint in fields.items()})
+            raise _FaultError(f"it has {', '.join(sorted(unknown))}, which no {cls.__name__} has", place)
+        return cls(**{name: self._load(each, data[name], f"{place}.{name}") for name, each in fields.items()})
 
-    def _dump_items(self, hints: tuple[Any, ...], value: Any) -> Json:
-        return [self.dump(hint, item) for hint, item in zip(hints, value, strict=True)]
-
-    def _load_items(self, hints: tuple[Any, ...], data: Json) -> tuple[Any, ...]:
-        _check(isinstance(data, list) and len(data) == len(hints), f"a list of {len(hints)}", data)
-        items = zip(hints, data, strict=True)
-        return tuple(self._at(f"[{i}]", hint, item) for i, (hint, item) in enumerate(items))
-
-    def _dump_many(self, hint: Any, value: Any) -> Json:
-        dump = self._converters(hint)[0]
-        return [dump(item) for item in (sorted(value) if isinstance(value, frozenset) else value)]
-
-    def _load_many(self, collection: type, hint: Any, data: Json) -> Any:
-        _check(isinstance(data, list), "a list", data)
-        return collection(self._at(f"[{i}]", hint, item) for i, item in enumerate(data))
-
-    def _dump_mapping(self, args: tuple[Any, Any], value: Mapping) -> Json:
-        key, item = args
-        if key is str:
-            return {name: self.dump(item, value[name]) for name in value}
-        return [[self.dump(key, k), self.dump(item, v)] for k, v in value.items()]
-
-    def _load_mapping(self, args: tuple[Any, Any], data: Json) -> Mapping:
-        if args[0] is str:
-            _check(isinstance(data, dict), "an object", data)
-            return {name: self._at(f"[{name!r}]", args[1], item) for name, item in data.items()}
-        _check(isinstance(data, list), "a list of pairs", data)
-        pairs = (self._load_pair(f"[{i}]", args, pair) for i, pair in enumerate(data))
-        return dict(pairs)
-
-    def _load_pair(self, place: str, hints: tuple[Any, Any], data: Json) -> tuple[Any, Any]:
-        try:
-            key, value = self._load_items(hints, data)
-        except _FaultError as fault:
-            raise fault.within(place) from None
-        return key, value
-
-    def _dump_union(self, args: tuple[Any, ...], value: Any) -> Json:
-        classes = _dataclasses(args)
-        if len(classes) > 1 and type(value) in classes:
-            return {type(value).__name__: self.dump(type(value), value)}
-        return self.dump(next(hint for hint in args if _is_of(hint, value)), value)
-
-    def _load_union(self, args: tuple[Any, ...], data: Json) -> Any:
-        classes = {
-            cls.__name__: cls for cls in args if isinstance(cls, type) and dataclasses.is_dataclass(cls)
-        }
-        if len(classes) > 1 and isinstance(data, dict):
+    def _load_union(self, members: tuple[Any, ...], data: Json, place: str) -> Any:
+        classes = _named_classes(members)
+        if classes and isinstance(data, dict):
             (name,) = data if len(data) == 1 else ("",)
-            if name not in classes:
-                raise _FaultError(f"expected one of {', '.join(classes)}, not {_shown(data)}")
-            return self._at(f".{name}", classes[name], data[name])
-        hint = next((hint for hint in args if _is_json_of(hint, data)), None)
-        if hint is None:
-            raise _FaultError(f"{_shown(data)} is of a type that does not belong here")
-        return self._converters(hint)[1](data)
-
-    def _at(self, place: str, hint: Any, data: Json) -> Any:
-        try:
-            return self._converters(hint)[1](data)
-        except _FaultError as fault:
-            raise fault.within(place) from None
+            _check(name in classes, f"one of {', '.join(classes)}", data, place)
+            return self._load(classes[name], data[name], f"{place}.{name}")
+        member = next((member for member in members if _may_be(member, data)), None)
+        if member is None:
+            raise _FaultError(f"{_shown(data)} is of a type that does not belong here", place)
+        return self._load(member, data, place)
 
 
 class _FaultError(Exception):
-    """A fault in JSON data, and its place."""
+    """A fault in JSON data at a place such as ``.members[0]``."""
 
-    def __init__(self, text: str, place: str = ""):
-        super().__init__(text, place)
-        self.text, self.place = text, place
-
-    def within(self, place: str) -> _FaultError:
-        return _FaultError(self.text, place + self.place)
-
-    def __str__(self) -> str:
-        return f"{self.place.lstrip('.')}: {self.text}" if self.place else self.text
+    def __init__(self, text: str, place: str):
+        super().__init__(f"{place.lstrip('.')}: {text}" if place else text)
 
 
-def _dataclasses(hints: tuple[Any, ...]) -> list[type]:
-    return [hint for hint in hints if isinstance(hint, type) and dataclasses.is_dataclass(hint)]
+@functools.cache
+def _fields(cls: Any) -> Mapping[str, Any]:
+    """The types of a dataclass's fields, without those that do not count in comparisons."""
+    hints = get_type_hints(cls)
+    return {
+        field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init and field.compare
+    }
 
 
-def _same(value: Any) -> Json:
-    return value
+@functools.cache
+def _members(hint: Any) -> Sequence[Any]:
+    """The types of the members of a tuple of a fixed length, or of a named tuple."""
+    assert issubclass(get_origin(hint) or hint, tuple), f"{hint} has no form in JSON"
+    return get_args(hint) or [*get_type_hints(hint).values()]
 
 
-def _load_plain(cls: type, data: Json) -> Any:
-    right = type(data) is cls or (cls is float and type(data) is int)
-    names = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
-    _check(right and (cls is not float or math.isfinite(data)), names[cls], data)
-    return float(data) if cls is float else data
+def _named_classes(members: tuple[Any, ...]) -> Mapping[str, Any]:
+    """The dataclasses of a union by their names, if there is more than one."""
+    classes = {member.__name__: member for member in members if _is_dataclass(member)}
+    return classes if len(classes) > 1 else {}
 
 
-def _load_text(parse: Callable[[str], Any], data: Json) -> Any:
-    _check(isinstance(data, str), "text", data)
-    try:
-        return parse(data)
-    except ValueError as error:
-        raise _FaultError(str(error)) from None
+def _is_dataclass(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint)
 
 
-def _check(is_right: bool, expected: str, data: Json) -> None:
+def _is_mapping(origin: Any) -> bool:
+    return origin is not None and issubclass(origin, Mapping)
+
+
+def _is_uniform(origin: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a type is a set, or a tuple of any length whose items have one type."""
+    return origin is frozenset or args[-1:] == (...,)
+
+
+def _is_plain(hint: Any, data: Json) -> bool:
+    return type(data) is hint or (hint is float and type(data) is int)
+
+
+def _is_of(member: Any, value: Any) -> bool:
+    """Whether a value is of this type of a union, whose types differ in their JSON."""
+    origin = get_origin(member) or member
+    return type(value) is origin or (origin is not int and isinstance(value, origin))
+
+
+def _may_be(member: Any, data: Json) -> bool:
+    """Whether JSON data can be of this type of a union, by the outermost type of the data."""
+    origin = get_origin(member) or member
+    if origin in _PLAIN:
+        return _is_plain(origin, data)
+    return isinstance(data, dict if _is_dataclass(origin) or _is_mapping(origin) else list)
+
+
+def _check(is_right: bool, expected: str, data: Json, place: str) -> None:
     if not is_right:
-        raise _FaultError(f"expected {expected}, not {_shown(data)}")
+        raise _FaultError(f"expected {expected}, not {_shown(data)}", place)
 
 
 def _shown(data: Json) -> str:
     text = repr(data)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _is_of(hint: Any, value: Any) -> bool:
-    """Whether a value is of one of the types of a union, which differ in their JSON."""
-    origin = get_origin(hint) or hint
-    return type(value) is origin or (origin is not int and isinstance(value, origin))
-
-
-def _is_json_of(hint: Any, data: Json) -> bool:
-    """Whether JSON data is of one of the types of a union, as far as its outermost type says."""
-    origin = get_origin(hint) or hint
-    if origin in (int, float, str, bool, type(None)):
-        return type(data) is origin or (origin is float and type(data) is int)
-    if dataclasses.is_dataclass(origin) or (issubclass(origin, Mapping)):
-        return isinstance(data, dict)
-    return isinstance(data, list)

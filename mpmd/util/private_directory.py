@@ -21,12 +21,13 @@ def make_private(directory: str) -> None:
 
 
 def fault_of(directory: str) -> str | None:
-    """The fault of a directory of executed files to which others may write, with advice.
+    """Returns why others could have written to a directory of executed files, with a remedy; else ``None``.
 
-    The directory and its files have to be the user's, or the administrator's, and not writable by others, as
-    ``ssh`` asks of its keys. ``None`` also for one that does not exist, and for storage that has no users.
+    The directory and its files have to belong to the user or the administrator, and not be writable by other
+    users, as ``ssh`` asks of its keys. A directory that does not exist, and storage without users, such as
+    ``gs://``, have no fault.
 
-    The remedy keeps others out, so that files may be writable for them, as some umasks have it.
+    ``chmod -R go-rwx`` keeps other users out of the directory; then its files may be writable for them.
     """
     if "://" in directory or not os.path.isdir(directory):
         return None
@@ -58,12 +59,11 @@ def _is_trusted(status: os.stat_result) -> bool:
 
 
 def _mode(status: os.stat_result) -> str:
-    """The permissions of something, as ``chmod`` has them."""
     return f"{stat.S_IMODE(status.st_mode):04o}"
 
 
 def _name(status: os.stat_result) -> str:
-    """The name of the user that something belongs to, or the number of one without a name."""
+    """The owner's name, or the owner's number if the system has no name for it."""
     try:
         return pwd.getpwuid(status.st_uid).pw_name
     except KeyError:

@@ -15,10 +15,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] | None = None) -> list[str]:
-    """A line for each row, with aligned columns.
+    """Formats each row as a line, with aligned columns.
 
     Args:
-      left: the columns that are aligned to the left, the others to the right; ``None`` means all columns.
+      left: the columns that are aligned to the left; ``None`` for all. The rest is aligned to the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
@@ -59,7 +59,7 @@ def ranges(keys: Iterable[str]) -> list[str]:
 
 
 def group_leaves(keys: Mapping[str, Hashable]) -> list[tuple[str, list[str]]]:
-    """Groups leaves of a pytree that have equal keys: those of a whole subtree, and of neighbouring subtrees.
+    """Groups leaves of a pytree that have equal keys: all leaves of a subtree, and of its neighbours.
 
     Args:
       keys: a key for each path, which is written as by ``jax.tree_util.keystr``.

@@ -1,4 +1,4 @@
-"""Pytrees: the names of their leaves to users, and prefixes of them."""
+"""Pytrees: the names that users read for leaves, prefixes, and the leaves that two pytrees have in common."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> 
 
 
 class Comparison(NamedTuple):
-    """The leaves of two pytrees, by their paths.
+    """The leaves of two pytrees, ``here`` and ``there``, by their paths.
 
     Attributes:
-      only_here, only_there: those of one alone.
-      both: the pairs of leaves at paths that both have.
-      structures: of the two, where they differ though the paths do not.
+      only_here, only_there: leaves at paths that the other pytree lacks.
+      both: the pairs of leaves at common paths.
+      structures: both tree structures, if they differ although all paths are common.
     """
 
     only_here: Mapping[str, Any]
@@ -69,7 +69,7 @@ class Comparison(NamedTuple):
 
 
 def compare(here: Any, there: Any) -> Comparison:
-    """The leaves that two pytrees have both, or one alone."""
+    """Pairs the leaves of two pytrees by their paths."""
     of_here = dict(zip(paths(here), jax.tree.leaves(here), strict=True))
     of_there = dict(zip(paths(there), jax.tree.leaves(there), strict=True))
     structures: tuple[Any, Any] = jax.tree.structure(here), jax.tree.structure(there)

@@ -35,16 +35,16 @@ def metrics(
             for batch in batches:
                 state, loss = step(state, batch)
 
-    Nothing about the loop changes. The groups are asked nothing more than without: their replies to steps say
-    when a step has ended.
+    Nothing about the loop changes. The groups are asked nothing more: their replies to steps say when a step
+    has ended.
 
     ``write`` is called in the thread that calls the step, when the call has handed a later step to the
     groups, so that it may take its time while they work. The last steps are written at the end of ``with``,
     which waits for them. If ``write`` raises, the steps go on unharmed: the next call of the step raises the
     exception, before anything of that step runs, or else the end of ``with``.
 
-    ``write`` gets the number of the step, and a dict of numbers, where nothing else is said their means over
-    the steps since the last dict:
+    ``write`` gets the number of the step, and a dict of numbers. They are means over the steps since the last
+    dict, unless the list says otherwise:
 
     - ``step_seconds``: from the end of the step before to the end of this one, however many are under way; of
       the first step, from its call. Its inverse is the rate of the run.
@@ -57,7 +57,7 @@ def metrics(
       recovery counts once all steps that it repeats are answered.
     - ``host_memory_bytes``: of the process of a group that has most, measured once a second at most.
     - ``device_memory_bytes``, ``device_memory_peak_bytes``: allocated on the device that has most, at the end
-      of a step, and ever; not on CPUs.
+      of a step, and at any time before; not on CPUs.
 
     Args:
       step: the result of ``mpmd.jit``, before or after its first call, or a compiled step. All steps of the
@@ -90,16 +90,16 @@ def metrics(
 
 
 class Metrics(ShownAsText):
-    """Hands the metrics of steps on until ``close``; made by ``mpmd.metrics``. A context manager.
+    """Writes the metrics of steps until ``close``; made by ``mpmd.metrics``. A context manager.
 
     A notebook or a terminal shows how many steps there were so far, and how long one takes.
 
     Args:
       meter: counts the steps.
-      write: as of ``mpmd.metrics``.
-      per_second: what a step has of each unit, by the name of the metric.
-      every: as of ``mpmd.metrics``.
-      first_step: as of ``mpmd.metrics``.
+      write: takes the number of a step and a dict.
+      per_second: units of a step by metric, such as ``{"examples_per_second": 256}``.
+      every: the number of steps of one dict.
+      first_step: the number of the first step.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Metrics(ShownAsText):
             self._write_ended()
 
     def _write_ended(self) -> None:
-        """Writes the metrics of the steps that have ended, unless ``write`` is doing that already."""
+        """Writes the metrics of the steps that have ended, unless a call of ``write`` is under way."""
         if not self._writing.acquire(blocking=False):
             return  # another thread does it, or ``write`` has called a step
         try:
@@ -161,7 +161,7 @@ class Metrics(ShownAsText):
             self._error = error
 
     def close(self) -> None:
-        """Waits for the steps that were called, and hands on what is left of them. May be called again.
+        """Waits for the steps that were called, and writes their metrics. May be called again.
 
         Raises: an exception of ``write`` that no call of the step has raised.
         """
@@ -193,10 +193,10 @@ class Metrics(ShownAsText):
 
 
 class _Window:
-    """The steps since the last dict was handed on.
+    """The steps since the last dict was written.
 
     Args:
-      per_second: what a step has of each unit, by the name of the metric.
+      per_second: units of a step by metric, such as ``{"examples_per_second": 256}``.
       first_step: the number of the first step.
     """
 
@@ -226,7 +226,7 @@ class _Window:
         self._next_step += 1
 
     def take(self, meter: StepMeter) -> tuple[int, dict[str, float]]:
-        """The number of the last step, and the metrics; the next window begins."""
+        """Returns the number of the last step and the metrics, and begins the next window."""
         recoveries = meter.recovery_seconds
         if (measured := meter.memory) is not self._measured and measured:
             self._measured, self._memory = measured, _memory(measured.values())
@@ -247,7 +247,7 @@ class _Window:
 
 
 def _memory(measured: Iterable[MemoryUse]) -> dict[str, float]:
-    """The most memory of any group, of which at least one is known."""
+    """The largest numbers of any group; a device's are left out on CPUs."""
     most = functools.reduce(operator.or_, measured)
     numbers = {
         "host_memory_bytes": most.host,

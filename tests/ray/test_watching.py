@@ -1,10 +1,8 @@
-"""Metrics of a run on Ray, and the table of a run that another process looks at."""
+"""Metrics of a run on Ray, as the driver gets them, and as Ray shows them to Prometheus."""
 
-import json
-import os
-import subprocess
-import sys
+import re
 import time
+import urllib.request
 
 import jax
 import pytest
@@ -12,7 +10,6 @@ import ray
 
 import cluster
 import mpmd
-from mpmd.cli.exit_codes import ExitCode
 from tests.support.models import batch, init, make_step, mse, weights
 
 SECONDS = 60
@@ -37,28 +34,54 @@ def test_metrics_of_each_step(request, groups):
         assert values["host_memory_bytes"] > 2**20 and values["recoveries"] == 0
 
 
-def top(*options):
-    """The output of ``mpmd top``, and its exit code."""
-    address = ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-P", "-m", "mpmd", "top", "--once", "--address", address, *options]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
-    assert done.returncode in (ExitCode.OK, ExitCode.FAULT), done.stderr
-    return done.stdout, done.returncode
+def shown_by_ray(function, name):
+    """The metrics that Ray shows of the run of a function, by name and labels, once ``name`` is there."""
+    (node,) = ray.nodes()
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    end = time.monotonic() + SECONDS
+    while True:
+        with urllib.request.urlopen(address, timeout=SECONDS) as answer:
+            lines = re.findall(r"^ray_mpmd_(\w+)\{(.*)\} (\S+)$", answer.read().decode(), re.MULTILINE)
+        samples = [
+            (metric, dict(re.findall(r'(\w+)="(.*?)"', labels)), value) for metric, labels, value in lines
+        ]
+        runs = {labels["run"] for _, labels, _ in samples if labels.get("function") == function}
+        shown = {
+            (
+                metric,
+                *(labels[name] for name in ("function", "group", "kind", "values") if name in labels),
+            ): float(value)
+            for metric, labels, value in samples
+            if labels["run"] in runs and "phase" not in labels
+        }
+        if any(metric == name for metric, *_ in shown):
+            return shown
+        assert time.monotonic() < end, samples
+        time.sleep(0.5)
 
 
-def runs():
-    shown = json.loads(top("--json")[0])["runs"]
-    return {tuple(process["pid"] for process in run["processes"]): run for run in shown}
+def test_steps_and_memory_are_in_rays_metrics(two_groups):
+    def shown_step(*arguments):
+        return TRAIN_STEP(*arguments)
+
+    step = mpmd.jit(shown_step, two_groups)
+    jax.block_until_ready(train(step, init(weights(2)), 3))
+    shown = shown_by_ray("shown_step", "host_memory_bytes")
+    assert shown["steps_total", "shown_step"] == 3
+    assert shown["step_seconds", "shown_step"] > 0 and shown["steps_under_way", "shown_step"] == 0
+    assert all(shown["host_memory_bytes", group] > 2**20 for group in ("0", "1"))
 
 
 @pytest.mark.slow
-def test_a_run_with_a_recovery_is_seen_by_itself_and_from_outside(local_ray):
+def test_a_recovery_is_in_both_metrics(local_ray):
+    def recovered_step(*arguments):
+        return TRAIN_STEP(*arguments)
+
     recovery = cluster.Recovery(every=2)
     with cluster.launch(
         {"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery, timeout=SECONDS
     ) as mesh:
-        step, written = mpmd.jit(TRAIN_STEP, mesh), []
+        step, written = mpmd.jit(recovered_step, mesh), []
         with mpmd.metrics(step, lambda *each: written.append(each)):
             state = jax.block_until_ready(train(step, init(weights(2)), 3))
             ray.kill(mesh.runtime.actors[1])
@@ -71,20 +94,6 @@ def test_a_run_with_a_recovery_is_seen_by_itself_and_from_outside(local_ray):
         assert [number for number, _ in written] == list(range(6))
         assert written[0][1]["recoveries"] == 0 and written[-1][1]["recoveries"] == 1
         assert written[-1][1]["recovery_seconds"] == pytest.approx(sum(mesh.recovery_seconds))
-        pids = tuple(process.pid for process in mesh.processes)
-        seen = runs()[pids]
-        assert seen["answered"] and (seen["recoveries"], seen["pid"]) == (1, os.getpid())
-        assert [(each["name"], each["ended"]) for each in seen["functions"]] == [("step", 6)]
-        assert all(process["state"].startswith("idle") for process in seen["processes"])
-    assert pids not in runs()
-
-
-@pytest.mark.slow
-def test_a_mesh_that_is_dropped_is_not_shown(local_ray):
-    mesh = cluster.launch({"stage": 1}, "stage", cpus_per_group=0.25, timeout=SECONDS)
-    (pid,) = [process.pid for process in mesh.processes]
-    assert (pid,) in runs()
-    del mesh
-    end = time.monotonic() + SECONDS
-    while (pid,) in runs():
-        assert time.monotonic() < end
+    shown = shown_by_ray("recovered_step", "recoveries_total")  # closing the mesh has reported the last
+    assert shown["recoveries_total", "died", "restored"] == 1
+    assert shown["steps_total", "recovered_step"] == 6

@@ -1,0 +1,127 @@
+"""The numbers of a run in Ray's metrics, which Ray's dashboard and Prometheus show.
+
+What the driver has counted of steps, memory and recoveries enters; values of Ray's gauges and counters leave.
+``launch`` starts one ``RunMetrics`` for each mesh. ``docs/watching.md`` has the names, and a query for each.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from cluster.driver.ray_session import RaySession
+from cluster.recovery.report import RecoveryReport
+from mpmd.runtime.step_meter import StepMeter, StepMeters
+
+REPORT_SECONDS = 5.0
+"""Seconds between two reports. Ray forgets a gauge that is not set again within 20 s."""
+
+_CLOSE_SECONDS = 5.0
+"""Seconds that ``close`` waits for the last report."""
+
+_BOUNDARIES = [0.5, 1, 2, 5, 10, 30, 60, 300]
+"""Upper ends of the histogram's buckets, in seconds."""
+
+_BY_FUNCTION = ("run", "function")
+_BY_GROUP = ("run", "group")
+
+_STEP_COUNTERS = {
+    "mpmd_steps": "Steps of a function that have ended.",
+    "mpmd_failed_steps": "Steps of a function that have failed.",
+    "mpmd_driver_seconds": "Seconds in which no step of a function was under way.",
+}
+_MEMORY_GAUGES = {
+    "mpmd_host_memory_bytes": "Memory of the group's process that has most.",
+    "mpmd_device_memory_bytes": "Bytes allocated on the group's device that has most.",
+    "mpmd_device_memory_peak_bytes": "Most bytes that were ever allocated on a device of the group.",
+}
+
+
+class RunMetrics:
+    """Reports the steps, memory and recoveries of one mesh to Ray.
+
+    A thread of the driver reports what the driver counts anyway: it asks the groups nothing, and no step
+    waits for it. Where Ray's metrics agent does not run, the reports are lost, and the run goes on.
+
+    Args:
+      meters: count the steps of the mesh's functions.
+      recoveries: the mesh's list of recoveries and moves, to which the runtime appends.
+    """
+
+    def __init__(self, meters: StepMeters, recoveries: Sequence[RecoveryReport]):
+        self._meters = meters
+        self._recoveries = recoveries
+        self._run = {"run": f"{Path(sys.argv[0]).stem or 'python'}-{uuid.uuid4().hex[:6]}"}
+        self._step_counters = [Counter(name, text, _BY_FUNCTION) for name, text in _STEP_COUNTERS.items()]
+        self._memory_gauges = [Gauge(name, text, _BY_GROUP) for name, text in _MEMORY_GAUGES.items()]
+        self._step_seconds = Gauge("mpmd_step_seconds", "Seconds per step of a function.", _BY_FUNCTION)
+        self._under_way = Gauge("mpmd_steps_under_way", "Steps that were called and not ended.", _BY_FUNCTION)
+        self._recovered = Counter(
+            "mpmd_recoveries", "Times that groups were replaced or moved.", ("run", "values", "kind")
+        )
+        self._phase_seconds = Histogram(
+            "mpmd_recovery_seconds", "Seconds of a recovery, by phase.", _BOUNDARIES, ("run", "phase")
+        )
+        self._replayed = Counter("mpmd_replayed_steps", "Steps that were run again.", ("run",))
+        self._reported: weakref.WeakKeyDictionary[StepMeter, tuple[float, ...]]
+        self._reported = weakref.WeakKeyDictionary()
+        self._reported_recoveries = 0
+        self._session = RaySession()
+        self._ended = threading.Event()
+
+    def start(self, runtime: object) -> None:
+        """Reports every ``REPORT_SECONDS``, until ``close`` or until the user has dropped ``runtime``."""
+        self._thread = threading.Thread(
+            target=self._serve, args=(weakref.ref(runtime),), name="mpmd metrics", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Reports once more, and ends the thread."""
+        self._ended.set()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _serve(self, runtime: weakref.ref[object]) -> None:
+        is_last = False
+        while not is_last and self._session.is_connected:
+            is_last = self._ended.wait(REPORT_SECONDS) or runtime() is None
+            self.report()
+
+    def report(self) -> None:
+        """Sets all gauges, and adds to the counters the steps and recoveries since the last report."""
+        for meter in sorted(self._meters.all(), key=lambda meter: meter.counts().last_end):
+            self._report_steps(meter)  # a group's memory is set last by the function that has run last
+        for report in self._recoveries[self._reported_recoveries :]:
+            self._report_recovery(report)
+
+    def _report_steps(self, meter: StepMeter) -> None:
+        counts = meter.counts()
+        labels = {**self._run, "function": counts.name}
+        totals = (counts.ended, counts.failed, counts.driver_seconds)
+        before = self._reported.get(meter, (0, 0, 0.0))
+        for counter, total, reported in zip(self._step_counters, totals, before, strict=True):
+            if total > reported:
+                counter.inc(total - reported, labels)
+        self._reported[meter] = totals
+        self._under_way.set(counts.under_way, labels)
+        if counts.seconds_per_step is not None:
+            self._step_seconds.set(counts.seconds_per_step, labels)
+        for mpmd_idx, memory in counts.memory.items():
+            for gauge, count in zip(self._memory_gauges, memory, strict=True):
+                if count is not None:
+                    gauge.set(count, {**self._run, "group": str(mpmd_idx)})
+
+    def _report_recovery(self, report: RecoveryReport) -> None:
+        self._reported_recoveries += 1
+        values = "restored" if report.lost is None else "lost"
+        self._recovered.inc(tags={**self._run, "values": values, "kind": report.kind})
+        for phase, seconds in {**report.seconds, "total": report.total}.items():
+            self._phase_seconds.observe(seconds, {**self._run, "phase": phase})
+        if report.num_replayed:
+            self._replayed.inc(report.num_replayed, self._run)
