@@ -6,8 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Collection
 
-from mpmd.attribution.alternatives import Alternative, alternatives_of
-from mpmd.attribution.attribution import Attribution, attribute
+from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.clocks import MatchedStep, Senders, match
 from mpmd.attribution.findings import Finding, findings_of
 from mpmd.attribution.measured import measure
@@ -35,7 +34,7 @@ class Analysis:
     @functools.cached_property
     def attribution(self) -> Attribution:
         """The causes of the idle time of the step of median length."""
-        return attribute(measure(self.plan, self.steps, self.topology))
+        return Attribution.of(measure(self.plan, self.steps, self.topology))
 
     @functools.cached_property
     def scenarios(self) -> tuple[Scenario, ...]:
@@ -43,14 +42,9 @@ class Analysis:
         return scenarios_of(self._model)
 
     @functools.cached_property
-    def alternatives(self) -> tuple[Alternative, ...]:
-        """Other schedules and numbers of microbatches."""
-        return alternatives_of(self._model, self.plan)
-
-    @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings, those first that would save the most."""
-        return findings_of(self._model, self.scenarios, self.alternatives)
+        """The findings, the one that would save the most first."""
+        return findings_of(self._model, self.scenarios)
 
     @functools.cached_property
     def _model(self) -> StepModel:

@@ -7,13 +7,12 @@ import functools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from mpmd.attribution.accounts import Account
-from mpmd.attribution.alternatives import Alternative
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.clocks import MatchedStep
-from mpmd.attribution.findings import Finding
+from mpmd.attribution.findings import PLAN_CALL, Finding
 from mpmd.attribution.gaps import Gap
 from mpmd.attribution.path import Segment
 from mpmd.attribution.scenarios import Scenario
@@ -124,7 +123,6 @@ class Profile(ShownAsText):
             attribution=self.attribution,
             findings=self.findings,
             scenarios=self.scenarios,
-            alternatives=self.alternatives,
             sources=self.sources,
             compile_seconds=self.compile_seconds,
             memory=memory_over_time(self.plan, step, self.updated),
@@ -186,9 +184,9 @@ class Profile(ShownAsText):
         return self._analysis.scenarios
 
     @property
-    def alternatives(self) -> tuple[Alternative, ...]:
-        """Other schedules and numbers of microbatches with the times of this step, by simulation."""
-        return self._analysis.alternatives
+    def alternatives(self) -> NoReturn:
+        """Removed: ``mpmd.plan`` compares schedules and numbers of microbatches."""
+        raise AttributeError(f"a profile has no alternatives: {PLAN_CALL} compares other schedules")
 
     @property
     def findings(self) -> tuple[Finding, ...]:

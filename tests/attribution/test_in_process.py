@@ -69,7 +69,7 @@ def test_a_report_simulates_nothing_until_it_is_shown(loaded, monkeypatch):
     step, args = loaded
     step.profile(*args)
     with monkeypatch.context() as patched:
-        patched.setattr(analysis, "alternatives_of", lambda *_: pytest.fail("simulated"))
+        patched.setattr(analysis, "scenarios_of", lambda *_: pytest.fail("simulated"))
         report = step.report()
         assert report.executables
     assert report.profile_findings

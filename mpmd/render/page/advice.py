@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpmd.render.page.schema import FindingData, ScenarioData, ScheduleData
+from mpmd.render.page.schema import FindingData, ScenarioData
 from mpmd.render.page.subject import Subject
 
 
@@ -44,19 +44,4 @@ def scenarios_data(subject: Subject) -> list[ScenarioData]:
             )
             for scenario in changed
         ),
-    ]
-
-
-def schedules_data(subject: Subject) -> list[ScheduleData]:
-    """The step with other schedules and numbers of microbatches."""
-    return [
-        ScheduleData(
-            name=alternative.schedule,
-            stages=alternative.num_stages,
-            microbatches=alternative.num_microbatches,
-            makespan=alternative.makespan,
-            saves=alternative.saves / (alternative.makespan + alternative.saves or 1),
-            extra_bytes=alternative.extra_bytes,
-        )
-        for alternative in subject.alternatives
     ]

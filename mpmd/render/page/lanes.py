@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from mpmd.attribution.gaps import Causes, Gap
+from mpmd.attribution.ideal import undisturbed
 from mpmd.ir.plan import OutsideTask
 from mpmd.render.page.schema import GroupData, SimulationData, WaitData
 from mpmd.render.page.subject import Subject
-from mpmd.simulate.costs import Costs
-from mpmd.simulate.workload import run
+from mpmd.simulate.workload import StepTimes
 
 BUSY_SPANS = 400
 """The number of spans of the overview."""
@@ -21,54 +20,32 @@ LONGEST_GAPS = 12
 """The number of gaps in the list of the longest ones."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SimulatedStep:
-    """A simulated step of a plan, by operation, in nanoseconds."""
-
-    label: str
-    meaning: str
-    makespan: int
-    starts: Sequence[int]
-    durations: Sequence[int]
+SIMULATIONS = {
+    "Simulated": "median times, free messages, nothing between tasks",
+    "Ideal": "simulated with equal stages, too",
+}
 
 
-def simulated_steps(subject: Subject) -> tuple[SimulatedStep, ...]:
+def simulated_steps(subject: Subject) -> tuple[StepTimes[int], ...]:
     """The step with median times and nothing between tasks, and the ideal one."""
-    workload, ideal = subject.measured.workload, subject.attribution.ideal
-    (times,) = run(dataclasses.replace(workload, costs=Costs()), 1)
-    return (
-        SimulatedStep(
-            label="Simulated",
-            meaning="median times, free messages, nothing between tasks",
-            makespan=round(max(times.ends, default=0)),
-            starts=tuple(map(round, times.starts)),
-            durations=tuple(map(round, workload.durations)),
-        ),
-        SimulatedStep(
-            label="Ideal",
-            meaning="simulated with equal stages, too",
-            makespan=ideal.makespan,
-            starts=ideal.starts,
-            durations=ideal.durations,
-        ),
-    )
+    return undisturbed(subject.measured.workload), subject.attribution.ideal
 
 
-def simulations_data(subject: Subject, steps: Sequence[SimulatedStep]) -> list[SimulationData]:
+def simulations_data(subject: Subject, steps: Sequence[StepTimes[int]]) -> list[SimulationData]:
     """The simulated steps; tasks of one type take the same time in them."""
     firsts = [operations[0] for operations in subject.types.values()]
     return [
         SimulationData(
-            label=step.label,
-            meaning=step.meaning,
+            label=label,
+            meaning=meaning,
             makespan=step.makespan,
-            took=[step.durations[i] for i in firsts],
+            took=[int(step.durations[i]) for i in firsts],
         )
-        for step in steps
+        for (label, meaning), step in zip(SIMULATIONS.items(), steps, strict=True)
     ]
 
 
-def groups_data(subject: Subject, simulated: Sequence[SimulatedStep]) -> list[GroupData]:
+def groups_data(subject: Subject, simulated: Sequence[StepTimes[int]]) -> list[GroupData]:
     """The columns of all groups."""
     places = {
         operation: place for place, of_type in enumerate(subject.types.values()) for operation in of_type
@@ -84,10 +61,10 @@ def _group_data(
     group: int,
     gaps: dict[int, Gap],
     places: dict[int, int],
-    simulated: Sequence[SimulatedStep],
+    simulated: Sequence[StepTimes[int]],
 ) -> GroupData:
     measured, operations = subject.measured, subject.tasks[group]
-    took = [measured.ends[i] - measured.starts[i] for i in operations]
+    took = [measured.durations[i] for i in operations]
     processor = [measured.processor[i] for i in operations]
     rows = [gaps.get(i) for i in (*operations, -1)]
     culprits = [gap.culprits[0] if gap and gap.culprits else None for gap in rows]
@@ -141,7 +118,7 @@ def busy_shares(subject: Subject) -> list[float]:
     edges = np.linspace(0, measured.returned, BUSY_SPANS + 1)
     busy = np.zeros(BUSY_SPANS)
     for operations in subject.tasks:
-        times = np.array([(measured.starts[i], measured.ends[i]) for i in operations]).reshape(-1)
+        times = np.array([(measured.starts[i], measured.end(i)) for i in operations]).reshape(-1)
         if times.size:
             took = (times[1::2] - times[::2]).cumsum()
             until = np.column_stack([np.concatenate([[0], took[:-1]]), took]).reshape(-1)

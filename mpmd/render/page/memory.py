@@ -63,6 +63,6 @@ def _task_at(subject: Subject, group: int, time: int) -> int:
     """The number of the task that a group runs at a time; -1 for none."""
     measured, operations = subject.measured, subject.tasks[group]
     k = bisect.bisect_right(operations, time, key=measured.starts.__getitem__) - 1
-    if k < 0 or measured.ends[operations[k]] < time:
+    if k < 0 or measured.end(operations[k]) < time:
         return -1
     return subject.number(operations[k])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpmd.attribution.gaps import Causes
-from mpmd.render.page.advice import findings_data, scenarios_data, schedules_data
+from mpmd.render.page.advice import findings_data, scenarios_data
 from mpmd.render.page.lanes import busy_shares, groups_data, simulated_steps, simulations_data, waits_data
 from mpmd.render.page.memory import memory_data
 from mpmd.render.page.palette import CAUSES
@@ -30,7 +30,6 @@ def profile_data(subject: Subject) -> ProfileData:
         path=path_data(subject),
         waits=waits_data(subject),
         scenarios=scenarios_data(subject),
-        schedules=schedules_data(subject),
         memory=memory_data(subject),
         edges=edges_data(subject),
         stages=stages_data(subject),

@@ -138,17 +138,6 @@ class ScenarioData(TypedDict):
     saves: float
 
 
-class ScheduleData(TypedDict):
-    """The step with another schedule or number of microbatches, and its memory beside that of the step."""
-
-    name: str
-    stages: int
-    microbatches: int
-    makespan: int
-    saves: float
-    extra_bytes: int | None
-
-
 class PeakData(TypedDict):
     """The most bytes that a group holds: when, the place of its parts among the rows, and the task."""
 
@@ -233,7 +222,6 @@ class ProfileData(TypedDict):
     path: PathData
     waits: list[WaitData]
     scenarios: list[ScenarioData]
-    schedules: list[ScheduleData]
     memory: MemoryData | None
     edges: list[EdgeData]
     stages: list[StageData]

@@ -81,7 +81,7 @@ function pathSection(profile) {
 }
 
 function scenariosSection(profile) {
-  const { scenarios, schedules } = profile;
+  const { scenarios } = profile;
   if (!scenarios.length) return null;
   const most = Math.max(...scenarios.map((scenario) => scenario.makespan), 1);
   const columns = [
@@ -92,18 +92,6 @@ function scenariosSection(profile) {
     { title: "What it is", className: "wide", cell: (scenario) => scenario.meaning },
   ];
   const parts = [table("Steps that the simulator gives, with one thing changed", columns, scenarios, { tall: scenarios.length > 24 })];
-  if (!schedules.length) return parts;
-  const longest = Math.max(...schedules.map((schedule) => schedule.makespan), 1);
-  const memory = (extra) => (extra === null ? "" : extra === 0 ? "the same" : signed(extra, bytes));
-  parts.push(element("h3", {}, "Other schedules"), table("The step with other schedules and microbatches, as the simulator gives it", [
-    { title: "Schedule", className: "text", cell: (schedule) => schedule.name },
-    { title: "Stages", cell: (schedule) => count(schedule.stages) },
-    { title: "Microbatches", cell: (schedule) => count(schedule.microbatches) },
-    { title: "The step takes", cell: (schedule) => duration(schedule.makespan), key: (schedule) => schedule.makespan },
-    { title: "", className: "meters", cell: (schedule) => meter(schedule.makespan / longest) },
-    { title: "Saves", cell: (schedule) => percent(schedule.saves), key: (schedule) => schedule.saves },
-    { title: "Memory", cell: (schedule) => memory(schedule.extra_bytes), key: (schedule) => schedule.extra_bytes ?? 0 },
-  ], schedules));
   return parts;
 }
 

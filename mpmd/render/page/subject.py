@@ -7,7 +7,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from mpmd.attribution.alternatives import Alternative
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.clocks import MatchedStep
 from mpmd.attribution.findings import Finding
@@ -38,7 +37,7 @@ class Subject:
       name: the name of the step in headings.
       attribution: the measured step and the causes of its idle time.
       step: the recorded step that is measured, by process.
-      findings, scenarios, alternatives: of the step, in the order in which they are shown.
+      findings, scenarios: of the step, in the order in which they are shown.
       sources: for each executable, the user's functions with their lines; the largest first.
       compile_seconds: the time of each phase of compiling.
       memory: of each group in the measured step; empty: unknown.
@@ -51,7 +50,6 @@ class Subject:
     attribution: Attribution
     findings: Sequence[Finding]
     scenarios: Sequence[Scenario]
-    alternatives: Sequence[Alternative]
     sources: Mapping[str, tuple[str, ...]]
     compile_seconds: Mapping[str, float]
     memory: Sequence[GroupMemory] = ()

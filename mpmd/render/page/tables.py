@@ -29,7 +29,7 @@ def types_data(subject: Subject) -> list[TypeData]:
     for key, operations in subject.types.items():
         group, _ = key
         task = subject.task(operations[0])
-        times = sorted(measured.ends[i] - measured.starts[i] for i in operations)
+        times = sorted(measured.durations[i] for i in operations)
         types.append(
             TypeData(
                 label=_label(task),
