@@ -10,19 +10,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from mpmd.attribution.accounts import Account
+from mpmd.attribution.analysis import Analysis
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.clocks import MatchedStep
 from mpmd.attribution.findings import PLAN_CALL, Finding
 from mpmd.attribution.gaps import Gap
+from mpmd.attribution.memory import MemoryOverTime, memory_over_time
 from mpmd.attribution.path import Segment
 from mpmd.attribution.scenarios import Scenario
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Plan
 from mpmd.ir.process_times import RecordedStep
 from mpmd.ir.routes import Topology
-from mpmd.profile.analysis import Analysis
 from mpmd.profile.faults import fault_of
-from mpmd.profile.memory import MemoryOverTime, memory_over_time
 from mpmd.profile.saving import read_profile, write_profile
 from mpmd.profile.text import profile_text
 from mpmd.render.page import Subject, page
@@ -115,19 +115,7 @@ class Profile(ShownAsText):
         return ", ".join([*loops, f"{len(self.plan.programs)} groups"])
 
     def _subject(self, name: str) -> Subject:
-        step = self.steps[self.attribution.measured.step]
-        return Subject(
-            name=name,
-            plan=self.plan,
-            step=step,
-            attribution=self.attribution,
-            findings=self.findings,
-            scenarios=self.scenarios,
-            sources=self.sources,
-            compile_seconds=self.compile_seconds,
-            memory=memory_over_time(self.plan, step, self.updated),
-            recoveries=self.recoveries,
-        )
+        return Subject(name, self._analysis, self.sources, self.compile_seconds, self.memory)
 
     def without_result(self) -> Profile:
         """The profile without the last step's result; what is computed of one is there for both."""
@@ -150,13 +138,12 @@ class Profile(ShownAsText):
 
         They count in no median, and none of them is the one that is explained, unless there is no other.
         """
-        times = ((number, step.recovery) for number, step in enumerate(self.steps))
-        return {number: time for number, time in times if time is not None}
+        return self._analysis.recoveries
 
     @functools.cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
         """For each group, the bytes of each device over the step of median length, by their purpose."""
-        return memory_over_time(self.plan, self.steps[self.attribution.measured.step], self.updated)
+        return memory_over_time(self.plan, self._analysis.step, self.updated)
 
     @property
     def attribution(self) -> Attribution:

@@ -143,7 +143,7 @@ def test_the_fill_of_a_schedule_is_a_question_for_the_planner():
     assert (finding.cause, finding.saves_ns, finding.operation) == ("fill", 0, -1)
     assert attribution.total.fill == sum(attribution.total)
     assert finding.text.startswith(
-        "the schedule leaves groups idle for 27% of the step, with equal stages, too"
+        "the schedule leaves groups idle for 26% of the step, with equal stages, too"
     )
     assert (
         "mpmd.plan(train_step, *arguments, cluster=mpmd.Cluster.from_ray(measure=True)) says" in finding.text

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.profile import analysis
+from mpmd.attribution import analysis
 from tests.attribution.test_identities import check
 from tests.support.parity import mesh_of
 

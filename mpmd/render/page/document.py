@@ -19,8 +19,7 @@ from mpmd.render.page.schema import PageData
 from mpmd.version import __version__
 
 SCRIPTS = (
-    "format dom profile pixels state axis selection lanes input overview search memory sections comparison "
-    "theme main"
+    "format dom profile pixels state axis selection lanes input overview search memory sections theme main"
 ).split()
 """The scripts, in the order in which they are joined to one."""
 

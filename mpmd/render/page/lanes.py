@@ -1,29 +1,21 @@
-"""The columns of groups: their tasks, the gaps between them with their causes, and simulated times."""
+"""The columns of the timelines: tasks, gaps with their causes, simulated times, and the critical path."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from mpmd.attribution.gaps import Causes, Gap
 from mpmd.attribution.ideal import undisturbed
 from mpmd.ir.plan import OutsideTask
-from mpmd.render.page.schema import GroupData, SimulationData, WaitData
+from mpmd.render.page.palette import SIMULATED
+from mpmd.render.page.schema import GroupData, PathData, SimulationData
 from mpmd.render.page.subject import Subject
 from mpmd.simulate.workload import StepTimes
 
 BUSY_SPANS = 400
 """The number of spans of the overview."""
-
-LONGEST_GAPS = 12
-"""The number of gaps in the list of the longest ones."""
-
-
-SIMULATIONS = {
-    "Simulated": "median times, free messages, nothing between tasks",
-    "Ideal": "simulated with equal stages, too",
-}
 
 
 def simulated_steps(subject: Subject) -> tuple[StepTimes[int], ...]:
@@ -37,11 +29,11 @@ def simulations_data(subject: Subject, steps: Sequence[StepTimes[int]]) -> list[
     return [
         SimulationData(
             label=label,
-            meaning=meaning,
+            hint=hint,
             makespan=step.makespan,
             took=[int(step.durations[i]) for i in firsts],
         )
-        for (label, meaning), step in zip(SIMULATIONS.items(), steps, strict=True)
+        for (label, hint), step in zip(SIMULATED.items(), steps, strict=True)
     ]
 
 
@@ -88,8 +80,6 @@ def _group_data(
             _idle([step.starts[i] for i in operations], [step.durations[i] for i in operations])
             for step in simulated
         ],
-        idle_total=measured.idle(group),
-        cause_totals=list(totals),
     )
 
 
@@ -127,27 +117,12 @@ def busy_shares(subject: Subject) -> list[float]:
     return [round(float(share), 3) for share in busy / (whole or 1)]
 
 
-def waits_data(subject: Subject) -> list[WaitData]:
-    """The gaps with the most idle time that the ideal schedule does not have."""
-    gaps = sorted(subject.attribution.gaps, key=lambda gap: gap.causes.fill - (gap.end - gap.start))
-    longest = [gap for gap in gaps[:LONGEST_GAPS] if gap.end - gap.start > gap.causes.fill]
-    return [_wait(subject, gap) for gap in longest]
-
-
-def _wait(subject: Subject, gap: Gap) -> WaitData:
-    operations = subject.tasks[gap.group]
-    causes = gap.causes._replace(fill=0)
-    return WaitData(
-        group=gap.group,
-        k=operations.index(gap.after) if gap.after >= 0 else len(operations),
-        length=gap.end - gap.start,
-        beyond_fill=sum(causes),
-        cause=max(range(len(causes)), key=causes.__getitem__),
-        waited=subject.number(gap.waited),
-    )
-
-
-def path_columns(subject: Subject) -> Iterator[tuple[str, int, int, int]]:
-    """The critical path: the kind of each segment, its task, its start and its end."""
-    for segment in subject.attribution.critical_path:
-        yield segment.kind, subject.number(segment.operation), segment.start, segment.end
+def path_data(subject: Subject) -> PathData:
+    """The tasks of the critical path."""
+    tasks = [
+        (subject.number(segment.operation), segment.start, segment.end)
+        for segment in subject.attribution.critical_path
+        if segment.kind == "task"
+    ]
+    task, start, end = (list(column) for column in zip(*tasks, strict=True)) if tasks else ([], [], [])
+    return PathData(task=task, start=start, end=end)

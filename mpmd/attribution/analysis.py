@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.clocks import MatchedStep, Senders, match
@@ -19,7 +19,7 @@ from mpmd.ir.routes import Routes, Topology
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Analysis:
-    """The passes of ``mpmd.attribution`` over recorded steps; each result is computed once."""
+    """The results of the passes of ``mpmd.attribution`` over recorded steps; each is computed once."""
 
     plan: Plan
     topology: Topology
@@ -35,6 +35,17 @@ class Analysis:
     def attribution(self) -> Attribution:
         """The causes of the idle time of the step of median length."""
         return Attribution.of(measure(self.plan, self.steps, self.topology))
+
+    @property
+    def step(self) -> MatchedStep:
+        """The step of median length, which is explained."""
+        return self.steps[self.attribution.measured.step]
+
+    @property
+    def recoveries(self) -> Mapping[int, int]:
+        """By the number of a step, the nanoseconds in which groups were replaced after its call."""
+        times = ((number, step.recovery) for number, step in enumerate(self.steps))
+        return {number: time for number, time in times if time is not None}
 
     @functools.cached_property
     def scenarios(self) -> tuple[Scenario, ...]:
