@@ -1,11 +1,11 @@
-"""The account of each operation: the parts that the time of its end is made of.
+"""The account of each operation: the parts that add up to the time of its end.
 
 Back along the links, from an operation to the begin of a group, the time is a sum without a hole:
 
     end = work + imbalance + outside + jitter + message + handling + late_begin + driver
 
-Of each operation on the way, ``work`` is what it takes in the ideal schedule, ``imbalance`` the median of
-its type less that (``outside``, for work outside the loops), and ``jitter`` what it took less the median.
+For each operation on the way, ``work`` is its time in the ideal schedule, ``imbalance`` the median of its
+type less ``work`` (``outside``, for work outside the loops), and ``jitter`` its own time less the median.
 Between operations, the time is ``message`` or ``handling``; before a group's first one, it is ``driver``
 until the group had the request, and ``late_begin`` from then on.
 """

@@ -54,7 +54,7 @@ class Analysis:
 
     @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings, the one that would save the most first."""
+        """The findings, the largest saving first."""
         return findings_of(self._model, self.scenarios)
 
     @functools.cached_property

@@ -35,7 +35,7 @@ LEAST_FILL = 0.05
 """The share of the groups' time from which on the fill of the schedule is a finding."""
 
 LARGE_SHARE = 0.01
-"""The share of a step from which on findings come before the one on the schedule, which promises no share."""
+"""Findings that save at least this share of a step come before the finding on the schedule."""
 
 CONSTANT_FACTOR = 1.5
 """From here on, a task's median over the mean of its kind is called slow, and not merely uneven."""
@@ -46,7 +46,7 @@ PLAN_CALL = "mpmd.plan(train_step, *arguments, cluster=mpmd.Cluster.from_ray(mea
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A fact about a measured step, and what to change it would save.
+    """A fact about a measured step, and the time that a change would save.
 
     Attributes:
       text: in plain words.
@@ -68,7 +68,7 @@ class Finding:
 
 
 def findings_of(model: StepModel, scenarios: tuple[Scenario, ...]) -> tuple[Finding, ...]:
-    """The findings, those that save the most first."""
+    """The findings, the largest saving first."""
     writer = _Writer(model, {scenario.name: scenario for scenario in scenarios})
     findings = [finding for finding in writer.simulated() if finding.share_saved >= LEAST_SHARE]
     findings += writer.schedule()

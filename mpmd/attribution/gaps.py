@@ -5,15 +5,13 @@ for was sent by ``u``::
 
     [end of p ......... end of u][ message in flight ][ handling ]
 
-1. Behind the end of ``u``, the time is message and handling as the links say. Without a ``u``, all of it is.
+1. Behind the end of ``u``, the time is message and handling as the links say. Without a ``u``, all time is.
 2. Of the time until the end of ``u``, ``fill`` is at most the time that the ideal schedule has before ``t``.
-3. The rest is divided in proportion to the positive differences of the accounts of ``u`` and ``p``. What has
-   delayed both cancels out, however long ago it was; so a delay that travels through all groups keeps its
-   name.
-4. ``elsewhere`` is what is left: idle time that the ideal schedule has before other tasks. It is at most the
-   difference of ``work`` less the time before ``t`` in the ideal.
+3. The rest is divided in proportion to the positive differences of the accounts of ``u`` and ``p``. A delay
+   of both cancels out, however long ago it was; so a delay that travels through all groups keeps its name.
+4. ``elsewhere`` is the remainder: idle time that the ideal schedule has before other tasks.
 
-A group that began late, and waited for no message then, has lost the time after its ideal start alone. The
+A group that began late, and waited for no message then, has lost only the time after its ideal start. The
 gap after a group's last task waits for the group that replies last; from that reply to the return it is the
 driver's.
 """

@@ -60,8 +60,8 @@ def equal_durations(workload: Workload, loops: Sequence[LoopStages]) -> list[flo
 def _equal_cells(medians: Mapping[_Types, int], loops: Sequence[LoopStages]) -> dict[_Types, int]:
     """The time of each cell with equal stages.
 
-    That of a fused cell is the sum of its members' means, times what fused cells of these kinds take in the
-    mean for each nanosecond of their members alone: that XLA runs them faster together is no imbalance.
+    A fused cell takes the sum of its members' means, times the mean ratio of fused cells of these kinds to
+    their members alone: a gain from fusing is no imbalance.
     """
     first = [loop.first_stage for loop in loops[1:]]
 

@@ -1,7 +1,7 @@
 """The operation that each operation of a measured step really started after.
 
-It is the sender of the last message that its group waited for, if the sender still ran when the group had
-nothing else to do, or else the operation before it on the group. The time in between is a message's in
+The parent of an operation is the sender of the last message that its group waited for, if the sender still
+ran when the group was free, or else the operation before on the group. The time in between is a message's in
 flight, or handling: an operation's group takes messages in, drops values, calls an executable; a sender turns
 to other messages first.
 """
@@ -22,7 +22,7 @@ class Link(NamedTuple):
       parent: the operation that it started after; -1 for the first one of a group.
       start: when the parent ended, as far as the group waited for the parent: by clocks that are wrong, a
         message can be taken in before it was sent.
-      message, handling: the parts of the time from there to the operation's start.
+      message, handling: the parts of the time from ``start`` to the start of the operation.
       awaited: the number of the last message that the group waited for; -1 if the group waited for none.
       is_after_sender: whether the parent is the sender of that message, and not the operation before.
     """

@@ -1,8 +1,8 @@
-"""The recorded steps of a plan as the columns that a simulation of the plan has, with medians of all steps.
+"""The recorded steps of a plan as the columns that a simulation of the plan has, and medians over all steps.
 
-A group of several processes starts a task when the last of them does, and ends it when the last one ends;
-so with messages. Times are whole nanoseconds since the driver's call and lie within the step, whatever the
-clocks say, so that all differences of them add up.
+A group of several processes starts and ends a task or a message when its last process does. Times are whole
+nanoseconds since the driver's call and lie within the step, whatever the clocks say, so that all differences
+add up.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def types_of_operations(workload: Workload) -> list[TypeKey | None]:
 
 
 def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None = None) -> Measured:
-    """The step of median length among recorded steps, with the medians of all of them.
+    """The recorded step of median length, and the medians over all recorded steps.
 
     Steps for which groups were replaced are left out, unless all steps are.
 
@@ -142,7 +142,7 @@ def _by_group(plan: Plan, step: MatchedStep) -> list[ProcessTimes]:
 
 
 def _last_process(program: GroupProgram, processes: Sequence[ProcessTimes], returned: int) -> ProcessTimes:
-    """The times at which the last process of a group did each thing, all of them from 0 to ``returned``."""
+    """Combines processes: each moment is the last process's, from 0 to ``returned``."""
     tasks = [run.task for run in program.runs]
     if not processes:
         if tasks:

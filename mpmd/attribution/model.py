@@ -1,11 +1,10 @@
-"""A simulation of a measured step, of which single things can be changed.
+"""A simulation of a measured step, in which scenarios change single parts.
 
-It has the measured time of each task, the handling before it, the begin of each group, and for each edge the
-median time of its messages in flight. Rare slow messages are therefore in the causes of gaps, and not here.
+The model has the measured time of each task, the handling before it, the begin of each group, and for each
+edge the median time of its messages in flight. Rare slow messages are in the causes of gaps, and not here.
 
-Where groups share cores, the times of tasks and handling are those that each would take alone, and the
-simulation has groups share the cores: what a group saves, others may use, and what runs at the same time as
-others saves little.
+Where groups share cores, the model has the times that tasks and handling would take alone, and simulates
+groups that share the cores: a group that becomes faster leaves its cores to other groups.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class StepModel:
 
 
 def _times_alone(attribution: Attribution) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The times of tasks, and of the handling before each, if no group shared its cores with others."""
+    """The times of tasks, and of the handling before each task, if each group had its own cores."""
     measured = attribution.measured
     handling = [link.handling for link in attribution.links.links]
     if math.isinf(measured.at_once):

@@ -29,7 +29,7 @@ _APART = (
 
 
 def groups_without_backward(tasks: Sequence[TaskSummary]) -> Iterator[str]:
-    """The findings about groups that run forwards alone, while others run backwards."""
+    """The findings about groups that run only forwards, in a step with backwards."""
     forward = {task.mpmd_idx for task in tasks if "fwd_" in task.task}
     backward = {task.mpmd_idx for task in tasks if "bwd" in task.task and task.operations}
     if backward and (without := sorted(forward - backward)):

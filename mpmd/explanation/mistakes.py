@@ -31,13 +31,13 @@ from mpmd.util.tables import first_few, human_bytes
 from mpmd.util.warn import warn_user
 
 _SHORT = 0.8
-"""Memory is short where a step needs more than this share of it."""
+"""The share of a device's memory from which on a step's need counts as short memory."""
 
 _MANY = 1e9
 """The fewest operations of a loop for which their number predicts its time."""
 
 _LARGE = 0.05
-"""State of at most this share of the memory is not what makes it short."""
+"""The share of a device's memory up to which undonated state is too small for a warning."""
 
 
 def warn_of_mistakes(step: CutStep, plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> None:

@@ -40,11 +40,11 @@ class Profile(ShownAsText):
       plan: the programs that the groups ran.
       topology: the processes of the groups.
       recorded: each recorded step, as the driver and all processes recorded it.
-      sources: for each executable, the user's functions that it runs with their lines, as text; those with
-        the most operations first.
+      sources: for each executable, the user's functions that it runs with their lines, as text; the function
+        with the most operations first.
       compile_seconds: how long each pass of the compiler took, as in ``step.report()``.
       updated: the names of the arguments that the step returns updated.
-      result: that of the last step; ``None`` in a profile that was loaded from a file.
+      result: the last step's result; ``None`` in a profile that was loaded from a file.
     """
 
     plan: Plan
@@ -118,7 +118,7 @@ class Profile(ShownAsText):
         return Subject(name, self._analysis, self.sources, self.compile_seconds, self.memory)
 
     def without_result(self) -> Profile:
-        """The profile without the last step's result; what is computed of one is there for both."""
+        """The profile without the last step's result; both profiles share the analysis."""
         profile = dataclasses.replace(self, result=None)
         profile.__dict__["_analysis"] = self._analysis
         return profile
@@ -134,9 +134,9 @@ class Profile(ShownAsText):
 
     @property
     def recoveries(self) -> Mapping[int, int]:
-        """The steps for which groups were replaced, by number, with the nanoseconds from the call until then.
+        """By the number of a step, the nanoseconds from its call until its groups had been replaced.
 
-        They count in no median, and none of them is the one that is explained, unless there is no other.
+        Such a step counts in no median and is not explained, unless all steps are such.
         """
         return self._analysis.recoveries
 
@@ -147,7 +147,7 @@ class Profile(ShownAsText):
 
     @property
     def attribution(self) -> Attribution:
-        """The causes of the idle time of the recorded step of median length; medians are of all of them."""
+        """The causes of the idle time of the recorded step of median length; medians are over all steps."""
         return self._analysis.attribution
 
     @property
@@ -177,7 +177,7 @@ class Profile(ShownAsText):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Sentences on where the time went, those first that would save the most."""
+        """Sentences on where the time went, the largest saving first."""
         return self._analysis.findings
 
     @functools.cached_property

@@ -146,12 +146,12 @@ class StepTimes(Generic[Time]):
     group_ends: list[Time]
 
     def end(self, operation: int) -> Time:
-        """When an operation ends."""
+        """The time at which an operation ends."""
         return self.starts[operation] + self.durations[operation]
 
     @property
     def makespan(self) -> Time:
-        """When the last group ends the step."""
+        """The time at which the last group ends the step."""
         return max(self.group_ends, default=0)
 
 

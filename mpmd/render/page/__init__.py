@@ -1,11 +1,11 @@
 """Draws a measured step as a page for a browser: one file that loads nothing.
 
 A ``Subject`` enters: a profile with the causes of its idle time; perhaps an earlier one, to say what changed.
-HTML leaves. Start reading in ``schema.py``, the data between Python, which computes all of it, and
-JavaScript, which draws. ``profile_data.py`` makes the data from ``lanes.py``, ``tables.py`` and
-``memory.py``, and ``document.py`` joins the data with the scripts: ``profile.js`` reads the columns,
-``state.js`` has the span in sight and the selection, ``lanes.js`` and ``pixels.js`` draw the timelines,
-``input.js`` is for mouse and keys, ``sections.js`` for the tables, and ``main.js`` begins.
+HTML leaves. Start reading in ``schema.py``, the data that Python computes and JavaScript draws.
+``profile_data.py`` makes the data from ``lanes.py``, ``tables.py`` and ``memory.py``, and ``document.py``
+joins the data with the scripts: ``profile.js`` reads the columns, ``state.js`` has the span in sight and the
+selection, ``lanes.js`` and ``pixels.js`` draw the timelines, ``input.js`` is for mouse and keys,
+``sections.js`` for the findings and tables, and ``main.js`` begins.
 """
 
 from mpmd.render.page.changes import changes_data

@@ -1,8 +1,8 @@
 """The document: the data with the scripts and styles that show it, as one file that loads nothing.
 
-The policy forbids connections, and all scripts and styles but those of this package, which it names by their
-hashes. Names from outside enter as JSON without ``<`` and, for the title, as escaped text; the scripts make
-text nodes of them.
+The policy forbids connections, and all scripts and styles except for this package's own, whose hashes it
+has. Names from outside enter as JSON without ``<`` and, for the title, as escaped text; the scripts put these
+names into text nodes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The data of a page, as its JavaScript reads it.
 
-Python computes all of it, and the scripts only draw. Times are whole nanoseconds since the driver's call, so
-that sums are exact, in JavaScript, too; sizes are bytes, shares are from 0 to 1. Tasks are numbered through
-all groups, in the order in which each group runs them; -1 stands for no task.
+Python computes all numbers and sentences, and the scripts only draw. Times are whole nanoseconds since the
+driver's call, so that sums are exact, in JavaScript, too; sizes are bytes, shares are from 0 to 1. Tasks are
+numbered through all groups, in the order in which each group runs its tasks; -1 stands for no task.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, TypedDict
 
 
 class Part(TypedDict):
-    """A cause of idle time, a kind of segment or a purpose of memory, with its sum over the step.
+    """A cause of idle time, a kind of segment or a purpose of memory, and its sum over the step.
 
-    ``hint`` says what it is, and what one can do; ``dark`` is its colour on a dark page.
+    ``hint`` has its meaning and a remedy; ``dark`` is its colour on a dark page.
     """
 
     label: str
@@ -25,7 +25,7 @@ class Part(TypedDict):
 
 
 Unit = str
-"""How a cell is written: as a ``"text"``, a longer ``"sentence"``, a ``"count"``, ``"time"``, ``"bytes"``,
+"""The way in which a cell is written: as a ``"text"``, a longer ``"sentence"``, a ``"count"``, ``"time"``, ``"bytes"``,
 ``"share"``, ``"time_change"`` or ``"share_change"``; as a ``"bar"`` for an amount, a ``"time_stack"`` or
 ``"bytes_stack"`` for amounts of the table's ``parts``; as ``"code"`` for lines, a ``"key"`` for a text, its
 colour and its colour on a dark page, a ``"task"`` for a task's number, a ``"gap"`` for a group and the place
@@ -33,11 +33,11 @@ of the task that comes after the gap."""
 
 
 class Table(TypedDict):
-    """A table; ``None`` stands for an empty cell, and the first cell of a row names it.
+    """A table; ``None`` stands for an empty cell, and the first cell of a row is its name.
 
     Attributes:
       columns: the title and the unit of each column.
-      foot: the row below all others; ``None``: there is none.
+      foot: the last row, with sums; ``None``: a table without sums.
       parts: of the bars of a stack.
       sorted: the place of the column by which rows descend at first; ``None``: rows stay in their order.
       folded: the text of a line that hides the table until it is clicked; ``None``: the table is shown.
@@ -62,7 +62,7 @@ class Section(TypedDict):
 
 
 class Fact(TypedDict):
-    """A figure of a step; ``hint`` says in a tooltip what it is and what one can do."""
+    """A figure of a step; ``hint`` is its tooltip, with its meaning and a remedy."""
 
     label: str
     value: float | str
@@ -90,12 +90,12 @@ class TypeData(TypedDict):
 
 
 class GroupData(TypedDict):
-    """A group's tasks and the gaps before them, as columns; the last gap is the one before the step's end.
+    """A group's tasks and the gaps before them, as columns; the last gap precedes the step's end.
 
     Attributes:
       type: of each task, the place among the types.
       microbatch: of each task; -1 outside the loops.
-      names: by place, the names of tasks whose name is not ``label__microbatch``.
+      names: by place, the names of fused tasks, since ``label__microbatch`` is not theirs.
       took: how long each task ran.
       processor: the processor time of each task, of all threads; empty where it is unknown.
       idle: the length of the gap before each task, and of the last one.

@@ -49,9 +49,9 @@ class Subject:
 
     @functools.cached_property
     def numbers(self) -> tuple[int, ...]:
-        """For each operation, the number of the task that it is or comes after; -1 without one.
+        """For each operation, the number of its task, or else of the task before it; -1 without a task.
 
-        What is no task, such as a wait before a send, is shown as the task before it.
+        An operation that is no task, such as a wait before a send, is shown as the task before it.
         """
         numbers, count = [], 0
         for group in self.measured.groups:

@@ -163,7 +163,7 @@ def _type_cells(of_type: TypeData) -> tuple[tuple[str, str, str], int]:
 
 
 def _scenarios(subject: Subject) -> Iterator[Table]:
-    """The scenarios that save something to speak of, and folded, the others."""
+    """The scenarios that save at least ``FOLDED_SHARE`` of the step, and a folded table of the rest."""
     unchanged, *changed = subject.analysis.scenarios
     whole = unchanged.makespan or 1
     share = unchanged.makespan / (subject.measured.returned or 1)
@@ -178,7 +178,7 @@ def _scenarios(subject: Subject) -> Iterator[Table]:
 
 
 def _joined_links(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
-    """The scenarios, with one for all links that would save nothing if they were faster."""
+    """The scenarios; all links that would save nothing if they were faster are a single one."""
     useless = [each for each in scenarios if each.name.startswith("link ") and not each.saves]
     for scenario in scenarios:
         if scenario not in useless or len(useless) == 1:
@@ -280,7 +280,7 @@ def _tasks_table(subject: Subject, types: Sequence[TypeData]) -> Table:
 
 
 def percentile(ascending: Sequence[int], share: float) -> int:
-    """The least of the values that at least this share of them do not exceed."""
+    """The least value that at least ``share`` of all values do not exceed."""
     return ascending[max(math.ceil(share * len(ascending)) - 1, 0)]
 
 
