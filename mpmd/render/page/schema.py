@@ -25,11 +25,11 @@ class Part(TypedDict):
 
 
 Unit = str
-"""The way in which a cell is written: as a ``"text"``, a longer ``"sentence"``, a ``"count"``, ``"time"``, ``"bytes"``,
-``"share"``, ``"time_change"`` or ``"share_change"``; as a ``"bar"`` for an amount, a ``"time_stack"`` or
-``"bytes_stack"`` for amounts of the table's ``parts``; as ``"code"`` for lines, a ``"key"`` for a text, its
-colour and its colour on a dark page, a ``"task"`` for a task's number, a ``"gap"`` for a group and the place
-of the task that comes after the gap."""
+"""The way in which a cell is written: as a ``"text"``, a longer ``"sentence"``, a ``"count"``, ``"time"``,
+``"bytes"``, ``"share"``, ``"time_change"`` or ``"share_change"``; as a ``"bar"`` for an amount, a
+``"time_stack"`` or ``"bytes_stack"`` for amounts of the table's ``parts``; as ``"code"`` for lines, a
+``"key"`` for a text, its colour and its colour on a dark page, a ``"task"`` for a task's number, a ``"gap"``
+for a group and the place of the task that comes after the gap."""
 
 
 class Table(TypedDict):
