@@ -92,7 +92,7 @@ class Profile(ShownAsText):
 
         Args:
           title: the heading; ``None``: the schedule and its size.
-          before: a profile to compare with; the page shows both, and what changed by cause.
+          before: an earlier profile; the page begins with the changes since, by cause and by type of task.
 
         Raises ``OSError`` when the file cannot be written; ``TypeError`` for arguments of other types.
         """
