@@ -15,7 +15,6 @@ from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.measured import measure
 from mpmd.ir.plan import OutsideTask
 from mpmd.schedules import FAMILIES, Eager1F1B
-from tests.support.parity import mesh_of
 from tests.support.placements import PLACEMENTS
 from tests.support.plans import pipeline_plan
 from tests.support.recorded_steps import Timing, matched_steps, unit_time
@@ -207,12 +206,3 @@ def test_a_delay_that_travels_through_all_groups_keeps_its_name():
         if culprit.cause == "jitter"
     }
     assert blamed == {"fwd_0__8"}
-
-
-def test_a_step_in_process_adds_up():
-    with mesh_of(2) as mesh:
-        loaded = mpmd.jit(step_of(mpmd.Interleaved1F1B(4, 2)), mesh).compile(*arguments(4))
-        profile = loaded.profile(*arguments(4), steps=3)
-    check(profile.attribution)
-    assert profile.gaps == profile.attribution.gaps
-    assert sum(map(sum, (gap.causes for gap in profile.gaps))) > 0

@@ -53,6 +53,7 @@ def test_a_stage_that_sleeps_is_the_first_finding(loaded):
     step(*args)  # once for all that a first run does
     profile = step.profile(*args, steps=3)
     check(profile.attribution)
+    assert profile.gaps == profile.attribution.gaps
     assert profile.attribution.measured.steps == 3
     first = profile.findings[0]
     assert first.cause == "imbalance", profile.findings
