@@ -9,14 +9,7 @@ from collections.abc import Iterator, Mapping
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.balance import Balance
 from mpmd.attribution.model import StepModel
-from mpmd.attribution.scenarios import (
-    EQUAL_STAGES,
-    OWN_CORES,
-    Scenario,
-    like_others,
-    median_of_others,
-    twice_as_fast,
-)
+from mpmd.attribution.scenarios import Scenario, like_others, median_of_others, twice_as_fast
 from mpmd.attribution.texts import (
     equal_stages_text,
     less_text,
@@ -91,16 +84,16 @@ class _Writer:
     def simulated(self) -> Iterator[Finding]:
         whole = self.scenarios["measured"].makespan or 1
         writers = {
-            EQUAL_STAGES: self._imbalance,
-            "no jitter": self._jitter,
-            "no handling": self._handling,
-            "outside work divided": self._outside,
-            "arguments at once": self._late_begin,
-            "no driver": self._driver,
-            OWN_CORES: self._cores,
+            "imbalance": self._imbalance,
+            "jitter": self._jitter,
+            "handling": self._handling,
+            "outside": self._outside,
+            "late_begin": self._late_begin,
+            "driver": self._driver,
+            "cores": self._cores,
         }
-        for name, write in writers.items():
-            if scenario := self.scenarios.get(name):
+        for scenario in self.scenarios.values():
+            if write := writers.get(scenario.cause):
                 share = scenario.saves / whole
                 sentence, operation = write(less_text(share))
                 yield Finding(sentence, scenario.cause, scenario.saves, share, operation)

@@ -98,8 +98,10 @@ def test_keys_go_from_task_to_gap_to_what_it_waited_for(page):
     texts = [pressed(page, "ArrowRight") for _ in range(3 * MICROBATCHES)]
     waiting = next(text for text in texts if "Waited for bwd_1__0" in text)
     assert waiting.startswith("Group 0 is idle")
-    page.keyboard.press("Escape")
-    pressed(page, *["ArrowRight"] * (2 + texts.index(waiting)))
+    at = texts.index(waiting)
+    back = [pressed(page, "ArrowLeft") for _ in range(len(texts))]
+    assert [*texts[-2::-1], first] == back
+    pressed(page, *["ArrowRight"] * (1 + at))
     assert pressed(page, "Enter").startswith("bwd_1__0")
     assert "of group 1" not in pressed(page, "ArrowDown")
     assert "Group 2" in page.locator("#selected").inner_text()

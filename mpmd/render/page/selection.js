@@ -89,7 +89,8 @@ function neighbour(place, forward) {
   const { panel, lane, k, gap } = place;
   const isGap = (at) => panel.measured && lane.idle[at] > 0;
   const isTask = (at) => at >= 0 && at < lane.size;
-  const task = forward === gap ? k : forward ? k + 1 : k - 1; // the gap of a number is before its task
+  const after = gap ? k : k + 1; // a gap comes before the task of its number
+  const task = forward ? after : k - 1;
   if (!gap && isGap(forward ? k + 1 : k)) return { ...place, k: forward ? k + 1 : k, gap: true };
   return isTask(task) ? { ...place, k: task, gap: false } : place;
 }
