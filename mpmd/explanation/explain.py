@@ -8,10 +8,8 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-
-from jax.extend.core import Jaxpr
 
 from mpmd.explanation.explanation import Explanation
 from mpmd.explanation.findings import gathering_loops, groups_without_backward, values_sent_again
@@ -20,7 +18,7 @@ from mpmd.explanation.provenance import TaskEquations, lines_of
 from mpmd.explanation.tasks import TaskSummary
 from mpmd.explanation.traffic import EdgeTraffic, SentValue
 from mpmd.explanation.uses import TaskUse
-from mpmd.explanation.work import task_work, uneven_work
+from mpmd.explanation.work import Jaxprs, task_work, uneven_work
 from mpmd.ir.plan import (
     AnyTask,
     Edge,
@@ -43,14 +41,13 @@ from mpmd.memory import device_bytes
 def explain_plan(
     plan: Plan,
     topology: Topology,
-    jaxprs: Mapping[tuple[int, AnyTask], Jaxpr],
+    jaxprs: Jaxprs,
     fed_back: Iterable[tuple[int, int]],
 ) -> Explanation:
     """Explains a plan.
 
     Args:
       topology: of the mesh that has loaded it.
-      jaxprs: the equations of every run, by its group and task.
       fed_back: the state: pairs of the position of an argument and of the result that takes its place.
     """
     return _Analysis(plan, topology, jaxprs, fed_back).explanation()
@@ -63,7 +60,7 @@ class _Analysis:
         self,
         plan: Plan,
         topology: Topology,
-        jaxprs: Mapping[tuple[int, AnyTask], Jaxpr],
+        jaxprs: Jaxprs,
         fed_back: Iterable[tuple[int, int]],
     ):
         self._plan = plan
