@@ -31,9 +31,9 @@ MAY_IMPORT = {
     "mpmd.verify": "mpmd.errors mpmd.ir mpmd.memory",
     "mpmd.simulate": "mpmd.ir mpmd.memory mpmd.schedules mpmd.validation",
     "mpmd.render": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.util mpmd.validation",
-    "mpmd.attribution": "mpmd.ir mpmd.memory mpmd.schedules mpmd.simulate mpmd.util",
+    "mpmd.attribution": "mpmd.ir mpmd.memory mpmd.simulate",
     "mpmd.render.page": "mpmd.attribution mpmd.ir mpmd.memory mpmd.render mpmd.simulate mpmd.version",
-    "mpmd.profile": "mpmd.attribution mpmd.ir mpmd.memory mpmd.render.page mpmd.util mpmd.validation",
+    "mpmd.profile": "mpmd.attribution mpmd.ir mpmd.render.page mpmd.util mpmd.validation",
     # Chooses how to run a step.
     "mpmd.planner": "",
     "mpmd.planner.fusions": "mpmd.compiler.jaxprs",

@@ -1,11 +1,11 @@
 """The attribution of a measured step's idle time to its causes: plan and recorded times in, frozen data out.
 
-Pass by pass: ``clocks`` brings the times of all processes to one clock. ``measured`` turns them into columns
-by operation, message and group. ``links`` says what each operation started after, ``ideal`` when it would
-run if stages were equal and messages free, ``accounts`` what the time of its end is made of; ``gaps``
-divides idle time by these, and ``path`` follows the links back. ``attribution`` has all of them. All times
+Pass by pass: ``clocks`` brings the times of all processes to one clock. ``measured`` turns the times into
+columns by operation, message and group. ``links`` names the operation that each operation started after,
+``ideal`` is the schedule with equal stages and free messages, ``accounts`` divides the time of each
+operation's end; ``gaps`` divides idle time by the accounts, and ``path`` follows the links back. All times
 are whole nanoseconds, and all parts add up exactly.
 
-``model`` simulates the step with single things changed: ``scenarios`` are such changes, ``alternatives``
-other schedules and numbers of microbatches, and ``findings`` say in words what the largest would save.
+``model`` simulates the step, ``scenarios`` change single parts of the model, ``findings`` say in words how
+much a change would save, and ``analysis`` computes each result when it is first asked for.
 """

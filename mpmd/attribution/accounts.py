@@ -1,23 +1,25 @@
-"""The account of each operation: what the time of its end is made of.
+"""The account of each operation: the parts that add up to the time of its end.
 
 Back along the links, from an operation to the begin of a group, the time is a sum without a hole:
 
     end = work + imbalance + outside + jitter + message + handling + late_begin + driver
 
-Of each operation on the way, ``work`` is what it takes in the ideal schedule, ``imbalance`` the median of
-its type less that (``outside``, for work outside the loops), and ``jitter`` what it took less the median.
+For each operation on the way, ``work`` is its time in the ideal schedule, ``imbalance`` the median of its
+type less ``work`` (``outside``, for work outside the loops), and ``jitter`` its own time less the median.
 Between operations, the time is ``message`` or ``handling``; before a group's first one, it is ``driver``
 until the group had the request, and ``late_begin`` from then on.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from typing import NamedTuple, Self
 
-from mpmd.attribution.ideal import Ideal
-from mpmd.attribution.links import Links
+from mpmd.attribution.ideal import ideal_of
+from mpmd.attribution.links import Links, links_of
 from mpmd.attribution.measured import Measured
 from mpmd.ir.plan import OutsideTask
+from mpmd.simulate.workload import StepTimes
 
 
 class Account(NamedTuple):
@@ -35,45 +37,60 @@ class Account(NamedTuple):
     late_begin: int = 0
     driver: int = 0
 
-    def plus(self, other: Account) -> Account:
-        """The sum of two accounts, part by part."""
-        return Account(*map(int.__add__, self, other))
-
     def minus(self, other: Account) -> Account:
         """The difference of two accounts, part by part."""
         return Account(*map(int.__sub__, self, other))
 
 
-def entries_of(measured: Measured, ideal: Ideal, links: Links) -> tuple[Account, ...]:
-    """The parts that each operation adds to the account of its parent."""
-    equal_times = ideal.durations
-    entries = []
-    for group in measured.groups:
-        for operation in measured.operations(group):
-            link, start = links[operation], measured.starts[operation]
-            median, equal = int(measured.workload.durations[operation]), equal_times[operation]
-            is_outside = isinstance(measured.workload.tasks[operation], OutsideTask)
-            first = link.parent < 0
-            received = min(measured.received[group], link.start)
-            entries.append(
-                Account(
-                    work=equal,
-                    imbalance=0 if is_outside else median - equal,
-                    outside=median - equal if is_outside else 0,
-                    jitter=measured.ends[operation] - start - median,
-                    message=link.message if first else link.message + link.start - measured.ends[link.parent],
-                    handling=link.handling,
-                    late_begin=link.start - received if first else 0,
-                    driver=received if first else 0,
-                )
-            )
-    return tuple(entries)
+@dataclasses.dataclass(frozen=True)
+class Accounts:
+    """The accounts of a measured step, with the schedule and the links that they follow from.
+
+    Attributes:
+      measured: the times by operation, message and group.
+      ideal: the schedule with equal stages, free messages, and nothing between tasks.
+      links: the operation that each operation really started after.
+      entries: by operation, the parts that it adds to its parent's account.
+      accounts: by operation, the parts of the time of its end.
+    """
+
+    measured: Measured
+    ideal: StepTimes[int]
+    links: Links
+    entries: tuple[Account, ...]
+    accounts: tuple[Account, ...]
+
+    @classmethod
+    def of(cls, measured: Measured) -> Self:
+        """The accounts of all operations; linear in operations and messages."""
+        ideal, links = ideal_of(measured), links_of(measured)
+        entries = tuple(
+            _entry(measured, ideal, links, group, operation)
+            for group in measured.groups
+            for operation in measured.operations(group)
+        )
+        accounts = [Account()] * len(entries)
+        for operation in links.order:
+            parent, entry = links[operation].parent, entries[operation]
+            accounts[operation] = entry if parent < 0 else Account(*map(int.__add__, accounts[parent], entry))
+        return cls(measured, ideal, links, entries, tuple(accounts))
 
 
-def accounts_of(entries: tuple[Account, ...], links: Links) -> tuple[Account, ...]:
-    """The account of each operation."""
-    accounts = [Account()] * len(entries)
-    for operation in links.order:
-        parent, entry = links[operation].parent, entries[operation]
-        accounts[operation] = entry if parent < 0 else accounts[parent].plus(entry)
-    return tuple(accounts)
+def _entry(measured: Measured, ideal: StepTimes[int], links: Links, group: int, operation: int) -> Account:
+    link, equal = links[operation], ideal.durations[operation]
+    median = int(measured.workload.durations[operation])
+    is_outside = isinstance(measured.workload.tasks[operation], OutsideTask)
+    is_first = link.parent < 0
+    received = min(measured.received[group], link.start)
+    # By clocks that are wrong, a message can be taken in before its sender had ended.
+    early = 0 if is_first else link.start - measured.end(link.parent)
+    return Account(
+        work=equal,
+        imbalance=0 if is_outside else median - equal,
+        outside=median - equal if is_outside else 0,
+        jitter=measured.durations[operation] - median,
+        message=link.message + early,
+        handling=link.handling,
+        late_begin=link.start - received if is_first else 0,
+        driver=received if is_first else 0,
+    )

@@ -32,5 +32,5 @@ class Balance:
         return self.loads[group] / total if total else self.even_share
 
     def factor(self, group: int) -> float:
-        """The work of a group by that of the mean group."""
+        """The work of a group divided by the mean over all groups."""
         return self.share(group) / self.even_share

@@ -1,7 +1,7 @@
 """The times of all processes by one clock, with the error of the match.
 
-Processes of a kernel read one monotonic clock. Two clocks are compared by what went from one to the other:
-nothing arrives before it was sent. With ``w(a, b)`` the least time that anything from ``a`` to ``b`` seems
+Processes of a kernel read one monotonic clock. Two clocks are compared by the messages between them: no
+message arrives before it was sent. With ``w(a, b)`` the least time that a message from ``a`` to ``b`` seems
 to have taken, the clock of ``b`` is ahead of that of ``a`` by at most ``w(a, b)``, and by at most the length
 ``d(a, b)`` of the shortest path of such bounds: by ``-d(b, a)`` to ``d(a, b)``. The middle is taken, as NTP
 does for two clocks (RFC 5905, section 8). The middles of all clocks relative to one of them agree with all
@@ -27,7 +27,7 @@ Senders = Callable[[Edge, int, int], Collection[int]]
 class MatchedStep:
     """One step by the driver's clock, in nanoseconds since its call.
 
-    A step for which groups were replaced begins when the first of them turned to its request after that.
+    A step for which groups were replaced begins when the first group turned to its request again.
 
     Attributes:
       returned: when the driver had all replies.

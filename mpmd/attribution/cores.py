@@ -45,7 +45,7 @@ def sharing(
 def times_alone(
     starts: Sequence[int], ends: Sequence[int], at_once: float, loads: Sequence[float] = ()
 ) -> list[int]:
-    """The time that each span would take if no other one shared its cores, by the spans that overlap it.
+    """The time that each span would take if it had its cores to itself, by the spans that overlap it.
 
     Where spans overlap whose loads add up to ``n``, each does ``at_once / n`` of what it does alone, and at
     most that.

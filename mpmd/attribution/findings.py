@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import statistics
 from collections.abc import Iterator, Mapping
 
-from mpmd.attribution.alternatives import Alternative
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.balance import Balance
-from mpmd.attribution.model import StepModel, flight_times
-from mpmd.attribution.scenarios import EQUAL_STAGES, OWN_CORES, Scenario, like_others, twice_as_fast
+from mpmd.attribution.model import StepModel
+from mpmd.attribution.scenarios import Scenario, like_others, median_of_others, twice_as_fast
 from mpmd.attribution.texts import (
-    change_text,
     equal_stages_text,
     less_text,
     processor_text,
@@ -21,32 +18,35 @@ from mpmd.attribution.texts import (
     time_text,
     types_text,
 )
-from mpmd.ir.plan import Cell, Edge, Task, with_slice
+from mpmd.ir.plan import Cell, Edge, with_slice
 from mpmd.simulate.costs import types_of
 
 LEAST_SHARE = 0.001
 """The share of a step that a finding saves at least."""
 
-ALIKE_SHARE = 0.001
-"""The shares of a step that differ by less than this are as large, for the order of findings."""
+LEAST_FILL = 0.05
+"""The share of the groups' time from which on the fill of the schedule is a finding."""
 
-UNEVEN_SHARE = 0.02
-"""The share of a step that equal stages save where stages are called uneven."""
+LARGE_SHARE = 0.01
+"""Findings that save at least this share of a step come before the finding on the schedule."""
 
 CONSTANT_FACTOR = 1.5
 """From here on, a task's median over the mean of its kind is called slow, and not merely uneven."""
 
+PLAN_CALL = "mpmd.plan(train_step, *arguments, cluster=mpmd.Cluster.from_ray(measure=True))"
+"""The call that answers which other schedule would be faster."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A fact about a measured step, and what to change it would save.
+    """A fact about a measured step, and the time that a change would save.
 
     Attributes:
       text: in plain words.
-      cause: the cause of idle time, as in ``Causes``; ``"cores"`` for shared ones; ``"schedule"`` and
-        ``"microbatches"`` for changes of these.
-      saves_ns: the nanoseconds by which the step would be shorter, by simulation.
-      share_saved: these by the length of the simulated step.
+      cause: the cause of idle time, as in ``Causes``; ``"cores"`` for shared cores.
+      saves_ns: the nanoseconds by which the step would be shorter, by simulation; 0 where no simulation says
+        it, as for ``"fill"``.
+      share_saved: ``saves_ns`` by the length of the simulated step.
       operation: the number of the task that has most to do with it, or that waits most for it; -1 for none.
     """
 
@@ -60,23 +60,12 @@ class Finding:
         return self.text
 
 
-def findings_of(
-    model: StepModel,
-    scenarios: tuple[Scenario, ...],
-    alternatives: tuple[Alternative, ...],
-) -> tuple[Finding, ...]:
-    """The findings, those that save the most first.
-
-    Of those that save alike, as far as their texts tell, other schedules come last: a larger change.
-    """
-    writer = _Writer(model, scenarios, alternatives)
-    findings = [finding for finding in writer.all() if finding.share_saved >= LEAST_SHARE]
-    return tuple(sorted(findings, key=_rank))
-
-
-def _rank(finding: Finding) -> tuple[int, bool, int]:
-    is_other_step = finding.cause in ("schedule", "microbatches")
-    return -round(finding.share_saved / ALIKE_SHARE), is_other_step, -finding.saves_ns
+def findings_of(model: StepModel, scenarios: tuple[Scenario, ...]) -> tuple[Finding, ...]:
+    """The findings, the largest saving first."""
+    writer = _Writer(model, {scenario.name: scenario for scenario in scenarios})
+    findings = [finding for finding in writer.simulated() if finding.share_saved >= LEAST_SHARE]
+    findings += writer.schedule()
+    return tuple(sorted(findings, key=lambda finding: -(finding.share_saved or LARGE_SHARE)))
 
 
 _Sentence = tuple[str, int]
@@ -86,34 +75,41 @@ _Sentence = tuple[str, int]
 @dataclasses.dataclass(frozen=True)
 class _Writer:
     model: StepModel
-    scenarios: tuple[Scenario, ...]
-    alternatives: tuple[Alternative, ...]
+    scenarios: Mapping[str, Scenario]
 
     @property
     def attribution(self) -> Attribution:
         return self.model.attribution
 
-    def all(self) -> Iterator[Finding]:
-        by_name = {scenario.name: scenario for scenario in self.scenarios}
-        whole = by_name["measured"].makespan or 1
-        texts = {
-            EQUAL_STAGES: self._imbalance,
-            "no jitter": self._jitter,
-            "no handling": self._handling,
-            "outside work divided": self._outside,
-            "arguments at once": self._late_begin,
-            "no driver": self._driver,
+    def simulated(self) -> Iterator[Finding]:
+        whole = self.scenarios["measured"].makespan or 1
+        writers = {
+            "imbalance": self._imbalance,
+            "jitter": self._jitter,
+            "handling": self._handling,
+            "outside": self._outside,
+            "late_begin": self._late_begin,
+            "driver": self._driver,
+            "cores": self._cores,
         }
-        for name, text in texts.items():
-            scenario = by_name[name]
-            share = scenario.saves / whole
-            sentence, operation = text(less_text(share))
-            yield Finding(sentence, scenario.cause, scenario.saves, share, operation)
-        if apart := by_name.get(OWN_CORES):
-            share = apart.saves / whole
-            yield Finding(self._cores(less_text(share)), apart.cause, apart.saves, share)
-        yield from self._links(by_name, whole)
-        yield from self._schedules(whole)
+        for scenario in self.scenarios.values():
+            if write := writers.get(scenario.cause):
+                share = scenario.saves / whole
+                sentence, operation = write(less_text(share))
+                yield Finding(sentence, scenario.cause, scenario.saves, share, operation)
+        yield from self._links(whole)
+
+    def schedule(self) -> Iterator[Finding]:
+        """The finding about idle time that the schedule has with equal stages, too."""
+        measured = self.attribution.measured
+        share = self.attribution.total.fill / (measured.returned * len(measured.groups) or 1)
+        if share >= LEAST_FILL:
+            text = (
+                f"the schedule leaves groups idle for {share:.0%} of the step, with equal stages, too, while "
+                f"its pipeline fills and drains; {PLAN_CALL} says which schedule and how many microbatches "
+                "would take less"
+            )
+            yield Finding(text, "fill", 0, 0.0)
 
     def _imbalance(self, less: str) -> _Sentence:
         """The group with the most work in loops, and its slowest type of task."""
@@ -147,9 +143,9 @@ class _Writer:
         if operation < 0:
             text = f"tasks take longer at some times than at others; without that the step would take {less}"
             return text, -1
-        duration = measured.duration(operation)
+        duration = measured.durations[operation]
         factor = duration / (measured.workload.durations[operation] or 1)
-        where = task_text(self.attribution, operation)
+        where = task_text(measured, operation)
         why = processor_text(measured, operation)
         note = f"; {why}" if why else ""
         text = (
@@ -160,16 +156,16 @@ class _Writer:
 
     def _handling(self, less: str) -> _Sentence:
         idle = sum(map(self.attribution.measured.idle, self._groups))
-        share = self.attribution.total.handling / (idle or 1)
+        between = self.attribution.total.handling / (idle or 1)
         text = (
-            f"{share:.0%} of the idle time is between tasks: executables are called, messages taken in and "
+            f"{between:.0%} of the idle time is between tasks: executables are called, messages taken in and "
             f"handed over; without it the step would take {less}"
         )
         return text, self._worst("handling")
 
     def _outside(self, less: str) -> _Sentence:
-        operation = self._worst("outside")
-        where = f", most of all by {task_text(self.attribution, operation)}" if operation >= 0 else ""
+        measured, operation = self.attribution.measured, self._worst("outside")
+        where = f", most of all by {task_text(measured, operation)}" if operation >= 0 else ""
         text = f"groups wait for work outside the loops{where}; divided evenly the step would take {less}"
         return text, operation
 
@@ -188,91 +184,58 @@ class _Writer:
         received = {group: measured.received[group] for group in self._groups if any(measured.tasks(group))}
         last = max(received, key=received.__getitem__)
         first, latest = time_text(min(received.values())), time_text(received[last])
-        reply = measured.returned - max(measured.ends[measured.final(group)] for group in self._groups)
+        reply = measured.returned - measured.makespan
         span = latest if first == latest else f"{first} to {latest}"
         text = f"requests reached the groups {span} after the call, group {last} last"
         if reply:
             text += f", and all replies were there {time_text(reply)} after the last was sent"
         return f"{text}; without that the step would take {less}", next(measured.tasks(last), -1)
 
-    def _cores(self, less: str) -> str:
+    def _cores(self, less: str) -> _Sentence:
         """The number of groups, and how much longer their tasks take than each alone."""
         measured, model = self.attribution.measured, self.model
         tasks = [task for group in self._groups for task in measured.tasks(group)]
         groups = sum(any(measured.tasks(group)) for group in self._groups)
         alone = sum(model.durations[task] for task in tasks)
-        factor = sum(map(measured.duration, tasks)) / (alone or 1)
-        return (
+        factor = sum(measured.durations[task] for task in tasks) / (alone or 1)
+        text = (
             f"{groups} groups share cores on which {measured.at_once:.3g} can compute at once, and their "
-            f"tasks take {factor:.2f} times as long as alone; with cores for all the step would take {less}"
+            f"tasks take {factor:.2f} times as long as alone; with cores for all the step would take "
+            f"{less}"
         )
+        return text, -1
 
-    def _links(self, by_name: Mapping[str, Scenario], whole: int) -> Iterator[Finding]:
-        flights = flight_times(self.attribution.measured)
+    def _links(self, whole: int) -> Iterator[Finding]:
+        flights = self.model.flights
         for edge, time in flights.items():
-            if faster := by_name.get(twice_as_fast(edge)):
-                like_median = by_name.get(like_others(edge))
-                text = f"link {edge[0]} to {edge[1]}: twice as fast saves {faster.saves / whole:.1%}"
-                if like_median:
-                    others = statistics.median(flights[other] for other in flights if other != edge)
-                    beside = f"{time / others:.1f} times those" if others else "and next to none"
-                    text += (
-                        f"; its messages take {time_text(time)}, {beside} of the other links: as fast as "
-                        f"these the step would take {less_text(like_median.saves / whole)}"
-                    )
-                saves = (like_median or faster).saves
-                yield Finding(text, "message", saves, saves / whole, self._slowest_reader(edge))
+            if not (faster := self.scenarios.get(twice_as_fast(edge))):
+                continue
+            text, saves = (
+                f"link {edge[0]} to {edge[1]}: twice as fast saves {faster.saves / whole:.1%}",
+                faster.saves,
+            )
+            if like_median := self.scenarios.get(like_others(edge)):
+                median, saves = median_of_others(flights, edge), like_median.saves
+                beside = f"{time / median:.1f} times those" if median else "and next to none"
+                text += (
+                    f"; its messages take {time_text(time)}, {beside} of the other links: as fast as "
+                    f"these the step would take {less_text(saves / whole)}"
+                )
+            yield Finding(text, "message", saves, saves / whole, self._slowest_reader(edge))
 
     def _slowest_reader(self, edge: Edge) -> int:
-        """The task that a message of an edge was longest in flight for."""
-        measured = self.attribution.measured
-        receipts = [
-            (receipt.arrived - max(measured.sent[receipt.message], receipt.start), operation)
-            for operation, of_operation in enumerate(measured.receipts)
-            for receipt in of_operation
-            if measured.workload.edge(receipt.message) == edge
-        ]
-        return max(receipts, default=(0, -1))[1]
-
-    def _schedules(self, whole: int) -> Iterator[Finding]:
-        """The best other schedule, the best without more memory, and the better number of microbatches."""
-        num_microbatches = max((task.microbatch for task in self._members()), default=0) + 1
-        others = [
-            each
-            for each in self.alternatives
-            if each.num_microbatches == num_microbatches
-            and (each.num_stages == self._num_stages() or not self._is_uneven(whole))
-        ]
-        frugal = [each for each in others if each.extra_bytes is not None and each.extra_bytes <= 0]
-        for best in dict.fromkeys([*others[:1], *frugal[:1]]):
-            share = best.saves / whole
-            stages = "" if best.num_stages == self._num_stages() else f" of {best.num_stages} stages"
-            text = f"the schedule {best.schedule}{stages} with these times: {change_text(share, best)}"
-            yield Finding(text, "schedule", best.saves, share)
-        for best in [each for each in self.alternatives if each.num_microbatches != num_microbatches][:1]:
-            share = best.saves / whole
-            size = "half" if best.num_microbatches > num_microbatches else "twice"
-            text = (
-                f"{best.num_microbatches} microbatches of {size} the size, if tasks take {size} the time: "
-                f"{change_text(share, best)}"
-            )
-            yield Finding(text, "microbatches", best.saves, share)
-
-    def _is_uneven(self, whole: int) -> bool:
-        """Whether equal stages come first: to cut a model into other stages takes equal ones for granted."""
-        equal = next((each for each in self.scenarios if each.name == EQUAL_STAGES), None)
-        return equal is not None and equal.saves > UNEVEN_SHARE * whole
+        """The task that a message of an edge was longest in flight for; -1 for none."""
+        measured, readers = self.attribution.measured, self.attribution.measured.workload.messages.readers
+        flights = (
+            (measured.arrivals[message] - max(measured.sent[message], measured.asked[message]), reader)
+            for message, reader in enumerate(readers)
+            if measured.workload.edge(message) == edge and reader >= 0
+        )
+        return max(flights, default=(0, -1))[1]
 
     @property
     def _groups(self) -> range:
         return self.attribution.measured.groups
-
-    def _members(self) -> Iterator[Task]:
-        tasks = self.attribution.measured.workload.tasks
-        return (member for task in tasks if isinstance(task, Cell) for member in task.tasks)
-
-    def _num_stages(self) -> int:
-        return 1 + max((task.stage for task in self._members()), default=0)
 
     def _worst(self, cause: str) -> int:
         """The operation that has the most of a cause in all gaps together; -1 for none."""

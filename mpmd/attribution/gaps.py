@@ -5,15 +5,13 @@ for was sent by ``u``::
 
     [end of p ......... end of u][ message in flight ][ handling ]
 
-1. Behind the end of ``u``, the time is message and handling as the links say. Without a ``u``, all of it is.
+1. Behind the end of ``u``, the time is message and handling as the links say. Without a ``u``, all time is.
 2. Of the time until the end of ``u``, ``fill`` is at most the time that the ideal schedule has before ``t``.
-3. The rest is divided in proportion to the positive differences of the accounts of ``u`` and ``p``. What has
-   delayed both cancels out, however long ago it was; so a delay that travels through all groups keeps its
-   name.
-4. ``elsewhere`` is what is left: idle time that the ideal schedule has before other tasks. It is at most the
-   difference of ``work`` less the time before ``t`` in the ideal.
+3. The rest is divided in proportion to the positive differences of the accounts of ``u`` and ``p``. A delay
+   of both cancels out, however long ago it was; so a delay that travels through all groups keeps its name.
+4. ``elsewhere`` is the remainder: idle time that the ideal schedule has before other tasks.
 
-A group that began late, and waited for no message then, has lost the time after its ideal start alone. The
+A group that began late, and waited for no message then, has lost only the time after its ideal start. The
 gap after a group's last task waits for the group that replies last; from that reply to the return it is the
 driver's.
 """
@@ -24,10 +22,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mpmd.attribution.accounts import Account
-from mpmd.attribution.ideal import Ideal
-from mpmd.attribution.links import Links
-from mpmd.attribution.measured import Measured
+from mpmd.attribution.accounts import Account, Accounts
 
 
 class Causes(NamedTuple):
@@ -55,10 +50,6 @@ class Causes(NamedTuple):
     driver: int = 0
     elsewhere: int = 0
 
-    def plus(self, other: Causes) -> Causes:
-        """The sum, cause by cause."""
-        return Causes(*map(int.__add__, self, other))
-
 
 SHARED = ("imbalance", "jitter", "message", "handling", "outside", "late_begin", "driver")
 """The causes that accounts have, in the order in which equal shares are rounded."""
@@ -79,11 +70,10 @@ class Gap:
     Attributes:
       before: the task before it, as an operation's number; -1 at the begin of the step.
       after: the task after it; -1 at the end of the step.
-      waited: the operation that was waited for; -1 for none.
-      message: the number of the last message that was waited for; -1 for none.
+      waited: the operation that the group waited for; -1 for none.
+      message: the number of the last message that the group waited for; -1 for none.
       causes: their sum is ``end - start``.
       culprits: the operation to blame for each of the larger causes, the largest first.
-      most_elsewhere: the most that ``causes.elsewhere`` may be.
     """
 
     group: int
@@ -95,131 +85,109 @@ class Gap:
     message: int
     causes: Causes
     culprits: tuple[Culprit, ...]
-    most_elsewhere: int
 
 
-def gaps_of(
-    measured: Measured,
-    ideal: Ideal,
-    links: Links,
-    entries: tuple[Account, ...],
-    accounts: tuple[Account, ...],
-) -> tuple[Gap, ...]:
-    """All gaps, by group and start; those of a group and its tasks fill the step."""
-    divider = _Divider(measured, ideal, links, entries, accounts)
-    return tuple(gap for group in measured.groups for gap in divider.gaps(group))
+def gaps_of(accounts: Accounts) -> tuple[Gap, ...]:
+    """All gaps, by group and start; the gaps and tasks of a group fill the step."""
+    return tuple(gap for group in accounts.measured.groups for gap in _gaps(accounts, group))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Divider:
-    measured: Measured
-    ideal: Ideal
-    links: Links
-    entries: tuple[Account, ...]
-    accounts: tuple[Account, ...]
+def _gaps(accounts: Accounts, group: int) -> Iterator[Gap]:
+    measured, before, idle_since = accounts.measured, -1, 0
+    for task in measured.tasks(group):
+        if measured.starts[task] > idle_since:
+            yield _before_task(accounts, group, task, before, idle_since)
+        before, idle_since = task, measured.end(task)
+    if measured.returned > idle_since:
+        yield _at_end(accounts, group, before, idle_since)
 
-    def gaps(self, group: int) -> Iterator[Gap]:
-        measured, before, idle_since = self.measured, -1, 0
-        for task in measured.tasks(group):
-            if measured.starts[task] > idle_since:
-                yield self._before_task(group, task, before, idle_since)
-            before, idle_since = task, measured.ends[task]
-        if measured.returned > idle_since:
-            yield self._at_end(group, before, idle_since)
 
-    def _before_task(self, group: int, task: int, before: int, start: int) -> Gap:
-        at, link = task, self.links[task]
-        message, handling, number = link.message, link.handling, link.message_number
-        while not link.is_after_sender and link.parent != before:  # across what is no task
-            at = link.parent
-            link = self.links[at]
-            message, handling = message + link.message, handling + link.handling
-            number = link.message_number if number < 0 else number
-        ideal_idle = self.ideal.starts[task] - self._ideal_end(before)
-        waited, most = -1, 0
-        culprits: tuple[Culprit, ...] = ()
-        if link.is_after_sender:
-            waited = link.parent
-            causes, culprits, most = self._divided(before, waited, start, link.start, ideal_idle)
-        elif link.parent < 0:
-            received = self.measured.received[group]
-            causes = _late(min(received, link.start), link.start, ideal_idle)
-        else:
-            causes = Causes()
-        causes = causes.plus(Causes(message=message, handling=handling))
-        named = {"message": message, "handling": handling}
-        if waited < 0:
-            named |= {"driver": causes.driver, "late_begin": causes.late_begin}
-        own_causes = [Culprit(task, cause, time) for cause, time in named.items() if time > 0]
-        ordered = sorted([*culprits, *own_causes], key=lambda culprit: -culprit.nanoseconds)
-        return Gap(
-            group,
-            start,
-            self.measured.starts[task],
-            before,
-            task,
-            waited,
-            number,
-            causes,
-            tuple(ordered),
-            most,
-        )
+def _before_task(accounts: Accounts, group: int, task: int, before: int, start: int) -> Gap:
+    links, measured = accounts.links, accounts.measured
+    link = links[task]
+    message, handling, awaited = link.message, link.handling, link.awaited
+    while not link.is_after_sender and link.parent != before:  # across operations that are no tasks
+        link = links[link.parent]
+        message, handling = message + link.message, handling + link.handling
+        awaited = link.awaited if awaited < 0 else awaited
+    ideal_idle = accounts.ideal.starts[task] - _ideal_end(accounts, before)
+    waited, causes, culprits = -1, Causes(), list[Culprit]()
+    if link.is_after_sender:
+        waited = link.parent
+        causes, culprits = _divided(accounts, before, waited, start, link.start, ideal_idle)
+    elif link.parent < 0:
+        causes = _late(min(measured.received[group], link.start), link.start, ideal_idle)
+        culprits = [Culprit(task, "driver", causes.driver), Culprit(task, "late_begin", causes.late_begin)]
+    causes = causes._replace(message=causes.message + message, handling=causes.handling + handling)
+    culprits += [Culprit(task, "message", message), Culprit(task, "handling", handling)]
+    largest = sorted(culprits, key=lambda culprit: -culprit.nanoseconds)
+    return Gap(
+        group=group,
+        start=start,
+        end=measured.starts[task],
+        before=before,
+        after=task,
+        waited=waited,
+        message=awaited,
+        causes=causes,
+        culprits=tuple(culprit for culprit in largest if culprit.nanoseconds > 0),
+    )
 
-    def _at_end(self, group: int, before: int, start: int) -> Gap:
-        measured = self.measured
-        last = max(map(measured.final, measured.groups), key=measured.ends.__getitem__)
-        replied = measured.ends[last]
-        ideal_idle = self.ideal.makespan - self._ideal_end(before)
-        causes, culprits, most = self._divided(before, last, start, replied, ideal_idle)
-        causes = causes.plus(Causes(driver=measured.returned - replied))
-        return Gap(group, start, measured.returned, before, -1, last, -1, causes, culprits, most)
 
-    def _ideal_end(self, operation: int) -> int:
-        return self.ideal.ends[operation] if operation >= 0 else 0
+def _at_end(accounts: Accounts, group: int, before: int, start: int) -> Gap:
+    measured, last = accounts.measured, accounts.measured.last_reply
+    replied = measured.end(last)
+    ideal_idle = accounts.ideal.makespan - _ideal_end(accounts, before)
+    causes, culprits = _divided(accounts, before, last, start, replied, ideal_idle)
+    causes = causes._replace(driver=causes.driver + measured.returned - replied)
+    return Gap(group, start, measured.returned, before, -1, last, -1, causes, tuple(culprits))
 
-    def _divided(
-        self, before: int, waited: int, start: int, end: int, ideal_idle: int
-    ) -> tuple[Causes, tuple[Culprit, ...], int]:
-        """Divides the time from ``start`` to ``end``, when ``waited`` ended.
 
-        Returns: the causes, their culprit, and the most that may be ``elsewhere``.
-        """
-        fill = min(end - start, max(ideal_idle, 0))
-        rest = end - start - fill
-        if rest == 0:
-            return Causes(fill=fill), (), 0
-        of_before = self.accounts[before] if before >= 0 else Account()
-        differences = self.accounts[waited].minus(of_before)
-        # By clocks that are wrong, a message can be taken in before its sender had ended.
-        differences = differences._replace(message=differences.message + end - self.measured.ends[waited])
-        positive = {cause: amount for cause in SHARED if (amount := getattr(differences, cause)) > 0}
-        offered = sum(positive.values())
-        shares, elsewhere = positive, rest - offered
-        if offered > rest:
-            shares, elsewhere = {cause: rest * time // offered for cause, time in positive.items()}, 0
-            shares[max(positive, key=positive.__getitem__)] += rest - sum(shares.values())
-        culprits: tuple[Culprit, ...] = ()
-        if shares:
-            cause = max(shares, key=shares.__getitem__)
-            if (operation := self._culprit(waited, before, cause)) >= 0:
-                culprits = (Culprit(operation, cause, shares[cause]),)
-        most = max(differences.work - ideal_idle, 0) if elsewhere else 0
-        return Causes(fill=fill, elsewhere=elsewhere, **shares), culprits, most
+def _ideal_end(accounts: Accounts, operation: int) -> int:
+    return accounts.ideal.end(operation) if operation >= 0 else 0
 
-    def _culprit(self, waited: int, before: int, cause: str) -> int:
-        """The operation with the most of a cause on the way back to an ancestor of both."""
-        most, culprit = 0, -1
-        for _ in range(_FOLLOWED):
-            if waited < 0 or waited == before:
-                break
-            if before >= 0 and self.measured.ends[before] > self.measured.ends[waited]:
-                before = self.links[before].parent
-                continue
-            amount = getattr(self.entries[waited], cause)
-            if amount > most:
-                most, culprit = amount, waited
-            waited = self.links[waited].parent
-        return culprit
+
+def _divided(
+    accounts: Accounts, before: int, waited: int, start: int, end: int, ideal_idle: int
+) -> tuple[Causes, list[Culprit]]:
+    """The causes of the time from ``start`` until ``waited`` ended, and the culprit of the largest cause."""
+    fill = min(end - start, max(ideal_idle, 0))
+    rest = end - start - fill
+    if rest == 0:
+        return Causes(fill=fill), []
+    of_before = accounts.accounts[before] if before >= 0 else Account()
+    differences = accounts.accounts[waited].minus(of_before)
+    # By clocks that are wrong, a message can be taken in before its sender had ended.
+    early = end - accounts.measured.end(waited)
+    differences = differences._replace(message=differences.message + early)
+    shares = {cause: amount for cause in SHARED if (amount := getattr(differences, cause)) > 0}
+    offered = sum(shares.values())
+    elsewhere = max(rest - offered, 0)
+    if not shares:
+        return Causes(fill=fill, elsewhere=elsewhere), []
+    largest = max(shares, key=shares.__getitem__)
+    if offered > rest:
+        shares = {cause: rest * time // offered for cause, time in shares.items()}
+        shares[largest] += rest - sum(shares.values())
+    operation = _culprit(accounts, waited, before, largest)
+    culprits = [Culprit(operation, largest, shares[largest])] if operation >= 0 else []
+    return Causes(fill=fill, elsewhere=elsewhere, **shares), culprits
+
+
+def _culprit(accounts: Accounts, waited: int, before: int, cause: str) -> int:
+    """The operation with the most of a cause on the way back to an ancestor of both; -1 for none."""
+    measured, most, culprit = accounts.measured, 0, -1
+    for _ in range(_FOLLOWED):
+        if waited < 0 or waited == before:
+            break
+        if before >= 0 and measured.end(before) > measured.end(waited):
+            before = accounts.links[before].parent
+            continue
+        amount = getattr(accounts.entries[waited], cause)
+        if amount > most:
+            most, culprit = amount, waited
+        waited = accounts.links[waited].parent
+    return culprit
 
 
 _FOLLOWED = 200

@@ -13,40 +13,24 @@ from collections.abc import Mapping, Sequence
 from mpmd.attribution.measured import Measured
 from mpmd.ir.plan import LoopStages, OutsideTask, TaskKind, TaskType
 from mpmd.simulate.costs import DEFAULT_TIMES, Costs, types_of
-from mpmd.simulate.workload import Instant, Workload, run
+from mpmd.simulate.workload import Instant, StepTimes, Workload, run
 
 _Types = tuple[TaskType, ...]
 _Kinds = tuple[int, tuple[TaskKind, ...]]
 """A loop and the kinds of a cell."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Ideal:
-    """The times of operations in the ideal schedule, in nanoseconds.
-
-    Attributes:
-      starts, ends: by operation.
-      makespan: when the last group ends.
-    """
-
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-    makespan: int
-
-    @property
-    def durations(self) -> tuple[int, ...]:
-        """The time of each operation."""
-        return tuple(end - start for start, end in zip(self.starts, self.ends, strict=True))
+def ideal_of(measured: Measured) -> StepTimes[int]:
+    """The ideal schedule of a step's medians, in nanoseconds."""
+    durations = equal_durations(measured.workload, measured.loops)
+    return undisturbed(dataclasses.replace(measured.workload, durations=durations))
 
 
-def ideal_of(measured: Measured) -> Ideal:
-    """The ideal schedule of a step's medians."""
-    workload = measured.workload
-    durations = equal_durations(workload, measured.loops)
-    (times,) = run(dataclasses.replace(workload, costs=Costs(), durations=durations), 1)
-    starts = [int(start) for start in times.starts]  # sums of whole numbers
-    ends = [start + int(time) for start, time in zip(starts, durations, strict=True)]
-    return Ideal(tuple(starts), tuple(ends), max(map(int, times.ends), default=0))
+def undisturbed(workload: Workload) -> StepTimes[int]:
+    """The times of a workload with free messages and nothing between tasks, in whole nanoseconds."""
+    (times,) = run(dataclasses.replace(workload, costs=Costs()), 1)
+    columns = {field.name: list(map(int, getattr(times, field.name))) for field in dataclasses.fields(times)}
+    return StepTimes(**columns)
 
 
 def equal_durations(workload: Workload, loops: Sequence[LoopStages]) -> list[float]:
@@ -76,8 +60,8 @@ def equal_durations(workload: Workload, loops: Sequence[LoopStages]) -> list[flo
 def _equal_cells(medians: Mapping[_Types, int], loops: Sequence[LoopStages]) -> dict[_Types, int]:
     """The time of each cell with equal stages.
 
-    That of a fused cell is the sum of its members' means, times what fused cells of these kinds take in the
-    mean for each nanosecond of their members alone: that XLA runs them faster together is no imbalance.
+    A fused cell takes the sum of its members' means, times the mean ratio of fused cells of these kinds to
+    their members alone: a gain from fusing is no imbalance.
     """
     first = [loop.first_stage for loop in loops[1:]]
 

@@ -1,9 +1,9 @@
 """The operation that each operation of a measured step really started after.
 
-It is the sender of the last message that its group waited for, if the sender still ran when the group had
-nothing else to do, or else the operation before it on the group. The time in between is a message's in
+The parent of an operation is the sender of the last message that its group waited for, if the sender still
+ran when the group was free, or else the operation before on the group. The time in between is a message's in
 flight, or handling: an operation's group takes messages in, drops values, calls an executable; a sender turns
-to other messages first. ``Simulation.gaps`` names the same sender for a simulated step.
+to other messages first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 from typing import NamedTuple
 
 from mpmd.attribution.measured import Measured
+from mpmd.simulate.waits import awaited_message
 
 
 class Link(NamedTuple):
@@ -19,18 +20,18 @@ class Link(NamedTuple):
 
     Attributes:
       parent: the operation that it started after; -1 for the first one of a group.
-      start: when the parent ended, as far as the group waited for it: by clocks that are wrong, a message can
-        be taken in before it was sent.
-      message, handling: the parts of the time from there to the operation's start.
-      message_number: of the last message that was waited for; -1 if the group waited for none.
+      start: when the parent ended, as far as the group waited for the parent: by clocks that are wrong, a
+        message can be taken in before it was sent.
+      message, handling: the parts of the time from ``start`` to the start of the operation.
+      awaited: the number of the last message that the group waited for; -1 if the group waited for none.
       is_after_sender: whether the parent is the sender of that message, and not the operation before.
     """
 
     parent: int
     start: int
-    message: int
-    handling: int
-    message_number: int = -1
+    message: int = 0
+    handling: int = 0
+    awaited: int = -1
     is_after_sender: bool = False
 
 
@@ -47,37 +48,28 @@ class Links:
 
 def links_of(measured: Measured) -> Links:
     """The link of each operation. Takes time linear in the operations and messages."""
-    links: list[Link] = []
-    for group in measured.groups:
-        before = -1
-        for operation in measured.operations(group):
-            if before < 0:
-                links.append(Link(-1, measured.ends[operation], 0, 0))
-            else:
-                links.append(_link(measured, operation, before))
-            before = operation
+    links = [
+        Link(-1, measured.starts[operation])
+        if operation == measured.workload.bounds[group]
+        else _link(measured, operation)
+        for group in measured.groups
+        for operation in measured.operations(group)
+    ]
     return Links(tuple(links), _parents_first(links))
 
 
-def _link(measured: Measured, operation: int, before: int) -> Link:
-    senders, ends = measured.workload.messages.senders, measured.ends
-    parent, start, message, handling, number = before, ends[before], 0, 0, -1
-    time, is_after_sender = start, False
-    for receipt in measured.receipts[operation]:
-        sender, flight_start = senders[receipt.message], receipt.start
-        if receipt.arrived > receipt.start:  # nothing before mattered
-            message, handling, number = 0, 0, receipt.message
-            is_after_sender = ends[sender] > ends[before]
-            parent = sender if is_after_sender else before
-            start = min(ends[sender], receipt.end) if is_after_sender else ends[before]
-            time = flight_start = start
-        flight_start = min(max(flight_start, measured.sent[receipt.message]), receipt.end)
-        flight = max(min(receipt.arrived, receipt.end) - flight_start, 0)
-        message += flight
-        handling += receipt.end - time - flight
-        time = receipt.end
-    handling += measured.starts[operation] - time
-    return Link(parent, start, message, handling, number, is_after_sender)
+def _link(measured: Measured, operation: int) -> Link:
+    before, begin = operation - 1, measured.starts[operation]
+    free = measured.end(before)
+    wait = awaited_message(measured.workload, measured, operation, free)
+    if wait is None:
+        return Link(before, free, handling=begin - free)
+    taken = measured.taken[wait.message]
+    start = min(wait.sent, taken)
+    leaves = min(max(start, measured.sent[wait.message]), taken)
+    message = max(min(measured.arrivals[wait.message], taken) - leaves, 0)
+    parent = wait.sender if wait.outlasts else before
+    return Link(parent, start, message, begin - start - message, wait.message, wait.outlasts)
 
 
 def _parents_first(links: list[Link]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ class Segment(NamedTuple):
     """A part of the critical path, in nanoseconds since the call.
 
     Attributes:
-      kind: a task, or what was between two of them.
+      kind: a task, or the cause of the time between two tasks.
       operation: the task, or the operation that comes after.
       message: the number of the message in flight; -1 for other segments.
     """
@@ -33,8 +33,8 @@ def critical_path(measured: Measured, links: Links) -> tuple[Segment, ...]:
 
 
 def _backwards(measured: Measured, links: Links) -> Iterator[Segment]:
-    operation = max(map(measured.final, measured.groups), key=measured.ends.__getitem__)
-    until = measured.ends[operation]
+    operation = measured.last_reply
+    until = measured.end(operation)
     yield Segment("driver", operation, until, measured.returned)
     group_of = [group for group in measured.groups for _ in measured.operations(group)]
     while operation >= 0:
@@ -44,7 +44,7 @@ def _backwards(measured: Measured, links: Links) -> Iterator[Segment]:
         came = min(bound + link.message, start)
         yield Segment("task", operation, start, until)
         yield Segment("handling", operation, came, start)
-        yield Segment("message", operation, bound, came, link.message_number)
+        yield Segment("message", operation, bound, came, link.awaited)
         if link.parent < 0:
             received = min(measured.received[group_of[operation]], bound)
             yield Segment("late_begin", operation, received, bound)

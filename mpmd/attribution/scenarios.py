@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import statistics
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mpmd.attribution.model import StepModel
 from mpmd.ir.plan import Cell, Edge, OutsideTask
@@ -57,86 +58,69 @@ def like_others(edge: Edge) -> str:
 
 def scenarios_of(model: StepModel) -> tuple[Scenario, ...]:
     """The scenarios of a step; the first one changes nothing."""
-    return tuple(_Scenarios(model).all())
+    return tuple(
+        Scenario(name, cause, text, changed.makespan, model.makespan - changed.makespan)
+        for name, cause, text, changed in _changes(model)
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Scenarios:
-    model: StepModel
-
-    def all(self) -> Iterator[Scenario]:
-        model = self.model
-        yield self._of("measured", "", "nothing changed", model)
-        yield self._of("links twice as fast", "message", "each message takes half as long", self._links(0.5))
-        for edge in self._slowest_links():
-            halved = self._links(0.5, edge)
-            yield self._of(twice_as_fast(edge), "message", "its messages take half as long", halved)
-        for edge, time in self._stragglers():
-            changed = dataclasses.replace(model, flights={**model.flights, edge: time})
+def _changes(model: StepModel) -> Iterator[tuple[str, str, str, StepModel]]:
+    """The name, the cause and the text of each scenario, with the changed step."""
+    change = functools.partial(dataclasses.replace, model)
+    no_groups = (0,) * len(model.received)
+    yield "measured", "", "nothing changed", model
+    yield "links twice as fast", "message", "each message takes half as long", with_links(model, 0.5)
+    slowest = slowest_links(model)
+    for edge in slowest:
+        yield twice_as_fast(edge), "message", "its messages take half as long", with_links(model, 0.5, edge)
+    for edge in slowest:
+        median = median_of_others(model.flights, edge)
+        if median is not None and model.flights[edge] > STRAGGLING * median:
             text = "its messages take the median of the other links"
-            yield self._of(like_others(edge), "message", text, changed)
-        yield self._of("messages free", "message", "messages take no time", self._links(0.0))
-        yield self._of(
-            EQUAL_STAGES, "imbalance", "each task takes the mean of all stages", with_equal_stages(model)
-        )
-        yield self._of(
-            "outside work divided",
-            "outside",
-            "work outside loops takes the mean of all groups",
-            with_outside_divided(model),
-        )
-        medians = model.with_durations(model.medians)
-        yield self._of("no jitter", "jitter", "each task takes the median of its type", medians)
-        no_handling = dataclasses.replace(model, handling=(0,) * len(model.handling))
-        yield self._of("no handling", "handling", "nothing between tasks takes time", no_handling)
-        nothing = (0,) * len(model.received)
-        prompt = dataclasses.replace(model, late_begin=nothing)
-        yield self._of("arguments at once", "late_begin", "groups begin when they have the request", prompt)
-        on_time = dataclasses.replace(model, received=nothing, reply=0)
-        yield self._of("no driver", "driver", "requests and replies take no time", on_time)
-        begin = dataclasses.replace(model, received=nothing, late_begin=nothing)
-        yield self._of("all begin at once", "", "all groups begin with the call", begin)
-        if not math.isinf(model.at_once):
-            apart = dataclasses.replace(model, at_once=math.inf)
-            yield self._of(OWN_CORES, "cores", "groups share no cores", apart)
-        yield self._of("ideal", "", "all of these, on the same cores", model.ideal())
-
-    def _of(self, name: str, cause: str, text: str, changed: StepModel) -> Scenario:
-        return Scenario(name, cause, text, changed.makespan, self.model.makespan - changed.makespan)
-
-    def _links(self, factor: float, edge: Edge | None = None) -> StepModel:
-        """The step with messages that take ``factor`` of their time, on all edges or one."""
-        flights = self.model.flights.items()
-        changed = {each: round(time * factor) if edge in (None, each) else time for each, time in flights}
-        return dataclasses.replace(self.model, flights=changed)
-
-    def _slowest_links(self) -> list[Edge]:
-        workload = self.model.attribution.measured.workload
-        counts = collections.Counter(map(workload.edge, range(len(workload.messages.readers))))
-        flights = self.model.flights
-        slowest = sorted(filter(flights.get, flights), key=lambda edge: -flights[edge] * counts[edge])
-        return sorted(slowest[:MOST_LINKS])
-
-    def _stragglers(self) -> Iterator[tuple[Edge, int]]:
-        """The slow links, each with the median time of the messages of the others."""
-        for edge in self._slowest_links():
-            others = [time for each, time in self.model.flights.items() if each != edge]
-            if others and self.model.flights[edge] > STRAGGLING * (median := int(statistics.median(others))):
-                yield edge, median
+            yield like_others(edge), "message", text, change(flights={**model.flights, edge: median})
+    yield "messages free", "message", "messages take no time", with_links(model, 0.0)
+    yield EQUAL_STAGES, "imbalance", "each task takes the mean of all stages", with_equal(model, Cell)
+    divided = "work outside loops takes the mean of all groups"
+    yield "outside work divided", "outside", divided, with_equal(model, OutsideTask)
+    medians = model.with_durations(model.medians)
+    yield "no jitter", "jitter", "each task takes the median of its type", medians
+    no_handling = change(handling=(0,) * len(model.handling))
+    yield "no handling", "handling", "nothing between tasks takes time", no_handling
+    prompt = change(late_begin=no_groups)
+    yield "arguments at once", "late_begin", "groups begin when they have the request", prompt
+    on_time = change(received=no_groups, reply=0)
+    yield "no driver", "driver", "requests and replies take no time", on_time
+    begin = change(received=no_groups, late_begin=no_groups)
+    yield "all begin at once", "", "all groups begin with the call", begin
+    if not math.isinf(model.at_once):
+        yield OWN_CORES, "cores", "groups share no cores", change(at_once=math.inf)
+    yield "ideal", "", "all of these, on the same cores", model.ideal()
 
 
-def with_equal_stages(model: StepModel) -> StepModel:
-    """The step with tasks of loops that take the mean of all stages."""
-    return _with_means(model, Cell)
+def with_links(model: StepModel, factor: float, edge: Edge | None = None) -> StepModel:
+    """The step with messages that take ``factor`` of their time, on all edges or on one."""
+    flights = model.flights.items()
+    changed = {each: round(time * factor) if edge in (None, each) else time for each, time in flights}
+    return dataclasses.replace(model, flights=changed)
 
 
-def with_outside_divided(model: StepModel) -> StepModel:
-    """The step with work outside of loops that takes the mean of all groups."""
-    return _with_means(model, OutsideTask)
+def slowest_links(model: StepModel) -> list[Edge]:
+    """The ``MOST_LINKS`` edges whose messages take the longest in all, in ascending order."""
+    workload = model.attribution.measured.workload
+    counts = collections.Counter(map(workload.edge, range(len(workload.messages.readers))))
+    flights = model.flights
+    slowest = sorted(filter(flights.get, flights), key=lambda edge: -flights[edge] * counts[edge])
+    return sorted(slowest[:MOST_LINKS])
 
 
-def _with_means(model: StepModel, kind: type | types.UnionType) -> StepModel:
-    """The step with tasks of a kind that take the mean instead of their median.
+def median_of_others(flights: Mapping[Edge, int], edge: Edge) -> int | None:
+    """The median time in flight on all edges but one; ``None`` if it is the only edge."""
+    others = [time for each, time in flights.items() if each != edge]
+    return int(statistics.median(others)) if others else None
+
+
+def with_equal(model: StepModel, kind: type | types.UnionType) -> StepModel:
+    """The step with tasks of a kind that take the mean of all stages or groups instead of their median.
 
     Each stays as much above or below it as it was: a disturbance is not larger where there is more work.
     """

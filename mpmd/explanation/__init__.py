@@ -3,16 +3,16 @@
 A plan enters, with the equations of its tasks; an ``Explanation`` leaves, which prints as text. Start reading
 in ``explanation.py``; its parts are in ``leaves.py``, ``traffic.py``, ``tasks.py`` and ``uses.py``.
 ``explain.py`` makes them from the plan, and ``provenance.py`` finds the lines that equations come from.
-``report.py`` says what each group needs, and how long compiling took. ``costs.py`` estimates how long tasks
-take, and ``work.py``, ``findings.py`` and ``mistakes.py`` say what is probably not as its user meant it.
+``report.py`` lists the needs of each group, and the seconds of compiling. ``work.py`` counts operations, and
+``findings.py`` and ``mistakes.py`` name facts that the user probably did not intend.
 """
 
-from mpmd.explanation.costs import operation_costs
 from mpmd.explanation.explain import explain_plan
 from mpmd.explanation.explanation import Explanation
 from mpmd.explanation.mistakes import warn_of_mistakes, warn_of_undonated_state
 from mpmd.explanation.report import Report, report
 from mpmd.explanation.tasks import sources_of
+from mpmd.explanation.work import operation_costs
 
 __all__ = [
     "Explanation",

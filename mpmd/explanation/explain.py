@@ -1,6 +1,6 @@
-"""Says where the values of a compiled step are, and why: which tasks and lines read and make them.
+"""Says where the values of a compiled step are, and which tasks and lines read and make each value.
 
-All of it follows from the plan that runs, and from the equations of its tasks.
+The plan that runs and the equations of its tasks enter, an ``Explanation`` leaves.
 """
 
 from __future__ import annotations
@@ -8,10 +8,8 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-
-from jax.extend.core import Jaxpr
 
 from mpmd.explanation.explanation import Explanation
 from mpmd.explanation.findings import gathering_loops, groups_without_backward, values_sent_again
@@ -20,7 +18,7 @@ from mpmd.explanation.provenance import TaskEquations, lines_of
 from mpmd.explanation.tasks import TaskSummary
 from mpmd.explanation.traffic import EdgeTraffic, SentValue
 from mpmd.explanation.uses import TaskUse
-from mpmd.explanation.work import task_work, uneven_work
+from mpmd.explanation.work import Jaxprs, task_work, uneven_work
 from mpmd.ir.plan import (
     AnyTask,
     Edge,
@@ -43,14 +41,13 @@ from mpmd.memory import device_bytes
 def explain_plan(
     plan: Plan,
     topology: Topology,
-    jaxprs: Mapping[tuple[int, AnyTask], Jaxpr],
+    jaxprs: Jaxprs,
     fed_back: Iterable[tuple[int, int]],
 ) -> Explanation:
     """Explains a plan.
 
     Args:
       topology: of the mesh that has loaded it.
-      jaxprs: the equations of every run, by its group and task.
       fed_back: the state: pairs of the position of an argument and of the result that takes its place.
     """
     return _Analysis(plan, topology, jaxprs, fed_back).explanation()
@@ -63,7 +60,7 @@ class _Analysis:
         self,
         plan: Plan,
         topology: Topology,
-        jaxprs: Mapping[tuple[int, AnyTask], Jaxpr],
+        jaxprs: Jaxprs,
         fed_back: Iterable[tuple[int, int]],
     ):
         self._plan = plan
@@ -138,13 +135,13 @@ class _Analysis:
         )
 
     def _device_bytes(self, leaf: InputLeaf | OutputLeaf) -> int:
-        """The bytes of a leaf on each device that holds a part of it; the most of any group."""
+        """The bytes of a leaf on each device that holds a shard: the largest number of any group."""
         submeshes = map(self._plan.submesh, leaf.mpmd_idxs or (0,))
         specs = ((axes, fitting(leaf.spec or (), leaf.aval.shape, axes)) for axes in submeshes)
         return max(device_bytes(leaf.aval, spec, axes) for axes, spec in specs)
 
     def _reading(self, group: int, name: Name) -> list[TaskUse]:
-        """The tasks on a group that read a value or a copy of it, without their microbatches."""
+        """The tasks on a group that read a value or its copy, without their microbatches."""
         positions: dict[tuple[str, bool], dict[tuple[TaskEquations, int], None]] = {}
         copies: list[Name] = []
         for run, position in self._readers[group, name]:
@@ -233,7 +230,7 @@ class _Analysis:
         )
 
     def _compare(self, name: Name, other: Name) -> bool:
-        """Whether two values are made by equal equations of equal values, as far as names tell."""
+        """Whether equal equations compute two values from operands that are equal, too."""
         if name == other:
             return True
         for group in self._makers[name].keys() & self._makers[other].keys():

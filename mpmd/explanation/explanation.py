@@ -36,12 +36,12 @@ def findings_text(findings: Sequence[str]) -> str:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation(ShownAsText):
-    """The reasons why the values of a step are where they are. ``str(explanation)`` is an overview.
+    """The groups of all values of a step, with the reasons. ``str(explanation)`` is an overview.
 
     ``findings`` are sentences on facts that the user probably did not intend: a group with most of the work,
-    or without a backward, or a value that is sent again and again. ``loops`` have the stages of
-    each loop, since stages are numbered through all of them. ``part`` is that of the mesh for which the step
-    is compiled.
+    or without a backward, or a value that is sent again and again. ``loops`` have the stages of each loop,
+    since stages are numbered through all loops. ``part`` is the part of the mesh for which the step is
+    compiled.
     """
 
     inputs: tuple[InputSummary, ...]
@@ -63,7 +63,7 @@ class Explanation(ShownAsText):
         """One argument or result.
 
         Args:
-          path: its name or a part of it, e.g. ``params['w']``.
+          path: the name of the leaf or a part of the name, e.g. ``params['w']``.
 
         Raises: ``ValueError`` when no name has this part, or the names of several leaves.
         """

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
-
-from jax.extend.core import Jaxpr
+from collections.abc import Iterator, Sequence
 
 from mpmd.compiler.jaxprs.cost import is_exact
 from mpmd.compiler.jaxprs.equations import operands, size
@@ -14,7 +12,8 @@ from mpmd.compiler.jaxprs.work import nbytes
 from mpmd.explanation.tasks import TaskSummary
 from mpmd.explanation.traffic import EdgeTraffic
 from mpmd.explanation.uses import groups_text
-from mpmd.ir.plan import AnyTask, OutsideTask, Plan, Recv
+from mpmd.explanation.work import Jaxprs
+from mpmd.ir.plan import OutsideTask, Plan, Recv
 from mpmd.util.tables import first_few, human_bytes
 
 _GATHERED = 0.1
@@ -29,7 +28,7 @@ _APART = (
 
 
 def groups_without_backward(tasks: Sequence[TaskSummary]) -> Iterator[str]:
-    """The findings about groups that run forwards alone, while others run backwards."""
+    """The findings about groups that run only forwards, in a step with backwards."""
     forward = {task.mpmd_idx for task in tasks if "fwd_" in task.task}
     backward = {task.mpmd_idx for task in tasks if "bwd" in task.task and task.operations}
     if backward and (without := sorted(forward - backward)):
@@ -62,12 +61,8 @@ def values_sent_again(edges: Sequence[EdgeTraffic]) -> Iterator[str]:
         )
 
 
-def gathering_loops(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> Iterator[str]:
-    """The findings about loops outside of ``treduce`` that other groups send their arrays.
-
-    Args:
-      jaxprs: the equations of every run, by its group and task.
-    """
+def gathering_loops(plan: Plan, jaxprs: Jaxprs) -> Iterator[str]:
+    """The findings about loops outside of ``treduce`` to which other groups send their arrays."""
     for program in plan.programs:
         received = {name for step in program.instructions if isinstance(step, Recv) for name in step.values}
         for run in program.runs:

@@ -16,10 +16,10 @@ from mpmd.util.tables import group_leaves, human_bytes, table
 class InputSummary:
     """A leaf of the arguments. It is on the groups whose tasks read it, and where a result takes its place.
 
-    Without a loop, a leaf that groups hold is sent from there to others that read it.
+    Without a loop, the groups that hold a leaf send it to the groups that read it.
 
     Attributes:
-      device_bytes: its bytes on each device that holds a part of it; the most of any group.
+      device_bytes: the bytes of its shard on each device; the largest number of any group.
       read_by: the tasks that read the leaf.
       updated: the path of the result that takes its place in the next step, if any.
     """
@@ -36,13 +36,13 @@ class InputSummary:
 
 @dataclasses.dataclass(frozen=True)
 class OutputSummary:
-    """A leaf of the result. It is on the groups that make it, or on those of the argument that it replaces.
+    """A leaf of the result. It is on the groups that make it, or where the argument is that it replaces.
 
     Attributes:
-      device_bytes: its bytes on each device that holds a part of it; the most of any group.
+      device_bytes: the bytes of its shard on each device; the largest number of any group.
       made_by: the task that makes it, on each group that computes it; none for a returned argument.
-      arguments: the arguments of its size from which it is made.
-      tasks: the tasks that make the other values of its size from which it is made. A task in the loop
+      arguments: the arguments of its size from which it is computed.
+      tasks: the tasks that make the further values of its size from which it is computed. A task in the loop
         accumulates such a value over the microbatches; a weight that several stages share has one for each.
       updates: the path of the argument whose place it takes in the next step, if any.
     """
@@ -66,7 +66,7 @@ class OutputSummary:
 
 @dataclasses.dataclass(frozen=True)
 class LeafSummary:
-    """An argument with the result that takes its place in the next step, or one of them alone.
+    """An argument with the result that takes its place in the next step, or an argument or a result alone.
 
     ``str(leaf)`` says where it is, and which tasks and lines read and make it.
     """

@@ -23,29 +23,25 @@ from mpmd.errors import (
 )
 from mpmd.explanation.findings import gathering_loops
 from mpmd.explanation.uses import groups_text
-from mpmd.explanation.work import loop_work, task_work, uneven_work
-from mpmd.ir.plan import AnyTask, OutsideTask, Plan
+from mpmd.explanation.work import Jaxprs, loop_work, task_work, uneven_work
+from mpmd.ir.plan import OutsideTask, Plan
 from mpmd.memory import GroupMemory
 from mpmd.memory.sizes import device_bytes
 from mpmd.util.tables import first_few, human_bytes
 from mpmd.util.warn import warn_user
 
 _SHORT = 0.8
-"""Memory is short where a step needs more than this share of it."""
+"""The share of a device's memory from which on a step's need counts as short memory."""
 
 _MANY = 1e9
 """The fewest operations of a loop for which their number predicts its time."""
 
 _LARGE = 0.05
-"""State of at most this share of the memory is not what makes it short."""
+"""The share of a device's memory up to which undonated state is too small for a warning."""
 
 
-def warn_of_mistakes(step: CutStep, plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> None:
-    """Warns of loops and groups that are probably not as the user meant them, once for each kind and loop.
-
-    Args:
-      jaxprs: the equations of every run of ``plan``, by its group and task.
-    """
+def warn_of_mistakes(step: CutStep, plan: Plan, jaxprs: Jaxprs) -> None:
+    """Warns of loops and groups that are probably not as the user meant, once for each kind and loop."""
     of_arguments = _dependent(itertools.chain(*step.outside), [leaf.var for leaf in step.arguments])
     for loop in step.loops:
         if loop.num_microbatches > 1:

@@ -61,7 +61,7 @@ class TaskEquations:
         return tuple(self._position[var] for var in origins if var in self._position)
 
     def made_of(self, position: int) -> tuple[list[int], list[JaxprEqn]]:
-        """The values from which an output is made, as far as they have the size of the output.
+        """The values of the output's size from which an output is computed.
 
         Returns: the positions of inputs, and the equations whose operands all have other sizes.
         """
@@ -78,9 +78,9 @@ class TaskEquations:
     def _traced_back(
         self, position: int, follow: Callable[[Var], bool], through_sums: bool = False
     ) -> Iterator[Var]:
-        """An output, its operands, their operands, and so on, as far as ``follow`` says.
+        """An output, its operands, their operands, and so on, through variables that ``follow`` accepts.
 
-        With ``through_sums`` also from a sum that the compiler adds up after the loop to its parts.
+        With ``through_sums``, sums that the compiler adds after the loop are followed to their parts, too.
         """
         pending: list[Var] = [self._jaxpr.outvars[position]]  # type: ignore[list-item]
         seen = set(pending)
@@ -94,7 +94,7 @@ class TaskEquations:
                 pending.extend(dict.fromkeys(new))
 
     def functions(self) -> tuple[FunctionShare, ...]:
-        """The functions whose lines the equations come from, those with the most operations first."""
+        """The user's functions that the equations come from, the function with the most operations first."""
         lines: dict[Any, list[Any]] = collections.defaultdict(list)
         operations: collections.Counter[Any] = collections.Counter()
         for line, count in _work(self._jaxpr.eqns):
@@ -108,7 +108,7 @@ class TaskEquations:
 def _work(
     eqns: Iterable[JaxprEqn], times: int = 1, caller: SourceLine | None = None
 ) -> Iterator[tuple[SourceLine | None, int]]:
-    """The line and the operations of every equation, including those within other equations."""
+    """The line and the operations of every equation, also within nested jaxprs."""
     for eqn in eqns:
         line = _line(eqn) or caller
         inner = subjaxprs(eqn)
@@ -119,7 +119,7 @@ def _work(
 
 
 def lines_of(eqn: JaxprEqn) -> tuple[SourceLine, ...]:
-    """The user's lines that an equation comes from: its own line, or those of the equations within it."""
+    """The user's lines that an equation comes from: its own line, or the lines of nested equations."""
     if line := _line(eqn):
         return (line,)
     inner = (nested for jaxpr in subjaxprs(eqn) for nested in jaxpr.eqns)

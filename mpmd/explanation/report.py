@@ -31,11 +31,11 @@ class GroupReport:
         weights and optimizer state; 0 for a step that updates nothing.
       memory: the need of each device: values under their shardings, XLA's temporaries, and messages.
       devices_per_process: the devices of the group that one of its processes has.
-      measured_peak_bytes: the most that was ever allocated on one of the devices since their processes
-        started, by this step and by all else; ``None`` where the allocator does not count it, as on CPUs.
+      measured_peak_bytes: the most bytes that were ever allocated on one of the devices since their processes
+        started, by any step; ``None`` where the allocator does not count them, as on CPUs.
       sent_bytes: the bytes that go from the group to other groups in one step.
-      process_sent_bytes: those that each of the group's processes sends. What processes of one group
-        exchange, as they do in collective operations, is not counted.
+      process_sent_bytes: the bytes that each of the group's processes sends to other groups. Collective
+        operations within the group do not count.
       xla_seconds: how long XLA took to compile the executables; groups compile at the same time. ``None``
         for a step that is only planned.
     """
@@ -72,7 +72,7 @@ class Report(ShownAsText):
       executables: the number of executables of all groups, each counted once.
       seconds: how long each pass took; their sum is the time of compiling. ``jax`` is JAX's tracing of the
         step, and ``trace`` is what the compiler does with it; ``split``, ``shard``, ``place``, ``lower`` and
-        ``verify`` are the other passes of the compiler. ``export`` makes the executables ready for other
+        ``verify`` are the further passes of the compiler. ``export`` makes the executables ready for other
         processes, if there are any. ``load`` ends when the last group has compiled its executables; where
         shardings are left to the groups' compiler, the groups have compiled before, in ``resolve``.
       are_specs_open: whether shardings are left to the groups' compilers, which have not chosen them: their
@@ -80,9 +80,9 @@ class Report(ShownAsText):
       findings: facts that the user probably did not intend, as in ``mpmd.explain``.
       loops: which stages are those of which loop, shown if there are several; and where stages end that
         ``mpmd.auto_marks`` has cut.
-      part: that of the mesh for which the step is; ``None``: the whole mesh.
-      profile: the last profile of the step, without its result, if there is one. The first three of its
-        findings are shown.
+      part: the part of the mesh that runs the step; ``None``: the whole mesh.
+      profile: the last profile of the step, without its result, if there is one. Its first three findings
+        are shown.
     """
 
     groups: tuple[GroupReport, ...]
@@ -96,10 +96,9 @@ class Report(ShownAsText):
 
     @property
     def profile_findings(self) -> tuple[Finding, ...]:
-        """The findings of the step's last profile, those first that would save the most; none without one.
+        """The findings of the step's last profile, the largest saving first; empty without a profile.
 
-        They are computed when they are first asked for, also by ``str(report)``; other schedules are
-        simulated for them, which takes seconds for steps of many thousand tasks.
+        They are simulated when they are first asked for, also by ``str(report)``.
         """
         return self.profile.findings if self.profile else ()
 
@@ -183,19 +182,19 @@ def report(
     findings: Sequence[str] = (),
     profile: Profile | None = None,
 ) -> Report:
-    """Reports on a plan; what XLA took, where messages are and what was measured is of one that was loaded.
+    """Reports on a plan. The times of XLA, the places of messages and measured peaks need a loaded plan.
 
     Args:
       plan: with the memory that XLA needs for its executables, if groups have compiled them.
-      topology: of the mesh that it is for.
-      verified: what is known of the plan without what XLA needs.
+      topology: the processes of the groups.
+      verified: the plan's memory without XLA's temporaries.
       updated: the positions of the arguments that the step returns updated.
       seconds: how long each pass took.
-      xla_seconds: for each group that has loaded the step, how long XLA took.
+      xla_seconds: for each group that has loaded the step, the seconds of XLA's compiling.
       holdings: where the messages of each edge are until they are used; by default in the receiver's memory.
       measured_peaks: for each group, the most bytes that were allocated on one of its devices.
-      findings: those of the plan's explanation.
-      profile: the step's last one.
+      findings: the findings of the plan's explanation.
+      profile: the step's last profile.
     """
     sent: collections.Counter[tuple[int, int]] = collections.Counter()
     for (source, _), by_processes in Routes(plan, topology).sent_bytes().items():

@@ -36,8 +36,8 @@ class TaskSummary:
       executable: the name of its executable, which equal tasks share.
       input_bytes, output_bytes: the bytes of its inputs and of its outputs, on each device.
       donated_bytes: the bytes of the inputs whose buffers the outputs take over, on each device.
-      temporary_bytes: those that XLA allocates on each device while the task runs; ``None``: unknown.
-      functions: the functions of the user, those with the most operations first.
+      temporary_bytes: the bytes that XLA allocates on each device while the task runs; ``None``: unknown.
+      functions: the functions of the user, the function with the most operations first.
     """
 
     task: str

@@ -19,9 +19,8 @@ class SentValue:
     Attributes:
       aval: the shape and dtype of the value.
       count: how often it is sent in one step: once for each microbatch, or once.
-      nbytes: the bytes that travel for it in one step. They are those of ``count`` whole values where both
-        groups are one process.
-      made_by, read_by: the task that makes the value, none for an argument, and those of the receiver that
+      nbytes: the bytes that travel in one step: ``count`` whole values if both groups have one process.
+      made_by, read_by: the task that makes the value, none for an argument, and the receiver's tasks that
         read it.
       kept_as: the paths of the results that the value is.
       is_repeated: whether it is sent for each microbatch, and does not depend on the microbatch.
@@ -38,7 +37,7 @@ class SentValue:
 
 @dataclasses.dataclass(frozen=True)
 class EdgeTraffic:
-    """All that one group sends to another group in one step.
+    """The values that one group sends to another group in one step.
 
     Attributes:
       bytes_by_processes: the bytes that go from a process of the one to a process of the other.

@@ -1,18 +1,33 @@
-"""The numbers of operations of tasks and groups."""
+"""The operations of tasks: costs of a step that has not run, and the finding about a group with too many."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
 from jax.extend.core import Jaxpr
 
 from mpmd.attribution.balance import Balance
-from mpmd.attribution.planned import equal_stages_finding
+from mpmd.attribution.ideal import equal_durations
+from mpmd.attribution.texts import equal_stages_text, less_text
 from mpmd.compiler.jaxprs.work import total_operations
-from mpmd.explanation.costs import costs_of_tasks
 from mpmd.explanation.uses import numbers_text
-from mpmd.ir.plan import AnyTask, OutsideTask, Plan
+from mpmd.ir.plan import AnyTask, Cell, OutsideTask, Plan, TaskType
+from mpmd.simulate import Costs
+from mpmd.simulate.costs import types_of
+from mpmd.simulate.plan import plan_workload
+from mpmd.simulate.workload import run
+from mpmd.validation import number_fault, raise_faults
+
+Jaxprs = Mapping[tuple[int, AnyTask], Jaxpr]
+"""The equations of every run of a plan, by its group and task."""
+
+Work = Mapping[tuple[int, AnyTask], float]
+"""For each run of a plan, the operations on each device of its group."""
+
+_MOST_TASKS = 20_000
+"""The tasks of a step up to which it is simulated with equal stages: more would take seconds."""
 
 _REMEDY = (
     "Stages end where mark_stage_end is called, and all that comes after the last call is in the last stage, "
@@ -21,8 +36,8 @@ _REMEDY = (
 )
 
 
-def task_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> dict[tuple[int, AnyTask], float]:
-    """For each task of a group, its operations on each of the group's devices."""
+def task_work(plan: Plan, jaxprs: Jaxprs) -> Work:
+    """Counts the operations of all runs; equal tasks share their equations, which are counted once."""
     counted: dict[int, int] = {}
     work = {}
     for (group, task), jaxpr in jaxprs.items():
@@ -32,21 +47,47 @@ def task_work(plan: Plan, jaxprs: Mapping[tuple[int, AnyTask], Jaxpr]) -> dict[t
     return work
 
 
-def loop_work(plan: Plan, work: Mapping[tuple[int, AnyTask], float]) -> list[float]:
-    """For each group, the operations of its stages in one step, of those of its tasks."""
-    of_groups = [0.0] * len(plan.programs)
-    for (group, task), operations in work.items():
-        if not isinstance(task, OutsideTask):
-            of_groups[group] += operations
-    return of_groups
+def operation_costs(plan: Plan, jaxprs: Jaxprs, operations_per_second: float) -> Costs:
+    """Costs in seconds, for a step that has not run: a task takes the time of its operations.
 
-
-def uneven_work(plan: Plan, work: Mapping[tuple[int, AnyTask], float]) -> Iterator[str]:
-    """The finding about a group with twice its share of the loop's operations, or three quarters of them.
+    They show how evenly stages share the work. They leave out memory and messages, so a step is slower, and
+    small tasks more so.
 
     Args:
-      work: as of ``task_work``.
+      operations_per_second: the speed of a device; all have the same.
+
+    Raises: ``ValueError`` for a speed that is not positive.
     """
+    raise_faults(number_fault("operations_per_second", operations_per_second, above=0))
+    work = task_work(plan, jaxprs)
+    return _costs({run: operations / operations_per_second for run, operations in work.items()})
+
+
+def _costs(seconds: Work) -> Costs:
+    """Costs by type of task; a type takes the largest of the times of its runs."""
+    cells: dict[tuple[TaskType, ...], float] = {}
+    outside: dict[tuple[int, OutsideTask], float] = {}
+    for (group, task), time in seconds.items():
+        if isinstance(task, OutsideTask):
+            outside[group, task] = time
+        else:
+            cells[types_of(task)] = max(time, cells.get(types_of(task), 0))
+    alone = {types[0]: time for types, time in cells.items() if len(types) == 1}
+    fused = {types: time for types, time in cells.items() if len(types) > 1}
+    return Costs(tasks=alone, fused=fused, outside=outside)
+
+
+def loop_work(plan: Plan, work: Work) -> list[float]:
+    """For each group, the operations of all tasks of its stages in one step."""
+    by_group = [0.0] * len(plan.programs)
+    for (group, task), operations in work.items():
+        if not isinstance(task, OutsideTask):
+            by_group[group] += operations
+    return by_group
+
+
+def uneven_work(plan: Plan, work: Work) -> Iterator[str]:
+    """The finding about a group with twice its share of a loop's operations, or three quarters of all."""
     cells = [
         [run.task for run in program.runs if not isinstance(run.task, OutsideTask)]
         for program in plan.programs
@@ -57,10 +98,24 @@ def uneven_work(plan: Plan, work: Mapping[tuple[int, AnyTask], float]) -> Iterat
         if (share := balance.share(group)) > min(2 * balance.even_share, 0.75):
             stages = sorted({plan.on_first_slice(task.stage) for cell in cells[group] for task in cell.tasks})
             where = f"{'stage' if len(stages) == 1 else 'stages'} {numbers_text(stages)}"
-            saving = equal_stages_finding(plan, costs_of_tasks(work))
-            by_simulation = f": {saving}, by a simulation of the operations" if saving else ""
+            saving = ""
+            if sum(len(program.runs) for program in plan.programs) <= _MOST_TASKS:
+                less = less_text(_saved_by_equal_stages(plan, _costs(work)))
+                saving = f": {equal_stages_text(less)}, by a simulation of the operations"
             yield (
                 f"group {group} ({where}) has {share:.0%} of the operations of the loop, of which "
-                f"{balance.even_share:.0%} would be even; the other groups wait for it{by_simulation}. "
-                f"{_REMEDY}"
+                f"{balance.even_share:.0%} would be even; the other groups wait for it{saving}. {_REMEDY}"
             )
+
+
+def _saved_by_equal_stages(plan: Plan, costs: Costs) -> float:
+    """The share of a simulated step by which it would be shorter if all stages of a loop were equal."""
+    workload = plan_workload(plan, costs)
+    equal = [
+        time if isinstance(task, Cell) else own
+        for task, time, own in zip(
+            workload.tasks, equal_durations(workload, plan.loops), workload.durations, strict=True
+        )
+    ]
+    (before,), (after,) = run(workload, 1), run(dataclasses.replace(workload, durations=equal), 1)
+    return 1 - after.makespan / (before.makespan or 1)

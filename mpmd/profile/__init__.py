@@ -1,1 +1,1 @@
-"""The result of ``step.profile``: the recorded times of steps beside the plan, and what follows from them."""
+"""The result of ``step.profile``: recorded times, the plan, and the results of the attribution."""

@@ -7,23 +7,22 @@ import functools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from mpmd.attribution.accounts import Account
-from mpmd.attribution.alternatives import Alternative
+from mpmd.attribution.analysis import Analysis
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.clocks import MatchedStep
-from mpmd.attribution.findings import Finding
+from mpmd.attribution.findings import PLAN_CALL, Finding
 from mpmd.attribution.gaps import Gap
+from mpmd.attribution.memory import MemoryOverTime, memory_over_time
 from mpmd.attribution.path import Segment
 from mpmd.attribution.scenarios import Scenario
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Plan
 from mpmd.ir.process_times import RecordedStep
 from mpmd.ir.routes import Topology
-from mpmd.profile.analysis import Analysis
 from mpmd.profile.faults import fault_of
-from mpmd.profile.memory import MemoryOverTime, memory_over_time
 from mpmd.profile.saving import read_profile, write_profile
 from mpmd.profile.text import profile_text
 from mpmd.render.page import Subject, page
@@ -41,11 +40,11 @@ class Profile(ShownAsText):
       plan: the programs that the groups ran.
       topology: the processes of the groups.
       recorded: each recorded step, as the driver and all processes recorded it.
-      sources: for each executable, the user's functions that it runs with their lines, as text; those with
-        the most operations first.
+      sources: for each executable, the user's functions that it runs with their lines, as text; the function
+        with the most operations first.
       compile_seconds: how long each pass of the compiler took, as in ``step.report()``.
       updated: the names of the arguments that the step returns updated.
-      result: that of the last step; ``None`` in a profile that was loaded from a file.
+      result: the last step's result; ``None`` in a profile that was loaded from a file.
     """
 
     plan: Plan
@@ -93,7 +92,7 @@ class Profile(ShownAsText):
 
         Args:
           title: the heading; ``None``: the schedule and its size.
-          before: a profile to compare with; the page shows both, and what changed by cause.
+          before: an earlier profile; the page begins with the changes since, by cause and by type of task.
 
         Raises ``OSError`` when the file cannot be written; ``TypeError`` for arguments of other types.
         """
@@ -116,23 +115,10 @@ class Profile(ShownAsText):
         return ", ".join([*loops, f"{len(self.plan.programs)} groups"])
 
     def _subject(self, name: str) -> Subject:
-        step = self.steps[self.attribution.measured.step]
-        return Subject(
-            name=name,
-            plan=self.plan,
-            step=step,
-            attribution=self.attribution,
-            findings=self.findings,
-            scenarios=self.scenarios,
-            alternatives=self.alternatives,
-            sources=self.sources,
-            compile_seconds=self.compile_seconds,
-            memory=memory_over_time(self.plan, step, self.updated),
-            recoveries=self.recoveries,
-        )
+        return Subject(name, self._analysis, self.sources, self.compile_seconds, self.memory)
 
     def without_result(self) -> Profile:
-        """The profile without the last step's result; what is computed of one is there for both."""
+        """The profile without the last step's result; both profiles share the analysis."""
         profile = dataclasses.replace(self, result=None)
         profile.__dict__["_analysis"] = self._analysis
         return profile
@@ -148,21 +134,20 @@ class Profile(ShownAsText):
 
     @property
     def recoveries(self) -> Mapping[int, int]:
-        """The steps for which groups were replaced, by number, with the nanoseconds from the call until then.
+        """By the number of a step, the nanoseconds from its call until its groups had been replaced.
 
-        They count in no median, and none of them is the one that is explained, unless there is no other.
+        Such a step counts in no median and is not explained, unless all steps are such.
         """
-        times = ((number, step.recovery) for number, step in enumerate(self.steps))
-        return {number: time for number, time in times if time is not None}
+        return self._analysis.recoveries
 
     @functools.cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
         """For each group, the bytes of each device over the step of median length, by their purpose."""
-        return memory_over_time(self.plan, self.steps[self.attribution.measured.step], self.updated)
+        return memory_over_time(self.plan, self._analysis.step, self.updated)
 
     @property
     def attribution(self) -> Attribution:
-        """The causes of the idle time of the recorded step of median length; medians are of all of them."""
+        """The causes of the idle time of the recorded step of median length; medians are over all steps."""
         return self._analysis.attribution
 
     @property
@@ -186,13 +171,13 @@ class Profile(ShownAsText):
         return self._analysis.scenarios
 
     @property
-    def alternatives(self) -> tuple[Alternative, ...]:
-        """Other schedules and numbers of microbatches with the times of this step, by simulation."""
-        return self._analysis.alternatives
+    def alternatives(self) -> NoReturn:
+        """Removed: ``mpmd.plan`` compares schedules and numbers of microbatches."""
+        raise AttributeError(f"a profile has no alternatives: {PLAN_CALL} compares other schedules")
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Sentences on where the time went, those first that would save the most."""
+        """Sentences on where the time went, the largest saving first."""
         return self._analysis.findings
 
     @functools.cached_property

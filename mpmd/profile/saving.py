@@ -24,7 +24,7 @@ _FORMAT = JsonFormat({AnyTask: Text(parse_task), Task | OutsideTask: Text(parse_
 
 
 def write_profile(profile: Any, path: str | os.PathLike[str]) -> None:
-    """Writes the fields of a profile that count in comparisons. The file is there as a whole or not at all.
+    """Writes a profile without its result. The file is there as a whole or not at all.
 
     Raises: ``OSError`` when it cannot be written.
     """

@@ -25,7 +25,7 @@ def profile_text(
     """The shares of the step that each group worked and was idle, by cause, with the first findings.
 
     Args:
-      num_steps: those that were recorded.
+      num_steps: the number of recorded steps.
       recoveries: by the number of a step, the nanoseconds in which groups were replaced after its call.
     """
     length = attribution.measured.returned

@@ -10,17 +10,13 @@ import operator
 from collections.abc import Iterator
 
 from mpmd.ir.events import Event
-from mpmd.simulate import reasons
+from mpmd.simulate.waits import awaited_message
 from mpmd.simulate.workload import Instant, StepTimes, Workload
 
 
 @dataclasses.dataclass(frozen=True)
 class Gap:
-    """A span in which a group is idle, and the reason: it waits, sends, or has nothing left to do.
-
-    ``mpmd.attribution.simulated`` divides the same spans among causes, as those of a measured step, and names
-    the same task as the reason (``gap_text``).
-    """
+    """A span in which a group is idle, and the reason: it waits, sends, or has nothing left to do."""
 
     mpmd_idx: int
     start: float
@@ -51,7 +47,7 @@ class Simulation:
     @staticmethod
     def of(workload: Workload, times: tuple[StepTimes, ...]) -> Simulation:
         """The simulation of a workload whose operations have these times."""
-        before, last = ([0.0] + [max(step.ends, default=0.0) for step in times])[-2:]
+        before, last = ([0.0] + [step.makespan for step in times])[-2:]
         return Simulation(
             mpmd_dim=workload.mpmd_dim,
             makespan=last,
@@ -126,23 +122,25 @@ class Simulation:
             for operation in work.operations(mpmd_idx):
                 if step.starts[operation] > time:
                     yield from self._waits(mpmd_idx, operation, step, time)
-                time = step.starts[operation] + step.durations[operation]
+                time = step.end(operation)
                 for message in self._blocked(operation):
                     _, receiver = work.edge(message)
                     arrival = step.arrivals[message]
-                    yield Gap(mpmd_idx, time, arrival, reasons.sends(work.task_text(operation), receiver))
+                    yield Gap(
+                        mpmd_idx, time, arrival, f"sends {work.task_text(operation)} to group {receiver}"
+                    )
                     time = arrival
-        yield Gap(mpmd_idx, time, self.makespan, reasons.NOTHING_LEFT)
+        yield Gap(mpmd_idx, time, self.makespan, "nothing left to do")
 
     def _waits(self, mpmd_idx: int, operation: int, step: StepTimes, time: float) -> Iterator[Gap]:
         """The gaps of a group that is free from ``time`` on and waits for the messages of an operation."""
-        work, message = self.workload, step.causes[operation]
-        sender = work.messages.senders[message]
-        source, _ = work.edge(message)
-        sent = max(time, step.starts[sender] + step.durations[sender])
-        awaited = work.task_text(sender), source, time == 0
-        yield Gap(mpmd_idx, time, sent, reasons.waits_for(*awaited))
-        yield Gap(mpmd_idx, sent, step.starts[operation], reasons.waits_for_transfer(*awaited))
+        work = self.workload
+        if wait := awaited_message(work, step, operation, time):
+            first = "" if time else "its first input, "
+            task, (source, _) = work.task_text(wait.sender), work.edge(wait.message)
+            yield Gap(mpmd_idx, time, wait.sent, f"waits for {first}{task} of group {source}")
+            transfer = f"waits for {first}the transfer of {task} from group {source}"
+            yield Gap(mpmd_idx, wait.sent, step.starts[operation], transfer)
 
     def _blocked(self, operation: int) -> range:
         """The messages that the group has to deliver before it goes on after an operation."""
@@ -163,7 +161,7 @@ class Simulation:
         for step in self.times:
             for message in work.received[mpmd_idx]:
                 sender = work.messages.senders[message]
-                yield step.starts[sender] + step.durations[sender], work.arriving[message]
+                yield step.end(sender), work.arriving[message]
 
     def _changes(self, mpmd_idx: int) -> Iterator[tuple[float, float]]:
         """The changes of memory that a group makes itself."""
@@ -179,7 +177,7 @@ class Simulation:
                 held += work.at_start[operation]
                 if change := work.at_start[operation] - used[operation]:
                     yield step.starts[operation], change
-                time = step.starts[operation] + step.durations[operation]
+                time = step.end(operation)
                 if blocked := self._blocked(operation):
                     time = step.arrivals[blocked[-1]]
                 for change in work.at_end[operation]:

@@ -65,8 +65,8 @@ class _Machine:
             starts=[0.0] * operations,
             durations=[0.0] * operations,
             arrivals=[0.0] * messages,
-            causes=[-1] * operations,
-            ends=[0.0] * work.mpmd_dim,
+            awaited=[-1] * operations,
+            group_ends=[0.0] * work.mpmd_dim,
         )
 
     def run(self) -> None:
@@ -107,7 +107,7 @@ class _Machine:
             _, step, message = heapq.heappop(self._coming)
             reader = self._workload.messages.readers[message]
             self._missing[step][reader] -= 1
-            self.times[step].causes[reader] = message
+            self.times[step].awaited[reader] = message
             receiver = self._workload.edge(message)[1]
             if self._at[receiver] == (step, reader) and not self._missing[step][reader]:
                 yield receiver
@@ -118,7 +118,7 @@ class _Machine:
         while group not in self._occupied:
             step, operation = self._at[group]
             if operation == work.bounds[group + 1]:
-                self.times[step].ends[group] = self._now
+                self.times[step].group_ends[group] = self._now
                 step, operation = self._at[group] = (step + 1, work.bounds[group])
             if step == self._steps or self._missing[step][operation]:
                 return

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Generic, TypeVar
 
 from mpmd.ir.plan import AnyTask, Cell, Edge, LoopStages, with_slice
 from mpmd.ir.slices import SliceNumbers
@@ -122,23 +123,36 @@ class Workload:
         return list(accumulate(counts, initial=0))
 
 
-@dataclasses.dataclass
-class StepTimes:
-    """The times of a simulated step.
+Time = TypeVar("Time", float, int)
+"""The type of times: numbers of any unit in simulations, whole nanoseconds in recorded steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes(Generic[Time]):
+    """The times of one step, simulated or recorded, as columns; a ``Workload`` numbers their rows.
 
     Attributes:
       starts: when each operation starts.
       durations: how long each operation takes.
       arrivals: when each message arrives.
-      causes: for each operation, the last message to arrive of those that it needs; -1 if it needs none.
-      ends: when each group ends the step.
+      awaited: for each operation, the number of the message that arrives last before it starts; -1: none.
+      group_ends: when each group ends the step.
     """
 
-    starts: list[float]
-    durations: list[float]
-    arrivals: list[float]
-    causes: list[int]
-    ends: list[float]
+    starts: list[Time]
+    durations: list[Time]
+    arrivals: list[Time]
+    awaited: list[int]
+    group_ends: list[Time]
+
+    def end(self, operation: int) -> Time:
+        """The time at which an operation ends."""
+        return self.starts[operation] + self.durations[operation]
+
+    @property
+    def makespan(self) -> Time:
+        """The time at which the last group ends the step."""
+        return max(self.group_ends, default=0)
 
 
 def run(workload: Workload, steps: int, begins: Sequence[float] | None = None) -> tuple[StepTimes, ...]:
@@ -158,7 +172,7 @@ def run(workload: Workload, steps: int, begins: Sequence[float] | None = None) -
     times = []
     for _ in range(steps):
         times.append(_run_step(workload, free, busy))
-        free = times[-1].ends
+        free = times[-1].group_ends
     return tuple(times)
 
 
@@ -180,7 +194,7 @@ def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepT
     starts, arrivals = [0.0] * len(durations), [0.0] * len(readers)
     # The last entry belongs to messages without a reader, whose reader is -1.
     missing = [0] * (len(durations) + 1)
-    available, causes = [0.0] * len(missing), [-1] * len(missing)
+    available, awaited = [0.0] * len(missing), [-1] * len(missing)
     for reader in readers:
         missing[reader] += 1
     ends, positions = list(free), bounds[:-1]
@@ -199,7 +213,7 @@ def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepT
                 if blocking:
                     time = arrival
                 if arrival > available[reader]:
-                    available[reader], causes[reader] = arrival, message
+                    available[reader], awaited[reader] = arrival, message
                 missing[reader] -= 1
                 receiver = receivers[edge]
                 if not missing[reader] and positions[receiver] == reader:
@@ -208,7 +222,7 @@ def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepT
         ends[group], positions[group] = time, operation
     if positions != bounds[1:]:
         raise ValueError(deadlock(workload, positions))
-    return StepTimes(starts, durations, arrivals, causes, ends)
+    return StepTimes(starts, durations, arrivals, awaited, ends)
 
 
 def deadlock(workload: Workload, positions: list[int]) -> str:

@@ -172,7 +172,7 @@ class PlannedStep(ShownAsText, abc.ABC):
             size_fault("steps", steps),
         )
         if costs is None:
-            costs = operation_costs(self.plan, explain(self).tasks, operations_per_second)
+            costs = operation_costs(self.plan, self.compiled.program.jaxprs, operations_per_second)
         return simulate_plan(self.plan, costs, steps, self.topology)
 
 

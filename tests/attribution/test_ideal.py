@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mpmd.attribution.attribution import attribute
+from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.ideal import ideal_of, members_alone
 from mpmd.attribution.measured import measure
 from mpmd.ir.plan import LoopStages, OutsideTask, TaskType
@@ -24,7 +24,7 @@ def test_a_loop_that_is_slower_than_another_is_no_imbalance():
 
     steps = matched_steps(plan, Timing(duration=duration))
     of_one, of_two = (
-        attribute(measure(dataclasses.replace(plan, loops=of_plan), steps)) for of_plan in ((), loops)
+        Attribution.of(measure(dataclasses.replace(plan, loops=of_plan), steps)) for of_plan in ((), loops)
     )
     assert of_two.total.imbalance == of_two.total.elsewhere == 0
     assert any(account.imbalance for account in of_one.accounts)

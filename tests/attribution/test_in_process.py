@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from mpmd.profile import analysis
+from mpmd.attribution import analysis
 from tests.attribution.test_identities import check
 from tests.support.parity import mesh_of
 
@@ -53,6 +53,7 @@ def test_a_stage_that_sleeps_is_the_first_finding(loaded):
     step(*args)  # once for all that a first run does
     profile = step.profile(*args, steps=3)
     check(profile.attribution)
+    assert profile.gaps == profile.attribution.gaps
     assert profile.attribution.measured.steps == 3
     first = profile.findings[0]
     assert first.cause == "imbalance", profile.findings
@@ -69,7 +70,7 @@ def test_a_report_simulates_nothing_until_it_is_shown(loaded, monkeypatch):
     step, args = loaded
     step.profile(*args)
     with monkeypatch.context() as patched:
-        patched.setattr(analysis, "alternatives_of", lambda *_: pytest.fail("simulated"))
+        patched.setattr(analysis, "scenarios_of", lambda *_: pytest.fail("simulated"))
         report = step.report()
         assert report.executables
     assert report.profile_findings

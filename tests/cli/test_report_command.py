@@ -50,7 +50,7 @@ def test_two_profiles(capsys, step_json, tmp_path):
     assert (code, out, err) == (0, f"{after.with_suffix('.html')}\n", "")
     text = after.with_suffix(".html").read_text()
     assert "<title>step and with &lt;b&gt; &amp; more</title>" in text
-    assert '"comparison":{"sentences"' in text
+    assert '"changes":{"id":"changed"' in text
 
 
 def test_a_file_that_exists_is_not_replaced_unasked(capsys, step_json):

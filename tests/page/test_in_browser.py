@@ -71,12 +71,13 @@ def picture(canvas):
 
 
 def test_all_sections_are_there(page):
-    titles = page.locator("main section:not([hidden]) h2").all_inner_texts()
+    titles = page.locator("main section h2").all_inner_texts()
     assert titles == SECTIONS
     assert page.locator("nav a").all_inner_texts() == SECTIONS
     for name in titles:
         page.get_by_role("link", name=name, exact=True).click()
     assert page.locator("#idle tbody tr").count() >= GROUPS
+    assert "Other schedules" not in page.locator("main").inner_text()
     assert page.locator("#tasks tbody tr").count() == 2 * GROUPS
     assert page.locator("#findings li").count() >= 1
 
@@ -97,8 +98,10 @@ def test_keys_go_from_task_to_gap_to_what_it_waited_for(page):
     texts = [pressed(page, "ArrowRight") for _ in range(3 * MICROBATCHES)]
     waiting = next(text for text in texts if "Waited for bwd_1__0" in text)
     assert waiting.startswith("Group 0 is idle")
-    page.keyboard.press("Escape")
-    pressed(page, *["ArrowRight"] * (2 + texts.index(waiting)))
+    at = texts.index(waiting)
+    back = [pressed(page, "ArrowLeft") for _ in range(len(texts))]
+    assert [*texts[-2::-1], first] == back
+    pressed(page, *["ArrowRight"] * (1 + at))
     assert pressed(page, "Enter").startswith("bwd_1__0")
     assert "of group 1" not in pressed(page, "ArrowDown")
     assert "Group 2" in page.locator("#selected").inner_text()
@@ -177,7 +180,7 @@ def test_the_tip_tells_of_what_is_under_the_pointer(page):
 
 def test_search(page):
     page.keyboard.press("/")
-    search = page.get_by_role("combobox", name="Find")
+    search = page.get_by_role("searchbox", name="Find")
     assert search.evaluate("input => input === document.activeElement")
     search.fill("bwd_2__5")
     count = page.locator("#search-count")
@@ -215,7 +218,7 @@ def test_what_is_shown_is_large_enough_to_see(open_page, tmp_path):
     page.locator("#findings button").first.click()
     assert width(page) < whole / 4
     page.locator("#zoom-all").click()
-    page.get_by_role("combobox", name="Find").fill("fwd_1__250")
+    page.get_by_role("searchbox", name="Find").fill("fwd_1__250")
     page.get_by_role("button", name="Next").click()
     assert width(page) < whole / 4
 
@@ -319,18 +322,37 @@ def test_contrast_of_text(open_page, page_file):
         assert min(ratios) >= 4.5
 
 
-def test_two_steps_side_by_side(open_page, comparison_file):
+def test_two_steps(open_page, comparison_file):
     page = open_page(comparison_file)
-    assert page.locator("main section:not([hidden]) h2").all_inner_texts()[:2] == ["What changed", "Timeline"]
+    titles = page.locator("main section h2").all_inner_texts()
+    assert titles == ["What changed", *SECTIONS]
     assert page.get_by_role("application").count() == 2
-    rows = page.locator("#change-causes tbody tr").all_inner_texts()
+    rows = page.locator("#changed tbody tr").all_inner_texts()
     assert any(row.startswith("Imbalance") for row in rows)
-    assert page.locator("#change-causes tfoot").inner_text().startswith("Step")
-    after = page.locator("#idle tbody").first.inner_text()
-    page.get_by_role("radio", name="Before").check()
-    assert page.locator("#idle tbody").first.inner_text() != after
-    page.get_by_role("combobox", name="Find").fill("fwd_1__1")
-    assert page.locator("#search-count").inner_text() == "2 found"
-    pressed(page, "ArrowRight")
-    page.get_by_role("radio", name="After").check()
-    assert page.locator("#sections section").count() == len(SECTIONS) - 1
+    assert page.locator("#changed tfoot").inner_text().startswith("Step")
+    page.get_by_role("searchbox", name="Find").fill("fwd_1__1")
+    assert page.locator("#search-count").inner_text() == "1 found"
+
+
+def test_the_first_screen_says_where_the_time_goes(open_page, page_file):
+    """In light, dark and narrow: the colours with their shares and tooltips, before the first finding."""
+    for options in ({}, {"color_scheme": "dark"}, {"viewport": {"width": 400, "height": 800}}):
+        page = open_page(page_file, **options)
+        legend = page.get_by_role("list", name="Where the time of the groups goes")
+        box = legend.bounding_box()
+        assert box["y"] + box["height"] < 500
+        shares = [float(share) for share in re.findall(r"([\d.]+)%", legend.inner_text())]
+        assert sum(shares) == pytest.approx(100, abs=1)
+        handling = legend.get_by_role("listitem").filter(has_text="Handling").get_attribute("title")
+        assert "A group's own time between tasks" in handling and "larger microbatches" in handling
+        ideal = page.locator(".figures div").filter(has_text="Ideal").get_attribute("title")
+        assert "mpmd.plan compares them" in ideal
+        assert "nothing between tasks" in page.locator("#panels h3").nth(1).get_attribute("title")
+
+
+def test_changes_that_save_next_to_nothing_are_folded(page):
+    folded = page.locator("#what details")
+    assert re.fullmatch(r"\d+ more that save less than 0.5%", folded.locator("summary").inner_text())
+    assert folded.locator("table").is_hidden()
+    folded.locator("summary").click()
+    assert folded.locator("table").is_visible()

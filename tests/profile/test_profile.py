@@ -246,3 +246,8 @@ def test_a_directory_is_no_file(profile, tmp_path):
         profile.save(tmp_path / "nowhere" / "step.json")
     with pytest.raises(TypeError, match="path must be"):
         profile.save(3)
+
+
+def test_other_schedules_are_a_question_for_the_planner(profile):
+    with pytest.raises(AttributeError, match=r"a profile has no alternatives: mpmd\.plan\(.* compares other"):
+        _ = profile.alternatives

@@ -111,7 +111,7 @@ def profile_of(mesh, layers=(1, 1, 1), rounds=0, unused=1):
     assert measured.returned == recorded.returned - recorded.called
     assert profile.steps[0].error < 1000, "all processes of a machine read one clock"
     for group, causes in enumerate(profile.attribution.by_group):
-        worked = sum(measured.ends[task] - measured.starts[task] for task in measured.tasks(group))
+        worked = sum(measured.durations[task] for task in measured.tasks(group))
         assert worked + sum(causes) == measured.returned
     return profile
 

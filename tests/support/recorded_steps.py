@@ -9,6 +9,7 @@ from collections.abc import Callable
 from mpmd.attribution.clocks import MatchedStep, match
 from mpmd.ir.plan import AnyTask, Edge, OutsideTask, Plan
 from mpmd.ir.process_times import Host, ProcessTimes, RecordedStep, SendTime, TaskTime, WaitTime
+from mpmd.simulate import Simulation
 from mpmd.simulate.costs import Costs
 from mpmd.simulate.plan import message_keys, plan_workload
 from mpmd.simulate.workload import Instant
@@ -113,3 +114,51 @@ def matched_steps(plan: Plan, *timings: Timing) -> tuple[MatchedStep, ...]:
     """Steps of one process per group, by the driver's clock."""
     steps = [recorded_step(plan, timing, (i + 1) * 10**9) for i, timing in enumerate(timings)]
     return tuple(match(step, lambda edge, tag, rank: (0,)) for step in steps)
+
+
+def matched_simulation(plan: Plan, simulation: Simulation) -> MatchedStep:
+    """A simulation of one step of a plan, as if it had been recorded: its unit of time is a second."""
+    (times,), work = simulation.times, simulation.workload
+    keys = message_keys(plan)
+
+    def at(time: float) -> int:
+        return round(time * 1e9)
+
+    processes = []
+    for group in range(work.mpmd_dim):
+        operations = work.operations(group)
+        waits = []
+        for operation in operations:
+            free = times.end(operation - 1) if operation > operations[0] else 0.0
+            for message, reader in enumerate(work.messages.readers):
+                if reader == operation:
+                    came = times.arrivals[message]
+                    waits.append(
+                        WaitTime(
+                            keys[message][0][0], keys[message][1], *map(at, (free, max(free, came), came))
+                        )
+                    )
+        processes.append(
+            ProcessTimes(
+                mpmd_idx=group,
+                rank=0,
+                host=Host("node", "clock"),
+                received=0,
+                ready=0,
+                finished=at(times.group_ends[group]),
+                replied=at(times.group_ends[group]),
+                tasks=tuple(
+                    TaskTime(task, at(times.starts[i]), at(times.end(i)))
+                    for i in operations
+                    if not isinstance(task := work.tasks[i], Instant)
+                ),
+                waits=tuple(waits),
+                sends=tuple(
+                    SendTime(edge[1], tag, end, end)
+                    for message, (edge, tag) in enumerate(keys)
+                    if edge[0] == group
+                    for end in [at(times.end(work.messages.senders[message]))]
+                ),
+            )
+        )
+    return MatchedStep(at(simulation.makespan), tuple(processes), {})

@@ -74,7 +74,7 @@ class TimedOrder:
         workload = self._with(times, messages, costs)
         [step] = runs(workload, steps=1)
         busy = [sum(step.durations[start:stop]) for start, stop in itertools.pairwise(workload.bounds)]
-        return Loop(step.ends, busy)
+        return Loop(step.group_ends, busy)
 
     def _with(self, times, messages, costs: Costs) -> Workload:
         sizes = np.array([messages.get(task_type, 0.0) for task_type in self._numbers])

@@ -17,11 +17,10 @@ function tickText(time, step, end) {
   return `${(time / size).toFixed(Math.min(decimals, 6))} ${unit}`;
 }
 
-function drawAxis(context, width, top, bottom) {
+function drawAxis(context, width, bottom) {
   const { from, to, theme } = state;
   const scale = (width - LEFT) / (to - from);
   const step = tickStep(to - from, Math.max(2, (width - LEFT) / 110));
-  context.font = FONT;
   context.textAlign = "center";
   for (let time = Math.ceil(from / step) * step; time <= to; time += step) {
     const x = LEFT + (time - from) * scale;
@@ -34,4 +33,6 @@ function drawAxis(context, width, top, bottom) {
   }
 }
 
-const timeAt = (canvas, x) => state.from + ((x - LEFT) / (canvas.clientWidth - LEFT)) * (state.to - state.from);
+function timeAt(canvas, x) {
+  return state.from + ((x - LEFT) / (canvas.clientWidth - LEFT)) * (state.to - state.from);
+}

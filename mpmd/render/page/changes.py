@@ -1,91 +1,93 @@
-"""The changes from one measured step to another, by cause."""
+"""The changes from one measured step to another, by cause and by type of task."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from mpmd.attribution.texts import time_text
 from mpmd.render.page.palette import TASKS
-from mpmd.render.page.schema import ChangedPart, ChangedType, ComparisonData, ProfileData, TypeData
+from mpmd.render.page.profile_data import parts_of
+from mpmd.render.page.schema import Part, Section, Table
+from mpmd.render.page.subject import Subject
+from mpmd.render.page.tables import key_of, table, types_data
 
 LEAST_CHANGE = 0.005
 """The part of the step before below which a change has no sentence."""
 
 
-def comparison_data(before: ProfileData, after: ProfileData) -> ComparisonData:
-    """The changes by part of the step and by type of task."""
-    parts = _parts(before, after)
-    return ComparisonData(
-        sentences=_sentences(before, after, parts), parts=parts, types=_types(before, after)
-    )
-
-
-def _parts(before: ProfileData, after: ProfileData) -> list[ChangedPart]:
-    """The time of tasks and each cause of idle time, as means over the groups; they add up to the step."""
-    pairs = zip(before["causes"], after["causes"], strict=True)
-    tasks = ChangedPart(
-        label=TASKS.label, colour=TASKS.colour, dark=TASKS.dark, before=_busy(before), after=_busy(after)
-    )
-    causes = [
-        ChangedPart(
-            label=cause["label"],
-            colour=cause["colour"],
-            dark=cause["dark"],
-            before=cause["total"] / len(before["groups"]),
-            after=other["total"] / len(after["groups"]),
-        )
-        for cause, other in pairs
+def changes_data(before: Subject, after: Subject) -> Section:
+    """The section on what changed from one step to another."""
+    old, new = parts_of(before), parts_of(after)
+    counts = len(before.tasks) or 1, len(after.tasks) or 1
+    parts = [
+        (part, part["total"] / counts[0], other["total"] / counts[1])
+        for part, other in zip(old, new, strict=True)
+        if part["total"] or other["total"]
     ]
-    return [part for part in (tasks, *causes) if part["before"] or part["after"]]
+    return Section(
+        id="changed",
+        title="What changed",
+        notes=_sentences(before, after, parts),
+        tables=[_parts_table(parts), _types_table(before, after)],
+    )
 
 
-def _busy(profile: ProfileData) -> float:
-    return profile["makespan"] - profile["idle"] / len(profile["groups"])
+_ChangedPart = tuple[Part, float, float]
+"""A part of the step, with its mean time of a group before and after."""
 
 
-def _types(before: ProfileData, after: ProfileData) -> list[ChangedType]:
+def _parts_table(parts: Sequence[_ChangedPart]) -> Table:
+    rows = [(key_of(part), before, after, after - before) for part, before, after in parts]
+    _, *sums = (sum(column) if place else 0 for place, column in enumerate(zip(*rows, strict=True)))
+    return table(
+        "Mean time of a group: its tasks, and its idle time by cause; the parts add up to the step",
+        {"Part": "key", "Before": "time", "After": "time", "Change": "time_change"},
+        rows,
+        foot=("Step", *sums),
+    )
+
+
+def _types_table(before: Subject, after: Subject) -> Table:
     """The types of both steps, the largest change of the sum first."""
     olds, news = _by_name(before), _by_name(after)
-    types = [_changed(*name, olds.get(name), news.get(name)) for name in {**olds, **news}]
-    return sorted(types, key=lambda each: -abs(each["sum_after"] - each["sum_before"]))
-
-
-def _by_name(profile: ProfileData) -> dict[tuple[str, int], TypeData]:
-    return {(each["label"], each["group"]): each for each in profile["types"]}
-
-
-def _changed(label: str, group: int, before: TypeData | None, after: TypeData | None) -> ChangedType:
-    return ChangedType(
-        label=label,
-        group=group,
-        before=before["median"] if before else None,
-        after=after["median"] if after else None,
-        sum_before=before["total"] if before else 0,
-        sum_after=after["total"] if after else 0,
+    rows = []
+    for name in {**olds, **news}:
+        (old, old_sum), (new, new_sum) = olds.get(name, (None, 0)), news.get(name, (None, 0))
+        rows.append((*name, old, new, new / old - 1 if old and new else None, new_sum - old_sum))
+    return table(
+        "Median times of tasks, the largest change of the sum first",
+        {"Task": "text", "Group": "count", "Before": "time", "After": "time", "Change": "share_change"}
+        | {"Change of the sum": "time_change"},
+        sorted(rows, key=lambda row: -abs(row[-1])),
     )
 
 
-def _sentences(before: ProfileData, after: ProfileData, parts: list[ChangedPart]) -> list[str]:
-    old, new = before["makespan"], after["makespan"]
+def _by_name(subject: Subject) -> dict[tuple[str, int], tuple[int, int]]:
+    """By the name and the group of each type of task, its median and its sum."""
+    return {
+        (each["label"], each["group"]): (
+            each["median"],
+            sum(map(subject.measured.durations.__getitem__, of_type)),
+        )
+        for each, of_type in zip(types_data(subject), subject.types.values(), strict=True)
+    }
+
+
+def _sentences(before: Subject, after: Subject, parts: Sequence[_ChangedPart]) -> list[str]:
+    old, new = before.measured.returned, after.measured.returned
     share = f"{abs(new - old) / (old or 1):.1%}"
     if share == "0.0%":
-        sentences = [f"The step takes {duration(new)}, as long as before."]
+        sentences = [f"The step takes {time_text(new)}, as long as before."]
     else:
         direction = "more" if new > old else "less"
-        sentences = [f"The step takes {duration(new)} instead of {duration(old)}: {share} {direction}."]
-    ordered = sorted(parts, key=lambda part: -abs(part["after"] - part["before"]))
-    for part in ordered[:3]:
-        change = part["after"] - part["before"]
-        if abs(change) >= LEAST_CHANGE * old:
+        sentences = [f"The step takes {time_text(new)} instead of {time_text(old)}: {share} {direction}."]
+    for part, earlier, later in sorted(parts, key=lambda part: -abs(part[2] - part[1]))[:3]:
+        if abs(change := later - earlier) >= LEAST_CHANGE * old:
             direction = "more" if change > 0 else "less"
-            name = part["label"] if part["label"] == TASKS.label else f"Idle time, {part['label'].lower()}"
-            sentences.append(f"{name}: {duration(abs(change))} {direction} per group.")
-    if len(before["groups"]) != len(after["groups"]):
-        sizes = f"{len(before['groups'])} groups before and {len(after['groups'])} after"
+            label = part["label"]
+            name = label if label == TASKS["label"] else f"Idle time, {label.lower()}"
+            sentences.append(f"{name}: {time_text(abs(change))} {direction} per group.")
+    if len(before.tasks) != len(after.tasks):
+        sizes = f"{len(before.tasks)} groups before and {len(after.tasks)} after"
         sentences.append(f"The steps have {sizes}; times are means over the groups of each.")
     return sentences
-
-
-def duration(nanoseconds: float) -> str:
-    """A time with three digits and its unit, as in ``12.3 ms``."""
-    for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
-        if abs(nanoseconds) >= size:
-            return f"{nanoseconds / size:#.3g}".rstrip(".") + f" {unit}"
-    return f"{nanoseconds:.3g} ns"

@@ -1,8 +1,8 @@
 """The document: the data with the scripts and styles that show it, as one file that loads nothing.
 
-The policy forbids connections, and all scripts and styles but those of this package, which it names by their
-hashes. Names from outside enter as JSON without ``<`` and, for the title, as escaped text; the scripts make
-text nodes of them.
+The policy forbids connections, and all scripts and styles except for this package's own, whose hashes it
+has. Names from outside enter as JSON without ``<`` and, for the title, as escaped text; the scripts put these
+names into text nodes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from mpmd.render.page.schema import PageData
 from mpmd.version import __version__
 
 SCRIPTS = (
-    "format dom profile pixels state axis selection lanes input overview search memory sections comparison "
-    "theme main"
+    "format dom profile pixels state axis selection lanes input overview search memory sections theme main"
 ).split()
 """The scripts, in the order in which they are joined to one."""
 

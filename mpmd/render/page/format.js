@@ -3,8 +3,8 @@
 const digits = (value) => value.toLocaleString("en", { maximumSignificantDigits: 3 });
 
 /** Three digits, also of whole numbers, so that the numbers of a column look alike. */
-const threeDigits = (value) =>
-  value === 0 ? "0" : value.toLocaleString("en", { maximumSignificantDigits: 3, minimumSignificantDigits: 3 });
+const threeDigits = (value) => (value === 0 ? "0"
+  : value.toLocaleString("en", { maximumSignificantDigits: 3, minimumSignificantDigits: 3 }));
 
 const count = (value) => value.toLocaleString("en");
 
@@ -26,8 +26,6 @@ function bytes(value) {
   return power ? `${threeDigits(value)} ${units[power]}` : `${digits(value)} B`;
 }
 
-const percent = (share) => `${(100 * share).toFixed(1).replace(/^-0\.0$/, "0.0").replace("-", "−")}%`;
+const percent = (share) => `${(100 * share).toFixed(1)}%`;
 
-const signed = (value, text) => (value > 0 ? `+${text(value)}` : value < 0 ? `−${text(-value)}` : text(0));
-
-const TEXT_OF = { time: duration, count, bytes, share: percent, text: String };
+const TEXT_OF = { text: String, count, time: duration, bytes, share: percent };

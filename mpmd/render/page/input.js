@@ -15,18 +15,15 @@ function listen(panel) {
     }
     if (Math.abs(event.offsetX - drag.x) > 3) drag.moved = true;
     if (!drag.moved) return;
-    canvas.classList.add("dragging");
     showTip(null);
     const way = ((drag.x - event.offsetX) / (canvas.clientWidth - LEFT)) * (drag.to - drag.from);
     show(drag.from + way, drag.to + way);
   });
   canvas.addEventListener("pointerup", (event) => {
-    canvas.classList.remove("dragging");
     if (drag && !drag.moved) select(panel.at(event.offsetX, event.offsetY));
     drag = null;
   });
   canvas.addEventListener("pointercancel", () => {
-    canvas.classList.remove("dragging");
     drag = null;
   });
   canvas.addEventListener("pointerleave", () => showTip(null));
@@ -57,16 +54,14 @@ function press(panel, event) {
     ArrowDown: () => move((place) => beside(place, 1)),
     ArrowUp: () => move((place) => beside(place, -1)),
     Enter: () => {
-      const source = selected && panel.measured ? sourceOf(selected) : -1;
-      if (source >= 0) select({ panel, ...panel.profile.place(source) });
+      const source = selected ? sourceOf(selected) : -1;
+      if (source >= 0) selectTask(source);
     },
     "+": () => zoom(0.5, middleOf(selected)),
     "=": () => zoom(0.5, middleOf(selected)),
     "-": () => zoom(2, middleOf(selected)),
     f: () => {
-      if (!selected) return;
-      const [start, end] = panel.span(selected);
-      show(start - (end - start) * 2, end + (end - start) * 2);
+      if (selected) surround(panel.span(selected), 2);
     },
     0: () => show(0, state.whole),
     Escape: () => select(null),
@@ -86,7 +81,8 @@ function showTip(place, event) {
   const tip = byId("tip");
   tip.hidden = !place;
   if (!place) return;
-  tip.textContent = [titleOf(place), ...describe(place)].join("\n");
+  const causes = place.gap ? causesOf(place).map((cause) => `${cause.label}: ${duration(cause.amount)}`) : [];
+  tip.textContent = [titleOf(place), whenOf(place), ...causes, ...describe(place)].join("\n");
   const { width, height } = tip.getBoundingClientRect();
   const left = event.clientX + 16 + width > innerWidth ? event.clientX - width - 12 : event.clientX + 16;
   const top = event.clientY + 18 + height > innerHeight ? event.clientY - height - 12 : event.clientY + 18;

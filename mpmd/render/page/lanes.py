@@ -1,74 +1,43 @@
-"""The columns of groups: their tasks, the gaps between them with their causes, and simulated times."""
+"""The columns of the timelines: tasks, gaps with their causes, simulated times, and the critical path."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from mpmd.attribution.gaps import Causes, Gap
+from mpmd.attribution.ideal import undisturbed
 from mpmd.ir.plan import OutsideTask
-from mpmd.render.page.schema import GroupData, SimulationData, WaitData
+from mpmd.render.page.palette import SIMULATED
+from mpmd.render.page.schema import GroupData, PathData, SimulationData
 from mpmd.render.page.subject import Subject
-from mpmd.simulate.costs import Costs
-from mpmd.simulate.workload import run
+from mpmd.simulate.workload import StepTimes
 
 BUSY_SPANS = 400
 """The number of spans of the overview."""
 
-LONGEST_GAPS = 12
-"""The number of gaps in the list of the longest ones."""
 
-
-@dataclasses.dataclass(frozen=True)
-class SimulatedStep:
-    """A simulated step of a plan, by operation, in nanoseconds."""
-
-    label: str
-    meaning: str
-    makespan: int
-    starts: Sequence[int]
-    durations: Sequence[int]
-
-
-def simulated_steps(subject: Subject) -> tuple[SimulatedStep, ...]:
+def simulated_steps(subject: Subject) -> tuple[StepTimes[int], ...]:
     """The step with median times and nothing between tasks, and the ideal one."""
-    workload, ideal = subject.measured.workload, subject.attribution.ideal
-    (times,) = run(dataclasses.replace(workload, costs=Costs()), 1)
-    return (
-        SimulatedStep(
-            label="Simulated",
-            meaning="median times, free messages, nothing between tasks",
-            makespan=round(max(times.ends, default=0)),
-            starts=tuple(map(round, times.starts)),
-            durations=tuple(map(round, workload.durations)),
-        ),
-        SimulatedStep(
-            label="Ideal",
-            meaning="simulated with equal stages, too",
-            makespan=ideal.makespan,
-            starts=ideal.starts,
-            durations=ideal.durations,
-        ),
-    )
+    return undisturbed(subject.measured.workload), subject.attribution.ideal
 
 
-def simulations_data(subject: Subject, steps: Sequence[SimulatedStep]) -> list[SimulationData]:
+def simulations_data(subject: Subject, steps: Sequence[StepTimes[int]]) -> list[SimulationData]:
     """The simulated steps; tasks of one type take the same time in them."""
     firsts = [operations[0] for operations in subject.types.values()]
     return [
         SimulationData(
-            label=step.label,
-            meaning=step.meaning,
+            label=label,
+            hint=hint,
             makespan=step.makespan,
-            took=[step.durations[i] for i in firsts],
+            took=[int(step.durations[i]) for i in firsts],
         )
-        for step in steps
+        for (label, hint), step in zip(SIMULATED.items(), steps, strict=True)
     ]
 
 
-def groups_data(subject: Subject, simulated: Sequence[SimulatedStep]) -> list[GroupData]:
+def groups_data(subject: Subject, simulated: Sequence[StepTimes[int]]) -> list[GroupData]:
     """The columns of all groups."""
     places = {
         operation: place for place, of_type in enumerate(subject.types.values()) for operation in of_type
@@ -84,10 +53,10 @@ def _group_data(
     group: int,
     gaps: dict[int, Gap],
     places: dict[int, int],
-    simulated: Sequence[SimulatedStep],
+    simulated: Sequence[StepTimes[int]],
 ) -> GroupData:
     measured, operations = subject.measured, subject.tasks[group]
-    took = [measured.ends[i] - measured.starts[i] for i in operations]
+    took = [measured.durations[i] for i in operations]
     processor = [measured.processor[i] for i in operations]
     rows = [gaps.get(i) for i in (*operations, -1)]
     culprits = [gap.culprits[0] if gap and gap.culprits else None for gap in rows]
@@ -111,8 +80,6 @@ def _group_data(
             _idle([step.starts[i] for i in operations], [step.durations[i] for i in operations])
             for step in simulated
         ],
-        idle_total=measured.idle(group),
-        cause_totals=list(totals),
     )
 
 
@@ -141,7 +108,7 @@ def busy_shares(subject: Subject) -> list[float]:
     edges = np.linspace(0, measured.returned, BUSY_SPANS + 1)
     busy = np.zeros(BUSY_SPANS)
     for operations in subject.tasks:
-        times = np.array([(measured.starts[i], measured.ends[i]) for i in operations]).reshape(-1)
+        times = np.array([(measured.starts[i], measured.end(i)) for i in operations]).reshape(-1)
         if times.size:
             took = (times[1::2] - times[::2]).cumsum()
             until = np.column_stack([np.concatenate([[0], took[:-1]]), took]).reshape(-1)
@@ -150,27 +117,12 @@ def busy_shares(subject: Subject) -> list[float]:
     return [round(float(share), 3) for share in busy / (whole or 1)]
 
 
-def waits_data(subject: Subject) -> list[WaitData]:
-    """The gaps with the most idle time that the ideal schedule does not have."""
-    gaps = sorted(subject.attribution.gaps, key=lambda gap: gap.causes.fill - (gap.end - gap.start))
-    longest = [gap for gap in gaps[:LONGEST_GAPS] if gap.end - gap.start > gap.causes.fill]
-    return [_wait(subject, gap) for gap in longest]
-
-
-def _wait(subject: Subject, gap: Gap) -> WaitData:
-    operations = subject.tasks[gap.group]
-    causes = gap.causes._replace(fill=0)
-    return WaitData(
-        group=gap.group,
-        k=operations.index(gap.after) if gap.after >= 0 else len(operations),
-        length=gap.end - gap.start,
-        beyond_fill=sum(causes),
-        cause=max(range(len(causes)), key=causes.__getitem__),
-        waited=subject.number(gap.waited),
-    )
-
-
-def path_columns(subject: Subject) -> Iterator[tuple[str, int, int, int]]:
-    """The critical path: the kind of each segment, its task, its start and its end."""
-    for segment in subject.attribution.critical_path:
-        yield segment.kind, subject.number(segment.operation), segment.start, segment.end
+def path_data(subject: Subject) -> PathData:
+    """The tasks of the critical path."""
+    tasks = [
+        (subject.number(segment.operation), segment.start, segment.end)
+        for segment in subject.attribution.critical_path
+        if segment.kind == "task"
+    ]
+    task, start, end = (list(column) for column in zip(*tasks, strict=True)) if tasks else ([], [], [])
+    return PathData(task=task, start=start, end=end)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 
+from mpmd.attribution.memory import MemoryOverTime
 from mpmd.memory import MemoryParts
 from mpmd.render.page.palette import MEMORY
-from mpmd.render.page.schema import GroupMemoryData, MemoryData, PeakData
-from mpmd.render.page.subject import GroupMemory, Subject
+from mpmd.render.page.schema import GroupMemoryData, MemoryData
+from mpmd.render.page.subject import Subject
 
 MOST_MOMENTS = 100_000
 """The most moments of all groups together, beyond which a page shows the highest of several."""
@@ -26,7 +26,7 @@ def memory_data(subject: Subject) -> MemoryData | None:
     ]
     note = f"Of each {together} moments, the one with the most bytes is shown." if together > 1 else None
     return MemoryData(
-        kinds=[look.part(kind) for kind, look in MEMORY.items()],
+        kinds=list(MEMORY.values()),
         rows=list(map(list, rows)),
         groups=groups,
         note=note,
@@ -34,35 +34,29 @@ def memory_data(subject: Subject) -> MemoryData | None:
 
 
 def _group(
-    subject: Subject, group: int, memory: GroupMemory, together: int, rows: dict[tuple[int, ...], int]
+    subject: Subject, group: int, memory: MemoryOverTime, together: int, rows: dict[tuple[int, ...], int]
 ) -> GroupMemoryData:
     totals = [parts.total for parts in memory.parts]
     spans = (range(i, min(i + together, len(totals))) for i in range(0, len(totals), together))
     shown = [max(span, key=totals.__getitem__) for span in spans]
     highest = max(shown, key=totals.__getitem__)
     times = [memory.times[i] for i in shown]
-    row = [rows.setdefault(_row(memory.parts[i]), len(rows)) for i in shown]
     return GroupMemoryData(
         steps=[time - before for time, before in zip(times, [0, *times[:-1]], strict=True)],
-        row=row,
-        peak=PeakData(
-            time=memory.times[highest],
-            bytes=totals[highest],
-            row=row[shown.index(highest)],
-            task=_task_at(subject, group, memory.times[highest]),
-        ),
+        row=[rows.setdefault(_row(memory.parts[i]), len(rows)) for i in shown],
+        peak=shown.index(highest),
+        task=_task_at(subject, group, memory.times[highest]),
     )
 
 
 def _row(parts: MemoryParts) -> tuple[int, ...]:
-    known = {field.name: getattr(parts, field.name) or 0 for field in dataclasses.fields(parts)}
-    return tuple(known[kind] for kind in MEMORY)
+    return tuple(getattr(parts, kind) or 0 for kind in MEMORY)
 
 
 def _task_at(subject: Subject, group: int, time: int) -> int:
     """The number of the task that a group runs at a time; -1 for none."""
     measured, operations = subject.measured, subject.tasks[group]
     k = bisect.bisect_right(operations, time, key=measured.starts.__getitem__) - 1
-    if k < 0 or measured.ends[operations[k]] < time:
+    if k < 0 or measured.end(operations[k]) < time:
         return -1
     return subject.number(operations[k])

@@ -1,32 +1,23 @@
 // The overview above the lanes: how many groups are busy, and the span in sight.
 
+const OVERVIEW = 28; // CSS pixels
+
 function drawOverview() {
-  const canvas = byId("overview");
-  const [context, width] = fitted(canvas, 36);
-  const { profile } = state.panels[0];
-  const height = 28;
-  const across = ((width - LEFT) * profile.makespan) / state.whole;
+  const [context, width] = fitted(byId("overview"), OVERVIEW + 8);
+  const bottom = 2 + OVERVIEW;
+  const scale = (width - LEFT) / state.whole;
+  const step = (profile.makespan * scale) / profile.busy.length;
   context.fillStyle = state.theme.lane;
-  context.fillRect(LEFT, 2, width - LEFT, height);
+  context.fillRect(LEFT, 2, width - LEFT, OVERVIEW);
   context.fillStyle = "#7d8fb3";
-  context.beginPath();
-  context.moveTo(LEFT, 2 + height);
   profile.busy.forEach((share, i) => {
-    const y = 2 + height * (1 - share);
-    context.lineTo(LEFT + (i / profile.busy.length) * across, y);
-    context.lineTo(LEFT + ((i + 1) / profile.busy.length) * across, y);
+    context.fillRect(LEFT + i * step, bottom - OVERVIEW * share, step + 0.5, OVERVIEW * share);
   });
-  context.lineTo(LEFT + across, 2 + height);
-  context.fill();
-  context.fillStyle = state.theme.faint;
-  context.font = FONT;
-  context.textAlign = "right";
-  context.fillText("busy", LEFT - 8, 20);
-  const left = LEFT + (state.from / state.whole) * (width - LEFT);
-  const right = LEFT + (state.to / state.whole) * (width - LEFT);
+  drawLabel(context, "busy", 20);
   context.strokeStyle = state.theme.accent;
   context.lineWidth = 2;
-  context.strokeRect(Math.min(left + 1, width - 4), 2, Math.max(right - left - 2, 2), height);
+  const left = Math.min(LEFT + state.from * scale + 1, width - 4);
+  context.strokeRect(left, 2, Math.max((state.to - state.from) * scale - 2, 2), OVERVIEW);
   byId("span").textContent = `${duration(state.from)} to ${duration(state.to)}`;
 }
 

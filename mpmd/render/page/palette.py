@@ -1,100 +1,89 @@
 """The words and colours of causes, segments and memory.
 
-Most colours are those of Okabe and Ito, "Color Universal Design", 2008. All that stand beside one another can
-be told apart by people who see red and green alike.
+Most colours are from Okabe and Ito, "Color Universal Design", 2008. People who see red and green alike can
+tell neighbouring colours apart.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from mpmd.render.page.schema import Part
-
-
-class Look(NamedTuple):
-    """The looks of a part: its name, a gloss of a few words, its colour, and its meaning."""
-
-    label: str
-    gloss: str
-    colour: str
-    meaning: str
-
-    @property
-    def dark(self) -> str:
-        """The colour on a dark page."""
-        return DARK.get(self.colour, self.colour)
-
-    def part(self, key: str, total: int = 0) -> Part:
-        """The part with a sum."""
-        return Part(
-            key=key,
-            label=self.label,
-            gloss=self.gloss,
-            meaning=self.meaning,
-            colour=self.colour,
-            dark=self.dark,
-            total=total,
-        )
-
 
 DARK = {"#c6cad2": "#5d6472", "#d3d7df": "#5d6472", "#882255": "#8f3fd0"}
 """The colours that a dark page has instead: of parts that should not stand out, or hardly would."""
 
+
+def _part(label: str, colour: str, *hint: str) -> Part:
+    return Part(label=label, colour=colour, dark=DARK.get(colour, colour), hint=" ".join(hint), total=0)
+
+
+def with_total(part: Part, total: int) -> Part:
+    """The part with its sum over a step."""
+    return {**part, "total": total}
+
+
 CAUSES = {
-    "fill": Look(
+    "fill": _part(
         "Fill",
-        "of the schedule itself",
         "#c6cad2",
-        "the schedule is idle here with equal stages, too: its pipeline fills and drains",
+        "The schedule is idle here with equal stages, too: its pipeline fills and drains.",
+        "What helps: more microbatches, or another schedule; mpmd.plan compares them.",
     ),
-    "imbalance": Look(
+    "imbalance": _part(
         "Imbalance",
-        "unequal stages",
         "#e69f00",
-        "stages whose tasks take longer than the mean of all stages",
+        "Groups wait for stages whose tasks take longer than the mean of all stages.",
+        "What helps: other marks between stages, or stages that mpmd.plan cuts.",
     ),
-    "jitter": Look("Jitter", "slow tasks", "#d55e00", "tasks that took longer than the median of their type"),
-    "message": Look(
+    "jitter": _part(
+        "Jitter",
+        "#d55e00",
+        "Groups wait for tasks that took longer than the median of their type.",
+        "What helps: cores that no other process uses; the task's processor time says whether it slept.",
+    ),
+    "message": _part(
         "Message",
-        "in flight",
         "#0072b2",
-        "messages in flight, from when the sender turned to them until they had come",
+        "A message was in flight, from when the sender turned to it until it had come.",
+        "What helps: faster links, smaller activations, or fewer stages.",
     ),
-    "handling": Look(
+    "handling": _part(
         "Handling",
-        "between tasks",
         "#cc79a7",
-        "a group's own time between tasks: to send, to take in, to free and to start",
+        "A group's own time between tasks: it takes messages in, sends, frees, and calls executables.",
+        "What helps: larger microbatches or fewer stages, so fewer tasks with more work each.",
     ),
-    "outside": Look(
+    "outside": _part(
         "Outside",
-        "of the loops",
         "#009e73",
-        "work outside the loops, such as the optimizer's, of which some groups have more",
+        "Groups wait for work outside the loops, such as the optimizer's, of which some groups have more.",
+        "What helps: an even division of this work, such as of large weights.",
     ),
-    "late_begin": Look(
+    "late_begin": _part(
         "Late begin",
-        "arguments came late",
         "#f0e442",
-        "from the driver's request until a group had the step's arguments",
+        "From the driver's request until a group had the step's arguments.",
+        "What helps: smaller batches, or batches that are on the groups already.",
     ),
-    "driver": Look(
+    "driver": _part(
         "Driver",
-        "requests and replies",
         "#56b4e9",
-        "from the driver's call until a group had the request, and from the last reply to the return",
+        "From the driver's call until a group had the request, and from the last reply to the return.",
+        "What helps: to call the next step before reading this one's results.",
     ),
-    "elsewhere": Look(
-        "Elsewhere",
-        "idle at another place in the ideal",
-        "#882255",
-        "idle time that the ideal schedule has before other tasks",
-    ),
+    "elsewhere": _part("Elsewhere", "#882255", "Idle time that the ideal schedule has before other tasks."),
 }
 """The causes of idle time, by the names of ``Causes``."""
 
-TASKS = Look("Tasks", "", "#8fa1c4", "the time in which groups run tasks")
+TASKS = _part("Tasks", "#8fa1c4", "Groups run tasks.")
 """Tasks of all types together."""
+
+SIMULATED = {
+    "Simulated": "The step with the median times of its tasks, free messages, and nothing between tasks. "
+    "The measured step takes longer by messages, handling and jitter: the first findings say which.",
+    "Ideal": "The simulated step with equal stages, too: the least that this schedule takes for this work. "
+    "More microbatches or another schedule make it shorter: mpmd.plan compares them.",
+}
+"""The simulated steps that are drawn below the measured one, and their meanings."""
 
 SEGMENTS = {
     "task": TASKS,
@@ -103,16 +92,14 @@ SEGMENTS = {
 """The kinds of segments of the critical path. The first is a task."""
 
 MEMORY = {
-    "parameters": Look(
-        "Parameters", "", "#35618f", "weights and optimizer state: arguments returned updated"
-    ),
-    "arguments": Look("Arguments", "", "#9dc3e6", "other arguments, such as the batch, and constants"),
-    "accumulators": Look("Accumulators", "", "#882255", "sums over microbatches, such as gradients"),
-    "activations": Look("Activations", "", "#e69f00", "residuals and gradients that tasks leave for others"),
-    "outside": Look("Outside loops", "", "#8b93a1", "values made outside of loops, such as updated weights"),
-    "received": Look("Received", "", "#f0e442", "values of messages that the group uses"),
-    "messages": Look("Messages", "", "#009e73", "messages that have come and are not used yet"),
-    "temporaries": Look("Temporaries", "", "#d3d7df", "XLA's own buffers while a task runs"),
+    "parameters": _part("Parameters", "#35618f", "Weights and optimizer state: arguments returned updated."),
+    "arguments": _part("Arguments", "#9dc3e6", "Other arguments, such as the batch, and constants."),
+    "accumulators": _part("Accumulators", "#882255", "Sums over microbatches, such as gradients."),
+    "activations": _part("Activations", "#e69f00", "Residuals and gradients that tasks leave for others."),
+    "outside": _part("Outside loops", "#8b93a1", "Values made outside of loops, such as updated weights."),
+    "received": _part("Received", "#f0e442", "Values of messages that the group uses."),
+    "messages": _part("Messages", "#009e73", "Messages that have come and are not used yet."),
+    "temporaries": _part("Temporaries", "#d3d7df", "XLA's own buffers while a task runs."),
 }
 """The purposes of memory, by the names of ``MemoryParts``."""
 

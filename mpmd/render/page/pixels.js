@@ -1,9 +1,11 @@
 // Lanes as pixels. Of what shares a pixel, the part that covers most of it gives the colour; so a frame takes
 // time that grows with the tasks in sight and the pixels, and thousands of tasks on an inch stay legible.
 
+const rgbOf = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+
 /** A colour of CSS as the number that a pixel of `ImageData` holds. */
 function pixelOf(colour) {
-  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  const [red, green, blue] = rgbOf(colour);
   return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
@@ -52,18 +54,18 @@ function inSight(times, from, to) {
   return [Math.max(lastIndexBefore(times.starts, from), 0), lastIndexBefore(times.starts, to) + 1];
 }
 
-function fillTasks(row, lane, times, view, palette, dimmed, found) {
+function fillTasks(row, lane, times, view, palette, dimmed) {
   const { starts, ends } = times;
   const [first, end] = inSight(times, view.from, view.to);
   for (let k = first; k < end; k++) {
     const left = (starts[k] - view.from) * view.scale;
     const right = (ends[k] - view.from) * view.scale;
-    const colours = found && !found[lane.first + k] ? dimmed : palette;
+    const colours = state.found && !state.found[lane.first + k] ? dimmed : palette;
     row.fill(left, right - left > 5 ? right - 1 : right, colours[lane.type[k]]);
   }
 }
 
-function fillGaps(row, profile, lane, view, palette) {
+function fillGaps(row, lane, view, palette) {
   const { starts } = lane.measured;
   const [first, end] = inSight(lane.measured, view.from, view.to);
   for (let k = first; k <= Math.min(end, lane.size); k++) {

@@ -1,68 +1,101 @@
 """The data of a page, as its JavaScript reads it.
 
-Python computes all of it, and the scripts only draw. Times are whole nanoseconds since the driver's call, so
-that sums are exact, in JavaScript, too; sizes are bytes, shares are from 0 to 1. Tasks are numbered through
-all groups, in the order in which each group runs them; -1 stands for no task.
+Python computes all numbers and sentences, and the scripts only draw. Times are whole nanoseconds since the
+driver's call, so that sums are exact, in JavaScript, too; sizes are bytes, shares are from 0 to 1. Tasks are
+numbered through all groups, in the order in which each group runs its tasks; -1 stands for no task.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+
+class Part(TypedDict):
+    """A cause of idle time, a kind of segment or a purpose of memory, and its sum over the step.
+
+    ``hint`` has its meaning and a remedy; ``dark`` is its colour on a dark page.
+    """
+
+    label: str
+    hint: str
+    colour: str
+    dark: str
+    total: int
+
+
+Unit = str
+"""The way in which a cell is written: as a ``"text"``, a longer ``"sentence"``, a ``"count"``, ``"time"``,
+``"bytes"``, ``"share"``, ``"time_change"`` or ``"share_change"``; as a ``"bar"`` for an amount, a
+``"time_stack"`` or ``"bytes_stack"`` for amounts of the table's ``parts``; as ``"code"`` for lines, a
+``"key"`` for a text, its colour and its colour on a dark page, a ``"task"`` for a task's number, a ``"gap"``
+for a group and the place of the task that comes after the gap."""
+
+
+class Table(TypedDict):
+    """A table; ``None`` stands for an empty cell, and the first cell of a row is its name.
+
+    Attributes:
+      columns: the title and the unit of each column.
+      foot: the last row, with sums; ``None``: a table without sums.
+      parts: of the bars of a stack.
+      sorted: the place of the column by which rows descend at first; ``None``: rows stay in their order.
+      folded: the text of a line that hides the table until it is clicked; ``None``: the table is shown.
+    """
+
+    caption: str
+    columns: list[tuple[str, Unit]]
+    rows: list[Sequence[Any]]
+    foot: Sequence[Any] | None
+    parts: list[Part]
+    sorted: int | None
+    folded: str | None
+
+
+class Section(TypedDict):
+    """Sentences and tables below a title."""
+
+    id: str
+    title: str
+    notes: list[str]
+    tables: list[Table]
 
 
 class Fact(TypedDict):
-    """A figure of a step; ``unit`` says how it is written."""
+    """A figure of a step; ``hint`` is its tooltip, with its meaning and a remedy."""
 
     label: str
     value: float | str
-    unit: Literal["time", "count", "bytes", "share", "text"]
+    unit: Unit
+    hint: str
 
 
 class FindingData(TypedDict):
-    """A sentence, the part of the step that it would save, and the number of a task to show; -1 for none."""
+    """A sentence, the share of the step that it would save, and the number of a task to show; -1 for none."""
 
     text: str
     saves: float
     task: int
 
 
-class Part(TypedDict):
-    """A cause of idle time, a kind of segment or a purpose of memory, with the sum over the step.
-
-    ``gloss`` explains the label in a few words, ``meaning`` in a sentence; ``dark`` is the colour on a dark
-    page.
-    """
-
-    key: str
-    label: str
-    gloss: str
-    meaning: str
-    colour: str
-    dark: str
-    total: int
-
-
 class TypeData(TypedDict):
-    """Tasks that should take equally long: their name, statistics, and the user's lines that they run."""
+    """Tasks that should take equally long: their name, number, median, and the user's lines that they run."""
 
     label: str
     group: int
     colour: str
     count: int
     median: int
-    p95: int
-    longest: int
-    total: int
     sources: list[str]
 
 
 class GroupData(TypedDict):
-    """A group's tasks and the gaps before them, as columns; the last gap is that before the step's end.
+    """A group's tasks and the gaps before them, as columns; the last gap precedes the step's end.
 
     Attributes:
       type: of each task, the place among the types.
       microbatch: of each task; -1 outside the loops.
-      names: those of tasks whose name is not ``label__microbatch``, by place.
+      names: by place, the names of fused tasks, since ``label__microbatch`` is not theirs.
       took: how long each task ran.
       processor: the processor time of each task, of all threads; empty where it is unknown.
       idle: the length of the gap before each task, and of the last one.
@@ -71,7 +104,6 @@ class GroupData(TypedDict):
       culprit, culprit_cause: for each gap, the task to blame for most of it, and the place of that cause.
       after: of each task, the number of the task that it really started after.
       simulated: for each simulation, the idle time before each task.
-      idle_total, cause_totals: the sums.
     """
 
     type: list[int]
@@ -86,88 +118,39 @@ class GroupData(TypedDict):
     culprit_cause: list[int]
     after: list[int]
     simulated: list[list[int]]
-    idle_total: int
-    cause_totals: list[int]
 
 
 class SimulationData(TypedDict):
     """A simulated step; ``took`` has the time of each type of task."""
 
     label: str
-    meaning: str
+    hint: str
     makespan: int
     took: list[int]
 
 
-class PathType(TypedDict):
-    """The tasks of one type on the critical path."""
-
-    type: int
-    count: int
-    total: int
-
-
 class PathData(TypedDict):
-    """The critical path as columns, in the order of time; ``kind`` is a place among ``kinds``, 0 a task."""
+    """The tasks of the critical path as columns, in the order of time."""
 
-    kinds: list[Part]
-    kind: list[int]
     task: list[int]
     start: list[int]
     end: list[int]
-    types: list[PathType]
-
-
-class WaitData(TypedDict):
-    """A long gap: the ``k``-th of a group, its part beyond the fill, and the largest cause of that."""
-
-    group: int
-    k: int
-    length: int
-    beyond_fill: int
-    cause: int
-    waited: int
-
-
-class ScenarioData(TypedDict):
-    """A simulated step with one thing changed, and the part of the step that this saves."""
-
-    name: str
-    meaning: str
-    makespan: int
-    saves: float
-
-
-class ScheduleData(TypedDict):
-    """The step with another schedule or number of microbatches, and its memory beside that of the step."""
-
-    name: str
-    stages: int
-    microbatches: int
-    makespan: int
-    saves: float
-    extra_bytes: int | None
-
-
-class PeakData(TypedDict):
-    """The most bytes that a group holds: when, the place of its parts among the rows, and the task."""
-
-    time: int
-    bytes: int
-    row: int
-    task: int
 
 
 class GroupMemoryData(TypedDict):
-    """The memory of a group: the time from each change to the next one, and the row of bytes from then on."""
+    """The memory of a group: the time from each change to the next one, and the row of bytes from then on.
+
+    ``peak`` is the place of the change to the most bytes, and ``task`` the number of the task that runs then.
+    """
 
     steps: list[int]
     row: list[int]
-    peak: PeakData
+    peak: int
+    task: int
 
 
 class MemoryData(TypedDict):
-    """The memory of all groups; a row has the bytes of each kind. ``note`` says what was left out."""
+    """The memory of all groups; a row has the bytes of each kind. ``note`` says which moments are shown."""
 
     kinds: list[Part]
     rows: list[list[int]]
@@ -175,103 +158,29 @@ class MemoryData(TypedDict):
     note: str | None
 
 
-class EdgeData(TypedDict):
-    """The messages from a group to another; ``flight`` is their median time in flight, if they had any."""
+class PageData(TypedDict):
+    """A measured step, or the later one of two.
 
-    src: int
-    dst: int
-    bytes: int
-    count: int
-    flight: int | None
-
-
-class StageData(TypedDict):
-    """A stage: the groups that run it, its time for one microbatch, its tasks, and the user's lines.
-
-    ``layers`` are those of stacked arguments that it reads, as in ``0 to 3``; empty where layers are no scan.
+    Attributes:
+      name: of the step, in headings.
+      whole: the time of all groups together.
+      parts: of ``whole``: the tasks, and the causes of idle time.
+      busy: the share of groups that run a task, in equal spans of the step.
+      changes: the section on what changed from an earlier step, if there is one.
+      sections: the sections below the timeline.
     """
-
-    label: str
-    groups: list[int]
-    time: int
-    tasks: list[str]
-    layers: list[str]
-    sources: list[str]
-
-
-class ProcessData(TypedDict):
-    """A process of a group: its node, the number of cores that it may use (0: unknown), and its step.
-
-    ``received``, ``ready``, ``finished`` and ``replied`` are as in ``ProcessTimes``, ``error`` is that of its
-    clock.
-    """
-
-    group: int
-    rank: int
-    node: str
-    cores: int
-    received: int
-    ready: int
-    finished: int
-    replied: int
-    error: int
-
-
-class ProfileData(TypedDict):
-    """One measured step. ``busy`` has the share of groups that run a task, in equal spans of the step."""
 
     name: str
     makespan: int
-    idle: int
+    whole: int
     facts: list[Fact]
     findings: list[FindingData]
-    causes: list[Part]
+    parts: list[Part]
     types: list[TypeData]
     groups: list[GroupData]
     busy: list[float]
     simulations: list[SimulationData]
     path: PathData
-    waits: list[WaitData]
-    scenarios: list[ScenarioData]
-    schedules: list[ScheduleData]
     memory: MemoryData | None
-    edges: list[EdgeData]
-    stages: list[StageData]
-    processes: list[ProcessData]
-    compile: list[tuple[str, float]]
-
-
-class ChangedPart(TypedDict):
-    """A part of the step, as the mean over the groups, in nanoseconds."""
-
-    label: str
-    colour: str
-    dark: str
-    before: float
-    after: float
-
-
-class ChangedType(TypedDict):
-    """A type of task: its medians, ``None`` where a step has none, and its sums."""
-
-    label: str
-    group: int
-    before: int | None
-    after: int | None
-    sum_before: int
-    sum_after: int
-
-
-class ComparisonData(TypedDict):
-    """The changes from one step to another; the parts of each add up to the step."""
-
-    sentences: list[str]
-    parts: list[ChangedPart]
-    types: list[ChangedType]
-
-
-class PageData(TypedDict):
-    """A page of one step, or of two with their comparison."""
-
-    profiles: list[ProfileData]
-    comparison: ComparisonData | None
+    changes: Section | None
+    sections: list[Section]

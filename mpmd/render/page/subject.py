@@ -5,29 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from mpmd.attribution.alternatives import Alternative
+from mpmd.attribution.analysis import Analysis
 from mpmd.attribution.attribution import Attribution
-from mpmd.attribution.clocks import MatchedStep
-from mpmd.attribution.findings import Finding
 from mpmd.attribution.measured import Measured, TypeKey, type_of
-from mpmd.attribution.scenarios import Scenario
-from mpmd.ir.plan import AnyTask, Plan
-from mpmd.memory import MemoryParts
+from mpmd.attribution.memory import MemoryOverTime
+from mpmd.ir.plan import AnyTask
 from mpmd.simulate.workload import Instant
-
-
-class GroupMemory(Protocol):
-    """The bytes that each device of a group holds: ``parts[i]`` from ``times[i]`` on."""
-
-    @property
-    def times(self) -> Sequence[int]:
-        """In nanoseconds since the driver's call, ascending."""
-
-    @property
-    def parts(self) -> Sequence[MemoryParts]:
-        """By purpose."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,26 +20,22 @@ class Subject:
 
     Attributes:
       name: the name of the step in headings.
-      attribution: the measured step and the causes of its idle time.
-      step: the recorded step that is measured, by process.
-      findings, scenarios, alternatives: of the step, in the order in which they are shown.
+      analysis: the recorded steps, the causes of idle time, the findings and the scenarios.
       sources: for each executable, the user's functions with their lines; the largest first.
       compile_seconds: the time of each phase of compiling.
-      memory: of each group in the measured step; empty: unknown.
-      recoveries: by the number of a recorded step, the nanoseconds in which groups were replaced.
+      memory: of each group in the measured step.
     """
 
     name: str
-    plan: Plan
-    step: MatchedStep
-    attribution: Attribution
-    findings: Sequence[Finding]
-    scenarios: Sequence[Scenario]
-    alternatives: Sequence[Alternative]
+    analysis: Analysis
     sources: Mapping[str, tuple[str, ...]]
     compile_seconds: Mapping[str, float]
-    memory: Sequence[GroupMemory] = ()
-    recoveries: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    memory: Sequence[MemoryOverTime]
+
+    @property
+    def attribution(self) -> Attribution:
+        """The causes of the measured step's idle time."""
+        return self.analysis.attribution
 
     @property
     def measured(self) -> Measured:
@@ -69,9 +49,9 @@ class Subject:
 
     @functools.cached_property
     def numbers(self) -> tuple[int, ...]:
-        """For each operation, the number of the task that it is or comes after; -1 without one.
+        """For each operation, the number of its task, or else of the task before it; -1 without a task.
 
-        What is no task, such as a wait before a send, is shown as the task before it.
+        An operation that is no task, such as a wait before a send, is shown as the task before it.
         """
         numbers, count = [], 0
         for group in self.measured.groups:
@@ -106,9 +86,13 @@ class Subject:
         """The executable of each type of task."""
         return {
             type_of(program.mpmd_idx, run.task): run.executable
-            for program in self.plan.programs
+            for program in self.analysis.plan.programs
             for run in program.runs
         }
+
+    def sources_of(self, key: TypeKey) -> list[str]:
+        """The user's functions that the tasks of a type run."""
+        return list(self.sources.get(self.executables[key], ()))
 
     def median(self, operation: int) -> int:
         """The median time of an operation's type over all recorded steps."""

@@ -1,143 +1,341 @@
-"""The tables of a page: tasks by type, the critical path, messages, and stages."""
+"""The sections of a page with their tables: idle time, critical path, scenarios, memory, tasks, and so on."""
 
 from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from mpmd.attribution.gaps import Causes, Gap
 from mpmd.attribution.ideal import members_alone
 from mpmd.attribution.model import flight_times
-from mpmd.ir.plan import Cell, Edge, OutsideTask, Plan, TaskType
+from mpmd.attribution.scenarios import Scenario
+from mpmd.ir.plan import Edge, OutsideTask, Plan, TaskType
 from mpmd.ir.stack import layers_of
-from mpmd.render.page.lanes import path_columns
-from mpmd.render.page.palette import OUTSIDE, SEGMENTS
-from mpmd.render.page.schema import EdgeData, PathData, PathType, ProcessData, StageData, TypeData
+from mpmd.render.page.palette import CAUSES, OUTSIDE, SEGMENTS
+from mpmd.render.page.schema import MemoryData, Part, Section, Table, TypeData, Unit
 from mpmd.render.page.subject import Subject
 from mpmd.render.style import colour_of
 from mpmd.simulate.costs import types_of
 
+LONGEST_GAPS = 12
+"""The number of gaps in the table of the longest ones."""
+
 PATH_TYPES = 15
 """The most types of tasks in the table of the critical path."""
 
-
-def types_data(subject: Subject) -> list[TypeData]:
-    """The statistics of each type of task; medians are over all recorded steps, the rest over one."""
-    measured = subject.measured
-    stages = _stages_of_groups(subject)
-    types = []
-    for key, operations in subject.types.items():
-        group, _ = key
-        task = subject.task(operations[0])
-        times = sorted(measured.ends[i] - measured.starts[i] for i in operations)
-        types.append(
-            TypeData(
-                label=_label(task),
-                group=group,
-                colour=_colour(task, stages[group], group / max(len(subject.tasks) - 1, 1)),
-                count=len(times),
-                median=subject.median(operations[0]),
-                p95=percentile(times, 0.95),
-                longest=times[-1],
-                total=sum(times),
-                sources=list(subject.sources.get(subject.executables[key], ())),
-            )
-        )
-    return types
+FOLDED_SHARE = 0.005
+"""The share of the step below which the savings of a scenario are folded."""
 
 
-def percentile(ascending: Sequence[int], share: float) -> int:
-    """The least of the values that at least this share of them do not exceed."""
-    return ascending[max(math.ceil(share * len(ascending)) - 1, 0)]
-
-
-def _label(task: OutsideTask | Cell) -> str:
-    return str(task) if isinstance(task, OutsideTask) else " + ".join(map(str, types_of(task)))
-
-
-def _stages_of_groups(subject: Subject) -> list[list[int]]:
-    stages: list[set[int]] = [set() for _ in subject.tasks]
-    for key, operations in subject.types.items():
-        task = subject.task(operations[0])
-        if not isinstance(task, OutsideTask):
-            stages[key[0]].update(member.stage for member in task.tasks)
-    return list(map(sorted, stages))
-
-
-def _colour(task: OutsideTask | Cell, stages: Sequence[int], along: float) -> str:
-    if isinstance(task, OutsideTask):
-        return OUTSIDE
-    last = task.tasks[-1]
-    parts = colour_of(last.kind, stages.index(last.stage), len(stages), along)
-    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
-
-
-def path_data(subject: Subject) -> PathData:
-    """The critical path, its sums by kind of segment, and the types of tasks with most of it."""
-    columns = list(path_columns(subject))
-    kinds = list(SEGMENTS)
-    totals = collections.Counter[str]()
-    by_type: dict[int, list[int]] = collections.defaultdict(list)
-    type_of_task = {
-        subject.number(operation): place
-        for place, operations in enumerate(subject.types.values())
-        for operation in operations
-    }
-    for kind, task, start, end in columns:
-        totals[kind] += end - start
-        if kind == "task" and task >= 0:
-            by_type[type_of_task[task]].append(end - start)
-    types = [PathType(type=place, count=len(times), total=sum(times)) for place, times in by_type.items()]
-    return PathData(
-        kinds=[SEGMENTS[kind].part(kind, totals[kind]) for kind in kinds],
-        kind=[kinds.index(kind) for kind, *_ in columns],
-        task=[task for _, task, _, _ in columns],
-        start=[start for _, _, start, _ in columns],
-        end=[end for *_, end in columns],
-        types=sorted(types, key=lambda row: -row["total"])[:PATH_TYPES],
+def table(
+    caption: str,
+    columns: Mapping[str, Unit],
+    rows: Iterable[Sequence[Any]],
+    foot: Sequence[Any] | None = None,
+    parts: Sequence[Part] = (),
+    by: int | None = None,
+    folded: str | None = None,
+) -> Table:
+    """A table with the unit of each column by its title, whose rows descend by the column at place ``by``."""
+    return Table(
+        caption=caption,
+        columns=list(columns.items()),
+        rows=list(rows),
+        foot=foot,
+        parts=list(parts),
+        sorted=by,
+        folded=folded,
     )
 
 
-def edges_data(subject: Subject) -> list[EdgeData]:
-    """The messages of each edge, the edge with the most bytes first."""
+def section(title: str, *tables: Table, notes: Sequence[str] = ()) -> Section:
+    """A section, whose id is the first word of its title."""
+    return Section(id=title.partition(" ")[0].lower(), title=title, notes=list(notes), tables=list(tables))
+
+
+def sections_data(
+    subject: Subject, types: Sequence[TypeData], memory: MemoryData | None
+) -> Iterator[Section]:
+    """All sections of a page below the timeline."""
+    yield section("Idle time", _idle_table(subject), *_longest_gaps(subject))
+    path = "The tasks and waits that the end of the step came after, back to its beginning, without a hole."
+    yield section("Critical path", _path_parts(subject), _path_types(subject, types), notes=[path])
+    yield section("What if", *_scenarios(subject))
+    if memory:
+        yield section("Memory", _memory_table(memory))
+    yield section("Tasks", _tasks_table(subject, types))
+    yield section("Messages", _messages_table(subject))
+    yield section("Stages", _stages_table(subject))
+    yield section("Processes", _processes_table(subject))
+    if any(subject.compile_seconds.values()):
+        yield section("Compiling", _compile_table(subject))
+
+
+def _idle_table(subject: Subject) -> Table:
+    by_group, total = subject.attribution.by_group, subject.attribution.total
+    shown = [name for name in Causes._fields if getattr(total, name)]
+    return table(
+        "Idle time of each group by its cause; the causes add up to it exactly",
+        {"Group": "count", "Idle": "time", "Of the step": "share", "By cause": "time_stack"}
+        | {CAUSES[name]["label"]: "time" for name in shown},
+        [
+            (
+                group,
+                sum(causes),
+                sum(causes) / (subject.measured.returned or 1),
+                causes,
+                *(getattr(causes, name) or None for name in shown),
+            )
+            for group, causes in enumerate(by_group)
+        ],
+        foot=("All", sum(total), None, None, *(getattr(total, name) for name in shown)),
+        parts=list(CAUSES.values()),
+    )
+
+
+def _longest_gaps(subject: Subject) -> Iterator[Table]:
+    """The gaps with the most idle time that the ideal schedule does not have."""
+    gaps = sorted(subject.attribution.gaps, key=_beyond_fill, reverse=True)[:LONGEST_GAPS]
+    rows = []
+    for gap in filter(_beyond_fill, gaps):
+        operations, beyond = subject.tasks[gap.group], gap.causes._replace(fill=0)._asdict()
+        place = operations.index(gap.after) if gap.after >= 0 else len(operations)
+        largest = key_of(CAUSES[max(beyond, key=beyond.__getitem__)])
+        waited = None if gap.waited < 0 else subject.number(gap.waited)
+        times = gap.end - gap.start, _beyond_fill(gap)
+        rows.append((gap.group, subject.number(gap.after), *times, largest, waited, (gap.group, place)))
+    if rows:
+        yield table(
+            "The longest gaps: those with the most idle time beyond the fill of the schedule",
+            {"Group": "count", "Before": "task", "Idle": "time", "Beyond fill": "time"}
+            | {"Most of that": "key", "Waited for": "task", "": "gap"},
+            rows,
+        )
+
+
+def _beyond_fill(gap: Gap) -> int:
+    return gap.end - gap.start - gap.causes.fill
+
+
+def key_of(part: Part) -> tuple[str, str, str]:
+    """A cell with the name of a part and its colours."""
+    return part["label"], part["colour"], part["dark"]
+
+
+def _path_parts(subject: Subject) -> Table:
+    totals = collections.Counter[str]()
+    for segment in subject.attribution.critical_path:
+        totals[segment.kind] += segment.end - segment.start
+    length = totals.total() or 1
+    return table(
+        "Parts of the critical path",
+        {"Part": "key", "Sum": "time", "Of the step": "share", "": "bar"},
+        [
+            (key_of(part), totals[kind], totals[kind] / length, totals[kind])
+            for kind, part in SEGMENTS.items()
+            if totals[kind]
+        ],
+        foot=("Step", totals.total(), None, None),
+    )
+
+
+def _path_types(subject: Subject, types: Sequence[TypeData]) -> Table:
+    places = {i: place for place, operations in enumerate(subject.types.values()) for i in operations}
+    times: dict[int, list[int]] = collections.defaultdict(list)
+    for segment in subject.attribution.critical_path:
+        if segment.kind == "task":
+            times[places[segment.operation]].append(segment.end - segment.start)
+    length = subject.measured.returned or 1
+    return table(
+        "Tasks on the critical path",
+        {"Task": "key", "Group": "count", "Times": "count", "Sum": "time", "Of the step": "share", "": "bar"},
+        [
+            (*_type_cells(types[place]), len(of_type), sum(of_type), sum(of_type) / length, sum(of_type))
+            for place, of_type in sorted(times.items(), key=lambda row: -sum(row[1]))[:PATH_TYPES]
+        ],
+    )
+
+
+def _type_cells(of_type: TypeData) -> tuple[tuple[str, str, str], int]:
+    return (of_type["label"], of_type["colour"], of_type["colour"]), of_type["group"]
+
+
+def _scenarios(subject: Subject) -> Iterator[Table]:
+    """The scenarios that save at least ``FOLDED_SHARE`` of the step, and a folded table of the rest."""
+    unchanged, *changed = subject.analysis.scenarios
+    whole = unchanged.makespan or 1
+    share = unchanged.makespan / (subject.measured.returned or 1)
+    meaning = f"the measured step as the simulator has it: {share:.1%} of its length"
+    first = Scenario("nothing changed", "", meaning, unchanged.makespan, 0)
+    notable = [each for each in changed if each.saves >= FOLDED_SHARE * whole]
+    rest = list(_joined_links([each for each in changed if each.saves < FOLDED_SHARE * whole]))
+    yield _scenario_table("Steps that the simulator gives, with one thing changed", [first, *notable], whole)
+    if rest:
+        folded = f"{len(rest)} more that save less than {FOLDED_SHARE:.1%}"
+        yield _scenario_table("Changes that save next to nothing", rest, whole, folded)
+
+
+def _joined_links(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
+    """The scenarios; all links that would save nothing if they were faster are a single one."""
+    useless = [each for each in scenarios if each.name.startswith("link ") and not each.saves]
+    for scenario in scenarios:
+        if scenario not in useless or len(useless) == 1:
+            yield scenario
+        elif scenario == useless[0]:
+            name = f"each of {len(useless)} links twice as fast"
+            yield Scenario(
+                name, "message", "the messages of one link take half as long", scenario.makespan, 0
+            )
+
+
+def _scenario_table(
+    caption: str, scenarios: Sequence[Scenario], whole: int, folded: str | None = None
+) -> Table:
+    return table(
+        caption,
+        {"If": "text", "The step takes": "time", "": "bar", "Saves": "share", "Meaning": "sentence"},
+        [
+            (capitalized(each.name), each.makespan, each.makespan, each.saves / whole or None, each.text)
+            for each in scenarios
+        ],
+        folded=folded,
+    )
+
+
+def capitalized(text: str) -> str:
+    """The text with a capital letter, unless it begins with the name of a task."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
+
+
+def _memory_table(memory: MemoryData) -> Table:
+    kinds, rows = memory["kinds"], memory["rows"]
+    shown = [place for place in range(len(kinds)) if any(row[place] for row in rows)]
+    cells = []
+    for group, of_group in enumerate(memory["groups"]):
+        peak, task = rows[of_group["row"][of_group["peak"]]], of_group["task"]
+        bytes_of_kinds = (peak[place] or None for place in shown)
+        cells.append((group, sum(peak), peak, None if task < 0 else task, *bytes_of_kinds))
+    return table(
+        "Bytes on each device at the peak of each group",
+        {"Group": "count", "Peak": "bytes", "Its parts": "bytes_stack", "During": "task"}
+        | {kinds[place]["label"]: "bytes" for place in shown},
+        cells,
+        parts=kinds,
+    )
+
+
+def types_data(subject: Subject) -> list[TypeData]:
+    """Each type of task; medians are over all recorded steps."""
+    stages: dict[int, set[int]] = collections.defaultdict(set)
+    for group, types in subject.types:
+        if not isinstance(types, OutsideTask):
+            stages[group].update(stage for _, stage in types)
+    last = max(len(subject.tasks) - 1, 1)
+    return [
+        TypeData(
+            label=str(types) if isinstance(types, OutsideTask) else " + ".join(map(str, types)),
+            group=group,
+            colour=_colour(types, sorted(stages[group]), group / last),
+            count=len(operations),
+            median=subject.median(operations[0]),
+            sources=subject.sources_of((group, types)),
+        )
+        for (group, types), operations in subject.types.items()
+    ]
+
+
+def _colour(types: OutsideTask | tuple[TaskType, ...], stages: Sequence[int], along: float) -> str:
+    if isinstance(types, OutsideTask):
+        return OUTSIDE
+    kind, stage = types[-1]
+    parts = colour_of(kind, stages.index(stage), len(stages), along)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+
+
+def _tasks_table(subject: Subject, types: Sequence[TypeData]) -> Table:
+    durations = subject.measured.durations
+    times = [sorted(durations[i] for i in operations) for operations in subject.types.values()]
+    busy = sum(map(sum, times)) or 1
+    return table(
+        "Tasks by their type, the largest sum first; only medians are over all recorded steps",
+        {"Task": "key", "Group": "count", "Count": "count", "Median": "time", "95th percentile": "time"}
+        | {"Longest": "time", "Sum": "time", "Share": "share", "Runs": "code"},
+        [
+            (
+                *_type_cells(each),
+                each["count"],
+                each["median"],
+                percentile(of_type, 0.95),
+                of_type[-1],
+                sum(of_type),
+                sum(of_type) / busy,
+                each["sources"],
+            )
+            for each, of_type in zip(types, times, strict=True)
+        ],
+        by=6,
+    )
+
+
+def percentile(ascending: Sequence[int], share: float) -> int:
+    """The least value that at least ``share`` of all values do not exceed."""
+    return ascending[max(math.ceil(share * len(ascending)) - 1, 0)]
+
+
+def _messages_table(subject: Subject) -> Table:
     measured, messages = subject.measured, subject.measured.workload.messages
     flights = flight_times(measured)
     sizes: dict[Edge, list[float]] = collections.defaultdict(list)
     for message, nbytes in enumerate(messages.nbytes):
         sizes[measured.workload.edge(message)].append(nbytes)
-    edges = [
-        EdgeData(
-            src=edge[0],
-            dst=edge[1],
-            bytes=round(sum(of_edge)),
-            count=len(of_edge),
-            flight=flights.get(edge),
-        )
-        for edge, of_edge in sorted(sizes.items())
-    ]
-    return sorted(edges, key=lambda edge: -edge["bytes"])
+    totals = {edge: round(sum(of_edge)) for edge, of_edge in sizes.items()}
+    return table(
+        "Messages between groups in one step" if sizes else "The groups send no messages",
+        {"Groups": "text", "Bytes": "bytes", "": "bar", "Messages": "count", "In flight, median": "time"},
+        [
+            (f"{edge[0]} to {edge[1]}", totals[edge], totals[edge], len(sizes[edge]), flights.get(edge))
+            for edge in sorted(sizes, key=lambda edge: (-totals[edge], edge))
+        ],
+    )
 
 
-def processes_data(subject: Subject) -> list[ProcessData]:
-    """The processes of all groups, by group and rank."""
-    return [
-        ProcessData(
-            group=process.mpmd_idx,
-            rank=process.rank,
-            node=process.host.name,
-            cores=len(process.host.cores),
-            received=process.received,
-            ready=process.ready,
-            finished=process.finished,
-            replied=process.replied,
-            error=subject.step.errors.get(process.host.clock, 0),
-        )
-        for process in subject.step.processes
-    ]
+def _processes_table(subject: Subject) -> Table:
+    step = subject.analysis.step
+    return table(
+        "Processes: when each had the request, had the arguments, had run its last task, and had replied",
+        {"Group": "count", "Process": "count", "Node": "text", "Cores": "count", "Request": "time"}
+        | {"Ready": "time", "Finished": "time", "Replied": "time", "Error of its clock": "time"},
+        [
+            (
+                process.mpmd_idx,
+                process.rank,
+                process.host.name,
+                len(process.host.cores) or None,
+                process.received,
+                process.ready,
+                process.finished,
+                process.replied,
+                step.errors.get(process.host.clock, 0),
+            )
+            for process in step.processes
+        ],
+    )
+
+
+def _compile_table(subject: Subject) -> Table:
+    times = {phase: round(1e9 * seconds) for phase, seconds in subject.compile_seconds.items()}
+    return table(
+        "Phases of compiling",
+        {"Phase": "text", "Time": "time", "": "bar"},
+        [(phase, time, time) for phase, time in times.items()],
+        foot=("All", sum(times.values()), None),
+    )
 
 
 def stage_layers(plan: Plan) -> dict[int, list[str]]:
-    """The layers of each stage, as text: those of the stacked arguments of which its tasks read a range."""
+    """The layers of each stage, as text: the ranges of stacked arguments that its tasks read."""
     ranges = {leaf.name: layers for leaf in plan.inputs if leaf.name and (layers := layers_of(leaf.name))}
     of_stage: dict[int, dict[str, None]] = collections.defaultdict(dict)
     for program in plan.programs:
@@ -152,31 +350,33 @@ def _layers_text(layers: range) -> str:
     return str(layers.start) if len(layers) == 1 else f"{layers.start} to {layers.stop - 1}"
 
 
-def stages_data(subject: Subject) -> list[StageData]:
-    """The stages of all loops, with what they run."""
+def _stages_table(subject: Subject) -> Table:
+    """The stages of all loops, with the functions that do most of their work."""
     medians, groups = {}, collections.defaultdict(set)
     sources: dict[int, dict[str, None]] = collections.defaultdict(dict)
     for (group, types), operations in subject.types.items():
         if isinstance(types, OutsideTask):
             continue
         medians[types] = subject.median(operations[0])
-        for _, stage in types:
+        stages = {stage for _, stage in types}
+        for stage in stages:
             groups[stage].add(group)
-        if len({stage for _, stage in types}) == 1:
-            executable = subject.executables[group, types]
-            sources[types[0][1]] |= dict.fromkeys(subject.sources.get(executable, ()))
-    alone, layers = members_alone(medians), stage_layers(subject.plan)
+        if len(stages) == 1:
+            sources[types[0].stage] |= dict.fromkeys(subject.sources_of((group, types)))
+    alone, layers = members_alone(medians), stage_layers(subject.analysis.plan)
     tasks: dict[int, list[TaskType]] = collections.defaultdict(list)
-    for member in alone:
-        tasks[member[1]].append(member)
-    return [
-        StageData(
-            label=subject.plan.stage_text(stage),
-            groups=sorted(groups[stage]),
-            time=sum(alone[member] for member in tasks[stage]),
-            tasks=[str(member) for member in sorted(tasks[stage])],
-            layers=layers.get(stage, []),
-            sources=list(sources[stage]),
-        )
-        for stage in sorted(tasks)
-    ]
+    for member in sorted(alone):
+        tasks[member.stage].append(member)
+    rows = []
+    for stage, members in sorted(tasks.items()):
+        time = sum(map(alone.__getitem__, members))
+        of_groups, of_layers = sorted(groups[stage]), layers.get(stage, ())
+        texts = (", ".join(map(str, some)) for some in (of_layers, members))
+        label = subject.analysis.plan.stage_text(stage)
+        rows.append((label, ", ".join(map(str, of_groups)), time, time, *texts, list(sources[stage])))
+    return table(
+        "Stages, with the functions that do most of their work",
+        {"Stage": "text", "Group": "text", "Time of a microbatch": "time", "": "bar", "Layers": "text"}
+        | {"Tasks": "text", "Runs": "code"},
+        rows,
+    )

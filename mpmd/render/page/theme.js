@@ -1,12 +1,5 @@
 // Light and dark: the system's choice, until the button has another. Prints are light.
 
-function setTheme(dark) {
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-  state.dark = dark;
-  readTheme();
-  redraw();
-}
-
 function listenToTheme() {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const print = matchMedia("print");
@@ -15,7 +8,10 @@ function listenToTheme() {
   const apply = () => {
     const dark = chosen ?? system.matches;
     toggle.setAttribute("aria-pressed", dark);
-    setTheme(dark && !print.matches);
+    state.dark = dark && !print.matches;
+    document.documentElement.dataset.theme = state.dark ? "dark" : "light";
+    readTheme();
+    redraw();
   };
   toggle.addEventListener("click", () => {
     chosen = !(chosen ?? system.matches);
@@ -24,7 +20,7 @@ function listenToTheme() {
   system.addEventListener("change", apply);
   const printing = () => {
     apply();
-    drawers.forEach((draw) => draw()); // a print does not wait for a frame
+    draw(); // a print does not wait for a frame
   };
   print.addEventListener("change", printing);
   addEventListener("beforeprint", printing);

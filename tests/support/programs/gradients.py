@@ -17,14 +17,22 @@ from tests.support.models import CLIPPED_ADAM, WIDTH, batch, init, layer, mse, w
 from tests.support.programs.table import Case, program
 
 ROWS, VOCABULARY, LENGTH = 16, 8, 6
-X, Y = (rows.reshape(ROWS, WIDTH) for rows in batch())
-TOKENS = jax.random.randint(jax.random.key(5), (ROWS, LENGTH), 0, VOCABULARY)
-LENGTHS = jnp.array([6, 6, 5, 6, 3, 1, 2, 4, 0, 0, 0, 0, 2, 0, 1, 0])
-"""Of 16 sentences; those of one of four microbatches are all empty."""
 
 
-def train(loss, params, data=(X, Y), optimizer=CLIPPED_ADAM, stages=2, case=None, **options):
+def rows():
+    """The inputs and targets of a batch, one row each."""
+    return tuple(microbatches.reshape(ROWS, WIDTH) for microbatches in batch())
+
+
+def sentences():
+    """The tokens and the lengths of 16 sentences; the sentences of one of four microbatches are empty."""
+    tokens = jax.random.randint(jax.random.key(5), (ROWS, LENGTH), 0, VOCABULARY)
+    return tokens, jnp.array([6, 6, 5, 6, 3, 1, 2, 4, 0, 0, 0, 0, 2, 0, 1, 0])
+
+
+def train(loss, params, data=None, optimizer=CLIPPED_ADAM, stages=2, case=None, **options):
     """Trains ``params`` by the gradients of a loss in four microbatches."""
+    data = rows() if data is None else data
     options = {"num_microbatches": 4, "schedule": mpmd.Std1F1B(stages), **options}
 
     def step(state, *data):
@@ -86,7 +94,7 @@ def language_model():
 @program(usual=True)
 def weights_by_tokens():
     """A microbatch of empty sentences counts nothing."""
-    return train(language_model_loss, language_model(), (TOKENS, LENGTHS), reduction=tokens_in)
+    return train(language_model_loss, language_model(), sentences(), reduction=tokens_in)
 
 
 @program({"bfloat16": jnp.bfloat16, "float16": jnp.float16})
@@ -94,7 +102,7 @@ def weights_by_tokens_in_half_precision(dtype):
     def loss(params, tokens, lengths):
         return language_model_loss(jax.tree.map(lambda p: p.astype(dtype), params), tokens, lengths)
 
-    made = train(loss, language_model(), (TOKENS, LENGTHS), optimizer=optax.sgd(0.1), reduction=tokens_in)
+    made = train(loss, language_model(), sentences(), optimizer=optax.sgd(0.1), reduction=tokens_in)
     return Case(made.step, made.state, made.batch, 2, tolerance=5e-2)
 
 
@@ -104,7 +112,7 @@ def weights_by_example():
         losses = jnp.mean((layer(params[1], mpmd.mark_stage_end(layer(params[0], batch["x"])))) ** 2, 1)
         return jnp.sum(losses * batch["weight"]) / jnp.sum(batch["weight"])
 
-    data = {"x": X, "weight": jnp.linspace(0.1, 3, ROWS)}
+    data = {"x": rows()[0], "weight": jnp.linspace(0.1, 3, ROWS)}
     return train(loss, weights(2), (data,), reduction=lambda params, batch: jnp.sum(batch["weight"]))
 
 
@@ -153,7 +161,7 @@ def several_arguments():
         decoder, encoder = jax.tree.map(lambda p, g: p - 0.1 * g, (decoder, encoder), grads)
         return (encoder, decoder, scale), value
 
-    return Case(step, (*weights(2), jnp.float32(0.5)), (X, Y), 2)
+    return Case(step, (*weights(2), jnp.float32(0.5)), rows(), 2)
 
 
 @program()
@@ -166,7 +174,7 @@ def one_key_for_all_microbatches_and_one_for_each_row():
 
     keys = jax.random.split(jax.random.key(1), ROWS)
     return train(
-        loss, weights(2), (X, Y, jax.random.key(0), keys), case={"warns": "draws the same random numbers"}
+        loss, weights(2), (*rows(), jax.random.key(0), keys), case={"warns": "draws the same random numbers"}
     )
 
 
@@ -195,9 +203,10 @@ def flax_train_state():
         (loss, (logits, accuracy)), grads = grad_fn(state.params, batch)
         return state.apply_gradients(grads=grads), (loss, logits, accuracy)
 
-    params = jax.jit(model.init)(jax.random.key(0), X)["params"]
+    x, y = rows()
+    params = jax.jit(model.init)(jax.random.key(0), x)["params"]
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adamw(1e-2))
-    return Case(step, state, ({"image": X, "label": jnp.argmax(Y[:, :3], 1)},))
+    return Case(step, state, ({"image": x, "label": jnp.argmax(y[:, :3], 1)},))
 
 
 @program()

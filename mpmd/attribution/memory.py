@@ -21,8 +21,8 @@ class MemoryOverTime:
 
     Attributes:
       times: when the bytes change, in nanoseconds since the driver's call, ascending; the first is 0.
-      parts: the bytes from each of these times on, by their purpose. A message is one of ``messages`` from
-        its arrival until it is used; memory that transports keep beyond that is not counted.
+      parts: the bytes from each time on, by their purpose. A message counts in ``messages`` from its arrival
+        until its use; memory that transports keep for longer is not counted.
     """
 
     mpmd_idx: int
@@ -31,7 +31,7 @@ class MemoryOverTime:
 
     @property
     def peak(self) -> tuple[int, MemoryParts]:
-        """The time from which a device holds the most, and what that is."""
+        """The time from which a device holds the most bytes, and these bytes by purpose."""
         return max(zip(self.times, self.parts, strict=True), key=lambda moment: moment[1].total)
 
 
@@ -100,7 +100,7 @@ def _message_changes(
     times: ProcessTimes,
     sizes: Mapping[Name, int],
 ) -> Iterator[tuple[int, int]]:
-    """The bytes of messages that arrive, and, negative, of those whose use begins."""
+    """The bytes of each message: positive when it arrives, negative when its use begins."""
     nbytes = {
         ((recv.src, program.mpmd_idx), recv.tag): sum(sizes[name] for name in recv.values)
         for recv in program.instructions

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from mpmd.attribution.alternatives import Alternative, alternatives_of
-from mpmd.attribution.attribution import Attribution, attribute
+from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.clocks import MatchedStep, Senders, match
 from mpmd.attribution.findings import Finding, findings_of
 from mpmd.attribution.measured import measure
@@ -20,7 +19,7 @@ from mpmd.ir.routes import Routes, Topology
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Analysis:
-    """The passes of ``mpmd.attribution`` over recorded steps; each result is computed once."""
+    """The results of the passes of ``mpmd.attribution`` over recorded steps; each is computed once."""
 
     plan: Plan
     topology: Topology
@@ -35,7 +34,18 @@ class Analysis:
     @functools.cached_property
     def attribution(self) -> Attribution:
         """The causes of the idle time of the step of median length."""
-        return attribute(measure(self.plan, self.steps, self.topology))
+        return Attribution.of(measure(self.plan, self.steps, self.topology))
+
+    @property
+    def step(self) -> MatchedStep:
+        """The step of median length, which is explained."""
+        return self.steps[self.attribution.measured.step]
+
+    @property
+    def recoveries(self) -> Mapping[int, int]:
+        """By the number of a step, the nanoseconds in which groups were replaced after its call."""
+        times = ((number, step.recovery) for number, step in enumerate(self.steps))
+        return {number: time for number, time in times if time is not None}
 
     @functools.cached_property
     def scenarios(self) -> tuple[Scenario, ...]:
@@ -43,14 +53,9 @@ class Analysis:
         return scenarios_of(self._model)
 
     @functools.cached_property
-    def alternatives(self) -> tuple[Alternative, ...]:
-        """Other schedules and numbers of microbatches."""
-        return alternatives_of(self._model, self.plan)
-
-    @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings, those first that would save the most."""
-        return findings_of(self._model, self.scenarios, self.alternatives)
+        """The findings, the largest saving first."""
+        return findings_of(self._model, self.scenarios)
 
     @functools.cached_property
     def _model(self) -> StepModel:
