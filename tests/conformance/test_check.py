@@ -100,6 +100,7 @@ def test_equal_but_for_rounding(sgd):
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(given))
 
 
+@pytest.mark.slow
 def test_equal_but_for_rounding_in_half_precision(half):
     check = mpmd.check(half, backwards(make_step("adam", jnp.bfloat16)), *arguments("adam"))
     assert check.ok, str(check)
@@ -125,7 +126,6 @@ def scaled(grads, part, factor):
 
 FAULTS = {
     "a gradient is one percent too large": lambda grads: scaled(grads, "out", 1.01),
-    "a gradient is missing": lambda grads: scaled(grads, "qkv", 0.0),
     "a bias has a wrong sign where it has an effect": lambda grads: scaled(
         grads, "bias", jnp.where(jnp.arange(3 * WIDTH) == 3, -1.0, 1.0)
     ),
