@@ -74,8 +74,8 @@ PLACED = {
         [0, 1, 0, 1, 2, 3],
     ),
     "the end of a model": (
-        behind_another(slice(2, 4), slice(0, 2), (mpmd.GPipe(2), mpmd.Std1F1B(4))),
-        [0, 1, 2, 3, 0, 1],
+        behind_another(slice(1, 4), slice(0, 1), (mpmd.GPipe(3), mpmd.Std1F1B(4))),
+        [0, 1, 2, 3, 0, 1, 2],
     ),
     "several stages on a group": (
         epochs(mpmd.Std1F1B(4), mpmd.Interleaved1F1B(4, 2)),

@@ -193,3 +193,13 @@ def test_an_operation_that_goes_by_order_refuses_another_one():
 
     with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError, match=r"runs fwd_1__3 before fwd_1__2, but a"):
         mpmd.jit(step, mpmd_mesh=mesh)(weights(2), *batch(4))
+
+
+def test_a_product_with_a_weight_of_two_later_stages_is_in_the_first_of_them():
+    def loss(params, x, y):
+        first = layer(params[0], x)
+        h = mpmd.mark_stage_end(layer(params[1], mpmd.mark_stage_end(first)))
+        return jnp.mean((layer(params[1], h) - y) ** 2) + jnp.mean((first @ params[1]["w"]) ** 2)
+
+    counts = products(loss, weights(2), 3)
+    assert (counts["fwd_0"], counts["fwd_1"], counts["fwd_2"]) == (1, 2, 1)
