@@ -101,3 +101,14 @@ def test_models_with_too_few_marks_each():
 
     with pytest.raises(mpmd.CompileError, match=r"has 4 calls .*, which end 2 stages, .* 6 marks"):
         homes(loss, [weights(3)] * 2, 7)
+
+
+def test_marks_of_a_function_that_is_called_for_each_stage():
+    stage = jax.jit(lambda p, h: mpmd.mark_stage_end(layer(p, h)))
+
+    def loss(params, x, y):
+        for p in params:
+            x = stage(p, x)
+        return jnp.mean((x - y) ** 2)
+
+    assert homes(loss, weights(3), 3) == [(stage,) for stage in range(3) for _ in "bw"]
