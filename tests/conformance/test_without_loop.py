@@ -160,10 +160,10 @@ def test_arrays_elsewhere_compile_anew_and_move_as_little_as_they_can(mesh, held
 
 
 def test_the_larger_argument_stays(mesh, held):
-    embedding, bias = held["params"]["embedding"], held["params"]["layers"][1]["b"]
-    result, loaded = assert_same(lambda a, b: a + b, (embedding, bias), mesh)
-    assert result.mpmd_idxs == (0,)
-    assert all(aval.nbytes <= embedding.nbytes for aval in values_sent(loaded))
+    bias, weight = held["params"]["layers"][0]["b"], held["params"]["layers"][1]["w"]
+    result, loaded = assert_same(lambda a, b: a + b, (bias, weight), mesh)
+    assert result.mpmd_idxs == (1,)
+    assert all(aval.nbytes <= bias.nbytes for aval in values_sent(loaded))
 
 
 def test_donated_arrays_are_taken_over(mesh, held):
