@@ -10,6 +10,8 @@ import mpmd
 from mpmd.checking.judge import Check, LeafCheck, Verdict
 from tests.support.parity import mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 WIDTH, HEADS, TOKENS = 16, 2, 6
 OPTIMIZERS = {"sgd": optax.sgd(0.1), "adam": optax.adam(1e-2)}
 
@@ -58,14 +60,6 @@ def arguments(optimizer):
     ]
     data = (normal(4, 2, TOKENS, WIDTH, scale=1.0) for _ in range(2))
     return (params, OPTIMIZERS[optimizer].init(params)), *data
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """The programs are tiny: compiling them takes longer than running them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

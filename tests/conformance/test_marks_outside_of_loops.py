@@ -98,6 +98,13 @@ def called(step, *args):
     return results, [str(warning.message) for warning in of_marks]
 
 
+@pytest.mark.usual(
+    "after_the_update",
+    "in_a_scan",
+    "in_a_while_loop",
+    "differentiated_and_rematerialised",
+    "in_jit_and_custom_vjp",
+)
 @pytest.mark.parametrize("step", PROGRAMS, ids=lambda step: step.__name__)
 def test_marks_outside_of_loops(step):
     args = weights(2), *batch()
@@ -107,6 +114,7 @@ def test_marks_outside_of_loops(step):
     assert re.search(r"mark_stage_end at \S+\.py:\d+ .*outside of any treduce: no stage ends there", texts[0])
 
 
+@pytest.mark.slow
 def test_a_line_search_evaluates_the_loss_with_its_marks():
     optimizer = optax.lbfgs(memory_size=2)
 
