@@ -1,4 +1,4 @@
-"""Models of the field, small: attention, experts, adapters, convolutions, encoders with decoders."""
+"""Small models of the field: attention, experts, adapters, and networks with skips."""
 
 import jax
 import jax.numpy as jnp

@@ -47,12 +47,6 @@ def rows_sharded_within_groups():
     return train(mse, weights(2), case={"axes": {"fsdp": 2}, "options": specs, "holds": holds})
 
 
-def language_model():
-    first, last = weights(2)
-    table = jax.random.normal(jax.random.key(4), (VOCABULARY, WIDTH))
-    return {"table": table, "first": first, "last": last}
-
-
 def loss_with_aux(params, x, y):
     h = mpmd.mark_stage_end(layer(params[0], x))
     out = layer(params[1], h)

@@ -1,10 +1,10 @@
-"""Flax linen, nnx and equinox models, written as their users write them."""
+"""Flax linen and nnx models, written as their users write them."""
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from flax import nnx, struct
+from flax import nnx
 from flax.training import train_state
 
 import mpmd
@@ -16,15 +16,10 @@ ADAMW = optax.adamw(1e-2, eps=1e-3)
 
 
 class Block(nn.Module):
-    dropout: float = 0.0
-    normalise: bool = False
-
     @nn.compact
     def __call__(self, x, train=True):
-        h = nn.Dense(WIDTH)(x)
-        if self.normalise:
-            h = nn.BatchNorm(use_running_average=not train, momentum=0.9)(h)
-        return x + nn.Dropout(self.dropout, deterministic=not train)(nn.relu(h))
+        h = nn.BatchNorm(use_running_average=not train, momentum=0.9)(nn.Dense(WIDTH)(x))
+        return x + nn.Dropout(0.5, deterministic=not train)(nn.relu(h))
 
 
 class Pipeline(nn.Module):
@@ -49,7 +44,7 @@ class FullState(train_state.TrainState):
 
 @program(usual=True)
 def linen_with_batch_norm_and_dropout():
-    model = Pipeline(Block(dropout=0.5, normalise=True))
+    model = Pipeline(Block())
 
     def step(state, xs, ys):
         key, sub = jax.random.split(state.key)
@@ -82,17 +77,12 @@ def linen_with_batch_norm_and_dropout():
 
 
 class NnxModel(nnx.Module):
-    def __init__(self, rngs, normalise=False, dropout=0.0):
+    def __init__(self, rngs):
         self.layers = nnx.List([nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(3)])
-        self.norms = nnx.List([nnx.BatchNorm(WIDTH, rngs=rngs) for _ in range(3 if normalise else 0)])
-        self.dropout = nnx.Dropout(dropout, rngs=rngs) if dropout else lambda h: h
 
     def __call__(self, h):
         for i, layer in enumerate(self.layers):
             h = jnp.tanh(layer(h))
-            if self.norms:
-                h = self.norms[i](h)
-            h = self.dropout(h)
             if i < 2:
                 h = mpmd.mark_stage_end(h)
         return h
@@ -115,15 +105,3 @@ def nnx_with_an_optimizer():
         return nnx.split((model, optimizer))[1], (total, grads)
 
     return Case(step, state, batch())
-
-
-@struct.dataclass
-class Everything:
-    """A state of a user's own, with a part that is no array."""
-
-    params: dict
-    opt_state: optax.OptState
-    step: int
-    key: jax.Array
-    best: float
-    name: str = struct.field(pytree_node=False)

@@ -1,4 +1,4 @@
-"""What models are trained for: contrasts, teachers, preferences, adversaries, several heads."""
+"""Objectives of training: contrasts between towers, averaged teachers, heads of several stages."""
 
 import jax
 import jax.numpy as jnp
