@@ -9,7 +9,6 @@ import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import mpmd
@@ -67,57 +66,38 @@ class Model(eqx.Module):
 
 CALLS = {
     # JAX's functions.
-    "jnp.mean": lambda t: jnp.mean(t["w"]),
     "jnp.where": lambda t: jnp.where(t["w"] > 0, t["w"], 0),
-    "jnp.einsum": lambda t: jnp.einsum("ij,jk->ik", t["w"], t["w"]),
-    "jnp.stack": lambda t: jnp.stack([t["w"], t["w"]]),
     "jnp.asarray": lambda t: jnp.asarray(t["w"], jnp.bfloat16),
-    "jnp.array": lambda t: jnp.array(t["w"]),
     "jnp.allclose": lambda t: jnp.allclose(t["w"], t["w"]),
-    "jax.lax.dot": lambda t: jax.lax.dot(t["w"], t["w"]),
-    "jax.lax.scan": lambda t: jax.lax.scan(lambda c, x: (c + x, x), t["w"][0], t["w"]),
     "jax.lax.cond": lambda t: jax.lax.cond(t["scale"] > 0, jnp.sin, jnp.cos, t["w"]),
     "jax.jit": lambda t: jax.jit(lambda t: t["w"] * t["scale"] + t["v"])(t),
     "jax.jit of a closure": lambda t: jax.jit(lambda: t["w"] + 1)(),
-    "jax.jit of static shapes": lambda t: jax.jit(lambda x: x).lower(t["w"]).compile()(t["w"]),
     "jax.grad": lambda t: jax.grad(lambda w: jnp.sum(w**3))(t["w"]),
-    "jax.jvp": lambda t: jax.jvp(jnp.sin, (t["w"],), (t["w"],)),
     "jax.vmap": lambda t: jax.vmap(jnp.sum)(t["w"]),
-    "jax.checkpoint": lambda t: jax.checkpoint(jnp.tanh)(t["w"]),
-    "jax.nn.relu": lambda t: jax.nn.relu(t["w"]),
     "jax.eval_shape": lambda t: jax.eval_shape(lambda t: t["w"] @ t["w"], t),
     "jax.typeof": lambda t: str(jax.typeof(t["v"])),
     "jax.make_jaxpr": lambda t: str(jax.make_jaxpr(jnp.sin)(t["w"])),
-    "jax.device_put": lambda t: jax.device_put(t),
     "jax.device_put to a device": lambda t: jax.device_put(t["w"], jax.devices()[1]),
     "jax.device_get": lambda t: jax.device_get({**t, "key": 0}),
     "jax.block_until_ready": lambda t: jax.block_until_ready(t),
-    "jax.tree.map": lambda t: jax.tree.map(jnp.add, {**t, "key": 0}, {**t, "key": 0}),
     "jax.pure_callback": lambda t: jax.pure_callback(np.sin, jax.eval_shape(jnp.sin, t["w"]), t["w"]),
     "jax.flatten_util.ravel_pytree": lambda t: jax.flatten_util.ravel_pytree([t["w"], t["scale"]])[0],
     "isinstance": lambda t: [isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(t)],
     # Keys.
     "jax.random.split": lambda t: jax.random.split(t["key"]),
-    "jax.random.fold_in": lambda t: jax.random.fold_in(t["key"], 2),
     "jax.random.normal": lambda t: jax.random.normal(t["key"], (3,)),
-    "jax.random.bits": lambda t: jax.random.bits(t["key"]),
     "jax.random.key_data": lambda t: jax.random.key_data(t["key"]),
-    "jax.random.key_impl": lambda t: jax.random.key_impl(t["key"]),
     "jax.jit of a key": lambda t: jax.jit(jax.random.uniform)(t["key"]),
     # What arrays do.
     "arithmetic": lambda t: -t["w"] + 2 * t["w"] @ t["w"] / t["scale"] - 1,
     "promotion": lambda t: [t["v"] + 1.5, t["v"] * t["w"], t["count"] / 2, t["count"] + 1.5],
     "arithmetic with numpy": lambda t: [np.ones((4, 4)) + t["w"], t["w"] + np.ones((4, 4))],
-    "arithmetic with jax arrays": lambda t: [jnp.ones((4, 4)) + t["w"], t["w"] + jnp.ones((4, 4))],
-    "comparison": lambda t: [t["w"] == t["w"], t["w"] < 0],
     "at": lambda t: t["w"].at[0].set(5.0),
     "indices": lambda t: [t["w"][1:, 0], t["w"][jnp.array([0, 2])]],
     "methods": lambda t: [t["w"].T, t["w"].sum(0), t["w"].astype(jnp.int8), t["w"].reshape(2, 8)],
-    "iteration": lambda t: list(t["w"]),
     "len": lambda t: len(t["w"]),
     "numbers": lambda t: [float(t["scale"]), int(t["count"]), bool(t["count"]), list(range(t["count"]))],
     "format": lambda t: f"{t['scale']:.3f}",
-    "item": lambda t: [t["scale"].item(), t["w"].item(3)],
     "copy": lambda t: [copy.deepcopy(t["w"]), copy.copy(t["w"]), t["w"].copy()],
     "pickle": lambda t: np.asarray(pickle.loads(pickle.dumps(t["w"]))),
     "numpy": lambda t: [np.asarray(t["w"]), np.mean(np.asarray(t["w"])), np.add(t["w"], t["w"])],
@@ -125,25 +105,16 @@ CALLS = {
     "sizes": lambda t: [(x.shape, x.dtype, x.ndim, x.size, x.nbytes, x.itemsize) for x in (t["w"], t["v"])],
     "where": lambda t: [t["w"].sharding, t["w"].devices(), t["w"].is_fully_addressable],
     # Libraries.
-    "eqx.is_array": lambda t: [eqx.is_array(t["w"]), eqx.is_inexact_array(t["w"])],
     "eqx.partition": lambda t: eqx.combine(*eqx.partition(t, eqx.is_inexact_array)),
     "eqx.filter_jit": lambda t: eqx.filter_jit(lambda model, x: model(x))(Model(t["w"], "m"), t["w"]),
     "eqx.filter_grad": lambda t: eqx.filter_grad(lambda model: jnp.sum(model(t["w"])))(Model(t["w"], "m")),
-    "eqx.tree_equal": lambda t: eqx.tree_equal(t, t),
-    "eqx.apply_updates": lambda t: eqx.apply_updates([t["w"]], [t["w"]]),
-    "flax.serialization.to_state_dict": lambda t: flax.serialization.to_state_dict(t),
     "flax.serialization.to_bytes": lambda t: flax.serialization.to_bytes({"w": t["w"], "v": t["v"]}),
     "flax.serialization.from_bytes": lambda t: flax.serialization.from_bytes(
         {"w": t["w"]}, flax.serialization.to_bytes({"w": t["w"]})
     ),
-    "optax.tree.norm": lambda t: optax.tree.norm([t["w"], t["scale"]]),
-    "optax.apply_updates": lambda t: optax.apply_updates([t["w"]], [t["w"]]),
-    "optax.adam": lambda t: optax.adam(0.1).update([t["w"]], optax.adam(0.1).init([t["w"]]))[0],
     "jmp.DynamicLossScale": lambda t: (
         jmp.DynamicLossScale(t["scale"], t["count"]).adjust(t["scale"] > 0).loss_scale
     ),
-    "jmp.all_finite": lambda t: jmp.all_finite([t["w"], t["scale"]]),
-    "jmp.cast": lambda t: jmp.get_policy("half").cast_to_compute([t["w"]]),
 }
 
 
@@ -160,18 +131,17 @@ def plain(leaf):
 
 
 @pytest.mark.usual(
-    "whole-jnp.mean",
+    "whole-jnp.where",
     "whole-jax.lax.cond",
     "whole-jax.device_put to a device",
     "whole-jax.jit of a key",
     "whole-len",
     "whole-eqx.filter_grad",
-    "in parts-jnp.where",
     "in parts-jax.jit of a closure",
     "in parts-jax.block_until_ready",
     "in parts-promotion",
     "in parts-format",
-    "in parts-eqx.apply_updates",
+    "in parts-eqx.partition",
 )
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_gives_what_it_gives_for_jax_arrays(arrays, name):

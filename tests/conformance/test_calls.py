@@ -7,14 +7,12 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, init, make_step, mlp, mse, weights
+from tests.support.models import WIDTH, batch, init, make_step, mlp, mse, weights
 from tests.support.parity import assert_close, compiles, mesh_of
-from tests.support.programs.table import descend, loop
+from tests.support.programs.table import loop
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -26,8 +24,9 @@ def mesh():
 
 
 def train(state, xs, ys, rate=0.1):
-    total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys), 2)
-    return descend(state, grads, rate), total
+    """Has no gradients, so that it compiles quickly: what is tested is the call."""
+    total = loop(lambda x, y: mse(state, x, y), (xs, ys), 2)
+    return jax.tree.map(lambda p: p - rate * total * p, state), total
 
 
 def copy(tree):
@@ -35,23 +34,15 @@ def copy(tree):
 
 
 XS, YS = range(2)
+GROUPS = mpmd.AbstractMpmdMesh({"stage": 4}, "stage")
 
 
 # Signatures.
 
 
-def keyword_only(*, xs, ys, state):
-    return train(state, xs, ys)
-
-
 def state_last(xs, ys, state, /):
     new, total = train(state, xs, ys)
     return total, new
-
-
-def several_parts(first, second, batch):
-    (first, second), total = train([first, second], *batch)
-    return first, second, total
 
 
 def one_tree(everything):
@@ -77,25 +68,15 @@ def wide(leaf):
     return np.asarray(leaf, np.float64)
 
 
-def named():
-    state, xs, ys = arguments()
-    return {"ys": ys, "state": state, "xs": xs}
-
-
 CALLS = {
     "positional": (train, lambda: (arguments(), {})),
     "some by name": (train, lambda: (arguments()[:1], {"ys": batch()[1], "xs": batch()[0]})),
-    "all by name": (train, lambda: ((), named())),
-    "keyword only": (keyword_only, lambda: ((), named())),
     "with a default": (train, lambda: (arguments(), {"rate": 0.05})),
     "state last": (state_last, lambda: ((*batch(), weights(2)), {})),
-    "several parts": (several_parts, lambda: ((*weights(2), batch()), {})),
     "one tree": (one_tree, lambda: (({"state": weights(2), "batch": batch()},), {})),
     "method": (Trainer().step, lambda: (arguments(), {})),
     "callable object": (Trainer(), lambda: ((weights(2), batch()), {"rate": 0.1})),
-    "partial": (functools.partial(train, rate=0.01), lambda: (arguments(), {})),
     "partial of the state": (functools.partial(train, weights(2)), lambda: (batch(), {})),
-    "lambda": (lambda *args: train(*args), lambda: (arguments(), {})),
     "jitted": (jax.jit(train), lambda: (arguments(), {})),
     "numpy": (train, lambda: (jax.tree.map(np.asarray, arguments()), {})),
     "numpy of 64 bits": (train, lambda: (jax.tree.map(wide, arguments()), {})),
@@ -107,7 +88,7 @@ CALLS = {
 }
 
 
-@pytest.mark.usual("positional", "with a default", "method", "callable object", "jitted", "unused arguments")
+@pytest.mark.usual("some by name", "method", "partial of the state", "jitted", "unused arguments")
 @pytest.mark.parametrize(("fun", "call"), CALLS.values(), ids=CALLS)
 def test_signatures(mesh, fun, call):
     args, kwargs = call()
@@ -119,7 +100,7 @@ def test_signatures(mesh, fun, call):
 
 @pytest.mark.parametrize(
     "options",
-    [{"static_argnums": (3, 4)}, {"static_argnames": ("power", "extra")}, {"static_argnums": (-2, -1)}],
+    [{"static_argnames": ("power", "extra")}, {"static_argnums": (-2, -1)}],
     ids=str,
 )
 def test_static_arguments(mesh, options):
@@ -127,8 +108,7 @@ def test_static_arguments(mesh, options):
         def loss(params, x, y):
             return jnp.mean(jnp.abs(mlp(params, x) - y) ** power) * (2 if extra == "double" else 1)
 
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys), 2)
-        return descend(state, grads), total
+        return state, loop(lambda x, y: loss(state, x, y), (xs, ys), 2)
 
     compiled = mpmd.jit(step, mpmd_mesh=mesh, **options)
     for extra in ("double", "single", "double"):
@@ -138,13 +118,10 @@ def test_static_arguments(mesh, options):
     assert not counted, "the same static arguments compile again"
 
 
-@pytest.mark.parametrize("like", ["shapes", "arrays", "numpy"])
-def test_compiled_ahead_of_the_call(mesh, like):
-    convert = {
-        "shapes": lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype),
-        "arrays": jnp.copy,
-        "numpy": np.asarray,
-    }[like]
+@pytest.mark.parametrize(
+    "convert", [lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), np.asarray], ids=["shapes", "numpy"]
+)
+def test_compiled_ahead_of_the_call(mesh, convert):
     step = mpmd.jit(train, mpmd_mesh=mesh)
     loaded = step.compile(*jax.tree.map(convert, arguments()))
     expected = jax.jit(train)(*arguments())
@@ -156,69 +133,36 @@ def test_compiled_ahead_of_the_call(mesh, like):
     assert_close((state, total), expected)
 
 
-def test_shapes_of_typed_keys_compile(mesh):
-    def step(state, key, xs, ys):
-        noise = jax.random.normal(key, xs.shape)
-        return train(state, xs + noise, ys)
-
-    key = jax.random.key(0)
-    shapes = jax.eval_shape(lambda *args: args, weights(2), key, *batch())
-    loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(*shapes)
-    expected = jax.jit(step)(weights(2), key, *batch())
-    assert_close(loaded(weights(2), key, *batch()), expected)
-
-
 # Compiling once.
 
 
-@pytest.mark.parametrize("start", [0, np.int32(0), jnp.int32(0), 0.0, jnp.zeros(())], ids=repr)
+@pytest.mark.parametrize("start", [0, jnp.zeros(())], ids=repr)
 def test_a_step_counter_compiles_nothing_after_the_first_step(mesh, start):
-    optimizer = optax.adam(1e-2)
+    """Neither does a number of Python that differs in each step."""
 
-    def step(state, xs, ys):
-        params, opt_state, count = state
-        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(params, x, y), (xs, ys), 2)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        params = jax.tree.map(lambda p, u: p + u / (1 + count), params, updates)
-        return (params, opt_state, count + 1), (total, count)
+    def step(state, xs, ys, rate):
+        params, count = state
+        params, total = train(params, xs, ys, rate / (1 + count))
+        return (params, count + 1), (total, count)
 
     compiled = mpmd.jit(step, mpmd_mesh=mesh)
-    state, (total, _) = compiled((*init(weights(2), optimizer), start), *batch())
-    float(total)
-    with compiles() as counted:
-        for _ in range(3):
-            state, (total, count) = compiled(state, *batch())
-            float(total)
-    assert not counted, f"{len(counted)} compiles after the first step"
-    assert int(count) == 3
-
-
-def test_a_python_number_for_every_step_compiles_once(mesh):
-    step = mpmd.jit(train, mpmd_mesh=mesh)
-    state, total = step(*arguments(), 0.1)
+    state, (total, _) = compiled((weights(2), start), *batch(), 0.1)
     float(total)
     with compiles() as counted:
         for number in range(1, 4):
-            state, total = step(state, *batch(), 0.1 / number)
+            state, (total, count) = compiled(state, *batch(), 0.1 / number)
             float(total)
-    assert not counted
-
-
-def test_identical_stages_are_one_executable():
-    with mesh_of(4) as mesh:
-        loaded = mpmd.jit(make_step(mse, mpmd.Std1F1B(4)), mpmd_mesh=mesh).compile(init(weights(4)), *batch())
-        names = {executable.name for executable in loaded.plan.executables}
-    assert "fwd_2" not in names and len(names & {"bwd_1", "bwd_2"}) == 1
+    assert not counted, f"{len(counted)} compiles after the first step"
+    assert int(count) == 3
 
 
 def test_executables_do_not_grow_with_stages():
     """The first and the last stage may differ from those between, which are all alike."""
     counts = []
     for stages in (4, 8):
-        with mesh_of(4) as mesh:
-            step = make_step(mse, mpmd.Interleaved1F1B(stages, 4))
-            loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(init(weights(stages)), *batch())
-            counts.append([e.name.split("_")[0] for e in loaded.plan.executables])
+        step = make_step(mse, mpmd.Interleaved1F1B(stages, 4))
+        plan = mpmd.jit(step, GROUPS).lower(init(weights(stages)), *batch()).plan
+        counts.append([e.name.split("_")[0] for e in plan.executables])
     for kind, most in [("fwd", 3), ("bwd", 3)]:
         assert counts[0].count(kind) == counts[1].count(kind) <= most
 
@@ -226,16 +170,15 @@ def test_executables_do_not_grow_with_stages():
 def test_executables_do_not_grow_with_microbatches():
     counts = []
     for microbatches in (4, 9):
-        with mesh_of(3) as mesh:
-            step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
-            counts.append(len(step.compile(init(weights(3)), *batch(microbatches)).plan.executables))
+        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(4)), GROUPS)
+        counts.append(len(step.lower(init(weights(4)), *batch(microbatches)).plan.executables))
     assert counts[0] == counts[1]
 
 
 # Donation.
 
 
-@pytest.mark.parametrize("donated", [0, (0,), (0, 1, 2), -3], ids=str)
+@pytest.mark.parametrize("donated", [0, (0, 1, 2)], ids=str)
 def test_donated_arguments_are_dead_afterwards(mesh, donated):
     step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=donated)
     expected = jax.jit(train)(jax.jit(train)(*arguments())[0], *batch())
@@ -250,15 +193,7 @@ def test_donated_arguments_are_dead_afterwards(mesh, donated):
         step(first, *batch())
 
 
-def test_donated_by_name(mesh):
-    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=0)
-    state = copy(weights(2))
-    xs, ys = batch()
-    assert_close(step(xs=xs, ys=ys, state=state), jax.jit(train)(weights(2), xs, ys))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-
-
-@pytest.mark.parametrize("by_name", [(), ("ys",), ("xs", "ys"), ("state", "xs", "ys")], ids=str)
+@pytest.mark.parametrize("by_name", [(), ("xs", "ys")], ids=str)
 def test_the_last_donated_however_it_is_passed(mesh, by_name):
     step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=-1)
     given = dict(zip(("state", "xs", "ys"), map(copy, arguments()), strict=True))
@@ -267,12 +202,6 @@ def test_the_last_donated_however_it_is_passed(mesh, by_name):
     assert_close(result, jax.jit(train)(*arguments()))
     dead = [name for name, value in given.items() if jax.tree.leaves(value)[0].is_deleted()]
     assert dead == ["ys"]
-
-
-def test_what_is_not_donated_can_be_used_again(mesh):
-    step = mpmd.jit(train, mpmd_mesh=mesh)
-    state, _ = step(*arguments())
-    assert_close(step(state, *batch()), step(state, *batch()), 0)
 
 
 def test_donated_frozen_and_forwarded_arguments(mesh):
@@ -340,7 +269,6 @@ def test_new_shapes_dtypes_and_trees_compile_anew(mesh):
     more = [
         (state, xs, ys),
         (state, xs[:2], ys[:2]),
-        (state, xs[:, :2], ys[:, :2]),
         (state, jnp.bfloat16(xs), ys),
         (tuple(state), xs, ys),
         (state, xs, ys, 0.3),
@@ -375,23 +303,3 @@ def test_an_evaluation_step_takes_the_state_of_the_training_step(mesh):
         state, _ = step(state, *batch())
         expected, _ = jax.jit(train)(expected, *batch())
         assert_close(evaluation(state, *batch()), jax.jit(evaluate)(expected, *batch()))
-
-
-def test_results_taken_back_to_jax(mesh):
-    state, total = mpmd.jit(train, mpmd_mesh=mesh)(*arguments())
-    expected, _ = jax.jit(train)(*arguments())
-    local = jax.tree.map(jnp.asarray, state)
-    assert_close(local, expected)
-    np.testing.assert_allclose(mlp(local, batch()[0][0]), mlp(expected, batch()[0][0]), rtol=1e-5)
-    assert f"{total:.3f}" == f"{float(total):.3f}"
-
-
-def test_specs_by_name_and_shardings_as_specs():
-    def step(state, xs, ys):
-        return train(state, xs, ys)
-
-    with mesh_of(2, data=2) as mesh:
-        rows = jax.sharding.NamedSharding(mesh.abstract_submeshes[0], P(None, "data"))
-        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=(None, rows, P(None, "data")))
-        assert_close(compiled(*arguments()), jax.jit(step)(*arguments()))
-        assert BATCH % 2 == 0

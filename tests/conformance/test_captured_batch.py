@@ -12,13 +12,13 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import mpmd
+from tests.support.explicit import draws
 from tests.support.models import WIDTH, layer, mse, weights
 from tests.support.parity import assert_close
 
 ROWS = 8
-X = jax.random.normal(jax.random.key(1), (ROWS, WIDTH))
-Y = np.asarray(jax.random.normal(jax.random.key(2), (ROWS, WIDTH)))
-MASK = jnp.tri(WIDTH)
+X, Y = draws(ROWS, WIDTH, seed=1), draws(ROWS, WIDTH, seed=2)
+MASK = np.tri(WIDTH, dtype=np.float32)
 
 differentiated = functools.partial(mpmd.value_and_grad, num_microbatches=4, schedule=mpmd.Std1F1B(2))
 

@@ -10,6 +10,8 @@ import mpmd
 from mpmd.checking.judge import Check, LeafCheck, Verdict
 from tests.support.parity import mesh_of
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 WIDTH, HEADS, TOKENS = 16, 2, 6
 OPTIMIZERS = {"sgd": optax.sgd(0.1), "adam": optax.adam(1e-2)}
 
@@ -60,14 +62,6 @@ def arguments(optimizer):
     return (params, OPTIMIZERS[optimizer].init(params)), *data
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """The programs are tiny: compiling them takes longer than running them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def mesh():
     with mesh_of(2) as mesh:
@@ -100,6 +94,7 @@ def test_equal_but_for_rounding(sgd):
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(given))
 
 
+@pytest.mark.slow
 def test_equal_but_for_rounding_in_half_precision(half):
     check = mpmd.check(half, backwards(make_step("adam", jnp.bfloat16)), *arguments("adam"))
     assert check.ok, str(check)
@@ -125,7 +120,6 @@ def scaled(grads, part, factor):
 
 FAULTS = {
     "a gradient is one percent too large": lambda grads: scaled(grads, "out", 1.01),
-    "a gradient is missing": lambda grads: scaled(grads, "qkv", 0.0),
     "a bias has a wrong sign where it has an effect": lambda grads: scaled(
         grads, "bias", jnp.where(jnp.arange(3 * WIDTH) == 3, -1.0, 1.0)
     ),

@@ -48,6 +48,7 @@ def call(mesh, loss):
     return step, (init(weights(2)), *batch())
 
 
+@pytest.mark.usual("True")
 @pytest.mark.parametrize("globally", [False, True])
 def test_nans_name_task_group_and_value(mesh, globally):
     step, args = call(mesh, forward_fault)
@@ -117,7 +118,7 @@ CONTEXTS = {
 }
 
 
-@pytest.mark.usual("partitionable keys", "dtype promotion", "x64")
+@pytest.mark.usual("partitionable keys", "x64")
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
 def test_a_step_is_compiled_for_each_context(mesh, context):
     traced = []

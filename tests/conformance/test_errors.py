@@ -9,13 +9,13 @@ import pytest
 import mpmd
 from tests.support.models import batch, layer, mlp, mse, weights
 from tests.support.parity import mesh_of
-from tests.support.programs.table import descend, loop
+from tests.support.programs.table import descend, loop, trains
 
 HERE, TABLE = r"test_errors\.py:\d+", r"table\.py:\d+"
 
 
 def train(state, xs, ys, loss=mse):
-    total, grads = loop(lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys), 2)
+    total, grads = trains(state, (xs, ys), loss, 2)
     return descend(state, grads), total
 
 

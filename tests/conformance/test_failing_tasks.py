@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import mpmd
-from tests.support.models import batch, layer, mse, weights
+from tests.support.models import batch, layer, weights
 from tests.support.parity import assert_close, mesh_of
-from tests.support.programs.table import descend, loop
+from tests.support.programs.table import descend, trains
 
 
 def train(state, xs, ys):
-    total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys), 2)
+    total, grads = trains(state, (xs, ys), stages=2)
     return descend(state, grads), total
 
 

@@ -11,14 +11,13 @@ import mpmd
 from mpmd.ir.plan import Cell
 from mpmd.language.decisions import Decisions, decided
 from tests.support.collectives import collectives_of
-from tests.support.explicit import grid
+from tests.support.explicit import draws, grid
 from tests.support.models import WIDTH, layer, mse, weights
 from tests.support.parity import assert_close, assert_parity_on, mesh_of
 
 ROWS = 12
-X = jax.random.normal(jax.random.key(1), (ROWS, WIDTH))
-Y = jax.random.normal(jax.random.key(2), (ROWS, WIDTH))
-COUNTED = jnp.zeros(ROWS, bool).at[jnp.array([0, 1, 2, 3, 4, 7, 9])].set(True)
+X, Y = draws(ROWS, WIDTH, seed=1), draws(ROWS, WIDTH, seed=2)
+COUNTED = np.isin(np.arange(ROWS), [0, 1, 2, 3, 4, 7, 9])
 """Of three rows each 3, 2, 1 and 1 count; of four rows each 4, 2 and 1."""
 
 
@@ -32,40 +31,47 @@ def how_many(params, x, y, counted):
     return jnp.sum(counted)
 
 
-@pytest.mark.parametrize("n", [1, 3, 12])
-@pytest.mark.parametrize("jit", [False, True])
-def test_a_mean(n, jit):
-    differentiate = mpmd.value_and_grad(mse, num_microbatches=n)
-    actual = (jax.jit(differentiate) if jit else differentiate)(weights(2), X, Y)
-    assert_close(actual, jax.value_and_grad(mse)(weights(2), X, Y))
+def assert_like_jax(loss, *arguments, has_aux=False, tolerance=2e-5, **options):
+    """Asserts that ``mpmd.value_and_grad`` of microbatches is ``jax.value_and_grad`` of the whole batch."""
+    actual = jax.jit(mpmd.value_and_grad(loss, has_aux=has_aux, **options))(*arguments)
+    expected = jax.jit(jax.value_and_grad(loss, has_aux=has_aux))(*arguments)
+    assert_close(actual, expected, tolerance)
+    return actual
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_mean(n):
+    """Also where nothing is compiled; ``grad`` gives the gradients alone."""
+    actual = assert_like_jax(mse, weights(2), X, Y, num_microbatches=n)
     assert_close(mpmd.grad(mse, num_microbatches=n)(weights(2), X, Y), actual[1])
 
 
 def test_it_is_what_treduce_computes():
     """To the last bit."""
-    actual = mpmd.value_and_grad(mse, num_microbatches=4)(weights(2), X, Y)
-    expected = mpmd.treduce(
-        lambda mb: jax.value_and_grad(mse)(weights(2), *mb),
-        mpmd.microbatches((X, Y), 4),
-        operation=mpmd.Mean,
-    )
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+    def by_treduce(params, x, y):
+        return mpmd.treduce(
+            lambda mb: jax.value_and_grad(mse)(params, *mb),
+            mpmd.microbatches((x, y), 4),
+            operation=mpmd.Mean,
+        )
+
+    actual = jax.jit(mpmd.value_and_grad(mse, num_microbatches=4))(weights(2), X, Y)
+    jax.tree.map(np.testing.assert_array_equal, actual, jax.jit(by_treduce)(weights(2), X, Y))
 
 
 def test_a_sum():
     def total(params, x, y):
         return jnp.sum((layer(params, x) - y) ** 2)
 
-    actual = mpmd.value_and_grad(total, num_microbatches=4, reduction="sum")(weights(1)[0], X, Y)
-    assert_close(actual, jax.value_and_grad(total)(weights(1)[0], X, Y))
+    assert_like_jax(total, weights(1)[0], X, Y, num_microbatches=4, reduction="sum")
 
 
-@pytest.mark.parametrize("n", [1, 3, 4])
+@pytest.mark.parametrize("n", [1, 4])
 def test_microbatches_that_count_differently(n):
     arguments = (weights(1)[0], X, Y, COUNTED)
-    actual = mpmd.value_and_grad(counted_mean, num_microbatches=n, reduction=how_many)(*arguments)
-    assert_close(actual, jax.value_and_grad(counted_mean)(*arguments))
-    plain = mpmd.value_and_grad(counted_mean, num_microbatches=n)(*arguments)
+    actual = assert_like_jax(counted_mean, *arguments, num_microbatches=n, reduction=how_many)
+    plain = jax.jit(mpmd.value_and_grad(counted_mean, num_microbatches=n))(*arguments)
     assert n == 1 or abs(plain[0] - actual[0]) > 1e-3, "the weights make a difference"
 
 
@@ -74,8 +80,7 @@ def test_a_microbatch_that_counts_nothing_adds_nothing():
     counted = jnp.arange(ROWS) < 5
     arguments = (weights(1)[0], X, Y, counted)
     assert np.isnan(counted_mean(*(a[9:] if a is not arguments[0] else a for a in arguments)))
-    actual = mpmd.value_and_grad(counted_mean, num_microbatches=4, reduction=how_many)(*arguments)
-    assert_close(actual, jax.value_and_grad(counted_mean)(*arguments))
+    assert_like_jax(counted_mean, *arguments, num_microbatches=4, reduction=how_many)
 
 
 @pytest.mark.parametrize("least", [0, 1])
@@ -86,8 +91,7 @@ def test_a_batch_that_counts_nothing(least):
         return jnp.sum(jnp.where(counted, x * w, 0)) / jnp.maximum(jnp.sum(counted), least)
 
     arguments = (jnp.float32(2), X[:, 0], jnp.zeros(ROWS, bool))
-    actual = mpmd.value_and_grad(loss, num_microbatches=3, reduction=lambda w, x, c: c.sum())(*arguments)
-    assert_close(actual, jax.value_and_grad(loss)(*arguments))
+    assert_like_jax(loss, *arguments, num_microbatches=3, reduction=lambda w, x, c: c.sum())
 
 
 def test_weights_of_half_precision_keep_their_range():
@@ -111,10 +115,8 @@ def test_several_arguments_and_those_given_by_name():
         return scale * jnp.mean((layer(last, layer(first, x)) - y) ** 2)
 
     arguments, named = (X, *weights(2), Y), {"scale": 0.5, "name": "a string"}
-    for argnums in ((1, 2), (2, 1), (-2,), -2, [1]):
-        actual = mpmd.value_and_grad(loss, argnums, num_microbatches=4)
-        if argnums in ((1, 2), (2, 1)):
-            assert_close(actual(*arguments, **named), jax.value_and_grad(loss, argnums)(*arguments, **named))
+    actual = mpmd.value_and_grad(loss, (2, 1), num_microbatches=4)(*arguments, **named)
+    assert_close(actual, jax.value_and_grad(loss, (2, 1))(*arguments, **named))
     chosen = mpmd.value_and_grad(loss, 1, num_microbatches=4, batch_argnums=(0, -1))
     assert_close(chosen(*arguments, **named), jax.value_and_grad(loss, 1)(*arguments, **named))
 
@@ -139,9 +141,7 @@ def test_a_key_for_each_row():
         noise = jax.vmap(lambda key: jax.random.normal(key, (WIDTH,)))(keys)
         return jnp.mean(layer(params, x + noise) ** 2)
 
-    arguments = (weights(1)[0], X, jax.random.split(jax.random.key(0), ROWS))
-    actual = mpmd.value_and_grad(loss, num_microbatches=4)(*arguments)
-    assert_close(actual, jax.value_and_grad(loss)(*arguments))
+    assert_like_jax(loss, weights(1)[0], X, jax.random.split(jax.random.key(0), ROWS), num_microbatches=4)
 
 
 # Auxiliary output.
@@ -159,13 +159,14 @@ def with_aux(params, x, y):
     return jnp.mean((h - y) ** 2), aux
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 4])
 def test_auxiliary_output_is_that_of_the_whole_batch(n):
-    actual = mpmd.value_and_grad(with_aux, has_aux=True, num_microbatches=n)(weights(1)[0], X, Y)
-    (value, aux), grads = jax.value_and_grad(with_aux, has_aux=True)(weights(1)[0], X, Y)
+    options = {"has_aux": True, "num_microbatches": n}
+    actual = jax.jit(mpmd.value_and_grad(with_aux, **options))(weights(1)[0], X, Y)
+    (value, aux), grads = jax.jit(jax.value_and_grad(with_aux, has_aux=True))(weights(1)[0], X, Y)
     assert_close(actual[0][1].pop("features"), aux.pop("features"), 1e-2)
     assert_close(actual, ((value, aux), grads))
-    actual = mpmd.grad(with_aux, has_aux=True, num_microbatches=n)(weights(1)[0], X, Y)
+    actual = jax.jit(mpmd.grad(with_aux, **options))(weights(1)[0], X, Y)
     actual[1].pop("features")
     assert_close(actual, (grads, aux))
 
@@ -176,8 +177,7 @@ def test_auxiliary_output_is_weighted_as_the_loss():
         return value, {"loss": value, "rows": x[:, 0]}
 
     arguments = (weights(1)[0], X, Y, COUNTED)
-    differentiate = mpmd.value_and_grad(loss, has_aux=True, num_microbatches=4, reduction=how_many)
-    assert_close(differentiate(*arguments), jax.value_and_grad(loss, has_aux=True)(*arguments))
+    assert_like_jax(loss, *arguments, has_aux=True, num_microbatches=4, reduction=how_many)
 
 
 def test_auxiliary_output_by_operations():

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from tests.support.models import BATCH, WIDTH, batch, mse, weights
 from tests.support.parity import assert_close, compiles, mesh_of
-from tests.support.programs.table import descend, loop
+from tests.support.programs.table import descend, trains
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def wide():
 
 
 def train(state, xs, ys, rate=0.1):
-    total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys), 2)
+    total, grads = trains(state, (xs, ys), stages=2)
     return descend(state, grads, rate), total
 
 

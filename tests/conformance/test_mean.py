@@ -24,7 +24,6 @@ def test_gradients_are_those_of_the_whole_batch():
         expected = jax.value_and_grad(mse)(state[0], *whole)
         assert_close((loss, grads), expected)
         assert_close((new, (loss, grads)), jax.jit(step)(state, *batch()))
-        assert_close((new, (loss, grads)), step(state, *batch()))
 
 
 def test_a_mean_costs_no_more_than_a_sum():
@@ -42,6 +41,7 @@ def test_a_mean_costs_no_more_than_a_sum():
     assert mean == total
 
 
+@pytest.mark.usual("replicated")
 @pytest.mark.parametrize("partial_sums", ["replicated", "none"])
 def test_means_of_shards_and_of_shared_weights(partial_sums):
     with mesh_of(2, data=2) as mesh:
@@ -57,14 +57,15 @@ def test_means_of_shards_and_of_shared_weights(partial_sums):
         assert_close(actual[1], jax.jit(step)(state, *batch())[1])
 
 
-DTYPES = ["float32", "bfloat16", "float16", "complex64", "int8", "int32", "uint8", "bool", "float8_e4m3fn"]
+DTYPES = ["bfloat16", "float16", "complex64", "int8", "int32", "uint8", "bool", "float8_e4m3fn"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype):
+def test_dtypes():
     """As ``jnp.mean``, but for the order in which a sum in half precision rounds."""
-    numbers = jnp.array([[1, 0], [1, 1], [0, 1], [100 if dtype != "float8_e4m3fn" else 2, 0]])
-    values = numbers.astype(dtype)
+    values = {
+        dtype: jnp.array([[1, 0], [1, 1], [0, 1], [2 if "float8" in dtype else 100, 0]]).astype(dtype)
+        for dtype in DTYPES
+    }
 
     def step(values):
         return mpmd.treduce(
@@ -72,11 +73,12 @@ def test_dtypes(dtype):
         )
 
     with mesh_of(1) as mesh:
-        actual = mpmd.jit(step, mesh)(values)
-    expected = jnp.mean(values, axis=0)
-    assert actual.dtype == expected.dtype
-    np.testing.assert_array_equal(np.asarray(actual, "complex64"), np.asarray(expected, "complex64"))
-    np.testing.assert_array_equal(np.asarray(actual), np.asarray(step(values)))
+        actual = mpmd.to_host(mpmd.jit(step, mesh)(values))
+    assert_close(actual, jax.jit(step)(values), 0)
+    for dtype, mean in actual.items():
+        expected = jnp.mean(values[dtype], axis=0)
+        assert mean.dtype == expected.dtype
+        np.testing.assert_array_equal(np.asarray(mean, "complex64"), np.asarray(expected, "complex64"))
 
 
 def test_half_precision_does_not_count():

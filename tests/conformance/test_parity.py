@@ -1,7 +1,6 @@
 """Circumstances of a call: contexts of JAX, threads, dtypes, memory that its owner reuses."""
 
 import concurrent.futures
-import contextlib
 
 import jax
 import jax.numpy as jnp
@@ -12,27 +11,16 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from tests.support.models import batch, init, layer, make_step, mlp, mse, weights
 from tests.support.parity import assert_close, assert_parity, mesh_of
-from tests.support.programs.table import descend, loop
-
-
-@contextlib.contextmanager
-def strict_promotion():
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
-
+from tests.support.programs.table import descend
 
 CONTEXTS = {
-    "strict promotion": strict_promotion,
-    "random bits not partitionable": lambda: jax.threefry_partitionable(False),
-    "another kind of key": lambda: jax.default_prng_impl("rbg"),
-    "dots of low precision": lambda: jax.default_matmul_precision("bfloat16"),
     "another default device": lambda: jax.default_device(jax.devices()[5]),
     "checks for leaks": jax.checking_leaks,
     "jit disabled": jax.disable_jit,
 }
 
 
-@pytest.mark.usual("strict promotion", "another default device")
+@pytest.mark.usual("jit disabled")
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
 def test_contexts_of_jax(context):
     def step(state, xs, ys):
@@ -53,22 +41,6 @@ def test_contexts_of_jax(context):
     arguments = (weights(2), *batch())
     with mesh_of(2) as mesh, context():
         assert_close(mpmd.jit(step, mpmd_mesh=mesh)(*arguments), jax.jit(step)(*arguments))
-
-
-def test_values_that_are_not_numbers_are_found_by_jax():
-    def step(state, xs, ys):
-        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys), 2)
-        return descend(state, grads), jnp.log(-total)
-
-    jax.config.update("jax_debug_nans", True)
-    try:
-        with (
-            mesh_of(2) as mesh,
-            pytest.raises(mpmd.TaskError, match=r"after_0 on group 1 made .* with nan"),
-        ):
-            float(mpmd.jit(step, mpmd_mesh=mesh)(weights(2), *batch())[1])
-    finally:
-        jax.config.update("jax_debug_nans", False)
 
 
 def test_numpy_arguments_are_read_during_the_call():
@@ -163,7 +135,7 @@ def test_steps_from_several_threads():
     expected = jax.jit(step)(state, *batch())
     with mesh_of(3) as mesh, concurrent.futures.ThreadPoolExecutor(4) as threads:
         compiled = mpmd.jit(step, mpmd_mesh=mesh).compile(state, *batch())
-        for actual in threads.map(lambda _: compiled(state, *batch()), range(40)):
+        for actual in threads.map(lambda _: compiled(state, *batch()), range(12)):
             assert_close(actual, expected)
 
 
@@ -177,14 +149,6 @@ def test_calls_within_the_context_of_the_whole_mesh():
         specs = (P(), P(None, "data"), P(None, "data"))
         compiled = mpmd.jit(make_step(loss, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=specs, out_specs=P())
         assert_close(compiled(state, *batch()), expected)
-
-
-def test_64_bit_arithmetic_within_a_context():
-    with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights(2))
-        arguments = [jnp.asarray(leaf, jnp.float64) for leaf in batch()]
-        loaded = assert_parity(make_step(mse, mpmd.Std1F1B(2)), init(params), *arguments, mesh=mesh_of(2))
-    assert loaded.plan.inputs[0].aval.dtype == "float64"
 
 
 def test_a_step_of_64_bits_is_called_outside_of_its_context():

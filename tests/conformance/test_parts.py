@@ -31,10 +31,7 @@ def mesh_with_another_part(groups, axes):
 
 @pytest.mark.usual(
     "mlp_under_a_schedule[GPipe]",
-    "trained_with[one rate per kind]",
-    "gradient_penalty_within_the_last_stage",
     "parameters_of_half_precision[bfloat16]",
-    "calls_that_feed_one_another[recycling]",
 )
 @pytest.mark.parametrize(
     "program", [program for program in PROGRAMS if program.usual], ids=lambda program: program.name

@@ -1,6 +1,5 @@
 """Random programs whose layers are a scan compute what plain JAX computes."""
 
-import jax
 import pytest
 from hypothesis import given
 
@@ -9,13 +8,7 @@ from tests.support.models import batch
 from tests.support.parity import assert_parity, mesh_of
 from tests.support.random_programs.scans import scanned_programs, scanned_step, state_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """The programs are many and tiny: compiling them takes longer than running them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def check(program):

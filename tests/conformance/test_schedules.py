@@ -26,60 +26,41 @@ SIZES = [
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
-@pytest.mark.usual(
-    "1-GPipe-4-4",
-    "1-Std1F1B-3-4",
-    "1-Eager1F1B-1-1",
-    "1-Interleaved1F1B-4-4",
-    "5-GPipe-4-4",
-    "5-Std1F1B-3-4",
-    "5-Std1F1B-1-1",
-    "5-Interleaved1F1B-4-4",
-)
+@pytest.mark.usual("1-Std1F1B-3-4", "5-Std1F1B-1-1", "5-Interleaved1F1B-3-3")
 @pytest.mark.parametrize(("name", "stages", "groups"), SIZES)
-@pytest.mark.parametrize(
-    "microbatches", [1, 5, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4))]
-)
+@pytest.mark.parametrize("microbatches", [1, 5, pytest.param(2, marks=pytest.mark.slow)])
 def test_sizes(name, stages, groups, microbatches):
     step = make_step(mse, SCHEDULES[name](stages, groups))
     assert_parity(step, init(weights(stages)), *batch(microbatches), mesh=mesh_of(groups), steps=1)
 
 
-def gradients(schedule, groups=4):
-    """What a step under the schedule makes of the same weights and batch, as bytes."""
+def gradients(schedule, runs=1):
+    """The bytes of the loss and gradients of each run of a step under the schedule, of the same arguments."""
     state = init(weights(schedule.num_stages))
-    with mesh_of(groups) as mesh:
+    with mesh_of(schedule.mpmd_dim) as mesh:
         step = mpmd.jit(make_step(mse, schedule), mpmd_mesh=mesh)
-        _, (loss, grads) = step(state, *batch(5))
-        return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((loss, grads))]
+        results = [step(state, *batch(5))[1] for _ in range(runs)]
+        return [[np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result)] for result in results]
 
 
 def test_gradients_are_equal_bit_by_bit_under_schedules_that_run_the_same_executables():
-    expected = gradients(mpmd.GPipe(4))
-    for schedule in (
-        mpmd.Std1F1B(4),
-        mpmd.Eager1F1B(4),
-        mpmd.Interleaved1F1B(4, 2),
-        mpmd.Interleaved1F1B(4, 4),
-    ):
-        assert gradients(schedule) == expected, f"{schedule} differs from GPipe"
-
-
-def test_gradients_are_equal_bit_by_bit_from_run_to_run():
-    assert gradients(mpmd.Std1F1B(4)) == gradients(mpmd.Std1F1B(4))
+    """Also from run to run."""
+    (expected,) = gradients(mpmd.GPipe(4))
+    assert gradients(mpmd.Eager1F1B(4), runs=2) == [expected] * 2
+    assert gradients(mpmd.Interleaved1F1B(4, 2)) == [expected]
+    (split,) = gradients(mpmd.ZeroBubble(2))
+    assert gradients(mpmd.ZeroBubbleH2(2)) == [split]
 
 
 def peak_of_the_second_group(schedule, microbatches):
     """Bytes; the group holds no part of the batch, whose size grows with the number of microbatches."""
-    with mesh_of(4) as mesh:
-        step = mpmd.jit(make_step(mse, schedule), mpmd_mesh=mesh)
-        loaded = step.compile(init(weights(4)), *batch(microbatches))
-        return loaded.report().groups[1].memory.live_bytes
+    step = mpmd.jit(make_step(mse, schedule), mpmd.AbstractMpmdMesh({"stage": 4}, "stage"))
+    return step.lower(init(weights(4)), *batch(microbatches)).report().groups[1].memory.live_bytes
 
 
 def test_memory_grows_with_microbatches_where_the_schedule_says_so():
-    few = {name: peak_of_the_second_group(SCHEDULES[name](4, 4), 8) for name in ONE_TO_ONE}
-    many = {name: peak_of_the_second_group(SCHEDULES[name](4, 4), 16) for name in ONE_TO_ONE}
+    few = {name: peak_of_the_second_group(SCHEDULES[name](4, 4), 7) for name in ONE_TO_ONE}
+    many = {name: peak_of_the_second_group(SCHEDULES[name](4, 4), 9) for name in ONE_TO_ONE}
     assert few["Std1F1B"] == many["Std1F1B"] <= few["Eager1F1B"] == many["Eager1F1B"] < few["GPipe"]
     assert few["GPipe"] < many["GPipe"]
 
@@ -96,9 +77,8 @@ def test_a_checkpointed_stage_keeps_what_it_got_and_no_more():
             h = mpmd.mark_stage_end(stage(params[1], h))
             return jnp.mean((stage(params[2], h) - y) ** 2)
 
-        with mesh_of(3) as mesh:
-            step = mpmd.jit(make_step(loss, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
-            instructions = step.compile(init(weights(3)), *batch()).plan.programs[1].instructions
+        step = mpmd.jit(make_step(loss, mpmd.Std1F1B(3)), mpmd.AbstractMpmdMesh({"stage": 3}, "stage"))
+        instructions = step.lower(init(weights(3)), *batch()).plan.programs[1].instructions
         (run,) = (i for i in instructions if isinstance(i, Run) and i.label == "fwd_1__0")
         return len(run.outputs)
 

@@ -1,6 +1,7 @@
 """Steps whose microbatches are cut into slices: results, accumulators, residuals, and what is refused."""
 
 import dataclasses
+import functools
 import itertools
 import re
 
@@ -59,23 +60,26 @@ def step_of(loss, schedule):
     return step
 
 
-def compiled(loss, schedule, groups=STAGES, args=None):
-    """The step's results on groups, and the loaded step's report and plan."""
+def assert_right(loss, schedule, args=None):
+    """Returns the results of the step on groups, and the step."""
     args = args or problem()
-    with mesh_of(groups) as mesh:
+    with mesh_of(STAGES) as mesh:
         step = mpmd.jit(step_of(loss, schedule), mesh).compile(*args)
-        return mpmd.to_host(step(*args)), step.report(), step.plan
-
-
-def assert_right(loss, schedule, groups=STAGES, args=None):
-    args = args or problem()
-    results, report, plan = compiled(loss, schedule, groups, args)
+        results = mpmd.to_host(step(*args))
     assert_close(results, jax.jit(step_of(loss, schedule))(*args))
-    return results, report, plan
+    return results, step
+
+
+@pytest.fixture(scope="module")
+def step():
+    """A step whose results are those of plain JAX; the loss marks the last stage, too, which ends nothing."""
+    loss = functools.partial(sliced, last=mpmd.mark_stage_end)
+    return assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES))[1]
 
 
 def refused(loss, schedule, groups=STAGES, args=None):
-    with mesh_of(groups) as mesh, pytest.raises(CompileError) as caught:
+    mesh = mpmd.AbstractMpmdMesh({"stage": groups}, "stage")
+    with pytest.raises(CompileError) as caught:
         mpmd.jit(step_of(loss, schedule), mesh).lower(*(args or problem()))
     return re.sub(r"\S*\.py:\d+", "LINE", str(caught.value))
 
@@ -98,62 +102,37 @@ def test_gradients_are_equal_bit_by_bit_under_schedules_that_run_the_same_execut
     assert len(set(texts.values())) == 1, texts
 
 
-def test_split_backwards():
-    assert_right(sliced, mpmd.Seq1F1B(STAGES, SLICES, split_backward=True))
-
-
-def test_several_stages_on_a_group():
-    weights, xs = problem(4)
-    assert_right(sliced, mpmd.Seq1F1B(4, SLICES, 2), 2, (weights, xs))
-
-
-def test_marks_after_the_last_stage_end_nothing():
-    assert_right(lambda w, x: sliced(w, x, last=mpmd.mark_stage_end), mpmd.Seq1F1B(STAGES, SLICES))
-
-
-def test_a_weight_has_one_accumulator():
-    _, report, plan = assert_right(sliced, mpmd.Seq1F1B(STAGES, SLICES))
+def test_a_weight_has_one_accumulator(step):
+    plan = step.plan
     weight = 2 * WIDTH * WIDTH * 4
     for group, program in enumerate(plan.programs):
         zeros = [run for run in program.runs if str(run.task).startswith("before")]
         sizes = [plan.avals()[name].nbytes for run in zeros for name in run.outputs]
         assert sizes.count(weight) == 1
-        assert report.groups[group].memory.peak.accumulators >= weight
+        assert step.report().groups[group].memory.peak.accumulators >= weight
 
 
-def test_what_slices_hand_on_is_kept_once():
+def test_what_slices_hand_on_is_kept_once(step):
     """A slice keeps its own chunk of what later slices attend to, and not the prefix."""
-    _, _, plan = compiled(sliced, mpmd.Seq1F1B(STAGES, SLICES))
-    runs = [run for program in plan.programs for run in program.runs]
-    for run in runs:
+    avals = step.plan.avals()
+    for run in (run for program in step.plan.programs for run in program.runs):
         if str(run.task).startswith("fwd"):
-            assert all(plan.avals()[name].shape != (2, LENGTH, WIDTH) for name in run.outputs), run
+            assert all(avals[name].shape != (2, LENGTH, WIDTH) for name in run.outputs), run
 
 
-def test_stages_are_named_with_their_slice():
-    _, report, plan = compiled(sliced, mpmd.Seq1F1B(STAGES, SLICES))
+def test_stages_are_named_with_their_slice(step):
+    plan = step.plan
     assert plan.stage_text(4) == "stage 1, slice 1"
     run = next(run for run in plan.programs[1].runs if isinstance(run, Run) and run.label == "bwd_4__0")
     assert plan.task_text(run.task) == "bwd_4__0 (stage 1, slice 1)"
     assert "Seq1F1B: stages 0 to 5 of 3 on 2 slices, 3 microbatches" in plan.shown()
-    assert re.search(r"bwd_\d__\d \(stage 0, slice \d\)", str(report))
+    assert re.search(r"bwd_\d__\d \(stage 0, slice \d\)", str(step.report()))
     reasons = " ".join(gap.reason for gap in simulate(plan).gaps)
     assert re.search(r"waits for .*bwd_4__\d \(stage 1, slice 1\) of group 1", reasons)
-
-
-def test_values_that_are_checked_for_nans_name_the_slice_that_reads_them():
-    with mesh_of(STAGES) as mesh:
-        plan = mpmd.jit(step_of(sliced, mpmd.Seq1F1B(STAGES, SLICES)), mesh).lower(*problem()).plan
     texts = passed_on(plan, plan.programs[1]).values()
     assert any(re.search(r"which fwd_4__0 \(stage 1, slice 1\) reads$", text) for text in texts)
-
-
-def test_explanations_name_slices():
-    with mesh_of(STAGES) as mesh:
-        step = mpmd.jit(step_of(sliced, mpmd.Seq1F1B(STAGES, SLICES)), mesh)
-        explained = mpmd.explain(step.lower(*problem()))
-    assert "fwd_3 (stage 0, slice 1)" in str(explained)
-    assert "shared weight" not in str(explained)
+    explained = str(mpmd.explain(step))
+    assert "fwd_3 (stage 0, slice 1)" in explained and "shared weight" not in explained
 
 
 def test_a_sum_over_the_stages_of_all_slices():
@@ -171,22 +150,13 @@ def test_a_sum_over_the_stages_of_all_slices():
     assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES))
 
 
-def test_a_weight_of_two_stages():
-    weights, xs = problem()
-
-    def loss(weights, x):
-        return sliced([weights[0], weights[1], weights[0]], x)
-
-    assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES), args=(weights[:2], xs))
-
-
 def test_an_expensive_value_of_a_weight_that_all_slices_and_two_stages_read():
     def loss(weights, x):
         normal = weights[0] / jnp.linalg.norm(weights[0])
         return sliced([normal, weights[1], normal], x)
 
     weights, xs = problem()
-    assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES), args=(weights[:2], xs))
+    assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES), (weights[:2], xs))
 
 
 def test_several_loops():
@@ -219,7 +189,7 @@ def test_layers_in_a_scan_within_each_slice():
         return total
 
     weights = jax.random.normal(jax.random.key(1), (2 * STAGES, WIDTH, WIDTH)) / 4
-    assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES), args=(weights, problem()[1]))
+    assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES), (weights, problem()[1]))
 
 
 def test_marks_on_one_slice_are_refused():
@@ -296,19 +266,6 @@ def test_a_value_from_the_last_stage_to_the_next_slice_is_refused(make, read, ki
     assert "Each slice would wait for the whole pipeline: hand it to the same layer" in said
 
 
-def test_a_scan_over_slices_is_refused():
-    def loss(weights, x):
-        def one(total, piece):
-            h = mpmd.mark_stage_end(jnp.tanh(piece @ weights[0][0]) + total)
-            return h.mean(), None
-
-        return lax.scan(one, 0.0, jnp.stack(jnp.split(x, 2, axis=1)))[0]
-
-    with pytest.warns(SharedWeightsWarning, match="in a scan over data"):
-        said = refused(loss, mpmd.Seq1F1B(STAGES, SLICES))
-    assert "write it as a Python loop over slices" in said
-
-
 def test_a_scan_over_slices_that_carries_states_is_refused():
     def loss(weights, x):
         def one(state, piece):
@@ -369,6 +326,7 @@ def test_an_order_that_adds_up_slices_otherwise_is_refused():
     assert "adds up its slices by microbatch" in said
 
 
+@pytest.mark.usual("replicated")
 @pytest.mark.parametrize("partial_sums", ["replicated", "none"])
 def test_partial_sums_of_all_slices(partial_sums):
     schedule = mpmd.Seq1F1B(2, SLICES)
@@ -390,6 +348,7 @@ def bounded(w):
 bounded.defvjp(lambda w: (w, None), lambda _, gradient: (jnp.tanh(gradient),))
 
 
+@pytest.mark.usual("1")
 @pytest.mark.parametrize("bounded_slice", range(SLICES))
 def test_slices_of_which_one_cannot_make_partial_sums(bounded_slice):
     def loss(weights, x):

@@ -52,6 +52,7 @@ def explicit_loss(params, tokens, targets):
     return total
 
 
+@pytest.mark.slow
 def test_explicit_axes():
     def step(params, tokens, targets):
         total, grads = mpmd.treduce(

@@ -99,6 +99,7 @@ def test_a_part_of_an_array_that_the_caller_keeps_travels_once(mesh):
     assert_close(results[1], jax.jit(step)(jnp.float32(1), frozen, batch()[0]))
 
 
+@pytest.mark.slow
 def test_a_step_of_it_is_checked_against_plain_jax(mesh, step):
     found = mpmd.check(step, step_of(mpmd.Std1F1B(3), every=(1, 4, 2)), initial_state(), *batch(), steps=2)
     assert found.ok, found
@@ -117,7 +118,8 @@ def test_functions_without_a_loop_keep_parts(mesh, step):
     np.testing.assert_allclose(norm(params), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("every", "spec"), [((2, 4), ("x",)), ((3, 3), ())])
+@pytest.mark.usual("replicated")
+@pytest.mark.parametrize(("every", "spec"), [((2, 4), ("x",)), ((3, 3), ())], ids=["sharded", "replicated"])
 def test_an_array_that_is_sharded_over_layers_is_so_where_its_parts_divide(every, spec):
     """It is replicated where they do not. What the user asks for is refused instead."""
 

@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from tests.support.explicit import draws
 from tests.support.parity import assert_close, mesh_of
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -13,12 +15,8 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 MEMBERS, WIDTH, ROWS = 3, 4, 8
 
 
-def keys(count):
-    return jax.random.split(jax.random.key(0), count)
-
-
-PARAMS = [jax.random.normal(key, (MEMBERS, WIDTH, WIDTH)) for key in keys(2)]
-X = jax.random.normal(jax.random.key(1), (MEMBERS, ROWS, WIDTH))
+PARAMS = [draws(MEMBERS, WIDTH, WIDTH, seed=seed) for seed in range(2)]
+X = draws(MEMBERS, ROWS, WIDTH, seed=2)
 
 
 def model(params, x):
@@ -100,16 +98,15 @@ def of_layers(params, x):
 
 
 ONE = [leaf[0] for leaf in PARAMS]
-RATES = jnp.array([0.1, 0.2, 0.3])
+RATES = np.float32([0.1, 0.2, 0.3])
 STEPS = {
     "members": (jax.vmap(train, in_axes=(0, None)), PARAMS, X[0]),
     "members and batches": (jax.vmap(train), PARAMS, X),
-    "batches": (jax.vmap(train, in_axes=(None, 0)), ONE, X),
     "rates": (jax.vmap(train, in_axes=(None, None, 0)), ONE, X[0], RATES),
     "an axis in between": (
         jax.vmap(train, in_axes=(1, 1)),
-        [jnp.moveaxis(p, 0, 1) for p in PARAMS],
-        jnp.moveaxis(X, 0, 1),
+        [np.moveaxis(p, 0, 1) for p in PARAMS],
+        np.moveaxis(X, 0, 1),
     ),
     "nested": (jax.vmap(jax.vmap(train, in_axes=(0, None)), in_axes=(None, 0)), PARAMS, X),
     "operations": (jax.vmap(operations), PARAMS, X),
@@ -121,6 +118,7 @@ STEPS = {
 }
 
 
+@pytest.mark.usual("members", "nested", "operations", "a carry", "an axis name", "layers in a scan")
 @pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
 def test_a_population_computes_the_numbers_of_plain_jax(case):
     step, *args = case

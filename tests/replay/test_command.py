@@ -19,7 +19,7 @@ from mpmd.replay import load
 from mpmd.replay.environment import variables_of
 from mpmd.replay.files import read_task
 from tests.support.hostile_modules import BODIES, with_function
-from tests.support.only_jax import ROOT, WITHOUT_OTHERS
+from tests.support.only_jax import ROOT, without_others
 from tests.support.planted_nans import line_of, optimizer, run
 
 
@@ -272,7 +272,7 @@ def test_no_directory(capsys, tmp_path):
 
 
 def test_the_command_needs_jax_and_numpy_alone(with_nan):
-    program = f"{WITHOUT_OTHERS}\nfrom mpmd.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    program = f"{without_others()}\nfrom mpmd.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", program, "replay", with_nan, "--json"],
         cwd=ROOT,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from mpmd.errors import NonFiniteError
-from tests.support.only_jax import ROOT, WITHOUT_OTHERS
+from tests.support.only_jax import ROOT, without_others
 from tests.support.planted_nans import PROGRAMS, line_of, run
 
 REPLAYS = """
@@ -32,7 +32,7 @@ def replays(tmp_path_factory):
         with pytest.raises(NonFiniteError) as raised:
             run(program(), directory / name)
         assert "mpmd replay" in raised.value.__notes__[0]
-    program = [sys.executable, "-c", WITHOUT_OTHERS + REPLAYS, str(directory)]
+    program = [sys.executable, "-c", without_others() + REPLAYS, str(directory)]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -45,9 +45,9 @@ from tests.support.lists import flat, inputs, output, parse, peaks, simulate
 
 EXPECTED = json.loads((pathlib.Path(__file__).parent / "expected_schedules.json").read_text())
 
-groups = st.integers(1, 6)
-stages_per_group = st.integers(1, 4)
-microbatches = st.integers(1, 20)
+groups = st.integers(1, 5)
+stages_per_group = st.integers(1, 3)
+microbatches = st.integers(1, 12)
 
 
 @st.composite

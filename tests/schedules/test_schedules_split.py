@@ -18,9 +18,9 @@ from mpmd.schedules import (
 )
 from tests.support.lists import peaks, simulate
 
-groups = st.integers(1, 8)
-stages_per_group = st.integers(1, 4)
-microbatches = st.integers(1, 24)
+groups = st.integers(1, 5)
+stages_per_group = st.integers(1, 3)
+microbatches = st.integers(1, 12)
 times = st.sampled_from([0.25, 0.5, 1, 1.75, 3])
 
 

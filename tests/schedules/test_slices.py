@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ from mpmd.simulate import Costs, Link, simulate
 
 sizes = st.integers(1, 5)
 
-SIZES = [(4, 4, 4), (8, 8, 4), (8, 8, 8), (8, 16, 4), (8, 2, 8), (16, 16, 8)]
+SIZES = [(4, 4, 4), (4, 8, 2), (2, 3, 4), (4, 2, 8)]
 """Groups, microbatches and slices."""
 
 
@@ -81,11 +83,10 @@ def test_the_text_of_lists_parses_back(schedule, m, form):
 
 
 @pytest.mark.parametrize(("p", "m", "s"), SIZES)
-@pytest.mark.parametrize("v", [1, 2, 4])
-@pytest.mark.parametrize("split", [False, True])
-def test_the_bubble_is_that_of_the_closed_form(p, m, s, v, split):
-    bubble, _ = figures(Seq1F1B(p * v, s, p, split_backward=split), m)
-    assert bubble == pytest.approx((p - 1) / ((3 if split else 1) * v * m * s + p - 1))
+def test_the_bubble_is_that_of_the_closed_form(p, m, s):
+    for v, split in itertools.product((1, 2), (False, True)):
+        bubble, _ = figures(Seq1F1B(p * v, s, p, split_backward=split), m)
+        assert bubble == pytest.approx((p - 1) / ((3 if split else 1) * v * m * s + p - 1)), (v, split)
 
 
 @pytest.mark.parametrize(("p", "m", "s"), SIZES)
@@ -103,7 +104,7 @@ def test_the_memory_is_that_of_the_closed_forms(p, m, s):
         assert max(several) == pytest.approx(min(m, 1 + 2 * (p - 1) / (v * s)))
 
 
-@pytest.mark.parametrize(("p", "m", "s"), SIZES[:5])
+@pytest.mark.parametrize(("p", "m", "s"), SIZES)
 def test_slices_have_shorter_bubbles_in_less_memory(p, m, s):
     bubble, memory = figures(Seq1F1B(p, s), m)
     ordinary, more = figures(Std1F1B(p), m)
@@ -118,7 +119,7 @@ def test_one_slice_is_the_schedule_without_slices(p, m):
     assert Seq1F1B(p, 1, split_backward=True).tasks(m) == ZeroBubble(p).tasks(m)
 
 
-@pytest.mark.parametrize(("p", "m", "s"), SIZES[:4])
+@pytest.mark.parametrize(("p", "m", "s"), SIZES)
 def test_a_list_schedule_is_never_longer_than_seq_1f1b(p, m, s):
     for split in (False, True):
         times = TaskTimes(fwd=[1 + (n % p == p - 1) for n in range(p * s)], hop=0.25)

@@ -37,7 +37,7 @@ COVERING = (
     "dense_layers[2]",
     "depth_dependent_scales",
     "diffusion",
-    "dropout_in_a_scan[keys]",
+    "dropout_in_a_scan",
     "equinox_scanned_modules[checkpointed]",
     "evaluation_with_stacked_outputs",
     "flax_linen_scan[axis 1]",

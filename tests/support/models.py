@@ -32,7 +32,8 @@ def layer(params, h):
     return jnp.tanh(h @ params["w"] + params["b"])
 
 
-def mlp(params, x):
+def mlp(params, x, layer=layer):
+    """Applies ``layer(p, h)`` with each of ``params``, and marks the end of a stage between two of them."""
     h = x
     for i, stage in enumerate(params):
         h = layer(stage, h)
@@ -41,8 +42,8 @@ def mlp(params, x):
     return h
 
 
-def mse(params, x, y):
-    return jnp.mean((mlp(params, x) - y) ** 2)
+def mse(params, x, y, layer=layer):
+    return jnp.mean((mlp(params, x, layer) - y) ** 2)
 
 
 def make_step(loss_fn, schedule, optimizer=SGD, operation=mpmd.Add):

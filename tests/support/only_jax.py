@@ -1,5 +1,6 @@
 """An environment with JAX and numpy alone: a process in which no other package can be imported."""
 
+import functools
 import importlib.metadata
 from pathlib import Path
 
@@ -31,7 +32,10 @@ def blocked_modules() -> list[str]:
     )
 
 
-WITHOUT_OTHERS = f"""
+@functools.cache
+def without_others() -> str:
+    """The beginning of a program that is to run in such an environment."""
+    return f"""
 import sys
 
 class Blocker:
@@ -44,4 +48,3 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 """
-"""The beginning of a program that is to run in such an environment."""

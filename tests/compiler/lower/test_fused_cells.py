@@ -27,7 +27,7 @@ class Together(mpmd.Schedule):
         ]
 
 
-@pytest.mark.parametrize("parts", [((0, 1), (2, 3)), ((3, 0), (1, 2)), ((0, 1, 2, 3),)])
+@pytest.mark.parametrize("parts", [((3, 0), (1, 2))])
 def test_every_microbatch_of_a_cell_is_accumulated(parts):
-    step = make_step(mse, Together(3, 3, parts))
-    assert_parity(step, init(weights(3)), *batch(4), mesh=mesh_of(3))
+    step = make_step(mse, Together(2, 2, parts))
+    assert_parity(step, init(weights(2)), *batch(4), mesh=mesh_of(2))

@@ -61,15 +61,6 @@ def scan_over_coefficients(params, grads, count):
     return lax.scan(body, grads, pairs, reverse=True, unroll=2, _split_transpose=True)[0]
 
 
-def scan_with_stacked_results(params, grads, count):
-    def body(grads, _):
-        grads = smaller(grads)
-        return grads, jax.tree.map(lambda a: 0.1 * a, grads)
-
-    grads, stacked = lax.scan(body, grads, length=2)
-    return jax.tree.map(lambda g, rows: g + rows.sum(0), grads, stacked)
-
-
 def while_with_a_counter(params, grads, count):
     """The weights are carried as they are."""
 
@@ -78,12 +69,6 @@ def while_with_a_counter(params, grads, count):
         return i + 1, jax.tree.map(lambda g, w: g + 0.01 * w, smaller(grads), weights), weights
 
     return lax.while_loop(lambda c: c[0] < count, body, (0, grads, params))[1]
-
-
-def while_within_a_scan(params, grads, count):
-    return lax.scan(
-        lambda g, _: (lax.fori_loop(0, count, lambda i, g: smaller(g), g), None), grads, length=2
-    )[0]
 
 
 def loop_within_a_branch(params, grads, count):
@@ -106,16 +91,6 @@ def jitted_with_an_unread_norm(params, grads, count):
         return lax.while_loop(lambda c: c[0] < count, body, (0, grads, 0.0))
 
     return iterate(grads)[1]
-
-
-def inner_steps_with_momentum(params, grads, count):
-    def body(carry, _):
-        step, momentum = carry
-        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
-        return (jax.tree.map(lambda s, m: s + 0.1 * m, step, momentum), momentum), None
-
-    zeros = jax.tree.map(jnp.zeros_like, grads)
-    return lax.scan(body, (zeros, zeros), length=3)[0][0]
 
 
 def power_iteration(params, grads, count):
@@ -151,13 +126,10 @@ def noise_of_a_carried_key(params, grads, count):
 FORMS = (
     fori,
     scan_over_coefficients,
-    scan_with_stacked_results,
     while_with_a_counter,
-    while_within_a_scan,
     loop_within_a_branch,
     branch_within_a_loop,
     jitted_with_an_unread_norm,
-    inner_steps_with_momentum,
     power_iteration,
     map_over_a_stack_for_each_group,
     noise_of_a_carried_key,

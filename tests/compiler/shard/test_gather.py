@@ -35,7 +35,6 @@ from tests.support.sharded_batches import (
     run,
     scanned,
     train,
-    under_jit,
     w,
     with_first,
 )
@@ -68,31 +67,31 @@ def gathered(loaded):
     return found
 
 
-@pytest.mark.parametrize("partial_sums", ["none", "replicated", "all"])
-def test_tasks_gather_no_weights(partial_sums):
-    loaded, in_loop, outside = run(
-        train(mlp), mlp_weights(), MANY_ROWS, in_specs=FSDP, partial_sums=partial_sums, gather="step"
-    )
-    gradients, others = 2 * WEIGHT, 2 * BIAS + 4
-    reduced_in_loop = {"none": gradients + others, "replicated": gradients, "all": 0}[partial_sums]
-    assert bytes_by_operation(in_loop) == ({"all-reduce": reduced_in_loop} if reduced_in_loop else {})
-    reduced_outside = gradients + others - reduced_in_loop
-    assert bytes_by_operation(outside) == {"all-gather": 2 * WEIGHT} | (
-        {"all-reduce": reduced_outside} if reduced_outside else {}
-    )
+@pytest.fixture(scope="module")
+def once():
+    """A step that gathers each weight once, and its collectives in microbatches and outside."""
+    return run(train(mlp), mlp_weights(), MANY_ROWS, in_specs=FSDP, **ONCE)
+
+
+def test_a_step_has_one_gather_and_one_reduction_for_each_weight(once):
+    loaded, in_loop, outside = once
+    assert bytes_by_operation(in_loop) == {}
+    assert bytes_by_operation(outside) == {"all-gather": 2 * WEIGHT, "all-reduce": 2 * (WEIGHT + BIAS) + 4}
+    weights = [c.operation for found in outside.values() for c in found if (D, D) in c.shapes]
+    assert sorted(weights) == ["all-gather"] * 2 + ["all-reduce"] * 2
     assert gathered(loaded) == [{("float32[8,8]", ())}] * 2
 
 
-def test_a_step_has_one_gather_and_one_reduction_for_each_weight():
-    _, in_loop, outside = run(train(mlp), mlp_weights(), MANY_ROWS, in_specs=FSDP, **ONCE)
-    assert not any(in_loop.values())
-    weights = [c.operation for found in outside.values() for c in found if (D, D) in c.shapes]
-    assert sorted(weights) == ["all-gather"] * 2 + ["all-reduce"] * 2
+def test_tasks_that_sum_gradients_gather_no_weights():
+    options = {"partial_sums": "replicated", "gather": "step"}
+    _, in_loop, outside = run(train(mlp), mlp_weights(), MANY_ROWS, in_specs=FSDP, **options)
+    assert bytes_by_operation(in_loop) == {"all-reduce": 2 * WEIGHT}
+    assert bytes_by_operation(outside) == {"all-gather": 2 * WEIGHT, "all-reduce": 2 * BIAS + 4}
 
 
-def test_sharded_weights_stay_for_their_update():
+def test_sharded_weights_stay_for_their_update(once):
     """They are donated to the update; the gathered copies end with the last task that reads them."""
-    loaded, *_ = run(train(mlp), mlp_weights(), MANY_ROWS, in_specs=FSDP, **ONCE)
+    loaded, *_ = once
     # The first stage's backward does not read its weight.
     expected = [["fwd_0__0", "fwd_0__1"], ["fwd_1__0", "bwd_1__0", "fwd_1__1", "bwd_1__1"]]
     for i, program in enumerate(loaded.plan.programs):
@@ -113,14 +112,12 @@ def cast_in_the_loop(params, x):
 
 IN_WHOLE = {
     "dense": (dense, DENSE),
-    "scan over layers": (scanned, STACKED),
     "checkpointed scan": (functools.partial(scanned, wrap=jax.checkpoint), STACKED),
     "cast in the loop": (cast_in_the_loop, {"w": w}),
-    "under jit": (under_jit, DENSE),
 }
 
 
-@pytest.mark.usual("dense", "under jit")
+@pytest.mark.usual("checkpointed scan")
 @pytest.mark.parametrize(("loss", "params"), IN_WHOLE.values(), ids=IN_WHOLE)
 def test_all_weights_of_a_stage_are_gathered_once(loss, params):
     specs = ({"first": P(), "second": sharded(params)}, BATCH)
@@ -229,6 +226,7 @@ def test_values_with_the_batch_of_a_microbatch_are_not_gathered():
     assert bytes_by_operation(in_loop) == {}
 
 
+@pytest.mark.slow
 def test_the_only_microbatch_is_not_gathered():
     loaded, in_loop, _ = run(train(mlp), mlp_weights(), MANY_ROWS[:1], in_specs=FSDP, **ONCE)
     assert gathered(loaded) == [{("float32[8,8]", ())}] * 2
@@ -280,16 +278,16 @@ def test_groups_of_different_sizes():
 @pytest.mark.parametrize("specs", [(P(), BATCH), ([{"w": P(None, "data"), "b": P()}] * 2, P())])
 def test_plans_without_such_weights_do_not_change(specs):
     step, params = train(mlp), mlp_weights()
-    with mesh_of(2, data=2) as mesh:
-        plans = [
-            mpmd.jit(step, mesh, in_specs=specs, gather=how).compile(params, MANY_ROWS).plan
-            for how in ("step", "task")
-        ]
+    mesh = mpmd.AbstractMpmdMesh({"stage": 2, "data": 2}, "stage")
+    plans = [
+        mpmd.jit(step, mesh, in_specs=specs, gather=how).lower(params, MANY_ROWS).plan
+        for how in ("step", "task")
+    ]
     assert plans[0] == plans[1]
 
 
-def test_the_reader_behind_the_copy_is_explained():
-    loaded, *_ = run(train(mlp), mlp_weights(), MANY_ROWS, in_specs=FSDP, **ONCE)
+def test_the_reader_behind_the_copy_is_explained(once):
+    loaded, *_ = once
     read_by = [use.task for use in mpmd.explain(loaded).leaf("[0][1]['w']").input.read_by]
     assert read_by == ["before_0", "after_0", "fwd_1", "bwd_1"]
 

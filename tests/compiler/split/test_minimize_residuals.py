@@ -1,10 +1,10 @@
 """What forwards keep for their backwards."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.extend.core import Var
@@ -14,7 +14,7 @@ from mpmd.compiler.jaxprs.equations import subjaxprs
 from mpmd.compiler.split.minimize_residuals import _minimum_cut
 from mpmd.keys import to_aval
 from tests.support.levels import task_graph
-from tests.support.models import BATCH, WIDTH, batch, init, layer, make_step, weights
+from tests.support.models import BATCH, WIDTH, batch, init, layer, make_step, mse, weights
 from tests.support.parity import assert_parity, mesh_of
 
 ACTIVATIONS = BATCH * WIDTH * 4
@@ -23,20 +23,8 @@ ACTIVATIONS = BATCH * WIDTH * 4
 ONE_F_ONE_B = mpmd.Std1F1B(2)
 
 
-def pipeline(stage):
-    def loss(params, x, y):
-        h = x
-        for i, p in enumerate(params):
-            h = stage(p, h)
-            if i < len(params) - 1:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2)
-
-    return loss
-
-
 def split_works(stage, schedule=ONE_F_ONE_B):
-    step = make_step(pipeline(stage), schedule)
+    step = make_step(functools.partial(mse, layer=stage), schedule)
     graph = task_graph(step, init(weights(2)), *batch(), groups=2)
     return {str(member.work): member for member in graph.stage_work}
 
@@ -51,43 +39,74 @@ def count(eqns, primitive):
     return sum(eqn.primitive.name == primitive for eqn in eqns) + sum(count(i, primitive) for i in inner)
 
 
-def check(stage, schedule=ONE_F_ONE_B):
-    step = make_step(pipeline(stage), schedule)
-    assert_parity(step, init(weights(schedule.num_stages)), *batch(), mesh=mesh_of(2))
-
-
 def gelu(p, h):
     return jax.nn.gelu(h @ p["w"] + p["b"])
+
+
+def dear(p, h):
+    return h + jnp.tanh(h @ p["w"]) * jax.nn.softmax(h @ p["w"])
+
+
+def powers(p, h):
+    product = h @ p["w"]
+    return product**3 + product**5
+
+
+def narrowed(p, h):
+    narrow = (h @ p["w"]).astype(jnp.bfloat16)
+    return jnp.sin(narrow.astype(jnp.float32)) * narrow.astype(jnp.float32)
+
+
+def dropped(p, h):
+    mask = jax.random.bernoulli(jax.random.key(h.sum().astype(int)), 0.9, h.shape)
+    return jnp.where(mask, jnp.tanh(h @ p["w"]) / 0.9, 0)
+
+
+def causal(p, h):
+    scores = jnp.where(jnp.tril(jnp.ones((BATCH, BATCH), bool)), h @ h.T, -jnp.inf)
+    return jax.nn.softmax(scores) @ (h @ p["w"])
+
+
+def sines(p, h):
+    return jnp.sin(h @ p["w"]) + (h * h) @ p["w"]
+
+
+def with_tanh(h, w):
+    return h + jnp.tanh(h @ w) @ w
+
+
+KERNEL = mpmd.cost(with_tanh, operations=1.0, dimensions="bi,io->bo", divides="b")
+
+
+def test_results_are_those_of_plain_jax():
+    """Of a model with a stage of each kind."""
+    stages = narrowed, dropped, gelu, dear, powers, causal, sines, lambda p, h: KERNEL(h, p["w"])
+
+    def loss(params, x, y):
+        return mse(list(zip(stages, params, strict=True)), x, y, lambda own, h: own[0](own[1], 0.5 * h))
+
+    step = make_step(loss, mpmd.Std1F1B(len(stages)))
+    assert_parity(step, init(weights(len(stages))), *batch(), mesh=mesh_of(len(stages)))
 
 
 def test_an_activation_function_keeps_its_input_and_its_tanh():
     works = split_works(gelu)
     assert sum(aval.nbytes for aval in kept(works)) == 2 * ACTIVATIONS
-    check(gelu)
 
 
 def test_what_is_dear_runs_once():
-    def stage(p, h):
-        return h + jnp.tanh(h @ p["w"]) * jax.nn.softmax(h @ p["w"])
-
-    works = split_works(stage)
+    works = split_works(dear)
     for primitive, times in (("dot_general", 2), ("tanh", 1), ("exp", 1), ("reduce_sum", 1)):
         assert count(works["fwd_0"].eqns, primitive) == times, primitive
     for primitive in ("tanh", "exp"):
         assert count(works["bwd_0"].eqns, primitive) == 0, primitive
-    check(stage)
 
 
 def test_a_forward_computes_nothing_that_only_the_backward_reads():
-    def stage(p, h):
-        product = h @ p["w"]
-        return product**3 + product**5
-
-    works = split_works(stage)
+    works = split_works(powers)
     assert count(works["fwd_0"].eqns, "integer_pow") == 2  # and not their derivatives
     assert count(works["bwd_0"].eqns, "integer_pow") == 2
     assert [aval.shape for aval in kept(works)] == [(BATCH, WIDTH)]
-    check(stage)
 
 
 def test_the_output_of_a_stage_serves_its_backward():
@@ -97,45 +116,26 @@ def test_the_output_of_a_stage_serves_its_backward():
 
 
 def test_a_narrow_value_is_kept_in_place_of_a_wide_copy():
-    def stage(p, h):
-        narrow = (h @ p["w"]).astype(jnp.bfloat16)
-        return jnp.sin(narrow.astype(jnp.float32)) * narrow.astype(jnp.float32)
-
-    dtypes = {aval.dtype for aval in kept(split_works(stage)) if aval.shape == (BATCH, WIDTH)}
+    dtypes = {aval.dtype for aval in kept(split_works(narrowed)) if aval.shape == (BATCH, WIDTH)}
     assert "bfloat16" in dtypes
-    check(stage)
 
 
 def test_random_numbers_are_drawn_once_and_masks_are_kept():
-    def stage(p, h):
-        mask = jax.random.bernoulli(jax.random.key(h.sum().astype(int)), 0.9, h.shape)
-        return jnp.where(mask, jnp.tanh(h @ p["w"]) / 0.9, 0)
-
-    works = split_works(stage)
+    works = split_works(dropped)
     assert count(works["fwd_1"].eqns, "random_bits") == 1
     assert count(works["bwd_1"].eqns, "random_bits") == 0
     assert "bool" in {aval.dtype for aval in kept(works, "fwd_1", "bwd_1")}
-    check(stage)
 
 
 def test_causal_masks_are_made_where_they_are_read():
-    def stage(p, h):
-        scores = jnp.where(jnp.tril(jnp.ones((BATCH, BATCH), bool)), h @ h.T, -jnp.inf)
-        return jax.nn.softmax(scores) @ (h @ p["w"])
-
-    assert "bool" not in {aval.dtype for aval in kept(split_works(stage))}
-    check(stage)
+    assert "bool" not in {aval.dtype for aval in kept(split_works(causal))}
 
 
 def test_what_is_kept_anyway_serves_others_too():
-    def stage(p, h):
-        return jnp.sin(h @ p["w"]) + (h * h) @ p["w"]
-
-    works = split_works(stage)
+    works = split_works(sines)
     (received,) = set(works["fwd_0"].makes) & set(works["fwd_1"].reads)
     assert received in works["bwd_1"].reads
     assert len(kept(works, "fwd_1", "bwd_1")) == 2  # what the sine is taken of, and the loss's difference
-    check(stage)
 
 
 def test_calls_are_opened():
@@ -146,44 +146,34 @@ def test_calls_are_opened():
 def test_a_kernel_with_numbers_keeps_what_its_equations_keep():
     """Its operands are there anyway, such as weights."""
 
-    def function(h, w):
-        return h + jnp.tanh(h @ w) @ w
-
-    kernel = mpmd.cost(function, operations=1.0, dimensions="bi,io->bo", divides="b")
-    functions = {"equations": function, "kernel": kernel}
+    functions = {"equations": with_tanh, "kernel": KERNEL}
     works = {name: split_works(lambda p, h, of=of: of(h, p["w"])) for name, of in functions.items()}
     assert kept(works["kernel"]) == kept(works["equations"])
-    check(lambda p, h: kernel(h, p["w"]))
 
 
 def test_checkpointed_stages_stay_as_they_are():
-    def stage(p, h):
-        return jax.checkpoint(gelu)(p, h)
-
-    works = split_works(stage)
+    works = split_works(jax.checkpoint(gelu))
     assert kept(works) == []  # it has the microbatch anyway
     assert count(works["bwd_0"].eqns, "tanh") == 1
-    check(stage)
 
 
-@pytest.mark.parametrize("schedule", [mpmd.ZeroBubble(2), mpmd.ZeroBubbleV(4, 2), mpmd.DualPipeV(4, 2)])
-def test_halves_of_a_backward_recompute_what_each_reads(schedule):
+def test_halves_of_a_backward_recompute_what_each_reads():
     def stage(p, h):  # with a factor that keeps gradients from growing until rounding is all that is compared
         return 0.1 * gelu(p, h) * (h @ p["w"]) + h
 
-    check(stage, schedule)
-    if schedule.num_stages == 2:
-        works = split_works(stage, schedule)
-        products = sum(count(work.eqns, "dot_general") for work in works.values())
-        plain = split_works(stage)
-        assert products == sum(count(work.eqns, "dot_general") for work in plain.values())
+    schedule = mpmd.ZeroBubble(2)
+    step = make_step(functools.partial(mse, layer=stage), schedule)
+    assert_parity(step, init(weights(2)), *batch(), mesh=mesh_of(2))
+    works, plain = split_works(stage, schedule), split_works(stage)
+    products = sum(count(work.eqns, "dot_general") for work in works.values())
+    assert products == sum(count(work.eqns, "dot_general") for work in plain.values())
 
 
 def test_equal_stages_still_share_executables():
-    step = make_step(pipeline(gelu), mpmd.Std1F1B(4))
-    with mesh_of(4) as mesh:
-        loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(init(weights(4)), *batch())
-    kinds = [executable.name[:3] for executable in loaded.plan.executables]
+    step = make_step(functools.partial(mse, layer=gelu), mpmd.Std1F1B(4))
+    mesh = mpmd.AbstractMpmdMesh({"stage": 4}, "stage")
+    plan = mpmd.jit(step, mesh).lower(init(weights(4)), *batch()).plan
+    kinds = [executable.name[:3] for executable in plan.executables]
     assert kinds.count("fwd") == kinds.count("bwd") == 3  # of the first stage, of the last, of the others
 
 

@@ -143,7 +143,7 @@ def test_a_shard_map_in_the_body():
 
 def test_equal_stages_share_executables():
     step = make_step(in_a_scan(gelu), mpmd.Std1F1B(3), SGD)
-    with mesh_of(3) as mesh:
-        loaded = mpmd.jit(step, mpmd_mesh=mesh).compile(init(stacked()), *batch())
-    kinds = [executable.name[:3] for executable in loaded.plan.executables]
+    mesh = mpmd.AbstractMpmdMesh({"stage": 3}, "stage")
+    plan = mpmd.jit(step, mesh).lower(init(stacked()), *batch()).plan
+    kinds = [executable.name[:3] for executable in plan.executables]
     assert kinds.count("fwd") == kinds.count("bwd") == 3

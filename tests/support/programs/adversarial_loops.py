@@ -12,7 +12,7 @@ from tests.support.models import (
     mlp,
     weights,
 )
-from tests.support.programs.passes import homes_of, wasserstein
+from tests.support.programs.passes import homes_of
 from tests.support.programs.several_loops import ADAM, gradients, stages_of, updated
 from tests.support.programs.table import Case, descend, program
 
@@ -98,22 +98,3 @@ def adversarial_loops_over_the_same_stages():
 
     params = weights(3)
     return Case(step, (params[:2], params[2]), batch(), steps=3, holds=holds)
-
-
-@program()
-def critic_with_a_penalty_before_its_generator():
-    """A Wasserstein GAN: the penalty on the critic's slope is a second derivative through marks."""
-
-    def step(state, xs, noise):
-        generator, critic = state
-        fakes = jax.vmap(lambda z: layer(generator, z))(noise)
-        lost, grads = gradients(wasserstein, critic, (lax.stop_gradient(fakes), xs), mpmd.Std1F1B(3))
-        critic = descend(critic, grads, 0.01)
-        fooled, grads = gradients(
-            lambda g, z: -jnp.mean(mlp(critic, layer(g, z))), generator, (noise,), mpmd.Std1F1B(3)
-        )
-        return (descend(generator, grads), critic), (lost, fooled)
-
-    return Case(
-        step, (weights(4)[3], weights(3)), batch(), warns="the loss takes derivatives through mark_stage_end"
-    )

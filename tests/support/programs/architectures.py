@@ -1,12 +1,12 @@
-"""Models of the field, small: attention, experts, adapters, convolutions, encoders with decoders."""
+"""Small models of the field: attention, experts, adapters, and networks with skips."""
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, keys, layer, weights
-from tests.support.programs.table import Case, descend, loop, program, train
+from tests.support.models import BATCH, WIDTH, batch, keys, layer, mlp, weights
+from tests.support.programs.table import Case, descend, program, train, trains
 
 TOKENS, MODEL, HEADS, VOCABULARY = 6, 8, 2, 7
 
@@ -19,12 +19,12 @@ def matrices(key, **shapes):
     }
 
 
-def rotated(x):
-    """Rotary position embeddings of (batch, tokens, heads, width) queries and keys."""
+def rotated(x, start=0):
+    """Rotary embeddings of (batch, tokens, heads, width) from the position ``start`` on."""
     half = x.shape[-1] // 2
-    angles = jnp.arange(x.shape[1])[:, None] / 10 ** (jnp.arange(half) / half)
+    angles = (start + jnp.arange(x.shape[1]))[:, None] / 10 ** (jnp.arange(half) / half)
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-    a, b = x[..., :half], x[..., half:]
+    a, b = jnp.split(x, 2, -1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
 
 
@@ -61,34 +61,26 @@ def transformer(stages=3):
 
 
 def token_batches(microbatches=3):
-    return jax.random.randint(keys(1)[0], (microbatches, 2, TOKENS + 1), 0, VOCABULARY)
+    """Tokens and those that follow them."""
+    tokens = jax.random.randint(keys(1)[0], (microbatches, 2, TOKENS + 1), 0, VOCABULARY)
+    return tokens[..., :-1], tokens[..., 1:]
 
 
-def logits_of(params, tokens, mask):
-    h = params["table"][tokens]
-    for i, p in enumerate(params["blocks"]):
-        h = block(p, h, mask)
-        if i < len(params["blocks"]) - 1:
-            h = mpmd.mark_stage_end(h)
-    return normalised(h) @ params["table"].T
+def causal():
+    return jnp.tri(TOKENS, dtype=bool)
 
 
-def language_model(step_loss, data, params=None, **of_case):
-    params = params or transformer()
-
-    def step(state, *data):
-        total, grads = loop(lambda *mb: jax.value_and_grad(step_loss)(state, *mb), data)
-        return descend(state, grads), (total, grads)
-
-    return Case(step, params, data, **of_case)
+def word_loss(params, h, targets):
+    logits = normalised(h) @ params["table"].T
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
 @program(usual=True)
 def transformer_with_rotary_embeddings_and_causal_mask():
-    def loss(params, tokens):
-        mask = jnp.tril(jnp.ones((TOKENS, TOKENS), bool))
-        logits = logits_of(params, tokens[:, :-1], mask)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+    def loss(params, tokens, targets):
+        mask = causal()
+        h = mlp(params["blocks"], params["table"][tokens], lambda p, h: block(p, h, mask))
+        return word_loss(params, h, targets)
 
     def holds(loaded):
         activation = 2 * TOKENS * MODEL * 4
@@ -99,46 +91,7 @@ def transformer_with_rotary_embeddings_and_causal_mask():
         expected = [expected[0] + table, expected[1], expected[2] + table]
         assert sent == expected, f"sends {sent} bytes, not {expected}"
 
-    return language_model(loss, (token_batches(),), holds=holds)
-
-
-@program()
-def packed_sequences_with_padding_and_label_smoothing():
-    def loss(params, tokens):
-        segments = jnp.cumsum(tokens[:, :-1] == 0, -1)
-        mask = jnp.tril(segments[:, :, None] == segments[:, None, :])[:, None]
-        valid = tokens[:, 1:] != 0
-        labels = optax.smooth_labels(jax.nn.one_hot(tokens[:, 1:], VOCABULARY), 0.1)
-        losses = optax.softmax_cross_entropy(logits_of(params, tokens[:, :-1], mask), labels)
-        return jnp.sum(losses * valid) / jnp.maximum(valid.sum(), 1)
-
-    return language_model(loss, (token_batches(),))
-
-
-@program()
-def a_sequence_to_sequence_model():
-    """All stages of the decoder read what the encoder made."""
-
-    def cross(params, h, memory):
-        scores = jax.nn.softmax((h @ params["q"]) @ (memory @ params["k"]).swapaxes(-1, -2))
-        return h + scores @ (memory @ params["v"]) @ params["o"]
-
-    def loss(params, source, target):
-        everything = jnp.ones((), bool)
-        memory = block(params["blocks"][0], params["table"][source], everything)
-        memory = mpmd.mark_stage_end(normalised(memory))
-        h = cross(params["blocks"][1], params["table"][target[:, :-1]], memory)
-        h = mpmd.mark_stage_end(h)
-        h = cross(params["blocks"][2], h, memory)
-        logits = normalised(h) @ params["table"].T
-        return optax.softmax_cross_entropy_with_integer_labels(logits, target[:, 1:]).mean()
-
-    def holds(loaded):
-        homes = {leaf.path: leaf.mpmd_idxs for leaf in loaded.plan.inputs}
-        assert {homes[f"args[0]['blocks'][2]['{name}']"] for name in "qkvo"} == {(2,)}
-
-    tokens = token_batches()
-    return language_model(loss, (tokens[..., ::-1], tokens), holds=holds)
+    return train(loss, transformer(), data=token_batches(), holds=holds)
 
 
 @program(["top 1", "top 2"], on_ray={"top 2"})
@@ -183,7 +136,7 @@ def low_rank_adapters_of_some_stages():
                     h = mpmd.mark_stage_end(h)
             return jnp.mean((h - y) ** 2)
 
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(adapters, x, y), (xs, ys))
+        total, grads = trains(adapters, (xs, ys), loss)
         return (descend(adapters, grads), base), (total, grads)
 
     def holds(loaded):
@@ -217,56 +170,6 @@ def u_net():
 
 
 @program()
-def convolutions_with_channels_and_pooling():
-    def loss(params, x, y):
-        h = x.reshape(BATCH, 2, 2, 1)
-        for kernel in params["kernels"]:
-            h = jax.lax.conv_general_dilated(
-                h, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-            )
-            h = mpmd.mark_stage_end(jax.nn.gelu(h))
-        pooled = jax.lax.reduce_window(h, 0.0, jax.lax.add, (1, 2, 2, 1), (1, 1, 1, 1), "VALID")
-        return jnp.mean((pooled.reshape(BATCH, -1) @ params["head"] - y) ** 2)
-
-    kernels = matrices(keys(1)[0], a=(3, 3, 1, 2), b=(3, 3, 2, 3))
-    return train(loss, {"kernels": list(kernels.values()), "head": jnp.ones((3, WIDTH)) / 3})
-
-
-@program()
-def attention_of_jax_itself():
-    def stage(params, h):
-        q = (h @ params["w"]).reshape(1, BATCH, 2, WIDTH // 2)
-        return jax.nn.dot_product_attention(q, q, q, is_causal=True).reshape(h.shape) + params["b"]
-
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(stage(params[0], x))
-        h = mpmd.mark_stage_end(stage(params[1], h))
-        return jnp.mean((stage(params[2], h) - y) ** 2)
-
-    return train(loss, weights(3))
-
-
-@program()
-def vision_transformer_with_a_class_token():
-    def loss(params, x, y):
-        h = x.reshape(BATCH, 2, 2) @ params["patch"]
-        h = (
-            jnp.concatenate([jnp.broadcast_to(params["token"], (BATCH, 1, MODEL)), h], 1)
-            + params["positions"]
-        )
-        for i, p in enumerate(params["blocks"]):
-            h = block(p, h, jnp.ones((), bool))
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((normalised(h[:, 0]) @ params["head"] - y) ** 2)
-
-    extra = matrices(
-        keys(4)[3], patch=(2, MODEL), token=(1, 1, MODEL), positions=(3, MODEL), head=(MODEL, WIDTH)
-    )
-    return train(loss, extra | {"blocks": transformer()["blocks"]})
-
-
-@program()
 def tokens_pruned_between_stages():
     """Later stages see only the rows that an earlier one chose."""
 
@@ -282,31 +185,3 @@ def tokens_pruned_between_stages():
         assert labels > 0, "the labels are where the rows are chosen, not behind"
 
     return train(loss, weights(3), holds=holds)
-
-
-@program()
-def a_learned_position_table_used_by_every_stage():
-    def loss(params, x, y):
-        h = x
-        for i, p in enumerate(params["layers"]):
-            h = layer(p, h + params["positions"])
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2)
-
-    return train(loss, {"layers": weights(3), "positions": jnp.ones((BATCH, WIDTH)) / 3})
-
-
-@program()
-def mlp_is_not_sorted_by_name():
-    """Stages in another order than the leaves of their parameters."""
-
-    def loss(params, x, y):
-        h = x
-        for i, name in enumerate(["z", "m", "a"]):
-            h = layer(params[name], h)
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2)
-
-    return train(loss, dict(zip("amz", weights(3), strict=True)))

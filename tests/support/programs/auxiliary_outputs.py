@@ -36,11 +36,6 @@ class Last:
         return update
 
 
-class First(Last):
-    def update(self, state, update, index):
-        return jnp.where(index == 0, update, state)
-
-
 class RunningMean(Last):
     def update(self, state, update, index):
         return state + (update - state) / (index + 1)
@@ -73,16 +68,12 @@ class Histogram:
 
 OPERATIONS = {
     "add": (mpmd.Add, lambda h: jnp.sum(h)),
-    "add of integers": (mpmd.Add, lambda h: jnp.sum(h > 0)),
     "max": (mpmd.Max, lambda h: jnp.max(h)),
     "max of integers": (mpmd.Max, lambda h: jnp.argmax(h, -1)),
     "max of booleans": (mpmd.Max, lambda h: jnp.any(h > 0.9)),
     "concat": (mpmd.Concat(), lambda h: h),
-    "concat of scalars": (mpmd.Concat(), lambda h: jnp.mean(h)),
     "concat along 1": (mpmd.Concat(1), lambda h: h),
-    "concat along the last axis": (mpmd.Concat(-1), lambda h: h > 0),
     "last": (Last(), lambda h: h[0]),
-    "first": (First(), lambda h: h[0]),
     "mean": (RunningMean(), lambda h: jnp.mean(h, 0)),
     "logsumexp": (LogSumExp(), lambda h: h[0]),
     "histogram": (Histogram(), lambda h: jnp.max(h)),

@@ -93,10 +93,8 @@ def normalised(norm):
 
 @program(
     {
-        "GPipe": mpmd.GPipe(4),
         "interleaved": mpmd.Interleaved1F1B(4, 2),
         "zero bubble": mpmd.ZeroBubble(4),
-        "eager": mpmd.Eager1F1B(4),
         "V": mpmd.DualPipeV(4, 2),
     },
     on_ray={"zero bubble"},
@@ -135,12 +133,14 @@ def of_scanned_layers(norm):
     return case(loss, stack(weights(6)), stack(statistics(6)), holds=on_their_groups)
 
 
-@program({"sharded": {"fsdp": 2}})
-def over_a_sharded_batch(axes):
+@program()
+def over_a_sharded_batch():
     rows = jax.sharding.PartitionSpec(None, "fsdp")
     specs = (jax.sharding.PartitionSpec(), rows, rows)
     options = {"options": {"in_specs": specs}}
-    return case(through(batch_norm, 2), weights(2), statistics(2), mpmd.Std1F1B(2), axes=axes, **options)
+    return case(
+        through(batch_norm, 2), weights(2), statistics(2), mpmd.Std1F1B(2), axes={"fsdp": 2}, **options
+    )
 
 
 @program(on_ray=True)

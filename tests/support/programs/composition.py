@@ -4,22 +4,17 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import mpmd
 from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mlp, mse, weights
-from tests.support.programs.table import Case, descend, loop, program
+from tests.support.programs.table import Case, descend, loop, program, trains
 
 
 def without_marks(params, h):
     for p in params:
         h = layer(p, h)
     return h
-
-
-def trains(params, data, loss=mse, stages=3):
-    return loop(lambda *mb: jax.value_and_grad(loss)(params, *mb), data, stages)
 
 
 @program(on_ray=True)
@@ -72,20 +67,6 @@ def weights_of_all_stages_made_from_one_vector():
         return descend(state, back(grads)[0], 0.01), total
 
     return Case(step, jnp.linspace(-1, 1, 6), batch())
-
-
-@program()
-def weights_normalised_and_masked_before_the_loop():
-    """Pruned by magnitude over all layers."""
-
-    def step(state, xs, ys):
-        magnitudes = jnp.concatenate([jnp.abs(p["w"]).ravel() for p in state])
-        threshold = jnp.sort(magnitudes)[magnitudes.size // 4]
-        pruned = [{**p, "w": jnp.where(jnp.abs(p["w"]) > threshold, p["w"], 0)} for p in state]
-        total, grads = trains(pruned, (xs, ys))
-        return descend(state, grads), (total, threshold)
-
-    return Case(step, weights(3), batch())
 
 
 @program()
@@ -144,15 +125,6 @@ def an_operation_that_closes_over_a_value_of_the_step():
     return Case(step, (weights(3), jnp.float32(0.5)), batch())
 
 
-@program()
-def a_loop_under_jit():
-    def step(state, xs, ys):
-        total, grads = jax.jit(trains)(state, (xs, ys))
-        return jax.jit(descend)(state, grads), total
-
-    return Case(step, weights(3), batch())
-
-
 @program(on_ray=True)
 def the_whole_step_under_jit():
     @partial(jax.jit, static_argnames="rate", donate_argnums=0)
@@ -161,61 +133,3 @@ def the_whole_step_under_jit():
         return descend(state, grads, rate), total
 
     return Case(lambda *args: inner(*args, rate=0.1), weights(3), batch())
-
-
-@program()
-def metadata_and_numbers_of_python_as_auxiliary_output():
-    def step(state, xs, ys):
-        def loss(params, x, y):
-            return mse(params, x, y), {"rows": len(x), "weight": 0.5, "flag": True, "np": np.float32(2)}
-
-        (total, aux), grads = loop(
-            lambda x, y: jax.value_and_grad(loss, has_aux=True)(state, x, y),
-            (xs, ys),
-            operation=((mpmd.Add, mpmd.Concat()), mpmd.Add),
-        )
-        return descend(state, grads), (total, aux)
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def losses_of_two_kinds_weighted_by_gradient_norms():
-    """Two gradients of one pass, balanced after the loop."""
-
-    def step(state, xs, ys):
-        def losses(params, x, y):
-            h = mlp(params, x)
-            return jnp.stack([jnp.mean((h - y) ** 2), jnp.mean(jnp.abs(h - y))])
-
-        def run(x, y):
-            values, back = jax.vjp(lambda p: losses(p, x, y), state)
-            (grads,) = back(jnp.array([1.0, 0.5]))
-            return values, grads
-
-        values, grads = loop(run, (xs, ys))
-        norm = optax.tree.norm(grads)
-        return descend(state, grads, 0.1 / (1 + norm)), (values, norm)
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def two_models_in_one_loop():
-    """Each has its own marks' worth of stages: an actor's and a critic's layer a stage."""
-
-    def step(state, xs, ys):
-        actor, critic = state
-
-        def loss(both, x, y):
-            a, c = x, jnp.concatenate([x, y], -1)[:, :WIDTH]
-            for i, (p, q) in enumerate(zip(*both, strict=True)):
-                a, c = layer(p, a), layer(q, c)
-                if i < 2:
-                    a, c = mpmd.mark_stage_end((a, c))
-            return jnp.mean((a - jax.lax.stop_gradient(c)) ** 2) + jnp.mean((c - y) ** 2)
-
-        total, (slope, other) = trains((actor, critic), (xs, ys), loss)
-        return (descend(actor, slope), descend(critic, other, 0.01)), total
-
-    return Case(step, (weights(3), weights(3)), batch())

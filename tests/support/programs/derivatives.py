@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 import mpmd
 from tests.support.models import batch, layer, mse, weights
-from tests.support.programs.control_flow import stages_of
-from tests.support.programs.table import Case, descend, loop, program, train
+from tests.support.programs.table import Case, descend, loop, program, stages_of, train, trains
 
 
 @jax.custom_vjp
@@ -22,24 +21,6 @@ clipped_gradient.defvjp(lambda h: (h, None), lambda _, g: (jnp.clip(g, -0.01, 0.
 @program(usual=True)
 def custom_vjp():
     return stages_of(lambda p, h: clipped_gradient(layer(p, clipped_gradient(h))))
-
-
-@program()
-def custom_vjp_with_residuals_and_static_arguments():
-    @partial(jax.custom_vjp, nondiff_argnums=(2,))
-    def scaled(w, h, power):
-        return jnp.tanh(h @ w) ** power
-
-    def forward(w, h, power):
-        return scaled(w, h, power), (w, h)
-
-    def backward(power, residuals, g):
-        w, h = residuals
-        _, back = jax.vjp(lambda w, h: jnp.tanh(h @ w) ** power, w, h)
-        return tuple(2 * gradient for gradient in back(g))
-
-    scaled.defvjp(forward, backward)
-    return stages_of(lambda p, h: scaled(p["w"], h, 2) + p["b"])
 
 
 @program()
@@ -72,11 +53,6 @@ def custom_jvp():
     return stages_of(lambda p, h: soft(layer(p, h)))
 
 
-@program()
-def straight_through_estimator():
-    return stages_of(lambda p, h: layer(p, h + jax.lax.stop_gradient(jnp.round(h) - h)))
-
-
 @program(usual=True)
 def gradient_penalty_within_the_last_stage():
     """Second derivatives, with respect to what the stage gets."""
@@ -86,17 +62,6 @@ def gradient_penalty_within_the_last_stage():
         h = mpmd.mark_stage_end(layer(params[1], h))
         slopes = jax.grad(lambda h: jnp.sum(layer(params[2], h)))(h)
         return jnp.mean((layer(params[2], h) - y) ** 2) + 0.1 * jnp.mean(slopes**2)
-
-    return train(loss, weights(3))
-
-
-@program()
-def gradient_penalty_within_the_first_stage():
-    def loss(params, x, y):
-        slopes = jax.grad(lambda x: jnp.sum(layer(params[0], x)))(x)
-        h = mpmd.mark_stage_end(layer(params[0], x) + 0.1 * slopes)
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        return jnp.mean((layer(params[2], h) - y) ** 2) + jnp.mean(slopes**2)
 
     return train(loss, weights(3))
 
@@ -114,18 +79,6 @@ def derivatives_of_a_stage_in_its_forward():
         return layer(params, h) + 0.1 * slopes + 0.1 * curvature
 
     return stages_of(stage)
-
-
-@program()
-def forward_mode_through_all_stages():
-    """A gradient from a directional derivative."""
-
-    def step(state, xs, ys):
-        direction = jax.tree.map(jnp.ones_like, state)
-        total, slope = loop(lambda x, y: jax.jvp(lambda p: mse(p, x, y), (state,), (direction,)), (xs, ys))
-        return jax.tree.map(lambda p, d: p - 0.01 * slope * d, state, direction), (total, slope)
-
-    return Case(step, weights(3), batch())
 
 
 @program()
@@ -187,27 +140,10 @@ def transposed_models(arguments):
     def step(state, xs, ys):
         if not is_trained:
             return state, loop(lambda x, y: loss(state, x, y), (xs, ys))
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys))
+        total, grads = trains(state, (xs, ys), loss)
         return descend(state, grads), total
 
     return Case(step, weights(3), batch())
-
-
-@program()
-def an_inner_step_of_gradient_descent_in_a_stage():
-    """Meta-learning: the last stage adapts its head before it is judged."""
-
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        h = mpmd.mark_stage_end(layer(params[1], h))
-
-        def fit(head):
-            return jnp.mean((layer(head, h[:2]) - y[:2]) ** 2)
-
-        adapted = descend(params[2], jax.grad(fit)(params[2]))
-        return jnp.mean((layer(adapted, h[2:]) - y[2:]) ** 2)
-
-    return train(loss, weights(3))
 
 
 @program()

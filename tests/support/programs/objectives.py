@@ -1,12 +1,12 @@
-"""What models are trained for: contrasts, teachers, preferences, adversaries, several heads."""
+"""Objectives of training: contrasts between towers, averaged teachers, heads of several stages."""
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, layer, mse, weights
-from tests.support.programs.table import Case, descend, loop, program, train
+from tests.support.models import BATCH, WIDTH, batch, layer, weights
+from tests.support.programs.table import Case, descend, program, train, trains
 
 
 @program(usual=True)
@@ -43,7 +43,7 @@ def a_teacher_that_is_an_average_of_the_student():
                     a, b = mpmd.mark_stage_end((a, b))
             return jnp.mean((a - jax.lax.stop_gradient(b)) ** 2)
 
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(student, x, y), (xs, ys))
+        total, grads = trains(student, (xs, ys), loss)
         student = descend(student, grads)
         teacher = jax.tree.map(lambda t, s: 0.9 * t + 0.1 * s, teacher, student)
         return (student, teacher), (total, grads)
@@ -53,51 +53,6 @@ def a_teacher_that_is_an_average_of_the_student():
         assert homes == [(0,), (0,), (1,), (1,), (2,), (2,)] * 2
 
     return Case(step, (weights(3), weights(3)[::-1]), batch(), holds=holds)
-
-
-@program()
-def distillation_from_a_frozen_teacher_in_the_last_stage():
-    def step(state, xs, ys):
-        student, teacher = state
-
-        def loss(student, x, y):
-            h = mpmd.mark_stage_end(layer(student[0], x))
-            h = mpmd.mark_stage_end(layer(student[1], h))
-            target = jax.nn.softmax(layer(teacher[1], layer(teacher[0], x)))
-            return optax.softmax_cross_entropy(layer(student[2], h), target).mean()
-
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(student, x, y), (xs, ys))
-        return (descend(student, grads), teacher), (total, grads)
-
-    return Case(step, (weights(3), weights(2)), batch())
-
-
-@program()
-def preferences_against_a_reference_policy():
-    """Direct preference optimisation: two sequences through two models."""
-
-    def step(state, chosen, rejected):
-        policy, reference = state
-
-        def score(policy, x):
-            a, b = x, x
-            for i, (p, r) in enumerate(zip(policy, reference, strict=True)):
-                a, b = layer(p, a), layer(r, b)
-                if i < 2:
-                    a, b = mpmd.mark_stage_end((a, b))
-            return jax.nn.log_softmax(a)[..., 0] - jax.nn.log_softmax(jax.lax.stop_gradient(b))[..., 0]
-
-        def loss(policy, chosen, rejected):
-            scores = score(policy, jnp.concatenate([chosen, rejected]))
-            good, bad = jnp.split(scores, 2)
-            return -jnp.mean(jax.nn.log_sigmoid(good - bad)), jnp.mean(good > bad)
-
-        (total, accuracy), grads = loop(
-            lambda *mb: jax.value_and_grad(loss, has_aux=True)(policy, *mb), (chosen, rejected)
-        )
-        return (descend(policy, grads), reference), (total, accuracy)
-
-    return Case(step, (weights(3), weights(3)), batch())
 
 
 @program()
@@ -115,135 +70,3 @@ def several_heads_on_different_stages():
 
     heads = [jnp.eye(WIDTH) * i for i in range(3)]
     return train(loss, {"layers": weights(3), "heads": heads, "mix": jnp.arange(3.0)})
-
-
-@program()
-def an_adversary_in_the_last_stage():
-    """Gradients are turned round on their way to the features."""
-
-    @jax.custom_vjp
-    def reverse(h):
-        return h
-
-    reverse.defvjp(lambda h: (h, None), lambda _, g: (-0.5 * g,))
-
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        task = jnp.mean((h @ params[2]["w"] - y) ** 2)
-        domain = jax.nn.sigmoid(reverse(h) @ params[2]["b"])
-        return task - jnp.mean(jnp.log(jnp.where(y[:, 0] > 0, domain, 1 - domain)))
-
-    return train(loss, weights(3))
-
-
-@program()
-def a_generator_and_a_critic():
-    """Both losses in one pass, each with a gradient for its own parameters alone."""
-
-    def loss(params, x, y):
-        generator, critic = params
-
-        def frozen(tree):
-            return jax.tree.map(jax.lax.stop_gradient, tree)
-
-        fake = mpmd.mark_stage_end(layer(generator[0], x))
-        fake = mpmd.mark_stage_end(layer(generator[1], fake))
-
-        def judge(critic, h):
-            return jnp.mean(layer(critic, h))
-
-        fools = -judge(frozen(critic), fake)
-        tells = judge(critic, jax.lax.stop_gradient(fake)) - judge(critic, y)
-        return fools + tells
-
-    first, second, critic = weights(3)
-    return train(loss, ([first, second], critic))
-
-
-@program()
-def policy_gradients_with_a_value_head():
-    """Advantages are normalised over the microbatch, and clipped ratios to older probabilities."""
-
-    def loss(params, x, y):
-        observations, (actions, returns, older) = x, y
-        h = mpmd.mark_stage_end(layer(params[0], observations))
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        log_probabilities, value = jax.nn.log_softmax(h @ params[2]["w"]), h @ params[2]["b"]
-        mine = jnp.take_along_axis(log_probabilities, actions[:, None], -1)[:, 0]
-        advantage = jax.lax.stop_gradient(returns - value)
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-3)
-        ratio = jnp.exp(mine - older)
-        clipped = jnp.clip(ratio, 0.8, 1.2)
-        policy = -jnp.mean(jnp.minimum(ratio * advantage, clipped * advantage))
-        entropy = -jnp.mean(jnp.sum(jnp.exp(log_probabilities) * log_probabilities, -1))
-        return policy + 0.5 * jnp.mean((value - returns) ** 2) - 0.01 * entropy
-
-    xs, ys = batch()
-    return train(loss, weights(3), data=(xs, (jnp.argmax(ys, -1), ys[..., 0], -jnp.abs(ys[..., 1]))))
-
-
-@program()
-def hyperparameters_in_the_batch():
-    """A weight of the loss and a mask of the layers that come with each microbatch."""
-
-    def loss(params, x, y):
-        x, (scale, keep) = x, y[1]
-        h = x
-        for i, p in enumerate(params):
-            h = jnp.where(keep[i], layer(p, h), h)
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return scale * jnp.mean((h - y[0]) ** 2)
-
-    xs, ys = batch()
-    keep = jnp.array([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
-    return train(loss, weights(3), data=(xs, (ys, (jnp.arange(4.0), keep))))
-
-
-@program()
-def linear_probes_on_frozen_features():
-    def step(state, xs, ys):
-        heads, features = state
-
-        def loss(heads, x, y):
-            h, total = x, 0.0
-            for i, p in enumerate(features):
-                h = layer(p, h)
-                total += jnp.mean((h @ heads[i] - y) ** 2)
-                if i < 2:
-                    h = mpmd.mark_stage_end(h)
-            return total
-
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(heads, x, y), (xs, ys))
-        return (descend(heads, grads), features), (total, grads)
-
-    return Case(step, ([jnp.eye(WIDTH)] * 3, weights(3)), batch())
-
-
-@program()
-def a_loss_over_two_forward_passes_of_the_stages():
-    """Consistency between two views, both in one anchor."""
-
-    def loss(params, x, y):
-        views = jnp.stack([x, x + 0.1])
-        a, b = mse_views(params, views)
-        return jnp.mean((a - y) ** 2) + jnp.mean((a - b) ** 2)
-
-    def mse_views(params, views):
-        h = views
-        for i, p in enumerate(params):
-            h = layer(p, h)
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return h
-
-    return train(loss, weights(3))
-
-
-@program()
-def mse_with_a_learned_variance():
-    def loss(params, x, y):
-        return mse(params["layers"], x, y) * jnp.exp(-params["log"]) + params["log"]
-
-    return train(loss, {"layers": weights(3), "log": jnp.zeros(())})

@@ -7,7 +7,7 @@ import numpy as np
 import mpmd
 from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, layer, mlp, mse, weights
 from tests.support.programs.auxiliary_outputs import Initial, Last, with_aux
-from tests.support.programs.table import Case, descend, loop, program, train
+from tests.support.programs.table import Case, descend, loop, program, trains
 
 
 @program(on_ray=True)
@@ -16,7 +16,7 @@ def literal_constant_duplicated_and_forwarded_outputs():
 
     def step(state, xs, ys):
         params, extra, unused = state
-        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(params, x, y), (xs, ys))
+        total, grads = trains(params, (xs, ys))
         params = descend(params, grads)
         outputs = (
             total,
@@ -57,7 +57,7 @@ def a_result_used_twice_by_the_state():
         def loss(params, x, y):
             return mse(params, x, y) + 0.1 * mlp_without_marks(target, x).mean()
 
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(params, x, y), (xs, ys))
+        total, grads = trains(params, (xs, ys), loss)
         new = descend(params, grads)
         return (new, new), total
 
@@ -74,7 +74,7 @@ def mlp_without_marks(params, h):
 def none_and_empty_outputs():
     def step(state, xs, ys):
         params, nothing = state
-        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(params, x, y), (xs, ys))
+        total, grads = trains(params, (xs, ys))
         return (descend(params, grads), nothing), {"loss": total, "none": None, "empty": [], "also": ((), {})}
 
     return Case(step, (weights(3), None), batch())
@@ -93,7 +93,7 @@ def the_loss_alone():
     """Of a backward that nobody asks for nothing is left."""
 
     def step(state, params, xs, ys):
-        return state, loop(lambda x, y: jax.value_and_grad(mse)(params, x, y), (xs, ys))[0]
+        return state, trains(params, (xs, ys))[0]
 
     def holds(loaded):
         assert "bwd" not in str(loaded.plan)
@@ -104,16 +104,16 @@ def the_loss_alone():
 @program()
 def gradients_of_some_stages_are_dropped():
     def step(state, xs, ys):
-        total, grads = loop(lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys))
+        total, grads = trains(state, (xs, ys))
         return [*state[:2], descend(state[2], grads[2])], total
 
     return Case(step, weights(3), batch())
 
 
-@program({"losses": mpmd.Concat(), "sum": mpmd.Add, "worst": mpmd.Max}, on_ray={"losses"})
-def evaluation(operation):
+@program(on_ray=True)
+def evaluation():
     def step(state, xs, ys):
-        return state, loop(lambda x, y: mse(state, x, y), (xs, ys), operation=operation)
+        return state, loop(lambda x, y: mse(state, x, y), (xs, ys), operation=mpmd.Concat())
 
     return Case(step, weights(3), batch())
 
@@ -126,55 +126,6 @@ def inference():
         return state, (outputs.reshape(MICROBATCHES * BATCH, WIDTH), tokens)
 
     return Case(step, weights(3), batch()[:1])
-
-
-@program()
-def evaluation_with_metrics_by_class():
-    def step(state, xs, ys):
-        def run(x, y):
-            h = mlp(state, x)
-            guess, truth = jnp.argmax(h, -1), jnp.argmax(y, -1)
-            confusion = jnp.zeros((WIDTH, WIDTH), jnp.int32).at[truth, guess].add(1)
-            return {"confusion": confusion, "loss": jnp.mean((h - y) ** 2), "guess": guess}
-
-        found = loop(
-            run, (xs, ys), operation={"confusion": mpmd.Add, "loss": mpmd.Add, "guess": mpmd.Concat()}
-        )
-        accuracy = jnp.trace(found["confusion"]) / found["confusion"].sum()
-        return state, (found, accuracy, jnp.exp(found["loss"] / MICROBATCHES))
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def activations_of_every_stage():
-    def step(state, xs):
-        def run(x):
-            h, made = x, []
-            for i, stage in enumerate(state):
-                h = layer(stage, h)
-                made.append(h)
-                if i < 2:
-                    h = mpmd.mark_stage_end(h)
-            return made
-
-        return state, mpmd.treduce(run, xs, mpmd.Std1F1B(3), operation=mpmd.Concat())
-
-    return Case(step, weights(3), batch()[:1])
-
-
-@program()
-def gradients_of_every_microbatch():
-    """Stacked rather than added."""
-
-    def step(state, xs, ys):
-        losses, grads = loop(
-            lambda x, y: jax.value_and_grad(mse)(state, x, y), (xs, ys), operation=mpmd.Concat()
-        )
-        variance = jax.tree.map(lambda g: g.var(0), grads)
-        return descend(state, jax.tree.map(lambda g: g.sum(0), grads)), (losses, variance)
-
-    return Case(step, weights(3), batch())
 
 
 @program()
@@ -211,38 +162,6 @@ def the_same_value_accumulated_in_three_ways():
         return descend(state, grads), losses
 
     return Case(step, weights(3), batch())
-
-
-@program()
-def gradients_accumulated_in_float32():
-    def step(state, xs, ys):
-        half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), state)
-
-        def run(x, y):
-            loss, grads = jax.value_and_grad(mse)(half, x, y)
-            return loss, jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-
-        total, grads = loop(run, (xs, ys))
-        return descend(state, grads), (total, grads)
-
-    return Case(step, weights(3), batch(), tolerance=2e-2)
-
-
-@program()
-def trained_without_an_optimizer_state_or_result():
-    def step(state, xs, ys):
-        grads = loop(lambda x, y: jax.grad(mse)(state, x, y), (xs, ys))
-        return descend(state, grads), ()
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def mean_over_microbatches():
-    def loss(params, x, y):
-        return mse(params, x, y) / MICROBATCHES
-
-    return train(loss, weights(3))
 
 
 @program({"Add": mpmd.Add, "Max": mpmd.Max, "Concat": mpmd.Concat(), "Last": Last()}, on_ray=["Add"])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import mpmd
 from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, layer, mse, weights
-from tests.support.programs.table import Case, descend, loop, program
+from tests.support.programs.table import Case, descend, loop, program, trains
 
 KEYS = {
     "typed": lambda: jax.random.key(1),
@@ -67,21 +67,6 @@ def dropout_with_the_key_in_the_anchor(make_key):
     return Case(step_with_keys(loss), (weights(3), make_key()), batch())
 
 
-@program({name: KEYS[name] for name in ("typed", "raw")})
-def keys_that_are_part_of_the_batch(make_key):
-    def step(state, xs, ys):
-        params, key = state
-        key, sub = jax.random.split(key)
-        keys = jax.random.split(sub, len(xs))
-        total, grads = loop(
-            lambda x, y, k: jax.value_and_grad(lambda p: jnp.mean((noisy_mlp(p, x, k) - y) ** 2))(params),
-            (xs, ys, keys),
-        )
-        return (descend(params, grads), key), (total, grads)
-
-    return Case(step, (weights(3), make_key()), batch())
-
-
 @program()
 def keys_of_every_stage_in_the_state():
     def step(state, xs, ys):
@@ -96,7 +81,7 @@ def keys_of_every_stage_in_the_state():
                     h = mpmd.mark_stage_end(h)
             return jnp.mean((h - y) ** 2)
 
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(params, x, y), (xs, ys))
+        total, grads = trains(params, (xs, ys), loss)
         return (descend(params, grads), both[:, 0]), (total, grads)
 
     return Case(
@@ -105,20 +90,6 @@ def keys_of_every_stage_in_the_state():
         batch(),
         warns="draws the same random numbers",
     )
-
-
-@program()
-def a_key_from_outside_of_the_step():
-    key = jax.random.key(3)
-
-    def step(state, xs, ys):
-        def loss(params, x, y):
-            return mse(params, x + jax.random.normal(key, x.shape), y)
-
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys))
-        return descend(state, grads), (total, grads)
-
-    return Case(step, weights(3), batch())
 
 
 @program(usual=True)
@@ -130,24 +101,10 @@ def a_key_made_of_the_step_counter():
         def loss(params, x, y):
             return jnp.mean((noisy_mlp(params, x, key) - y) ** 2)
 
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(params, x, y), (xs, ys))
+        total, grads = trains(params, (xs, ys), loss)
         return (descend(params, grads), count + 1), (total, grads)
 
     return Case(step, (weights(3), 0), batch(), warns="draws the same random numbers")
-
-
-@program()
-def a_key_made_of_an_integer_argument():
-    def step(state, xs, ys, seed):
-        key = jax.random.key(seed)
-
-        def loss(params, x, y):
-            return jnp.mean((noisy_mlp(params, x, key) - y) ** 2)
-
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys))
-        return descend(state, grads), (total, grads)
-
-    return Case(step, weights(3), (*batch(), 7), warns="draws the same random numbers")
 
 
 @program()
@@ -159,27 +116,10 @@ def keys_returned_as_results():
         def loss(params, x, y):
             return jnp.mean((noisy_mlp(params, x, sub) - y) ** 2)
 
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(params, x, y), (xs, ys))
+        total, grads = trains(params, (xs, ys), loss)
         return (descend(params, grads), key), (total, extra, jax.random.key_data(sub), sub)
 
     return Case(step, (weights(3), jax.random.key(0)), batch(), warns="draws the same random numbers")
-
-
-@program()
-def keys_that_the_loop_accumulates():
-    def step(state, xs, ys):
-        params, key = state
-
-        def run(x, y, k):
-            loss, grads = jax.value_and_grad(lambda p: jnp.mean((noisy_mlp(p, x, k) - y) ** 2))(params)
-            return loss, grads, jax.random.key_data(jax.random.fold_in(k, 1))
-
-        total, grads, used = loop(
-            run, (xs, ys, jax.random.split(key, len(xs))), operation=(mpmd.Add, mpmd.Add, mpmd.Concat())
-        )
-        return (descend(params, grads), jax.random.wrap_key_data(used[-1])), (total, used)
-
-    return Case(step, (weights(3), jax.random.key(0)), batch())
 
 
 @program()
@@ -192,53 +132,6 @@ def microbatches_in_random_order():
         return (descend(params, grads), key), (total, grads)
 
     return Case(step, (weights(3), jax.random.key(0)), batch())
-
-
-@program()
-def augmented_inputs():
-    """Crops, flips and mixing, drawn by the first stage; the labels are mixed by the last."""
-
-    def loss(params, x, y, key, i):
-        crop, flip, mix = jax.random.split(jax.random.fold_in(key, i), 3)
-        offset = jax.random.randint(crop, (), 0, 3)
-        x = jax.lax.dynamic_slice_in_dim(jnp.pad(x, ((0, 0), (1, 1))), offset, WIDTH, 1)
-        x = jnp.where(jax.random.bernoulli(flip), x[:, ::-1], x)
-        order, share = jax.random.permutation(mix, BATCH), jax.random.beta(mix, 2.0, 2.0)
-        x = share * x + (1 - share) * x[order]
-        return share * mse(params, x, y) + (1 - share) * mse_of_last(params, x, y[order])
-
-    def mse_of_last(params, x, y):
-        return jnp.mean((layer(params[-1], x) - y) ** 2)
-
-    return Case(step_with_keys(loss), (weights(3), jax.random.key(0)), batch())
-
-
-@program()
-def a_variational_autoencoder():
-    def loss(params, x, y, key, i):
-        encoder, heads, decoder = params
-        h = mpmd.mark_stage_end(layer(encoder, x))
-        mean, log_variance = h @ heads["w"], jnp.tanh(h + heads["b"])
-        noise = jax.random.normal(jax.random.fold_in(key, i), mean.shape)
-        z = mean + noise * jnp.exp(0.5 * log_variance)
-        z, mean, log_variance = mpmd.mark_stage_end((z, mean, log_variance))
-        divergence = -0.5 * jnp.mean(1 + log_variance - mean**2 - jnp.exp(log_variance))
-        return jnp.mean((layer(decoder, z) - x) ** 2) + 0.1 * divergence
-
-    return Case(step_with_keys(loss), (weights(3), jax.random.key(0)), batch())
-
-
-@program()
-def gumbel_softmax_and_categorical_samples():
-    def loss(params, x, y, key, i):
-        key = jax.random.fold_in(key, i)
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        soft = jax.nn.softmax((h + jax.random.gumbel(key, h.shape)) / 0.5)
-        hard = jax.nn.one_hot(jax.random.categorical(key, h), WIDTH)
-        h = mpmd.mark_stage_end(layer(params[1], hard + soft - jax.lax.stop_gradient(soft)))
-        return jnp.mean((layer(params[2], h) - y) ** 2)
-
-    return Case(step_with_keys(loss), (weights(3), jax.random.key(0)), batch())
 
 
 @program()
@@ -263,15 +156,3 @@ def diffusion():
         return (descend(params, grads), key), (total, grads)
 
     return Case(step, (weights(3), jax.random.key(0)), batch())
-
-
-@program()
-def random_bits_drawn_with_a_vmapped_key():
-    def loss(params, x, y, key, i):
-        keys = jax.random.split(jax.random.fold_in(key, i), BATCH)
-        drop = jax.vmap(lambda k, row: dropout(k, row))
-        h = mpmd.mark_stage_end(drop(keys, layer(params[0], x)))
-        h = mpmd.mark_stage_end(drop(keys, layer(params[1], h)))
-        return jnp.mean((layer(params[2], h) - y) ** 2)
-
-    return Case(step_with_keys(loss), (weights(3), jax.random.key(0)), batch())

@@ -18,7 +18,6 @@ from tests.support.models import (
 )
 from tests.support.programs.passes import homes_of, stays_on_one_group_each
 from tests.support.programs.scanned_layers import WEIGHTS, model, stacked
-from tests.support.programs.several_models import advantages_of
 from tests.support.programs.table import Case, descend, program
 
 ADAM = optax.adam(1e-2, eps=1e-3)
@@ -45,45 +44,6 @@ def stages_of(loaded):
     return [(loop.schedule, loop.num_stages, loop.num_microbatches) for loop in loaded.plan.loops]
 
 
-@program({"2": 2, "3": 3}, usual=["2"])
-def epochs_of_policy_optimisation(epochs):
-    """Epochs over the same rollouts, each in another order; what they read was computed before all."""
-
-    def step(state, rollouts):
-        params, moments, key = state
-        rewards, values, dones = rollouts["reward"], rollouts["value"], rollouts["done"]
-        advantages = advantages_of(rewards, values, dones)
-        data = {"x": rollouts["observation"], "advantage": advantages, "target": advantages + values}
-        data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
-
-        def loss(params, mb):
-            out = mlp(params, mb["x"])
-            ratio = jnp.exp(jax.nn.log_softmax(out[:, :-1])[:, 0] + 1.0)
-            gain = (mb["advantage"] - mb["advantage"].mean()) / (mb["advantage"].std() + 1e-2)
-            actor = -jnp.minimum(ratio * gain, jnp.clip(ratio, 0.8, 1.2) * gain).mean()
-            return actor + 0.5 * jnp.mean((out[:, -1] - mb["target"]) ** 2)
-
-        losses = []
-        for epoch_key in jax.random.split(key, epochs):
-            order = jax.random.permutation(epoch_key, len(data["advantage"]))
-            shuffled = jax.tree.map(lambda x, order=order: x[order], data)
-            total, grads = gradients(loss, params, (mpmd.microbatches(shuffled, 4),), mpmd.Std1F1B(3))
-            params, moments = updated(params, moments, grads)
-            losses.append(total)
-        return (params, moments, jax.random.split(key)[0]), jnp.stack(losses)
-
-    observation, value, reward, done = keys(4)
-    shape = (8, 2)
-    rollouts = {
-        "observation": jax.random.normal(observation, (*shape, WIDTH)),
-        "value": jax.random.normal(value, shape),
-        "reward": jax.random.normal(reward, shape),
-        "done": jnp.float32(jax.random.normal(done, shape) > 1),
-    }
-    state = (*init(weights(3), ADAM), keys(5)[4])
-    return Case(step, state, (rollouts,), steps=3, holds=stays_on_one_group_each)
-
-
 @program()
 def a_compiled_epoch_that_is_called_twice():
     """JAX has one trace of both loops."""
@@ -106,32 +66,7 @@ SCHEDULES = {
     "1f1b, gpipe": (mpmd.Std1F1B(3), mpmd.GPipe(3)),
     "zero bubble, 1f1b": (mpmd.ZeroBubble(3), mpmd.Std1F1B(3)),
     "forwards, 1f1b": (mpmd.ForwardOnly(3, 3), mpmd.Std1F1B(3)),
-    "list, eager": (mpmd.ListSchedule(3, 3, split_backward=False), mpmd.Eager1F1B(3)),
 }
-
-
-@program(SCHEDULES)
-def schedules_of_two_losses(schedules):
-    """Two losses of the same weights that do not depend on one another, on unlike microbatches."""
-    first, second = schedules
-
-    def step(state, xs, ys):
-        params, moments = state
-        if isinstance(first, mpmd.ForwardOnly):
-            one = mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), schedule=first, operation=mpmd.Mean)
-            total, grads = gradients(mse, params, microbatches((ys, xs), 2), second)
-            return updated(params, moments, grads, CLIPPED_ADAM), (one, total)
-        one, grads = gradients(mse, params, (xs, ys), first)
-        other, more = gradients(lambda p, x: jnp.mean(mlp(p, x) ** 4), params, microbatches((ys,), 8), second)
-        grads = jax.tree.map(lambda a, b: a + 0.1 * b, grads, more)
-        return updated(params, moments, grads, CLIPPED_ADAM), (one, other)
-
-    def holds(loaded):
-        stays_on_one_group_each(loaded)
-        counts = [loop.num_microbatches for loop in loaded.plan.loops]
-        assert counts in ([4, 2], [4, 8])
-
-    return Case(step, init(weights(3), CLIPPED_ADAM), batch(), holds=holds)
 
 
 @program(on_ray=True)
@@ -255,21 +190,6 @@ def the_second_loop_depends_on_a_norm_of_all_gradients():
         return new, (before, after, norm)
 
     return Case(step, weights(3), batch(), steps=3)
-
-
-@program()
-def sharpness_aware_minimisation():
-    """The gradient of the second loop is taken where the first one's has moved the weights to."""
-
-    def step(state, xs, ys):
-        params, moments = state
-        _, grads = gradients(mse, params, (xs, ys), mpmd.Std1F1B(3))
-        norm = optax.tree.norm(grads) + 1e-6
-        moved = jax.tree.map(lambda p, g: p + 0.05 * g / norm, params, grads)
-        total, grads = gradients(mse, moved, (xs, ys), mpmd.Std1F1B(3))
-        return updated(params, moments, grads), total
-
-    return Case(step, init(weights(3), ADAM), batch(), steps=3, holds=stays_on_one_group_each)
 
 
 @program()

@@ -8,7 +8,7 @@ import optax
 
 import mpmd
 from mpmd.ir.plan import Run
-from tests.support.models import BATCH, MICROBATCHES, SGD, WIDTH, batch, keys, layer, mse, weights
+from tests.support.models import BATCH, MICROBATCHES, SGD, WIDTH, batch, keys, layer, mlp, mse, weights
 from tests.support.programs.table import Case, descend, loop, program, train
 
 ADAMW = optax.adamw(1e-2, eps=1e-3)
@@ -68,17 +68,6 @@ def tied_embeddings(optimizer):
 
 
 @program()
-def tied_embeddings_with_a_scaled_and_biased_head():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(params["table"][tokens_of(x)] * WIDTH**0.5)
-        h = mpmd.mark_stage_end(layer(params["layers"][0], h))
-        logits = jnp.einsum("bd,vd->bv", layer(params["layers"][1], h), params["table"]) / WIDTH**0.5
-        return cross_entropy(logits + params["bias"], tokens_of(y))
-
-    return train(loss, tied() | {"bias": jnp.zeros(VOCABULARY)})
-
-
-@program()
 def tied_embeddings_in_half_precision():
     """The parameters are cast in the loss: gradients of the table's size are not sent every microbatch."""
 
@@ -95,25 +84,6 @@ def tied_embeddings_in_half_precision():
     return train(loss, tied(), tolerance=2e-2, holds=holds)
 
 
-@program()
-def tied_embeddings_that_only_the_head_trains():
-    def loss(params, x, y):
-        frozen = jax.lax.stop_gradient(params["table"])
-        h = mpmd.mark_stage_end(frozen[tokens_of(x)])
-        h = mpmd.mark_stage_end(layer(params["layers"][0], h))
-        return cross_entropy(layer(params["layers"][1], h) @ params["table"].T, tokens_of(y))
-
-    return train(loss, tied())
-
-
-@program()
-def tied_embeddings_without_weight_decay():
-    def mask(params):
-        return jax.tree_util.tree_map_with_path(lambda path, _: "table" not in str(path), params)
-
-    return train(language_model, tied(), optimizer=optax.adamw(1e-2, eps=1e-3, mask=mask))
-
-
 @program(usual=True)
 def two_equal_weights_used_by_the_same_two_stages():
     def loss(params, x, y):
@@ -123,18 +93,10 @@ def two_equal_weights_used_by_the_same_two_stages():
     return train(loss, weights(2), stages=2)
 
 
-@program([2, 3, 4], usual={"3"})
-def a_layer_shared_by_all_of_several_stages(stages):
-    def loss(params, x, y):
-        h = x
-        for i in range(stages):
-            h = layer(params, h)
-            if i < stages - 1:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2)
-
-    holds = on_groups("args[0][0]['w']", tuple(range(stages)))
-    return train(loss, weights(1)[0], stages=stages, holds=holds)
+@program(usual=True)
+def a_layer_shared_by_all_stages():
+    holds = on_groups("args[0][0]['w']", (0, 1, 2))
+    return train(lambda p, x, y: mse([p] * 3, x, y), weights(1)[0], holds=holds)
 
 
 @program()
@@ -162,37 +124,22 @@ def shared_weights_on_the_same_group():
     return train(loss, weights(3), schedule=mpmd.Interleaved1F1B(4, 2), holds=holds)
 
 
-@program(["vector", "scalar", "one element"], on_ray={"scalar"})
-def a_small_shared_parameter(kind):
+@program({"vector": (WIDTH,), "scalar": ()}, on_ray={"scalar"})
+def a_small_shared_parameter(shape):
     """A temperature, a gain of all layers."""
-    shape = {"vector": (WIDTH,), "scalar": (), "one element": (1,)}[kind]
 
     def loss(params, x, y):
-        h = x
-        for i, stage in enumerate(params["layers"]):
-            h = layer(stage, h * params["shared"])
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
+        h = mlp(params["layers"], x, lambda p, h: layer(p, h * params["shared"]))
         return jnp.mean((h * params["shared"] - y) ** 2)
 
     return train(loss, {"layers": weights(3), "shared": jnp.full(shape, 0.9)})
 
 
-@program(["indexed", "unstacked", "split"], on_ray={"indexed"})
+@program(["indexed", "split"], on_ray={"indexed"})
 def one_array_with_the_weights_of_all_stages(how):
     def loss(params, x, y):
-        if how == "indexed":
-            parts = [params[i] for i in range(3)]
-        elif how == "unstacked":
-            parts = list(params)
-        else:
-            parts = [part[0] for part in jnp.split(params, 3)]
-        h = x
-        for i, w in enumerate(parts):
-            h = jnp.tanh(h @ w)
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2)
+        parts = list(params) if how == "indexed" else [part[0] for part in jnp.split(params, 3)]
+        return mse(parts, x, y, lambda w, h: jnp.tanh(h @ w))
 
     return train(loss, jnp.stack([p["w"] for p in weights(3)]))
 
@@ -215,18 +162,6 @@ def a_weight_used_twice_in_one_stage():
     return train(loss, weights(2), stages=2, holds=holds)
 
 
-@program()
-def a_weight_used_twice_in_one_stage_and_once_in_another():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], layer(params[0], x)))
-        return jnp.mean((layer(params[1], layer(params[0], h)) - y) ** 2)
-
-    def holds(loaded):
-        assert accumulators(loaded, "args[0][0][0]['w']") == 3, "a stage has more than one accumulator"
-
-    return train(loss, weights(2), stages=2, holds=holds)
-
-
 class Mean:
     """An operation of a user's own."""
 
@@ -238,18 +173,8 @@ class Mean:
         return state + update / self.n
 
 
-class Weighted:
-    """Of microbatch ``index``, ``1 / (1 + index)``."""
-
-    def state(self, n, a):
-        return jnp.ones(a.shape, a.dtype)
-
-    def update(self, state, update, index):
-        return state * 0.9 + update / (1 + index)
-
-
 @program(
-    {"mean": Mean, "weighted": Weighted, "max": lambda: mpmd.Max, "concat": mpmd.Concat},
+    {"mean": Mean, "max": lambda: mpmd.Max, "concat": mpmd.Concat},
     usual={"mean"},
 )
 def shared_weights_under_another_operation(make):
@@ -266,68 +191,6 @@ def shared_weights_under_another_operation(make):
         return descend(state, mean), (total, grads)
 
     return Case(step, weights(2), batch())
-
-
-@program()
-def a_weight_shared_with_an_auxiliary_loss():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        probe = jnp.mean((h @ params[0]["w"]) ** 2)
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        return jnp.mean((layer(params[2], h) - y) ** 2) + probe + jnp.sum(params[0]["w"] ** 2)
-
-    return train(loss, weights(3))
-
-
-@program()
-def every_stage_multiplies_by_a_cast_of_the_same_weight():
-    def loss(params, x, y):
-        half = params["w"].astype(jnp.bfloat16).astype(jnp.float32)
-        h = x
-        for i in range(3):
-            h = jnp.tanh(h @ half + params["b"])
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2)
-
-    return train(loss, weights(1)[0])
-
-
-@program()
-def shared_weights_normalised_before_the_loop():
-    """What the loop reads is computed from the parameters, and differentiated through by hand."""
-
-    def step(state, xs, ys):
-        def loss(params, x, y):
-            h = mpmd.mark_stage_end(jnp.tanh(x @ params))
-            h = mpmd.mark_stage_end(jnp.tanh(h @ params))
-            return jnp.mean((h @ params.T - y) ** 2)
-
-        normalised, back = jax.vjp(lambda w: w / jnp.linalg.norm(w, axis=0), state)
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(normalised, x, y), (xs, ys))
-        (grads,) = back(grads)
-        return descend(state, grads), (total, grads)
-
-    return Case(step, weights(1)[0]["w"], batch())
-
-
-@program()
-def siamese_towers_in_every_stage():
-    def loss(params, x, y):
-        a, b = x, y
-        for i, stage in enumerate(params):
-            a, b = layer(stage, a), layer(stage, b)
-            if i < 2:
-                a, b = mpmd.mark_stage_end((a, b))
-        return jnp.mean(jnp.sum(a * b, -1) ** 2)
-
-    return train(loss, weights(3))
-
-
-@program()
-def parameters_that_are_the_same_array_twice():
-    shared = weights(1)[0]
-    return train(mse, [shared, shared, weights(2)[1]])
 
 
 @program()

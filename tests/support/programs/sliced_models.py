@@ -81,15 +81,12 @@ def together(chunks):
     return (jnp.concatenate(of_slices, 1) for of_slices in zip(*chunks, strict=True))
 
 
-def attention_layer(p, h, carried, start, mask=None):
+def attention_layer(p, h, carried, start, attend=attend):
     """A layer on a slice; ``carried`` has the keys and values of the slices before it, a list of pairs."""
     q, k, v = heads_of(p, h)
     carried = [*(carried or []), (k, v)]
     k, v = together(carried)
-    seen = causal(start, q.shape[1], k.shape[1])
-    if mask is not None:
-        seen = seen & mask(start, q.shape[1], k.shape[1])
-    h = h + attend(q, k, v, seen).reshape(h.shape) @ p["out"]
+    h = h + attend(q, k, v, causal(start, q.shape[1], k.shape[1])).reshape(h.shape) @ p["out"]
     return feed_forward(p, h), carried
 
 
@@ -109,26 +106,39 @@ def bounds_of(slices, attention_share=0.5):
     return mpmd.slice_bounds(LENGTH, slices, attention_share=attention_share)
 
 
-def sliced_loss(layer=attention_layer, slices=3, stages=2, bounds=None, mark=mpmd.mark_stage_end):
-    """The mean loss of all tokens, slice by slice.
+def through_layers(
+    params,
+    arrays,
+    layer=attention_layer,
+    bounds=None,
+    stages=2,
+    mark=mpmd.mark_stage_end,
+    embed=embedded,
+):
+    """Passes each slice of the first of ``arrays`` through all layers, with a mark between stages.
 
     ``layer(p, h, carried, start)`` returns ``h`` and what the layer hands to the next slice; the first slice
-    takes ``None``.
+    takes ``None``. Yields the last hidden state of each slice, and the slice of each other array.
     """
+    bounds = bounds or bounds_of(3)
+    ends = mpmd.stage_ends(len(params["layers"]), stages)
+    carried = [None] * len(params["layers"])
+    for start, (x, *others) in zip(bounds[:-1], mpmd.slices(arrays, bounds), strict=True):
+        h = embed(params, x, start)
+        for i, p in enumerate(params["layers"]):
+            h, carried[i] = layer(p, h, carried[i], start)
+            if i in ends:
+                h = mark(h)
+        yield h, *others
+
+
+def sliced_loss(layer=attention_layer, slices=3, bounds=None, **options):
+    """The mean loss of all tokens, slice by slice; ``options`` are for ``through_layers``."""
     bounds = bounds or bounds_of(slices)
 
     def loss(params, tokens, targets):
-        ends = mpmd.stage_ends(len(params["layers"]), stages)
-        carried = [None] * len(params["layers"])
-        total = 0.0
-        for start, (x, y) in zip(bounds[:-1], mpmd.slices((tokens, targets), bounds), strict=True):
-            h = embedded(params, x, start)
-            for i, p in enumerate(params["layers"]):
-                h, carried[i] = layer(p, h, carried[i], start)
-                if i in ends:
-                    h = mark(h)
-            total += token_losses(params, h, y).sum()
-        return total / targets.size
+        pieces = through_layers(params, (tokens, targets), layer, bounds, **options)
+        return sum(token_losses(params, h, y).sum() for h, y in pieces) / targets.size
 
     return loss
 

@@ -39,21 +39,6 @@ def selective_layer(p, h, state, start):
     return h + (jnp.moveaxis(states, 0, 1) * jax.nn.silu(gate)) @ p["out"], state
 
 
-def parallel_layer(p, h, state, start):
-    """The same recurrence by an associative scan."""
-    x, gate = jnp.split(norm(h) @ p["in"], 2, -1)
-    step = jax.nn.softplus(x @ p["step"])
-    decay, taken = jnp.exp(-step), step * x
-    if state is not None:
-        taken = taken.at[:, 0].add(decay[:, 0] * state)
-
-    def combined(a, b):
-        return a[0] * b[0], b[0] * a[1] + b[1]
-
-    _, states = lax.associative_scan(combined, (decay, taken), axis=1)
-    return h + (states * jax.nn.silu(gate)) @ p["out"], states[:, -1]
-
-
 def convolved_layer(p, h, carried, start):
     """A short causal convolution before the recurrence: the last tokens are handed on, too."""
     before, state = carried or (jnp.zeros_like(h[:, : CONVOLVED - 1]), None)
@@ -83,30 +68,6 @@ def delta_layer(p, h, state, start):
     return h + jnp.moveaxis(read, 0, 1).reshape(h.shape) @ p["out"], state
 
 
-def gated_layer(p, h, state, start):
-    """A gated recurrent unit, token by token in Python, with its parameters read by each."""
-    state = jnp.zeros_like(h[:, 0]) if state is None else state
-    states = []
-    for i in range(h.shape[1]):
-        both = jnp.concatenate([h[:, i], state], -1)
-        gate = jax.nn.sigmoid(both @ p["gate"])
-        state = gate * state + (1 - gate) * jnp.tanh(both @ p["new"])
-        states.append(state)
-    return h + jnp.stack(states, 1), state
-
-
-def linear_attention_layer(p, h, state, start):
-    """Attention without softmax: a matrix of what is before the slice, and scores within it."""
-    q, k, v = (jax.nn.elu(each) + 1 for each in heads_of(p, h))
-    if state is None:
-        state = jnp.zeros((len(h), HEADS, D_MODEL // HEADS, D_MODEL // HEADS))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
-    within = jnp.einsum("bhqk,bkhd->bqhd", jnp.tril(scores), v)
-    read = within + jnp.einsum("bqhd,bhde->bqhe", q, state)
-    state = state + jnp.einsum("bkhd,bkhe->bhde", k, v)
-    return h + 0.02 * read.reshape(h.shape) @ p["out"], state
-
-
 def recurrent_params(layers=2):
     """Parameters of all layers of this file."""
     params = decoder(layers)
@@ -116,30 +77,16 @@ def recurrent_params(layers=2):
             "step": (D_MODEL, D_MODEL),
             "taps": (CONVOLVED, D_MODEL),
             "rate": (D_MODEL, HEADS),
-            "gate": (2 * D_MODEL, D_MODEL),
-            "new": (2 * D_MODEL, D_MODEL),
         }
         for number, (name, shape) in enumerate(names.items()):
             p[name] = jax.random.normal(jax.random.fold_in(key, number), shape) / 3
     return params
 
 
-def attention_and_state_layer(p, h, carried, start):
-    """Both in one layer, as in hybrid models."""
-    chunks, state = carried or (None, None)
-    made, state = selective_layer(p, h, state, start)
-    h, chunks = attention_layer(p, made, chunks, start)
-    return h, (chunks, state)
-
-
 LAYERS = {
     "selective state": selective_layer,
-    "selective state in parallel": parallel_layer,
     "convolution and state": convolved_layer,
     "delta rule": delta_layer,
-    "gated unit": gated_layer,
-    "linear attention": linear_attention_layer,
-    "attention and state": attention_and_state_layer,
 }
 
 
@@ -147,16 +94,6 @@ LAYERS = {
 def slices_of_states(layer):
     loss = sliced_loss(layer, bounds=mpmd.slice_bounds(12, 3))
     return train_slices(loss, recurrent_params(), optimizer=CLIPPED_ADAM)
-
-
-@program()
-def slices_of_states_that_end_the_gradient():
-    """Backpropagation through time that is truncated at the slices."""
-
-    def layer(p, h, state, start):
-        return selective_layer(p, h, lax.stop_gradient(state) if state is not None else None, start)
-
-    return train_slices(sliced_loss(layer), recurrent_params())
 
 
 @program()

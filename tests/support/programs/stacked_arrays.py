@@ -4,11 +4,10 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 import mpmd
-from tests.support.models import BATCH, CLIPPED_ADAM, SGD, WIDTH, batch, layer
+from tests.support.models import CLIPPED_ADAM, SGD, WIDTH, batch, layer
 from tests.support.programs.scanned_layers import (
     LAYERS,
     WEIGHTS,
@@ -18,7 +17,7 @@ from tests.support.programs.scanned_layers import (
     squares,
     stacked,
 )
-from tests.support.programs.table import Case, descend, loop, program, train
+from tests.support.programs.table import Case, descend, loop, program, train, trains
 
 
 @program(usual=True)
@@ -134,38 +133,12 @@ def vmapped_scan():
 
 
 @program()
-def a_weight_that_all_layers_share():
-    def loss(params, x, y):
-        def body(h, p):
-            return mpmd.mark_stage_end(jnp.tanh(h @ p["w"] + p["b"] + h @ params["shared"]), every=2)
-
-        return squares(scanned(body, x, params["layers"]), y)
-
-    return train(loss, stacked(shared=jnp.eye(WIDTH) / 4), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
-
-
-@program()
 def one_layer_applied_many_times():
     def loss(params, x, y):
         h = scanned(lambda h, _: mpmd.mark_stage_end(layer(params, h), every=2), x, None, length=LAYERS)
         return squares(h, y)
 
     return train(loss, {"w": jnp.eye(WIDTH) / 2, "b": jnp.full(WIDTH, 0.1)}, optimizer=CLIPPED_ADAM)
-
-
-@program({"bfloat16": jnp.bfloat16, "float16": jnp.float16})
-def mixed_precision_scans(dtype):
-    def loss(params, x, y):
-        layers = jax.tree.map(lambda leaf: leaf.astype(dtype), params["layers"])
-        h = model_output(layers, x.astype(dtype))
-        penalty = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
-        return squares(h.astype(jnp.float32), y) + 1e-3 * penalty
-
-    return train(loss, stacked(), optimizer=CLIPPED_ADAM, tolerance=0.03, holds=WEIGHTS)
-
-
-def model_output(layers, x):
-    return scanned(lambda h, p: mpmd.mark_stage_end(layer(p, h), every=2), x, layers)
 
 
 @program()
@@ -183,40 +156,6 @@ def depth_dependent_scales():
         return squares(scanned(body, x, (params["layers"], depth, scale)), y)
 
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
-
-
-@program()
-def moving_average_of_stacked_weights():
-    def step(state, xs, ys):
-        params, average, opt_state = state
-        value, grads = loop(lambda x, y: jax.value_and_grad(model())(params, x, y), (xs, ys))
-        updates, opt_state = CLIPPED_ADAM.update(grads, opt_state, params)
-        params = optax.apply_updates(params, updates)
-        average = optax.incremental_update(params, average, 0.1)
-        return (params, average, opt_state), (value, optax.tree.norm(grads))
-
-    params = stacked()
-    return Case(
-        step, (params, params, CLIPPED_ADAM.init(params)), batch(), holds=in_parts("[1]['layers']['w'][")
-    )
-
-
-@program()
-def loss_scaling_over_a_scan():
-    def step(state, xs, ys):
-        params, scale = state
-
-        def scaled(p, x, y):
-            return model()(p, x, y) * scale
-
-        value, grads = loop(lambda x, y: jax.value_and_grad(scaled)(params, x, y), (xs, ys))
-        grads = jax.tree.map(lambda g: g / scale, grads)
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)]))
-        new = descend(params, grads)
-        params = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, params)
-        return (params, jnp.where(finite, scale * 2, scale / 2)), value
-
-    return Case(step, (stacked(), jnp.float32(8)), batch(), holds=in_parts("['layers']['w']["))
 
 
 @program({"encoder": True, "memory": False})
@@ -266,37 +205,6 @@ def scans_without_a_backward(kind):
 
 
 @program()
-def gradients_of_the_input_of_a_scan():
-    def step(params, xs, ys):
-        value, (grads, slope) = loop(
-            lambda x, y: jax.value_and_grad(model(), argnums=(0, 1))(params, x, y), (xs, ys)
-        )
-        return descend(params, grads), (value, slope)
-
-    return Case(step, stacked(), batch(), holds=in_parts("['layers']['w']["))
-
-
-@program()
-def a_frozen_stack():
-    """Only what stands beside the stack is trained, as with adapters."""
-
-    def step(state, xs, ys):
-        def loss(trained, frozen, x, y):
-            def body(h, p):
-                own, adapter = p
-                return mpmd.mark_stage_end(layer(own, h) + h @ adapter["w"], every=2)
-
-            return squares(scanned(body, x, (frozen, trained)), y)
-
-        frozen, trained = state
-        value, grads = loop(lambda x, y: jax.value_and_grad(loss)(trained, frozen, x, y), (xs, ys))
-        return (frozen, descend(trained, grads)), value
-
-    state = stacked()["layers"], {"w": jnp.full((LAYERS, WIDTH, WIDTH), 0.01)}
-    return Case(step, state, batch(), holds=in_parts("[0]['w'][", "[1]['w']["))
-
-
-@program()
 def only_the_last_layers_are_trained():
     """The new stack is put together of layers as they were and of trained ones, and keeps its parts."""
 
@@ -309,37 +217,10 @@ def only_the_last_layers_are_trained():
         def loss(trained, x, y):
             return model()({"layers": joined(frozen, trained)}, x, y)
 
-        value, grads = loop(lambda x, y: jax.value_and_grad(loss)(trained, x, y), (xs, ys))
+        value, grads = trains(trained, (xs, ys), loss)
         return joined(jax.tree.map(lambda a: a[:4], layers), descend(trained, grads)), value
 
     return Case(step, stacked()["layers"], batch(), holds=in_parts("args[0]['w'][", "args[0]['b']["))
-
-
-@program()
-def skips_over_a_scan():
-    """A part of the layers' inputs goes past the scan, and each layer reads the microbatch."""
-
-    def loss(params, x, y):
-        def body(h, p):
-            return mpmd.mark_stage_end(layer(p, h) + x / 4, every=2)
-
-        return squares(scanned(body, x, params["layers"]) + x, y)
-
-    return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
-
-
-@program()
-def hidden_states_of_all_layers_are_averaged():
-    def loss(params, x, y):
-        def body(carry, p):
-            h, total = carry
-            h = layer(p, h)
-            return (mpmd.mark_stage_end(h, every=2), total + h), None
-
-        (h, total), _ = lax.scan(body, (x, jnp.zeros((BATCH, WIDTH))), params["layers"])
-        return squares(h + total / LAYERS, y)
-
-    return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
 
 
 @program()

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 import mpmd
-from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mlp, mse, weights
-from tests.support.programs.table import Case, descend, loop, program, train
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mse, weights
+from tests.support.programs.table import Case, descend, program, train, trains
 
 ACTIVATION = BATCH * WIDTH * 4
 """Bytes of what one microbatch sends from a stage to the next, or back."""
@@ -37,25 +37,6 @@ def mlp_under_a_schedule(schedule):
 @program(on_ray=True)
 def several_stages_on_a_group():
     return train(mse, weights(4), schedule=mpmd.Interleaved1F1B(4, 2))
-
-
-@program()
-def mark_after_the_last_stage():
-    def loss(params, x, y):
-        h = x
-        for stage in params:
-            h = mpmd.mark_stage_end(layer(stage, h))
-        return jnp.mean((h - y) ** 2)
-
-    return train(loss, weights(3))
-
-
-@program()
-def mark_before_the_first_layer():
-    def loss(params, x, y):
-        return mse(params, mpmd.mark_stage_end(x), y)
-
-    return train(loss, weights(2), warns="no work")
 
 
 @program(on_ray=True)
@@ -95,16 +76,7 @@ def a_stage_that_does_nothing():
     return train(loss, weights(2), warns="no work")
 
 
-@program()
-def no_stage_has_parameters_but_the_last():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(jnp.cos(mpmd.mark_stage_end(jnp.sin(x))))
-        return jnp.mean((layer(params, h) - y) ** 2)
-
-    return train(loss, weights(1)[0], warns="no work")
-
-
-@program({str(frozen): frozen for frozen in [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)]})
+@program({str(frozen): frozen for frozen in [(0,), (1,), (1, 2)]})
 def frozen_stages(frozen):
     def loss(params, x, y):
         parts = [jax.lax.stop_gradient(p) if i in frozen else p for i, p in enumerate(params)]
@@ -131,7 +103,7 @@ def only_some_parameters_are_trained(trained):
             params = [tuned.get(i, frozen.get(i)) for i in range(3)]
             return mse(params, x, y)
 
-        total, grads = loop(lambda x, y: jax.value_and_grad(loss)(tuned, x, y), (xs, ys))
+        total, grads = trains(tuned, (xs, ys), loss)
         return (descend(tuned, grads), frozen), (total, grads)
 
     def holds(loaded):
@@ -142,21 +114,6 @@ def only_some_parameters_are_trained(trained):
     parts = dict(enumerate(weights(3)))
     frozen = {i: p for i, p in parts.items() if i not in trained}
     return Case(step, ({i: parts[i] for i in trained}, frozen), batch(), holds=holds)
-
-
-@program([0, 1, 2])
-def stop_gradient_after_stage(stopped):
-    def loss(params, x, y):
-        h = x
-        for i, stage in enumerate(params):
-            h = layer(stage, h)
-            if i == stopped:
-                h = jax.lax.stop_gradient(h) + 0.1 * jnp.mean(stage["w"])
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2)
-
-    return train(loss, weights(3))
 
 
 @program(["before", "after"], on_ray={"before"})
@@ -176,60 +133,9 @@ def skip_over_a_stage(mark):
 @program()
 def skip_of_the_input_to_every_stage():
     def loss(params, x, y):
-        h = x
-        for i, stage in enumerate(params):
-            h = layer(stage, h + x)
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2)
+        return mse(params, x, y, lambda p, h: layer(p, h + x))
 
     return train(loss, weights(3), holds=sends_nothing_but_activations)
-
-
-@program()
-def dense_connections():
-    def loss(params, x, y):
-        made = [x]
-        for i, w in enumerate(params):
-            h = jnp.tanh(jnp.concatenate(made, -1) @ w)
-            made.append(mpmd.mark_stage_end(h) if i < 2 else h)
-        return jnp.mean((made[-1] - y) ** 2)
-
-    params = [jax.random.normal(k, (WIDTH * (i + 1), WIDTH)) / 3 for i, k in enumerate(keys(3))]
-    return train(loss, params)
-
-
-@program()
-def parallel_branches():
-    def loss(params, x, y):
-        a, b = mpmd.mark_stage_end((layer(params[0], x), layer(params[1], -x)))
-        a = mpmd.mark_stage_end(layer(params[2], a))  # b passes by
-        return jnp.mean((a * layer(params[3], b) - y) ** 2)
-
-    return train(loss, weights(4))
-
-
-@program()
-def two_towers_that_meet_in_the_last_stage():
-    def loss(params, x, y):
-        a = mpmd.mark_stage_end(layer(params[0], x))
-        b = mpmd.mark_stage_end(layer(params[1], y))
-        return jnp.mean((layer(params[2], a) * b) ** 2)
-
-    return train(loss, weights(3))
-
-
-@program()
-def an_integer_and_a_boolean_skip_a_stage():
-    def loss(params, x, y):
-        tokens, positive = jnp.argmax(x, -1), x > 0
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        order = jnp.argsort(h, -1)
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        h = jnp.where(positive, layer(params[2], h), 0) + jax.nn.one_hot(tokens, WIDTH)
-        return jnp.mean((jnp.take_along_axis(h, order, -1) - y) ** 2)
-
-    return train(loss, weights(3))
 
 
 @program(usual=True)
@@ -273,31 +179,3 @@ def penalties_on_all_weights():
         assert homes(loaded)[:6] == [(0,), (0,), (1,), (1,), (2,), (2,)]
 
     return train(loss, weights(3), holds=holds)
-
-
-@program()
-def one_stage_on_one_group():
-    return train(mse, weights(1), stages=1)
-
-
-@program()
-def a_loss_that_is_not_of_the_last_stage_alone():
-    """Some of the loss comes from values before the first mark, whose backward must not wait for nothing."""
-
-    def loss(params, x, y):
-        first = layer(params[0], x)
-        h = mpmd.mark_stage_end(first)
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        last = layer(params[2], h)
-        return jnp.mean((last - y) ** 2) + jnp.mean(first * last) + jnp.mean(jnp.abs(first))
-
-    return train(loss, weights(3))
-
-
-@program()
-def more_groups_than_stages():
-    return train(mlp_loss, weights(2), stages=2, groups=4, warns="no work")
-
-
-def mlp_loss(params, x, y):
-    return jnp.mean(jnp.abs(mlp(params, x) - y))

@@ -27,19 +27,19 @@ def like_parameters(state, spec):
     return jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state)
 
 
-@program({"sgd": SGD, "adam": ADAM, "clipped": CLIPPED_ADAM}, on_ray={"clipped"})
-def data_parallel(optimizer):
-    return case({"fsdp": 2}, (P(), ROWS, ROWS), optimizer=optimizer)
+@program(on_ray=True)
+def data_parallel():
+    return case({"fsdp": 2}, (P(), ROWS, ROWS), optimizer=CLIPPED_ADAM)
 
 
-@program({"sgd": SGD, "adam": ADAM}, on_ray={"adam"})
-def fully_sharded(optimizer):
-    specs = like_parameters(init(weights(2), optimizer), P("fsdp"))
+@program(on_ray=True)
+def fully_sharded():
+    specs = like_parameters(init(weights(2), ADAM), P("fsdp"))
 
     def holds(loaded):
         assert {leaf.spec for leaf in loaded.plan.outputs if "['w']" in leaf.path} == {("fsdp",)}
 
-    return case({"fsdp": 2}, (specs, ROWS, ROWS), optimizer=optimizer, holds=holds)
+    return case({"fsdp": 2}, (specs, ROWS, ROWS), optimizer=ADAM, holds=holds)
 
 
 @program({"schedule": mpmd.Std1F1B(3), "fused": mpmd.DualPipeV(4, 2)})
@@ -71,37 +71,10 @@ def sharded_parameters_and_whole_batches():
     return case({"fsdp": 2}, (like_parameters(init(weights(2)), P(None, "fsdp")), P(), P()))
 
 
-def tensor_parallel_specs():
-    """Columns of the first layer, rows of the second."""
-    return [{"w": P(None, "model"), "b": P("model")}, {"w": P("model", None), "b": P()}]
-
-
-@program({"one axis": {"model": 2}, "two axes": {"fsdp": 2, "model": 2}})
-def tensor_parallel(axes):
-    rows = ROWS if "fsdp" in axes else P()
-
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        return jnp.mean((layer(params[1], h) - y) ** 2)
-
-    return case(axes, ((tensor_parallel_specs(), P()), rows, rows), loss)
-
-
-@program()
-def axes_combined_in_one_dimension():
-    specs = like_parameters(init(weights(2)), P(("fsdp", "model")))
-    return case({"fsdp": 2, "model": 2}, (specs, P(None, ("fsdp", "model")), P(None, "fsdp")))
-
-
 @program()
 def different_specs_for_every_leaf():
     specs = [{"w": P("fsdp", "model"), "b": P()}, {"w": P(None, "fsdp"), "b": P("model")}]
     return case({"fsdp": 2, "model": 2}, ((specs, P()), ROWS, P(None, None, "model")))
-
-
-@program()
-def whole_subtrees_without_a_spec():
-    return case({"fsdp": 2}, (None, ROWS, None))
 
 
 @program()
@@ -170,61 +143,6 @@ def shard_map_within_stages():
 
 
 @program()
-def a_tied_table_split_by_rows():
-    def loss(params, x, y):
-        tokens = jnp.int32(x[..., 0] > 0) + 2 * jnp.int32(x[..., 1] > 0)
-        h = mpmd.mark_stage_end(layer(params["layer"], params["table"][tokens]))
-        return -jnp.mean(jax.nn.log_softmax(h @ params["table"].T) * y)
-
-    params = {"table": jnp.eye(4), "layer": weights(1)[0]}
-    specs = {"table": P("fsdp"), "layer": P()}
-    return case({"fsdp": 2}, ((specs, P()), ROWS, ROWS), loss, params=params)
-
-
-@program()
-def dropout_with_typed_keys():
-    def step(state, xs, ys):
-        params, key = state
-        key, sub = jax.random.split(key)
-
-        def loss(params, i):
-            k = jax.random.fold_in(sub, i)
-            h = layer(params[0], xs[i]) * jax.random.bernoulli(k, 0.5, xs[i].shape)
-            h, k = mpmd.mark_stage_end((h, k))
-            return jnp.mean((layer(params[1], h) * jax.random.bernoulli(k, 0.5, h.shape) - ys[i]) ** 2)
-
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)(params, i), len(xs), mpmd.Std1F1B(2), mpmd.Add
-        )
-        return (descend(params, grads), key), (total, grads)
-
-    options = {"in_specs": (None, ROWS, ROWS)}
-    return Case(step, (weights(2), jax.random.key(0)), batch(), 2, {"fsdp": 2}, options)
-
-
-@program()
-def scanned_layers_split_by_columns():
-    def loss(params, x, y):
-        def run(h, stacked):
-            return jax.lax.scan(lambda h, p: (layer(p, h), None), h, stacked)[0]
-
-        return jnp.mean((run(mpmd.mark_stage_end(run(x, params[0])), params[1]) - y) ** 2)
-
-    stacked = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights(2)) for _ in range(2)]
-    specs = {"w": P(None, None, "model"), "b": P(None, "model")}
-    return case({"model": 2}, (([specs] * 2, P()), P(), P()), loss, params=stacked)
-
-
-@program()
-def checkpointed_stages():
-    def loss(params, x, y):
-        run = jax.checkpoint(layer)
-        return jnp.mean((run(params[1], mpmd.mark_stage_end(run(params[0], x))) - y) ** 2)
-
-    return case({"fsdp": 2}, (P(), ROWS, ROWS), loss)
-
-
-@program()
 def evaluation_with_stacked_outputs():
     def step(state, xs):
         outputs = mpmd.treduce(lambda x: mlp(state, x), xs, mpmd.GPipe(2), operation=mpmd.Concat())
@@ -246,26 +164,6 @@ def gradients_divided_by_a_token_count():
         return descend(state, grads, 0.1 / count), total / count
 
     return Case(step, weights(2), batch(), 2, {"fsdp": 2}, {"in_specs": (P("fsdp"), ROWS, ROWS)})
-
-
-@program()
-def several_stages_on_a_group_of_several_devices():
-    step = make_step(mse, mpmd.Interleaved1F1B(4, 2))
-    return Case(step, init(weights(4)), batch(), 2, {"fsdp": 2}, {"in_specs": (P(), ROWS, ROWS)})
-
-
-@program()
-def statistics_over_the_whole_batch():
-    """Batch normalisation over rows that are on several devices."""
-
-    def loss(params, x, y):
-        def stage(p, h):
-            h = layer(p, h)
-            return (h - h.mean(0)) / (h.std(0) + 1e-2)
-
-        return jnp.mean((stage(params[1], mpmd.mark_stage_end(stage(params[0], x))) - y) ** 2)
-
-    return case({"fsdp": 2}, (P(), ROWS, ROWS), loss)
 
 
 def tiny_transformer(params, x, y):
@@ -335,12 +233,6 @@ def mixture_of_experts(partial_sums):
     experts = jnp.stack([second["w"], third["w"]])
     params = {"layer": first, "router": jnp.eye(4)[:, :2], "experts": experts}
     return case({"fsdp": 2}, (P(), ROWS, ROWS), loss, params=params, partial_sums=partial_sums)
-
-
-@program()
-def donated_shards():
-    specs = like_parameters(init(weights(2), ADAM), P("fsdp"))
-    return case({"fsdp": 2}, (specs, ROWS, ROWS), optimizer=ADAM)
 
 
 @program(on_ray=True)

@@ -9,11 +9,12 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import jax
 import pytest
 
 import mpmd
 from mpmd.step.loaded_step import LoadedStep
-from tests.support.models import SGD, batch, init, make_step
+from tests.support.models import SGD, batch, init, make_step, mse, weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +128,21 @@ def train(
     return Case(step, init(params, optimizer), data or batch(), groups, **of_case)
 
 
+def stages_of(stage: Callable[..., Any], params: Any = None, **of_case: Any) -> Case:
+    """Trains a model of three stages, each of which is ``stage(p, h)`` of its parameters."""
+    return train(partial(mse, layer=stage), weights(3) if params is None else params, **of_case)
+
+
 def loop(fun: Callable[..., Any], data: Any, stages: int = 3, operation: Any = mpmd.Add) -> Any:
     """``treduce`` under 1F1B, for steps that differ in what they do outside of it."""
     return mpmd.treduce(lambda mb: fun(*mb), data, schedule=mpmd.Std1F1B(stages), operation=operation)
 
 
+def trains(params: Any, data: Any, loss: Callable[..., Any] = mse, stages: int = 3) -> Any:
+    """The loss and gradients of ``params``, added up over the microbatches of ``data``."""
+    return loop(lambda *mb: jax.value_and_grad(loss)(params, *mb), data, stages)
+
+
 def descend(params: Any, grads: Any, rate: Any = 0.1) -> Any:
     """A step of gradient descent."""
-    import jax
-
     return jax.tree.map(lambda p, g: p - rate * g, params, grads)

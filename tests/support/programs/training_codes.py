@@ -1,6 +1,5 @@
 """Train steps as users of model libraries write them, with what these have for state, scales and metrics."""
 
-import functools
 import warnings
 
 import equinox as eqx
@@ -95,49 +94,6 @@ def haiku_transformer_with_a_dynamic_loss_scale():
     return Case(step, (params, optimizer.init(params), scale), (tokens,), 2, steps=4, tolerance=1e-2)
 
 
-@program()
-def haiku_with_state_and_dropout():
-    """Batch statistics and an average of their own pass from microbatch to microbatch."""
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9))
-
-    def forward(x, is_training):
-        for i in range(STAGES):
-            x = hk.BatchNorm(True, True, 0.9)(hk.Linear(2 * WIDTH)(x), is_training)
-            x = hk.dropout(hk.next_rng_key(), 0.2, jax.nn.relu(x)) if is_training else jax.nn.relu(x)
-            x = marked(x, i)
-        logits = hk.Linear(CLASSES)(x)
-        calls = hk.get_state("calls", (), jnp.int32, init=jnp.zeros)
-        hk.set_state("calls", calls + 1)
-        return logits
-
-    model = hk.transform_with_state(forward)
-
-    def step(train_state, x, y):
-        params, state, opt_state, key = train_state
-        key, dropout = jax.random.split(key)
-
-        def loss_and_gradients(state, microbatch):
-            x, y, key = microbatch
-
-            def loss(params):
-                logits, new = model.apply(params, state, key, x, is_training=True)
-                return cross_entropy(logits, y), new
-
-            (value, state), grads = jax.value_and_grad(loss, has_aux=True)(params)
-            return state, (value, grads)
-
-        batch = (*mpmd.microbatches((x, y), 4), jax.random.split(dropout, 4))
-        state, (value, grads) = mpmd.treduce(
-            loss_and_gradients, batch, mpmd.Std1F1B(STAGES), operation=mpmd.Mean, carry=state
-        )
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), state, opt_state, key), value
-
-    x, y = examples()
-    params, state = jax.jit(model.init, static_argnames="is_training")(keys(1)[0], x, is_training=True)
-    return Case(step, (params, state, optimizer.init(params), keys(2)[1]), (x, y), steps=3)
-
-
 class Classifier(eqx.Module):
     """For one example, as equinox users write models; the functions among its leaves stay there."""
 
@@ -192,59 +148,6 @@ def equinox_filtered_model_and_optimizer():
     opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
     state = eqx.filter(model, eqx.is_array), opt_state, keys(2)[1]
     return Case(step, state, examples(), steps=3)
-
-
-class Normalised(eqx.Module):
-    """An equinox model with state: running statistics, over the examples of a ``vmap`` with a name."""
-
-    layers: list[eqx.nn.Linear]
-    norms: list[eqx.nn.BatchNorm]
-
-    def __init__(self, key):
-        widths = [WIDTH] * STAGES + [CLASSES]
-        self.layers = [
-            eqx.nn.Linear(widths[i], widths[i + 1], key=k)
-            for i, k in enumerate(jax.random.split(key, STAGES))
-        ]
-        self.norms = [eqx.nn.BatchNorm(w, "batch", mode="batch") for w in widths[1:]]
-
-    def __call__(self, x, state):
-        for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
-            x, state = norm(layer(x), state)
-            x = marked(jnp.tanh(x), i)
-        return x, state
-
-
-@program()
-def equinox_with_state():
-    model, state = eqx.nn.make_with_state(Normalised)(keys(1)[0])
-    params, static = eqx.partition(model, eqx.is_inexact_array)
-
-    def step(train_state, x, y):
-        params, state = train_state
-
-        def loss_and_gradients(state, microbatch):
-            @functools.partial(eqx.filter_value_and_grad, has_aux=True)
-            def loss(params, x, y):
-                model = eqx.combine(params, static)
-                logits, new = jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
-                    x, state
-                )
-                return cross_entropy(logits, y), new
-
-            (value, state), grads = loss(params, *microbatch)
-            return state, (value, grads)
-
-        state, (value, grads) = mpmd.treduce(
-            loss_and_gradients,
-            mpmd.microbatches((x, y), 4),
-            schedule=mpmd.Std1F1B(STAGES),
-            operation=mpmd.Mean,
-            carry=state,
-        )
-        return (eqx.apply_updates(params, jax.tree.map(lambda g: -0.1 * g, grads)), state), value
-
-    return Case(step, (params, state), examples(), steps=3)
 
 
 class NnxClassifier(nnx.Module):

@@ -5,27 +5,9 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.models import BATCH, SGD, WIDTH, batch, layer, mlp, weights
+from tests.support.models import BATCH, WIDTH, batch, layer, mlp, weights
 from tests.support.programs.composition import trains, without_marks
 from tests.support.programs.table import Case, descend, loop, program
-
-
-@program()
-def curriculum_by_the_step():
-    """What the loop computes depends on a counter in the state."""
-
-    def step(state, xs, ys):
-        params, count = state
-
-        def loss(params, x, y):
-            hard = jnp.mean((mlp(params, x) - y) ** 4)
-            easy = jnp.mean(jnp.abs(x))
-            return jax.lax.cond(count > 0, lambda: hard, lambda: hard * 0.5 + easy)
-
-        total, grads = trains(params, (xs, ys), loss)
-        return (descend(params, grads, 0.01), count + 1), total
-
-    return Case(step, (weights(3), 0), batch())
 
 
 @program()
@@ -51,31 +33,6 @@ def a_queue_of_old_features():
 
 
 @program()
-def evolution_of_norms_kept_in_the_state():
-    """A ring buffer of scalars written at a position that is in the state."""
-
-    def step(state, xs, ys):
-        params, history, position = state
-        total, grads = trains(params, (xs, ys))
-        history = history.at[position % 4].set(optax.tree.norm(grads))
-        rate = jnp.where(position > 0, 0.1 / (1 + history.max()), 0.1)
-        return (descend(params, grads, rate), history, position + 1), (total, history.mean())
-
-    return Case(step, (weights(3), jnp.zeros(4), jnp.int32(0)), batch())
-
-
-@program()
-def statistics_of_the_batch_as_part_of_the_state():
-    def step(state, xs, ys):
-        params, mean, count = state
-        mean = (mean * count + xs.mean((0, 1))) / (count + 1)
-        total, grads = trains(params, (xs - mean, ys))
-        return (descend(params, grads), mean, count + 1), total
-
-    return Case(step, (weights(3), jnp.zeros(WIDTH), jnp.float32(0)), batch())
-
-
-@program()
 def updates_of_one_group_that_depend_on_anothers():
     """Layer by layer, each rate follows from the norm of the layer before."""
 
@@ -86,19 +43,6 @@ def updates_of_one_group_that_depend_on_anothers():
             new.append(descend(p, g, rate))
             rate = 0.1 / (1 + jnp.linalg.norm(new[-1]["w"]))
         return new, (total, rate)
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def exchanged_weights():
-    """Each layer is mixed with its neighbour after the update."""
-
-    def step(state, xs, ys):
-        total, grads = trains(state, (xs, ys))
-        new = descend(state, grads)
-        mixed = [jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, new[i], new[(i + 1) % 3]) for i in range(3)]
-        return mixed, total
 
     return Case(step, weights(3), batch())
 
@@ -150,28 +94,6 @@ def steps_skipped_by_the_batch():
 
 
 @program()
-def an_update_chosen_by_a_switch():
-    def step(state, xs, ys):
-        params, count = state
-        total, grads = trains(params, (xs, ys))
-        rules = [lambda p, g: p - 0.1 * g, lambda p, g: p - 0.01 * jnp.sign(g), lambda p, g: p * 0.99]
-        new = jax.tree.map(lambda p, g: jax.lax.switch(count % 3, rules, p, g), params, grads)
-        return (new, count + 1), total
-
-    return Case(step, (weights(3), 0), batch())
-
-
-@program()
-def an_update_repeated_by_a_scan():
-    def step(state, xs, ys):
-        total, grads = trains(state, (xs, ys))
-        new = jax.lax.scan(lambda p, _: (descend(p, grads, 0.03), None), state, None, length=3)[0]
-        return new, total
-
-    return Case(step, weights(3), batch())
-
-
-@program()
 def a_line_search_over_rates():
     """The update is tried on the last microbatch without marks, until it helps."""
 
@@ -203,16 +125,3 @@ def sharpness_aware_by_an_ascent_from_the_last_step():
         assert homes == [(0,), (0,), (1,), (1,), (2,), (2,)] * 2, f"the state is on {homes}"
 
     return Case(step, (weights(3), jax.tree.map(jnp.ones_like, weights(3))), batch(), holds=holds)
-
-
-@program()
-def gradients_averaged_with_those_of_the_last_step():
-    def step(state, xs, ys):
-        params, (older, opt_state) = state
-        total, grads = trains(params, (xs, ys))
-        mean = jax.tree.map(lambda a, b: (a + b) / 2, grads, older)
-        updates, opt_state = SGD.update(mean, opt_state, params)
-        return (optax.apply_updates(params, updates), (grads, opt_state)), total
-
-    params = weights(3)
-    return Case(step, (params, (jax.tree.map(jnp.zeros_like, params), SGD.init(params))), batch())
