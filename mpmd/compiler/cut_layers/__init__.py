@@ -5,9 +5,8 @@ they scan over; callbacks are taken out of scans (``host_callbacks.py``); equati
 removed (``dead_code.py``); and marks get the numbers of their stages, before and after that
 (``number_marks.py``).
 
-``cut_stacks`` in ``cut.py`` is where to start reading of the first phase. Loops that index arrays are first
-rewritten as scans over them (``index_loops.py``, with ``integers.py``, ``accesses.py``, ``row_wise.py`` and
-``row_blocks.py``). ``dimension_graph.py`` goes through the step once and notes, by the rules in
+``cut_stacks`` in ``cut.py`` is where to start reading of the first phase. Marked loops that index arrays are
+refused (``index_loops.py``). ``dimension_graph.py`` goes through the step once and notes, by the rules in
 ``jaxprs/rules.py`` and ``concat_and_slice.py``, which dimensions of its values are the same;
 ``layer_dimensions.py`` concludes which of them count layers, and where they are cut. ``rewrite.py`` goes
 through it again and writes an equation for each layer range, or, where no rule applies, one of the whole;

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.dimension_graph import DimensionGraph, dimension_graph
-from mpmd.compiler.cut_layers.index_loops import with_rows_scanned
+from mpmd.compiler.cut_layers.index_loops import check_index_loops
 from mpmd.compiler.cut_layers.rewrite import Rewriter
 from mpmd.compiler.cut_layers.scans_over_data import warn_of_scans_over_data
 from mpmd.compiler.cut_layers.values import Gathered, Values
@@ -68,9 +68,10 @@ def cut_stacks(
       fed_back: pairs of an argument's and a result's position that a training loop will connect.
       argument_stacks, result_stacks: for arguments and results that are in layer ranges anyway, how.
 
-    Raises: ``CompileError`` for marks that do not fit their scans.
-    Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
-      counter in another order; ``SharedWeightsWarning`` for marks in scans over data.
+    Raises: ``CompileError`` for marks that do not fit their scans, and for marked loops that take rows by a
+      counter.
+    Warns: ``PerformanceWarning`` for equations that put parts together; ``SharedWeightsWarning`` for marks in
+      scans over data.
     """
     stacks_in_place = [
         *zip(jaxpr.invars, argument_stacks, strict=False),
@@ -81,7 +82,7 @@ def cut_stacks(
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
         return CutJaxpr(jaxpr, constants, *whole, origin={})
     jaxpr = _without_dead_code(jaxpr)
-    jaxpr = with_rows_scanned(jaxpr, constants)
+    check_index_loops(jaxpr, constants)
     warn_of_scans_over_data(jaxpr)
     while True:
         graph = dimension_graph(jaxpr, seeds)

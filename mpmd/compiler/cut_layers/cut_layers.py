@@ -31,9 +31,10 @@ def cut_layers(
       argument_stacks, result_stacks: for a function without a loop, how each leaf of the arguments and of the
         result is in layer ranges; ``None`` for one that is whole, none if all are.
 
-    Raises: ``CompileError`` for marks that do not fit their scans, or do not make the stages of schedules.
-    Warns: ``PerformanceWarning`` for equations that put parts together, and for layers that are taken by a
-      counter in another order; ``SharedWeightsWarning`` for marks in scans over data.
+    Raises: ``CompileError`` for marks that do not fit their scans, or do not make the stages of schedules;
+      for marked loops that take rows by a counter.
+    Warns: ``PerformanceWarning`` for equations that put parts together; ``SharedWeightsWarning`` for marks in
+      scans over data.
     """
     # 1. Scans are cut at their marks, and stacked arrays into parts.
     stacks = () if traced.has_loop else (argument_stacks, result_stacks)

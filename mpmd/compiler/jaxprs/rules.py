@@ -8,11 +8,10 @@ the primitives without an entry, each with the reason (``tests/support/primitive
 
 Other tables say other things of a primitive, and their defaults are safe, too: whether it is cheap
 (``cost.py``), whether it is a product or a view (``work.py``), in which operands it is linear
-(``shard/linear.py``), and which operands it takes apart, puts together or counts (``concat_and_slice.py`` and
-``integers.py`` in ``cut_layers``), and whether it is a sum that can stay partial (``shard/sums.py``).
-``capture/walk.py`` reads ``ELEMENTWISE``, too, in its search for NaNs. One
-that calls a jaxpr, or has a body, is first a name in ``canonical.py``; one with a mesh in its parameters, in
-``sharding_types.py``.
+(``shard/linear.py``), which operands it takes apart or puts together (``cut_layers/concat_and_slice.py``),
+and whether it is a sum that can stay partial (``shard/sums.py``). ``capture/walk.py`` reads ``ELEMENTWISE``,
+too, in its search for NaNs. A primitive that calls a jaxpr, or has a body, is first a name in
+``canonical.py``; one with a mesh in its parameters, in ``sharding_types.py``.
 """
 
 from __future__ import annotations

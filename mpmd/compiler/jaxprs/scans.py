@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.interpreters import partial_eval
+from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, closed, operands
+from mpmd.compiler.jaxprs.equations import Atom, aval_of
 
 
 class ScanOperands(NamedTuple):
@@ -52,18 +51,3 @@ def computed(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
     """
     input_ids = set(map(id, inputs))
     return [jnp.copy(value) if id(value) in input_ids else value for value in values]
-
-
-def without_copies(eqn: JaxprEqn) -> JaxprEqn:
-    """A scan that was made of a body with ``computed`` results, which now returns its inputs as they are."""
-    body: Jaxpr = eqn.params["jaxpr"].jaxpr
-    inputs = set(body.invars)
-    copied = {
-        inner.outvars[0]: inner.invars[0]
-        for inner in body.eqns
-        if inner.primitive.name in ("copy", "copy_p") and inputs.issuperset(operands(inner))
-    }
-    outvars = [copied.get(atom, atom) if isinstance(atom, Var) else atom for atom in body.outvars]
-    smaller, used = partial_eval.dce_jaxpr(body.replace(outvars=outvars), [True] * len(outvars), True)
-    assert all(used), "all inputs are kept"
-    return eqn.replace(params={**eqn.params, "jaxpr": closed(smaller)})

@@ -23,10 +23,6 @@ def over_time(params, x):
     return lax.scan(body, jnp.zeros_like(x[:, 0]), jnp.swapaxes(x, 0, 1))[0]
 
 
-def at_each_time(params, x):
-    return lax.fori_loop(0, TIME, lambda t, h: marked(layer(params, h + x[:, t])), jnp.zeros_like(x[:, 0]))
-
-
 def over_rows(params, x):
     def body(most, row):
         return marked(jnp.maximum(most, layer(params, row))), None
@@ -62,7 +58,7 @@ def lowered(model):
     return mpmd.jit(step, mesh).lower(weights(1)[0], jnp.ones((4, 4, TIME, WIDTH)))
 
 
-@pytest.mark.parametrize("model", [over_time, at_each_time, over_rows])
+@pytest.mark.parametrize("model", [over_time, over_rows])
 def test_scans_over_data_share_their_weights(model):
     with pytest.warns(
         SharedWeightsWarning, match=r"mark_stage_end at .*test_scans_over_data.*around such scans"
