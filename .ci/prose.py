@@ -36,8 +36,11 @@ WORDS = {
 }
 """Words that no page and no docstring has, each with what to write in their place."""
 
-OPENING = re.compile(r"(What|How|Where|When|Why|Which|Who)\b")
-"""Words with which no docstring begins: it begins with a noun, or with a verb."""
+RIDDLE = re.compile(
+    r"(?:What|How|Where|When|Why|Which|Who|Those|That|Others|So many|So much"
+    r"|The ones? (?:of|that|in|which|with)|(?:Makes|Gives|Does|Has) (?:what|those|the one))\b"
+)
+"""Words with which no docstring begins, since they stand for a thing that the docstring never names."""
 
 _FENCE = re.compile(r"^ *(`{3,}|~{3,}).*?^ *\1[^\n]*$", re.MULTILINE | re.DOTALL)
 _SPANS = re.compile(r"``.+?``|`[^`]+`|\]\([^)]*\)|https?://\S+|<[^<>\n]+>", re.DOTALL)
@@ -67,7 +70,7 @@ def faults(path: Path) -> Iterator[str]:
     text = prose_of_code(source) if path.suffix == ".py" else prose_of_page(source)
     pairs = [*words_in(text), *read_by_proselint(text)]
     if path.suffix == ".py":
-        pairs += openings(source)
+        pairs += riddles(source)
     return (f"{name}:{line}: {message}" for line, message in sorted(pairs))
 
 
@@ -105,11 +108,11 @@ def words_in(text: str) -> Iterator[tuple[int, str]]:
             yield text.count("\n", 0, match.start()) + 1, f"{match[0]!r}: {instead}"
 
 
-def openings(source: str) -> Iterator[tuple[int, str]]:
-    """The lines of docstrings that begin with a word of ``OPENING``."""
+def riddles(source: str) -> Iterator[tuple[int, str]]:
+    """The lines of docstrings that begin with words of ``RIDDLE``."""
     for node in docstrings(source):
-        if match := OPENING.match(str(node.value).lstrip()):
-            yield node.lineno, f"the docstring begins with {match[0]!r}: begin with a noun"
+        if match := RIDDLE.match(str(node.value).lstrip()):
+            yield node.lineno, f"the docstring begins with {match[0]!r}: name the thing again"
 
 
 def read_by_proselint(text: str) -> Iterator[tuple[int, str]]:

@@ -24,7 +24,7 @@ BARS = {"simulation": 1.10, "measurement": 1.05}
 SHOWN, SHOWN_QUICKLY, SIMULATED = 4, 3, 12
 
 TURNS = 2
-"""So many repetitions for each of the others: the best of a dozen ways is by chance the better, the fewer
+"""Repetitions of each way that was not chosen: the best of a dozen ways is by chance the better, the fewer
 measurements each has."""
 
 

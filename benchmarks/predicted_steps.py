@@ -62,7 +62,7 @@ class Case:
         return self.model.scheduled_step(self.layers, self.schedule)
 
     def arguments(self) -> tuple[Any, np.ndarray, np.ndarray]:
-        """Those of a step: the state's shapes, and two batches of values, cut into microbatches."""
+        """The arguments of a step: the state's shapes, and two batches of values, cut into microbatches."""
         return jax.eval_shape(self.model.state), *self.model.microbatches(self.microbatches)
 
     def __str__(self) -> str:

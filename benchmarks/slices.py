@@ -54,7 +54,7 @@ class Sizes:
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """Those of slices of equal work."""
+        """The bounds of slices of equal work."""
         attention_share = self.seq_len / (self.seq_len + 12 * self.d_model)
         return mpmd.slice_bounds(self.seq_len, SLICES, attention_share=attention_share)
 

@@ -30,7 +30,7 @@ RecordStepsOn = Callable[[Any, Callable[..., Any], tuple[Any, ...], int], Sequen
 """Runs a step with arguments so many times on a mesh, and returns the events of each run."""
 
 MEASURED_NODES = 2
-"""So many nodes tell what the links are like."""
+"""Number of nodes between which links are measured."""
 
 
 def describe(

@@ -111,7 +111,7 @@ def _compare(mesh: mpmd.MpmdMesh | cluster.ClusterMesh) -> tuple[str, list[str]]
 
 
 def _loss(weights: list[jax.Array], inputs: jax.Array) -> jax.Array:
-    """Has what may not repeat its bits: sums, and in the backward rows that are added several times."""
+    """Sums, and in the backward pass adds rows several times: XLA may not repeat the bits of either."""
     hidden = mpmd.mark_stage_end(jnp.tanh(inputs @ weights[0]))
     rows = weights[1][jnp.arange(4 * WIDTH) % 2]
     return jnp.sum((hidden @ weights[1] + jax.nn.softmax(rows).mean(0) - inputs) ** 2)

@@ -76,7 +76,7 @@ PEERS = (
 )
 
 PIPELINED = ("thr", "spmd", "ray_calls", "ray_graph", "torch")
-"""Those that pipeline and are not ours."""
+"""The peers that pipeline."""
 
 TASK_TIMES = Peer("tasks", "task times", "benchmarks.peers.baselines:TaskTimes", threads="share")
 """Not a way to train, but to know how long each task takes when nothing disturbs it."""

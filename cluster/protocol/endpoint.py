@@ -68,7 +68,6 @@ class Member:
 
     @property
     def shape(self) -> GroupShape:
-        """That of its group."""
         return self.groups[self.mpmd_idx]
 
     @property

@@ -15,7 +15,7 @@ class TerminationNotices:
         self._waiting: dict[int, tuple[ActorHandle, ray.ObjectRef]] = {}
 
     def told(self, actors: Sequence[ActorHandle]) -> set[int]:
-        """Those of the actors, one for each process, that were told to end and are still there."""
+        """Returns the indices of ``actors``, one for each process, that were told to end and still run."""
         for number, actor in enumerate(actors):
             if number not in self._waiting or self._waiting[number][0] is not actor:
                 self._waiting[number] = actor, actor.await_notice.remote()

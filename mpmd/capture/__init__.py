@@ -1,6 +1,6 @@
 """Writes one task of a step to a directory, which ``mpmd.replay`` reads.
 
-``blocks.py`` writes the equations down, ``exports.py`` exports each that differs from others, and
+``walk.py`` evaluates the equations of a task that has failed, to find the first that makes a NaN, and
 ``write.py`` makes the files.
 """
 

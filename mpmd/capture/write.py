@@ -1,49 +1,37 @@
-"""Makes the files of a captured task. Nobody but their user may read them."""
+"""Writes the files of a captured task, which nobody but their user may read.
+
+The driver calls a ``CaptureWriter`` with a task that a group has kept; ``mpmd.replay.record`` has the format.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
+from jax.extend.core import Jaxpr
 from jax.sharding import AbstractMesh
 
-from mpmd.capture.blocks import equations_of
-from mpmd.capture.exports import Exports
+from mpmd.capture.walk import walk
 from mpmd.compat import key_impl_name, trace_context_for_threads
-from mpmd.compiler.jaxprs.equations import avals_of
-from mpmd.compiler.lower.task_function import on_group
-from mpmd.ir.plan import Run
-from mpmd.keys import is_key
-from mpmd.program import Program
-from mpmd.replay.record import (
-    EQUATIONS,
-    EQUATIONS_JSON,
-    FORMAT,
-    INPUTS,
-    RESULTS,
-    TASK,
-    Equations,
-    TaskRecord,
-    ValueRecord,
-    dump_equations,
-    dump_task,
-)
+from mpmd.compiler.jaxprs.equations import Atom, avals_of
+from mpmd.compiler.lower.executables import python_calls
+from mpmd.compiler.lower.task_function import on_group, task_function
+from mpmd.ir.plan import Executable, Name, Spec
+from mpmd.keys import is_key, raw
+from mpmd.program import Program, exported
+from mpmd.replay.record import FORMAT, INPUTS, MODULE, RESULTS, TASK, TaskRecord, ValueRecord, dump_task
 from mpmd.replay.report import versions_here
-from mpmd.replay.values import as_bytes, count_nonfinite, digest_of
+from mpmd.replay.values import count_nonfinite
 from mpmd.runtime.captures import KeptTask
 from mpmd.runtime.nonfinite import passed_on
 from mpmd.version import __version__
-
-BUDGET = 2**20
-"""The most bytes of a directory besides the task's inputs."""
 
 
 class CaptureWriter:
@@ -52,8 +40,8 @@ class CaptureWriter:
     It is made under the settings of JAX under which the step was compiled.
 
     Args:
-      program: that of the step, with the numbers of the whole mesh.
-      submeshes: those of all groups.
+      program: the step's program, with the numbers of the whole mesh.
+      submeshes: the submesh of each group of the mesh.
     """
 
     def __init__(self, program: Program, submeshes: Sequence[AbstractMesh]):
@@ -63,109 +51,99 @@ class CaptureWriter:
         self._context = trace_context_for_threads()
 
     def write(self, kept: KeptTask, to: Path) -> None:
-        """Writes a task to a directory, which does not exist or is empty. It is there whole, or not at all.
+        """Writes a task to a directory, which does not exist or is empty, and appears when it is complete.
 
         Raises: ``OSError`` when it cannot be written, or is not empty.
         """
-        captured = kept.captured
-        run = next(run for run in self._plan.programs[captured.mpmd_idx].runs if run.label == captured.task)
         to.parent.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
         try:
             with self._context(), jax.debug_nans(False), jax.debug_infs(False):
-                self._write(kept, run, directory)
+                self._write(kept, directory)
             os.rename(directory, to)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
 
-    def _write(self, kept: KeptTask, run: Run, directory: Path) -> None:
+    def _write(self, kept: KeptTask, directory: Path) -> None:
         captured = kept.captured
+        program, submesh = self._plan.programs[captured.mpmd_idx], self._submeshes[captured.mpmd_idx]
+        run = next(run for run in program.runs if run.label == captured.task)
         executable = self._plan.executable(run.executable)
-        submesh = self._submeshes[captured.mpmd_idx]
         jaxpr = on_group(self._jaxprs[captured.mpmd_idx, run.task], self._submeshes, captured.mpmd_idx)
-        exports = Exports(submesh, captured.platform)
-        sources, block = equations_of(jaxpr, exports)
-        portable = exports.portable(jaxpr, executable)
-        equations = Equations(sources, block, portable.exports, portable.executable)
-        texts = {EQUATIONS_JSON: dump_equations(equations).encode(), **portable.codes}
-        _write_zip(directory / EQUATIONS, texts)
-        _write_values(directory / INPUTS, kept.inputs)
-        sent = passed_on(self._plan, self._plan.programs[captured.mpmd_idx])
+        evaluation = None
+        if kept.error is not None or any(any(count_nonfinite(array)) for array in kept.results):
+            sent = passed_on(self._plan, program)
+            evaluation = walk(jaxpr, kept.inputs, submesh, [name in sent for name in run.outputs])
+        module, not_exported = _module(jaxpr, executable, submesh, captured.platform)
+        if module:
+            _write_file(directory / MODULE, module)
         results = kept.results or (None,) * len(run.outputs)
+        _write_values(directory / INPUTS, zip(run.inputs, kept.inputs, strict=True))
+        _write_values(directory / RESULTS, zip(run.outputs, results, strict=True))
         record = TaskRecord(
             format=FORMAT,
             task=captured.task,
             text=captured.text,
             group=captured.mpmd_idx,
             error=kept.error,
-            inputs=tuple(
-                _recorded(name, array, aval, is_stored=array is not None, is_passed_on=False)
-                for name, array, aval in zip(run.inputs, kept.inputs, avals_of(jaxpr.invars), strict=True)
-            ),
-            results=tuple(
-                _recorded(name, array, aval, is_stored=False, is_passed_on=name in sent)
-                for name, array, aval in zip(run.outputs, results, avals_of(jaxpr.outvars), strict=True)
-            ),
+            inputs=_recorded(run.inputs, jaxpr.invars, executable.in_specs, kept.inputs),
+            results=_recorded(run.outputs, jaxpr.outvars, executable.out_specs, results),
+            evaluation=evaluation,
             submesh=tuple(submesh.shape.items()),
-            executable=str(executable),
-            without_executable=portable.without_executable,
+            not_exported=not_exported,
             platform=captured.platform,
             device=captured.device_kind,
             environment=dict(captured.environment),
             versions={**versions_here(), "mpmd": __version__},
             written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        left = BUDGET - os.path.getsize(directory / EQUATIONS) - len(dump_task(record).encode())
-        stored = _smallest(kept.results, left)
-        _write_values(directory / RESULTS, [kept.results[i] for i in stored])
-        of_results = [
-            dataclasses.replace(value, is_stored=i in stored) for i, value in enumerate(record.results)
-        ]
-        with _opened(directory / TASK) as file:
-            file.write(dump_task(dataclasses.replace(record, results=tuple(of_results))).encode())
+        _write_file(directory / TASK, dump_task(record).encode())
+
+
+def _module(jaxpr: Jaxpr, executable: Executable, submesh: AbstractMesh, platform: str) -> tuple[bytes, str]:
+    """The portable artifact of a task; or no bytes, and the reason why the task cannot be exported."""
+    if calls := ", ".join(python_calls(jaxpr.eqns)):
+        return b"", f"it calls Python: {calls}"
+    try:
+        function = task_function(jaxpr, executable.name)
+        return exported(function, executable, submesh, platform).mlir_module_serialized, ""
+    except Exception as error:  # whatever it is, the operands and the evaluation are written
+        return b"", f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _recorded(
-    name: str, array: np.ndarray | None, aval, *, is_stored: bool, is_passed_on: bool
-) -> ValueRecord:
-    num_nans, num_infs = (0, 0) if array is None else count_nonfinite(array)
-    return ValueRecord(
-        name=name,
-        dtype="" if array is None else str(array.dtype),
-        shape=() if array is None else array.shape,
-        key_impl=key_impl_name(aval.dtype) if is_key(aval) else None,
-        digest=None if array is None else digest_of(array),
-        is_stored=is_stored,
-        is_passed_on=is_passed_on,
-        num_nans=num_nans,
-        num_infs=num_infs,
+    names: Sequence[Name],
+    atoms: Sequence[Atom],
+    specs: Sequence[Spec | None],
+    arrays: Sequence[np.ndarray | None],
+) -> tuple[ValueRecord, ...]:
+    avals = avals_of(atoms)
+    return tuple(
+        ValueRecord(
+            name=name,
+            dtype=str(raw(aval).dtype),
+            shape=tuple(raw(aval).shape),
+            spec=spec,
+            key_impl=key_impl_name(aval.dtype) if is_key(aval) else None,
+            is_stored=array is not None,
+        )
+        for name, aval, spec, array in zip(names, avals, specs, arrays, strict=True)
     )
 
 
-def _smallest(arrays: Sequence[np.ndarray], most_bytes: int) -> list[int]:
-    """The positions of the smallest arrays, as many as fit, in order."""
-    chosen = []
-    for i, array in sorted(enumerate(arrays), key=lambda member: member[1].nbytes):
-        most_bytes -= array.nbytes
-        if most_bytes < 0:
-            break
-        chosen.append(i)
-    return sorted(chosen)
-
-
-def _write_values(path: Path, arrays: Iterable[np.ndarray | None]) -> None:
-    """Writes the bytes of arrays, one after the other."""
-    with _opened(path) as file:
-        for array in arrays:
+def _write_values(path: Path, arrays: Iterable[tuple[str, np.ndarray | None]]) -> None:
+    """Writes arrays to an ``.npz`` file. ``numpy.savez`` refuses some names, which it has for itself."""
+    with _opened(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays:
             if array is not None:
-                file.write(as_bytes(array).data)
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
 
 
-def _write_zip(path: Path, files: Mapping[str, bytes]) -> None:
-    with _opened(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
+def _write_file(path: Path, content: bytes) -> None:
+    with _opened(path) as file:
+        file.write(content)
 
 
 def _opened(path: Path):

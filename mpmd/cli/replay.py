@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpmd.cli.arguments import add_command
 from mpmd.cli.exit_codes import ExitCode
@@ -13,20 +14,17 @@ from mpmd.replay.environment import prepare
 from mpmd.replay.files import read_task
 from mpmd.util.guarded_files import naming, parse_json, read_bytes
 
-if TYPE_CHECKING:
-    from mpmd.replay.report import Digests
-
 EPILOG = """\
 A directory is what step.capture(..., to="DIR") writes, or a mesh with capture="DIR" for a task that fails.
-The command needs JAX and numpy alone. It runs the executable and compares the bits of its results with the
-recorded ones, then evaluates the equations one by one, and names the first that makes a NaN or an infinity.
+The command needs JAX and numpy alone. It prints the first equation of the task that had made a NaN or an
+infinity, runs the executable, and compares the bits of its results with the recorded ones.
 
 It sets NPROC and XLA_FLAGS as they were on the group, and as many devices, before it imports JAX.
 
 examples:
   mpmd replay captured/fwd_2__0
   mpmd replay captured/fwd_2__0 --digests here.json     on one machine
-  mpmd replay captured/fwd_2__0 --against here.json     on another one: the first equation that differs
+  mpmd replay captured/fwd_2__0 --against here.json     on another one: the results that differ
 """
 
 
@@ -34,9 +32,7 @@ def add_commands(commands: Any) -> None:
     """Adds the command to the result of ``ArgumentParser.add_subparsers``."""
     replay = add_command(commands, "replay", _replay, "run one captured task again, alone", EPILOG)
     replay.add_argument("directory", type=Path, metavar="DIR", help="the directory of a captured task")
-    replay.add_argument(
-        "--digests", type=Path, metavar="FILE", help="write a digest of what each equation makes"
-    )
+    replay.add_argument("--digests", type=Path, metavar="FILE", help="write a digest of each result")
     replay.add_argument(
         "--against", type=Path, metavar="FILE", help="compare with the digests of another machine"
     )
@@ -49,23 +45,17 @@ def _replay(options: argparse.Namespace) -> int:
     from mpmd.replay.report import as_json, replay, text
 
     task = load(options.directory)
-    digests = _digests(options)
-    result = replay(task, digests)
-    if options.digests is not None and digests is not None:
-        options.digests.write_text(json.dumps(digests.digests))
+    result = replay(task, None if options.against is None else _digests(options.against))
+    if options.digests is not None:
+        options.digests.write_text(json.dumps(result.digests()))
     print(json.dumps(as_json(result), indent=1) if options.json else text(result))
     return ExitCode.FAULT if result.has_fault else ExitCode.OK
 
 
-def _digests(options: argparse.Namespace) -> Digests | None:
-    """The digests to take down or to compare. Raises ``ValueError`` for a file that has none."""
-    from mpmd.replay.report import Digests
-
-    if options.against is None:
-        return Digests(None) if options.digests is not None else None
-    with naming(options.against):
-        expected = parse_json(read_bytes(options.against))
-    pairs = expected if isinstance(expected, list) else [None]
-    if not all(isinstance(pair, list) and list(map(type, pair)) == [str, str] for pair in pairs):
-        raise ValueError(f"{options.against} has no digests of `mpmd replay DIR --digests {options.against}`")
-    return Digests(expected)
+def _digests(path: Path) -> Mapping[str, str]:
+    """The digests of another machine. Raises ``ValueError`` for a file that has none."""
+    with naming(path):
+        digests = parse_json(read_bytes(path))
+    if not isinstance(digests, dict) or not digests or {str} != set(map(type, digests.values())):
+        raise ValueError(f"{path} has no digests of `mpmd replay DIR --digests {path}`")
+    return digests

@@ -35,12 +35,12 @@ class ArgumentSpecs:
 
     @classmethod
     def replicated(cls, step: CutStep) -> ArgumentSpecs:
-        """Those of a step of which nothing is asked: all is replicated."""
+        """Returns the specs of a step without ``in_shardings``: every leaf is replicated."""
         return cls(None, ((),) * len(step.arguments), (None,) * len(step.results), False)
 
     @classmethod
     def of(cls, step: CutStep, request: CompileRequest) -> ArgumentSpecs:
-        """Those that are asked for; without a loop, else those that arguments are held or returned with.
+        """Returns the requested specs; without a loop, the specs of arguments serve where none is requested.
 
         Raises: what ``request.out_specs`` raises.
         """
@@ -70,12 +70,12 @@ class ArgumentPlacements:
 
     @classmethod
     def anywhere(cls, step: CutStep) -> ArgumentPlacements:
-        """Those of a step of which nothing is decided."""
+        """Returns placements that leave every argument and result to the pass ``place``."""
         return cls((ANYWHERE,) * len(step.arguments), (ANYWHERE,) * len(step.results))
 
     @classmethod
     def of(cls, step: CutStep, request: CompileRequest) -> ArgumentPlacements:
-        """Those that are asked for."""
+        """Returns the requested placements; the pass ``place`` decides those of a step with loops."""
         if step.loops:
             return cls.anywhere(step)
         arguments = _of_ranges(step.argument_leaves, request.argument_placements)

@@ -26,7 +26,7 @@ class SliceNumbers:
 
     @classmethod
     def of(cls, total: int, slices: int) -> SliceNumbers:
-        """Those of so many numbers. Raises ``ValueError`` unless each slice has equally many."""
+        """Divides ``total`` numbers among slices; raises ``ValueError`` unless each gets as many."""
         if total % slices:
             raise ValueError(
                 f"{slices} slices pass the same stages, so that stages are numbered up to a multiple of "

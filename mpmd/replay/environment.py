@@ -41,7 +41,7 @@ def variables_of(record: TaskRecord, here: Mapping[str, str], jaxlib: str) -> di
 
 
 def flags_of(record: TaskRecord) -> list[str]:
-    """The options of XLA that a task's group had, without those that name files.
+    """The options of XLA that a task's group had, without options that name files.
 
     A directory may be of somebody else, and XLA writes files and runs programs where options say so.
     """

@@ -1,129 +1,125 @@
-"""Functions of portable code, run by JAX.
+"""Runs the module of a task, once its operations were checked.
 
-The files of ``jax.export`` itself take a package that JAX does not need. So the types of a function are in
-the record. Here JAX exports a function of these types, which then gets the code in place of its own.
+The files of ``jax.export`` itself take a package that JAX does not need. So the types of the task's operands
+and results are in the record. Here JAX exports a function of these types, which then gets the module in place
+of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
-from jax.core import ShapedArray
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.extend import mlir as portable
+from jax.extend.mlir import ir
+from jax.interpreters import mlir
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from mpmd.replay.record import ArrayType, Export, Spec
+from mpmd.compat import stable_custom_calls
+from mpmd.replay.files import MOST_BYTES
+from mpmd.replay.record import MODULE, TaskRecord, ValueRecord
 from mpmd.replay.values import dtype_of
+from mpmd.util.guarded_files import naming, read_bytes
+from mpmd.util.tables import first_few
+
+_OF_THE_HOST = ("infeed", "outfeed", "send", "recv")
+"""Operations that wait for another program."""
 
 
 class DevicesError(ValueError):
-    """JAX has other or fewer devices here than portable code is for."""
+    """JAX has other or fewer devices here than the task needs."""
 
 
-def record_of(
-    exported: export.Exported,
-    file: str,
-    function: str,
-    inputs: tuple[ArrayType, ...],
-    outputs: tuple[ArrayType, ...],
-) -> Export:
-    """The record of a function in a module that JAX has exported, of which all arguments are kept.
+def run_exported(directory: Path, record: TaskRecord, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The results of a task's module for these operands.
 
-    Args:
-      file: that of the module.
-      inputs, outputs: the types of the function's arguments and results.
+    Raises: ``DevicesError`` where JAX has other or fewer devices, with the variable that changes that, if one
+      does; ``ValueError`` for a module that JAX cannot run, or that may do more than compute.
     """
-    assert len(exported.module_kept_var_idx) == len(exported.in_avals), "an argument was dropped"
-    return Export(
-        file=file,
-        function=function,
-        inputs=inputs,
-        outputs=outputs,
-        num_devices=exported.nr_devices,
-        platforms=tuple(exported.platforms),
-        calling_convention=exported.calling_convention_version,
-        uses_global_constants=exported.uses_global_constants,
-    )
-
-
-def types_of(avals: Iterable[tuple[ShapedArray, Spec | None]]) -> tuple[ArrayType, ...]:
-    """The types of arguments or results, each with its sharding; ``None``: on one device."""
-    return tuple(ArrayType(str(aval.dtype), tuple(aval.shape), spec) for aval, spec in avals)
-
-
-def function_of(
-    record: Export, code: bytes, axes: Sequence[tuple[str, int]]
-) -> Callable[..., list[np.ndarray]]:
-    """The function of portable code, from and to arrays of numpy.
-
-    Args:
-      axes: those of the group's devices, each with its size.
-
-    Raises: ``DevicesError`` with the variable that changes that, if one does.
-    """
-    devices = _devices(record.platforms, record.num_devices)
-    mesh = None if record.num_devices == 1 else _mesh(devices, axes)
-    in_shardings = [_sharding(each, mesh) for each in record.inputs]
-    out_shardings = [_sharding(each, mesh) for each in record.outputs]
+    devices = np.array(_devices(record.platform, record.num_devices))
+    axes = dict(record.submesh)
+    mesh = Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
+    path = directory / MODULE
+    with naming(path):
+        code = read_bytes(path, MOST_BYTES)
+    with _refusing(path):
+        faults = faults_of(code)
+    if faults:
+        raise ValueError(f"{path} is not run: it has {first_few(faults)}, which may do more than compute")
 
     def of_these_types(*arguments: jax.Array) -> list[jax.Array]:
-        return [jnp.zeros(each.shape, dtype_of(each.dtype)) for each in record.outputs]
+        return [jnp.zeros(value.shape, dtype_of(value.dtype)) for value in record.results]
 
-    with jax.enable_x64(True):
-        types = [jax.ShapeDtypeStruct(each.shape, dtype_of(each.dtype)) for each in record.inputs]
-        jitted = jax.jit(
+    def shardings(values: Sequence[ValueRecord]) -> list[NamedSharding]:
+        return [NamedSharding(mesh, PartitionSpec(*(value.spec or ()))) for value in values]
+
+    with _refusing(path), jax.enable_x64(True):
+        in_shardings, out_shardings = shardings(record.inputs), shardings(record.results)
+        operands = jax.device_put(list(arrays), in_shardings)
+        template = jax.jit(
             of_these_types, in_shardings=in_shardings, out_shardings=out_shardings, keep_unused=True
         )
-        template = export.export(jitted, platforms=[record.platforms[0]])(*types)
-    exported = dataclasses.replace(
-        template,
-        platforms=record.platforms,
-        mlir_module_serialized=code,
-        calling_convention_version=record.calling_convention,
-        uses_global_constants=record.uses_global_constants,
-    )
-    run = jax.jit(exported.call)
-    placements = [SingleDeviceSharding(devices[0]) if each is None else each for each in in_shardings]
-
-    def function(*arrays: np.ndarray) -> list[np.ndarray]:
-        with jax.enable_x64(True):
-            placed = jax.device_put(list(arrays), placements)
-            return [np.asarray(result) for result in run(*placed)]
-
-    return function
+        exported = dataclasses.replace(
+            export.export(template, platforms=[record.platform])(*operands),
+            mlir_module_serialized=code,
+        )
+        return [np.asarray(result) for result in jax.jit(exported.call)(*operands)]
 
 
-def _mesh(devices: Sequence[jax.Device], axes: Sequence[tuple[str, int]]) -> Mesh:
-    names, sizes = zip(*axes, strict=True)
-    return Mesh(np.array(devices).reshape(sizes), names)
+def faults_of(code: bytes) -> list[str]:
+    """Lists the operations of a module that may do more than compute, at any depth.
+
+    XLA finds the function of a custom call by its name. Some of these functions call Python, or read memory
+    at an address that the module names. So no custom call is permitted that ``jax.export`` does not write.
+    """
+    stable = stable_custom_calls()
+    faults: dict[str, None] = {}
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        kind = operation.name.partition(".")[2]
+        if kind == "custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target not in stable:
+                faults[f"a custom call of {target}"] = None
+        elif kind in _OF_THE_HOST:
+            faults[operation.name] = None
+        return ir.WalkResult.ADVANCE
+
+    with mlir.make_ir_context(), ir.Location.unknown():
+        portable.deserialize_portable_artifact(code).operation.walk(visit)
+    return list(faults)
 
 
-def _sharding(array: ArrayType, mesh: Mesh | None) -> Sharding | None:
-    return None if mesh is None else NamedSharding(mesh, PartitionSpec(*(array.spec or ())))
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Raises ``ValueError`` for errors of JAX, which has many kinds for code that it cannot read."""
+    try:
+        yield
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{path} cannot run with JAX {jax.__version__}: {text}") from error
 
 
-def _devices(platforms: Sequence[str], count: int) -> list[jax.Device]:
-    """Devices of this process for portable code, of the first of its platforms that are here.
+def _devices(platform: str, count: int) -> list[jax.Device]:
+    """Devices of this process for a task.
 
     Raises: ``DevicesError`` when there are none, or too few, with the variable that changes that.
     """
-    devices: list[jax.Device] = []
-    for platform in platforms:
-        try:
-            devices = jax.devices(platform)
-        except RuntimeError:  # this machine has none
-            continue
-        if len(devices) >= count:
-            return devices[:count]
-    if not devices:
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError:
         raise DevicesError(
-            f"the task runs on {' or '.join(platforms)}, and JAX has {jax.default_backend()} devices here"
+            f"the task runs on {platform}, and JAX has {jax.default_backend()} devices here"
+        ) from None
+    if len(devices) < count:
+        raise DevicesError(
+            f"the task runs on {count} devices, and JAX has {len(devices)} here: set "
+            f"JAX_NUM_CPU_DEVICES={count} before JAX is imported"
         )
-    raise DevicesError(
-        f"the task runs on {count} devices, and JAX has {len(devices)} here: set "
-        f"JAX_NUM_CPU_DEVICES={count} before JAX is imported"
-    )
+    return devices[:count]

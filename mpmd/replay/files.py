@@ -1,38 +1,25 @@
-"""Reads the files of a directory, which may be damaged, or of somebody who means harm.
-
-Sizes are checked before anything is read into memory, nothing is unpickled, and no file is written.
-"""
+"""Reads the record of a directory, which may be damaged, or of somebody who means harm. Loads no JAX."""
 
 from __future__ import annotations
 
-import io
-import zipfile
-import zlib
 from pathlib import Path
 
-from mpmd.replay.record import (
-    EQUATIONS,
-    EQUATIONS_JSON,
-    FORMAT,
-    JSON,
-    MOST_DEVICES,
-    MOST_THREADS,
-    TASK,
-    Equations,
-    TaskRecord,
-)
+from mpmd.replay.record import FORMAT, JSON, TASK, TaskRecord
 from mpmd.util.guarded_files import naming, parse_json, read_bytes
 from mpmd.validation import shown
 
 MOST_BYTES = 2**26
-"""The most bytes of a record, and of a file in a zip file. A task of 3,000 equations has less than 2^20."""
+"""The most bytes of a record, and of a module. A task of 3,000 equations has less than 2^20."""
 
-_DAMAGES = (KeyError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""The errors of a damaged file in a zip file."""
+MOST_DEVICES = 2**10
+"""The most devices of a group; a record with more devices is damaged, and JAX would not start."""
+
+MOST_THREADS = 2**10
+"""The most threads of a group's process, for which JAX makes as many."""
 
 
 def read_task(directory: Path) -> TaskRecord:
-    """The record of a directory. Loads no JAX.
+    """The record of a directory.
 
     Raises: ``ValueError`` when it is of another format, or damaged; ``OSError`` when it cannot be read.
     """
@@ -42,8 +29,12 @@ def read_task(directory: Path) -> TaskRecord:
     with naming(path):
         data = parse_json(read_bytes(path, MOST_BYTES))
     if isinstance(data, dict) and data.get("format") != FORMAT:
-        version = shown(data.get("format"))
-        raise ValueError(f"{path} has the format {version}, and this version of mpmd reads format {FORMAT}")
+        versions = data.get("versions")
+        writer = versions.get("mpmd") if isinstance(versions, dict) else None
+        raise ValueError(
+            f"{path} has the format {shown(data.get('format'))}, which mpmd {shown(writer)} wrote, and this "
+            f"version of mpmd reads format {FORMAT}: replay it with that version, or capture the task again"
+        )
     with naming(path):
         record: TaskRecord = JSON.load(TaskRecord, data)
         if min((size for _, size in record.submesh), default=1) < 1 or record.num_devices > MOST_DEVICES:
@@ -52,25 +43,3 @@ def read_task(directory: Path) -> TaskRecord:
         if threads.isdecimal() and int(threads) > MOST_THREADS:
             raise ValueError(f"environment: no process has NPROC={shown(threads)} threads")
     return record
-
-
-def read_equations(directory: Path) -> Equations:
-    """The equations of a directory. Raises as ``read_task``."""
-    path = directory / EQUATIONS
-    content = read_member(path, EQUATIONS_JSON)
-    with naming(path):
-        return JSON.load(Equations, parse_json(content))
-
-
-def read_member(path: Path, name: str) -> bytes:
-    """The content of a file in a zip file. Raises ``ValueError`` when it is damaged, or not there."""
-    with naming(path):
-        content = io.BytesIO(read_bytes(path, MOST_BYTES))
-        try:
-            with zipfile.ZipFile(content) as archive:
-                member = archive.getinfo(name)
-                if member.file_size > MOST_BYTES:  # of which no more is read
-                    raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
-                return archive.read(member)
-        except _DAMAGES as error:
-            raise ValueError(f"{name}: {error}") from None

@@ -1,14 +1,23 @@
-"""Arrays as bytes: their digests, their ranges, and how far two of them are apart."""
+"""Reads arrays from files, counts their NaNs and infinities, and measures how far two arrays are apart."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
 
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+
+from mpmd.replay.record import TASK, ValueRecord
+from mpmd.util.guarded_files import naming, opened
+
+_DAMAGES = (KeyError, ValueError, OSError, EOFError, OverflowError, RuntimeError, zipfile.BadZipFile)
+"""The errors of a damaged zip file."""
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -22,11 +31,6 @@ def dtype_of(name: str) -> np.dtype:
     return dtype
 
 
-def as_bytes(array: np.ndarray) -> np.ndarray:
-    """The bytes of an array, one after the other."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
 def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     """The bytes of an array of a type. Raises ``ValueError`` when there is no such array."""
     if min(shape, default=0) < 0:
@@ -34,16 +38,42 @@ def nbytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     return dtype_of(dtype).itemsize * math.prod(shape)
 
 
-def from_bytes(raw: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The inverse of ``as_bytes``. Raises ``ValueError`` when the bytes are not of this shape."""
-    if raw.size != nbytes_of(dtype, shape):
-        raise ValueError(f"{raw.size} bytes are no {dtype} of the shape {shape}")
-    return raw.view(dtype_of(dtype)).reshape(shape)
+def read_values(path: Path, values: Sequence[ValueRecord]) -> dict[str, np.ndarray | None]:
+    """The arrays of an ``.npz`` file by their names; ``None`` for an array that is not stored.
+
+    Nothing is unpickled, and no memory is taken for more bytes than the file has.
+
+    Raises: ``ValueError`` when the file is damaged; ``OSError`` when it cannot be read.
+    """
+    with naming(path), opened(path) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        needed = sum(nbytes_of(value.dtype, value.shape) for value in values if value.is_stored)
+        if needed > num_bytes:  # before any memory is taken
+            raise ValueError(f"it has {num_bytes} bytes, and the values of {TASK} have {needed}")
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return {value.name: _array(archive, value) if value.is_stored else None for value in values}
+        except _DAMAGES as error:
+            raise ValueError(str(error)) from None
 
 
-def constant_of(data: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The array of bytes in hexadecimal. Raises ``ValueError`` when they are not of this type."""
-    return from_bytes(np.frombuffer(bytes.fromhex(data), np.uint8), dtype, shape)
+def _array(archive: zipfile.ZipFile, value: ValueRecord) -> np.ndarray:
+    """Reads one array. ``numpy.load`` would take memory for whatever shape the file says."""
+    dtype, num_bytes = dtype_of(value.dtype), nbytes_of(value.dtype, value.shape)
+    if archive.getinfo(f"{value.name}.npy").compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{value.name} is compressed")
+    with archive.open(f"{value.name}.npy") as member:
+        np.lib.format.read_magic(member)
+        shape, _, stored = np.lib.format.read_array_header_1_0(member)
+        raw = member.read(num_bytes + 1)
+    if (shape, stored.itemsize, len(raw)) != (value.shape, dtype.itemsize, num_bytes):
+        raise ValueError(f"{value.name} is no {value.dtype} of the shape {value.shape}, as {TASK} says")
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """The bytes of an array, one after the other."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def digest_of(array: np.ndarray) -> str:
@@ -56,52 +86,11 @@ def is_inexact(array: np.ndarray) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
-def is_finite(array: np.ndarray) -> np.ndarray:
-    """The positions of the elements of an array that are finite."""
-    return np.isfinite(array) if is_inexact(array) else np.ones(array.shape, bool)
-
-
 def count_nonfinite(array: np.ndarray) -> tuple[int, int]:
     """The number of NaNs and of infinities in an array."""
     if not is_inexact(array) or np.isfinite(array).all():
         return 0, 0
     return int(np.isnan(array).sum()), int(np.isinf(array).sum())
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """The values of an array in short.
-
-    Attributes:
-      low, high: the least and the greatest finite element, of complex numbers by absolute value; ``None``
-        where there is none.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    low: float | None
-    high: float | None
-    num_nans: int
-    num_infs: int
-
-    @staticmethod
-    def of(array: np.ndarray) -> Range:
-        """The range of an array."""
-        wide = np.abs(array) if array.dtype.kind == "c" else array.astype(np.float64)
-        wide = wide[np.isfinite(wide)]
-        low, high = (float(wide.min()), float(wide.max())) if wide.size else (None, None)
-        return Range(str(array.dtype), array.shape, low, high, *count_nonfinite(array))
-
-    def __str__(self) -> str:
-        text = f"{self.dtype}[{','.join(map(str, self.shape))}]"
-        if self.low is None:
-            text += ", nothing finite"
-        elif self.low == self.high:
-            text += f", {self.low:g}"
-        else:
-            text += f", {self.low:g} to {self.high:g}"
-        counts = ((self.num_nans, "NaN"), (self.num_infs, "infinite"))
-        return text + "".join(f", {count} {name}" for count, name in counts if count)
 
 
 def last_digits(a: np.ndarray, b: np.ndarray) -> int:

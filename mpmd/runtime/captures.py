@@ -32,24 +32,21 @@ def directory_fault(to: Path) -> ValueError | None:
     """The fault of a directory for a task, which must not have content, and has to be writable."""
     if to.is_symlink() or (to.exists() and (not to.is_dir() or any(to.iterdir()))):
         return ValueError(f"to: {to} exists; name a directory that does not, or that is empty")
-    parent = next(path for path in to.absolute().parents if path.exists())
-    if not parent.is_dir():
-        return ValueError(f"to: {parent} is no directory")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        return ValueError(f"to: {parent} is not writable")
-    return None
+    return _folder_fault("to", to.absolute().parent)
 
 
 def collection_fault(capture: str | os.PathLike[str] | None) -> ValueError | None:
-    """The fault of ``capture=`` of a mesh: a directory for those of tasks, which may have content."""
-    if capture is None:
-        return None
-    path = Path(capture)
-    nearest = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.lexists(each))
+    """The fault of ``capture=`` of a mesh: a directory for a directory of each task. It may have content."""
+    return None if capture is None else _folder_fault("capture", Path(capture).absolute())
+
+
+def _folder_fault(name: str, path: Path) -> ValueError | None:
+    """The fault of a directory that is to be made, or to be written to."""
+    nearest = next(each for each in (path, *path.parents) if os.path.lexists(each))
     if not nearest.is_dir():
-        return ValueError(f"capture: {nearest} is no directory")
+        return ValueError(f"{name}: {nearest} is no directory")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        return ValueError(f"capture: {nearest} is not writable")
+        return ValueError(f"{name}: {nearest} is not writable")
     return None
 
 

@@ -113,7 +113,7 @@ def _unequal(handle: int, type: str, box: Box, copies: Sequence[_Copy]) -> Unequ
 
 
 def _majority(digests: Sequence[int]) -> int | None:
-    """The one that occurs more often than any other; ``None`` without one."""
+    """Returns the digest that occurs most often; ``None`` for a tie."""
     counts = collections.Counter(digests).most_common(2)
     is_tie = len(counts) == 2 and counts[0][1] == counts[1][1]
     return counts[0][0] if counts and not is_tie else None

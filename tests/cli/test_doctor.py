@@ -24,6 +24,7 @@ def test_what_is_installed_here_is_well_and_a_step_runs(capsys):
     assert "two actors" not in by_subject
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_is_a_fault_with_the_end_of_its_error(monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
     assert main(["doctor", "--no-ray"]) == 1

@@ -15,6 +15,7 @@ def text(page):
     return " ".join((DOCS / "how_to" / f"{page}.md").read_text().split())
 
 
+@pytest.mark.slow  # `make docs` runs the page, too
 def test_stages_and_microbatches(capsys):
     run(blocks("how_to/choose_stages_and_microbatches.md"))
     printed = capsys.readouterr().out
@@ -49,6 +50,7 @@ def cells():
     return blocks("how_to/input_pipelines.md")
 
 
+@pytest.mark.slow
 def test_input_pipelines(cells, capsys, monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
     names = run(cells)

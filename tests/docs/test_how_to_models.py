@@ -63,7 +63,7 @@ def run(monkeypatch):
         mesh.close()
 
 
-@pytest.mark.usual("flax_linen", "haliax", "batch_statistics", "frozen_layers", "from_jaxpp")
+@pytest.mark.usual("flax_linen", "batch_statistics")
 @pytest.mark.parametrize("page", STEPS)
 def test_the_step_of_a_page_computes_what_plain_jax_computes(run, page):
     step, arguments, results = STEPS[page]
@@ -84,6 +84,7 @@ def test_the_step_before_a_migration_computes_the_same(run, page):
     assert_close((names["trained"], jnp.asarray(names["loss"])), (trained, loss))
 
 
+@pytest.mark.slow
 def test_objects_that_the_pages_make_of_results(run):
     nnx = run("flax_nnx")
     flax = nnx["nnx"]

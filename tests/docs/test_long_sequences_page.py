@@ -35,6 +35,7 @@ def names():
     names["mesh"].close()
 
 
+@pytest.mark.slow
 def test_the_step_trains_as_plain_jax(names):
     arguments = names["params"], names["tokens"], names["targets"]
     assert_close((names["trained"], names["loss"]), jax.jit(names["train_step"])(*arguments))

@@ -45,6 +45,9 @@ def function(x):
 
 CONSTANT = 3
 """A number, easily."""
+
+PLACES = 4
+"""Those of the stages."""
 '''
 
 
@@ -60,7 +63,7 @@ def test_words_of_a_page_have_their_lines():
 def test_words_of_docstrings_have_their_lines():
     words = lines_of(prose.words_in(prose.prose_of_code(CODE)))
     assert words == [(1, "Seamless"), (7, "leverage"), (13, "upon"), (19, "easily")]
-    assert lines_of(prose.openings(CODE)) == [(7, "How")]
+    assert lines_of(prose.riddles(CODE)) == [(7, "How"), (22, "Those")]
 
 
 @pytest.mark.parametrize("text", [PAGE, CODE])

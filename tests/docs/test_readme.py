@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
@@ -96,6 +97,7 @@ def test_the_commands_of_the_readme_exist():
     assert readme.count("\n") < 120
 
 
+@pytest.mark.slow
 def test_the_choice_of_a_plan_computes_what_plain_jax_computes():
     section = (ROOT / "docs" / "planner.md").read_text().split("## Choosing\n")[1].split("\n#")[0]
     open_step, chosen = re.findall(r"```python\n(.*?)```", section, re.DOTALL)

@@ -12,6 +12,7 @@ def names(monkeypatch, tmp_path):
     return run(CELLS, monkeypatch)
 
 
+@pytest.mark.slow  # `make docs` runs the page, too
 def test_the_pipeline_computes_what_plain_jax_computes(names):
     """Ten steps, of which it profiles five, and one from the checkpoint."""
     assert len(names["losses"]) == 5
@@ -27,6 +28,7 @@ def plain_state(names, num_steps):
     return names["train"](names["jax"].jit(names["train_step"]), state, num_steps)[0]
 
 
+@pytest.mark.slow
 def test_the_picture_and_the_profile_are_there(names, tmp_path):
     assert (tmp_path / "step.svg").read_text().startswith("<?xml")
     assert len(names["profile"].recorded) == 5

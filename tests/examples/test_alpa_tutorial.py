@@ -2,9 +2,12 @@
 
 import re
 
+import pytest
+
 SMALL = "--given --dim 16 --batch-size 64 --simulate 6".split()
 
 
+@pytest.mark.slow
 def test_every_part(example, capsys):
     example("alpa_tutorial").main(SMALL)
     printed = capsys.readouterr().out

@@ -53,11 +53,12 @@ UNEVEN = ["--layers", 5, "--stages", 4, "--groups", 2, "--schedule", "Interleave
 FOUR_DEVICES = ["--stages", 2, "--data", 2, "--model", 2, "--batch-size", 16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
         pytest.param(FOUR_DEVICES, id="Std1F1B"),
-        pytest.param(UNEVEN, id="Interleaved1F1B", marks=pytest.mark.slow),
+        pytest.param(UNEVEN, id="Interleaved1F1B"),
     ],
 )
 def test_train_gpt(arguments, tmp_path):

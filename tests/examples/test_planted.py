@@ -14,7 +14,7 @@ WEIGHT, BIAS = max, min
 WRITES = {"jaxpp_tutorial": "--output", "train_gpt": "--output", "resumable_training": "--directory"}
 
 
-@pytest.mark.usual("nabla_gpipe-arguments0-2-5-max", "train_gpt-arguments5-1-0-min")
+@pytest.mark.usual("nabla_gpipe-arguments0-2-5-max")
 @pytest.mark.parametrize(
     ("name", "arguments", "stage", "microbatch", "choose"),
     [

@@ -9,11 +9,7 @@ import pytest
 import mpmd
 
 SLIGHTLY = 1e-3
-FAULTS = [
-    pytest.param("weight", marks=pytest.mark.slow),
-    pytest.param("stage", marks=pytest.mark.slow),
-    "microbatch",
-]
+FAULTS = ["weight", "stage", "microbatch"]
 TRANSFORMER = (
     "--strategies planted --data 1 --model 1 --layers 2 --hidden 16 --heads 2 --seq-len 8 "
     "--microbatches 2 --steps 1"
@@ -36,6 +32,7 @@ def wrong(gradients, factor, part):
 PARTS = {"weight": "['mlp_in']['kernel']", "stage": "['layers'][1]", "microbatch": ""}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_transformer(examples, monkeypatch, fault):
     import workshop_transformer as workshop

@@ -18,7 +18,8 @@ def run(directory, *arguments, returncode=0):
     return printed, {int(step): loss for step, loss in re.findall(r"^step (\d+): loss (\S+)$", printed, re.M)}
 
 
-@pytest.mark.parametrize("where", [(), pytest.param(("--ray",), marks=pytest.mark.slow)], ids=["here", "ray"])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [(), ("--ray",)], ids=["here", "ray"])
 def test_a_killed_run_goes_on_to_the_same_losses(where, tmp_path):
     _, undisturbed = run(tmp_path / "undisturbed", *where)
     assert list(undisturbed) == list(range(1, STEPS + 1))

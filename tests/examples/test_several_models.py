@@ -6,7 +6,7 @@ import pytest
 
 from tests.examples.test_examples import run_example
 
-WHERE = [(), pytest.param(("--ray",), marks=pytest.mark.slow)]
+WHERE = [(), ("--ray",)]
 
 
 @pytest.mark.slow
@@ -31,6 +31,7 @@ def test_encoder_and_model(where):
     assert last < first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", WHERE, ids=["here", "ray"])
 def test_grpo(where):
     printed = run_example("grpo", "--steps", 12, *where)

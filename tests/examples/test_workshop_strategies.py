@@ -93,6 +93,7 @@ def count(found):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "tensor" else pytest.mark.slow) for name in EXPECTED]
 )

@@ -68,7 +68,7 @@ def count(found):
     return collections.Counter(collective.operation for collective in found for _ in collective.shapes)
 
 
-@pytest.mark.usual("tensor parallel", "checkpoints every 2 layers")
+@pytest.mark.usual("tensor parallel")
 @pytest.mark.parametrize(("name", "per_layer"), PER_LAYER.items(), ids=PER_LAYER)
 def test_microbatches_exchange_activations_and_steps_reduce_gradients(workshop, name, per_layer):
     in_loop, outside, params = compiled(workshop, workshop.STRATEGIES[name], data=2, model=2)
@@ -83,6 +83,7 @@ def test_microbatches_exchange_activations_and_steps_reduce_gradients(workshop, 
     assert sum(map(count, outside.values()), collections.Counter()) == {"all-reduce": len(params) + 1}
 
 
+@pytest.mark.slow
 def test_data_parallel_microbatches_exchange_nothing(workshop):
     in_loop, outside, params = compiled(workshop, workshop.Strategy(), data=2, model=1)
     assert in_loop and not any(in_loop.values())

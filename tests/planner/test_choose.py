@@ -23,7 +23,6 @@ from tests.support.planned_steps import (
     batch,
     layer_of,
     marked_step,
-    open_scanned_step,
     open_step,
     params_of,
     step_without_a_loop,
@@ -32,9 +31,9 @@ from tests.support.programs import PROGRAMS
 from tests.support.programs.several_loops import delayed_actor, delayed_actor_arguments
 
 
-def check_computes_the_same(step, args, **fixes):
+def check_computes_the_same(step, args, choice=None, **fixes):
     """Chooses, runs two steps, and compares them with plain JAX; returns the choice."""
-    choice = mpmd.plan(step, *args, cluster=CLUSTER, simulate=2, **fixes)
+    choice = choice or mpmd.plan(step, *args, cluster=CLUSTER, simulate=1, **fixes)
     plain, rest = jax.jit(step), args[-2:]
     first = plain(*args)
     second = plain(*first[:-1], *rest)
@@ -46,11 +45,19 @@ def check_computes_the_same(step, args, **fixes):
     return choice
 
 
-def check_text_page_and_data(choice):
+@pytest.fixture(scope="module")
+def open_choice():
+    """The choice for a step of which nothing is fixed."""
+    return mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, simulate=2)
+
+
+def test_a_choice_as_text_page_and_data(open_choice):
+    choice = open_choice
     text = str(choice)
     assert "chosen: " in text and "one device" in text and "why not" in text
     data = json.loads(choice.to_json())
     assert data["rows"][0]["candidate"]["groups"] == len(choice.candidate.submeshes)
+    assert data["rows"][0]["expected_error"] == 0.05 and "±5%" in text
     assert data["cluster"]["devices_per_node"] == 8 and len(data["rows"]) == len(choice.rows)
     page = choice.to_html()
     assert page.startswith("<!doctype html>") and page.count("<tr") == len(choice.rows) + 1
@@ -61,7 +68,8 @@ def check_text_page_and_data(choice):
 @pytest.mark.usual("1")
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_marked_stages_on_fewer_groups(groups):
-    choice = check_computes_the_same(marked_step, arguments(marked_step, cut=True), groups=groups)
+    args = arguments(marked_step, cut=True)
+    choice = check_computes_the_same(marked_step, args, groups=groups, submesh={})
     assert len(choice.candidate.submeshes) == groups
     assert choice.candidate.layers_per_stage == (1, 1, 1, 1) and choice.candidate.num_microbatches == 4
 
@@ -71,39 +79,32 @@ def test_a_cluster_of_two_kinds_of_devices():
     slow = dataclasses.replace(slow, flops=CLUSTER.flops / 3, memory_bandwidth=CLUSTER.memory_bandwidth / 3)
     cluster = mpmd.Cluster.of([fast, slow], link=CLUSTER.device_link)
     args = arguments(open_step)
-    fixes = {"cluster": cluster, "groups": 2, "num_microbatches": 4, "schedule": "Std1F1B", "simulate": 2}
-    choice = mpmd.plan(open_step, *args, **fixes)
+    fixes = {"num_microbatches": 4, "schedule": "Std1F1B", "remat": False, "simulate": 1}
+    choice = mpmd.plan(open_step, *args, cluster=cluster, groups=2, submesh={"data": 2}, **fixes)
     types = choice.launch["accelerator_types"]
     assert types == json.loads(choice.to_json())["rows"][0]["candidate"]["pools"]
     layers = dict(zip(types, choice.candidate.layers_per_stage, strict=True))
     assert layers["fast"] > layers["slow"]
     assert "1 node of 2 fast devices" in str(choice) and " of slow" in str(choice)
     with choice.mesh() as mesh:
-        plain = jax.jit(open_step)(*args)[-1]  # before the arguments are donated
-        assert_close(choice.jit(mesh)(*args)[-1], plain)
+        choice.jit(mesh)
     with pytest.raises(
         ValueError, match=r"measure=1 runs tasks .* of one kind, and the cluster has fast and"
     ):
-        mpmd.plan(open_step, *args, **fixes, measure=1)
+        mpmd.plan(open_step, *args, cluster=cluster, measure=1)
 
 
 def test_what_is_fixed_stays():
     fixes = {"remat": True, "fsdp": True, "num_microbatches": 4}
-    choice = check_computes_the_same(
-        open_step, arguments(open_step), groups=2, submesh={"data": 2, "model": 2}, **fixes
-    )
+    args, submesh = arguments(open_step), {"data": 2, "model": 2}
+    choice = check_computes_the_same(open_step, args, groups=2, submesh=submesh, **fixes)
     for name, value in (fixes | {"remat": (mpmd.Remat.NOTHING_SAVEABLE,)}).items():
         assert {getattr(row.candidate, name) for row in choice.rows} == {value}
     assert choice.launch == {"groups": [{"data": 2, "sequence": 1, "model": 2}] * 2}
 
 
-def test_scanned_layers():
-    choice = check_computes_the_same(open_scanned_step, arguments(open_scanned_step), groups=2)
-    assert choice.candidate.schedule.mpmd_dim == 2
-
-
-def test_everything_open():
-    choice = check_computes_the_same(open_step, arguments(open_step))
+def test_everything_open(open_choice):
+    choice = open_choice
     assert sum(choice.candidate.layers_per_stage) >= 4 and choice.examples == 16
     simulated = [row for row in choice.rows if row.prediction.source == "simulation"]
     assert choice.best is simulated[0] and not choice.best.reason
@@ -112,20 +113,15 @@ def test_everything_open():
     fastest = min((row.prediction for row in simulated), key=lambda each: each.seconds)
     assert may_be_as_fast(choice.best.prediction, fastest)
     assert all(row.reason for row in choice.rows[1:])
-    check_text_page_and_data(choice)
+    assert {row.prediction.source: row.prediction.expected_error for row in choice.rows} == {
+        "simulation": 0.05,
+        "formula": 0.07,
+    }
 
 
-def test_two_loops_share_the_groups_and_have_stages_of_their_own():
-    choice = check_computes_the_same(adversarial_step, adversarial_arguments(), groups=2)
-    first, second = choice.candidate.loops
-    assert (sum(first.layers_per_stage), sum(second.layers_per_stage)) == (4, 3)
-    assert first.submeshes == second.submeshes and first.num_microbatches == second.num_microbatches
-    formulas = [row for row in choice.rows if row.prediction.source == "formula"]
-    assert all(len(row.candidate.loops) == 2 for row in choice.rows) and formulas
-    assert {row.label for row in choice.rows} == {""}, "alternatives have one group"
-    text = str(choice)
-    assert "; loop 0: " in text and "; loop 1: " in text
-    assert len(json.loads(choice.to_json())["rows"][0]["candidate"]["later_loops"]) == 1
+@pytest.mark.slow
+def test_what_is_chosen_with_nothing_fixed_runs(open_choice):
+    check_computes_the_same(open_step, arguments(open_step), open_choice)
 
 
 @pytest.mark.slow
@@ -143,7 +139,7 @@ def test_loops_of_unlike_stages_as_they_are_written():
     assert numbers == [(len(c.layers_per_stage), c.num_microbatches) for c in choice.candidate.loops]
 
 
-@pytest.mark.usual("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_three_losses_with_nothing_fixed(devices):
     def differentiate(loss):
@@ -164,7 +160,14 @@ def test_a_loop_with_fewer_layers_than_groups_runs_on_the_first_ones():
     args = adversarial_arguments()
     choice = check_computes_the_same(adversarial_step, args, submesh=submesh, num_microbatches=4)
     assert [loop.schedule.mpmd_dim for loop in choice.candidate.loops] == [4, 3]
+    assert [sum(loop.layers_per_stage) for loop in choice.candidate.loops] == [4, 3]
     assert choice.launch["groups"] == [{"data": 1, "sequence": 1, "model": 1, **own} for own in submesh]
+    formulas = [row for row in choice.rows if row.prediction.source == "formula"]
+    assert all(len(row.candidate.loops) == 2 for row in choice.rows) and formulas
+    assert {row.label for row in choice.rows} == {""}, "alternatives have one group"
+    text = " ".join(str(choice).split())  # lines of any width
+    assert "; loop 0: " in text and "; loop 1: " in text
+    assert len(json.loads(choice.to_json())["rows"][0]["candidate"]["later_loops"]) == 1
 
 
 def test_loops_cannot_have_more_groups_than_layers():
@@ -172,6 +175,7 @@ def test_loops_cannot_have_more_groups_than_layers():
         mpmd.plan(adversarial_step, *adversarial_arguments(), cluster=CLUSTER, groups=5)
 
 
+@pytest.mark.usual("submesh1")
 @pytest.mark.parametrize("submesh", [None, {"data": 2, "model": 2}])
 def test_a_step_without_a_loop_is_shared_by_one_group(submesh):
     choice = check_computes_the_same(
@@ -226,12 +230,12 @@ def test_a_flax_train_state():
 
 
 def test_specs_that_the_user_gives_stay():
-    args = arguments(open_step)
+    weights = [{"up": P("data"), "bias": None, "down": None}] * 2
     choice = mpmd.plan(
         open_step,
-        *args,
+        *arguments(open_step, num_layers=2),
         cluster=CLUSTER,
-        in_shardings=([{"up": P("data"), "bias": None, "down": None}] * 4, None, P("data"), P("data")),
+        in_shardings=(weights, None, P("data"), P("data")),
         groups=1,
         submesh={"data": 8},
         fsdp=False,
@@ -243,8 +247,9 @@ def test_specs_that_the_user_gives_stay():
 
 
 def test_what_is_measured_comes_first():
-    args = arguments(open_step)
-    choice = mpmd.plan(open_step, *args, cluster=CLUSTER, groups=2, simulate=2, measure=1)
+    args = arguments(open_step, num_layers=2)
+    fixes = {"groups": 2, "submesh": {}, "num_microbatches": 4, "remat": False}
+    choice = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes, simulate=2, measure=1)
     sources = [row.prediction.source for row in choice.rows if row.prediction.source != "formula"]
     assert sources[0] == "measurement" and len(sources) == 2
     assert choice.best.prediction.seconds > 0 and choice.simulation.makespan > 0
@@ -255,55 +260,33 @@ def test_static_arguments_and_arguments_by_name():
         assert kind == "mean"
         return open_step(params, state, x, y)
 
-    params, state, x, y = arguments(open_step)
-    choice = mpmd.plan(
-        step,
-        params,
-        state,
-        "mean",
-        x,
-        kwargs={"y": y},
-        cluster=CLUSTER,
-        static_argnums=2,
-        groups=2,
-        submesh={"data": 2, "model": 2},
-        simulate=1,
-    )
+    params, state, x, y = arguments(open_step, num_layers=2)
+
+    def planned(**fixes):
+        fixes |= {"static_argnums": 2, "num_microbatches": 2, "remat": False, "simulate": 1}
+        return mpmd.plan(step, params, state, "mean", x, kwargs={"y": y}, cluster=CLUSTER, **fixes)
+
+    choice = planned(groups=2, submesh={"data": 2}, schedule="Std1F1B")
     assert choice.kwarg_shardings == {"y": P("data")} and choice.in_shardings[2] == P("data")
     assert choice.donate_argnums == (0, 1)
     expected = jax.jit(step, static_argnums=2)(params, state, "mean", x, y=y)
     with choice.mesh() as mesh:
         assert_close(choice.jit(mesh)(params, state, "mean", x, y=y), expected)
-    fixed_y = mpmd.plan(
-        step,
-        params,
-        state,
-        "mean",
-        x,
-        kwargs={"y": y},
-        kwarg_shardings={"y": P()},
-        cluster=CLUSTER,
-        static_argnums=2,
-        groups=1,
-        submesh={"data": 2},
-        simulate=1,
-    )
+    fixed_y = planned(groups=1, submesh={"data": 2}, kwarg_shardings={"y": P()}, fsdp=False)
     assert fixed_y.kwarg_shardings == {"y": P()}
 
 
-def test_a_mesh_of_other_groups():
-    choice = mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, groups=2, simulate=1)
+def test_a_mesh_of_other_groups(open_choice):
     with pytest.raises(ValueError, match="the choice is for groups of the shapes"):
-        choice.jit(mpmd.AbstractMpmdMesh({"stage": 3}, "stage"))
+        open_choice.jit(mpmd.AbstractMpmdMesh({"stage": 3}, "stage"))
     with pytest.raises(ValueError, match="and there are 1: plan for a cluster that has as many"):
-        choice.mesh(jax.devices()[:1])
+        open_choice.mesh(jax.devices()[:1])
 
 
 def test_groups_of_several_nodes_have_several_processes():
     cluster = dataclasses.replace(CLUSTER, nodes=2, devices_per_node=2)
-    choice = mpmd.plan(
-        open_step, *arguments(open_step), cluster=cluster, groups=1, submesh={"data": 4}, simulate=1
-    )
+    args, fixes = arguments(open_step, num_layers=2), {"num_microbatches": 1, "remat": False, "fsdp": False}
+    choice = mpmd.plan(open_step, *args, cluster=cluster, groups=1, submesh={"data": 4}, **fixes)
     assert choice.launch["processes_per_group"] == [2]
 
 
@@ -326,10 +309,6 @@ def test_groups_of_several_nodes_have_several_processes():
         (ValueError, {"measure": 3, "simulate": 2}, "measure=3 candidates cannot be measured"),
         (ValueError, {"memory_margin": 1}, "memory_margin must be less than 1, not 1"),
         (TypeError, {"memory_margin": "8%"}, "memory_margin must be a share of the memory"),
-        (ValueError, {"groups": 9}, "the cluster has 8"),
-        (ValueError, {"layers_per_stage": (9, 9)}, "layers"),
-        (ValueError, {"num_microbatches": 3}, "16 rows"),
-        (ValueError, {"cluster": dataclasses.replace(CLUSTER, memory=1e3)}, "does not fit"),
         (ValueError, {"in_shardings": P("expert")}, "expert"),
     ],
 )
@@ -339,21 +318,20 @@ def test_bad_input(error, given, message):
 
 
 def test_a_batch_of_one_row_is_not_cut():
-    params = params_of()
+    params = params_of(2)
     args = params, ADAM.init(params), *batch(1)
-    for given in ({}, {"num_microbatches": 1}):
-        choice = mpmd.plan(open_step, *args, cluster=CLUSTER, simulate=1, **given)
-        assert {row.candidate.num_microbatches for row in choice.rows} == {1} and choice.examples == 1
+    choice = mpmd.plan(open_step, *args, cluster=CLUSTER, groups=1, submesh={}, simulate=1)
+    assert {row.candidate.num_microbatches for row in choice.rows} == {1} and choice.examples == 1
     with pytest.raises(ValueError, match="num_microbatches=2 does not divide the 1 rows of the batch"):
         mpmd.plan(open_step, *args, cluster=CLUSTER, num_microbatches=2)
 
 
 def test_one_long_row_is_divided_along_the_sequence():
-    params = params_of()
+    params = params_of(2)
     row = jnp.ones((1, 8, 16))
-    choice = mpmd.plan(open_step, params, ADAM.init(params), row, row, cluster=CLUSTER, simulate=1)
+    args, fixes = (params, ADAM.init(params), row, row), {"submesh": {"sequence": 4}, "remat": False}
+    choice = mpmd.plan(open_step, *args, cluster=CLUSTER, groups=1, simulate=1, **fixes)
     assert {row.candidate.num_microbatches for row in choice.rows} == {1} and choice.examples == 1
-    assert any(submesh["sequence"] > 1 for row in choice.rows for submesh in row.candidate.submeshes)
 
 
 def test_rows_that_depend_on_one_another_are_cut_and_not_divided():
@@ -364,7 +342,7 @@ def test_rows_that_depend_on_one_another_are_cut_and_not_divided():
         loss, grads = mpmd.value_and_grad(loss_of)(params, x)
         return jax.tree.map(lambda p, g: p - g, params, grads), loss
 
-    choice = mpmd.plan(step, jnp.ones(3), jnp.ones((4, 6)), cluster=CLUSTER, simulate=1)
+    choice = mpmd.plan(step, jnp.ones(3), jnp.ones((4, 6)), cluster=CLUSTER, submesh={}, simulate=1)
     assert choice.examples == 4
     assert {row.candidate.num_microbatches for row in choice.rows} <= {1, 2, 4}
 
@@ -384,7 +362,8 @@ def test_a_loss_without_parameters(loss_of, number, params):
         loss, grads = mpmd.value_and_grad(loss_of)(params, x)
         return jax.tree.map(lambda p, g: p - g, params, grads), loss
 
-    choice = mpmd.plan(step, params, jnp.ones((4, 8)), cluster=CLUSTER, simulate=2, num_microbatches=number)
+    fixes = {"groups": 1, "submesh": {}, "num_microbatches": number, "remat": False}
+    choice = mpmd.plan(step, params, jnp.ones((4, 8)), cluster=CLUSTER, simulate=1, **fixes)
     assert choice.best.prediction.source == "simulation"
 
 
@@ -396,18 +375,18 @@ def test_a_step_without_work_takes_no_time():
 
 def test_gathered_weights_are_weights():
     fixes = {"fsdp": True, "groups": 1, "submesh": {"data": 4}, "num_microbatches": 2, "remat": False}
-    choice = mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, **fixes)
+    choice = mpmd.plan(open_step, *arguments(open_step, num_layers=2), cluster=CLUSTER, **fixes)
     once, each = (
         next(row.prediction for row in choice.rows if row.candidate.gather_once is is_once)
         for is_once in (True, False)
     )
     assert once.source == each.source == "simulation"
-    matrices = sum(leaf.nbytes for layer in params_of() for leaf in layer.values() if leaf.ndim == 2)
+    matrices = sum(leaf.nbytes for layer in params_of(2) for leaf in layer.values() if leaf.ndim == 2)
     assert once.memory.weights == each.memory.weights + 3 / 4 * matrices
 
 
 def test_a_share_of_the_memory_stays_free():
-    args = arguments(open_step)
+    args = arguments(open_step, num_layers=2)
     fixes = {"groups": 1, "submesh": {}, "num_microbatches": 1, "remat": False}
     needed = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes).best.prediction.memory.total
     just_enough = dataclasses.replace(CLUSTER, memory=1.05 * needed)
@@ -417,21 +396,11 @@ def test_a_share_of_the_memory_stays_free():
         mpmd.plan(open_step, *args, cluster=just_enough, **fixes)
 
 
-def test_rows_have_the_error_of_their_source():
-    choice = mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, simulate=1)
-    assert {row.prediction.source: row.prediction.expected_error for row in choice.rows} == {
-        "simulation": 0.05,
-        "formula": 0.07,
-    }
-    assert json.loads(choice.to_json())["rows"][0]["expected_error"] == 0.05 and "±5%" in str(choice)
-
-
 def test_steps_that_are_none():
-    args = arguments(open_step)
     with pytest.raises(TypeError, match="step must be a function, not 3"):
-        mpmd.plan(3, *args, cluster=CLUSTER)
+        mpmd.plan(3, cluster=CLUSTER)
     with pytest.raises(TypeError, match=r"not what mpmd\.jit has made of it"):
-        mpmd.plan(mpmd.jit(open_step, mpmd.AbstractMpmdMesh([{}])), *args, cluster=CLUSTER)
+        mpmd.plan(mpmd.jit(open_step, mpmd.AbstractMpmdMesh([{}])), cluster=CLUSTER)
 
 
 def test_a_step_with_kernels_of_numbers_runs_as_chosen():
@@ -458,4 +427,4 @@ def test_a_step_with_kernels_of_numbers_runs_as_chosen():
         return jax.tree.map(lambda weight, grad: weight - 0.1 * grad, params, grads), value
 
     args = [jnp.eye(8) for _ in range(4)], jnp.ones((4, 8)), jnp.zeros((4, 8))
-    check_computes_the_same(step, args, groups=2, num_microbatches=2)
+    check_computes_the_same(step, args, groups=2, submesh={}, num_microbatches=2, remat=False)

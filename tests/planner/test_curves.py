@@ -1,6 +1,7 @@
 """Curves of rates, floors, merged and hidden exchanges, and kernels of ``mpmd.cost``."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -201,44 +202,38 @@ def in_a_scan(kernel):
     return scanned
 
 
+AROUND = {
+    "plain": lambda kernel: kernel,
+    "remat outside": jax.checkpoint,
+    "vmap": lambda kernel: jax.vmap(lambda *row: kernel(*(x[None] for x in row))[0]),
+    "scan": in_a_scan,
+}
+EACH_AROUND = pytest.mark.parametrize("around", AROUND)
+
+
+@functools.cache
+def layer_of_kernel(around, function=attention, **numbers):
+    """The layer whose attention is a kernel of the numbers of ``mpmd.cost``."""
+    kernel = mpmd.cost(function, **numbers)
+    return the_layer(attention_loss(AROUND[around](kernel)), ATTENTION_WEIGHTS)
+
+
+@functools.cache
+def layer_of_equations():
+    return the_layer(attention_loss(attention), ATTENTION_WEIGHTS)
+
+
 @pytest.mark.parametrize(
-    "around",
-    [
-        lambda kernel: kernel,
-        jax.checkpoint,
-        lambda kernel: mpmd.cost(jax.checkpoint(attention)),
-        lambda kernel: lambda *operands: jax.vmap(lambda *row: kernel(*(x[None] for x in row))[0])(*operands),
-        in_a_scan,
-    ],
-    ids=["plain", "remat outside", "remat inside", "vmap", "scan"],
+    ("around", "function"),
+    [*((around, attention) for around in AROUND), ("plain", jax.checkpoint(attention))],
+    ids=[*AROUND, "remat inside"],
 )
-def test_the_values_within_a_kernel_are_in_no_memory(around):
-    by_equations = the_layer(attention_loss(attention), ATTENTION_WEIGHTS)
-    as_kernel = the_layer(attention_loss(around(mpmd.cost(attention))), ATTENTION_WEIGHTS)
+def test_the_values_within_a_kernel_are_in_no_memory(around, function):
+    by_equations, as_kernel = layer_of_equations(), layer_of_kernel(around, function)
     assert by_equations.forward.nbytes > 2 * SCORES and by_equations.residuals > SCORES
     assert as_kernel.forward.nbytes < SCORES and as_kernel.backward.nbytes < SCORES
     assert as_kernel.residuals < SCORES and as_kernel.forward.temporaries < SCORES
     assert as_kernel.divisions["model"].largest == by_equations.divisions["model"].largest == 4
-
-
-def test_the_operations_of_a_kernel_are_those_of_its_equations_times_a_factor():
-    whole = the_layer(attention_loss(mpmd.cost(attention)), ATTENTION_WEIGHTS)
-    causal = the_layer(attention_loss(mpmd.cost(attention, forward=0.5, backward=0.75)), ATTENTION_WEIGHTS)
-    for task, factor in (("forward", 0.5), ("backward", 0.75)):
-        some, others = (
-            getattr(layer, task).products["batched_product float32"].operations for layer in (causal, whole)
-        )
-        assert some == pytest.approx(factor * others)
-
-
-def test_a_kernel_computes_what_its_function_does():
-    q, k, v = np.random.default_rng(0).normal(size=(3, 2, 8, 2, 4)).astype(np.float32)
-    kernel = mpmd.cost(attention, forward=0.5)
-    results = [
-        jax.grad(lambda *x, function=function: function(*x).sum(), (0, 1, 2))(q, k, v)
-        for function in (kernel, attention)
-    ]
-    jax.tree.map(np.testing.assert_array_equal, *results)
 
 
 def test_a_plan_counts_a_kernel_by_its_operands_and_results():
@@ -306,66 +301,52 @@ def test_a_plan_counts_a_value_straight_between_two_kernels():
     assert (one.nbytes, two.nbytes) == (4 * 4 * VALUE, 6 * 4 * VALUE)  # the last addition reads the result
 
 
-AROUND = {
-    "plain": lambda kernel: kernel,
-    "remat outside": jax.checkpoint,
-    "vmap": lambda kernel: jax.vmap(lambda *row: kernel(*(x[None] for x in row))[0]),
-    "scan": in_a_scan,
-}
+LETTERS = "bthd,bshd,bshd->bthd"
+FEW = {"operations": 1e12, "nbytes": 1e8, "backward_operations": 2e12, "backward_bytes": 2e8}
+MANY = {"operations": 2e12, "nbytes": 3e8, "backward_operations": 5e12, "backward_bytes": 6e8}
 
 
-def numbers_of(around, **numbers):
-    """The layer with a kernel of these numbers for each row or for all, over the layer with zeros."""
-    zeros = dict.fromkeys(("operations", "nbytes", "backward_operations", "backward_bytes"), 0.0)
-    layers = [
-        the_layer(attention_loss(around(mpmd.cost(attention, **{**zeros, **given}))), ATTENTION_WEIGHTS)
-        for given in (numbers, {})
-    ]
-    return [
-        (getattr(with_numbers, field), getattr(without, field))
-        for field in ("operations", "nbytes")
-        for with_numbers, without in (
-            (layers[0].forward, layers[1].forward),
-            (layers[0].backward, layers[1].backward),
-        )
-    ]
-
-
-@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
-def test_the_numbers_of_a_kernel_count_for_each_of_its_calls(around):
-    rows = {AROUND["vmap"]: 4, AROUND["scan"]: 4}.get(around, 1)
-    again = around is jax.checkpoint
-    of_calls = numbers_of(around, operations=1e9, nbytes=1e8, backward_operations=3e9, backward_bytes=4e8)
-    differences = [some - others for some, others in of_calls]
-    expected = [1e9, 3e9 + 1e9 * again, 1e8, 4e8 + 1e8 * again]
-    assert differences == pytest.approx([rows * number for number in expected])
-
-
-@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
-def test_factors_of_a_kernel_are_of_its_forward_and_of_its_backward(around):
-    """Also within scans, of whose body the names say nothing."""
-
-    def operations(**factors):
-        layer = the_layer(attention_loss(around(mpmd.cost(attention, **factors))), ATTENTION_WEIGHTS)
-        products = (task.products.get("batched_product float32") for task in (layer.forward, layer.backward))
-        return [0.0 if some is None else some.operations for some in products]
-
-    forward, backward = operations()
-    without = operations(backward=0.0)[1]  # what rematerialisation repeats
-    assert operations(forward=0.5, backward=0.75) == pytest.approx(
-        [0.5 * forward, 0.75 * (backward - without) + 0.5 * without]
+def layers_with_numbers(around):
+    """Layers with few and with many operations and bytes, of which heads are divided in the first alone."""
+    return (
+        layer_of_kernel(around, dimensions=LETTERS, divides=divides, **numbers)
+        for divides, numbers in (("bh", FEW), ("b", MANY))
     )
 
 
-@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@EACH_AROUND
+def test_the_numbers_of_a_kernel_count_for_each_of_its_calls(around):
+    few, many = layers_with_numbers(around)
+    calls, again = 4 if around in ("vmap", "scan") else 1, around == "remat outside"
+    differences = [
+        getattr(getattr(many, task), field) - getattr(getattr(few, task), field)
+        for field in ("operations", "nbytes")
+        for task in ("forward", "backward")
+    ]
+    expected = [1e12, 3e12 + 1e12 * again, 2e8, 4e8 + 2e8 * again]
+    assert differences == pytest.approx([calls * number for number in expected])
+
+
+@EACH_AROUND
+def test_factors_of_a_kernel_are_of_its_forward_and_of_its_backward(around):
+    """Also within scans, of whose body the names say nothing."""
+
+    def operations(layer):
+        tasks = layer.forward, layer.backward
+        return [task.products["batched_product float32"].operations for task in tasks]
+
+    forward, backward = operations(layer_of_kernel(around))
+    assert forward == operations(layer_of_equations())[0]
+    # Of its two products, rematerialisation repeats the one that makes the scores.
+    repeated = forward / 2 if around == "remat outside" else 0.0
+    assert operations(layer_of_kernel(around, forward=0.5, backward=0.75)) == pytest.approx(
+        [0.5 * forward, 0.75 * (backward - repeated) + 0.5 * repeated]
+    )
+
+
+@EACH_AROUND
 def test_a_kernel_divides_along_the_dimensions_that_it_names(around):
-    letters = {"dimensions": "bthd,bshd,bshd->bthd"}
-
-    def divisions(divides):
-        kernel = mpmd.cost(attention, operations=1e12, backward_operations=1e12, divides=divides, **letters)
-        return the_layer(attention_loss(around(kernel)), ATTENTION_WEIGHTS).divisions["model"]
-
-    divided, whole = divisions("bh"), divisions("b")
+    divided, whole = (layer.divisions["model"] for layer in layers_with_numbers(around))
     assert divided.operations > 0.99 and whole.operations < 0.01
     assert (divided.largest, divided.all_reduces_forward) == (4, 1)
     assert whole.all_reduces_forward == 3  # queries, keys and values are gathered, or summed whole
@@ -393,13 +374,13 @@ def test_dimensions_that_arrays_do_not_have_are_refused():
         kernel(np.ones(3))
 
 
-@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@EACH_AROUND
 def test_a_kernel_with_numbers_computes_what_its_function_does(around):
     q, k, v = np.random.default_rng(0).normal(size=(3, 2, 8, 2, 4)).astype(np.float32)
-    kernel = mpmd.cost(attention, operations=1, dimensions="bthd,bshd,bshd->bthd", divides="bh")
+    kernel = mpmd.cost(attention, operations=1, dimensions=LETTERS, divides="bh")
     results = [
         jax.jit(jax.grad(lambda *x, function=function: function(*x).sum(), (0, 1, 2)))(q, k, v)
-        for function in map(around, (kernel, attention))
+        for function in map(AROUND[around], (kernel, attention))
     ]
     jax.tree.map(np.testing.assert_array_equal, *results)
 
@@ -435,18 +416,11 @@ def test_a_plan_keeps_no_residuals_of_kernels(loss, weights):
         return best.memory
 
     scores = SCORES * (3 if weights is OF_LAYERS else 1)
-    by_equations, kernel, again, of_flash = (
+    by_equations, kernel, of_flash = (
         memory(function, of)
-        for function, of in (
-            (attention, cluster),
-            (mpmd.cost(attention), cluster),
-            (mpmd.cost(jax.checkpoint(attention)), cluster),
-            (of_jax, flash),
-        )
+        for function, of in ((attention, cluster), (mpmd.cost(attention), cluster), (of_jax, flash))
     )
-    assert by_equations.residuals > scores
-    assert kernel.residuals == again.residuals < scores
-    assert of_flash.residuals <= kernel.residuals
+    assert by_equations.residuals > scores > kernel.residuals >= of_flash.residuals
     assert max(kernel.temporaries, of_flash.temporaries) < SCORES < by_equations.temporaries
 
 
@@ -457,20 +431,22 @@ def of_jax(q, k, v):
     return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 
-@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
-def test_attention_of_jax_is_a_kernel_on_a_cluster_that_runs_it_so(around):
-    def layer(flash_attention):
-        args = ATTENTION_WEIGHTS, shaped(2, 4, LENGTH, 32)
-        step = step_of(attention_loss(around(of_jax)))
-        return profile_step(step, args, {}, flash_attention=flash_attention).profiles[0].layers[0]
+@functools.cache
+def layer_of_jax(around, flash_attention):
+    args = ATTENTION_WEIGHTS, shaped(2, 4, LENGTH, 32)
+    step = step_of(attention_loss(AROUND[around](of_jax)))
+    return profile_step(step, args, {}, flash_attention=flash_attention).profiles[0].layers[0]
 
-    by_equations, flash = layer(False), layer(True)
+
+@EACH_AROUND
+def test_attention_of_jax_is_a_kernel_on_a_cluster_that_runs_it_so(around):
+    by_equations, flash = layer_of_jax("plain", False), layer_of_jax(around, True)
     assert by_equations.forward.nbytes > SCORES > flash.forward.nbytes
     assert flash.backward.nbytes < by_equations.backward.nbytes / 4
     assert flash.residuals < SCORES and flash.forward.temporaries < SCORES
     name = "batched_product float32"
     assert flash.forward.products[name].operations == by_equations.forward.products[name].operations
-    if around is AROUND["plain"]:
+    if around == "plain":
         more = flash.backward.products[name].operations / by_equations.backward.products[name].operations
         assert more == pytest.approx(1.25)
 
@@ -527,16 +503,12 @@ def test_cudnn_attention_has_two_products_and_five_in_its_backward(causal, facto
 
 
 def test_a_cluster_is_read_as_it_was_written(tmp_path):
-    cluster = Cluster.preset("a100-80gb", nodes=3, device_link=Link(1e-6, float("inf")))
-    cluster.save(tmp_path / "cluster.json")
-    assert Cluster.load(tmp_path / "cluster.json") == cluster
-
-
-def test_numbers_of_numpy_and_infinite_memory_are_read_as_they_were_written(tmp_path):
+    """With numbers of NumPy, infinite memory and a link without a limit."""
     of_numpy = {"nodes": np.int64(2), "flops": np.float32(2**40), "memory": float("inf")}
     rates = {"product bfloat16": Curve(np.float32(2**40), np.int64(3)), "all_reduce 8": Curve(2e11, 3e5)}
     of_numpy["alone_of"] = {"memory": np.float64(1.5)}
-    cluster = Cluster.preset("h100", **of_numpy, rates=rates, device_link=Link(0.0, np.float64(1e9)))
+    link = Link(np.float64(1e-6), float("inf"))
+    cluster = Cluster.preset("h100", **of_numpy, rates=rates, device_link=link)
     cluster.save(tmp_path / "cluster.json")
     assert Cluster.load(tmp_path / "cluster.json") == cluster
 

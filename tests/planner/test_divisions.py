@@ -52,6 +52,13 @@ def sums_of(step, args, profile, kind):
     return {name: total(found) for name, found in in_loop.items()}, sum(map(total, outside.values()))
 
 
+@functools.cache
+def profiled(name):
+    """A model's step with its arguments and its profile."""
+    step, args = MODELS[name]()
+    return step, args, profile_of(step, args, {})
+
+
 def said(profile, kind):
     """The same as the profile says it. Tasks of equal stages share an executable, which has one's name."""
     sums = {}
@@ -61,11 +68,10 @@ def said(profile, kind):
     return sums, sum(layer.divisions[kind].reduced_per_step for layer in profile.layers)
 
 
-@pytest.mark.usual("decoder", "convolutions")
+@pytest.mark.usual("decoder")
 @pytest.mark.parametrize("name", MODELS)
 def test_devices_sum_what_the_profile_says_for_weights(name):
-    step, args = MODELS[name]()
-    profile = profile_of(step, args, {})
+    step, args, profile = profiled(name)
     expected, _ = said(profile, "model")
     actual, _ = sums_of(step, args, profile, "model")
     assert actual == {executable: expected[executable] for executable in actual}
@@ -74,8 +80,7 @@ def test_devices_sum_what_the_profile_says_for_weights(name):
 
 @pytest.mark.parametrize("name", ["experts", "convolutions"])
 def test_devices_sum_what_the_profile_says_for_rows(name):
-    step, args = MODELS[name]()
-    profile = profile_of(step, args, {})
+    step, args, profile = profiled(name)
     expected, per_step = said(profile, "data")
     actual, outside = sums_of(step, args, profile, "data")
     assert actual == {executable: expected[executable] for executable in actual}
@@ -110,6 +115,7 @@ def test_finds_the_pairs_of_megatron():
     assert not divided(profile, args, "data")
 
 
+@pytest.mark.slow
 def test_finds_what_the_workshop_shards():
     import argparse
 
@@ -128,23 +134,20 @@ def test_finds_what_the_workshop_shards():
 
 
 def test_heads_are_as_many_as_those_of_keys():
-    step, args = MODELS["decoder"]()
-    profile = profile_of(step, args, {})
+    _, args, profile = profiled("decoder")
     assert {layer.divisions["model"].largest for layer in profile.layers} == {KEYS}
     assert divided(profile, args)["['table']"] == 0, "entries of the vocabulary"
     assert profile.tied == (((0, 1), VOCABULARY * WIDTH * 4),)
 
 
 def test_weights_that_are_fused_across_heads_stay_whole():
-    step, args = MODELS["scanned"]()
-    profile = profile_of(step, args, {})
+    _, args, profile = profiled("scanned")
     assert divided(profile, args) == {"['o']": 1, "['in']": 2, "['out']": 1}
     assert {layer.divisions["model"].largest for layer in profile.layers} == {HEADS}
 
 
 def test_what_the_optimizer_keeps_is_divided_like_its_weight():
-    step, args = MODELS["mlp"]()
-    profile = profile_of(step, args, {})
+    _, args, profile = profiled("mlp")
     leaves = jax.tree_util.tree_leaves_with_path(args)
     found = {jax.tree_util.keystr(leaves[i][0]): dim for i, dim in profile.specs["model"].items()}
     weights = {path.partition("['params']")[2]: dim for path, dim in found.items() if "[0][0]" in path}

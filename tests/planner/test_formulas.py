@@ -78,17 +78,18 @@ def test_collectives_over_other_numbers_of_devices_are_in_proportion_to_rings():
         assert (by_curve.per_byte, by_curve.each) == pytest.approx((by_link.per_byte, by_link.each))
 
 
-def test_messages_between_nodes_share_the_link_by_distinct_parts():
-    assert (
-        message_link(TWO_NODES, DeviceRange(0, {"data": 2}), DeviceRange(2, {"data": 2}))
-        == TWO_NODES.device_link
-    )
-    assert message_link(TWO_NODES, DeviceRange(0, {"data": 4}), DeviceRange(4, {"data": 4})) == Link(
-        1e-5, 2.5e9
-    )
-    assert message_link(TWO_NODES, DeviceRange(0, {"model": 4}), DeviceRange(4, {"model": 4})) == Link(
-        1e-5, 10e9
-    )
+@pytest.mark.parametrize(
+    ("submesh", "start", "link"),
+    [
+        ({"data": 2}, 2, TWO_NODES.device_link),
+        ({"data": 4}, 4, Link(1e-5, 2.5e9)),
+        ({"data": 8}, 8, Link(1e-5, 2.5e9)),  # on two nodes, each with a link of its own
+        ({"model": 4}, 4, Link(1e-5, 10e9)),
+    ],
+)
+def test_messages_between_nodes_share_the_link_by_distinct_parts(submesh, start, link):
+    nodes = dataclasses.replace(TWO_NODES, nodes=4)
+    assert message_link(nodes, DeviceRange(0, submesh), DeviceRange(start, submesh)) == link
 
 
 def evaluated(parts, schedule, number, cluster=FAST, rows=None, submesh=None, **flags):
@@ -141,7 +142,9 @@ def test_rematerialisation_keeps_what_enters_and_computes_again():
     parts = [layer("", 1e12, entering=100, residuals=1000) for _ in range(2)]
     plain, again = (evaluated(parts, GPipe(2), 4, remat=remat) for remat in (False, True))
     assert again.prediction.memory.residuals == 400
-    assert again.prediction.memory.temporaries == plain.prediction.memory.temporaries + 1000
+    temporaries = plain.prediction.memory.temporaries
+    assert temporaries == 2 * 100, "what enters, and its gradient"
+    assert again.prediction.memory.temporaries == temporaries + 1000
     assert again.seconds == pytest.approx(plain.seconds * 4 / 3)
 
 
@@ -230,6 +233,15 @@ def test_closed_forms_are_those_of_the_lists(name, number):
         most = [max(map(sum, vectors)) / stages for vectors in order.in_flight]
         assert form.in_flight(*args)[0] == pytest.approx(max(most), abs=0.5)
         assert form.in_flight(*args)[0] - form.spread(*args)[0] == pytest.approx(min(most), abs=1.0)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_the_first_round_of_microbatches_is_the_longest(stages):
+    """Of 9 microbatches on 4 groups, 5 are in the first round and 4 in the second."""
+    order = order_of(Interleaved1F1B(4 * stages, 4), 9)
+    form, args = CLOSED_FORMS["Interleaved1F1B"], (np.array([4]), np.array([stages]), np.array([9]))
+    most = max(max(map(sum, vectors)) / stages for vectors in order.in_flight)
+    assert form.in_flight(*args)[0] == pytest.approx(most)
 
 
 @pytest.mark.parametrize("name", [name for name in CLOSED_FORMS if name != "ForwardOnly"])

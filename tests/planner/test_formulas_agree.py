@@ -39,11 +39,8 @@ def trials(request):
 
 
 @pytest.mark.usual(
-    "products are bound by operations-1-one device-4",
-    "products are bound by operations-2-model-4",
     "products are bound by operations-4-model-4",
     "by memory-4-one device-16",
-    "with shared cores-1-one device-16",
     "with shared cores-2-model-16",
 )
 @pytest.mark.parametrize("num_microbatches", [4, 16])

@@ -1,5 +1,6 @@
 """Tasks that are measured, for a step that is only planned."""
 
+import functools
 import time
 
 import jax
@@ -16,6 +17,12 @@ from mpmd.planner.trials.rehearsal import Rehearsal
 from mpmd.planner.trials.timing import LEAST_CALLS, MOST_WARM_UPS, repeat_together, warm_up
 from mpmd.runtime.compiling import compile_executable
 from tests.support.small_plans import lowered
+
+
+@functools.cache
+def on_equal_groups(number):
+    """A step on groups of a device each."""
+    return lowered(mpmd.Std1F1B(number), [{"data": 1}] * number)
 
 
 def test_each_task_gets_a_time_and_each_executable_its_memory():
@@ -94,17 +101,16 @@ def timed(monkeypatch):
 @pytest.mark.parametrize("slower, at_once", [(1.0, 3.0), (1.5, 2.0), (3.0, 1.0)])
 def test_tasks_show_how_many_devices_compute_at_once(timed, slower, at_once):
     timed(slower)
-    step = lowered(mpmd.Std1F1B(3), [{"data": 1}] * 3)
-    tasks = measure_tasks(step, jax.devices()[:3])
+    tasks = measure_tasks(on_equal_groups(3), jax.devices()[:3])
     assert tasks.devices_at_once == pytest.approx(at_once)
     assert {*tasks.alone.values()} == {1.0} and {*tasks.together.values()} == {slower}
 
 
 def test_some_groups_together_do_not_show_how_all_share_cores(timed):
     timed(1.0)
-    step = lowered(mpmd.Std1F1B(4), [{"data": 1}] * 4)
+    step = on_equal_groups(3)
     assert measure_tasks(step, jax.devices()[:2]).devices_at_once is None
-    assert measure_tasks(step, jax.devices()[:4]).devices_at_once == 4.0
+    assert measure_tasks(step, jax.devices()[:3]).devices_at_once == 3.0
 
 
 def test_tasks_that_run_often_count_as_often():
@@ -154,7 +160,7 @@ def rehearsals(program):
 
 
 def test_a_group_runs_its_tasks_in_order():
-    program = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2).compiled.program
+    program = on_equal_groups(2).compiled.program
     for mpmd_idx, rehearsal in enumerate(rehearsals(program)):
         for _ in range(2):  # what a step takes over is there again
             tasks = [(name, event.activity) for name, event in rehearsal.step()]
@@ -162,7 +168,7 @@ def test_a_group_runs_its_tasks_in_order():
 
 
 def test_a_step_donates_what_the_one_before_has_returned(monkeypatch):
-    program = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2).compiled.program
+    program = on_equal_groups(2).compiled.program
     assert any(leaf.donated for leaf in program.plan.inputs)
     for rehearsal in rehearsals(program):
         rehearsal.step()

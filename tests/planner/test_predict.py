@@ -1,5 +1,7 @@
 """What a plan costs, by simulating it."""
 
+import functools
+
 import pytest
 
 import mpmd
@@ -11,8 +13,13 @@ from tests.support.small_plans import lowered
 COSTS = Costs(tasks={("fwd", 0): 1.0, ("bwd", 0): 2.0, ("fwd", 1): 3.0, ("bwd", 1): 4.0})
 
 
+@functools.cache
+def two_groups():
+    return lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2)
+
+
 def predicted(costs=COSTS, **options):
-    step = lowered(mpmd.Std1F1B(2), [{"data": 1}] * 2)
+    step = two_groups()
     arrivals = step.compiled.verified.arrivals
     updated = {argument for argument, _ in step.compiled.step.fed_back}
     return step, predict(step.plan, step.topology, arrivals, updated, costs, "simulation", **options)

@@ -20,6 +20,7 @@ SPECS = {
 }
 
 
+@pytest.mark.usual("Megatron")
 @pytest.mark.parametrize("weights", SPECS.values(), ids=SPECS)
 def test_values_take_as_many_bytes_as_xla_has_for_them(weights):
     args = arguments(marked_step, cut=True)
@@ -149,7 +150,7 @@ def test_rows_stay_divided_by_more_devices_than_there_are_microbatches(num_micro
     def prediction(devices):
         choice = mpmd.plan(
             open_step,
-            *arguments(open_step),
+            *arguments(open_step, num_layers=2),
             cluster=CLUSTER,
             groups=1,
             submesh={"data": devices},

@@ -1,6 +1,7 @@
 """Policies of rematerialisation: what the planner counts is what JAX keeps, and steps run with them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from mpmd.planner.simplicity import complexity
 from mpmd.simulate import Link
 from tests.support.parity import assert_close
 
-WIDTH, HEADS, LENGTH, BLOCKS = 8, 2, 16, 4
+WIDTH, HEADS, LENGTH, BLOCKS = 8, 2, 16, 2
 
 
 def block(p, x):
@@ -41,7 +42,7 @@ def scanned(params, x):
     return jnp.mean(jax.lax.scan(lambda x, p: (block(p, x), None), x, params)[0] ** 2)
 
 
-def weights(stacked=False):
+def weights(stacked=False, blocks=BLOCKS):
     numbers = np.random.default_rng(0)
     shapes = {
         "qkv": (3, WIDTH, HEADS, WIDTH // HEADS),
@@ -51,9 +52,14 @@ def weights(stacked=False):
     }
     blocks = [
         {name: numbers.normal(size=shape).astype(np.float32) / 3 for name, shape in shapes.items()}
-        for _ in range(BLOCKS)
+        for _ in range(blocks)
     ]
     return jax.tree.map(lambda *leaves: np.stack(leaves), *blocks) if stacked else blocks
+
+
+@functools.cache
+def profiled(loss, stacked):
+    return profile_of(step_of(loss), (weights(stacked), batch()), {})
 
 
 def step_of(loss):
@@ -78,7 +84,7 @@ LOSSES = pytest.mark.parametrize(
 @pytest.mark.parametrize("policy", [policy for policy in Remat if policy is not Remat.NONE])
 def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, stacked, policy):
     step, args = step_of(loss), (weights(stacked), batch())
-    profile = profile_of(step, args, {})
+    profile = profiled(loss, stacked)
     each_layer = dataclasses.replace(EACH_LAYER, remat=(policy,))
     traced = layered(traced_layers(step, args, {}, stages_of(step, args, {}), each_layer))
     kept = [
@@ -92,7 +98,7 @@ def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, stacked, policy)
 
 
 def test_policies_keep_less_the_more_they_compute_again():
-    profile = profile_of(step_of(written), (weights(), batch()), {})
+    profile = profiled(written, False)
     assert {*profile.policies} >= {Remat.NONE, Remat.DOTS_SAVEABLE, Remat.NOTHING_SAVEABLE}
     kept = [
         sum(layer.recomputation(policy).residuals for layer in profile.layers) for policy in profile.policies
@@ -110,7 +116,7 @@ FIXED = {"groups": 2, "schedule": "Std1F1B", "num_microbatches": 4, "memory_marg
 
 def planned(loss, stacked, memory, **fixes):
     return mpmd.plan(
-        step_of(loss), weights(stacked), batch(), cluster=cluster(memory), simulate=4, **FIXED, **fixes
+        step_of(loss), weights(stacked), batch(), cluster=cluster(memory), simulate=1, **FIXED, **fixes
     )
 
 
@@ -134,7 +140,7 @@ def test_short_memory_gets_the_cheapest_policy_that_fits():
     assert choice.candidate.is_rematerialised
 
 
-@pytest.mark.usual("none-written", "nothing_saveable then dots_saveable-scanned")
+@pytest.mark.usual("nothing_saveable then dots_saveable-scanned")
 @LOSSES
 @pytest.mark.parametrize(
     "remat",
@@ -170,11 +176,12 @@ def test_policies_that_jax_refuses_are_left_out():
         return jax.tree.map(lambda p, g: p - 0.1 * jnp.conj(g), params, grads), value
 
     args = [np.eye(4, dtype=np.complex64)] * 4, np.ones((8, 4), np.complex64)
-    choice = mpmd.plan(step, *args, cluster=cluster(1e12), groups=2)
+    fixes = {"cluster": cluster(1e12), "groups": 2, "submesh": {}, "schedule": "Std1F1B"}
+    choice = mpmd.plan(step, *args, num_microbatches=2, **fixes)
     refused = [row for row in choice.rows if "JAX keeps no complex values" in row.reason]
     assert refused and all(row.candidate.is_rematerialised for row in refused)
     with pytest.raises(ValueError, match="JAX keeps no complex values"):
-        mpmd.plan(step, *args, cluster=cluster(1e12), groups=2, remat="dots_saveable")
+        mpmd.plan(step, *args, num_microbatches=2, remat="dots_saveable", **fixes)
 
 
 def wide(params, x):
@@ -184,10 +191,10 @@ def wide(params, x):
 
 
 def test_first_stages_compute_again_where_the_last_keep_all():
-    args = [{"up": p["up"], "down": p["down"]} for p in [*weights(), weights()[0]]], batch(64)
+    args = [{"up": p["up"], "down": p["down"]} for p in weights(blocks=5)], batch(64)
 
     def planned_with(**fixes):
-        fixes |= FIXED | {"cluster": cluster(230e3), "simulate": 4, "num_stages": 2}
+        fixes |= FIXED | {"cluster": cluster(230e3), "simulate": 1, "num_stages": 2}
         return mpmd.plan(step_of(wide), *args, **fixes)
 
     with pytest.raises(ValueError, match="does not fit"):
@@ -198,11 +205,6 @@ def test_first_stages_compute_again_where_the_last_keep_all():
     seconds = choice.best.prediction.seconds
     uniform = planned_with(remat="nothing_saveable").best.prediction
     assert seconds < uniform.seconds * (1 - uniform.expected_error)
-
-    wanted = jax.jit(jax.value_and_grad(wide))(*args)
-    params, value = choice.jit(choice.mesh(), donate_argnums=())(*args)
-    assert_close(mpmd.to_host(value), wanted[0])
-    assert_close(mpmd.to_host(params), jax.tree.map(lambda p, g: p - 0.1 * g, args[0], wanted[1]))
 
 
 def test_one_policy_for_all_stages_is_the_simplest():

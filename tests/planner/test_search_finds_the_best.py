@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpmd.language.remat import Remat
@@ -64,9 +64,10 @@ def best_seconds(made, cluster, constraints, budget=USUAL):
         return None
 
 
+@settings(max_examples=settings.default.max_examples // 3)
 @given(st.integers(0, 10_000))
 def test_what_is_exact_is_the_best_of_all(seed):
-    made, cluster, remat = random_problem(seed, most_layers=4, most_devices=3)
+    made, cluster, remat = random_problem(seed, most_layers=3, most_devices=3)
     fsdp = (False, True) if cluster.devices_per_node > 1 else (False,)
     best = brute_force(CostModel(made, cluster), (remat,), fsdp)
     seconds = best_seconds(made, cluster, Constraints(remat=(Remat.of(remat),)))
@@ -93,13 +94,11 @@ def worst_ratio(seeds, **sizes):
 @pytest.mark.parametrize(
     ("seeds", "least", "layers", "devices"),
     [
-        (range(20), 12, 6, 4),
-        ([135, 445], 2, 6, 8),  # with another number of groups than the sweep's best
-        pytest.param(range(20, 40), 12, 6, 4, marks=pytest.mark.slow),
-        pytest.param(range(280, 305), 10, 7, 4, marks=pytest.mark.slow),
-        pytest.param(range(305, 380), 30, 7, 4, marks=pytest.mark.slow),
+        (range(10), 6, 6, 4),
+        # With another number of groups than the sweep's best.
+        pytest.param([135, 445], 2, 6, 8, marks=pytest.mark.slow),
+        pytest.param(range(280, 380), 40, 7, 4, marks=pytest.mark.slow),
         pytest.param(range(200, 280), 40, 6, 4, marks=pytest.mark.slow),
-        pytest.param(range(100, 140), 15, 6, 8, marks=pytest.mark.slow),
         pytest.param(range(400, 470), 30, 6, 8, marks=pytest.mark.slow),
     ],
 )

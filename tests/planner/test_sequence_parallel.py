@@ -9,7 +9,10 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
+from mpmd.planner.choice_table import candidate_text, row_data
+from mpmd.planner.constraints import Constraints
 from mpmd.planner.search.formula import evaluate
+from mpmd.planner.search.search import search
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Link
@@ -90,7 +93,7 @@ def test_computes_what_plain_jax_computes(case):
 
 
 def test_a_step_of_rows_alone_is_divided_by_rows():
-    args = planned_steps.arguments(planned_steps.open_step)
+    args = planned_steps.arguments(planned_steps.open_step, num_layers=2)
     fixes = {"groups": 1, "submesh": {"model": 4}, "num_microbatches": 2, "remat": False}
     choice = chosen(planned_steps.open_step, args, **fixes, sequence_parallel=True)
     expected = jax.jit(planned_steps.open_step)(*args)
@@ -131,7 +134,7 @@ def test_forwards_allocate_less(loaded):
 
 @pytest.fixture(scope="module")
 def trials():
-    spec = StepSpec.of(train_step, shapes(4, 128, 64, 16), {}, None, None, None, None, None)
+    spec = StepSpec.of(train_step, shapes(2, 128, 64, 16), {}, None, None, None, None, None)
     return Trials(spec, CLUSTER)
 
 
@@ -163,19 +166,21 @@ def test_the_formula_is_near_the_simulation_of_the_plan(trials, submesh, remat):
     assert predictions[True].memory.messages < predictions[False].memory.messages
 
 
-def test_is_chosen_where_memory_limits_tasks():
-    args = shapes(4, 128, 64, 16)
-    choice = mpmd.plan(train_step, *args, cluster=CLUSTER, groups=1, submesh={"model": 4}, remat=False)
-    assert choice.candidate.sequence_parallel
-    assert "sequence parallel" in str(choice) and '"sequence_parallel": true' in choice.to_json()
+def best_row(trials, cluster=CLUSTER, **fixes):
+    """The best by the formulas, on a group that divides layers."""
+    constraints = Constraints.of(**{"groups": 1, "submesh": {"model": 4}, "remat": False, **fixes})
+    return search(trials.profiles[0], cluster, constraints)[0]
 
 
-@pytest.mark.slow
-def test_is_not_chosen_where_latencies_limit_tasks():
+def test_is_chosen_where_memory_limits_tasks(trials):
+    row = best_row(trials)
+    assert row.candidate.sequence_parallel and "sequence parallel" in candidate_text(row.candidate)
+    assert row_data(row, 1)["candidate"]["sequence_parallel"] is True
+
+
+def test_is_not_chosen_where_latencies_limit_tasks(trials):
     slow = dataclasses.replace(CLUSTER, device_link=Link(1e-3, 1e11))
-    args = shapes(4, 128, 64, 16)
-    choice = mpmd.plan(train_step, *args, cluster=slow, groups=1, submesh={"model": 4}, remat=False)
-    assert not choice.candidate.sequence_parallel
+    assert not best_row(trials, slow).candidate.sequence_parallel
 
 
 def test_constraints_of_the_user_stay():
@@ -188,7 +193,7 @@ def test_constraints_of_the_user_stay():
     def step(params, x, y):
         return mpmd.value_and_grad(loss)(params, x, y)
 
-    args = planned_steps.params_of(), *planned_steps.batch()
+    args = planned_steps.params_of(2), *planned_steps.batch()
     fixes = {"groups": 1, "submesh": {"data": 2, "model": 2}, "num_microbatches": 2, "remat": False}
     choice = chosen(step, args, **fixes, sequence_parallel=True)
     expected = jax.value_and_grad(planned_steps.loss_of)(*args)
@@ -198,16 +203,16 @@ def test_constraints_of_the_user_stay():
 
 REFUSED = {
     "nothing along model": ({"submesh": {"data": 4}}, "has one device"),
-    "a length": ({"submesh": {"sequence": 8, "model": 4}}, "do not divide sequences of 16"),
+    "a length": ({"submesh": {"sequence": 32, "model": 4}}, "do not divide sequences of 64"),
     "not a choice": ({"sequence_parallel": "yes"}, "sequence_parallel must be"),
 }
 
 
 @pytest.mark.parametrize(("fixes", "message"), REFUSED.values(), ids=REFUSED)
-def test_refuses_what_cannot_be_divided(fixes, message):
-    cluster = dataclasses.replace(CLUSTER, devices_per_node=32)
+def test_refuses_what_cannot_be_divided(trials, fixes, message):
+    cluster = dataclasses.replace(CLUSTER, devices_per_node=512)
     with pytest.raises((TypeError, ValueError), match=message):
-        mpmd.plan(train_step, *shapes(), cluster=cluster, groups=1, **{"sequence_parallel": True, **fixes})
+        best_row(trials, cluster, **{"sequence_parallel": True, **fixes})
 
 
 def test_refuses_a_step_without_a_loop():

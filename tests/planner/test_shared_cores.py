@@ -1,6 +1,7 @@
 """Tasks on devices that share the cores of their node."""
 
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -130,6 +131,15 @@ def test_devices_that_share_nothing(change):
     assert math.isinf(devices_at_once(own)) and sharing(own, (3, 1)) == (math.inf, (1.5, 0.5))
 
 
+@functools.cache
+def on_four_devices(size):
+    """A step on groups of a size, and their candidate."""
+    count = 4 // size
+    schedule, submesh = mpmd.Std1F1B(count), {"data": size}
+    step = lowered(schedule, [submesh] * count, in_specs=(None, P(None, "data")))
+    return step, Candidate((1,) * count, (submesh,) * count, schedule, MICROBATCHES, remat=False, fsdp=False)
+
+
 @pytest.mark.parametrize(
     "size, nodes, holding, at_once, seconds, groups_at_once",
     [
@@ -149,10 +159,7 @@ def test_measured_groups_share_cores(monkeypatch, size, nodes, holding, at_once,
 
     Groups of several processes are twice as fast alone, as the cluster says.
     """
-    count = 4 // size
-    schedule, submesh = mpmd.Std1F1B(count), {"data": size}
-    step = lowered(schedule, [submesh] * count, in_specs=(None, P(None, "data")))
-    candidate = Candidate((1,) * count, (submesh,) * count, schedule, MICROBATCHES, remat=False, fsdp=False)
+    count, (step, candidate) = 4 // size, on_four_devices(size)
     keys = [(group, e.name) for group in range(count) for e in step.plan.executables_of(group)]
     alone, together = dict.fromkeys(keys, 2.0), dict.fromkeys(keys, 5.0)
     tasks = MeasuredTasks(step.plan, alone, together, (4,) * count, at_once)

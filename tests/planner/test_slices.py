@@ -23,7 +23,7 @@ from mpmd.planner.simplicity import complexity
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Costs, Link, simulate
 from tests.support.parity import assert_close
-from tests.support.planned_steps import CLUSTER, arguments, marked_step
+from tests.support.planned_steps import CLUSTER
 from tests.support.profiles import layer, profile
 from tests.support.programs import PROGRAMS
 from tests.support.programs.sliced_models import (
@@ -38,8 +38,13 @@ from tests.support.programs.sliced_models import (
 )
 from tests.support.programs.table import descend
 
-STAGES, SLICES = 2, 3
+STAGES, SLICES = 2, 2
 FAST = Cluster(1, 8, 1e12, 1e12, 1e15, Link(0, 1e18), Link(0, 1e18))
+
+
+def position_by_position(p, h, carried, start):
+    """A layer in which no token reads another."""
+    return feed_forward(p, h), carried
 
 
 def step_of(schedule, slices=SLICES, loss=None):
@@ -61,7 +66,8 @@ def sliced_arguments():
 
 
 def planned(written, **constraints):
-    return mpmd.plan(step_of(written), *sliced_arguments(), cluster=CLUSTER, simulate=4, **constraints)
+    step = step_of(written, loss=sliced_loss(position_by_position, slices=SLICES, stages=STAGES))
+    return mpmd.plan(step, *sliced_arguments(), cluster=CLUSTER, simulate=1, **constraints)
 
 
 def whole_step(params, tokens, targets):
@@ -90,7 +96,7 @@ def test_slices_are_chosen_for_a_loss_that_is_written_with_them(choice):
     written = next(row for row in choice.rows if row.label == "as written")
     assert written.candidate.schedule == mpmd.Std1F1B(STAGES) and "bubble" in written.reason
     assert choice.best.prediction.bubble < written.prediction.bubble
-    assert choice.best.prediction.memory.residuals < written.prediction.memory.residuals
+    assert choice.best.prediction.memory.total < written.prediction.memory.total
 
 
 def test_the_choice_says_its_slices(choice):
@@ -100,18 +106,21 @@ def test_the_choice_says_its_slices(choice):
     assert len(choice.stage_profile().chosen) == STAGES
 
 
+@pytest.mark.slow
 def test_the_choice_computes_what_plain_jax_computes(choice):
     args = sliced_arguments()
     with choice.mesh() as mesh:
         step = choice.jit(mesh, donate_argnums=())
-        assert_close(step(*args), jax.jit(step_of(mpmd.Std1F1B(STAGES)))(*args))
+        loss = sliced_loss(position_by_position, slices=SLICES, stages=STAGES)
+        assert_close(step(*args), jax.jit(step_of(mpmd.Std1F1B(STAGES), loss=loss))(*args))
 
 
-@pytest.mark.usual("Seq1F1B")
 @pytest.mark.parametrize("schedule", ["Seq1F1B", mpmd.GPipe(STAGES, SLICES), mpmd.Seq1F1B(STAGES, SLICES)])
 def test_a_schedule_of_slices_may_be_fixed(schedule):
-    choice = planned(mpmd.Std1F1B(STAGES), schedule=schedule, groups=STAGES, submesh={})
-    schedules = {row.candidate.schedule for row in choice.rows}
+    made = dataclasses.replace(profile((layer("", 1e12),) * STAGES, 4), slices=SLICES)
+    schedules = {
+        row.candidate.schedule for row in search(made, FAST, Constraints(groups=STAGES, schedule=schedule))
+    }
     assert {one.slices for one in schedules} == {SLICES}
     assert schedules == {schedule} or {type(one) for one in schedules} == {mpmd.Seq1F1B}
 
@@ -152,11 +161,17 @@ def test_the_steps_own_schedule_of_slices_is_a_row():
     assert [row.candidate.schedule for row in choice.rows if row.label == "as written"] == [schedule]
 
 
-def test_slices_that_the_loss_does_not_have_are_refused():
-    with pytest.raises(ValueError, match=r"Seq1F1B is for a loss that is a loop over slices .*mpmd.slices"):
-        mpmd.plan(marked_step, *arguments(marked_step, cut=True), cluster=CLUSTER, schedule="Seq1F1B")
-    with pytest.raises(ValueError, match=r"has 2 slices, and the step's loss is a loop over 3"):
-        planned(mpmd.Std1F1B(STAGES), schedule=mpmd.Seq1F1B(STAGES, 2))
+@pytest.mark.parametrize(
+    ("slices", "schedule", "message"),
+    [
+        (1, "Seq1F1B", r"Seq1F1B is for a loss that is a loop over slices .*mpmd.slices"),
+        (3, mpmd.Seq1F1B(2, 2), r"has 2 slices, and the step's loss is a loop over 3"),
+    ],
+)
+def test_slices_that_the_loss_does_not_have_are_refused(slices, schedule, message):
+    made = dataclasses.replace(profile((layer("", 1e12),) * 2, 4), slices=slices)
+    with pytest.raises(ValueError, match=message):
+        search(made, FAST, Constraints(schedule=schedule))
 
 
 def test_slices_are_those_of_marks_that_stand_in_each():
@@ -171,8 +186,8 @@ def test_slices_are_those_of_marks_that_stand_in_each():
         bounds = mpmd.slice_bounds(LENGTH, SLICES)
         return sum((part @ params["head"]).sum() for part in mpmd.slices(h, bounds))
 
-    assert stages(mpmd.Std1F1B(STAGES)) == stages(mpmd.Seq1F1B(STAGES, SLICES)) == (STAGES, SLICES)
-    assert stages(None, slices=2) == (STAGES, 2)
+    assert stages(mpmd.Seq1F1B(STAGES, SLICES)) == (STAGES, SLICES)
+    assert stages(None, slices=3) == (STAGES, 3)
     assert stages(mpmd.Std1F1B(STAGES), loss=scores_in_slices) == (STAGES, 1)
 
 
@@ -254,10 +269,7 @@ def test_a_search_finds_slices_where_memory_is_short(budget):
 
 
 def test_the_formula_is_near_the_simulation_of_the_plan():
-    def position_by_position(p, h, carried, start):
-        return feed_forward(p, h), carried
-
-    step = step_of(mpmd.Std1F1B(STAGES), loss=sliced_loss(position_by_position, bounds=(0, 4, 8, 12)))
+    step = step_of(mpmd.Std1F1B(STAGES), loss=sliced_loss(position_by_position, bounds=(0, 6, 12)))
     made = Trials(StepSpec.of(step, sliced_arguments(), {}, None, None, None, None, None), CLUSTER)
     for schedule in (mpmd.Std1F1B(STAGES), mpmd.Seq1F1B(STAGES, SLICES)):
         candidate = Candidate((1,) * STAGES, ({},) * STAGES, schedule, 2, False, False)

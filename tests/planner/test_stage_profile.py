@@ -1,5 +1,6 @@
 """What each run of layers costs as a stage, and a number of layers that the user gives."""
 
+import functools
 import itertools
 import json
 import math
@@ -58,27 +59,32 @@ def test_every_run_of_layers_is_there_on_every_submesh_once():
     assert whole[0, count - 1].forward == pytest.approx(parts)
 
 
+@functools.cache
+def planned(num_layers):
+    """The choice for two groups, for a step that is divided into a number of layers."""
+    fixes = {"groups": 2, "submesh": {}, "schedule": "Std1F1B", "num_microbatches": 2, "remat": False}
+    args = arguments(open_step)
+    return mpmd.plan(open_step, *args, cluster=CLUSTER, num_layers=num_layers, simulate=1, **fixes)
+
+
 def test_a_choice_shows_the_table_of_its_loop():
-    choice = mpmd.plan(open_step, *arguments(open_step), cluster=CLUSTER, groups=2, simulate=1)
-    table = choice.stage_profile()
-    assert len(table.chosen) == len(choice.candidate.layers_per_stage)
+    table = planned(2).stage_profile()
+    assert len(table.chosen) == 2
     lines = str(table).splitlines()
     header = ["layers", "mesh", "data", "sequence", "model", "forward", "backward", "chosen"]
     assert lines[2].split() == header and len(lines) == 3 + len(table.rows)
     assert sum(line.endswith(("stage 0", "stage 1")) for line in lines) == 2
     with pytest.raises(ValueError, match="loop must be a whole number from 0 to 0, not 1"):
-        choice.stage_profile(1)
+        planned(2).stage_profile(1)
 
 
 @pytest.mark.usual("2")
 @pytest.mark.parametrize("num_layers", [2, 3])
 def test_as_many_layers_as_asked_for(num_layers):
-    args = arguments(open_step)
-    found = mpmd.plan(open_step, *args, cluster=CLUSTER, groups=1, simulate=1)
-    assert sum(found.candidate.layers_per_stage) > 3
-    choice = mpmd.plan(open_step, *args, cluster=CLUSTER, num_layers=num_layers, groups=2, simulate=1)
+    choice = planned(num_layers)
     assert {sum(row.candidate.layers_per_stage) for row in choice.rows} == {num_layers}
     assert json.loads(choice.to_json())["rows"][0]["candidate"]["num_stages"] == 2
+    args = arguments(open_step)
     expected = jax.jit(open_step)(*args)
     with choice.mesh() as mesh:
         assert_close(choice.jit(mesh)(*args), expected)

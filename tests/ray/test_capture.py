@@ -70,7 +70,7 @@ def test_a_task_of_two_processes(two_process_groups, tmp_path):
     assert captured.record.num_devices == 2 and "NPROC" in captured.record.environment
     assert any(array.shape == (ROWS // 2, WIDTH) for array in captured.inputs.values())
     result = replay(tmp_path / "task")
-    assert result["differences"] == [] and result["first"] is None and not result["not_run"]
+    assert result["differences"] == [] and result["evaluation"] is None and not result["not_run"]
 
 
 @pytest.mark.slow
@@ -87,8 +87,9 @@ def test_a_nan_of_groups_that_recover(local_ray, tmp_path):
         _, after = compiled(state, *arguments()[1:])  # the groups go on
         assert np.isfinite(float(after))
     result = replay(directory)
-    assert result["differences"] == [] and result["reaches_result"]
+    evaluation = result["evaluation"]
+    assert result["differences"] == [] and evaluation["reaches_result"]
     lines = Path(__file__).read_text().splitlines()
     (line,) = (i for i, text in enumerate(lines, 1) if text.endswith("  # planted"))
-    assert f"test_capture.py:{line} (layer)" in result["first"]["line"]
-    assert result["first"]["path"][1] == "iteration 1 of 2"
+    assert f"test_capture.py:{line} (layer)" in evaluation["first"]["source"]["line"]
+    assert evaluation["first"]["path"][1] == "iteration 1 of 2"

@@ -96,6 +96,7 @@ def test_a_process_names_the_array_that_storage_has_damaged(four_groups, tmp_pat
     np.testing.assert_array_equal(np.asarray(restored), np.asarray(array))
 
 
+@pytest.mark.slow
 def test_a_group_that_dies_while_it_writes(local_ray, tmp_path, monkeypatch):
     """What it leaves is not restored, and the next manager removes it."""
 

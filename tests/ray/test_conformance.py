@@ -7,14 +7,9 @@ from tests.support.programs import PROGRAMS
 
 
 @pytest.mark.usual(
-    "mlp_under_a_schedule[Std1F1B]",
-    "constants_from_outside[numpy]",
     "loss_scaling[infinite, decide_with_cond]",
     "auxiliary_output_under[concat along 1]",
-    "auxiliary_output_under[histogram]",
     "in_order[zero bubble]",
-    "nnx_with_an_optimizer",
-    "scalar_and_empty_parameters",
     "numbers_of_python_that_are_returned",
     "data_parallel_transformer[FSDP]",
     "calls_that_feed_one_another[recycling]",

@@ -155,6 +155,7 @@ def test_a_weight(mesh, step, undisturbed, capsys):
     assert losses[:PLANTED_AFTER] == undisturbed[0][:PLANTED_AFTER]
 
 
+@pytest.mark.slow
 def test_a_message(mesh, step, undisturbed):
     before = len(mesh.corruptions)
     _, state = train(step, lambda: call(mesh, 0, flip_message))

@@ -226,6 +226,7 @@ def test_an_actor_killed_in_a_step_is_named_at_once(disposable_mesh, victim):
     assert time.monotonic() - start < SOON
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_between_steps_is_noticed(disposable_mesh):
     program, values = echo_program([np.ones(4, "float32")])
     driver = ProgramDriver(disposable_mesh.runtime, program, values)
@@ -306,6 +307,7 @@ def test_a_fork_of_the_driver_is_told_that_it_has_no_groups(two_groups):
     assert two_groups.runtime.fetch(0, outputs["end"]).result(SOON) == 4
 
 
+@pytest.mark.slow
 def test_a_group_whose_connection_to_the_driver_breaks_is_named(disposable_mesh, monkeypatch):
     monkeypatch.setattr(cluster.driver.calls.health, "DEATH_REPORT_SECONDS", 1)
     driver = ProgramDriver(disposable_mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
@@ -324,6 +326,7 @@ def test_loading_on_a_dead_group_says_so(disposable_mesh):
         disposable_mesh.runtime.load(relay_program(add_one))
 
 
+@pytest.mark.slow
 def test_close_fails_pending_calls(disposable_mesh):
     runtime = disposable_mesh.runtime
     driver = ProgramDriver(runtime, relay_program(compute_forever), {"x": np.float32(1)})

@@ -107,6 +107,7 @@ def test_an_actor_that_starts_slowly_is_named_with_what_it_does_and_its_logs(fre
     assert free_cpus_become(free)
 
 
+@pytest.mark.slow
 def test_close_gives_the_resources_back_and_may_be_repeated(free):
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.5) as mesh:
         assert free_cpus_become(free - 1)

@@ -91,6 +91,7 @@ def test_all_results_are_the_same_when_groups_of_both_parts_die(mesh):
     assert run({2: 2, 3: 0}) == expected  # both: the trainer's recovery replaces the sampler, too
 
 
+@pytest.mark.slow
 def test_the_trainer_goes_on_while_the_sampler_is_dead(mesh):
     run = Run(mesh)
     copy = mpmd.reshard(WEIGHTS, to=run.sample)

@@ -93,6 +93,7 @@ def test_threads_submit_to_their_parts(mesh):
     assert results[0] == pytest.approx(results[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_part_goes_on_when_a_group_of_another_dies(local_ray):
     with cluster.launch(
         parts={"actor": {"stage": 2}, "sampler": {"stage": 2}}, cpus_per_group=0.05, timeout=200

@@ -181,9 +181,8 @@ def test_a_failed_step_leaves_the_groups_usable(two_process_groups):
         assert_close(working(*arguments()), expected)
 
 
-@pytest.mark.parametrize(
-    "victim", [*(pytest.param(victim, marks=pytest.mark.slow) for victim in (0, 1, 2)), 3]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", range(4))
 def test_a_group_dies_with_any_of_its_processes(disposable_mesh, victim):
     """One that is in a collective, or that has done its part of the step."""
     mesh, process = disposable_mesh, disposable_mesh.processes[victim]

@@ -168,6 +168,7 @@ def test_a_profile_says_which_steps_ran_again_and_keeps_to_one_run(recovering_me
     assert profile.attribution.measured.steps == 2
 
 
+@pytest.mark.slow
 def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_path, monkeypatch):
     """No snapshot has it when the group dies."""
     step = compiled(recovering_mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
@@ -388,6 +389,7 @@ def open_no_more(actor):
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
+@pytest.mark.slow
 def test_a_process_without_descriptors_is_replaced_when_it_cannot_take_a_message(recovering_mesh):
     mesh, before = recovering_mesh, len(recovering_mesh.recoveries)
     undisturbed = train(compiled(mesh), steps=3)
@@ -435,6 +437,7 @@ def test_a_group_that_is_stopped_when_another_one_is_to_move_is_replaced_first(r
     mesh.resize(2, timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_groups_share_a_place_and_get_their_own_back_on_request(recovering_mesh, capsys):
     mesh = recovering_mesh
     step = compiled(mesh)
@@ -555,6 +558,7 @@ def test_a_group_of_several_processes_is_replaced_as_a_whole(local_ray, transpor
         assert set(now[2:]).isdisjoint(pids)
 
 
+@pytest.mark.slow
 def test_a_state_in_parts_is_recovered(recovering_mesh):
     mesh = recovering_mesh
     step = stacked_state.compiled(mesh, mpmd.Std1F1B(2), num_stages=2)
@@ -573,6 +577,7 @@ def test_a_state_in_parts_is_recovered(recovering_mesh):
     assert [report.mpmd_idxs for report in recoveries(mesh, known + 1)[known:]] == [(1,)]
 
 
+@pytest.mark.slow
 def test_a_state_of_few_bits_is_recovered(recovering_mesh):
     """In messages, copies and snapshots; JAX's export format does not know all of these dtypes."""
     mesh, x = recovering_mesh, batch()[0][0]

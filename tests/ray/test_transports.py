@@ -27,7 +27,7 @@ SOON = 20
 """Seconds within which a failure ends all waiting, also on a busy machine."""
 
 
-@pytest.fixture(scope="module", params=["network", "object_store"])
+@pytest.fixture(scope="module", params=["object_store", pytest.param("network", marks=pytest.mark.slow)])
 def mesh(local_ray, request):
     """Two groups of two devices, without shared memory, which the other tests' meshes use."""
     shape = {"stage": 2, "fsdp": 2}
@@ -81,7 +81,7 @@ def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
     assert_training_matches(mesh)
 
 
-@pytest.mark.usual("object_store")
+@pytest.mark.slow
 def test_a_killed_actor_is_named_in_all_pending_steps(mesh):
     """The last test that uses the mesh."""
     driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})

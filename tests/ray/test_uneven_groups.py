@@ -32,7 +32,7 @@ def test_every_group_has_its_own_shape(mesh):
     assert "ClusterMesh([{'data': 2, 'model': 1}, {'data': 2, 'model': 2}" in repr(mesh)
 
 
-@pytest.mark.usual("device-Interleaved1F1B-sharded")
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [P(), P("data", "model")], ids=["replicated", "sharded"])
 @pytest.mark.parametrize(
     "schedule", [mpmd.Std1F1B(3), mpmd.Interleaved1F1B(6, 3)], ids=lambda s: type(s).__name__

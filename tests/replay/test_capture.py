@@ -21,8 +21,6 @@ from mpmd.runtime.requests import Capture
 from tests.support.captured_tasks import TASKS, arguments, small_step
 from tests.support.parity import mesh_of
 
-BUDGET = 2**20
-
 
 def test_a_captured_step_computes_as_others(small):
     _, losses, plain = small
@@ -43,39 +41,27 @@ def test_the_executable_has_the_recorded_bits(small, task):
 def test_a_lost_operand_is_named(small):
     captured = load(small[0] / "bwd_1__0")
     name = next(iter(captured.inputs))
-    inputs = [None, *list(captured.inputs.values())[1:]]
-    nothing = [None] * len(captured.record.results)
-    lost = CapturedTask(captured.directory, captured.record, inputs, nothing, captured.equations)
+    lost = CapturedTask(captured.directory, captured.record, {**captured.inputs, name: None}, {})
     with pytest.raises(ValueError, match=f"{re.escape(name)}: lost, because the task had taken them over"):
         lost.run()
-    known = [array is not None for array in lost.evaluate().results]
-    assert any(known) and not all(known)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_equations_come_close_to_the_executable(small, task):
-    captured = load(small[0] / task)
-    evaluation = captured.evaluate()
-    assert evaluation.first is None and not evaluation.skipped
-    for result, expected in zip(evaluation.results, captured.run().values(), strict=True):
-        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_the_directory_is_small_and_private(small, task):
+def test_the_directory_is_private_and_numpy_reads_its_values(small, task):
     captured = load(small[0] / task)
     files = list(captured.directory.iterdir())
-    inputs = sum(array.nbytes for array in captured.inputs.values())
-    assert sum(file.stat().st_size for file in files) <= inputs + BUDGET
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     assert stat.S_IMODE(captured.directory.stat().st_mode) == 0o700
+    for file, values in (("inputs.npz", captured.inputs), ("results.npz", captured.results)):
+        with np.load(captured.directory / file) as arrays:
+            assert list(arrays) == list(values)
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(array, values[name])
 
 
-def test_equations_share_a_module(small):
-    """Most of the time to export an equation is that for its module."""
-    captured = load(small[0] / "bwd_1__0")
-    exports = captured.equations.exports
-    assert len({export.file for export in exports}) == 2 < len(exports)
+def test_names_that_are_gone_say_where_the_equations_are(small):
+    with pytest.raises(AttributeError, match=r"no evaluate: .* record.evaluation has what it has found"):
+        _ = load(small[0] / "bwd_1__0").evaluate
 
 
 def test_typed_keys_are_recorded_as_such(small):
@@ -84,21 +70,22 @@ def test_typed_keys_are_recorded_as_such(small):
     assert (key.key_impl, key.dtype) == ("threefry2x32", "uint32")
 
 
-def test_large_results_are_digests_alone(tmp_path):
-    def step(w, xs):
-        return mpmd.treduce(
-            lambda x: jnp.sum(mpmd.mark_stage_end(jnp.tanh(x[:, None] * w)) ** 2),
-            xs,
-            mpmd.ForwardOnly(2, 2),
-            operation=mpmd.Add,
-        )
+@pytest.mark.parametrize("dtype", ["bfloat16", "int4", "uint2", "float8_e4m3fn", "complex64", "bool"])
+def test_values_of_each_kind_of_dtype(tmp_path, dtype):
+    def step(w, file):  # which is the name of an argument of numpy.savez
+        def forward(x):
+            h = mpmd.mark_stage_end((x @ w[0]).astype(dtype))
+            return jnp.sum(jnp.real(h).astype(jnp.float32) @ w[1])
 
+        return mpmd.treduce(forward, file, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
+
+    w, file = np.stack([np.eye(4, dtype=np.float32)] * 2), np.ones((2, 4, 4)).astype(jnp.bfloat16)
     with mesh_of(2) as mesh:
-        loaded = mpmd.jit(step, mesh).compile(jnp.ones(1024), jnp.ones((2, 512)))
-        loaded.capture(jnp.ones(1024), jnp.ones((2, 512)), task="fwd_0__0", to=tmp_path / "task")
+        mpmd.jit(step, mesh).capture(w, file, task="fwd_0__1", to=tmp_path / "task")
     captured = load(tmp_path / "task")
-    assert sum(file.stat().st_size for file in captured.directory.iterdir()) < 2**19
-    assert captured.results == {} and captured.differences(captured.run()) == []
+    assert dtype in {str(array.dtype) for array in captured.results.values()}
+    assert "bfloat16" in {str(array.dtype) for array in captured.inputs.values()}
+    assert captured.differences(captured.run()) == []
 
 
 @pytest.fixture
@@ -140,10 +127,11 @@ def test_a_task_that_fails(mesh, tmp_path):
     assert str(directory) in raised.value.__notes__[0]
     captured = load(directory)
     assert captured.record.task == "fwd_1__0" and "no such row" in captured.record.error
-    assert captured.record.without_executable
-    with pytest.raises(ValueError, match="no portable form"):
+    with pytest.raises(
+        ValueError, match=r"cannot be exported: it calls Python: pure_callback at .*test_capture"
+    ):
         captured.run()
-    ((source, reason),) = captured.evaluate().skipped
+    ((source, reason),) = captured.record.evaluation.skipped
     assert source.primitive == "pure_callback" and "test_capture.py" in source.line and reason
 
 
@@ -185,8 +173,8 @@ def test_operands_that_were_taken_over_are_there_under_debug_nans(mesh, tmp_path
     captured = load(failed(tmp_path)[0])
     assert all(array is not None for array in captured.inputs.values())
     assert captured.differences(captured.run()) == []
-    evaluation = captured.evaluate()
-    assert evaluation.first is None and [v.name for v in captured.record.inputs if v.num_nans]
+    result = replay(captured)
+    assert captured.record.evaluation.first is None and result.nonfinite_inputs and not result.has_fault
 
 
 def test_a_task_that_cannot_be_written_is_a_note(mesh, tmp_path):
@@ -339,7 +327,7 @@ def test_a_task_is_captured_under_the_settings_of_its_step(mesh, tmp_path):
     captured = load(failed(tmp_path)[0])
     assert {array.dtype for array in captured.inputs.values()} == {np.dtype(np.float64)}
     assert captured.differences(captured.run()) == []
-    first = captured.evaluate().first
+    first = captured.record.evaluation.first
     assert first.source.primitive == "sqrt" and first.operands[0].dtype == "float64"
 
 

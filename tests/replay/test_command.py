@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import io
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 
+import numpy as np
 import pytest
 
 from mpmd.cli.main import main
@@ -38,7 +40,7 @@ def with_nan(tmp_path_factory):
 def test_a_task_that_is_well(capsys, small):
     code, text, _ = replay(capsys, small[0] / "bwd_1__0")
     assert code == 0
-    assert "all have the recorded bits" in text and "no equation makes a NaN" in text
+    assert "all have the recorded bits" in text and "no result has a NaN" in text
 
 
 def test_a_task_with_a_nan(capsys, with_nan):
@@ -47,28 +49,37 @@ def test_a_task_with_a_nan(capsys, with_nan):
     assert f"planted_nans.py:{line_of('optimizer')}" in text
     assert "the first equation that makes a NaN:" in text and "of float32[4,4], 0" in text
     code, text, _ = replay(capsys, with_nan, "--json")
-    assert code == 1 and json.loads(text)["first"]["kind"] == "NaN"
+    assert code == 1 and json.loads(text)["evaluation"]["first"]["kind"] == "NaN"
 
 
 def test_two_machines_with_the_same_bits_and_with_others(capsys, small, tmp_path):
     task, digests = small[0] / "fwd_0__1", tmp_path / "digests.json"
     assert replay(capsys, task, "--digests", digests)[0] == 0
     code, text, _ = replay(capsys, task, "--against", digests)
-    assert code == 0 and "all equations make the bits of the other machine" in text
-    pairs = json.loads(digests.read_text())
-    position = next(i for i, (path, _) in enumerate(pairs) if "tanh" in path)
-    pairs[position][1] = "0" * 32
-    digests.write_text(json.dumps(pairs))
+    assert code == 0 and "results with other bits than on the other machine: none" in text
+    of_values = json.loads(digests.read_text())
+    name = load(task).record.results[0].name
+    digests.write_text(json.dumps({**of_values, name: "0" * 32}))
     code, text, _ = replay(capsys, task, "--against", digests)
-    assert code == 1
-    assert (
-        "the first equation that makes other bits" in text and "tanh" in text and "captured_tasks.py" in text
-    )
+    assert code == 1 and f"results with other bits than on the other machine: {name}" in text
+    assert json.loads(replay(capsys, task, "--against", digests, "--json")[1])["other_machine"] == [name]
+
+
+def test_digests_of_another_task(capsys, small, tmp_path):
+    digests = tmp_path / "digests.json"
+    assert replay(capsys, small[0] / "fwd_0__1", "--digests", digests)[0] == 0
+    code, _, error = replay(capsys, small[0] / "bwd_1__0", "--against", digests)
+    assert code == 2 and "the digests are those of another task" in error
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{}", "has no digests"), ("no JSON", "is damaged"), ('[["equation 0 cosh", "0"]]', "of another task")],
+    [
+        ("{}", "has no digests"),
+        ("no JSON", "is damaged"),
+        ('[["equation 0 cosh", "0"]]', "has no digests"),
+        ('{"w": 1}', "has no digests"),
+    ],
 )
 def test_digests_of_something_else(capsys, small, tmp_path, content, message):
     digests = tmp_path / "digests.json"
@@ -84,20 +95,16 @@ def damaged(directory, tmp_path, change):
     return copy
 
 
-def of_a_later_format(directory):
-    data = json.loads((directory / "task.json").read_text())
-    (directory / "task.json").write_text(json.dumps({**data, "format": 3}))
+def rewritten(file, change):
+    def rewrite(directory):
+        (directory / file).write_bytes(change((directory / file).read_bytes()))
+
+    return rewrite
 
 
-def cut_short(directory):
-    path = directory / "inputs.bin"
-    path.write_bytes(path.read_bytes()[:-4])
-
-
-def with_a_changed_value(directory):
-    path = directory / "inputs.bin"
-    data = path.read_bytes()
-    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+def with_a_changed_value(data):
+    position = data.index(b"NUMPY") + 128 + 2  # in the first array, after numpy's header
+    return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
 
 
 def without(name):
@@ -109,67 +116,33 @@ def with_a_pipe(directory):
     os.mkfifo(directory / "task.json")
 
 
-def rewritten(change):
-    """Writes the files of ``equations.zip`` once more, changed."""
+def of_another_archive(write):
+    """Writes ``inputs.npz`` once more: ``write`` gets an open archive, and each array with its name."""
 
     def rewrite(directory):
-        with zipfile.ZipFile(directory / "equations.zip") as archive:
-            files = {name: archive.read(name) for name in archive.namelist()}
-        change(files)
-        with zipfile.ZipFile(directory / "equations.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in files.items():
-                archive.writestr(name, data)
+        with np.load(directory / "inputs.npz") as arrays:
+            values = dict(arrays)
+        with zipfile.ZipFile(directory / "inputs.npz", "w") as archive:
+            for name, array in values.items():
+                write(archive, name, array)
 
     return rewrite
 
 
-def with_equations(change):
-    def rewrite(files):
-        data = json.loads(files["equations.json"])
-        change(data)
-        files["equations.json"] = json.dumps(data).encode()
-
-    return rewritten(rewrite)
+def written(archive, name, array):
+    content = io.BytesIO()
+    np.save(content, array)
+    archive.writestr(f"{name}.npy", content.getvalue())
 
 
-def first_export(data):
-    return next(each["Export"] for each in data["exports"] if each["Export"]["function"] != "main")
+def with_compression(archive, name, array):
+    archive.writestr(f"{name}.npy", bytes(2**20), zipfile.ZIP_DEFLATED)
 
 
-def with_other_shapes(data):
-    for each in data["exports"]:
-        for kind in each["Export"]["inputs"]:
-            kind[1] = [3, *kind[1]]
-
-
-def with_huge_results(data):
-    for each in data["exports"]:
-        for kind in each["Export"]["outputs"]:
-            kind[1] = [2**40]
-
-
-def with_code_cut_short(files):
-    files |= {name: data[: len(data) // 2] for name, data in files.items() if name.endswith(".mlir")}
-
-
-def nested(files):
-    start = (
-        '{"inputs":[],"outputs":[],"equations":[{"Conditional":{"source":0,"reads":[],"makes":[],"branches":['
-    )
-    block = start * 300 + '{"inputs":[],"outputs":[],"equations":[]}' + "]}}]}" * 300
-    files["equations.json"] = f'{{"sources":[],"exports":[],"executable":null,"block":{block}}}'.encode()
-
-
-def with_flipped_bits(directory):
-    path = directory / "equations.zip"
-    data = bytearray(path.read_bytes())
-    data[200:240] = bytes(byte ^ 255 for byte in data[200:240])
-    path.write_bytes(data)
-
-
-def half_of_the_zip(directory):
-    path = directory / "equations.zip"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def nested(directory):
+    data = json.loads((directory / "task.json").read_text())
+    path = "[" * 300 + "]" * 300
+    (directory / "task.json").write_text(json.dumps({**data, "evaluation": None}).replace("null", path, 1))
 
 
 def changed(name, value):
@@ -177,6 +150,8 @@ def changed(name, value):
         data = json.loads((directory / "task.json").read_text())
         if name in data["inputs"][0]:
             data["inputs"][0][name] = value
+        elif name.startswith("result_"):
+            data["results"][0] |= {name.removeprefix("result_"): value, "is_stored": False}
         else:
             data[name] = value
         (directory / "task.json").write_text(json.dumps(data))
@@ -191,37 +166,40 @@ BOMB = bytes(2**26 + 1)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (of_a_later_format, "has the format 3, and this version of mpmd reads format 2"),
-        (cut_short, "inputs.bin is damaged: it has "),
-        (with_a_changed_value, "has other bytes than were written"),
+        (changed("format", 4), "has the format 4, which mpmd '"),
+        (changed("format", 2), "replay it with that version, or capture the task again"),
         (without("task.json"), "is no directory of a captured task"),
-        (without("inputs.bin"), "inputs.bin: No such file"),
-        (without("results.bin"), "results.bin: No such file"),
-        (without("equations.zip"), "equations.zip: No such file"),
+        (without("inputs.npz"), "inputs.npz: No such file"),
+        (without("results.npz"), "results.npz: No such file"),
+        (without("task.mlir"), "task.mlir: No such file"),
         (with_a_pipe, "task.json is damaged: it is no regular file"),
         (lambda directory: (directory / "task.json").write_bytes(BOMB), "it has more than 64 MiB"),
         (lambda directory: (directory / "task.json").write_text("[" * 200000), "task.json is damaged"),
+        (nested, "task.json is damaged: it is nested more than 200 levels deep"),
         (changed("dtype", "object"), "no dtype 'object'"),
         (changed("dtype", "finfo"), "no dtype 'finfo'"),
-        (changed("shape", [10**30]), "inputs.bin is damaged: it has "),
-        (changed("shape", [0, 10**30]), "inputs.bin is damaged"),
+        (changed("shape", [10**30]), "inputs.npz is damaged: it has "),
+        (changed("shape", [0, 10**30]), "inputs.npz is damaged"),
         (changed("shape", [-1]), "no array has the shape"),
+        (changed("name", "../task.json"), "no item named '../task.json.npy'"),
         (changed("submesh", [["data", 0]]), "no group has the devices"),
         (changed("submesh", [["data", 10**30]]), "no group has the devices"),
-        (half_of_the_zip, "equations.zip is damaged"),
-        (with_flipped_bits, "equations.zip is damaged"),
-        (rewritten(lambda files: files.pop("equations.json")), "equations.zip is damaged: equations.json"),
-        (rewritten(lambda files: files.update({"equations.json": BOMB})), "it has more than 64 MiB"),
-        (rewritten(lambda files: files.update({"0.mlir": BOMB})), "it has more than 64 MiB"),
-        (rewritten(lambda files: files.pop("0.mlir")), "no item named '0.mlir'"),
-        (rewritten(with_code_cut_short), "cannot run with JAX"),
-        (with_equations(lambda data: data.update(sources=3)), "equations.zip is damaged"),
-        (rewritten(nested), "equations.zip is damaged"),
-        (with_equations(with_other_shapes), "cannot run with JAX"),
-        (with_equations(with_huge_results), "cannot run with JAX"),
-        (with_equations(lambda data: first_export(data).update(function="_")), "cannot run with JAX"),
-        (with_equations(lambda data: first_export(data).update(file="../task.json")), "no item named"),
-        (with_equations(lambda data: first_export(data).update(file="/etc/passwd")), "no item named"),
+        (changed("evaluation", 3), "task.json is damaged: evaluation"),
+        (changed("not_exported", None), "task.json is damaged: not_exported"),
+        (changed("spec", ["nowhere"]), "cannot run with JAX"),
+        (changed("result_shape", [3, 3, 3]), "cannot run with JAX"),
+        (changed("result_shape", [2**40]), "cannot run with JAX"),
+        (rewritten("inputs.npz", with_a_changed_value), "inputs.npz is damaged: Bad CRC-32"),
+        (rewritten("inputs.npz", lambda data: data[:-4]), "inputs.npz is damaged"),
+        (rewritten("results.npz", lambda data: data[: len(data) // 2]), "results.npz is damaged"),
+        (of_another_archive(lambda *args: None), "inputs.npz is damaged"),
+        (of_another_archive(with_compression), "is compressed"),
+        (of_another_archive(lambda a, n, v: written(a, n, v.astype(object))), "as task.json says"),
+        (of_another_archive(lambda a, n, v: written(a, n, v[None])), "as task.json says"),
+        (of_another_archive(lambda a, n, v: a.writestr(f"{n}.npy", b"#!")), "inputs.npz is damaged"),
+        (rewritten("task.mlir", lambda data: BOMB), "it has more than 64 MiB"),
+        (rewritten("task.mlir", lambda data: data[: len(data) // 2]), "cannot run with JAX"),
+        (rewritten("task.mlir", lambda data: b""), "cannot run with JAX"),
     ],
 )
 def test_a_damaged_directory(capsys, small, tmp_path, change, message):
@@ -230,25 +208,16 @@ def test_a_damaged_directory(capsys, small, tmp_path, change, message):
 
 
 @pytest.mark.parametrize("refused", BODIES)
-@pytest.mark.parametrize("of", ["the executable", "one equation"])
-def test_code_that_may_do_more_than_compute_is_refused(capsys, small, tmp_path, refused, of):
-    exports = load(small[0] / "fwd_0__1").equations.exports
-    (file,) = {each.file for each in exports if (each.function == "main") == (of == "the executable")}
-
-    def change(files):
-        files[file] = with_function(files[file], BODIES[refused])
-
-    code, text, error = replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, rewritten(change)))
-    assert (code, text) == (2, "") and refused in error and file in error
+def test_code_that_may_do_more_than_compute_is_refused(capsys, small, tmp_path, refused):
+    change = rewritten("task.mlir", lambda data: with_function(data, BODIES[refused]))
+    code, text, error = replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, change))
+    assert (code, text) == (2, "") and refused in error and "task.mlir" in error
 
 
 def test_code_with_calls_that_are_stable_runs(capsys, small, tmp_path):
     stable = "%1 = stablehlo.custom_call @Sharding(%0) : (tensor<f32>) -> tensor<f32>"
-
-    def change(files):
-        files |= {name: with_function(data, stable) for name, data in files.items() if name.endswith(".mlir")}
-
-    assert replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, rewritten(change)))[0] == 0
+    change = rewritten("task.mlir", lambda data: with_function(data, stable))
+    assert replay(capsys, damaged(small[0] / "fwd_0__1", tmp_path, change))[0] == 0
 
 
 def test_a_task_of_more_threads_or_devices_than_a_process_has(capsys, small, tmp_path):
@@ -289,20 +258,13 @@ def test_digests_that_are_no_file_of_digests(capsys, small, tmp_path, name):
     assert (code, text) == (2, "") and f"{path} is damaged: it " in error
 
 
-def test_a_task_of_a_gpu_is_evaluated_without_one(capsys, small, monkeypatch):
-    def without_gpu(path):
-        task = load(path)
-        exports = list(task.equations.exports)
-        exports[task.equations.executable] = dataclasses.replace(
-            exports[task.equations.executable], platforms=("cuda",)
-        )
-        task.equations = dataclasses.replace(task.equations, exports=tuple(exports))
-        return task
-
-    monkeypatch.setattr("mpmd.replay.captured_task.load", without_gpu)
-    code, text, _ = replay(capsys, small[0] / "fwd_0__1")
-    assert code == 0 and "the task runs on cuda, and JAX has cpu devices here" in text
-    assert "no equation makes a NaN" in text
+def test_what_was_found_is_printed_where_the_task_cannot_run(capsys, with_nan, tmp_path):
+    on_gpu = damaged(with_nan, tmp_path, changed("platform", "cuda"))
+    code, text, _ = replay(capsys, on_gpu)
+    assert code == 1 and "the task runs on cuda, and JAX has cpu devices here" in text
+    assert f"planted_nans.py:{line_of('optimizer')}" in text
+    code, _, error = replay(capsys, on_gpu, "--digests", tmp_path / "digests.json")
+    assert code == 2 and "two machines cannot be compared" in error
 
 
 def test_no_directory(capsys, tmp_path):
@@ -319,7 +281,8 @@ def test_the_command_needs_jax_and_numpy_alone(with_nan):
     )
     assert done.returncode == 1, done.stderr
     result = json.loads(done.stdout)
-    assert result["first"]["line"].startswith(str(ROOT / "tests/support/planted_nans.py"))
+    source = result["evaluation"]["first"]["source"]
+    assert source["line"].startswith(str(ROOT / "tests/support/planted_nans.py"))
     assert result["differences"] == []
 
 
@@ -354,24 +317,20 @@ def test_a_directory_sets_no_option_that_names_a_file(small, flag):
     assert "NPROC" not in variables
 
 
-def test_control_characters_are_escaped(capsys, small, tmp_path):
+def test_control_characters_are_escaped(capsys, with_nan, tmp_path):
     hostile = "\x1b[2J\u202egone\n"
 
     def change(directory):
-        changed("error", hostile)(directory)
-        changed("name", hostile)(directory)
-        with_equations(lambda data: [source.update(line=hostile) for source in data["sources"]])(directory)
+        data = json.loads((directory / "task.json").read_text())
+        data["error"] = data["results"][0]["name"] = data["evaluation"]["first"]["source"]["line"] = hostile
+        data["results"][0]["is_stored"] = False
+        (directory / "task.json").write_text(json.dumps(data))
 
-    directory = damaged(small[0] / "fwd_0__1", tmp_path, change)
-    pairs = tmp_path / "digests.json"
-    replay(capsys, directory, "--digests", pairs)
-    digests = json.loads(pairs.read_text())
-    digests[0][1] = ""
-    pairs.write_text(json.dumps(digests))
-    code, text, _ = replay(capsys, directory, "--against", pairs)
+    directory = damaged(with_nan, tmp_path, change)
+    code, text, _ = replay(capsys, directory)
     assert code == 1 and "it had failed: \\x1b[2J\\u202egone" in text
     assert "  \\x1b[2J" in text and all(line.isprintable() for line in text.splitlines())
     assert repr(load(directory)).isprintable()
-    with_a_changed_value(directory)
+    changed("name", hostile)(directory)
     code, _, error = replay(capsys, directory)
     assert code == 2 and "\\x1b[2J" in error and "\x1b" not in error

@@ -41,11 +41,12 @@ def replays(tmp_path_factory):
 @pytest.mark.usual("scan_over_layers", "attention_mask")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_line_is_named(replays, name):
-    replay = replays[name]
-    assert replay["first"]["line"].split(" ")[0].endswith(f"planted_nans.py:{line_of(name)}"), replay["first"]
-    assert replay["first"]["kind"] == PROGRAMS[name]().kind
-    assert replay["reaches_result"]
-    assert replay["skipped"] == []
+    evaluation = replays[name]["evaluation"]
+    first = evaluation["first"]
+    assert first["source"]["line"].split(" ")[0].endswith(f"planted_nans.py:{line_of(name)}"), first
+    assert first["kind"] == PROGRAMS[name]().kind
+    assert evaluation["reaches_result"] and evaluation["skipped"] == []
+    assert replays[name]["fault"]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

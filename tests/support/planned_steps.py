@@ -89,9 +89,9 @@ def marked_step(params, state, x, y):
     return *updated(params, state, grads), loss
 
 
-def arguments(step, cut=False):
+def arguments(step, cut=False, num_layers=LAYERS):
     """The arguments of one of these steps; ``cut``: with a batch of four microbatches."""
-    params = params_of()
+    params = params_of(num_layers)
     if step is open_scanned_step:
         params = jax.tree.map(lambda *layers: jnp.stack(layers), *params)
     x, y = mpmd.microbatches(batch(), 4) if cut else batch()

@@ -37,7 +37,8 @@ class ConcatOrSlice:
 
     Attributes:
       whole: the value that is put together or taken apart, along its dimension ``dim``.
-      members: what it consists of. Between and around them ``whole`` has what the equation pads with.
+      members: the operands, or the results.
+        Between and around them ``whole`` has what the equation pads with.
       takes_apart: whether ``whole`` is the operand and the members are results.
       reverses: whether the member, which is all of it, has the elements in reverse.
     """

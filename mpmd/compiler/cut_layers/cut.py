@@ -124,7 +124,7 @@ def _with_remat_open(jaxpr: Jaxpr, graph: DimensionGraph) -> Jaxpr | None:
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Those of a step and of its loops."""
+    """Yields the equations of a step and of the bodies of its loops."""
     for eqn in jaxpr.eqns:
         if eqn.primitive is treduce_p:
             yield from eqn.params["body"].eqns

@@ -41,7 +41,7 @@ class Integers:
         self._zeros: set[Var] = set()
 
     def within(self, body: Sequence[Var], outside: Sequence[Atom]) -> Integers:
-        """Those of a jaxpr inside, the first inputs of which are atoms of this one."""
+        """Returns the integers of a nested jaxpr whose first inputs are the atoms ``outside``."""
         inner = Integers({})
         for var, atom in zip(body, outside, strict=False):
             if (value := self.of(atom)) is not None:

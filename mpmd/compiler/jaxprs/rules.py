@@ -10,7 +10,7 @@ Other tables say other things of a primitive, and their defaults are safe, too: 
 (``cost.py``), whether it is a product or a view (``work.py``), in which operands it is linear
 (``shard/linear.py``), and which operands it takes apart, puts together or counts (``concat_and_slice.py`` and
 ``integers.py`` in ``cut_layers``), and whether it is a sum that can stay partial (``shard/sums.py``).
-``replay/evaluate.py``, which runs without the compiler, has elementwise ones for the search for NaNs. One
+``capture/walk.py`` reads ``ELEMENTWISE``, too, in its search for NaNs. One
 that calls a jaxpr, or has a body, is first a name in ``canonical.py``; one with a mesh in its parameters, in
 ``sharding_types.py``.
 """

@@ -34,7 +34,7 @@ class ScanParts:
         self._xs: dict[Var, Atom] = dict(zip(self._body.invars[xs], eqn.invars[xs], strict=True))
 
     def carried(self, results: Set[int]) -> list[int]:
-        """Those of the results that are carried from one iteration to the next."""
+        """Returns the indices among ``results`` of values that one iteration hands to the next."""
         return sorted(i for i in results if i < len(self.carry))
 
     def part(

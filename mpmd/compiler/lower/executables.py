@@ -80,7 +80,7 @@ class ExecutableTable:
                 out_specs=out_specs,
             )
             self.functions[name] = function_of(name, invars, eqns, outvars)
-            self.python_calls.update(dict.fromkeys(_python_calls(eqns)))
+            self.python_calls.update(dict.fromkeys(python_calls(eqns)))
         return self._known[key]
 
     def _unused(self, name: str) -> str:
@@ -99,12 +99,13 @@ class ExecutableTable:
         return None if spec is None else fitting(spec, shape, submesh.shape)
 
 
-def _python_calls(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
+def python_calls(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
+    """The callbacks into Python among equations, at any depth, each with the user's line."""
     for eqn in eqns:
         if eqn.primitive.name in PYTHON_CALLS:
             yield f"{eqn.primitive} at {where(eqn)}"
         for inner in subjaxprs(eqn):
-            yield from _python_calls(inner.eqns)
+            yield from python_calls(inner.eqns)
 
 
 def function_of(

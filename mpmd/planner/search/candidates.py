@@ -6,15 +6,12 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import device_ranges_of, message_link
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.even_groups import even_groups
 from mpmd.planner.search.formula import Evaluation, evaluate
-from mpmd.planner.search.layer_arrays import Array
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.partition import StageRangeCosts, cuts
 from mpmd.planner.search.search_space import SearchSpace
@@ -25,8 +22,10 @@ def best_cut(space: SearchSpace, candidate: Candidate) -> Evaluation | None:
 
     If none fits, it is the cut that needs the least memory.
     """
-    evaluations = [evaluate(space.model, cut) for cut in cut_candidates(space, candidate)]
-    return best_of(evaluations, space.model.cluster)
+    if candidate not in space.best_cuts:
+        evaluations = [evaluate(space.model, cut) for cut in cut_candidates(space, candidate)]
+        space.best_cuts[candidate] = best_of(evaluations, space.model.cluster)
+    return space.best_cuts[candidate]
 
 
 def best_of(evaluations: list[Evaluation], cluster: AnyCluster) -> Evaluation | None:
@@ -79,22 +78,11 @@ def _cuts(
 def _range_costs(space: SearchSpace, candidate: Candidate, homes: tuple[int, ...]) -> list[StageRangeCosts]:
     """For each stage, the costs of ranges of layers on its group."""
     model, device_ranges = space.model, device_ranges_of(candidate.submeshes)
-    tasks = 1 + space.profile.has_backward
-    known: dict[object, StageRangeCosts] = {}
     range_costs = []
     for stage, home in enumerate(homes):
-        group_settings = model.group_settings(device_ranges[home], candidate, stage)
         before = device_ranges[homes[stage - 1]] if stage else device_ranges[home]
         link = message_link(model.cluster, before, device_ranges[home])
-        if (group_settings, link) not in known:
-            table = model.table(group_settings)
-            overhead = tasks * model.cluster.pool(group_settings.pool).task_overhead
-            known[group_settings, link] = StageRangeCosts.of(
-                table, overhead, _hops(table.layers["entering"], link)
-            )
-        range_costs.append(known[group_settings, link])
+        range_costs.append(
+            space.range_costs(model.group_settings(device_ranges[home], candidate, stage), link)
+        )
     return range_costs
-
-
-def _hops(entering: Array, link) -> Array:
-    return np.append(2 * (link.latency + entering / link.bandwidth), 0.0)

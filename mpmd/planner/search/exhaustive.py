@@ -35,8 +35,8 @@ def is_small(space: SearchSpace) -> bool:
     """Whether there are few enough candidates to evaluate all of them."""
     if len(space.submeshes) > MOST_SUBMESHES or len(space.profile.layers) > 4 * MOST_STAGES:
         return False
-    counted = itertools.islice(_candidates(space), MOST_CANDIDATES + 1)
-    return sum(1 for _ in counted) <= MOST_CANDIDATES
+    numbers = (_num_cuts(space, candidate.schedule.num_stages) for candidate in _uncut(space))
+    return all(number <= MOST_CANDIDATES for number in itertools.accumulate(numbers))
 
 
 def best_of_all(space: SearchSpace) -> list[Evaluation]:
@@ -91,16 +91,22 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
 
 def _candidates(space: SearchSpace) -> Iterator[Candidate]:
     """All candidates; on one group, those of one schedule."""
+    for uncut in _uncut(space):
+        for layers in _cuts(space, uncut.schedule.num_stages):
+            yield dataclasses.replace(uncut, layers_per_stage=layers)
+
+
+def _uncut(space: SearchSpace) -> Iterator[Candidate]:
+    """All candidates, without the layers of their stages."""
     constraints, num_layers = space.constraints, len(space.profile.layers)
     most, most_microbatches = min(num_layers, space.num_devices), space.numbers_of_microbatches[-1]
     for groups in [constraints.groups] if constraints.groups else range(1, most + 1):
         schedules = [*_schedules(space, groups)]
         for submeshes in _submeshes(space, groups):
             for schedule in schedules:
-                uncut = Candidate((), submeshes, schedule, most_microbatches, (Remat.NONE,), fsdp=False)
-                for variant in space.variants(uncut):
-                    for layers in _cuts(space, schedule.num_stages):
-                        yield dataclasses.replace(variant, layers_per_stage=layers)
+                yield from space.variants(
+                    Candidate((), submeshes, schedule, most_microbatches, (Remat.NONE,), fsdp=False)
+                )
 
 
 def _schedules(space: SearchSpace, groups: int) -> Iterator[Schedule]:
@@ -138,3 +144,9 @@ def _cuts(space: SearchSpace, num_stages: int) -> Iterator[tuple[int, ...]]:
     num_layers = len(space.profile.layers)
     for inner in itertools.combinations(range(1, num_layers), num_stages - 1):
         yield tuple(stop - start for start, stop in itertools.pairwise((0, *inner, num_layers)))
+
+
+def _num_cuts(space: SearchSpace, num_stages: int) -> int:
+    if space.constraints.layers_per_stage is not None:
+        return 1
+    return math.comb(len(space.profile.layers) - 1, num_stages - 1)

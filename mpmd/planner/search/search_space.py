@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,12 +18,18 @@ from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import Kind, LayerProfile
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, takes
 from mpmd.planner.search.families import SLICED, build, family_of, with_options
-from mpmd.planner.search.partition import unevenness
+from mpmd.planner.search.formula import Evaluation
+from mpmd.planner.search.layer_arrays import GroupSettings
+from mpmd.planner.search.partition import StageRangeCosts, unevenness
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.schedules import Schedule, Std1F1B
+from mpmd.simulate import Link
 
 Array = np.ndarray
+
+MOST_RANGE_COSTS = 256
+"""The most settings of groups whose costs of ranges of layers are kept: matrices of layers by layers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +132,24 @@ class SearchSpace:
         if number > pool.num_devices:
             return False
         return pool.nodes == 1 or not (pool.devices_per_node % number and number % pool.devices_per_node)
+
+    @functools.cached_property
+    def best_cuts(self) -> dict[Candidate, Evaluation | None]:
+        """The evaluations of uncut candidates, which local searches meet from several starts."""
+        return {}
+
+    @functools.cached_property
+    def range_costs(self) -> Callable[[GroupSettings, Link], StageRangeCosts]:
+        """The costs of ranges of layers in a group, with messages over a link."""
+
+        def of(group_settings: GroupSettings, link: Link) -> StageRangeCosts:
+            table = self.model.table(group_settings)
+            tasks = 1 + self.profile.has_backward
+            overhead = tasks * self.model.cluster.pool(group_settings.pool).task_overhead
+            hops = np.append(2 * (link.latency + table.layers["entering"] / link.bandwidth), 0.0)
+            return StageRangeCosts.of(table, overhead, hops)
+
+        return functools.lru_cache(MOST_RANGE_COSTS)(of)
 
     @functools.cached_property
     def unevenness(self) -> dict[str, Array]:

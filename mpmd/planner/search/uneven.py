@@ -167,15 +167,15 @@ def _options(space: SearchSpace, candidate: Candidate, unit: int, bounds: list[i
 def _option(
     space: SearchSpace, candidate: Candidate, submesh: Submesh, unit: int, bounds: list[int]
 ) -> _Option:
-    model, size = space.model, submesh.num_devices
-    table = _table(space, candidate, submesh)
-    link = message_link(model.cluster, DeviceRange(0, submesh), DeviceRange(size, submesh))
-    hops = np.append(2 * (link.latency + table.layers["entering"] / link.bandwidth), 0.0)
-    overhead = (1 + space.profile.has_backward) * model.cluster.pool(submesh.pool).task_overhead
+    size = submesh.num_devices
+    device_range = DeviceRange(0, submesh)
+    link = message_link(space.model.cluster, device_range, DeviceRange(size, submesh))
+    whole = space.range_costs(space.model.group_settings(device_range, candidate), link)
     rows = np.ix_(bounds, bounds)
-    whole = StageRangeCosts.of(table, overhead, hops)
-    range_costs = StageRangeCosts(whole.seconds[rows], whole.held[rows], whole.residuals[rows], hops[bounds])
-    until = table.until["step"][bounds]
+    range_costs = StageRangeCosts(
+        whole.seconds[rows], whole.held[rows], whole.residuals[rows], whole.hops[bounds]
+    )
+    until = _table(space, candidate, submesh).until["step"][bounds]
     return _Option(submesh, size // unit, range_costs, until[None, :] - until[:, None])
 
 

@@ -89,7 +89,7 @@ def test_files_that_others_may_write_where_others_enter(tmp_path, mode, is_safe)
     assert fault is None if is_safe else f"others may have written {tmp_path}/entry" in fault
 
 
-@pytest.mark.usual("variable0")
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", [{}, {"JAX_COMPILATION_CACHE_DIR": "{}"}])
 def test_an_actor_refuses_it_too(tmp_path, variable):
     """Also where it is not ``launch`` that names it."""
