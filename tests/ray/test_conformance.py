@@ -2,11 +2,11 @@
 
 import pytest
 
+from tests.support.covering import COVERING
 from tests.support.parity import assert_parity_on
 from tests.support.programs import PROGRAMS
 
-
-@pytest.mark.usual(
+CROSSING = (
     "loss_scaling[infinite, decide_with_cond]",
     "auxiliary_output_under[concat along 1]",
     "in_order[zero bubble]",
@@ -16,13 +16,14 @@ from tests.support.programs import PROGRAMS
     "auxiliary_output_concatenated_and_reduced[weights]",
     "slices_of_attention[of equal work]",
 )
+"""Programs with what crosses processes, or is kept by them."""
+
+
+@pytest.mark.usual(*CROSSING)
 @pytest.mark.parametrize(
     "program",
-    [
-        pytest.param(program, id=program.name, marks=[] if program.on_ray else [pytest.mark.slow])
-        for program in PROGRAMS
-        if program.usual
-    ],
+    [program for program in PROGRAMS if program.name in {*CROSSING, *COVERING}],
+    ids=lambda program: program.name,
 )
 def test_program(program, request):
     """On groups of several devices: of one process, and of a process for each."""

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import cluster
 import mpmd
 from mpmd.meshes.part import PartMesh
+from tests.support.covering import COVERING
 from tests.support.parity import assert_close, assert_parity_on
 from tests.support.programs import PROGRAMS
 
@@ -114,7 +115,7 @@ def test_a_part_goes_on_when_a_group_of_another_dies(local_ray):
         np.testing.assert_allclose(float(norm), np.square(np.asarray(weights)).sum(), rtol=1e-5)
 
 
-ON_A_PART = [program for program in PROGRAMS if program.on_ray]
+ON_A_PART = [program for program in PROGRAMS if program.name in COVERING]
 
 
 @pytest.mark.slow

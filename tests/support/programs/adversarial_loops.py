@@ -17,7 +17,7 @@ from tests.support.programs.several_loops import ADAM, gradients, stages_of, upd
 from tests.support.programs.table import Case, descend, program
 
 
-@program(on_ray=True)
+@program()
 def generative_adversarial_network():
     """The discriminator learns first; the generator then learns from the discriminator as it is after that.
 
@@ -66,7 +66,7 @@ def mlp_without_marks(params, x):
     return x
 
 
-@program(usual=True)
+@program()
 def adversarial_loops_over_the_same_stages():
     """Both loops pass both networks; the discriminator's loss has a frozen generator."""
 

@@ -75,7 +75,7 @@ def word_loss(params, h, targets):
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-@program(usual=True)
+@program()
 def transformer_with_rotary_embeddings_and_causal_mask():
     def loss(params, tokens, targets):
         mask = causal()
@@ -94,7 +94,7 @@ def transformer_with_rotary_embeddings_and_causal_mask():
     return train(loss, transformer(), data=token_batches(), holds=holds)
 
 
-@program(["top 1", "top 2"], on_ray={"top 2"})
+@program(["top 1", "top 2"])
 def mixture_of_experts(which):
     """Each stage routes every row to some of its experts; the balancing losses add up."""
     chosen = int(which[-1])
@@ -122,7 +122,7 @@ def mixture_of_experts(which):
     return train(loss, params)
 
 
-@program(usual=True)
+@program()
 def low_rank_adapters_of_some_stages():
     def step(state, xs, ys):
         adapters, base = state
@@ -148,7 +148,7 @@ def low_rank_adapters_of_some_stages():
     return Case(step, (adapters, weights(3)), batch(), holds=holds)
 
 
-@program(usual=True)
+@program()
 def u_net():
     """Every stage on the way up reads what its counterpart on the way down made."""
 

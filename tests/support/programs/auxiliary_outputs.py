@@ -82,8 +82,6 @@ OPERATIONS = {
 
 @program(
     OPERATIONS,
-    on_ray={"concat along 1", "histogram"},
-    usual={"max of integers", "last"},
 )
 def auxiliary_output_under(entry):
     operation, make = entry
@@ -122,7 +120,7 @@ class Summary:
     nothing: None = None
 
 
-@program(on_ray=True)
+@program()
 def metrics_in_dataclasses_and_named_tuples():
     def loss(params, x, y):
         h = mlp(params, x)

@@ -84,7 +84,6 @@ def updated_on_their_stages(loaded):
 
 @program(
     {"batch": batch_norm, "running": running_norm, "computed again": computed_again},
-    usual={"batch", "computed again"},
 )
 def normalised(norm):
     holds = updated_on_their_stages if norm is batch_norm else None
@@ -97,8 +96,6 @@ def normalised(norm):
         "zero bubble": mpmd.ZeroBubble(4),
         "V": mpmd.DualPipeV(4, 2),
     },
-    on_ray={"zero bubble"},
-    usual={"interleaved"},
 )
 def in_order(schedule):
     data = batch(8)
@@ -143,7 +140,7 @@ def over_a_sharded_batch():
     )
 
 
-@program(on_ray=True)
+@program()
 def counts_and_keys():
     """What stages only read, or none reads, and values that are updated with one another."""
 
@@ -216,7 +213,7 @@ class ResNet(nn.Module):
         return nn.Dense(3)(x.mean((1, 2)))
 
 
-@program(usual=True)
+@program()
 def flax_resnet():
     model, optimizer = ResNet(), optax.sgd(0.05, momentum=0.9)
     images = jax.random.normal(keys(1)[0], (4, 4, 6, 6, 3))
@@ -249,7 +246,7 @@ def flax_resnet():
     return Case(step, state, (images, labels), tolerance=1e-4)
 
 
-@program(usual=True)
+@program()
 def constants_that_are_carried():
     """Flags, as of the first call of a normalisation layer, and numbers of every kind, made anew or kept."""
     first = {

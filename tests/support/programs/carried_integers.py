@@ -37,7 +37,7 @@ def counting_some_layers(params, x):
     return h * (1 + 0.1 * count) + jnp.sum(counts)
 
 
-@program({"halting": halting, "counts": counting_some_layers}, usual={"halting"})
+@program({"halting": halting, "counts": counting_some_layers})
 def integers_that_come_to_depend_on_the_data(model):
     def loss(params, x, y):
         return squares(model(params["layers"], x), y)
@@ -72,6 +72,6 @@ PERMUTED = {
 """The gradient of each is a scatter with batch dimensions, or it is one itself."""
 
 
-@program(PERMUTED, usual={"activations"})
+@program(PERMUTED)
 def layers_that_look_up_each_row(take):
     return train(permuted(take), stacked(), holds=WEIGHTS)

@@ -17,7 +17,7 @@ def without_marks(params, h):
     return h
 
 
-@program(on_ray=True)
+@program()
 def validation_after_the_update():
     """The whole model, without marks: its weights have to meet somewhere."""
 
@@ -41,7 +41,7 @@ def the_whole_model_before_the_loop():
     return Case(step, weights(3), batch())
 
 
-@program(usual=True)
+@program()
 def embedding_before_the_loop():
     def step(state, tokens, ys):
         table, params = state
@@ -53,7 +53,7 @@ def embedding_before_the_loop():
     return Case(step, (table, weights(3)), (tokens, batch()[1]))
 
 
-@program(usual=True)
+@program()
 def weights_of_all_stages_made_from_one_vector():
     """A hypernetwork, differentiated through by hand."""
 
@@ -125,7 +125,7 @@ def an_operation_that_closes_over_a_value_of_the_step():
     return Case(step, (weights(3), jnp.float32(0.5)), batch())
 
 
-@program(on_ray=True)
+@program()
 def the_whole_step_under_jit():
     @partial(jax.jit, static_argnames="rate", donate_argnums=0)
     def inner(state, xs, ys, rate):

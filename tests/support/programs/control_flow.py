@@ -21,7 +21,7 @@ POLICIES = {
 }
 
 
-@program(POLICIES, usual={"full", "dots"})
+@program(POLICIES)
 def checkpoint(policy):
     return stages_of(jax.checkpoint(two_layers, policy=policy))
 
@@ -37,7 +37,7 @@ def checkpoint_of_a_scan_over_layers():
     return stages_of(stage)
 
 
-@program({"plain": 1, "unrolled": 2}, usual={"plain"})
+@program({"plain": 1, "unrolled": 2})
 def scan_over_layers(unroll):
     def stage(stacked, h):
         return jax.lax.scan(lambda h, p: (layer(p, h), None), h, stacked, unroll=unroll)[0]
@@ -75,7 +75,7 @@ def while_loop_without_a_gradient():
     return stages_of(stage)
 
 
-@program(["of data", "of the index", "of a parameter"], usual={"of data"})
+@program(["of data", "of the index", "of a parameter"])
 def cond(which):
     def step(state, xs, ys):
         def loss(params, i):
@@ -108,7 +108,7 @@ def switch():
     return stages_of(stage)
 
 
-@program(usual=True)
+@program()
 def marks_inside_jit():
     @jax.jit
     def stage(params, h):

@@ -18,7 +18,7 @@ def clipped_gradient(h):
 clipped_gradient.defvjp(lambda h: (h, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
 
 
-@program(usual=True)
+@program()
 def custom_vjp():
     return stages_of(lambda p, h: clipped_gradient(layer(p, clipped_gradient(h))))
 
@@ -53,7 +53,7 @@ def custom_jvp():
     return stages_of(lambda p, h: soft(layer(p, h)))
 
 
-@program(usual=True)
+@program()
 def gradient_penalty_within_the_last_stage():
     """Second derivatives, with respect to what the stage gets."""
 
@@ -133,7 +133,7 @@ TRANSPOSED = {
 }
 
 
-@program(TRANSPOSED, usual={"alone", "of the error"})
+@program(TRANSPOSED)
 def transposed_models(arguments):
     loss, is_trained = arguments
 

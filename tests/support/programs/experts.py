@@ -36,7 +36,7 @@ def of_all_tokens(x, gates, experts):
     return jax.lax.psum(jnp.einsum("te,etf,efd->td", gates, hidden, experts["down"]), OWN_AXIS)
 
 
-@program({"all_to_all": (of_own_tokens, P(OWN_AXIS)), "psum": (of_all_tokens, P())}, on_ray={"all_to_all"})
+@program({"all_to_all": (of_own_tokens, P(OWN_AXIS)), "psum": (of_all_tokens, P())})
 def mixture_of_experts_on_a_mesh_of_its_own(variant):
     """The mesh that the model's configuration has: other axes than a group's, and as many devices."""
     function, tokens = variant

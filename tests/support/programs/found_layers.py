@@ -62,7 +62,7 @@ def scanned_words(layers=6, width=32):
     return stacked(layers, width, words=table(WORDS, width), head=table(width, WORDS))
 
 
-@program(["plain", "rematerialised", "under jax.checkpoint"], usual={"plain"})
+@program(["plain", "rematerialised", "under jax.checkpoint"])
 def scanned_between_embedding_and_head(how):
     loss = jax.checkpoint(language_model) if how == "under jax.checkpoint" else language_model
     case = train(
@@ -116,7 +116,7 @@ def two_towers():
     return train(mpmd.auto_marks(loss, 3), {"x": weights(3), "y": weights(4)})
 
 
-@program(usual=True)
+@program()
 def words_masks_dropout_and_aux():
     """Integers, keys and masks cross stages without being sent; what layers report is returned."""
 

@@ -35,7 +35,7 @@ def train(loss, params, data=(X, Y), optimizer=CLIPPED_ADAM, stages=2, case=None
     return Case(step, init(params, optimizer), data, stages, **(case or {}))
 
 
-@program(on_ray=True)
+@program()
 def rows_sharded_within_groups():
     """The step cuts them, and they stay sharded."""
 
@@ -61,7 +61,7 @@ def loss_with_aux(params, x, y):
     return jnp.mean((out - y) ** 2), aux
 
 
-@program({"mean": "mean", "weights": lambda params, x, y: jnp.sum(x > 0)}, on_ray={"weights"})
+@program({"mean": "mean", "weights": lambda params, x, y: jnp.sum(x > 0)})
 def auxiliary_output_concatenated_and_reduced(reduction):
     rules = {
         "scores": None,
@@ -85,7 +85,7 @@ class Network(nn.Module):
         return nn.Dense(3)(x)
 
 
-@program(usual=True)
+@program()
 def flax_train_state():
     """The step of flax's guide, with that one word changed, and its metrics."""
     model = Network()
@@ -105,7 +105,7 @@ def flax_train_state():
     return Case(step, state, ({"image": X, "label": jnp.argmax(Y[:, :3], 1)},))
 
 
-@program({"none": None, "rematerialized": jax.checkpoint}, usual={"rematerialized"})
+@program({"none": None, "rematerialized": jax.checkpoint})
 def scanned_layers(remat):
     """Each group holds its layers, also of the gradients."""
     layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights(6))

@@ -11,7 +11,7 @@ from tests.support.programs.scanned_layers import LAYERS, WEIGHTS, in_parts, sca
 from tests.support.programs.table import Case, descend, loop, program, train
 
 
-@program(on_ray=True)
+@program()
 def a_network_with_skips_from_scan_to_scan():
     """As of a U-ViT: the layers of the second scan read what those of the first one made, in reverse."""
 

@@ -42,7 +42,7 @@ class FullState(train_state.TrainState):
     key: jax.Array
 
 
-@program(usual=True)
+@program()
 def linen_with_batch_norm_and_dropout():
     model = Pipeline(Block())
 
@@ -88,7 +88,7 @@ class NnxModel(nnx.Module):
         return h
 
 
-@program(on_ray=True)
+@program()
 def nnx_with_an_optimizer():
     model = NnxModel(nnx.Rngs(0))
     graphdef, state = nnx.split((model, nnx.Optimizer(model, ADAMW, wrt=nnx.Param)))

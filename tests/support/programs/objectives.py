@@ -9,7 +9,7 @@ from tests.support.models import BATCH, WIDTH, batch, layer, weights
 from tests.support.programs.table import Case, descend, program, train, trains
 
 
-@program(usual=True)
+@program()
 def contrastive_loss_across_the_batch():
     def loss(params, x, y):
         a, b = x, y
@@ -28,7 +28,7 @@ def contrastive_loss_across_the_batch():
     return train(loss, {"towers": weights(3), "temperature": jnp.float32(0.5)})
 
 
-@program(usual=True)
+@program()
 def a_teacher_that_is_an_average_of_the_student():
     """Both pass the same stages; the teacher's output is a target without a gradient."""
 

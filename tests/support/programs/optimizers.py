@@ -54,7 +54,7 @@ OPTIMIZERS = {
 USUAL = {"skipping what is not finite", "accumulating", "one rate per kind", "noisy"}
 
 
-@program(OPTIMIZERS, on_ray={"clipped"}, usual=USUAL)
+@program(OPTIMIZERS)
 def trained_with(optimizer):
     def holds(loaded):
         held = [group.parameter_bytes for group in loaded.report().groups]
@@ -84,7 +84,7 @@ def unused_parameter_is_still_decayed():
     return train(lambda p, x, y: mse(p[:2], x, y), weights(3), stages=2, optimizer=optimizer)
 
 
-@program(usual=True)
+@program()
 def gradients_as_one_vector():
     def step(state, xs, ys):
         total, grads = trains(state, (xs, ys))

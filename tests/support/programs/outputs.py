@@ -10,7 +10,7 @@ from tests.support.programs.auxiliary_outputs import Initial, Last, with_aux
 from tests.support.programs.table import Case, descend, loop, program, trains
 
 
-@program(on_ray=True)
+@program()
 def literal_constant_duplicated_and_forwarded_outputs():
     constant = np.arange(3.0, dtype="float32")
 
@@ -80,7 +80,7 @@ def none_and_empty_outputs():
     return Case(step, (weights(3), None), batch())
 
 
-@program(usual=True)
+@program()
 def gradients_alone():
     def step(state, params, xs, ys):
         return state, loop(lambda x, y: jax.grad(mse)(params, x, y), (xs, ys))
@@ -110,7 +110,7 @@ def gradients_of_some_stages_are_dropped():
     return Case(step, weights(3), batch())
 
 
-@program(on_ray=True)
+@program()
 def evaluation():
     def step(state, xs, ys):
         return state, loop(lambda x, y: mse(state, x, y), (xs, ys), operation=mpmd.Concat())
@@ -118,7 +118,7 @@ def evaluation():
     return Case(step, weights(3), batch())
 
 
-@program(on_ray=True)
+@program()
 def inference():
     def step(state, xs):
         outputs = mpmd.treduce(lambda x: mlp(state, x), xs, mpmd.Eager1F1B(3), operation=mpmd.Concat(1))
@@ -164,7 +164,7 @@ def the_same_value_accumulated_in_three_ways():
     return Case(step, weights(3), batch())
 
 
-@program({"Add": mpmd.Add, "Max": mpmd.Max, "Concat": mpmd.Concat(), "Last": Last()}, on_ray=["Add"])
+@program({"Add": mpmd.Add, "Max": mpmd.Max, "Concat": mpmd.Concat(), "Last": Last()})
 def an_array_closed_over_that_is_only_an_output(operation):
     table = np.arange(3, dtype=np.float32)
 

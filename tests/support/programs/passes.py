@@ -37,7 +37,7 @@ def wasserstein(params, x, y, apply=scores):
     return apply(params, y).mean() - apply(params, x).mean() + 10 * penalty
 
 
-@program(usual=True)
+@program()
 def gradient_penalty_of_a_critic():
     """As of a Wasserstein GAN: of points between real and generated ones."""
     return train(wasserstein, weights(3), optimizer=CLIPPED_ADAM, warns=THROUGH_MARKS)
@@ -127,7 +127,7 @@ FEEDING = {
 }
 
 
-@program(FEEDING, on_ray=["recycling"])
+@program(FEEDING)
 def calls_that_feed_one_another(case):
     loss, schedule = case
     return train(loss, weights(3), schedule=schedule, optimizer=CLIPPED_ADAM, holds=stays_on_one_group_each)
@@ -149,7 +149,7 @@ def siamese(params, x, y):
     return jnp.mean(near) + jnp.mean(jax.nn.relu(0.5 - far))
 
 
-@program(usual=True)
+@program()
 def calls_beside_one_another():
     def holds(loaded):
         assert homes_of(loaded) == [(0,), (0,), (1,), (1,), (2,), (2,)]

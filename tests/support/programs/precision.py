@@ -14,12 +14,12 @@ def cast(tree, dtype):
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
 
 
-@program({"bfloat16": jnp.bfloat16, "float16": jnp.float16}, on_ray={"bfloat16"})
+@program({"bfloat16": jnp.bfloat16, "float16": jnp.float16})
 def parameters_of_half_precision(dtype):
     return train(mse, weights(3, dtype), data=tuple(cast(batch(), dtype)), tolerance=2e-2)
 
 
-@program(usual=True)
+@program()
 def computing_in_half_precision_with_parameters_in_full():
     def loss(params, x, y):
         h = mlp(cast(params, jnp.bfloat16), x.astype(jnp.bfloat16))
@@ -28,7 +28,7 @@ def computing_in_half_precision_with_parameters_in_full():
     return train(loss, weights(3), optimizer=optax.adamw(1e-2, eps=1e-3), tolerance=2e-2)
 
 
-@program(on_ray=True)
+@program()
 def master_copies():
     def step(state, xs, ys):
         half, master, opt_state = state
@@ -73,7 +73,7 @@ FEW_BITS = """int2 uint2 int4 uint4 float4_e2m1fn float8_e3m4 float8_e4m3 float8
 float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu""".split()
 
 
-@program(FEW_BITS, usual={"uint2", "int4", "float4_e2m1fn", "float8_e4m3"})
+@program(FEW_BITS)
 def arrays_of_few_bits(dtype):
     """Fed back, returned as they are, and handed over by a mark that ``jax.checkpoint`` keeps."""
     signs = jnp.array(np.random.default_rng(0).integers(0, 2, (WIDTH, WIDTH)))
@@ -96,7 +96,7 @@ def arrays_of_few_bits(dtype):
     return Case(step, state, batch(), groups=2, options={"donate_argnums": 0}, steps=3)
 
 
-@program(on_ray=True)
+@program()
 def scalar_and_empty_parameters():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(x * params["gain"])
@@ -126,7 +126,7 @@ def numbers_of_python_everywhere():
     return Case(step, (params, jax.tree.map(jnp.zeros_like, params)), (*batch(), 0.1, 0.9, True))
 
 
-@program(on_ray=True)
+@program()
 def numbers_of_python_that_are_returned():
     """A rate that is fed back stays weak, and leaves weights their half precision."""
     constant = jnp.asarray(1.0)
@@ -169,7 +169,7 @@ def parameters_that_are_numbers():
     return Case(step, [0.5, 0.1, 1.0], batch(), 2)
 
 
-@program({"kept": False, "computed again": True}, usual={"computed again"})
+@program({"kept": False, "computed again": True})
 def complex_parameters(computed_again):
     def loss(params, x, y):
         h = mpmd.mark_stage_end(jnp.exp(1j * x) @ params[0])

@@ -45,7 +45,7 @@ def step_with_keys(loss):
     return step
 
 
-@program(KEYS, on_ray={"typed"})
+@program(KEYS)
 def dropout_with_a_key_folded_with_the_index(make_key):
     def loss(params, x, y, key, i):
         return jnp.mean((noisy_mlp(params, x, jax.random.fold_in(key, i)) - y) ** 2)
@@ -53,7 +53,7 @@ def dropout_with_a_key_folded_with_the_index(make_key):
     return Case(step_with_keys(loss), (weights(3), make_key()), batch())
 
 
-@program(KEYS, on_ray={"raw"}, usual={"typed"})
+@program(KEYS)
 def dropout_with_the_key_in_the_anchor(make_key):
     def loss(params, x, y, key, i):
         h, key = x, jax.random.fold_in(key, i)
@@ -92,7 +92,7 @@ def keys_of_every_stage_in_the_state():
     )
 
 
-@program(usual=True)
+@program()
 def a_key_made_of_the_step_counter():
     def step(state, xs, ys):
         params, count = state

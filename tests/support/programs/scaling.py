@@ -9,7 +9,7 @@ from tests.support.models import batch, mlp, mse, weights
 from tests.support.programs.table import Case, descend, loop, program, trains
 
 
-@program(["added up", "counted before the loop"], usual={"added up"})
+@program(["added up", "counted before the loop"])
 def gradients_divided_by_a_token_count(how):
     def step(state, xs, ys):
         def loss(params, x, y):
@@ -56,8 +56,6 @@ def decide_with_cond(finite, params, grads):
         "finite, decide_with_where": (decide_with_where, 1024.0),
         "infinite, decide_with_cond": (decide_with_cond, math.inf),
     },
-    on_ray={"infinite, decide_with_cond"},
-    usual={"finite, decide_with_where"},
 )
 def loss_scaling(how):
     decide, scale = how

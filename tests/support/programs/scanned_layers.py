@@ -84,7 +84,7 @@ OPTIMIZERS = {
 }
 
 
-@program(OPTIMIZERS, usual={"clipped adamw"})
+@program(OPTIMIZERS)
 def scanned_layers_with(optimizer):
     return train(model(), stacked(), optimizer=optimizer, holds=no_stack_travels_after_the_loop)
 
@@ -97,7 +97,7 @@ SPREADS = {
 }
 
 
-@program(SPREADS, on_ray={"spread evenly"})
+@program(SPREADS)
 def stages_of_a_scan(spread):
     layers, options = spread
 
@@ -149,7 +149,7 @@ def two_products(p, h):
     return jnp.tanh(jnp.sin(h @ p["w"]) @ p["w"].T + p["b"])
 
 
-@program(REMAT, usual={"full"})
+@program(REMAT)
 def remat_of_a_whole_loss_with_a_scan(options):
     loss = jax.checkpoint(model(lambda h, p: two_products(p, h)), **options)
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)

@@ -40,7 +40,6 @@ class Model(nn.Module):
 
 @program(
     {"axis 0": (0, False), "axis 1": (1, False), "remat": (0, True), "remat, axis 1": (1, True)},
-    usual={"remat, axis 1"},
 )
 def flax_linen_scan(kind):
     module = Model(*kind)

@@ -69,7 +69,7 @@ SCHEDULES = {
 }
 
 
-@program(on_ray=True)
+@program()
 def loops_of_unlike_stages():
     """Three stages on three groups, six on three, and two on two of them; two loops do not share weights."""
     interleaved = mpmd.Interleaved1F1B(6, 3)
@@ -91,7 +91,7 @@ def loops_of_unlike_stages():
     return Case(step, state, batch(), steps=3, holds=holds)
 
 
-@program(usual=True)
+@program()
 def distillation():
     """The first loop stacks what a frozen teacher says, without gradients; the student's reads it."""
 
@@ -143,7 +143,7 @@ def loops_with_carries():
     return Case(step, (weights(3), jnp.zeros(WIDTH)), batch(), steps=3)
 
 
-@program(usual=True)
+@program()
 def loops_over_scanned_layers():
     """A stack is held in the same parts for both loops, and updated between them."""
     loss = model()
@@ -302,7 +302,7 @@ def delayed_actor_arguments(stages=1):
     return (trained, moments, jax.tree.map(jnp.copy, trained), jnp.int32(0)), batch
 
 
-@program({"one stage": 1, "two stages": 2}, usual={"one stage"})
+@program({"one stage": 1, "two stages": 2})
 def losses_of_two_critics_and_an_actor(stages):
     """In loops of one stage, too, what is made of constants has its place."""
 

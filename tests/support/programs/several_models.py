@@ -9,7 +9,7 @@ from tests.support.models import WIDTH, batch, mlp, mse, weights
 from tests.support.programs.table import Case, descend, loop, program, train
 
 
-@program(usual=True)
+@program()
 def a_teacher_with_a_centre_that_follows_the_student():
     """As in self-distillation: the teacher sees another view, and has no gradient."""
 

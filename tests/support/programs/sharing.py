@@ -59,7 +59,6 @@ def accumulators(loaded, like):
 
 @program(
     {"sgd": SGD, "adamw": ADAMW, "clipped": optax.chain(optax.clip_by_global_norm(0.1), ADAMW)},
-    on_ray={"adamw"},
 )
 def tied_embeddings(optimizer):
     case = train(language_model, tied(), optimizer=optimizer)
@@ -84,7 +83,7 @@ def tied_embeddings_in_half_precision():
     return train(loss, tied(), tolerance=2e-2, holds=holds)
 
 
-@program(usual=True)
+@program()
 def two_equal_weights_used_by_the_same_two_stages():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], layer(params[1], x)))
@@ -93,7 +92,7 @@ def two_equal_weights_used_by_the_same_two_stages():
     return train(loss, weights(2), stages=2)
 
 
-@program(usual=True)
+@program()
 def a_layer_shared_by_all_stages():
     holds = on_groups("args[0][0]['w']", (0, 1, 2))
     return train(lambda p, x, y: mse([p] * 3, x, y), weights(1)[0], holds=holds)
@@ -124,7 +123,7 @@ def shared_weights_on_the_same_group():
     return train(loss, weights(3), schedule=mpmd.Interleaved1F1B(4, 2), holds=holds)
 
 
-@program({"vector": (WIDTH,), "scalar": ()}, on_ray={"scalar"})
+@program({"vector": (WIDTH,), "scalar": ()})
 def a_small_shared_parameter(shape):
     """A temperature, a gain of all layers."""
 
@@ -135,7 +134,7 @@ def a_small_shared_parameter(shape):
     return train(loss, {"layers": weights(3), "shared": jnp.full(shape, 0.9)})
 
 
-@program(["indexed", "split"], on_ray={"indexed"})
+@program(["indexed", "split"])
 def one_array_with_the_weights_of_all_stages(how):
     def loss(params, x, y):
         parts = list(params) if how == "indexed" else [part[0] for part in jnp.split(params, 3)]
@@ -150,7 +149,7 @@ def weights_unravelled_from_one_vector():
     return train(lambda vector, x, y: mse(unravel(vector), x, y), flat)
 
 
-@program(usual=True)
+@program()
 def a_weight_used_twice_in_one_stage():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], layer(params[0], x)))
@@ -175,7 +174,6 @@ class Mean:
 
 @program(
     {"mean": Mean, "max": lambda: mpmd.Max, "concat": mpmd.Concat},
-    usual={"mean"},
 )
 def shared_weights_under_another_operation(make):
     def step(state, xs, ys):

@@ -33,7 +33,7 @@ BOUNDS = {
 }
 
 
-@program(BOUNDS, on_ray={"of equal work"})
+@program(BOUNDS)
 def slices_of_attention(bounds):
     slices = len(bounds) - 1
     return train_slices(sliced_loss(bounds=bounds), slices=slices, optimizer=CLIPPED_ADAM)

@@ -90,7 +90,7 @@ LAYERS = {
 }
 
 
-@program(LAYERS, usual={"delta rule"})
+@program(LAYERS)
 def slices_of_states(layer):
     loss = sliced_loss(layer, bounds=mpmd.slice_bounds(12, 3))
     return train_slices(loss, recurrent_params(), optimizer=CLIPPED_ADAM)

@@ -91,13 +91,13 @@ SCHEDULES = {
 }
 
 
-@program(SCHEDULES, usual={"split backwards"})
+@program(SCHEDULES)
 def schedules_of_slices(microbatches_and_schedule):
     microbatches, options = microbatches_and_schedule
     return train_slices(sliced_loss(), data=token_batch(microbatches), schedule=options)
 
 
-@program({"whole": {}, "split": {"split_backward": True}}, usual={"whole"})
+@program({"whole": {}, "split": {"split_backward": True}})
 def slices_on_groups_of_two_stages(options):
     params = decoder(4)
     schedule = {"mpmd_dim": 2, **options}

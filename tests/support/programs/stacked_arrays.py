@@ -20,7 +20,7 @@ from tests.support.programs.scanned_layers import (
 from tests.support.programs.table import Case, descend, loop, program, train, trains
 
 
-@program(usual=True)
+@program()
 def layers_along_another_axis():
     def loss(params, x, y):
         layers = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), params["layers"])

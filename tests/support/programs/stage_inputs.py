@@ -10,7 +10,7 @@ from tests.support.programs.stages import sends_nothing_but_activations
 from tests.support.programs.table import Case, descend, program, train
 
 
-@program(usual=True)
+@program()
 def masks_and_positions():
     def loss(params, x, y):
         mask = jnp.tril(jnp.ones((BATCH, BATCH))) > 0
@@ -55,7 +55,7 @@ def the_microbatch_index_in_every_stage():
     return Case(step, weights(3), batch(), holds=sends_nothing_but_activations)
 
 
-@program({"numpy": np.asarray, "jax": jnp.asarray}, on_ray={"numpy"})
+@program({"numpy": np.asarray, "jax": jnp.asarray})
 def constants_from_outside(convert):
     table = convert(np.linspace(-1, 1, WIDTH * WIDTH, dtype="float32").reshape(WIDTH, WIDTH))
 

@@ -27,19 +27,17 @@ def sends_nothing_but_activations(loaded):
 
 @program(
     {s.name: s for s in (mpmd.GPipe(3), mpmd.Std1F1B(3), mpmd.Eager1F1B(3))},
-    on_ray={"Std1F1B"},
-    usual={"GPipe", "Eager1F1B"},
 )
 def mlp_under_a_schedule(schedule):
     return train(mse, weights(3), schedule=schedule, holds=sends_nothing_but_activations)
 
 
-@program(on_ray=True)
+@program()
 def several_stages_on_a_group():
     return train(mse, weights(4), schedule=mpmd.Interleaved1F1B(4, 2))
 
 
-@program(on_ray=True)
+@program()
 def marks_of_pytrees_with_integers_booleans_and_none():
     def loss(params, x, y):
         anchor = {"h": x, "steps": jnp.int32(0), "alive": x[..., 0] > -1, "none": None, "text": ()}
@@ -52,7 +50,7 @@ def marks_of_pytrees_with_integers_booleans_and_none():
     return train(loss, weights(3))
 
 
-@program(["first", "middle", "last"], on_ray={"first"})
+@program(["first", "middle", "last"])
 def a_stage_without_parameters(which):
     position = ["first", "middle", "last"].index(which)
 
@@ -92,7 +90,7 @@ def frozen_stages(frozen):
     return train(loss, weights(3), holds=holds)
 
 
-@program({"head": [2], "middle": [1], "prefix": [0]}, usual={"head"})
+@program({"head": [2], "middle": [1], "prefix": [0]})
 def only_some_parameters_are_trained(trained):
     """The others are an argument of their own, without a gradient; each lives where its stage is."""
 
@@ -116,7 +114,7 @@ def only_some_parameters_are_trained(trained):
     return Case(step, ({i: parts[i] for i in trained}, frozen), batch(), holds=holds)
 
 
-@program(["before", "after"], on_ray={"before"})
+@program(["before", "after"])
 def skip_over_a_stage(mark):
     def loss(params, x, y):
         made = []
@@ -138,7 +136,7 @@ def skip_of_the_input_to_every_stage():
     return train(loss, weights(3), holds=sends_nothing_but_activations)
 
 
-@program(usual=True)
+@program()
 def stages_of_different_widths_and_ranks():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(jnp.tanh(x.reshape(2, 2, WIDTH) @ params[0]))
@@ -149,7 +147,7 @@ def stages_of_different_widths_and_ranks():
     return train(loss, params)
 
 
-@program(["in the anchor", "beside the anchor"], usual={"beside the anchor"})
+@program(["in the anchor", "beside the anchor"])
 def auxiliary_losses(where):
     def loss(params, x, y):
         h, auxiliary = x, jnp.zeros(())
@@ -167,7 +165,7 @@ def auxiliary_losses(where):
     return train(loss, weights(3))
 
 
-@program(usual=True)
+@program()
 def penalties_on_all_weights():
     def loss(params, x, y):
         leaves = jax.tree.leaves(params)

@@ -27,12 +27,12 @@ def like_parameters(state, spec):
     return jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state)
 
 
-@program(on_ray=True)
+@program()
 def data_parallel():
     return case({"fsdp": 2}, (P(), ROWS, ROWS), optimizer=CLIPPED_ADAM)
 
 
-@program(on_ray=True)
+@program()
 def fully_sharded():
     specs = like_parameters(init(weights(2), ADAM), P("fsdp"))
 
@@ -95,7 +95,7 @@ def specs_of_the_results_alone():
     return Case(step, init(weights(2)), batch(), 2, {"fsdp": 2}, {"out_specs": (None, P())})
 
 
-@program(on_ray=True)
+@program()
 def no_specs_at_all():
     return Case(make_step(mse, mpmd.Std1F1B(2)), init(weights(2)), batch(), 2, {"fsdp": 2})
 
@@ -126,7 +126,7 @@ def loss_with_and_without_a_mesh(sharded, plain):
     return loss
 
 
-@program(on_ray=True)
+@program()
 def shard_map_within_stages():
     def loss(params, x, y):
         mesh = jax.sharding.get_abstract_mesh()
@@ -196,8 +196,6 @@ def tiny_transformer_parameters():
         "FSDP": (mpmd.Std1F1B(2), "all", P("fsdp")),
         "no partial sums": (mpmd.Std1F1B(2), "none", P()),
     },
-    on_ray={"FSDP"},
-    usual={"1F1B"},
 )
 def data_parallel_transformer(variant):
     schedule, partial_sums, spec = variant
@@ -235,7 +233,7 @@ def mixture_of_experts(partial_sums):
     return case({"fsdp": 2}, (P(), ROWS, ROWS), loss, params=params, partial_sums=partial_sums)
 
 
-@program(on_ray=True)
+@program()
 def fused_tasks_that_accumulate():
     """The backward in a fused task is of another microbatch, and its accumulators have the same specs."""
     schedule = mpmd.Interleaved1F1B(4, 2, fuse_steady_state=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -51,45 +51,26 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """An entry: makes a case, when it is its turn.
-
-    Attributes:
-      usual: it is one of those that stand for the others: every run of the tests has them, in process; all
-        others are left to the slow tests.
-      on_ray: it is one of those of the usual ones that every run also has on Ray actors, because of what
-        crosses processes, or is kept by them; the slow tests have all usual ones there.
-    """
+    """An entry of the table; ``case`` makes the case when its test runs."""
 
     name: str
     case: Callable[[], Case]
-    usual: bool
-    on_ray: bool
 
 
-def program(
-    variants: Any = None, on_ray: bool | Collection[str] = False, usual: bool | Collection[str] = False
-) -> Callable[[Callable[..., Case]], tuple[Program, ...]]:
+def program(variants: Any = None) -> Callable[[Callable[..., Case]], tuple[Program, ...]]:
     """Makes entries of a function that returns a case: one, or one for each of the variants.
 
     Args:
-      variants: what to call the function with, by name; or names alone.
-      on_ray, usual: of all the entries, or the names of the variants for which it holds. What is on Ray is
-        usual, too.
+      variants: the argument of each call of the function, by the variant's name; or names alone.
     """
-
-    def entry(name: str, variant: str, case: Callable[[], Case]) -> Program:
-        runs_on_ray, is_usual = (
-            chosen if isinstance(chosen, bool) else variant in chosen for chosen in (on_ray, usual)
-        )
-        return Program(name, case, runs_on_ray or is_usual, runs_on_ray)
 
     def entries(function: Callable[..., Case]) -> tuple[Program, ...]:
         name = function.__name__
         if variants is None:
-            return (entry(name, name, function),)
+            return (Program(name, function),)
         arguments = variants if isinstance(variants, Mapping) else {str(v): v for v in variants}
         return tuple(
-            entry(f"{name}[{variant}]", variant, partial(function, argument))
+            Program(f"{name}[{variant}]", partial(function, argument))
             for variant, argument in arguments.items()
         )
 

@@ -119,7 +119,7 @@ class Classifier(eqx.Module):
         return self.head(x)
 
 
-@program(usual=True)
+@program()
 def equinox_filtered_model_and_optimizer():
     """Marks under ``vmap``; the gradient of a whole model, and what is no array put back in every step."""
     optimizer = optax.adamw(1e-2, eps=1e-3)
@@ -163,7 +163,7 @@ class NnxClassifier(nnx.Module):
         return self.head(self.dropout(x))
 
 
-@program(usual=True)
+@program()
 def nnx_with_an_optimizer_and_metrics():
     """All that a microbatch changes but the parameters is carried: statistics, counts of keys, metrics."""
     model = NnxClassifier(nnx.Rngs(0))
