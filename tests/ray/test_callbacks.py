@@ -120,6 +120,7 @@ def test_what_runs_only_here_is_refused_naming_its_lines(four_groups):
         assert f"{name} at {__file__}:" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_groups_of_several_processes_call_once_with_the_whole_value(two_process_groups):
     seen = []
 

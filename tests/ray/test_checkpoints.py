@@ -47,6 +47,7 @@ def writing_held_up(runtime, monkeypatch):
         yield wait_until_writing
 
 
+@pytest.mark.slow
 def test_processes_write_their_shards_and_other_groups_read_them(two_process_groups, four_groups, tmp_path):
     step = compiled(two_process_groups, mpmd.Std1F1B(2), sharded=True)
     state, _ = step(initial_state(), tokens())

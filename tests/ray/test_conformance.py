@@ -14,7 +14,6 @@ CROSSING = (
     "data_parallel_transformer[FSDP]",
     "calls_that_feed_one_another[recycling]",
     "auxiliary_output_concatenated_and_reduced[weights]",
-    "slices_of_attention[of equal work]",
 )
 """Programs with what crosses processes, or is kept by them."""
 

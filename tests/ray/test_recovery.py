@@ -462,6 +462,7 @@ def test_groups_share_a_place_and_get_their_own_back_on_request(recovering_mesh,
     assert "moved (shrunk) group 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_process_that_is_told_to_end_is_replaced_before(local_ray):
     """Its node is the only one, so the group stays there."""
     recovery = Recovery(every=4, max_failures=1)

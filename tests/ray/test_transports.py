@@ -27,7 +27,7 @@ SOON = 20
 """Seconds within which a failure ends all waiting, also on a busy machine."""
 
 
-@pytest.fixture(scope="module", params=["object_store", pytest.param("network", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["network", "object_store"])
 def mesh(local_ray, request):
     """Two groups of two devices, without shared memory, which the other tests' meshes use."""
     shape = {"stage": 2, "fsdp": 2}
@@ -56,6 +56,7 @@ def test_groups_of_a_node_share_memory(two_groups, four_groups):
         assert len(mesh.transports) == mesh.mpmd_dim * (mesh.mpmd_dim - 1) // 2
 
 
+@pytest.mark.slow
 def test_training_matches_plain_jax(mesh):
     assert_training_matches(mesh)
 

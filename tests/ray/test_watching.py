@@ -60,6 +60,7 @@ def shown_by_ray(function, name):
         time.sleep(0.5)
 
 
+@pytest.mark.slow
 def test_steps_and_memory_are_in_rays_metrics(two_groups):
     def shown_step(*arguments):
         return TRAIN_STEP(*arguments)

@@ -17,7 +17,7 @@ def make_state(key):
     return init(params, SGD)
 
 
-@pytest.mark.usual("two_process_groups")
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["two_groups", "two_process_groups"])
 def test_state_is_made_and_averaged_on_the_groups(mesh, request, monkeypatch):
     mesh = request.getfixturevalue(mesh)
