@@ -60,7 +60,7 @@ embedding_before_the_loop
 parameters_of_half_precision[bfloat16]
 trained_with[one rate per kind]
 scanned_layers_with[clipped adamw]
-layers_taken_by_a_counter[fori_loop]
+integers_that_come_to_depend_on_the_data[halting]
 """.strip().splitlines()
 
 
