@@ -1,4 +1,4 @@
-"""The numbers of a run in Ray's metrics, which Ray's dashboard and Prometheus show.
+"""The numbers of a run in Ray's metrics, which Prometheus collects and Grafana draws.
 
 What the driver has counted of steps, memory and recoveries enters; values of Ray's gauges and counters leave.
 ``launch`` starts one ``RunMetrics`` for each mesh. ``docs/watching.md`` has the names, and a query for each.

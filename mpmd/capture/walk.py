@@ -97,7 +97,7 @@ class _Walker:
     def __init__(self, submesh: AbstractMesh):
         self._submesh = submesh
         self._functions: dict[Hashable, Callable] = {}
-        self._function = functools.cache(self._compiled)
+        self._compiled_once = functools.cache(self._compiled)
         self.count = 0
         self.origins: list[Origin] = []
         self.skipped: dict[tuple[Source, str], None] = {}
@@ -127,7 +127,7 @@ class _Walker:
     def _evaluate(self, eqn: JaxprEqn, values: list[Value], path: Path) -> Sequence[Value]:
         if eqn.primitive.name in _IDENTITIES:
             return values
-        if (function := _function(eqn)) is not None:
+        if (function := _called_function(eqn)) is not None:
             return self.run(function, values, path)
         match eqn.primitive.name:
             case "scan" if eqn.params["length"]:  # without iterations, only its types say what it stacks
@@ -148,7 +148,7 @@ class _Walker:
         if len(arrays) < len(values):
             return unknown
         try:
-            results = list(map(np.asarray, self._function(eqn)(*arrays)))
+            results = list(map(np.asarray, self._compiled_once(eqn)(*arrays)))
         except Exception as error:  # whatever it is, the other equations may name the fault
             self.skipped[source, f"{type(error).__name__}: {error}".splitlines()[0]] = None
             return unknown
@@ -190,7 +190,10 @@ class _Walker:
     def _origin(
         self, source: Source, values: Sequence[Value], results: Sequence[np.ndarray], path: Path
     ) -> Origin | None:
-        """The origin of NaNs and infinities in results; ``None``: an operand of the task, or a constant."""
+        """Returns the equation that made the NaNs and infinities in results.
+
+        ``None`` if all are finite, or if an operand of the task or a constant explains them.
+        """
         num_nans, num_infs = np.sum([count_nonfinite(result) for result in results] or [(0, 0)], axis=0)
         if not num_nans and not num_infs:
             return None
@@ -272,7 +275,7 @@ def _constant(value: Any, atom: Atom) -> Value:
     return Value(np.asarray(encode(value) if is_key(atom.aval) else value, raw(atom.aval).dtype))
 
 
-def _function(eqn: JaxprEqn) -> ClosedJaxpr | None:
+def _called_function(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The function that an equation does nothing but call, or compute again for a backward."""
     if is_remat(eqn):
         return closed(eqn.params["jaxpr"])

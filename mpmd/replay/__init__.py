@@ -21,6 +21,11 @@ _OF_RECORDS = ("Evaluation", "Origin", "Range")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Evaluated":
+        raise AttributeError(
+            "there is no mpmd.replay.Evaluated any more: the driver evaluates a task's equations when it "
+            "captures the task, and load(DIR).record.evaluation has what it found"
+        )
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "record" if name in _OF_RECORDS else "captured_task"

@@ -31,9 +31,10 @@ def read_task(directory: Path) -> TaskRecord:
     if isinstance(data, dict) and data.get("format") != FORMAT:
         versions = data.get("versions")
         writer = versions.get("mpmd") if isinstance(versions, dict) else None
+        of_writer = f", which mpmd {shown(writer)} wrote," if writer else ""
         raise ValueError(
-            f"{path} has the format {shown(data.get('format'))}, which mpmd {shown(writer)} wrote, and this "
-            f"version of mpmd reads format {FORMAT}: replay it with that version, or capture the task again"
+            f"{path} has the format {shown(data.get('format'))}{of_writer} and this version of mpmd reads "
+            f"format {FORMAT}: replay it with the version that wrote it, or capture the task again"
         )
     with naming(path):
         record: TaskRecord = JSON.load(TaskRecord, data)

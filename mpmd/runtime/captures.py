@@ -59,7 +59,7 @@ class TaskWriter(Protocol):
 
 
 class Captures:
-    """The captures of a mesh: who writes the tasks of a program, and where those go that fail.
+    """The captures of a mesh: the writer of each program's tasks, and the directory for tasks that fail.
 
     Attributes:
       directory: where tasks that fail are written; ``None``: nowhere.
@@ -75,7 +75,7 @@ class Captures:
         self._writers: weakref.WeakValueDictionary[int, TaskWriter] = weakref.WeakValueDictionary()
 
     def add(self, program: int, writer: TaskWriter) -> None:
-        """Remembers the writer of a program's tasks, as long as that is held elsewhere."""
+        """Remembers the writer of a program's tasks while the loaded step holds it."""
         self._writers[program] = writer
 
     def claim(self) -> Path | None:

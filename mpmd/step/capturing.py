@@ -22,10 +22,10 @@ from mpmd.validation import int_fault, path_fault, raise_faults, str_fault
 
 
 def check_capture(plan: Plan, task: str, to: str | os.PathLike[str], mpmd_idx: int | None) -> int:
-    """The group that runs the task that ``step.capture`` names. Raises for arguments that are not valid.
+    """Checks the arguments of ``step.capture``, and returns the group that runs the task.
 
     Args:
-      plan: that of the whole mesh.
+      plan: of the whole mesh.
       mpmd_idx: the group, if the caller has named it; by default the first that runs the task.
     """
     raise_faults(

@@ -273,8 +273,8 @@ MUTANTS = (
     Mutant(
         "attribution-common-delay",
         "mpmd/attribution/gaps.py",
-        "differences = self.accounts[waited].minus(of_before)",
-        "differences = self.accounts[waited]",
+        "differences = accounts.accounts[waited].minus(of_before)",
+        "differences = accounts.accounts[waited]",
         "blames a delay that the waiting group has had, too",
     ),
     Mutant(

@@ -72,7 +72,7 @@ def _faults_of_scan(scan: JaxprEqn, counting_outside: Set[Var]) -> Iterator[str]
     roles = scan_operands(scan)
     before, after = body.invars[roles.carry], body.outvars[: roles.num_carry]
     made_by = {var: eqn for eqn in eqns for var in eqn.outvars}
-    counting = {var for var, atom in zip(before, after, strict=True) if _steps(var, atom, made_by)}
+    counting = {var for var, atom in zip(before, after, strict=True) if _is_counter(var, atom, made_by)}
     scanned = zip(body.invars[roles.xs], scan.invars[roles.xs], strict=True)
     counting |= {var for var, atom in scanned if is_among(atom, counting_outside)}
     unchanged = {var for var, atom in zip(before, after, strict=True) if atom is var}
@@ -84,7 +84,7 @@ def _faults_of_scan(scan: JaxprEqn, counting_outside: Set[Var]) -> Iterator[str]
             yield from (_fault(scan, eqn) for index in eqn.invars[1:] if is_among(index, counting))
 
 
-def _steps(before: Var, after: Atom, made_by: Mapping[Var, JaxprEqn]) -> bool:
+def _is_counter(before: Var, after: Atom, made_by: Mapping[Var, JaxprEqn]) -> bool:
     """Whether a carried value is a counter: each iteration adds the same number to it."""
     if isinstance(after, Literal) or after not in made_by:
         return False
