@@ -255,7 +255,7 @@ def test_processes_that_a_leader_starts_end_with_it(tmp_path):
 # Plans by hand.
 
 
-@pytest.mark.usual("U-Net")
+@pytest.mark.usual("uneven MLP")
 @pytest.mark.parametrize(
     "model",
     [u_net(4, 8, 4), large_vocabulary(2, 8, 2, 4, 32, rows=4), mlp((4, 8, 16, 4), rows=4)],

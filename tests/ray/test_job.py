@@ -75,13 +75,25 @@ def answers(address):
 
 
 @pytest.mark.timeout(300)
-def test_an_example_runs_as_a_job(tmp_path_factory):
+@pytest.mark.parametrize(
+    ("entrypoint", "said"),
+    [
+        (["-m", "cluster.trial", "ray"], "computes what jax.jit computes"),
+        pytest.param(
+            ["examples/nabla_gpipe.py", "--ray"],
+            "the gradients of the pipeline are those of JAX",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["trial", "example"],
+)
+def test_a_program_runs_as_a_job(tmp_path_factory, entrypoint, said):
     # Ray's sockets need a short path.
     directory = tmp_path_factory.mktemp("job")
     with head_node(directory) as address:
-        done = submit(address, sys.executable, "examples/nabla_gpipe.py", "--ray")
+        done = submit(address, sys.executable, *entrypoint)
     assert done.returncode == 0, done.stdout + done.stderr + (directory / "head.log").read_text()
-    assert "the gradients of the pipeline are those of JAX" in done.stdout
+    assert said in done.stdout
     assert "succeeded" in done.stdout
 
 
