@@ -27,11 +27,27 @@ def over(numbers, take):
 
 
 def counted_in_the_carry(w, x):
+    one = jnp.ones((), int)
+
     def body(carry, _):
         h, i = carry
-        return (layer(w[i], h), i - 1), None
+        return (layer(w[i], h), i - one), None
 
     return lax.scan(body, (x, LAYERS - 1), None, LAYERS)[0][0]
+
+
+def of_each_layer(change, numbers=None):
+    """Scans over the weights and the numbers of layers; ``change`` reads something by the number."""
+
+    def model(w, x):
+        each = w, jnp.arange(LAYERS) if numbers is None else numbers
+        return lax.scan(lambda h, each: (layer(each[0], change(h, each[1])), None), x, each)[0]
+
+    return model
+
+
+def drawn(i, *sizes):
+    return jax.random.randint(jax.random.fold_in(jax.random.key(1), i), (2,), *sizes)
 
 
 REFUSED = {
@@ -53,6 +69,23 @@ REFUSED = {
     "a layer under remat": lambda w, x: lax.fori_loop(
         0, LAYERS, jax.checkpoint(lambda i, h: layer(w[i], h)), x
     ),
+    "another order": over(np.array([0, 2, 1, 3]), lambda w, i: w[i]),
+    "a cast before": lambda w, x: lax.fori_loop(
+        0, LAYERS, lambda i, h: layer(w.astype(jnp.bfloat16)[i].astype(jnp.float32), h), x
+    ),
+    "integers": lambda w, x: lax.fori_loop(
+        0, LAYERS, lambda i, h: layer(jnp.asarray(TABLE.astype(np.int8))[i] + w[0] * 0, h), x
+    ),
+    "weights that change": lambda w, x: lax.fori_loop(
+        0, LAYERS, lambda i, c: (c[0].at[i].multiply(0.5), layer(c[0][i], c[1])), (w, x)
+    )[1],
+    "rows that are written": lambda w, x: jnp.sum(
+        lax.scan(
+            lambda c, each: ((layer(each[0], c[0]), c[1].at[each[1]].set(c[0])), None),
+            (x, jnp.zeros((LAYERS, *x.shape))),
+            (w, jnp.arange(LAYERS)),
+        )[0][1]
+    ),
 }
 
 SERVED = {
@@ -68,6 +101,11 @@ SERVED = {
     "rows that the data says": lambda w, x: lax.scan(
         lambda h, each: (layer(each, h + jnp.asarray(TABLE)[jnp.argmax(h[0])][0]), None), x, w
     )[0],
+    "a rate of each layer": of_each_layer(lambda h, i: h * jnp.linspace(0, 1, LAYERS)[i]),
+    "one of two tables": of_each_layer(lambda h, i: h @ jnp.asarray(TABLE)[:2][i % 2]),
+    "a kind of each layer": of_each_layer(lambda h, i: h @ jnp.asarray(TABLE)[i], np.array([0, 1, 0, 1])),
+    "rows that are drawn": of_each_layer(lambda h, i: h + jnp.asarray(TABLE)[drawn(i, 0, LAYERS), 0]),
+    "layers that are shared": over(jnp.arange(LAYERS), lambda w, i: jnp.asarray(TABLE)[i % 2] + w[0] * 0),
     "a loop within a layer": lambda w, x: lax.scan(lambda h, each: (layer(each, smoothed(h)), None), x, w)[0],
 }
 
