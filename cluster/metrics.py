@@ -6,6 +6,7 @@ What the driver has counted of steps, memory and recoveries enters; values of Ra
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import uuid
@@ -17,7 +18,9 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from cluster.driver.ray_session import RaySession
 from cluster.recovery.report import RecoveryReport
-from mpmd.runtime.step_meter import StepMeter, StepMeters
+from mpmd.runtime.step_meter import StepMeter, StepMeters, StepTotals
+
+_logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 5.0
 """Seconds between two reports. Ray forgets a gauge that is not set again within 20 s."""
@@ -47,7 +50,8 @@ class RunMetrics:
     """Reports the steps, memory and recoveries of one mesh to Ray.
 
     A thread of the driver reports what the driver counts anyway: it asks the groups nothing, and no step
-    waits for it. Where Ray's metrics agent does not run, the reports are lost, and the run goes on.
+    waits for it. Where Ray's metrics agent does not run, the reports are lost, and the run goes on. An error
+    of Ray's metrics is logged, and ends the reports but not the run.
 
     Args:
       meters: count the steps of the mesh's functions.
@@ -69,8 +73,7 @@ class RunMetrics:
             "mpmd_recovery_seconds", "Seconds of a recovery, by phase.", _BOUNDARIES, ("run", "phase")
         )
         self._replayed = Counter("mpmd_replayed_steps", "Steps that were run again.", ("run",))
-        self._reported: weakref.WeakKeyDictionary[StepMeter, tuple[float, ...]]
-        self._reported = weakref.WeakKeyDictionary()
+        self._reported: dict[str, StepTotals] = {}  # by the function's name
         self._reported_recoveries = 0
         self._session = RaySession()
         self._ended = threading.Event()
@@ -89,26 +92,42 @@ class RunMetrics:
 
     def _serve(self, runtime: weakref.ref[object]) -> None:
         is_last = False
-        while not is_last and self._session.is_connected:
+        while not is_last:
             is_last = self._ended.wait(REPORT_SECONDS) or runtime() is None
-            self.report()
+            if not self._session.is_connected:  # Ray would count the run in the next session
+                return
+            try:
+                self.report()
+            except Exception:
+                if self._session.is_connected:  # else Ray was shut down during the report
+                    _logger.exception("The run goes on, but is no longer reported to Ray's metrics")
+                return
 
     def report(self) -> None:
         """Sets all gauges, and adds to the counters the steps and recoveries since the last report."""
+        for totals in self._meters.totals():
+            self._report_steps(totals)
         for meter in sorted(self._meters.all(), key=lambda meter: meter.counts().last_end):
-            self._report_steps(meter)  # a group's memory is set last by the function that has run last
+            self._report_gauges(meter)  # a group's memory is set last by the function that has run last
         for report in self._recoveries[self._reported_recoveries :]:
             self._report_recovery(report)
 
-    def _report_steps(self, meter: StepMeter) -> None:
+    def _report_steps(self, totals: StepTotals) -> None:
+        labels = {**self._run, "function": totals.name}
+        before = self._reported.get(totals.name, StepTotals(totals.name))
+        increases = (
+            totals.ended - before.ended,
+            totals.failed - before.failed,
+            totals.driver_seconds - before.driver_seconds,
+        )
+        for counter, increase in zip(self._step_counters, increases, strict=True):
+            if increase > 0:
+                counter.inc(increase, labels)
+        self._reported[totals.name] = totals
+
+    def _report_gauges(self, meter: StepMeter) -> None:
         counts = meter.counts()
         labels = {**self._run, "function": counts.name}
-        totals = (counts.ended, counts.failed, counts.driver_seconds)
-        before = self._reported.get(meter, (0, 0, 0.0))
-        for counter, total, reported in zip(self._step_counters, totals, before, strict=True):
-            if total > reported:
-                counter.inc(total - reported, labels)
-        self._reported[meter] = totals
         self._under_way.set(counts.under_way, labels)
         if counts.seconds_per_step is not None:
             self._step_seconds.set(counts.seconds_per_step, labels)

@@ -1,7 +1,8 @@
 """Counts the steps of each function on the driver, by the replies of groups that it waits for anyway.
 
-Calls and ends of steps enter from ``mpmd/step/``; ``StepCounts``, and ``StepEnd`` for listeners, leave to
-``mpmd.metrics`` and ``cluster/metrics.py``. A step costs two readings of the clock; groups are asked nothing.
+Calls and ends of steps enter from ``mpmd/step/``; ``StepCounts`` and ``StepTotals``, and ``StepEnd`` for
+listeners, leave to ``mpmd.metrics`` and ``cluster/metrics.py``. A step costs two readings of the clock;
+groups are asked nothing.
 """
 
 from __future__ import annotations
@@ -92,6 +93,31 @@ class StepCounts:
     memory: Mapping[int, MemoryUse]
 
 
+@dataclasses.dataclass
+class StepTotals:
+    """The numbers of a function that only grow. They refer to no meter, and outlive it.
+
+    Attributes:
+      name: of the function.
+      ended: how many steps have ended well.
+      failed: how many have failed.
+      driver_seconds: as in ``StepCounts``.
+    """
+
+    name: str
+    ended: int = 0
+    failed: int = 0
+    driver_seconds: float = 0.0
+
+    def __add__(self, other: StepTotals) -> StepTotals:
+        return StepTotals(
+            self.name,
+            self.ended + other.ended,
+            self.failed + other.failed,
+            self.driver_seconds + other.driver_seconds,
+        )
+
+
 class StepMeter:
     """Counts all steps of a function, for any shapes. Thread-safe.
 
@@ -105,8 +131,9 @@ class StepMeter:
         self._mesh = weakref.ref(mesh)
         self._changed = threading.Condition()
         self._listeners: tuple[Listener, ...] = ()
-        self._begun = self._ended = self._failed = 0
-        self._last_end = self._driver_seconds = 0.0
+        self.totals = StepTotals(name)
+        self._begun = 0
+        self._last_end = 0.0
         self._recent: collections.deque[float] = collections.deque(maxlen=RECENT + 1)
         self._memory: Mapping[int, MemoryUse] = {}
         self._memory_asked = float("-inf")
@@ -154,7 +181,7 @@ class StepMeter:
         with self._changed:
             now = time.perf_counter()
             if self._last_end and not self._under_way:
-                self._driver_seconds += now - self._last_end
+                self.totals.driver_seconds += now - self._last_end
             self._begun += 1
         return functools.partial(self._end, now, bytes_sent() if self._listeners else 0)
 
@@ -163,9 +190,9 @@ class StepMeter:
         with self._changed:
             now = self._last_end = time.perf_counter()
             if has_failed:
-                self._failed += 1
+                self.totals.failed += 1
             else:
-                self._ended += 1
+                self.totals.ended += 1
                 self._recent.append(now)
             for listener in self._listeners:
                 listener.add(StepEnd(begun, now, has_failed, bytes_sent))
@@ -175,7 +202,7 @@ class StepMeter:
         """Waits until all steps that were called have ended."""
         with self._changed:
             begun = self._begun
-            self._changed.wait_for(lambda: self._ended + self._failed >= begun)
+            self._changed.wait_for(lambda: self.totals.ended + self.totals.failed >= begun)
 
     def asks_for_memory(self) -> bool:
         """Whether the next step's replies are to have the memory: once in ``MEMORY_SECONDS``."""
@@ -201,32 +228,56 @@ class StepMeter:
             recent = list(self._recent)
             return StepCounts(
                 name=self.name,
-                ended=self._ended,
-                failed=self._failed,
+                ended=self.totals.ended,
+                failed=self.totals.failed,
                 under_way=self._under_way,
                 seconds_per_step=(recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None,
-                driver_seconds=self._driver_seconds,
+                driver_seconds=self.totals.driver_seconds,
                 last_end=self._last_end,
                 memory=self._memory,
             )
 
     @property
     def _under_way(self) -> int:
-        return self._begun - self._ended - self._failed
+        return self._begun - self.totals.ended - self.totals.failed
 
 
 class StepMeters:
-    """The meters of a mesh's functions that are in use, in the order of their first load. Thread-safe."""
+    """The meters of a mesh's functions, in the order of their first load. Thread-safe.
+
+    Meters are not kept alive. The steps of dropped functions are kept in one sum for each name, so that a
+    program which makes and drops one function after the other keeps nothing more for each, read or not.
+    """
 
     def __init__(self) -> None:
-        self._adding = threading.Lock()
-        self._meters: tuple[weakref.ref[StepMeter], ...] = ()
+        self._lock = threading.Lock()
+        self._meters: dict[weakref.ref[StepMeter], StepTotals] = {}
+        self._dropped: dict[str, StepTotals] = {}
 
     def add(self, meter: StepMeter) -> None:
         """Adds a meter, unless it is there."""
-        with self._adding:
-            self._meters = tuple(weakref.ref(each) for each in dict.fromkeys([*self.all(), meter]))
+        with self._lock:
+            self._sum_dropped()
+            self._meters.setdefault(weakref.ref(meter), meter.totals)
 
     def all(self) -> list[StepMeter]:
         """Returns the meters of steps that somebody still holds."""
-        return [meter for known in self._meters if (meter := known()) is not None]
+        with self._lock:
+            return [meter for known in self._meters if (meter := known()) is not None]
+
+    def totals(self) -> list[StepTotals]:
+        """Returns the sum of all functions with the same name, one for each name, with dropped functions."""
+        with self._lock:
+            self._sum_dropped()
+            sums = dict(self._dropped)
+            for totals in self._meters.values():
+                _add_to(sums, totals)
+            return list(sums.values())
+
+    def _sum_dropped(self) -> None:
+        for known in [known for known in self._meters if known() is None]:
+            _add_to(self._dropped, self._meters.pop(known))
+
+
+def _add_to(sums: dict[str, StepTotals], totals: StepTotals) -> None:
+    sums[totals.name] = sums.get(totals.name, StepTotals(totals.name)) + totals

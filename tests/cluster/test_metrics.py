@@ -1,9 +1,12 @@
 """The numbers of a run, as they are reported to Ray."""
 
+import time
+import weakref
 from concurrent.futures import Future
 
 import pytest
 
+from cluster import metrics
 from cluster.metrics import RunMetrics
 from cluster.recovery import RecoveryReport
 from mpmd.runtime import step_meter
@@ -68,6 +71,56 @@ def test_steps_are_reported_by_function_and_added_once(run):
     run.step(train, 105, 106)
     run.metrics.report()
     assert run.sums("steps_total") == {("train",): 3}
+
+
+def test_steps_of_dropped_functions_are_reported_once(run):
+    for begun in (100, 200):
+        train = run.function("train")
+        run.step(train, begun, begun + 1)
+        run.metrics.report()
+        run.step(train, begun + 3, begun + 4)
+        run.step(train, begun + 4, begun + 5, has_failed=True)
+        del train
+    kept = run.function("train")
+    run.step(kept, 300, 301)
+    for _ in range(2):
+        run.metrics.report()
+    assert run.sums("steps_total") == {("train",): 5}
+    assert run.sums("failed_steps_total") == {("train",): 2}
+    assert run.sums("driver_seconds_total") == {("train",): 4}
+
+
+def test_totals_of_dropped_functions_are_not_kept_one_by_one(run):
+    dropped = [weakref.ref(run.function("train").totals) for _ in range(3)]
+    run.function("evaluate")
+    assert [totals() for totals in dropped] == [None] * 3
+
+
+def test_nothing_is_reported_after_the_connection_has_ended(run, monkeypatch):
+    train = run.function("train")
+    run.step(train, 100, 101)
+    run.metrics.start(run)
+    time.sleep(0.05)  # the thread waits for the next report
+    monkeypatch.setattr(metrics.RaySession, "is_connected", False)
+    run.metrics.close()
+    assert run.sums("steps_total") == {}
+
+
+def test_an_error_of_rays_metrics_is_logged_once_and_ends_the_reports(run, monkeypatch, caplog):
+    def refuse(*arguments):
+        raise ValueError("refused")
+
+    train = run.function("train")
+    run.step(train, 100, 101)
+    monkeypatch.setattr(Metric, "inc", refuse)
+    monkeypatch.setattr(metrics, "REPORT_SECONDS", 0.01)
+    run.metrics.start(run)
+    end = time.monotonic() + 10
+    while not caplog.records and time.monotonic() < end:
+        time.sleep(0.01)
+    run.metrics.close()  # would report once more
+    (record,) = caplog.records
+    assert record.message.startswith("The run goes on") and str(record.exc_info[1]) == "refused"
 
 
 def test_memory_is_of_the_function_that_has_run_last(run):

@@ -303,7 +303,7 @@ def test_the_counts_of_a_function(mesh, step):
     assert step.meter in mesh.runtime.meters.all()
 
 
-def test_a_function_that_is_dropped_is_counted_no_more(mesh):
+def test_the_meter_of_a_function_that_is_dropped_is_dropped(mesh):
     gc.collect()  # functions of earlier tests
     number = len(mesh.runtime.meters.all())
     other = mpmd.jit(lambda x: x + 1, mesh)
