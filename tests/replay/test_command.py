@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import io
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -135,6 +136,31 @@ def written(archive, name, array):
     archive.writestr(f"{name}.npy", content.getvalue())
 
 
+def with_header(text):
+    """Writes each array behind a header of numpy's format with this text, whatever it is."""
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    return of_another_archive(lambda a, n, v: a.writestr(f"{n}.npy", content + v.tobytes()))
+
+
+def with_low(number):
+    """An evaluation with an origin, the least element of whose operand is ``number``."""
+    operand = {"dtype": "float32", "shape": [], "low": number, "high": 0, "num_nans": 0, "num_infs": 0}
+    source = {"primitive": "log", "line": "", "scope": ""}
+    first = {"kind": "NaN", "number": 0, "path": [], "source": source, "operands": [operand], "results": []}
+    return {"first": first, "reaches_result": True, "others": [], "skipped": [], "count": 1}
+
+
+HEADERS = [
+    b"{[]: 1}",
+    b"{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}",
+    b"{'descr': '<f4', 1: False, 'shape': (1,)}",
+    b"{('a'",
+    b"'''abc",
+    b"-" * 9000 + b"1",
+]
+"""Texts on which numpy's reader of headers fails in different ways."""
+
+
 def with_compression(archive, name, array):
     archive.writestr(f"{name}.npy", bytes(2**20), zipfile.ZIP_DEFLATED)
 
@@ -185,6 +211,8 @@ BOMB = bytes(2**26 + 1)
         (changed("submesh", [["data", 0]]), "no group has the devices"),
         (changed("submesh", [["data", 10**30]]), "no group has the devices"),
         (changed("evaluation", 3), "task.json is damaged: evaluation"),
+        (changed("evaluation", with_low(10**400)), "first.operands[0].low: expected a number, not 1000"),
+        (changed("evaluation", with_low(math.nan)), "first.operands[0].low: expected a number, not nan"),
         (changed("not_exported", None), "task.json is damaged: not_exported"),
         (changed("spec", ["nowhere"]), "cannot run with JAX"),
         (changed("result_shape", [3, 3, 3]), "cannot run with JAX"),
@@ -197,6 +225,7 @@ BOMB = bytes(2**26 + 1)
         (of_another_archive(lambda a, n, v: written(a, n, v.astype(object))), "as task.json says"),
         (of_another_archive(lambda a, n, v: written(a, n, v[None])), "as task.json says"),
         (of_another_archive(lambda a, n, v: a.writestr(f"{n}.npy", b"#!")), "inputs.npz is damaged"),
+        *((with_header(text), "as task.json says") for text in HEADERS),
         (rewritten("task.mlir", lambda data: BOMB), "it has more than 64 MiB"),
         (rewritten("task.mlir", lambda data: data[: len(data) // 2]), "cannot run with JAX"),
         (rewritten("task.mlir", lambda data: b""), "cannot run with JAX"),
