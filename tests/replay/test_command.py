@@ -193,7 +193,7 @@ BOMB = bytes(2**26 + 1)
     ("change", "message"),
     [
         (changed("format", 4), "has the format 4, which mpmd '"),
-        (changed("format", 2), "replay it with that version, or capture the task again"),
+        (changed("format", 2), "replay it with the version that wrote it, or capture"),
         (without("task.json"), "is no directory of a captured task"),
         (without("inputs.npz"), "inputs.npz: No such file"),
         (without("results.npz"), "results.npz: No such file"),
