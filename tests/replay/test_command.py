@@ -53,6 +53,16 @@ def test_a_task_with_a_nan(capsys, with_nan):
     assert code == 1 and json.loads(text)["evaluation"]["first"]["kind"] == "NaN"
 
 
+def test_a_walk_that_has_stopped_is_said_to_have(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("mpmd.capture.walk._MOST_SECONDS", 0)
+    with pytest.raises(NonFiniteError):
+        run(optimizer(), tmp_path)
+    code, text, _ = replay(capsys, next(tmp_path.iterdir()))
+    assert code == 0 and "0 equations were evaluated" in text
+    assert "stopped after 0 s; what follows was not evaluated either" in text
+    assert "no equation that was evaluated makes a NaN" in text
+
+
 def test_two_machines_with_the_same_bits_and_with_others(capsys, small, tmp_path):
     task, digests = small[0] / "fwd_0__1", tmp_path / "digests.json"
     assert replay(capsys, task, "--digests", digests)[0] == 0
