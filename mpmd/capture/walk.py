@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,9 @@ _IDENTITIES = frozenset({"sharding_constraint", "layout_constraint", "reshard", 
 _MOST_OTHERS = 10
 """The most origins besides the first that an ``Evaluation`` lists."""
 
+_MOST_SECONDS = 30
+"""The time for the equations of one task: the step's caller gets the error of the task afterwards."""
+
 Path = tuple[str, ...]
 """An equation, and the loops, branches and calls around it."""
 
@@ -60,7 +64,7 @@ UNKNOWN = Value(None)
 def walk(
     jaxpr: Jaxpr, arrays: Sequence[np.ndarray | None], submesh: AbstractMesh, is_passed_on: Sequence[bool]
 ) -> Evaluation:
-    """Evaluates a task.
+    """Evaluates a task, for ``_MOST_SECONDS`` and the equation that is then under way.
 
     Args:
       arrays: the operands; ``None`` for a lost one. Typed keys are the integers inside.
@@ -91,11 +95,14 @@ class _Walker:
     Attributes:
       count: the number of equations that were evaluated, each as often as it was.
       origins: the equations that have made a NaN or an infinity, also one that no result has.
-      skipped: the equations that could not be evaluated, each with the reason.
+      skipped: the equations that could not be evaluated, each with the reason; last the equation before
+        which the time ended, if it has.
     """
 
     def __init__(self, submesh: AbstractMesh):
         self._submesh = submesh
+        self._end = time.monotonic() + _MOST_SECONDS
+        self._has_stopped = False
         self._functions: dict[Hashable, Callable] = {}
         self._compiled_once = functools.cache(self._compiled)
         self.count = 0
@@ -124,7 +131,17 @@ class _Walker:
                     table.pop(var, None)
         return list(map(value_of, jaxpr.outvars))
 
+    def _stops(self, eqn: JaxprEqn) -> bool:
+        """Whether the time has ended before an equation, or before the next iteration of a loop."""
+        if not self._has_stopped and time.monotonic() >= self._end:
+            self._has_stopped = True
+            reason = f"stopped after {_MOST_SECONDS} s; what follows was not evaluated either"
+            self.skipped[_source(eqn), reason] = None
+        return self._has_stopped
+
     def _evaluate(self, eqn: JaxprEqn, values: list[Value], path: Path) -> Sequence[Value]:
+        if self._stops(eqn):
+            return [UNKNOWN] * len(eqn.outvars)
         if eqn.primitive.name in _IDENTITIES:
             return values
         if (function := _called_function(eqn)) is not None:
@@ -140,7 +157,7 @@ class _Walker:
 
     def _single(self, eqn: JaxprEqn, values: Sequence[Value], path: Path) -> list[Value]:
         unknown = [UNKNOWN] * len(eqn.outvars)
-        source = Source(eqn.primitive.name, line_of(eqn) or "", str(eqn.source_info.name_stack))
+        source = _source(eqn)
         if any(python_calls([eqn])):
             self.skipped[source, "it calls Python"] = None
             return unknown
@@ -226,6 +243,8 @@ class _Walker:
         rows: list[list[Value]] = []
         iterations = range(length)
         for i in reversed(iterations) if eqn.params["reverse"] else iterations:
+            if self._stops(eqn):
+                return [UNKNOWN] * len(eqn.outvars)
             arguments = [*consts, *carry, *(_row(stack, i) for stack in stacks)]
             results = self.run(eqn.params["jaxpr"], arguments, (*path, f"iteration {i} of {length}"))
             carry = results[: positions.num_carry]
@@ -249,7 +268,7 @@ class _Walker:
             here = (*path, f"iteration {i}")
             condition = [*of_condition, *carry]
             (is_on,) = self.run(eqn.params["cond_jaxpr"], condition, (*here, "condition"))
-            if is_on.array is None:
+            if is_on.array is None or self._stops(eqn):
                 return [UNKNOWN] * len(eqn.outvars)
             if not is_on.array:
                 break
@@ -263,6 +282,10 @@ def range_of(array: np.ndarray) -> Range:
     wide = wide[np.isfinite(wide)]
     low, high = (float(wide.min()), float(wide.max())) if wide.size else (None, None)
     return Range(str(array.dtype), array.shape, low, high, *count_nonfinite(array))
+
+
+def _source(eqn: JaxprEqn) -> Source:
+    return Source(eqn.primitive.name, line_of(eqn) or "", str(eqn.source_info.name_stack))
 
 
 def _value(array: np.ndarray, origin: Origin | None) -> Value:

@@ -103,7 +103,8 @@ class Evaluation:
         infinities.
       reaches_result: whether a result has NaNs or infinities that ``first`` makes.
       others: the next equations that make NaNs or infinities, ten at most.
-      skipped: the equations that could not be evaluated, each with the reason.
+      skipped: the equations that could not be evaluated, each with the reason; last the equation before
+        which the time for evaluating ended, if it has.
       count: the number of equations, each as often as it was evaluated.
     """
 

@@ -150,10 +150,11 @@ def _about_equations(evaluation: Evaluation) -> Iterator[str]:
     for source, reason in evaluation.skipped:
         yield f"  not {source.primitive} at {source.line or 'an unknown line'}: {reason}"
     first = evaluation.first
+    evaluated = " that was evaluated" if evaluation.skipped else ""
     if first is None:
-        yield "no equation makes a NaN or an infinity of finite numbers"
+        yield f"no equation{evaluated} makes a NaN or an infinity of finite numbers"
         return
-    where = "" if evaluation.reaches_result else ", which no result has"
+    where = "" if evaluation.reaches_result else f", which no result{evaluated} has"
     article = "an" if first.kind == "infinity" else "a"
     yield f"the first equation that makes {article} {first.kind}{where}:"
     yield from _place(first)

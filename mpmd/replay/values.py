@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import zipfile
@@ -63,12 +64,21 @@ def _array(archive: zipfile.ZipFile, value: ValueRecord) -> np.ndarray:
     if archive.getinfo(f"{value.name}.npy").compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{value.name} is compressed")
     with archive.open(f"{value.name}.npy") as member:
-        np.lib.format.read_magic(member)
-        shape, _, stored = np.lib.format.read_array_header_1_0(member)
+        header = _header(dtype, value.shape)
+        has_header = member.read(len(header)) == header
         raw = member.read(num_bytes + 1)
-    if (shape, stored.itemsize, len(raw)) != (value.shape, dtype.itemsize, num_bytes):
+    if not has_header or len(raw) != num_bytes:
         raise ValueError(f"{value.name} is no {value.dtype} of the shape {value.shape}, as {TASK} says")
-    return np.frombuffer(raw, dtype).reshape(shape)
+    return np.frombuffer(raw, dtype).reshape(value.shape)
+
+
+def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """The bytes before an array in a file of numpy. They are compared: numpy parses them as Python."""
+    file = io.BytesIO()
+    descr = np.lib.format.dtype_to_descr(dtype)
+    fields = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, fields)
+    return file.getvalue()
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

@@ -57,8 +57,9 @@ def write_named(
     if captured is not None:
         try:
             writer.write(fetch_kept(runtime, captured, error), Path(to))
-        except (OSError, RuntimeError) as fault:  # the caller has to get the state
-            text = f"step.capture: {captured.text} could not be written to {os.fspath(to)}: {fault}"
+        except Exception as fault:  # whatever it is, the caller has to get the state
+            reason = f"{type(fault).__name__}: {fault}"
+            text = f"step.capture: {captured.text} could not be written to {os.fspath(to)}: {reason}"
             warn_user(text, RuntimeWarning)
     if error is not None:
         future.reply(mpmd_idx)
@@ -86,28 +87,29 @@ def failure_capture(
         return None
     ended: Future[None] = Future()
     # Popped: the replies keep ``on_done`` as long as the step's arrays live, which must not keep the step.
-    needed = [(runtime, writer, replies, ended)]
+    needed = [(writer, runtime, replies, ended)]
 
     def on_done(has_failed: bool) -> None:
         arguments = needed.pop()
-        if has_failed:
-            threading.Thread(target=_write_failure, args=arguments, name="mpmd capture").start()
-        else:
+        if not has_failed:
             ended.set_result(None)
+            return
+        # Not a daemon, as the thread of a group is that may call this: Python aborts if it is in JAX at exit.
+        thread = threading.Thread(target=_write_failure, args=arguments, name="mpmd capture", daemon=False)
+        try:
+            thread.start()
+        except Exception as fault:  # no threads are left: whoever waits for the error has to get it
+            _give_up(*arguments[1:], fault)
 
     call_when_done(replies.values(), on_done)
     return ended
 
 
 def _write_failure(
-    runtime: Runtime, writer: TaskWriter, replies: Mapping[int, Future[StepReply]], ended: Future[None]
+    writer: TaskWriter, runtime: Runtime, replies: Mapping[int, Future[StepReply]], ended: Future[None]
 ) -> None:
     """Writes the task of the first group that has kept one, and notes its directory on the groups' errors."""
-    failed = [
-        (error, captured)
-        for reply in replies.values()
-        if (error := reply.exception()) is not None and (captured := captured_of(reply)) is not None
-    ]
+    failed = _failed(replies)
     try:
         directory = runtime.captures.claim() if failed else None
         for _, captured in failed[0 if directory is None else 1 :]:
@@ -121,9 +123,35 @@ def _write_failure(
             task = f"{captured.text} of group {captured.mpmd_idx}"
             _add_notes(failed, f"mpmd: {task} is in {path}; `mpmd replay {path}` runs it again")
     except Exception as fault:  # the step's own error is what its caller has to see
-        _add_notes(failed, f"mpmd: the task could not be captured: {type(fault).__name__}: {fault}")
+        _add_fault(failed, fault)
     finally:
         ended.set_result(None)
+
+
+def _give_up(
+    runtime: Runtime, replies: Mapping[int, Future[StepReply]], ended: Future[None], fault: Exception
+) -> None:
+    """Has the groups drop the tasks that they have kept, and notes on their errors why none was written."""
+    failed = _failed(replies)
+    try:
+        for _, captured in failed:
+            drop_kept(runtime, captured)
+        _add_fault(failed, fault)
+    finally:
+        ended.set_result(None)
+
+
+def _failed(replies: Mapping[int, Future[StepReply]]) -> list[tuple[BaseException, Captured]]:
+    """The error of each group that has kept the task with which it failed, and that task."""
+    return [
+        (error, captured)
+        for reply in replies.values()
+        if (error := reply.exception()) is not None and (captured := captured_of(reply)) is not None
+    ]
+
+
+def _add_fault(failed: Sequence[tuple[BaseException, Captured]], fault: Exception) -> None:
+    _add_notes(failed, f"mpmd: the task could not be captured: {type(fault).__name__}: {fault}")
 
 
 def _add_notes(failed: Sequence[tuple[BaseException, Captured]], text: str) -> None:

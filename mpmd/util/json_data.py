@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -77,7 +77,7 @@ class JsonFormat:
         if hint in self._texts:
             return self._load_text(hint, data, place)
         if hint in _PLAIN:
-            is_right = _is_plain(hint, data) and (hint is not float or math.isfinite(data))
+            is_right = _is_plain(hint, data) and (hint is not float or abs(data) <= sys.float_info.max)
             _check(is_right, _PLAIN[hint], data, place)
             return float(data) if hint is float else data
         origin, args = get_origin(hint), get_args(hint)

@@ -3,6 +3,7 @@
 import gc
 import re
 import stat
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -185,14 +186,42 @@ def test_a_task_that_cannot_be_written_is_a_note(mesh, tmp_path):
     assert "could not be captured: FileExistsError" in raised.value.__notes__[0]
 
 
-def test_the_state_is_returned_if_a_task_cannot_be_written(tmp_path, monkeypatch):
+def test_the_error_is_raised_where_no_thread_can_start(mesh, tmp_path, monkeypatch):
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    step = mpmd.jit(small_step, mesh).compile(*arguments())
+    with jax.debug_nans(True), monkeypatch.context() as patch:
+        patch.setattr("mpmd.step.capturing.threading.Thread.start", no_thread)
+        with pytest.raises(NonFiniteError) as raised:
+            float(step(*with_nan())[1])
+    assert "could not be captured: RuntimeError: can't start new thread" in raised.value.__notes__[0]
+    assert failed(tmp_path) == [] and _released(mesh, step)
+
+
+def test_the_exit_of_the_program_waits_for_the_task_to_be_written(mesh, tmp_path, monkeypatch):
+    """Python aborts at its end where a daemon thread is inside JAX."""
+    threads = []
+
+    def noted(*args):
+        threads.append(threading.current_thread())
+        return fetch_kept(*args)
+
+    monkeypatch.setattr("mpmd.step.capturing.fetch_kept", noted)
+    with jax.debug_nans(True), pytest.raises(NonFiniteError):
+        float(mpmd.jit(small_step, mesh)(*with_nan())[1])
+    assert [thread.daemon for thread in threads] == [False] and len(failed(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("error", [OSError, TypeError])
+def test_the_state_is_returned_if_a_task_cannot_be_written(tmp_path, monkeypatch, error):
     def full(path):
-        raise OSError("no space left")
+        raise error("no space left")
 
     monkeypatch.setattr("mpmd.capture.write._opened", full)
     with mesh_of(2) as mesh:
         step = mpmd.jit(small_step, mesh, donate_argnums=0).compile(*arguments())
-        with pytest.warns(RuntimeWarning, match="fwd_0__1 could not be written to .* no space left"):
+        with pytest.warns(RuntimeWarning, match=f"fwd_0__1 could not be .* {error.__name__}: no space left"):
             _, loss = step.capture(*arguments(), task="fwd_0__1", to=tmp_path / "task")
         assert np.isfinite(float(loss))
     assert list(tmp_path.iterdir()) == []

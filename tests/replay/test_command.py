@@ -4,6 +4,7 @@ import dataclasses
 import importlib.metadata
 import io
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -50,6 +51,16 @@ def test_a_task_with_a_nan(capsys, with_nan):
     assert "the first equation that makes a NaN:" in text and "of float32[4,4], 0" in text
     code, text, _ = replay(capsys, with_nan, "--json")
     assert code == 1 and json.loads(text)["evaluation"]["first"]["kind"] == "NaN"
+
+
+def test_a_walk_that_has_stopped_is_said_to_have(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("mpmd.capture.walk._MOST_SECONDS", 0)
+    with pytest.raises(NonFiniteError):
+        run(optimizer(), tmp_path)
+    code, text, _ = replay(capsys, next(tmp_path.iterdir()))
+    assert code == 0 and "0 equations were evaluated" in text
+    assert "stopped after 0 s; what follows was not evaluated either" in text
+    assert "no equation that was evaluated makes a NaN" in text
 
 
 def test_two_machines_with_the_same_bits_and_with_others(capsys, small, tmp_path):
@@ -135,6 +146,31 @@ def written(archive, name, array):
     archive.writestr(f"{name}.npy", content.getvalue())
 
 
+def with_header(text):
+    """Writes each array behind a header of numpy's format with this text, whatever it is."""
+    content = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    return of_another_archive(lambda a, n, v: a.writestr(f"{n}.npy", content + v.tobytes()))
+
+
+def with_low(number):
+    """An evaluation with an origin, the least element of whose operand is ``number``."""
+    operand = {"dtype": "float32", "shape": [], "low": number, "high": 0, "num_nans": 0, "num_infs": 0}
+    source = {"primitive": "log", "line": "", "scope": ""}
+    first = {"kind": "NaN", "number": 0, "path": [], "source": source, "operands": [operand], "results": []}
+    return {"first": first, "reaches_result": True, "others": [], "skipped": [], "count": 1}
+
+
+HEADERS = [
+    b"{[]: 1}",
+    b"{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}",
+    b"{'descr': '<f4', 1: False, 'shape': (1,)}",
+    b"{('a'",
+    b"'''abc",
+    b"-" * 9000 + b"1",
+]
+"""Texts on which numpy's reader of headers fails in different ways."""
+
+
 def with_compression(archive, name, array):
     archive.writestr(f"{name}.npy", bytes(2**20), zipfile.ZIP_DEFLATED)
 
@@ -167,7 +203,7 @@ BOMB = bytes(2**26 + 1)
     ("change", "message"),
     [
         (changed("format", 4), "has the format 4, which mpmd '"),
-        (changed("format", 2), "replay it with that version, or capture the task again"),
+        (changed("format", 2), "replay it with the version that wrote it, or capture"),
         (without("task.json"), "is no directory of a captured task"),
         (without("inputs.npz"), "inputs.npz: No such file"),
         (without("results.npz"), "results.npz: No such file"),
@@ -185,6 +221,8 @@ BOMB = bytes(2**26 + 1)
         (changed("submesh", [["data", 0]]), "no group has the devices"),
         (changed("submesh", [["data", 10**30]]), "no group has the devices"),
         (changed("evaluation", 3), "task.json is damaged: evaluation"),
+        (changed("evaluation", with_low(10**400)), "first.operands[0].low: expected a number, not 1000"),
+        (changed("evaluation", with_low(math.nan)), "first.operands[0].low: expected a number, not nan"),
         (changed("not_exported", None), "task.json is damaged: not_exported"),
         (changed("spec", ["nowhere"]), "cannot run with JAX"),
         (changed("result_shape", [3, 3, 3]), "cannot run with JAX"),
@@ -197,6 +235,7 @@ BOMB = bytes(2**26 + 1)
         (of_another_archive(lambda a, n, v: written(a, n, v.astype(object))), "as task.json says"),
         (of_another_archive(lambda a, n, v: written(a, n, v[None])), "as task.json says"),
         (of_another_archive(lambda a, n, v: a.writestr(f"{n}.npy", b"#!")), "inputs.npz is damaged"),
+        *((with_header(text), "as task.json says") for text in HEADERS),
         (rewritten("task.mlir", lambda data: BOMB), "it has more than 64 MiB"),
         (rewritten("task.mlir", lambda data: data[: len(data) // 2]), "cannot run with JAX"),
         (rewritten("task.mlir", lambda data: b""), "cannot run with JAX"),

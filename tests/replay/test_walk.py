@@ -173,6 +173,22 @@ def test_nothing_is_known_of_what_depends_on_a_lost_operand():
     assert evaluation.first.source.primitive == "sqrt" and not evaluation.others
 
 
+@pytest.mark.parametrize("loop", ["scan", "while"])
+def test_a_long_loop_ends_with_the_time(monkeypatch, loop):
+    def task(x):
+        if loop == "scan":
+            h, _ = jax.lax.scan(lambda h, _: (h * 2 + x, None), x, length=10**9)
+        else:
+            h = jax.lax.while_loop(lambda h: True, lambda h: h, x)
+        return jnp.sqrt(x), jnp.log(h)
+
+    monkeypatch.setattr("mpmd.capture.walk._MOST_SECONDS", 0.5)
+    first = evaluated(lambda x: (jnp.sqrt(x), *task(x)), X)
+    assert first.reaches_result and first.first.source.primitive == "sqrt"
+    ((source, reason),) = first.skipped
+    assert reason.startswith("stopped after 0.5 s") and "test_walk.py" in source.line
+
+
 def test_an_equation_that_calls_python_is_named_and_not_evaluated():
     def host(x):
         raise AssertionError("Python was called")
