@@ -112,14 +112,13 @@ def _takes_rows(eqn: JaxprEqn, arrays: Set[Var], counting: Set[Var], length: int
     if eqn.primitive.name not in _TAKING or not is_among(array := eqn.invars[0], arrays):
         return False
     numbers = eqn.params.get("dimension_numbers")
+    dims: Sequence[int] = ()
     if numbers is None:
         indices = eqn.invars[-len(shape_of(array)) :]
         dims = [dim for dim, index in enumerate(indices) if is_among(index, counting)]
     elif is_among(eqn.invars[1], counting):
         is_gather = eqn.primitive.name == "gather"
         dims = numbers.start_index_map if is_gather else numbers.scatter_dims_to_operand_dims
-    else:
-        dims = ()
     return len(shape_of(array)) > 1 and any(shape_of(array)[dim] >= length for dim in dims)
 
 
