@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mpmd
+from tests.support.covering import COVERING
 from tests.support.parity import assert_close, assert_parity_on
 from tests.support.programs import PROGRAMS
 
@@ -31,10 +32,12 @@ def mesh_with_another_part(groups, axes):
 
 @pytest.mark.usual(
     "mlp_under_a_schedule[GPipe]",
-    "parameters_of_half_precision[bfloat16]",
+    "counts_and_keys",
 )
 @pytest.mark.parametrize(
-    "program", [program for program in PROGRAMS if program.usual], ids=lambda program: program.name
+    "program",
+    [program for program in PROGRAMS if program.name in COVERING],
+    ids=lambda program: program.name,
 )
 def test_program(program):
     case = program.case()
