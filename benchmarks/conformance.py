@@ -9,7 +9,7 @@ import jax
 
 from benchmarks.__main__ import DEVICE_LIMITS
 from benchmarks.frame import Rows, Setup
-from tests.support.parity import assert_parity_on
+from tests.support.parity import assert_case_on
 from tests.support.programs import PROGRAMS
 from tests.support.programs.table import Program
 
@@ -85,18 +85,8 @@ def run(setup: Setup) -> Rows:
 def failure_of(program: Program, mesh: Any) -> str:
     """The fault of a program on these groups; empty if it computes what ``jax.jit`` computes."""
     case = program.case()
-    options = {"donate_argnums": 0, **case.options}
     try:
-        with case.warned():
-            assert_parity_on(
-                mesh,
-                case.step,
-                case.state,
-                *case.batch,
-                steps=case.steps,
-                tolerance=case.tolerance,
-                **options,
-            )
+        assert_case_on(mesh, case, donate_argnums=0)
     except Exception as error:  # whatever it is, it is the result of this benchmark
         lines = [line for line in str(error).splitlines() if line.strip()]
         return f"{type(error).__name__}: {' '.join(lines[:6])}"[:400]

@@ -75,7 +75,7 @@ class ArgumentPlacements:
 
     @classmethod
     def of(cls, step: CutStep, request: CompileRequest) -> ArgumentPlacements:
-        """Returns the requested placements; the pass ``place`` decides those of a step with loops."""
+        """Returns the requested placements; with loops, the pass ``place`` decides all of them."""
         if step.loops:
             return cls.anywhere(step)
         arguments = _of_ranges(step.argument_leaves, request.argument_placements)

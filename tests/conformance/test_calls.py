@@ -24,7 +24,7 @@ def mesh():
 
 
 def train(state, xs, ys, rate=0.1):
-    """Has no gradients, so that it compiles quickly: what is tested is the call."""
+    """A step without gradients, which compiles quickly: the tests are about the call."""
     total = loop(lambda x, y: mse(state, x, y), (xs, ys), 2)
     return jax.tree.map(lambda p: p - rate * total * p, state), total
 

@@ -9,7 +9,7 @@ import pytest
 
 import mpmd
 from tests.support.covering import COVERING
-from tests.support.parity import assert_close, assert_parity_on
+from tests.support.parity import assert_case_on, assert_close
 from tests.support.programs import PROGRAMS
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -43,17 +43,9 @@ def test_program(program):
     case = program.case()
     if 1 + case.groups * math.prod(case.axes.values()) > len(jax.devices()):
         pytest.skip("it needs all devices of this process")
-    with mesh_with_another_part(case.groups, case.axes) as mesh, case.warned():
+    with mesh_with_another_part(case.groups, case.axes) as mesh:
         part = mesh.part("model")
-        loaded = assert_parity_on(
-            part,
-            case.step,
-            case.state,
-            *case.batch,
-            steps=case.steps,
-            tolerance=case.tolerance,
-            **case.options,
-        )
+        loaded = assert_case_on(part, case)
         if case.holds:
             case.holds(loaded)
         # A copy of the state from the host, and from groups, is where the step reads it, and has its bits.

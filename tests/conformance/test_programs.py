@@ -4,7 +4,7 @@ import pytest
 
 from mpmd.compiler.jaxprs.rules import RULES
 from tests.support.covering import COVERING, cover, lines_of_programs
-from tests.support.parity import assert_parity, mesh_of
+from tests.support.parity import assert_case_on, mesh_of
 from tests.support.primitives import WITHOUT_RULE, primitives_in
 from tests.support.programs import PROGRAMS
 
@@ -18,16 +18,8 @@ pytestmark = [
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_program(program):
     case = program.case()
-    with case.warned():
-        loaded = assert_parity(
-            case.step,
-            case.state,
-            *case.batch,
-            mesh=mesh_of(case.groups, **case.axes),
-            steps=case.steps,
-            tolerance=case.tolerance,
-            **case.options,
-        )
+    with mesh_of(case.groups, **case.axes) as mesh:
+        loaded = assert_case_on(mesh, case)
     if case.holds:
         case.holds(loaded)
     unknown = primitives_in(loaded) - RULES.keys() - WITHOUT_RULE.keys()

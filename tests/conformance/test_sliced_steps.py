@@ -72,7 +72,7 @@ def assert_right(loss, schedule, args=None):
 
 @pytest.fixture(scope="module")
 def step():
-    """A step whose results are those of plain JAX; the loss marks the last stage, too, which ends nothing."""
+    """Returns a step that was compared with plain JAX; its loss also marks the end of the last stage."""
     loss = functools.partial(sliced, last=mpmd.mark_stage_end)
     return assert_right(loss, mpmd.Seq1F1B(STAGES, SLICES))[1]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.covering import COVERING
-from tests.support.parity import assert_parity_on
+from tests.support.parity import assert_case_on
 from tests.support.programs import PROGRAMS
 
 CROSSING = (
@@ -28,13 +28,4 @@ def test_program(program, request):
     """On groups of several devices: of one process, and of a process for each."""
     case = program.case()
     for mesh in ["two_groups", "two_process_groups"] if case.axes else ["four_groups"]:
-        with case.warned():
-            assert_parity_on(
-                request.getfixturevalue(mesh),
-                case.step,
-                case.state,
-                *case.batch,
-                steps=case.steps,
-                tolerance=case.tolerance,
-                **{"donate_argnums": 0, **case.options},
-            )
+        assert_case_on(request.getfixturevalue(mesh), case, donate_argnums=0)

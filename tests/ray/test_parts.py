@@ -15,7 +15,7 @@ import cluster
 import mpmd
 from mpmd.meshes.part import PartMesh
 from tests.support.covering import COVERING
-from tests.support.parity import assert_close, assert_parity_on
+from tests.support.parity import assert_case_on, assert_close
 from tests.support.programs import PROGRAMS
 
 LAYERS, WIDTH, ROWS, MICROBATCHES = 4, 8, 4, 4
@@ -145,16 +145,7 @@ def run_on_a_part(case, whole):
     if case.groups >= whole.mpmd_dim:
         pytest.skip("it needs all groups of the mesh")
     part = PartMesh(whole, "model", range(whole.mpmd_dim - case.groups, whole.mpmd_dim))
-    with case.warned():
-        loaded = assert_parity_on(
-            part,
-            case.step,
-            case.state,
-            *case.batch,
-            steps=case.steps,
-            tolerance=case.tolerance,
-            **{"donate_argnums": 0, **case.options},
-        )
+    loaded = assert_case_on(part, case, donate_argnums=0)
     state = mpmd.reshard(case.state, to=loaded)
     assert_close(mpmd.reshard(state, to=loaded), jax.tree.map(jnp.asarray, case.state), 0)
 

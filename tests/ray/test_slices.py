@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from tests.support.parity import assert_parity_on
+from tests.support.parity import assert_case_on
 from tests.support.programs import PROGRAMS, sliced_attention, sliced_states, sliced_training
 
 MODULES = {module.__name__ for module in (sliced_attention, sliced_states, sliced_training)}
@@ -22,13 +22,4 @@ MODULES = {module.__name__ for module in (sliced_attention, sliced_states, slice
 def test_program_with_slices(program, request):
     case = program.case()
     mesh = request.getfixturevalue("two_groups" if case.axes else "four_groups")
-    with case.warned():
-        assert_parity_on(
-            mesh,
-            case.step,
-            case.state,
-            *case.batch,
-            steps=case.steps,
-            tolerance=case.tolerance,
-            **{"donate_argnums": 0, **case.options},
-        )
+    assert_case_on(mesh, case, donate_argnums=0)

@@ -115,6 +115,20 @@ def assert_parity(step, state, *batch, mesh, **options):
         return assert_parity_on(mesh, step, state, *batch, **options)
 
 
+def assert_case_on(mesh, case, **options):
+    """``assert_parity_on`` a mesh for a case of the table of programs, with the warning that it gives."""
+    with case.warned():
+        return assert_parity_on(
+            mesh,
+            case.step,
+            case.state,
+            *case.batch,
+            steps=case.steps,
+            tolerance=case.tolerance,
+            **{**options, **case.options},
+        )
+
+
 def assert_parity_on(mesh, step, state, *batch, steps=2, tolerance=2e-5, **options):
     """Runs ``state, rest = step(state, *batch)`` both ways, feeding the state back; returns the loaded step.
 
