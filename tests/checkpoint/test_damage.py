@@ -156,8 +156,12 @@ def flipped(file):
     file.write_bytes(with_flipped_bit(file.read_bytes(), file.stat().st_size * 4))
 
 
-@pytest.mark.usual("emptied", "remove")
-@pytest.mark.parametrize("damage", [emptied, truncated, flipped, os.remove])
+def grown(file):
+    file.write_bytes(file.read_bytes() + b"\0")
+
+
+@pytest.mark.usual("emptied", "grown", "remove")
+@pytest.mark.parametrize("damage", [emptied, truncated, grown, flipped, os.remove])
 def test_every_file_that_is_damaged_is_named(damage, state, restored, tmp_path):
     """But for those that are of no use once a checkpoint has its name."""
     mpmd.save(tmp_path / "saved", state)

@@ -77,6 +77,13 @@ def test_a_number_of_python_becomes_the_array_that_the_step_reads(on_four, tmp_p
     assert (restored["count"].dtype, int(restored["count"])) == (np.int32, 0)
 
 
+def test_a_number_of_python_of_another_kind_is_refused(on_four, tmp_path):
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "plain", initial_state() | {"count": 0.5})
+    with pytest.raises(ValueError, match=r"count is float64\[\] in the checkpoint, not int32\[\]"):
+        on_four.restore(tmp_path / "plain")
+
+
 def test_a_target_may_be_arrays_on_groups(on_four, saved):
     path, expected, _ = saved
     state, _ = on_four(initial_state(), tokens())

@@ -221,6 +221,20 @@ def test_donated_frozen_and_forwarded_arguments(mesh):
     assert_close(second, expected)
 
 
+def test_a_result_survives_the_donation_of_the_state_that_it_is_part_of(mesh):
+    def step(state, xs, ys):
+        params, counts = state
+        new, total = train(params, xs, ys)
+        counts += 1
+        return (new, counts), (total, counts)
+
+    compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0)
+    first, (_, kept) = compiled((weights(2), jnp.arange(100.0)), *batch())
+    jax.block_until_ready(compiled(first, *batch()))
+    assert first[1].is_deleted()
+    np.testing.assert_array_equal(mpmd.to_host(kept), np.arange(1, 101))
+
+
 def test_the_same_array_twice(mesh):
     shared = jnp.eye(WIDTH)
     params = [{"w": shared, "b": jnp.zeros(WIDTH)}, {"w": shared, "b": jnp.ones(WIDTH)}]

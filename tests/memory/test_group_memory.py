@@ -118,6 +118,24 @@ def test_every_transport_holds_messages_in_its_own_way(holding, sender, receiver
     assert [group.peak.messages for group in memories] == [sender * SIZE, receiver * SIZE]
 
 
+def test_a_message_of_two_values_is_in_use_until_both_are_dropped():
+    first = [run_of("fwd_0__0", "f", ("x",), (name,)) for name in "ab"]
+    second = [run_of("fwd_1__0", "f", (name,), (f"of {name}",)) for name in "ab"]
+    plan = Plan(
+        (
+            GroupProgram(0, (*first, Send(("a", "b"), 1, 0), Free(("a", "b")))),
+            GroupProgram(1, (Recv(("a", "b"), 0, 0), second[0], Free(("a",)), second[1], Free(("b",)))),
+        ),
+        (unary("f"),),
+        (InputLeaf("x", "x", VECTOR, (0,), (), False),),
+        (),
+        tuple(OutputLeaf(f"[{name}]", f"of {name}", VECTOR, (1,), ()) for name in "ab"),
+    )
+    memory = group_memories(plan, verify(plan).arrivals, {(0, 1): Holding.KEPT})[1]
+    # At the end: both results, and room for the two values of this step and for those of the next one.
+    assert (memory.peak_bytes, memory.task) == ((2 + 2 + 2) * SIZE, None)
+
+
 def test_values_are_told_apart_by_what_they_are_for():
     plan = pipeline_plan(GPipe(2), MICROBATCHES)
     weights = [leaf for leaf in plan.inputs_of(1).values() if leaf.donated]

@@ -2,9 +2,10 @@
 
     python -m tests.mutants [NAME ...] [--seconds 60] [--jobs 2] [--coverage FILE] [--durations FILE]
 
-Of the tests that run the lines of a fault, the quickest ones run until one fails, as many as fit in the
-seconds by their durations in the record, which is made first where it is missing. A run that takes much
-longer ends, and its fault counts as not noticed. A test that fails without the fault, too, does not count.
+Of the tests that run the lines of a fault, those of its folder come first, and of these the quickest. They
+run until one fails, as many as fit in the seconds by their durations in the record, which is made first
+where it is missing. A run that takes much longer ends, and its fault counts as not noticed. A test that
+fails without the fault, too, does not count.
 """
 
 from __future__ import annotations

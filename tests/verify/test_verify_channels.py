@@ -175,6 +175,10 @@ def test_messages_are_counted_from_their_send_to_their_first_reader():
     # That the last send waits for an answer changes nothing, as the answer is sent before anything is read,
     waits = [Recv(("x1",), 1, 0), *sender[:-2], run_of("after_0", "f1", ("x1",), ("h2",)), sender[-1]]
     assert capacities(waits, answers) == {(0, 1): 3, (1, 0): 1}
+    # not even if the answer is sent between the message and its first reader;
+    between = [late[0], Send(("x1",), 0, 0), run_of("after_0", "f1", ("h0",), ("y",)), *late[1:]]
+    waits = [*sender[:2], Recv(("x1",), 1, 0), run_of("after_0", "f1", ("x1",), ("h1",)), *sender[3:]]
+    assert capacities(waits, between)[0, 1] == 3
     # but if the answer is made of the first message, that one has been read by then.
     made = [late[0], run_of("after_0", "f1", ("h0",), ("y",)), Send(("y",), 0, 0), *late[1:]]
     waits = [
