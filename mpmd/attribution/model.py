@@ -109,7 +109,7 @@ class StepModel:
 def _times_alone(attribution: Attribution) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The times of tasks, and of the handling before each task, if each group had its own cores."""
     measured = attribution.measured
-    handling = [link.handling for link in attribution.links.links]
+    handling = [link.handling for link in attribution.links]
     if math.isinf(measured.at_once):
         return tuple(measured.durations), tuple(handling)
     begins = [start - time for start, time in zip(measured.starts, handling, strict=True)]
