@@ -7,9 +7,9 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from mpmd.explanation.uses import TaskUse, groups_text, numbers_text, tasks_text, use_lines
+from mpmd.explanation.uses import TaskUse, groups_text, tasks_text, use_lines
 from mpmd.ir.plan import Aval, LoopStages, Spec
-from mpmd.util.tables import group_leaves, human_bytes, table
+from mpmd.util.tables import group_leaves, human_bytes, numbers_text, table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,12 +12,12 @@ from mpmd.attribution.balance import Balance
 from mpmd.attribution.ideal import equal_durations
 from mpmd.attribution.texts import equal_stages_text, less_text
 from mpmd.compiler.jaxprs.work import total_operations
-from mpmd.explanation.uses import numbers_text
 from mpmd.ir.plan import AnyTask, Cell, OutsideTask, Plan, TaskType
 from mpmd.simulate import Costs
 from mpmd.simulate.costs import types_of
 from mpmd.simulate.plan import plan_workload
 from mpmd.simulate.workload import run
+from mpmd.util.tables import numbers_text
 from mpmd.validation import number_fault, raise_faults
 
 Jaxprs = Mapping[tuple[int, AnyTask], Jaxpr]

@@ -58,6 +58,11 @@ def ranges(keys: Iterable[str]) -> list[str]:
     return ["..".join(ends) for ends in intervals]
 
 
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Numbers as text, with ranges where they are consecutive, such as ``0..2, 5``."""
+    return ", ".join(ranges(map(str, numbers)))
+
+
 def group_leaves(keys: Mapping[str, Hashable]) -> list[tuple[str, list[str]]]:
     """Groups leaves of a pytree that have equal keys: all leaves of a subtree, and of its neighbours.
 

@@ -9,7 +9,7 @@ from mpmd.render.page.palette import TASKS
 from mpmd.render.page.profile_data import parts_of
 from mpmd.render.page.schema import Part, Section, Table
 from mpmd.render.page.subject import Subject
-from mpmd.render.page.tables import key_of, table, types_data
+from mpmd.render.page.tables import key_of, types_data
 
 LEAST_CHANGE = 0.005
 """The part of the step before below which a change has no sentence."""
@@ -39,7 +39,7 @@ _ChangedPart = tuple[Part, float, float]
 def _parts_table(parts: Sequence[_ChangedPart]) -> Table:
     rows = [(key_of(part), before, after, after - before) for part, before, after in parts]
     _, *sums = (sum(column) if place else 0 for place, column in enumerate(zip(*rows, strict=True)))
-    return table(
+    return Table(
         "Mean time of a group: its tasks, and its idle time by cause; the parts add up to the step",
         {"Part": "key", "Before": "time", "After": "time", "Change": "time_change"},
         rows,
@@ -54,7 +54,7 @@ def _types_table(before: Subject, after: Subject) -> Table:
     for name in {**olds, **news}:
         (old, old_sum), (new, new_sum) = olds.get(name, (None, 0)), news.get(name, (None, 0))
         rows.append((*name, old, new, new / old - 1 if old and new else None, new_sum - old_sum))
-    return table(
+    return Table(
         "Median times of tasks, the largest change of the sum first",
         {"Task": "text", "Group": "count", "Before": "time", "After": "time", "Change": "share_change"}
         | {"Change of the sum": "time_change"},

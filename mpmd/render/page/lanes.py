@@ -39,20 +39,16 @@ def simulations_data(subject: Subject, steps: Sequence[StepTimes[int]]) -> list[
 
 def groups_data(subject: Subject, simulated: Sequence[StepTimes[int]]) -> list[GroupData]:
     """The columns of all groups."""
-    places = {
-        operation: place for place, of_type in enumerate(subject.types.values()) for operation in of_type
-    }
     gaps: list[dict[int, Gap]] = [{} for _ in subject.tasks]
     for gap in subject.attribution.gaps:
         gaps[gap.group][gap.after] = gap
-    return [_group_data(subject, group, gaps[group], places, simulated) for group in subject.measured.groups]
+    return [_group_data(subject, group, gaps[group], simulated) for group in subject.measured.groups]
 
 
 def _group_data(
     subject: Subject,
     group: int,
     gaps: dict[int, Gap],
-    places: dict[int, int],
     simulated: Sequence[StepTimes[int]],
 ) -> GroupData:
     measured, operations = subject.measured, subject.tasks[group]
@@ -62,7 +58,7 @@ def _group_data(
     culprits = [gap.culprits[0] if gap and gap.culprits else None for gap in rows]
     totals = subject.attribution.by_group[group]
     return GroupData(
-        type=[places[i] for i in operations],
+        type=[subject.places[i] for i in operations],
         microbatch=[_microbatch(subject, i) for i in operations],
         names=_names(subject, operations),
         took=took,

@@ -82,6 +82,11 @@ class Subject:
         return {key: tuple(operations) for key, operations in types.items()}
 
     @functools.cached_property
+    def places(self) -> Mapping[int, int]:
+        """The place of each task's type among ``types``, by the task's operation."""
+        return {i: place for place, of_type in enumerate(self.types.values()) for i in of_type}
+
+    @functools.cached_property
     def executables(self) -> Mapping[TypeKey, str]:
         """The executable of each type of task."""
         return {
