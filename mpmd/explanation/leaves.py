@@ -13,38 +13,11 @@ from mpmd.util.tables import group_leaves, human_bytes, numbers_text, table
 
 
 @dataclasses.dataclass(frozen=True)
-class InputSummary:
-    """A leaf of the arguments. It is on the groups whose tasks read it, and where a result takes its place.
-
-    Without a loop, the groups that hold a leaf send it to the groups that read it.
+class PlacedLeaf:
+    """An argument or a result with the groups that hold it.
 
     Attributes:
       device_bytes: the bytes of its shard on each device; the largest number of any group.
-      read_by: the tasks that read the leaf.
-      updated: the path of the result that takes its place in the next step, if any.
-    """
-
-    path: str
-    aval: Aval
-    mpmd_idxs: tuple[int, ...]
-    spec: Spec
-    device_bytes: int
-    donated: bool
-    read_by: tuple[TaskUse, ...]
-    updated: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class OutputSummary:
-    """A leaf of the result. It is on the groups that make it, or where the argument is that it replaces.
-
-    Attributes:
-      device_bytes: the bytes of its shard on each device; the largest number of any group.
-      made_by: the task that makes it, on each group that computes it; none for a returned argument.
-      arguments: the arguments of its size from which it is computed.
-      tasks: the tasks that make the further values of its size from which it is computed. A task in the loop
-        accumulates such a value over the microbatches; a weight that several stages share has one for each.
-      updates: the path of the argument whose place it takes in the next step, if any.
     """
 
     path: str
@@ -52,6 +25,43 @@ class OutputSummary:
     mpmd_idxs: tuple[int, ...]
     spec: Spec | None
     device_bytes: int
+
+    def __str__(self) -> str:
+        sharded = f", sharded {self.spec}" if self.spec and any(self.spec) else ""
+        size = human_bytes(self.device_bytes)
+        if self.device_bytes < self.aval.nbytes:
+            size = f"{human_bytes(self.aval.nbytes)}, {size} on each device"
+        return f"{self.path}: {self.aval}, {size}, on {groups_text(self.mpmd_idxs)}{sharded}"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSummary(PlacedLeaf):
+    """A leaf of the arguments. It is on the groups whose tasks read it, and where a result takes its place.
+
+    Without a loop, the groups that hold a leaf send it to the groups that read it.
+
+    Attributes:
+      read_by: the tasks that read the leaf.
+      updated: the path of the result that takes its place in the next step, if any.
+    """
+
+    donated: bool
+    read_by: tuple[TaskUse, ...]
+    updated: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputSummary(PlacedLeaf):
+    """A leaf of the result. It is on the groups that make it, or where the argument is that it replaces.
+
+    Attributes:
+      made_by: the task that makes it, on each group that computes it; none for a returned argument.
+      arguments: the arguments of its size from which it is computed.
+      tasks: the tasks that make the further values of its size from which it is computed. A task in the loop
+        accumulates such a value over the microbatches; a weight that several stages share has one for each.
+      updates: the path of the argument whose place it takes in the next step, if any.
+    """
+
     made_by: tuple[TaskUse, ...]
     arguments: tuple[str, ...]
     tasks: tuple[TaskUse, ...]
@@ -82,7 +92,7 @@ class LeafSummary:
     def __str__(self) -> str:
         lines: list[str] = []
         if argument := self.input:
-            lines.append(_place(argument) + (", donated" if argument.donated else ""))
+            lines.append(f"{argument}{', donated' if argument.donated else ''}")
             if argument.read_by:
                 is_here = {use.mpmd_idx for use in argument.read_by} <= set(argument.mpmd_idxs)
                 place = (
@@ -92,7 +102,7 @@ class LeafSummary:
             else:
                 lines.append("  is read by no task")
         if result := self.output:
-            lines += [_place(result), *_origin_lines(result)]
+            lines += [str(result), *_origin_lines(result)]
         return "\n".join(lines)
 
 
@@ -115,14 +125,6 @@ def _origin_lines(result: OutputSummary) -> list[str]:
     return lines
 
 
-def _place(leaf: InputSummary | OutputSummary) -> str:
-    sharded = f", sharded {leaf.spec}" if leaf.spec and any(leaf.spec) else ""
-    size = human_bytes(leaf.device_bytes)
-    if leaf.device_bytes < leaf.aval.nbytes:
-        size = f"{human_bytes(leaf.aval.nbytes)}, {size} on each device"
-    return f"{leaf.path}: {leaf.aval}, {size}, on {groups_text(leaf.mpmd_idxs)}{sharded}"
-
-
 def argument_table(leaves: Sequence[LeafSummary]) -> str:
     header = ("argument", "leaves", "bytes", "on groups", "read by", "updated by")
     inputs = [leaf.input for leaf in leaves if leaf.input]
@@ -137,7 +139,7 @@ def result_table(outputs: Sequence[OutputSummary]) -> str:
 
 def _leaf_table(
     header: Sequence[str],
-    leaves: Sequence[InputSummary] | Sequence[OutputSummary],
+    leaves: Sequence[PlacedLeaf],
     uses: Mapping[str, tuple[Sequence[TaskUse], ...]],
 ) -> str:
     """A table of the leaves in ``uses``; leaves on the same groups that the same groups use share a line.
