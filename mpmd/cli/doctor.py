@@ -193,10 +193,10 @@ def _ports() -> Iterator[Finding]:
     except OSError as error:
         yield Finding("ports", State.FAULT, str(error), "processes have to be able to listen at 127.0.0.1")
         return
-    chosen = "" if ports.first is None else f"{ports.first} to {ports.last} for connections; "
-    listening = [str(port.port) for port in ports.ray if port.listens]
+    chosen = "" if ports["first"] is None else f"{ports['first']} to {ports['last']} for connections; "
+    listening = [str(port["port"]) for port in ports["ray"] if port["listens"]]
     ray = f"Ray listens at {', '.join(listening)}" if listening else "no Ray listens"
-    yield Finding("ports", State.OK, f"{chosen}{ray}", data={"ports": dataclasses.asdict(ports)})
+    yield Finding("ports", State.OK, f"{chosen}{ray}", data={"ports": ports})
 
 
 def _gpus(devices: Finding) -> Iterator[Finding]:
@@ -210,11 +210,12 @@ def _gpus(devices: Finding) -> Iterator[Finding]:
         return
     if not gpus:
         return
-    data = {"gpus": [dataclasses.asdict(gpu) for gpu in gpus]}
-    kinds = collections.Counter(f"{gpu.name}, {human_bytes(gpu.memory_bytes)}" for gpu in gpus)
+    kinds = collections.Counter(f"{gpu['name']}, {human_bytes(gpu['memory_bytes'])}" for gpu in gpus)
     text = "; ".join(f"{count} of {kind}" for kind, count in kinds.items())
     unused = all(device["platform"] == "cpu" for device in devices.data.get("devices", ()))
-    yield Finding("gpus", State.WARNING if unused else State.OK, text, UNUSED_GPUS if unused else "", data)
+    yield Finding(
+        "gpus", State.WARNING if unused else State.OK, text, UNUSED_GPUS if unused else "", {"gpus": gpus}
+    )
 
 
 def _trial(subject: str, *arguments: str, remedy: str) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from mpmd.explanation.uses import TaskUse, groups_text, tasks_text, use_lines
 from mpmd.ir.plan import Aval, LoopStages, Spec
@@ -127,38 +127,36 @@ def _origin_lines(result: OutputSummary) -> list[str]:
 
 def argument_table(leaves: Sequence[LeafSummary]) -> str:
     header = ("argument", "leaves", "bytes", "on groups", "read by", "updated by")
-    inputs = [leaf.input for leaf in leaves if leaf.input]
-    updates = {leaf.input.path: leaf.output.made_by for leaf in leaves if leaf.input and leaf.output}
-    return _leaf_table(header, inputs, {i.path: (i.read_by, updates.get(i.path, ())) for i in inputs})
+    pairs = ((leaf.input, leaf.output.made_by if leaf.output else ()) for leaf in leaves)
+    return _leaf_table(header, [(leaf, (leaf.read_by, made_by)) for leaf, made_by in pairs if leaf])
 
 
 def result_table(outputs: Sequence[OutputSummary]) -> str:
     header = ("other result", "leaves", "bytes", "on groups", "made by", "of")
-    return _leaf_table(header, outputs, {o.path: (o.made_by, o.tasks) for o in outputs if not o.updates})
+    return _leaf_table(header, [(o, () if o.updates else (o.made_by, o.tasks)) for o in outputs])
 
 
 def _leaf_table(
-    header: Sequence[str],
-    leaves: Sequence[PlacedLeaf],
-    uses: Mapping[str, tuple[Sequence[TaskUse], ...]],
+    header: Sequence[str], leaves: Iterable[tuple[PlacedLeaf, tuple[Sequence[TaskUse], ...]]]
 ) -> str:
-    """A table of the leaves in ``uses``; leaves on the same groups that the same groups use share a line.
+    """A table of leaves; leaves on the same groups that the same groups use share a line.
 
-    Bytes are those on each device.
+    Args:
+      leaves: each leaf with the tasks in its two last columns; without tasks for a leaf that has no line.
     """
-    by_path = {leaf.path: leaf for leaf in leaves}
-    reasons = {path: (by_path[path].mpmd_idxs, *map(_groups_using, uses[path])) for path in uses}
+    by_name = {_with_part_first(leaf.path): (leaf, uses) for leaf, uses in leaves}
+    keys = {
+        name: (leaf.mpmd_idxs, *map(_groups_using, uses)) if uses else None
+        for name, (leaf, uses) in by_name.items()
+    }
     rows = []
-    shown = {_with_part_first(path): path for path in by_path}
-    for name, names in group_leaves({name: reasons.get(path) for name, path in shown.items()}):
-        paths = [shown[name] for name in names]
-        name = paths[0] if len(paths) == 1 else name
-        if paths[0] in uses:
-            nbytes = sum(by_path[path].device_bytes for path in paths)
-            columns = zip(*(uses[path] for path in paths), strict=True)
-            tasks = [tasks_text(itertools.chain.from_iterable(column)) for column in columns]
-            place = numbers_text(by_path[paths[0]].mpmd_idxs)
-            rows.append((name, str(len(paths)), human_bytes(nbytes), place, *tasks))
+    for name, names in group_leaves(keys):
+        if keys[names[0]]:
+            alike, uses = zip(*(by_name[each] for each in names), strict=True)
+            tasks = [tasks_text(itertools.chain(*column)) for column in zip(*uses, strict=True)]
+            path = alike[0].path if len(alike) == 1 else name
+            nbytes = human_bytes(sum(leaf.device_bytes for leaf in alike))
+            rows.append((path, str(len(alike)), nbytes, numbers_text(alike[0].mpmd_idxs), *tasks))
     return table(header, rows)
 
 

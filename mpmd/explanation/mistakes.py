@@ -66,7 +66,21 @@ def warn_of_undonated_state(
       memory: for each group, the need of each of its devices.
       limits: for each group that has loaded the step, the bytes that each of its devices has.
     """
-    _warn(UndonatedStateWarning, undonated_state(plan, fed_back, memory, limits))
+    for group, limit in limits.items():
+        needed = memory[group]
+        if needed.peak_bytes <= _SHORT * limit:
+            continue
+        state = (plan.inputs[argument] for argument, _ in fed_back)
+        kept = [leaf for leaf in state if not leaf.donated and group in leaf.mpmd_idxs]
+        nbytes = sum(device_bytes(leaf.aval, leaf.spec, plan.submesh(group)) for leaf in kept)
+        if nbytes > _LARGE * limit:
+            text = (
+                f"each device of group {group} needs {human_bytes(needed.peak_bytes)} of its "
+                f"{human_bytes(limit)}, and of that {human_bytes(nbytes)} for state that the step returns "
+                f"anew and that is not donated, such as {first_few(leaf.path for leaf in kept)}: name its "
+                "argument in donate_argnums"
+            )
+            warn_user(text, UndonatedStateWarning)
 
 
 def _warn(category: type[StepWarning], texts: Iterable[str]) -> None:
@@ -145,29 +159,6 @@ def idle_groups(plan: Plan) -> Iterator[str]:
             f"{groups_text(idle)} {have} no work: the step's loops compute on {busy} of {num_groups} groups. "
             f"Have a mesh of {busy} group{'s' * (busy > 1)}, or more stages of work"
         )
-
-
-def undonated_state(
-    plan: Plan,
-    fed_back: Collection[tuple[int, int]],
-    memory: Sequence[GroupMemory],
-    limits: Mapping[int, int],
-) -> Iterator[str]:
-    """The warnings of ``warn_of_undonated_state``, one for each group."""
-    for group, limit in limits.items():
-        needed = memory[group]
-        if needed.peak_bytes <= _SHORT * limit:
-            continue
-        state = (plan.inputs[argument] for argument, _ in fed_back)
-        kept = [leaf for leaf in state if not leaf.donated and group in leaf.mpmd_idxs]
-        nbytes = sum(device_bytes(leaf.aval, leaf.spec, plan.submesh(group)) for leaf in kept)
-        if nbytes > _LARGE * limit:
-            yield (
-                f"each device of group {group} needs {human_bytes(needed.peak_bytes)} of its "
-                f"{human_bytes(limit)}, and of that {human_bytes(nbytes)} for state that the step returns "
-                f"anew and that is not donated, such as {first_few(leaf.path for leaf in kept)}: name its "
-                "argument in donate_argnums"
-            )
 
 
 def _dependent(eqns: Iterable[JaxprEqn], seeds: Iterable[Var]) -> set[Var]:

@@ -63,14 +63,8 @@ def _types_table(before: Subject, after: Subject) -> Table:
 
 
 def _by_name(subject: Subject) -> dict[tuple[str, int], tuple[int, int]]:
-    """By the name and the group of each type of task, its median and its sum."""
-    return {
-        (each["label"], each["group"]): (
-            each["median"],
-            sum(map(subject.measured.durations.__getitem__, of_type)),
-        )
-        for each, of_type in zip(types_data(subject), subject.types.values(), strict=True)
-    }
+    """Returns the median and the sum of each type of task, by its name and group."""
+    return {(each["label"], each["group"]): (each["median"], each["sum"]) for each in types_data(subject)}
 
 
 def _sentences(before: Subject, after: Subject, parts: Sequence[_ChangedPart]) -> list[str]:

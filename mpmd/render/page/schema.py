@@ -79,13 +79,14 @@ class FindingData(TypedDict):
 
 
 class TypeData(TypedDict):
-    """Tasks that should take equally long: their name, number, median, and the user's lines that they run."""
+    """Tasks that should take equally long: their name, number, times, and the user's lines that they run."""
 
     label: str
     group: int
     colour: str
     count: int
     median: int
+    sum: int
     sources: list[str]
 
 

@@ -219,6 +219,7 @@ def types_data(subject: Subject) -> list[TypeData]:
             colour=_colour(types, sorted(stages[group]), group / last),
             count=len(operations),
             median=subject.median(operations[0]),
+            sum=sum(map(subject.measured.durations.__getitem__, operations)),
             sources=subject.sources_of((group, types)),
         )
         for (group, types), operations in subject.types.items()
@@ -236,7 +237,7 @@ def _colour(types: OutsideTask | tuple[TaskType, ...], stages: Sequence[int], al
 def _tasks_table(subject: Subject, types: Sequence[TypeData]) -> Table:
     durations = subject.measured.durations
     times = [sorted(durations[i] for i in operations) for operations in subject.types.values()]
-    busy = sum(map(sum, times)) or 1
+    busy = sum(each["sum"] for each in types) or 1
     return Table(
         "Tasks by their type, the largest sum first; only medians are over all recorded steps",
         {"Task": "key", "Group": "count", "Count": "count", "Median": "time", "95th percentile": "time"}
@@ -248,8 +249,8 @@ def _tasks_table(subject: Subject, types: Sequence[TypeData]) -> Table:
                 each["median"],
                 percentile(of_type, 0.95),
                 of_type[-1],
-                sum(of_type),
-                sum(of_type) / busy,
+                each["sum"],
+                each["sum"] / busy,
                 each["sources"],
             )
             for each, of_type in zip(types, times, strict=True)
