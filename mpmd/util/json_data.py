@@ -12,7 +12,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from mpmd.validation import cut
 
@@ -29,20 +29,15 @@ _PLAIN = {
 """Types that JSON has, each with its name in messages."""
 
 
-class Text(NamedTuple):
-    """The text form of a type: ``parse`` undoes ``str``, and raises ``ValueError`` for other texts."""
-
-    parse: Callable[[str], Any]
-
-
 class JsonFormat:
     """Writes and reads data of certain types.
 
     Args:
-      texts: the types, or unions of types, that are written as text.
+      texts: for each type, or union of types, that is written as text, the function that undoes ``str`` and
+        raises ``ValueError`` for other texts.
     """
 
-    def __init__(self, texts: Mapping[Any, Text]):
+    def __init__(self, texts: Mapping[Any, Callable[[str], Any]]):
         self._texts = texts
 
     def dump(self, hint: Any, value: Any) -> Json:
@@ -104,7 +99,7 @@ class JsonFormat:
     def _load_text(self, hint: Any, data: Json, place: str) -> Any:
         _check(isinstance(data, str), "text", data, place)
         try:
-            return self._texts[hint].parse(data)
+            return self._texts[hint](data)
         except ValueError as error:
             raise _FaultError(str(error), place) from None
 
