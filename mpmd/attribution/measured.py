@@ -173,7 +173,7 @@ def _last_process(group: int, processes: Sequence[ProcessTimes], returned: int) 
 
 
 def _medians(workload: Workload, steps: Iterable[Sequence[ProcessTimes]]) -> list[float]:
-    """By operation, the median time of its type in all steps; 0 for operations that are no tasks."""
+    """Returns for each operation the median time of its type in all steps; 0 for waits and replies."""
     keys = types_of_operations(workload)
     times: dict[TypeKey, list[int]] = collections.defaultdict(list)
     for groups in steps:

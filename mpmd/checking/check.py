@@ -99,7 +99,7 @@ def check(
 
 
 def _mesh_of_one_device(submesh: AbstractMesh) -> AbstractContextManager:
-    """A context in which specs without a mesh are over the caller's mesh, or one device's."""
+    """Returns a context in which specs without a mesh are over the caller's mesh, or one device's."""
     if not jax.sharding.get_abstract_mesh().empty:
         return contextlib.nullcontext()
     sizes = (1,) * len(submesh.axis_names)

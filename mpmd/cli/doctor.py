@@ -168,7 +168,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    """Looks whether other users may write to the compilation cache, whose content is executed."""
+    """Checks that no other user may write to the compilation cache, whose content is executed."""
     path = CACHE.expanduser()
     if not path.exists():
         yield Finding("compilation cache", State.OK, f"{path} is made by the first launch")
@@ -237,7 +237,7 @@ def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
 
 
 def _error_in(text: str) -> list[str]:
-    """The last lines of a process's output, without the traceback above the error."""
+    """Returns the last lines of a process's output, without the traceback above the error."""
     lines = text.strip().splitlines()[-3:]
     indented = [i for i, line in enumerate(lines) if line.startswith("  ")]
     return lines[indented[-1] + 1 :] or lines if indented else lines

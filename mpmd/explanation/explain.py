@@ -132,7 +132,7 @@ class _Analysis:
         return {**fields, "device_bytes": largest}
 
     def _reading(self, group: int, name: Name) -> list[TaskUse]:
-        """The tasks on a group that read a value or its copy, without their microbatches."""
+        """Lists the tasks on a group that read a value or its copy, without their microbatches."""
         positions: dict[tuple[str, bool], dict[tuple[TaskEquations, int], None]] = {}
         copies: list[Name] = []
         for run, position in self._readers[group, name]:
@@ -149,13 +149,12 @@ class _Analysis:
         return uses
 
     def _making(self, name: Name, group: int) -> TaskUse:
-        """The task on a group that makes a value."""
         run, position = self._makers[name][group]
         lines = self._equations[group, run.task].lines_making(position)
         return TaskUse(self._task_name(run.task), group, _is_in_loop(run.task), lines)
 
     def _task_name(self, task: AnyTask) -> str:
-        """A task of any microbatch as text, with its stage and slice if there are slices."""
+        """Names a task without its microbatch; with its stage and slice if there are slices."""
         return with_slice(_without_microbatch(task), task, self._plan.loops)
 
     def _made_of(self, name: Name) -> tuple[tuple[str, ...], tuple[TaskUse, ...]]:
@@ -198,7 +197,7 @@ class _Analysis:
             yield EdgeTraffic(*edge, tuple(self._sent(*edge, names) for names in alike.values()), sent[edge])
 
     def _origin(self, name: Name, group: int) -> Any:
-        """The origin of a value on a group, the same for all microbatches; an argument is its own origin."""
+        """Returns a key that a value has in common with the same value of other microbatches."""
         if group not in self._makers[name]:
             return name
         run, position = self._makers[name][group]
@@ -217,7 +216,7 @@ class _Analysis:
         )
 
     def _compare(self, name: Name, other: Name) -> bool:
-        """Whether equal equations compute two values from operands that are equal, too."""
+        """Tells whether equal equations compute two values from operands that are equal, too."""
         if name == other:
             return True
         for group in self._makers[name].keys() & self._makers[other].keys():
@@ -253,7 +252,7 @@ class _Analysis:
 
 
 def _without_microbatch(task: AnyTask) -> str:
-    """A task of any microbatch as text, e.g. ``fwd_2``."""
+    """Names a task without its microbatch, e.g. ``fwd_2``."""
     match task:
         case Task(kind, stage):
             return f"{kind}_{stage}"

@@ -139,7 +139,7 @@ def result_table(outputs: Sequence[OutputSummary]) -> str:
 def _leaf_table(
     header: Sequence[str], leaves: Iterable[tuple[PlacedLeaf, tuple[Sequence[TaskUse], ...]]]
 ) -> str:
-    """A table of leaves; leaves on the same groups that the same groups use share a line.
+    """Formats a table; leaves on the same groups that the same groups use share a line.
 
     Args:
       leaves: each leaf with the tasks in its two last columns; without tasks for a leaf that has no line.
@@ -164,7 +164,7 @@ _PART_OF_STACK = re.compile(r"(\[[^\[\]]*\]|\.\w+)(\[(?::, )*\d+:\d+\])$")
 
 
 def _with_part_first(path: str) -> str:
-    """The path with the part of a stack before its last key, so that a part of several stacks is one line."""
+    """Moves the part of a stack before the last key, so that a part of several stacks is one line."""
     return _PART_OF_STACK.sub(r"\2\1", path)
 
 
@@ -173,7 +173,7 @@ def _groups_using(uses: Iterable[TaskUse]) -> frozenset[tuple[int, bool]]:
 
 
 def shared_table(leaves: Sequence[LeafSummary], loops: Sequence[LoopStages]) -> str:
-    """A table of the weights that several stages of a loop share."""
+    """Formats a table of the weights that several stages of a loop share."""
     header = ("shared weight", "gradients accumulated by", "added by", "sent to groups")
     rows = []
     for leaf in leaves:

@@ -109,7 +109,7 @@ def unread_microbatch(loop: Loop, step: CutStep) -> Iterator[str]:
 
 
 def _read_around(step: CutStep, outer: set[Var]) -> str:
-    """The step's arrays with rows that a loop reads and that are no state, as text.
+    """Names the step's arrays with rows that a loop reads and that are no state.
 
     Args:
       outer: the variables that the loop reads.
@@ -162,7 +162,7 @@ def idle_groups(plan: Plan) -> Iterator[str]:
 
 
 def _dependent(eqns: Iterable[JaxprEqn], seeds: Iterable[Var]) -> set[Var]:
-    """The variables that depend on the seeds, with these."""
+    """Returns the variables that depend on the seeds, and the seeds."""
     dependent = set(seeds)
     for eqn in eqns:
         if not dependent.isdisjoint(operands(eqn)):
@@ -171,7 +171,7 @@ def _dependent(eqns: Iterable[JaxprEqn], seeds: Iterable[Var]) -> set[Var]:
 
 
 def _draws_alike(eqn: JaxprEqn, of_step: set[Var], varying: set[Var]) -> Iterator[JaxprEqn]:
-    """The equations, also in functions that it calls, that draw by a key of the step which does not vary."""
+    """Yields the equations in ``eqn``, at any depth, that draw by a key of the step which does not vary."""
     if eqn.primitive.name == "random_bits":
         if varying.isdisjoint(operands(eqn)) and not of_step.isdisjoint(operands(eqn)):
             yield eqn
@@ -185,7 +185,7 @@ def _draws_alike(eqn: JaxprEqn, of_step: set[Var], varying: set[Var]) -> Iterato
 
 
 def _within(eqn: JaxprEqn, inner: Jaxpr, dependent: set[Var]) -> set[Var]:
-    """The variables of a jaxpr in an equation's parameters that depend on operands which are dependent."""
+    """Returns the variables of a nested jaxpr that depend on the equation's dependent operands."""
     outer = list(eqn.invars)
     if eqn.primitive.name == "cond":
         outer = outer[1:]

@@ -100,7 +100,7 @@ def uneven_work(plan: Plan, work: Work) -> Iterator[str]:
 
 
 def _saved_by_equal_stages(plan: Plan, costs: Costs) -> float:
-    """The share of a simulated step by which it would be shorter if all stages of a loop were equal."""
+    """Simulates by which share a step would be shorter if all stages of a loop were equal."""
     workload = plan_workload(plan, costs)
     equal = [
         time if isinstance(task, Cell) else own

@@ -202,7 +202,7 @@ class Chart:
 
 
 def _boxes(events: Sequence[Event], groups: Sequence[int], origin: float) -> tuple[Box, ...]:
-    """A box per task; tasks of a fused task share its time in proportion to the times of their kinds."""
+    """Returns a box per task; members of a fused task share its time in proportion to their kinds' times."""
     kinds = Costs.measured(events).kinds
     boxes = []
     for event in events:

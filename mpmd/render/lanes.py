@@ -117,7 +117,6 @@ def _add_path(axes: Axes, spans: Sequence[Points], **style: Any) -> None:
 
 
 def _styles(chart: Chart, scale: Scale) -> list[tuple[dict[str, Any], list[Box]]]:
-    """The boxes by their style."""
     alike: dict[tuple[int, int, TaskKind], list[Box]] = {}
     for box in chart.boxes:
         if box.task:

@@ -133,7 +133,7 @@ class _FaultError(Exception):
 
 @functools.cache
 def _fields(cls: Any) -> Mapping[str, Any]:
-    """The types of a dataclass's fields, without those that do not count in comparisons."""
+    """Returns the types of a dataclass's fields, without fields that do not count in comparisons."""
     hints = get_type_hints(cls)
     return {
         field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init and field.compare
@@ -142,13 +142,13 @@ def _fields(cls: Any) -> Mapping[str, Any]:
 
 @functools.cache
 def _members(hint: Any) -> Sequence[Any]:
-    """The types of the members of a tuple of a fixed length, or of a named tuple."""
+    """Returns the types of the members of a tuple of a fixed length, or of a named tuple."""
     assert issubclass(get_origin(hint) or hint, tuple), f"{hint} has no form in JSON"
     return get_args(hint) or [*get_type_hints(hint).values()]
 
 
 def _named_classes(members: tuple[Any, ...]) -> Mapping[str, Any]:
-    """The dataclasses of a union by their names, if there is more than one."""
+    """Returns the dataclasses of a union by their names, if there is more than one."""
     classes = {member.__name__: member for member in members if _is_dataclass(member)}
     return classes if len(classes) > 1 else {}
 
@@ -162,7 +162,7 @@ def _is_mapping(origin: Any) -> bool:
 
 
 def _is_uniform(origin: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a type is a set, or a tuple of any length whose items have one type."""
+    """Tells whether a type is a set, or a tuple of any length whose items have one type."""
     return origin is frozenset or args[-1:] == (...,)
 
 
@@ -171,13 +171,13 @@ def _is_plain(hint: Any, data: Json) -> bool:
 
 
 def _is_of(member: Any, value: Any) -> bool:
-    """Whether a value is of this type of a union, whose types differ in their JSON."""
+    """Tells whether a value is of this type of a union, whose types differ in their JSON."""
     origin = get_origin(member) or member
     return type(value) is origin or (origin is not int and isinstance(value, origin))
 
 
 def _may_be(member: Any, data: Json) -> bool:
-    """Whether JSON data can be of this type of a union, by the outermost type of the data."""
+    """Tells whether JSON data can be of this type of a union, by the outermost type of the data."""
     origin = get_origin(member) or member
     if origin in _PLAIN:
         return _is_plain(origin, data)

@@ -89,7 +89,7 @@ def group_leaves(keys: Mapping[str, Hashable]) -> list[tuple[str, list[str]]]:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """One name for several children of a node: ``[0..3, 8]``, ``['a', 'b']`` or ``{.a, .b}``."""
+    """Names several children of a node: ``[0..3, 8]``, ``['a', 'b']`` or ``{.a, .b}``."""
     if len(names) == 1:
         return names[0]
     keys = [name[1:-1] for name in names if name.startswith("[")]

@@ -48,7 +48,6 @@ def _parts_table(parts: Sequence[_ChangedPart]) -> Table:
 
 
 def _types_table(before: Subject, after: Subject) -> Table:
-    """The types of both steps, the largest change of the sum first."""
     olds, news = _by_name(before), _by_name(after)
     rows = []
     for name in {**olds, **news}:

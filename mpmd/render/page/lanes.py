@@ -80,7 +80,7 @@ def _group_data(
 
 
 def _idle(starts: Sequence[int], took: Sequence[int], end: int | None = None) -> list[int]:
-    """The idle time before each task, and before ``end``: mostly zeros, which are shorter than starts."""
+    """Returns the idle time before each task, and before ``end``: mostly zeros, shorter text than starts."""
     ends = [start + time for start, time in zip(starts, took, strict=True)]
     begins = [*starts, *([] if end is None else [end])]
     return [begin - before for begin, before in zip(begins, [0, *ends], strict=False)]
@@ -92,7 +92,7 @@ def _microbatch(subject: Subject, operation: int) -> int:
 
 
 def _names(subject: Subject, operations: Sequence[int]) -> dict[int, str]:
-    """The names of cells of several tasks, each of its own microbatch."""
+    """Names cells of several tasks, such as ``fwd_3__1 + bwd_3__0``, by their place among ``operations``."""
     tasks = ((k, subject.task(operation)) for k, operation in enumerate(operations))
     cells = ((k, task.tasks) for k, task in tasks if not isinstance(task, OutsideTask))
     return {k: " + ".join(map(str, members)) for k, members in cells if len(members) > 1}

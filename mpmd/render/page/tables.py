@@ -76,7 +76,7 @@ def _idle_table(subject: Subject) -> Table:
 
 
 def _longest_gaps(subject: Subject) -> Iterator[Table]:
-    """The gaps with the most idle time that the ideal schedule does not have."""
+    """Yields a table of the gaps with the most idle time that the ideal schedule does not have, if any."""
     gaps = sorted(subject.attribution.gaps, key=_beyond_fill, reverse=True)[:LONGEST_GAPS]
     rows = []
     for gap in filter(_beyond_fill, gaps):
@@ -142,7 +142,7 @@ def _type_cells(of_type: TypeData) -> tuple[tuple[str, str, str], int]:
 
 
 def _scenarios(subject: Subject) -> Iterator[Table]:
-    """The scenarios that save at least ``FOLDED_SHARE`` of the step, and a folded table of the rest."""
+    """Yields a table of scenarios that save ``FOLDED_SHARE`` of the step, and a folded one of the rest."""
     unchanged, *changed = subject.analysis.scenarios
     whole = unchanged.makespan or 1
     share = unchanged.makespan / (subject.measured.returned or 1)
@@ -157,7 +157,7 @@ def _scenarios(subject: Subject) -> Iterator[Table]:
 
 
 def _joined_links(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
-    """The scenarios; all links that would save nothing if they were faster are a single one."""
+    """Joins the links that would save nothing if they were faster to a single scenario."""
     useless = [each for each in scenarios if each.name.startswith("link ") and not each.saves]
     for scenario in scenarios:
         if scenario not in useless or len(useless) == 1:
@@ -327,7 +327,6 @@ def stage_layers(plan: Plan) -> dict[int, set[int]]:
 
 
 def _stages_table(subject: Subject) -> Table:
-    """The stages of all loops, with the functions that do most of their work."""
     plan, layers = subject.analysis.plan, stage_layers(subject.analysis.plan)
     medians, groups = {}, collections.defaultdict(set)
     sources: dict[int, dict[str, None]] = collections.defaultdict(dict)
