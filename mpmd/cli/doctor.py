@@ -19,7 +19,7 @@ from mpmd.cli import machine
 from mpmd.cli.arguments import add_command
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.util.private_directory import fault_of
-from mpmd.util.tables import aligned, human_bytes
+from mpmd.util.tables import human_bytes
 from mpmd.version import __version__
 
 TRIAL_SECONDS = 180
@@ -103,7 +103,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _text(finding: Finding) -> str:
-    (line,) = aligned([[f"{finding.state.value:7}", f"{finding.subject:20}", finding.found]])
+    line = f"{finding.state.value:7}  {finding.subject:20}  {finding.found}"
     return f"{line}\n{'':9}-> {finding.remedy}" if finding.remedy else line
 
 
