@@ -51,7 +51,7 @@ class JsonFormat:
             member = next(member for member in args if _is_of(member, value))
             data = self.dump(member, value)
             return {member.__name__: data} if member.__name__ in _named_classes(args) else data
-        if dataclasses.is_dataclass(hint):
+        if _is_dataclass(hint):
             return {name: self.dump(each, getattr(value, name)) for name, each in _fields(hint).items()}
         if _is_mapping(origin):
             if args[0] is str:
@@ -78,7 +78,7 @@ class JsonFormat:
         origin, args = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
             return self._load_union(args, data, place)
-        if dataclasses.is_dataclass(hint):
+        if _is_dataclass(hint):
             return self._load_fields(hint, data, place)
         if _is_mapping(origin) and args[0] is str:
             _check(isinstance(data, dict), "an object", data, place)
@@ -149,8 +149,12 @@ def _members(hint: Any) -> Sequence[Any]:
 
 def _named_classes(members: tuple[Any, ...]) -> Mapping[str, Any]:
     """Returns the dataclasses of a union by their names, if there is more than one."""
-    classes = {member.__name__: member for member in members if dataclasses.is_dataclass(member)}
+    classes = {member.__name__: member for member in members if _is_dataclass(member)}
     return classes if len(classes) > 1 else {}
+
+
+def _is_dataclass(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint)  # whose own result would have mypy take ``hint`` for an instance
 
 
 def _is_mapping(origin: Any) -> bool:
@@ -177,7 +181,7 @@ def _may_be(member: Any, data: Json) -> bool:
     origin = get_origin(member) or member
     if origin in _PLAIN:
         return _is_plain(origin, data)
-    return isinstance(data, dict if dataclasses.is_dataclass(origin) or _is_mapping(origin) else list)
+    return isinstance(data, dict if _is_dataclass(origin) or _is_mapping(origin) else list)
 
 
 def _check(is_right: bool, expected: str, data: Json, place: str) -> None:
