@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 import mpmd
+from benchmarks import chain
 from benchmarks.workload import LEARNING_RATE, WEIGHT_DECAY, Workload
 from examples import gpt
 
@@ -63,10 +64,8 @@ def train_step(workload: Workload, schedule: mpmd.Schedule | None = None):
 
 
 def updated(state: State, gradients: Any) -> State:
-    """The state after a step of the optimizer."""
-    params, opt_state = state
-    updates, opt_state = OPTIMIZER.update(gradients, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state
+    """The state after a step of ``OPTIMIZER``."""
+    return chain.updated(OPTIMIZER, state, gradients)
 
 
 def stage_params(workload: Workload, stage: int) -> dict:

@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "mpmd.simulate": "mpmd.ir mpmd.memory mpmd.schedules mpmd.validation",
     "mpmd.render": "mpmd.ir mpmd.schedules mpmd.simulate mpmd.util mpmd.validation",
     "mpmd.attribution": "mpmd.ir mpmd.memory mpmd.simulate",
-    "mpmd.render.page": "mpmd.attribution mpmd.ir mpmd.memory mpmd.render mpmd.simulate mpmd.version",
+    "mpmd.render.page": "mpmd.attribution mpmd.ir mpmd.memory mpmd.render mpmd.simulate mpmd.util "
+    "mpmd.version",
     "mpmd.profile": "mpmd.attribution mpmd.ir mpmd.render.page mpmd.util mpmd.validation",
     # Chooses how to run a step.
     "mpmd.planner": "",
@@ -169,8 +170,7 @@ MAY_IMPORT = {
     "mpmd.compiler.pipeline mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.explanation mpmd.ir "
     "mpmd.memory mpmd.meshes mpmd.profile mpmd.program mpmd.runtime mpmd.sharding mpmd.simulate mpmd.util "
     "mpmd.validation mpmd.verify",
-    "mpmd.checking": "mpmd.arguments mpmd.arrays mpmd.compat mpmd.compiler.jaxprs mpmd.step mpmd.util "
-    "mpmd.validation",
+    "mpmd.checking": "mpmd.arrays mpmd.compat mpmd.compiler.jaxprs mpmd.step mpmd.util mpmd.validation",
     "mpmd.watching": "mpmd.runtime mpmd.util mpmd.validation",
     "mpmd": "",
     # The one door: the only module of mpmd that imports cluster, when one of its names is used.

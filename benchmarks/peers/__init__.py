@@ -60,7 +60,7 @@ class Peer:
 
 
 PEERS = (
-    Peer("jit", "jax.jit, one device", "plain_jit:PlainJit", accelerated=True),
+    Peer("jit", "jax.jit, one device", "ours:PlainJit", accelerated=True),
     Peer("seq", "seq: our executables, one thread", "baselines:Sequential", accelerated=True),
     Peer("thr", "thr: our executables, threads", "baselines:Threads"),
     Peer("spmd", "SPMD GPipe (shard_map)", "spmd_gpipe:SpmdGPipe", "groups"),

@@ -1,4 +1,4 @@
-"""The subject of the benchmarks: the step compiled by ``mpmd``, in one process and on Ray."""
+"""The subject of the benchmarks, the step compiled by ``mpmd``, beside the same step under ``jax.jit``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from benchmarks.frame import in_process_mesh
 from benchmarks.workload import Setting
 
 
-class InProcess:
-    """A thread for each group, over the devices of this process."""
+class PlainJit:
+    """The step under ``jax.jit`` on one device: no pipeline; the microbatches are a scan."""
 
     def __init__(self, setting: Setting):
-        self._mesh = self._open(setting)
-        self._state = model.init_state(setting.workload)
-        self._batch = model.batch(setting.workload)
-        step = mpmd.jit(model.train_step(setting.workload), self._mesh, donate_argnums=0)
-        self._step = step.compile(self._state, *self._batch)
+        self._state, self._batch = model.init_state(setting.workload), model.batch(setting.workload)
+        self._step = self._compiled(model.train_step(setting.workload))
 
-    def _open(self, setting: Setting):
-        return in_process_mesh(setting.workload.groups)
+    def _compiled(self, step):
+        return jax.jit(step, donate_argnums=0)
 
     def run(self, steps: int) -> float:
         for _ in range(steps):
@@ -29,6 +26,20 @@ class InProcess:
         for leaf in jax.tree.leaves(self._state):
             leaf.block_until_ready()
         return float(loss)
+
+
+class InProcess(PlainJit):
+    """A thread for each group, over the devices of this process."""
+
+    def __init__(self, setting: Setting):
+        self._mesh = self._open(setting)
+        super().__init__(setting)
+
+    def _compiled(self, step):
+        return mpmd.jit(step, self._mesh, donate_argnums=0).compile(self._state, *self._batch)
+
+    def _open(self, setting: Setting):
+        return in_process_mesh(setting.workload.groups)
 
     def close(self) -> None:
         self._mesh.close()

@@ -16,7 +16,7 @@ import dataclasses
 from typing import NamedTuple, Self
 
 from mpmd.attribution.ideal import ideal_of
-from mpmd.attribution.links import Links, links_of
+from mpmd.attribution.links import Link, links_of, parents_first
 from mpmd.attribution.measured import Measured
 from mpmd.ir.plan import OutsideTask
 from mpmd.simulate.workload import StepTimes
@@ -56,7 +56,7 @@ class Accounts:
 
     measured: Measured
     ideal: StepTimes[int]
-    links: Links
+    links: tuple[Link, ...]
     entries: tuple[Account, ...]
     accounts: tuple[Account, ...]
 
@@ -65,19 +65,18 @@ class Accounts:
         """The accounts of all operations; linear in operations and messages."""
         ideal, links = ideal_of(measured), links_of(measured)
         entries = tuple(
-            _entry(measured, ideal, links, group, operation)
+            _entry(measured, links[operation], ideal.durations[operation], group, operation)
             for group in measured.groups
             for operation in measured.operations(group)
         )
         accounts = [Account()] * len(entries)
-        for operation in links.order:
+        for operation in parents_first(links):
             parent, entry = links[operation].parent, entries[operation]
             accounts[operation] = entry if parent < 0 else Account(*map(int.__add__, accounts[parent], entry))
         return cls(measured, ideal, links, entries, tuple(accounts))
 
 
-def _entry(measured: Measured, ideal: StepTimes[int], links: Links, group: int, operation: int) -> Account:
-    link, equal = links[operation], ideal.durations[operation]
+def _entry(measured: Measured, link: Link, equal: int, group: int, operation: int) -> Account:
     median = int(measured.workload.durations[operation])
     is_outside = isinstance(measured.workload.tasks[operation], OutsideTask)
     is_first = link.parent < 0

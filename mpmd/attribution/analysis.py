@@ -63,7 +63,7 @@ class Analysis:
 
 
 def _senders(plan: Plan, topology: Topology) -> Senders:
-    """The ranks from which each process gets its slices of a message."""
+    """Returns a function that names the ranks from which a process gets its slices of a message."""
     if all(group.num_processes == 1 for group in topology.groups):
         return lambda edge, tag, rank: (0,)
     routes = Routes(plan, topology)

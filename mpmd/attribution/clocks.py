@@ -74,7 +74,7 @@ def match(step: RecordedStep, senders: Senders) -> MatchedStep:
 
 
 def _bounds(step: RecordedStep, clocks: Sequence[str], senders: Senders) -> np.ndarray:
-    """For each pair of clocks, the least time from one to the other; infinite where nothing went."""
+    """Returns for each pair of clocks the least nanoseconds of a message; infinite without messages."""
     numbers = {clock: i for i, clock in enumerate(clocks)}
     bounds = np.full((len(clocks), len(clocks)), np.inf)
     np.fill_diagonal(bounds, 0)
@@ -86,7 +86,7 @@ def _bounds(step: RecordedStep, clocks: Sequence[str], senders: Senders) -> np.n
 
 
 def _flights(step: RecordedStep, senders: Senders) -> Iterator[tuple[str, int, str, int]]:
-    """All that went from process to process: the clocks and the times of its sending and its arrival."""
+    """Yields the clocks and times of sending and arrival of each request, reply and message."""
     driver = step.driver.clock
     sent: dict[tuple[Edge, int], dict[int, tuple[str, int]]] = collections.defaultdict(dict)
     for times in step.processes:
@@ -127,7 +127,7 @@ def _loosened(bounds: np.ndarray, slack: int) -> np.ndarray:
 
 
 def _shortest_paths(bounds: np.ndarray) -> np.ndarray:
-    """The lengths of the shortest paths between all pairs (Floyd and Warshall)."""
+    """Returns the lengths of the shortest paths between all pairs (Floyd and Warshall)."""
     distances = bounds.copy()
     for through in range(len(bounds)):
         np.minimum(distances, distances[:, through, None] + distances[None, through, :], out=distances)

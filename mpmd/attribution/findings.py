@@ -112,7 +112,7 @@ class _Writer:
             yield Finding(text, "fill", 0, 0.0)
 
     def _imbalance(self, less: str) -> _Sentence:
-        """The group with the most work in loops, and its slowest type of task."""
+        """Names the group with the most work in loops, and its slowest type of task."""
         balance = balance_of(self.attribution)
         if not balance.loads:
             return f"there is no work in loops; {equal_stages_text(less)}", -1
@@ -126,7 +126,7 @@ class _Writer:
         return f"{text}; {equal_stages_text(less)}", operation
 
     def _slowest_type(self, group: int) -> tuple[str, float, int]:
-        """A group's type of task that most exceeds the mean of its kind, the factor, and one such task."""
+        """Returns the type of task that most exceeds the mean of its kind, the factor, and one such task."""
         workload, equal_times = self.attribution.measured.workload, self.attribution.ideal.durations
         slowest, most, example = "", 0.0, -1
         for operation in workload.operations(group):
@@ -192,7 +192,7 @@ class _Writer:
         return f"{text}; without that the step would take {less}", next(measured.tasks(last), -1)
 
     def _cores(self, less: str) -> _Sentence:
-        """The number of groups, and how much longer their tasks take than each alone."""
+        """Counts the groups, and compares the times of their tasks with those that each would take alone."""
         measured, model = self.attribution.measured, self.model
         tasks = [task for group in self._groups for task in measured.tasks(group)]
         groups = sum(any(measured.tasks(group)) for group in self._groups)
@@ -224,7 +224,7 @@ class _Writer:
             yield Finding(text, "message", saves, saves / whole, self._slowest_reader(edge))
 
     def _slowest_reader(self, edge: Edge) -> int:
-        """The task that a message of an edge was longest in flight for; -1 for none."""
+        """Returns the task for which a message of an edge was longest in flight; -1 for none."""
         measured, readers = self.attribution.measured, self.attribution.measured.workload.messages.readers
         flights = (
             (measured.arrivals[message] - max(measured.sent[message], measured.asked[message]), reader)
@@ -238,7 +238,7 @@ class _Writer:
         return self.attribution.measured.groups
 
     def _worst(self, cause: str) -> int:
-        """The operation that has the most of a cause in all gaps together; -1 for none."""
+        """Returns the operation to blame for the most nanoseconds of a cause in all gaps; -1 for none."""
         blamed: collections.Counter[int] = collections.Counter()
         for gap in self.attribution.gaps:
             for culprit in gap.culprits:

@@ -150,7 +150,7 @@ def _ideal_end(accounts: Accounts, operation: int) -> int:
 def _divided(
     accounts: Accounts, before: int, waited: int, start: int, end: int, ideal_idle: int
 ) -> tuple[Causes, list[Culprit]]:
-    """The causes of the time from ``start`` until ``waited`` ended, and the culprit of the largest cause."""
+    """Divides the time from ``start`` until ``waited`` ended; names the culprit of the largest cause."""
     fill = min(end - start, max(ideal_idle, 0))
     rest = end - start - fill
     if rest == 0:
@@ -175,7 +175,7 @@ def _divided(
 
 
 def _culprit(accounts: Accounts, waited: int, before: int, cause: str) -> int:
-    """The operation with the most of a cause on the way back to an ancestor of both; -1 for none."""
+    """Returns the operation with the most of a cause on the way back to a common ancestor; -1 for none."""
     measured, most, culprit = accounts.measured, 0, -1
     for _ in range(_FOLLOWED):
         if waited < 0 or waited == before:
@@ -195,7 +195,7 @@ _FOLLOWED = 200
 
 
 def _late(received: int, began: int, ideal_idle: int) -> Causes:
-    """The causes of the time until a group began, which would have begun after ``ideal_idle`` at best."""
+    """Divides the time until a group began, which would have begun after ``ideal_idle`` at best."""
     fill = min(max(ideal_idle, 0), began)
     driver = max(received - fill, 0)
     return Causes(fill=fill, driver=driver, late_begin=began - fill - driver)

@@ -8,7 +8,7 @@ to other messages first.
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpmd.attribution.measured import Measured
@@ -35,27 +35,15 @@ class Link(NamedTuple):
     is_after_sender: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Links:
-    """The link of each operation, and the operations in an order in which parents come first."""
-
-    links: tuple[Link, ...]
-    order: tuple[int, ...]
-
-    def __getitem__(self, operation: int) -> Link:
-        return self.links[operation]
-
-
-def links_of(measured: Measured) -> Links:
-    """The link of each operation. Takes time linear in the operations and messages."""
-    links = [
+def links_of(measured: Measured) -> tuple[Link, ...]:
+    """Returns the link of each operation, in time linear in the operations and messages."""
+    return tuple(
         Link(-1, measured.starts[operation])
         if operation == measured.workload.bounds[group]
         else _link(measured, operation)
         for group in measured.groups
         for operation in measured.operations(group)
-    ]
-    return Links(tuple(links), _parents_first(links))
+    )
 
 
 def _link(measured: Measured, operation: int) -> Link:
@@ -72,8 +60,8 @@ def _link(measured: Measured, operation: int) -> Link:
     return Link(parent, start, message, begin - start - message, wait.message, wait.outlasts)
 
 
-def _parents_first(links: list[Link]) -> tuple[int, ...]:
-    """The operations ordered so that each comes after its parent."""
+def parents_first(links: Sequence[Link]) -> list[int]:
+    """Orders the operations so that each comes after its parent."""
     placed, order = [False] * len(links), list[int]()
     for operation in range(len(links)):
         path = []
@@ -82,4 +70,4 @@ def _parents_first(links: list[Link]) -> tuple[int, ...]:
             path.append(operation)
             operation = links[operation].parent
         order += reversed(path)
-    return tuple(order)
+    return order

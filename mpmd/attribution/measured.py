@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 from mpmd.attribution.clocks import MatchedStep
 from mpmd.attribution.cores import sharing
-from mpmd.ir.plan import AnyTask, GroupProgram, LoopStages, OutsideTask, Plan, TaskType
+from mpmd.ir.plan import AnyTask, LoopStages, OutsideTask, Plan, TaskType
 from mpmd.ir.process_times import Host, ProcessTimes, SendTime, TaskTime, WaitTime
 from mpmd.ir.routes import Topology
 from mpmd.simulate.costs import Costs, types_of
@@ -112,13 +111,10 @@ def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None 
     Steps for which groups were replaced are left out, unless all steps are.
 
     Args:
-      steps: by the driver's clock.
+      steps: at least one, of this plan, by the driver's clock. ``Profile.load`` checks those of a file.
       topology: of the groups, for the bytes of messages; ``None``: whole values travel.
 
-    Raises: ``ValueError`` for no steps, and for steps of another plan.
     """
-    if not steps:
-        raise ValueError("there is no recorded step to explain")
     kept = [i for i, step in enumerate(steps) if step.recovery is None] or list(range(len(steps)))
     chosen = sorted(kept, key=lambda i: (steps[i].returned, i))[(len(kept) - 1) // 2]
     by_group = {i: _by_group(plan, steps[i]) for i in kept}
@@ -130,28 +126,22 @@ def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None 
 
 
 def _by_group(plan: Plan, step: MatchedStep) -> list[ProcessTimes]:
-    processes: list[list[ProcessTimes]] = [[] for _ in plan.programs]
+    processes: dict[int, list[ProcessTimes]] = collections.defaultdict(list)
     for process in step.processes:
-        if process.mpmd_idx >= len(processes):
-            raise ValueError(f"the plan has no group {process.mpmd_idx}, of which times are recorded")
         processes[process.mpmd_idx].append(process)
     return [
-        _last_process(program, of_group, step.returned)
-        for program, of_group in zip(plan.programs, processes, strict=True)
+        _last_process(program.mpmd_idx, processes[program.mpmd_idx], step.returned)
+        for program in plan.programs
     ]
 
 
-def _last_process(program: GroupProgram, processes: Sequence[ProcessTimes], returned: int) -> ProcessTimes:
+def _last_process(group: int, processes: Sequence[ProcessTimes], returned: int) -> ProcessTimes:
     """Combines processes: each moment is the last process's, from 0 to ``returned``."""
-    tasks = [run.task for run in program.runs]
-    if not processes:
-        if tasks:
-            raise ValueError(f"the times of group {program.mpmd_idx} are not recorded")
-        return ProcessTimes(program.mpmd_idx, 0, Host("", ""), 0, 0, 0, 0)
+    if not processes:  # the group has no part in the step
+        return ProcessTimes(group, 0, Host("", ""), 0, 0, 0, 0)
     waits: dict[tuple[int, int], list[WaitTime]] = collections.defaultdict(list)
     sends: dict[tuple[int, int], list[SendTime]] = collections.defaultdict(list)
     for process in processes:
-        _check_tasks(program.mpmd_idx, tasks, [task.task for task in process.tasks])
         for wait in process.waits:
             waits[wait.src, wait.tag].append(wait)
         for send in process.sends:
@@ -182,19 +172,8 @@ def _last_process(program: GroupProgram, processes: Sequence[ProcessTimes], retu
     )
 
 
-def _check_tasks(group: int, planned: Sequence[AnyTask], recorded: Sequence[AnyTask]) -> None:
-    """Raises ``ValueError`` for tasks that are not the plan's."""
-    pairs = itertools.zip_longest(planned, recorded)
-    if differing := next((pair for pair in pairs if pair[0] != pair[1]), None):
-        task, other = differing
-        raise ValueError(
-            f"group {group} ran {other or 'nothing'} where the plan has {task or 'nothing'}: "
-            "the times are those of another step"
-        )
-
-
 def _medians(workload: Workload, steps: Iterable[Sequence[ProcessTimes]]) -> list[float]:
-    """By operation, the median time of its type in all steps; 0 for operations that are no tasks."""
+    """Returns for each operation the median time of its type in all steps; 0 for waits and replies."""
     keys = types_of_operations(workload)
     times: dict[TypeKey, list[int]] = collections.defaultdict(list)
     for groups in steps:

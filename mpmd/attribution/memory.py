@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
-import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from mpmd.attribution.clocks import MatchedStep
-from mpmd.ir.plan import Edge, GroupProgram, Name, Plan, Recv
+from mpmd.ir.plan import GroupProgram, Name, Plan, Recv
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.memory import MemoryParts, sizes_on_devices
 from mpmd.memory.kinds import KINDS, kinds_of
@@ -53,64 +52,61 @@ def _of_group(
     if times is None:  # the group has no part in the step
         return MemoryOverTime(program.mpmd_idx, (0,), (_parts(moments[0].by_kind, 0, None),))
     temporaries = {e.name: e.memory.temporaries for e in plan.executables_of(program.mpmd_idx) if e.memory}
-    values = list(_value_changes(moments, times, temporaries))
-    messages = sorted(_message_changes(program, values, times, sizes), key=operator.itemgetter(0))
+    changes = _changes(program, moments, times, sizes, temporaries)
     held, used, in_flight = moments[0].by_kind, 0, 0
     over_time: dict[int, MemoryParts] = {}
-    changes: Iterator[tuple[int, _Values | int]] = heapq.merge(values, messages, key=operator.itemgetter(0))
-    for time, change in changes:
-        if isinstance(change, int):
-            in_flight += change
-        else:
+    for change in sorted(changes, key=lambda change: change.time):
+        in_flight += change.messages
+        if change.by_kind is not None:
             held, used = change.by_kind, change.temporaries
-        over_time[max(time, 0)] = _parts(held, in_flight, used if temporaries else None)
+        over_time[max(change.time, 0)] = _parts(held, in_flight, used if temporaries else None)
     return MemoryOverTime(program.mpmd_idx, tuple(over_time), tuple(over_time.values()))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Values:
-    """The values that a group holds from some time on, and the messages whose use begins then."""
+class _Change(NamedTuple):
+    """A change of the bytes on each device of a group.
 
-    by_kind: tuple[int, ...]
-    temporaries: int
-    taken: tuple[tuple[Edge, int], ...]
+    Attributes:
+      messages: the bytes by which the messages grow that have come and are not used yet.
+      by_kind: the bytes of values from then on; ``None`` when a message arrives, which changes no value.
+      temporaries: the bytes of XLA from then on.
+    """
 
-
-def _value_changes(
-    moments: Collection[HeldMoment], times: ProcessTimes, temporaries: Mapping[str, int]
-) -> Iterator[tuple[int, _Values]]:
-    """The changes of values, in the order of the program. Values are dropped as soon as a task has ended."""
-    tasks = iter(times.tasks)
-    waits = {((wait.src, times.mpmd_idx), wait.tag): wait.end for wait in times.waits}
-    time = 0
-    for moment in moments:
-        if moment.run is None:
-            time = max([time, *(waits[key] for key in moment.taken)])
-            yield time, _Values(moment.by_kind, 0, moment.taken)
-        else:
-            task = next(tasks)
-            yield task.start, _Values(moment.by_kind, temporaries.get(moment.run.executable, 0), moment.taken)
-            time = task.end
-            yield time, _Values(moment.by_kind, 0, ())
+    time: int
+    messages: int
+    by_kind: tuple[int, ...] | None = None
+    temporaries: int = 0
 
 
-def _message_changes(
+def _changes(
     program: GroupProgram,
-    values: Collection[tuple[int, _Values]],
+    moments: Sequence[HeldMoment],
     times: ProcessTimes,
     sizes: Mapping[Name, int],
-) -> Iterator[tuple[int, int]]:
-    """The bytes of each message: positive when it arrives, negative when its use begins."""
+    temporaries: Mapping[str, int],
+) -> Iterator[_Change]:
+    """Yields the changes of values in the order of the program, then the arrivals of messages.
+
+    Values are dropped as soon as a task has ended.
+    """
     nbytes = {
         ((recv.src, program.mpmd_idx), recv.tag): sum(sizes[name] for name in recv.values)
         for recv in program.instructions
         if isinstance(recv, Recv)
     }
-    for wait in times.waits:
-        yield wait.arrived, nbytes[(wait.src, program.mpmd_idx), wait.tag]
-    for time, change in values:
-        for key in change.taken:
-            yield time, -nbytes[key]
+    waits = {((wait.src, program.mpmd_idx), wait.tag): wait for wait in times.waits}
+    tasks, time = iter(times.tasks), 0
+    for moment in moments:
+        begins_use = -sum(nbytes[key] for key in moment.taken)
+        if moment.run is None:
+            time = max([time, *(waits[key].end for key in moment.taken)])
+            yield _Change(time, begins_use, moment.by_kind)
+        else:
+            _, start, time, _ = next(tasks)
+            yield _Change(start, begins_use, moment.by_kind, temporaries.get(moment.run.executable, 0))
+            yield _Change(time, 0, moment.by_kind)
+    for key, wait in waits.items():
+        yield _Change(wait.arrived, nbytes[key])
 
 
 def _parts(by_kind: tuple[int, ...], messages: int, temporaries: int | None) -> MemoryParts:

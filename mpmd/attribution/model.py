@@ -107,9 +107,9 @@ class StepModel:
 
 
 def _times_alone(attribution: Attribution) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The times of tasks, and of the handling before each task, if each group had its own cores."""
+    """Returns the times of tasks, and of the handling before each, if each group had its own cores."""
     measured = attribution.measured
-    handling = [link.handling for link in attribution.links.links]
+    handling = [link.handling for link in attribution.links]
     if math.isinf(measured.at_once):
         return tuple(measured.durations), tuple(handling)
     begins = [start - time for start, time in zip(measured.starts, handling, strict=True)]
@@ -126,7 +126,7 @@ def _times_alone(attribution: Attribution) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def _medians_alone(measured: Measured, durations: Sequence[int]) -> Workload:
-    """The workload with the medians of types, each in proportion to the time of its tasks alone."""
+    """Scales the median of each type by the times that its tasks take without shared cores."""
     if math.isinf(measured.at_once):
         return measured.workload
     together: collections.Counter = collections.Counter()

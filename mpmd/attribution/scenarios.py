@@ -65,7 +65,7 @@ def scenarios_of(model: StepModel) -> tuple[Scenario, ...]:
 
 
 def _changes(model: StepModel) -> Iterator[tuple[str, str, str, StepModel]]:
-    """The name, the cause and the text of each scenario, with the changed step."""
+    """Yields the name, the cause and the text of each scenario, with the changed step."""
     change = functools.partial(dataclasses.replace, model)
     no_groups = (0,) * len(model.received)
     yield "measured", "", "nothing changed", model

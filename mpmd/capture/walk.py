@@ -132,7 +132,7 @@ class _Walker:
         return list(map(value_of, jaxpr.outvars))
 
     def _stops(self, eqn: JaxprEqn) -> bool:
-        """Whether the time has ended before an equation, or before the next iteration of a loop."""
+        """Tells whether the time has ended before an equation, or before the next iteration of a loop."""
         if not self._has_stopped and time.monotonic() >= self._end:
             self._has_stopped = True
             reason = f"stopped after {_MOST_SECONDS} s; what follows was not evaluated either"
@@ -174,7 +174,7 @@ class _Walker:
         return [_value(result, origin) for result in results]
 
     def _compiled(self, eqn: JaxprEqn) -> Callable:
-        """The function of an equation, from and to arrays of numpy; equal equations share one."""
+        """Compiles an equation as a function of arrays of numpy; equal equations share one function."""
         # Variables for literals, and for results that nothing reads, which a jaxpr cannot have as results.
         invars, outvars = ([Var(atom.aval) for atom in atoms] for atoms in (eqn.invars, eqn.outvars))
         eqn = eqn.replace(invars=[*invars], outvars=outvars)
@@ -186,7 +186,7 @@ class _Walker:
         return self._functions[key]
 
     def _on_all_devices(self, function: Callable) -> Callable:
-        """A function that computes with the part of each array that a device of the group has."""
+        """Compiles a function for as many devices as the group has, which all get whole arrays."""
         size, devices = self._submesh.size, jax.devices()
         if len(devices) < size:
             raise ValueError(f"it takes the {size} devices of its group, and JAX has {len(devices)} here")
@@ -289,17 +289,16 @@ def _source(eqn: JaxprEqn) -> Source:
 
 
 def _value(array: np.ndarray, origin: Origin | None) -> Value:
-    """A value, with the origin of its NaNs and infinities if it has any."""
     return Value(array, origin if any(count_nonfinite(array)) else None)
 
 
 def _constant(value: Any, atom: Atom) -> Value:
-    """A value that is written in the program, of the type of ``atom``."""
+    """Returns a literal or constant of the program as a value of the type of ``atom``."""
     return Value(np.asarray(encode(value) if is_key(atom.aval) else value, raw(atom.aval).dtype))
 
 
 def _called_function(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The function that an equation does nothing but call, or compute again for a backward."""
+    """Returns the function that an equation only calls, or recomputes for a backward; else ``None``."""
     if is_remat(eqn):
         return closed(eqn.params["jaxpr"])
     if eqn.primitive.name == "call_jaxpr":
@@ -308,14 +307,13 @@ def _called_function(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _has_shard_map(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a ``shard_map``, or has one inside."""
     return eqn.primitive.name == "shard_map" or any(
         _has_shard_map(inner) for jaxpr in subjaxprs(eqn) for inner in jaxpr.eqns
     )
 
 
 def _of_finite_elements(source: Source, values: Sequence[Value], result: np.ndarray) -> np.ndarray:
-    """The positions at which the result is not finite, although the operands there are."""
+    """Returns the positions at which the result is not finite, although the operands there are."""
     arrays = [value.array for value in values if value.array is not None]
     if source.primitive not in ELEMENTWISE or any(a.shape not in ((), result.shape) for a in arrays):
         return np.zeros(result.shape, bool)
@@ -330,12 +328,11 @@ def _is_finite(array: np.ndarray) -> np.ndarray:
 
 
 def _first(values: Sequence[Value]) -> Origin | None:
-    """The first origin of several values; ``None`` where they have none."""
+    """Returns the first origin of several values; ``None`` if no value has one."""
     return min((v.origin for v in values if v.origin), key=lambda origin: origin.number, default=None)
 
 
 def _row(stack: Value, index: int) -> Value:
-    """One row of a value that is scanned over."""
     if stack.array is None:
         return UNKNOWN
     return _value(stack.array[index, ...], stack.origin)

@@ -102,7 +102,7 @@ class CaptureWriter:
 
 
 def _module(jaxpr: Jaxpr, executable: Executable, submesh: AbstractMesh, platform: str) -> tuple[bytes, str]:
-    """The portable artifact of a task; or no bytes, and the reason why the task cannot be exported."""
+    """Returns the portable artifact of a task; or no bytes, and the reason why it cannot be exported."""
     if calls := ", ".join(python_calls(jaxpr.eqns)):
         return b"", f"it calls Python: {calls}"
     try:
@@ -147,5 +147,5 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _opened(path: Path):
-    """A new file that only its user may read."""
+    """Opens a new file that only its user may read."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
 
-from mpmd.arguments.call import Call
 from mpmd.arrays.array import to_host
 from mpmd.checking.judge import Check, judge
 from mpmd.checking.perturb import coarsest_rounding, on_host, perturbed
@@ -72,7 +71,12 @@ def check(
     rounding = coarsest_rounding(loaded.compiled.program.jaxprs.values())
     moved = [perturbed(call.leaves, rounding, seed) for seed in range(_PERTURBED_RUNS)]
     copies = tuple(map(on_host, call.leaves))  # which the step may take over
-    actual = _results(lambda leaves: loaded.submit(_with(call, leaves))[0], copies, fed_back, steps)
+    actual = _results(
+        lambda leaves: loaded.submit(dataclasses.replace(call, leaves=tuple(leaves)))[0],
+        copies,
+        fed_back,
+        steps,
+    )
     with _mesh_of_one_device(loaded.submeshes[0]):
         expected, *others = [
             _results(on_one_device, leaves, fed_back, steps) for leaves in (call.leaves, *moved)
@@ -95,7 +99,7 @@ def check(
 
 
 def _mesh_of_one_device(submesh: AbstractMesh) -> AbstractContextManager:
-    """A context in which specs without a mesh are over the caller's mesh, or one device's."""
+    """Returns a context in which specs without a mesh are over the caller's mesh, or one device's."""
     if not jax.sharding.get_abstract_mesh().empty:
         return contextlib.nullcontext()
     sizes = (1,) * len(submesh.axis_names)
@@ -119,26 +123,18 @@ def _results(
     return results
 
 
-def _with(call: Call, leaves: Sequence[Any]) -> Call:
-    """A call like another, with other leaves of the same types."""
-    return dataclasses.replace(call, leaves=tuple(leaves))
-
-
 def _check_alike(expected: Any, actual: Any) -> None:
     """Raises ``ValueError`` naming the leaves of two results that cannot be compared."""
     here: Any = jax.tree.structure(actual)
     there: Any = jax.tree.structure(expected)
     if here != there:
         raise ValueError(f"the step returns {here}, and the reference {there}")
-    if faults := [*_different_types(expected, actual)]:
-        raise ValueError("\n".join(faults))
-
-
-def _different_types(expected: Any, actual: Any) -> Iterator[str]:
     pairs = zip(paths(expected), jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
-    for path, here, there in pairs:
-        if (here.shape, here.dtype) != (there.shape, there.dtype):
-            yield (
-                f"result{path} is {here.dtype}{list(here.shape)}, and the reference's is "
-                f"{there.dtype}{list(there.shape)}"
-            )
+    faults = [
+        f"result{path} is {leaf.dtype}{list(leaf.shape)}, and the reference's is "
+        f"{like.dtype}{list(like.shape)}"
+        for path, leaf, like in pairs
+        if (leaf.shape, leaf.dtype) != (like.shape, like.dtype)
+    ]
+    if faults:
+        raise ValueError("\n".join(faults))

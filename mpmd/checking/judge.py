@@ -114,7 +114,7 @@ class Check(ShownAsText):
 
 
 def _badness(leaf: LeafCheck) -> tuple[int, float]:
-    """The rank of a leaf's verdict, and its difference relative to its change."""
+    """Returns the rank of a leaf's verdict, and its difference relative to its change."""
     relative = leaf.difference / leaf.change if leaf.change else math.inf if leaf.difference else 0.0
     return list(Verdict).index(leaf.verdict), relative
 
@@ -199,7 +199,7 @@ def _verdict(outside: int, difference: np.ndarray, decided: float) -> Verdict:
 
 
 def _distance(value: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The distance of numbers: 0 for equal infinities and two NaNs, infinite for one NaN."""
+    """Returns the distance of numbers: 0 for equal infinities and two NaNs, infinite for one NaN."""
     distance = np.abs(value - other)
     alike = (value == other) | (np.isnan(value) & np.isnan(other))
     return np.where(alike, 0.0, np.where(np.isnan(distance), np.inf, distance))
@@ -210,7 +210,7 @@ def _largest(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _wide(value: Any) -> np.ndarray:
-    """Numbers in double precision; of keys, the integers inside."""
+    """Converts numbers to double precision, and keys to the integers inside."""
     if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     array = np.asarray(value)

@@ -123,7 +123,7 @@ def choose(step: Any, arguments: tuple, options: argparse.Namespace) -> None:
 
 
 def _cluster(options: argparse.Namespace) -> Cluster | HeterogeneousCluster:
-    """The cluster of the file and the options. Raises ``ValueError`` for missing and unknown fields."""
+    """Builds the cluster of the file and options. Raises ``ValueError`` for missing and unknown fields."""
     fields = read_file(options.cluster) if options.cluster is not None else {}
     others = {name: value for name in _NUMBERS if (value := getattr(options, name)) is not None}
     others |= {name: Link(*value) for name in _LINKS if (value := getattr(options, name)) is not None}

@@ -19,7 +19,7 @@ from mpmd.cli import machine
 from mpmd.cli.arguments import add_command
 from mpmd.cli.exit_codes import ExitCode
 from mpmd.util.private_directory import fault_of
-from mpmd.util.tables import aligned, human_bytes
+from mpmd.util.tables import human_bytes
 from mpmd.version import __version__
 
 TRIAL_SECONDS = 180
@@ -103,7 +103,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _text(finding: Finding) -> str:
-    (line,) = aligned([[f"{finding.state.value:7}", f"{finding.subject:20}", finding.found]])
+    line = f"{finding.state.value:7}  {finding.subject:20}  {finding.found}"
     return f"{line}\n{'':9}-> {finding.remedy}" if finding.remedy else line
 
 
@@ -168,7 +168,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    """Looks whether other users may write to the compilation cache, whose content is executed."""
+    """Checks that no other user may write to the compilation cache, whose content is executed."""
     path = CACHE.expanduser()
     if not path.exists():
         yield Finding("compilation cache", State.OK, f"{path} is made by the first launch")
@@ -193,10 +193,10 @@ def _ports() -> Iterator[Finding]:
     except OSError as error:
         yield Finding("ports", State.FAULT, str(error), "processes have to be able to listen at 127.0.0.1")
         return
-    chosen = "" if ports.first is None else f"{ports.first} to {ports.last} for connections; "
-    listening = [str(port.port) for port in ports.ray if port.listens]
+    chosen = "" if ports["first"] is None else f"{ports['first']} to {ports['last']} for connections; "
+    listening = [str(port["port"]) for port in ports["ray"] if port["listens"]]
     ray = f"Ray listens at {', '.join(listening)}" if listening else "no Ray listens"
-    yield Finding("ports", State.OK, f"{chosen}{ray}", data={"ports": dataclasses.asdict(ports)})
+    yield Finding("ports", State.OK, f"{chosen}{ray}", data={"ports": ports})
 
 
 def _gpus(devices: Finding) -> Iterator[Finding]:
@@ -210,11 +210,12 @@ def _gpus(devices: Finding) -> Iterator[Finding]:
         return
     if not gpus:
         return
-    data = {"gpus": [dataclasses.asdict(gpu) for gpu in gpus]}
-    kinds = collections.Counter(f"{gpu.name}, {human_bytes(gpu.memory_bytes)}" for gpu in gpus)
+    kinds = collections.Counter(f"{gpu['name']}, {human_bytes(gpu['memory_bytes'])}" for gpu in gpus)
     text = "; ".join(f"{count} of {kind}" for kind, count in kinds.items())
     unused = all(device["platform"] == "cpu" for device in devices.data.get("devices", ()))
-    yield Finding("gpus", State.WARNING if unused else State.OK, text, UNUSED_GPUS if unused else "", data)
+    yield Finding(
+        "gpus", State.WARNING if unused else State.OK, text, UNUSED_GPUS if unused else "", {"gpus": gpus}
+    )
 
 
 def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
@@ -236,7 +237,7 @@ def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
 
 
 def _error_in(text: str) -> list[str]:
-    """The last lines of a process's output, without the traceback above the error."""
+    """Returns the last lines of a process's output, without the traceback above the error."""
     lines = text.strip().splitlines()[-3:]
     indented = [i for i, line in enumerate(lines) if line.startswith("  ")]
     return lines[indented[-1] + 1 :] or lines if indented else lines

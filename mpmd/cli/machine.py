@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 NVIDIA_SMI = "nvidia-smi"
 _FIELDS = "index,name,memory.total,driver_version"
@@ -19,46 +18,13 @@ RAY_PORTS = {6379: "head node", 8265: "dashboard", 10001: "Ray Client"}
 """Ray's default ports, each with its use."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Gpu:
-    """A GPU, as NVIDIA's driver describes it."""
-
-    index: int
-    name: str
-    memory_bytes: int
-    driver: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RayPort:
-    """A port of Ray's, and whether a process of this machine listens there."""
-
-    port: int
-    use: str
-    listens: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Ports:
-    """The ports of this machine.
-
-    Attributes:
-      first, last: the range from which the system chooses the ports of connections; ``None`` without /proc.
-      ray: Ray's default ports.
-    """
-
-    first: int | None
-    last: int | None
-    ray: tuple[RayPort, ...]
-
-
-def read_gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this machine; none where NVIDIA's driver is not installed.
+def read_gpus() -> list[dict[str, Any]]:
+    """Returns the GPUs of this machine with the fields of the command's JSON; none without NVIDIA's driver.
 
     Raises: ``RuntimeError`` with the driver's message where it does not answer.
     """
     if shutil.which(NVIDIA_SMI) is None:
-        return ()
+        return []
     command = [NVIDIA_SMI, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
@@ -66,23 +32,28 @@ def read_gpus() -> tuple[Gpu, ...]:
         raise RuntimeError(f"{NVIDIA_SMI} has not answered within {_SECONDS} s") from None
     if done.returncode:
         raise RuntimeError((done.stdout + done.stderr).strip() or f"it ended with {done.returncode}")
-    return tuple(_gpu(line.split(", ")) for line in done.stdout.splitlines() if line.strip())
+    return [_gpu(*line.split(", ")) for line in done.stdout.splitlines() if line.strip()]
 
 
-def _gpu(fields: Sequence[str]) -> Gpu:
-    index, name, mebibytes, driver = fields
+def _gpu(index: str, name: str, mebibytes: str, driver: str) -> dict[str, Any]:
     # A GPU that shares the memory of its host has none of its own to say.
     memory = int(mebibytes) * 2**20 if mebibytes.isdecimal() else 0
-    return Gpu(int(index), name, memory, driver)
+    return {"index": int(index), "name": name, "memory_bytes": memory, "driver": driver}
 
 
-def read_ports() -> Ports:
-    """The ports of this machine. Raises ``OSError`` where no process can listen."""
+def read_ports() -> dict[str, Any]:
+    """Returns the ports of this machine with the fields of the command's JSON.
+
+    ``first`` and ``last`` are the range from which the system chooses the ports of connections; ``None``
+    without /proc.
+
+    Raises: ``OSError`` where no process can listen.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         socket.create_connection(server.getsockname(), timeout=_SECONDS).close()
     first, last = map(int, PORT_RANGE.read_text().split()) if PORT_RANGE.exists() else (None, None)
-    ray = tuple(RayPort(port, use, _listens(port)) for port, use in RAY_PORTS.items())
-    return Ports(first, last, ray)
+    ray = [{"port": port, "use": use, "listens": _listens(port)} for port, use in RAY_PORTS.items()]
+    return {"first": first, "last": last, "ray": ray}
 
 
 def _listens(port: int) -> bool:

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _text_of(error: Exception) -> str:
-    """The text of an error, without the number that the system has for it."""
+    """Returns the text of an error, without the number that the system has for it."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)

@@ -98,7 +98,7 @@ def _report(lowered: LoweredStep, options: argparse.Namespace) -> None:
 
 
 def _arguments(step: Any, shapes: Any, options: argparse.Namespace) -> tuple:
-    """The step's arguments from ``SHAPES``. Raises ``ValueError`` when the step does not take them."""
+    """Reads the step's arguments from ``SHAPES``. Raises ``ValueError`` when the step does not take them."""
     arguments = shapes if isinstance(shapes, tuple) else (shapes,)
     try:
         inspect.signature(step).bind(*arguments)
@@ -111,7 +111,7 @@ def _arguments(step: Any, shapes: Any, options: argparse.Namespace) -> tuple:
 
 
 def _step(function: Any, options: argparse.Namespace) -> Any:
-    """The step with its own mesh, or with an abstract mesh of ``--groups`` and ``--submesh``."""
+    """Returns the step with its own mesh, or with an abstract mesh of ``--groups`` and ``--submesh``."""
     from mpmd.meshes.abstract_mesh import AbstractMpmdMesh
     from mpmd.step.jit import MpmdFunction, jit
 
@@ -130,7 +130,7 @@ def _step(function: Any, options: argparse.Namespace) -> Any:
 
 @contextlib.contextmanager
 def _importing_from(directory: Path) -> Iterator[None]:
-    """A context in which modules in a directory can be imported, as with ``python -m``."""
+    """Lets modules in a directory be imported, as with ``python -m``."""
     sys.path.insert(0, str(directory))
     try:
         yield
@@ -139,7 +139,7 @@ def _importing_from(directory: Path) -> Iterator[None]:
 
 
 def _named(text: str) -> Any:
-    """The object of ``module:name`` or ``file.py:name``. Raises ``ValueError`` and ``ImportError``."""
+    """Imports the object of ``module:name`` or ``file.py:name``. Raises ``ValueError``, ``ImportError``."""
     where, _, name = text.rpartition(":")
     if not where or not name:
         raise ValueError(f"{text!r} is not the name of something in a module or a file: write module:name")
@@ -152,7 +152,7 @@ def _named(text: str) -> Any:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """The module in a file, which finds the modules beside it, as a script does."""
+    """Imports the module in a file, which finds the modules beside it, as a script does."""
     path = path.resolve()
     known = sys.modules.get(path.stem)
     if known is not None and getattr(known, "__file__", None) == str(path):

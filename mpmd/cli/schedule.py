@@ -125,7 +125,6 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> tuple[Schedule, str, int]:
-    """The schedule, its name, and its number of microbatches."""
     sizes = (options.groups, options.stages, options.microbatches, options.slices)
     if options.schedule.lower() in map(str.lower, ALL_FAMILIES):
         groups, stages, microbatches, slices = sizes
@@ -153,7 +152,7 @@ def _times(options: argparse.Namespace) -> dict[TaskKind, float]:
 
 
 def _fitted(grid: str) -> str:
-    """The grid in parts as wide as the terminal, one below the other; unchanged if there is no terminal."""
+    """Cuts the grid into parts as wide as the terminal, one below the other, if there is a terminal."""
     rows = grid.splitlines()
     indent = len(str(len(rows) - 1)) + 2
     longest = max(map(len, rows))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ from mpmd.ir.plan import (
 )
 from mpmd.ir.routes import Routes, Topology
 from mpmd.ir.specs import fitting
-from mpmd.memory import device_bytes
+from mpmd.memory import device_bytes, sizes_on_devices
 
 
 def explain_plan(
@@ -68,6 +67,7 @@ class _Analysis:
         self._jaxprs = jaxprs
         self._are_equal = functools.cache(self._compare)
         self._avals = plan.avals()
+        self._sizes = [sizes_on_devices(plan, group) for group in range(len(plan.programs))]
         self._arguments = {leaf.name: leaf.path for leaf in plan.inputs if leaf.name}
         self._result_paths = [f"result{leaf.path}" for leaf in plan.outputs]
         self._updated = {plan.inputs[i].path: self._result_paths[j] for i, j in fed_back}
@@ -106,42 +106,33 @@ class _Analysis:
 
     def _input(self, leaf: InputLeaf) -> InputSummary:
         groups = range(len(self._plan.programs))
-        read_by = [self._reading(group, leaf.name) for group in groups if leaf.name]
         return InputSummary(
-            path=leaf.path,
-            aval=leaf.aval,
-            mpmd_idxs=leaf.mpmd_idxs,
-            spec=leaf.spec,
-            device_bytes=self._device_bytes(leaf),
+            **self._placed(leaf, leaf.path),
             donated=leaf.donated,
-            read_by=tuple(itertools.chain.from_iterable(read_by)),
+            read_by=tuple(use for group in groups if leaf.name for use in self._reading(group, leaf.name)),
             updated=self._updated.get(leaf.path),
         )
 
     def _output(self, leaf: OutputLeaf, path: str) -> OutputSummary:
         arguments, tasks = self._made_of(leaf.name)
         return OutputSummary(
-            path=path,
-            aval=leaf.aval,
-            mpmd_idxs=leaf.mpmd_idxs,
-            spec=leaf.spec,
-            device_bytes=self._device_bytes(leaf),
-            made_by=tuple(
-                self._making(leaf.name, group) for group in sorted(self._makers.get(leaf.name, ()))
-            ),
+            **self._placed(leaf, path),
+            made_by=tuple(self._making(leaf.name, group) for group in sorted(self._makers[leaf.name])),
             arguments=arguments,
             tasks=tasks,
             updates=self._updates.get(path),
         )
 
-    def _device_bytes(self, leaf: InputLeaf | OutputLeaf) -> int:
-        """The bytes of a leaf on each device that holds a shard: the largest number of any group."""
+    def _placed(self, leaf: InputLeaf | OutputLeaf, path: str) -> dict[str, Any]:
+        """Returns the fields of ``PlacedLeaf``."""
         submeshes = map(self._plan.submesh, leaf.mpmd_idxs or (0,))
         specs = ((axes, fitting(leaf.spec or (), leaf.aval.shape, axes)) for axes in submeshes)
-        return max(device_bytes(leaf.aval, spec, axes) for axes, spec in specs)
+        largest = max(device_bytes(leaf.aval, spec, axes) for axes, spec in specs)
+        fields = {"path": path, "aval": leaf.aval, "mpmd_idxs": leaf.mpmd_idxs, "spec": leaf.spec}
+        return {**fields, "device_bytes": largest}
 
     def _reading(self, group: int, name: Name) -> list[TaskUse]:
-        """The tasks on a group that read a value or its copy, without their microbatches."""
+        """Lists the tasks on a group that read a value or its copy, without their microbatches."""
         positions: dict[tuple[str, bool], dict[tuple[TaskEquations, int], None]] = {}
         copies: list[Name] = []
         for run, position in self._readers[group, name]:
@@ -158,13 +149,12 @@ class _Analysis:
         return uses
 
     def _making(self, name: Name, group: int) -> TaskUse:
-        """The task on a group that makes a value."""
         run, position = self._makers[name][group]
         lines = self._equations[group, run.task].lines_making(position)
         return TaskUse(self._task_name(run.task), group, _is_in_loop(run.task), lines)
 
     def _task_name(self, task: AnyTask) -> str:
-        """A task of any microbatch as text, with its stage and slice if there are slices."""
+        """Names a task without its microbatch; with its stage and slice if there are slices."""
         return with_slice(_without_microbatch(task), task, self._plan.loops)
 
     def _made_of(self, name: Name) -> tuple[tuple[str, ...], tuple[TaskUse, ...]]:
@@ -194,24 +184,20 @@ class _Analysis:
         return tuple(arguments), tuple(summed) or (() if arguments else tuple(first))
 
     def _edges(self) -> Iterator[EdgeTraffic]:
-        sent = self._routes.sent_bytes()
-        for (src, dst), alike in sorted(self._sent_values().items()):
-            values = tuple(self._sent(src, dst, names) for names in alike)
-            yield EdgeTraffic(src, dst, values, sent[src, dst])
-
-    def _sent_values(self) -> dict[Edge, list[list[Name]]]:
-        """For each edge the values that it carries; the same value of all microbatches is one list."""
-        sent: dict[Edge, dict[Any, list[Name]]] = {}
+        """Yields each edge with its values; the same value of all microbatches is one value."""
+        values: dict[Edge, dict[Any, list[Name]]] = {}
         for program in self._plan.programs:
             for instruction in program.instructions:
                 if isinstance(instruction, Send):
-                    values = sent.setdefault((program.mpmd_idx, instruction.dst), {})
+                    of_edge = values.setdefault((program.mpmd_idx, instruction.dst), {})
                     for name in instruction.values:
-                        values.setdefault(self._origin(name, program.mpmd_idx), []).append(name)
-        return {edge: list(values.values()) for edge, values in sent.items()}
+                        of_edge.setdefault(self._origin(name, program.mpmd_idx), []).append(name)
+        sent = self._routes.sent_bytes()
+        for edge, alike in sorted(values.items()):
+            yield EdgeTraffic(*edge, tuple(self._sent(*edge, names) for names in alike.values()), sent[edge])
 
     def _origin(self, name: Name, group: int) -> Any:
-        """The origin of a value on a group, the same for all microbatches; an argument is its own origin."""
+        """Returns a key that a value has in common with the same value of other microbatches."""
         if group not in self._makers[name]:
             return name
         run, position = self._makers[name][group]
@@ -230,7 +216,7 @@ class _Analysis:
         )
 
     def _compare(self, name: Name, other: Name) -> bool:
-        """Whether equal equations compute two values from operands that are equal, too."""
+        """Tells whether equal equations compute two values from operands that are equal, too."""
         if name == other:
             return True
         for group in self._makers[name].keys() & self._makers[other].keys():
@@ -248,12 +234,9 @@ class _Analysis:
             for run in program.runs:
                 runs[group, self._task_name(run.task), self._equations[group, run.task]].append(run)
         for (group, task, equations), equal in runs.items():
-            executable, axes = self._plan.executable(equal[0].executable), self._plan.submesh(group)
-            inputs = list(
-                map(functools.partial(device_bytes, sizes=axes), executable.inputs, executable.in_specs)
-            )
-            outputs = map(
-                functools.partial(device_bytes, sizes=axes), executable.outputs, executable.out_specs
+            run, executable = equal[0], self._plan.executable(equal[0].executable)
+            inputs, outputs = (
+                [self._sizes[group][name] for name in some] for some in (run.inputs, run.outputs)
             )
             yield TaskSummary(
                 task=task,
@@ -269,7 +252,7 @@ class _Analysis:
 
 
 def _without_microbatch(task: AnyTask) -> str:
-    """A task of any microbatch as text, e.g. ``fwd_2``."""
+    """Names a task without its microbatch, e.g. ``fwd_2``."""
     match task:
         case Task(kind, stage):
             return f"{kind}_{stage}"

@@ -5,46 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from mpmd.explanation.uses import TaskUse, groups_text, numbers_text, tasks_text, use_lines
+from mpmd.explanation.uses import TaskUse, groups_text, tasks_text, use_lines
 from mpmd.ir.plan import Aval, LoopStages, Spec
-from mpmd.util.tables import group_leaves, human_bytes, table
+from mpmd.util.tables import group_leaves, human_bytes, numbers_text, table
 
 
 @dataclasses.dataclass(frozen=True)
-class InputSummary:
-    """A leaf of the arguments. It is on the groups whose tasks read it, and where a result takes its place.
-
-    Without a loop, the groups that hold a leaf send it to the groups that read it.
+class PlacedLeaf:
+    """An argument or a result with the groups that hold it.
 
     Attributes:
       device_bytes: the bytes of its shard on each device; the largest number of any group.
-      read_by: the tasks that read the leaf.
-      updated: the path of the result that takes its place in the next step, if any.
-    """
-
-    path: str
-    aval: Aval
-    mpmd_idxs: tuple[int, ...]
-    spec: Spec
-    device_bytes: int
-    donated: bool
-    read_by: tuple[TaskUse, ...]
-    updated: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class OutputSummary:
-    """A leaf of the result. It is on the groups that make it, or where the argument is that it replaces.
-
-    Attributes:
-      device_bytes: the bytes of its shard on each device; the largest number of any group.
-      made_by: the task that makes it, on each group that computes it; none for a returned argument.
-      arguments: the arguments of its size from which it is computed.
-      tasks: the tasks that make the further values of its size from which it is computed. A task in the loop
-        accumulates such a value over the microbatches; a weight that several stages share has one for each.
-      updates: the path of the argument whose place it takes in the next step, if any.
     """
 
     path: str
@@ -52,6 +25,43 @@ class OutputSummary:
     mpmd_idxs: tuple[int, ...]
     spec: Spec | None
     device_bytes: int
+
+    def __str__(self) -> str:
+        sharded = f", sharded {self.spec}" if self.spec and any(self.spec) else ""
+        size = human_bytes(self.device_bytes)
+        if self.device_bytes < self.aval.nbytes:
+            size = f"{human_bytes(self.aval.nbytes)}, {size} on each device"
+        return f"{self.path}: {self.aval}, {size}, on {groups_text(self.mpmd_idxs)}{sharded}"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSummary(PlacedLeaf):
+    """A leaf of the arguments. It is on the groups whose tasks read it, and where a result takes its place.
+
+    Without a loop, the groups that hold a leaf send it to the groups that read it.
+
+    Attributes:
+      read_by: the tasks that read the leaf.
+      updated: the path of the result that takes its place in the next step, if any.
+    """
+
+    donated: bool
+    read_by: tuple[TaskUse, ...]
+    updated: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputSummary(PlacedLeaf):
+    """A leaf of the result. It is on the groups that make it, or where the argument is that it replaces.
+
+    Attributes:
+      made_by: the task that makes it, on each group that computes it; none for a returned argument.
+      arguments: the arguments of its size from which it is computed.
+      tasks: the tasks that make the further values of its size from which it is computed. A task in the loop
+        accumulates such a value over the microbatches; a weight that several stages share has one for each.
+      updates: the path of the argument whose place it takes in the next step, if any.
+    """
+
     made_by: tuple[TaskUse, ...]
     arguments: tuple[str, ...]
     tasks: tuple[TaskUse, ...]
@@ -82,7 +92,7 @@ class LeafSummary:
     def __str__(self) -> str:
         lines: list[str] = []
         if argument := self.input:
-            lines.append(_place(argument) + (", donated" if argument.donated else ""))
+            lines.append(f"{argument}{', donated' if argument.donated else ''}")
             if argument.read_by:
                 is_here = {use.mpmd_idx for use in argument.read_by} <= set(argument.mpmd_idxs)
                 place = (
@@ -92,7 +102,7 @@ class LeafSummary:
             else:
                 lines.append("  is read by no task")
         if result := self.output:
-            lines += [_place(result), *_origin_lines(result)]
+            lines += [str(result), *_origin_lines(result)]
         return "\n".join(lines)
 
 
@@ -115,48 +125,38 @@ def _origin_lines(result: OutputSummary) -> list[str]:
     return lines
 
 
-def _place(leaf: InputSummary | OutputSummary) -> str:
-    sharded = f", sharded {leaf.spec}" if leaf.spec and any(leaf.spec) else ""
-    size = human_bytes(leaf.device_bytes)
-    if leaf.device_bytes < leaf.aval.nbytes:
-        size = f"{human_bytes(leaf.aval.nbytes)}, {size} on each device"
-    return f"{leaf.path}: {leaf.aval}, {size}, on {groups_text(leaf.mpmd_idxs)}{sharded}"
-
-
 def argument_table(leaves: Sequence[LeafSummary]) -> str:
     header = ("argument", "leaves", "bytes", "on groups", "read by", "updated by")
-    inputs = [leaf.input for leaf in leaves if leaf.input]
-    updates = {leaf.input.path: leaf.output.made_by for leaf in leaves if leaf.input and leaf.output}
-    return _leaf_table(header, inputs, {i.path: (i.read_by, updates.get(i.path, ())) for i in inputs})
+    pairs = ((leaf.input, leaf.output.made_by if leaf.output else ()) for leaf in leaves)
+    return _leaf_table(header, [(leaf, (leaf.read_by, made_by)) for leaf, made_by in pairs if leaf])
 
 
 def result_table(outputs: Sequence[OutputSummary]) -> str:
     header = ("other result", "leaves", "bytes", "on groups", "made by", "of")
-    return _leaf_table(header, outputs, {o.path: (o.made_by, o.tasks) for o in outputs if not o.updates})
+    return _leaf_table(header, [(o, () if o.updates else (o.made_by, o.tasks)) for o in outputs])
 
 
 def _leaf_table(
-    header: Sequence[str],
-    leaves: Sequence[InputSummary] | Sequence[OutputSummary],
-    uses: Mapping[str, tuple[Sequence[TaskUse], ...]],
+    header: Sequence[str], leaves: Iterable[tuple[PlacedLeaf, tuple[Sequence[TaskUse], ...]]]
 ) -> str:
-    """A table of the leaves in ``uses``; leaves on the same groups that the same groups use share a line.
+    """Formats a table; leaves on the same groups that the same groups use share a line.
 
-    Bytes are those on each device.
+    Args:
+      leaves: each leaf with the tasks in its two last columns; without tasks for a leaf that has no line.
     """
-    by_path = {leaf.path: leaf for leaf in leaves}
-    reasons = {path: (by_path[path].mpmd_idxs, *map(_groups_using, uses[path])) for path in uses}
+    by_name = {_with_part_first(leaf.path): (leaf, uses) for leaf, uses in leaves}
+    keys = {
+        name: (leaf.mpmd_idxs, *map(_groups_using, uses)) if uses else None
+        for name, (leaf, uses) in by_name.items()
+    }
     rows = []
-    shown = {_with_part_first(path): path for path in by_path}
-    for name, names in group_leaves({name: reasons.get(path) for name, path in shown.items()}):
-        paths = [shown[name] for name in names]
-        name = paths[0] if len(paths) == 1 else name
-        if paths[0] in uses:
-            nbytes = sum(by_path[path].device_bytes for path in paths)
-            columns = zip(*(uses[path] for path in paths), strict=True)
-            tasks = [tasks_text(itertools.chain.from_iterable(column)) for column in columns]
-            place = numbers_text(by_path[paths[0]].mpmd_idxs)
-            rows.append((name, str(len(paths)), human_bytes(nbytes), place, *tasks))
+    for name, names in group_leaves(keys):
+        if keys[names[0]]:
+            alike, uses = zip(*(by_name[each] for each in names), strict=True)
+            tasks = [tasks_text(itertools.chain(*column)) for column in zip(*uses, strict=True)]
+            path = alike[0].path if len(alike) == 1 else name
+            nbytes = human_bytes(sum(leaf.device_bytes for leaf in alike))
+            rows.append((path, str(len(alike)), nbytes, numbers_text(alike[0].mpmd_idxs), *tasks))
     return table(header, rows)
 
 
@@ -164,7 +164,7 @@ _PART_OF_STACK = re.compile(r"(\[[^\[\]]*\]|\.\w+)(\[(?::, )*\d+:\d+\])$")
 
 
 def _with_part_first(path: str) -> str:
-    """The path with the part of a stack before its last key, so that a part of several stacks is one line."""
+    """Moves the part of a stack before the last key, so that a part of several stacks is one line."""
     return _PART_OF_STACK.sub(r"\2\1", path)
 
 
@@ -173,7 +173,7 @@ def _groups_using(uses: Iterable[TaskUse]) -> frozenset[tuple[int, bool]]:
 
 
 def shared_table(leaves: Sequence[LeafSummary], loops: Sequence[LoopStages]) -> str:
-    """A table of the weights that several stages of a loop share."""
+    """Formats a table of the weights that several stages of a loop share."""
     header = ("shared weight", "gradients accumulated by", "added by", "sent to groups")
     rows = []
     for leaf in leaves:

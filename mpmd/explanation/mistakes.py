@@ -66,7 +66,21 @@ def warn_of_undonated_state(
       memory: for each group, the need of each of its devices.
       limits: for each group that has loaded the step, the bytes that each of its devices has.
     """
-    _warn(UndonatedStateWarning, undonated_state(plan, fed_back, memory, limits))
+    for group, limit in limits.items():
+        needed = memory[group]
+        if needed.peak_bytes <= _SHORT * limit:
+            continue
+        state = (plan.inputs[argument] for argument, _ in fed_back)
+        kept = [leaf for leaf in state if not leaf.donated and group in leaf.mpmd_idxs]
+        nbytes = sum(device_bytes(leaf.aval, leaf.spec, plan.submesh(group)) for leaf in kept)
+        if nbytes > _LARGE * limit:
+            text = (
+                f"each device of group {group} needs {human_bytes(needed.peak_bytes)} of its "
+                f"{human_bytes(limit)}, and of that {human_bytes(nbytes)} for state that the step returns "
+                f"anew and that is not donated, such as {first_few(leaf.path for leaf in kept)}: name its "
+                "argument in donate_argnums"
+            )
+            warn_user(text, UndonatedStateWarning)
 
 
 def _warn(category: type[StepWarning], texts: Iterable[str]) -> None:
@@ -95,7 +109,7 @@ def unread_microbatch(loop: Loop, step: CutStep) -> Iterator[str]:
 
 
 def _read_around(step: CutStep, outer: set[Var]) -> str:
-    """The step's arrays with rows that a loop reads and that are no state, as text.
+    """Names the step's arrays with rows that a loop reads and that are no state.
 
     Args:
       outer: the variables that the loop reads.
@@ -147,31 +161,8 @@ def idle_groups(plan: Plan) -> Iterator[str]:
         )
 
 
-def undonated_state(
-    plan: Plan,
-    fed_back: Collection[tuple[int, int]],
-    memory: Sequence[GroupMemory],
-    limits: Mapping[int, int],
-) -> Iterator[str]:
-    """The warnings of ``warn_of_undonated_state``, one for each group."""
-    for group, limit in limits.items():
-        needed = memory[group]
-        if needed.peak_bytes <= _SHORT * limit:
-            continue
-        state = (plan.inputs[argument] for argument, _ in fed_back)
-        kept = [leaf for leaf in state if not leaf.donated and group in leaf.mpmd_idxs]
-        nbytes = sum(device_bytes(leaf.aval, leaf.spec, plan.submesh(group)) for leaf in kept)
-        if nbytes > _LARGE * limit:
-            yield (
-                f"each device of group {group} needs {human_bytes(needed.peak_bytes)} of its "
-                f"{human_bytes(limit)}, and of that {human_bytes(nbytes)} for state that the step returns "
-                f"anew and that is not donated, such as {first_few(leaf.path for leaf in kept)}: name its "
-                "argument in donate_argnums"
-            )
-
-
 def _dependent(eqns: Iterable[JaxprEqn], seeds: Iterable[Var]) -> set[Var]:
-    """The variables that depend on the seeds, with these."""
+    """Returns the variables that depend on the seeds, and the seeds."""
     dependent = set(seeds)
     for eqn in eqns:
         if not dependent.isdisjoint(operands(eqn)):
@@ -180,7 +171,7 @@ def _dependent(eqns: Iterable[JaxprEqn], seeds: Iterable[Var]) -> set[Var]:
 
 
 def _draws_alike(eqn: JaxprEqn, of_step: set[Var], varying: set[Var]) -> Iterator[JaxprEqn]:
-    """The equations, also in functions that it calls, that draw by a key of the step which does not vary."""
+    """Yields the equations in ``eqn``, at any depth, that draw by a key of the step which does not vary."""
     if eqn.primitive.name == "random_bits":
         if varying.isdisjoint(operands(eqn)) and not of_step.isdisjoint(operands(eqn)):
             yield eqn
@@ -194,7 +185,7 @@ def _draws_alike(eqn: JaxprEqn, of_step: set[Var], varying: set[Var]) -> Iterato
 
 
 def _within(eqn: JaxprEqn, inner: Jaxpr, dependent: set[Var]) -> set[Var]:
-    """The variables of a jaxpr in an equation's parameters that depend on operands which are dependent."""
+    """Returns the variables of a nested jaxpr that depend on the equation's dependent operands."""
     outer = list(eqn.invars)
     if eqn.primitive.name == "cond":
         outer = outer[1:]

@@ -108,7 +108,7 @@ class TaskEquations:
 def _work(
     eqns: Iterable[JaxprEqn], times: int = 1, caller: SourceLine | None = None
 ) -> Iterator[tuple[SourceLine | None, int]]:
-    """The line and the operations of every equation, also within nested jaxprs."""
+    """Yields the line and the operations of every equation, also within nested jaxprs."""
     for eqn in eqns:
         line = _line(eqn) or caller
         inner = subjaxprs(eqn)
@@ -127,7 +127,7 @@ def lines_of(eqn: JaxprEqn) -> tuple[SourceLine, ...]:
 
 
 def _line(eqn: JaxprEqn) -> SourceLine | None:
-    """The user's line, with the function of a library that it calls."""
+    """Returns the user's line, with the function of a library that it calls."""
     origin = origin_of(eqn)
     if origin is None:
         return None
@@ -138,6 +138,6 @@ def _line(eqn: JaxprEqn) -> SourceLine | None:
 
 
 def _functions_of(frame: Frame) -> list[str]:
-    """The name of a function, after the names of the functions around it; lambdas have no names."""
+    """Returns the names of the functions around a function, and its own; lambdas have no names."""
     names = frame.function_name.split(".<locals>.")
     return [name for name in names if not name.startswith("<")] or names[-1:]

@@ -134,7 +134,7 @@ class Report(ShownAsText):
         )
 
     def _memory_table(self) -> list[str]:
-        """The peak of each group's devices and its parts; parts that no group has are left out."""
+        """Formats the peak of each group's devices and its parts; parts that no group has are left out."""
         fields = [field.name for field in dataclasses.fields(self.groups[0].memory.peak)]
         columns = [field for field in fields if any(getattr(g.memory.peak, field) != 0 for g in self.groups)]
         measured = any(group.measured_peak_bytes is not None for group in self.groups)
@@ -149,7 +149,7 @@ class Report(ShownAsText):
         return aligned([header, *rows], left=())
 
     def _label(self, group: GroupReport) -> str:
-        """A group's number, and its submesh where groups differ."""
+        """Names a group by its number, and its submesh where groups differ."""
         if all(other.submesh == group.submesh for other in self.groups):
             return str(group.mpmd_idx)
         return " ".join([f"{group.mpmd_idx}:", *(f"{axis} {size}" for axis, size in group.submesh.items())])
@@ -163,7 +163,6 @@ def _bytes_text(count: int | None, unknown: str) -> str:
 
 
 def _sent_text(group: GroupReport) -> str:
-    """The bytes that a group sends, and the most that one of several processes sends."""
     total = human_bytes(group.sent_bytes)
     if len(group.process_sent_bytes) == 1:
         return total

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from mpmd.explanation.uses import SourceLine, groups_text, numbers_text
-from mpmd.util.tables import first_few, human_bytes, table
+from mpmd.explanation.uses import SourceLine, groups_text
+from mpmd.util.tables import first_few, human_bytes, numbers_text, table
 
 
 @dataclasses.dataclass(frozen=True)

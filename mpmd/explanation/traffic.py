@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpmd.explanation.uses import TaskUse, numbers_text
+from mpmd.explanation.uses import TaskUse
 from mpmd.ir.plan import Aval
-from mpmd.util.tables import first_few, human_bytes, table
+from mpmd.util.tables import first_few, human_bytes, numbers_text, table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
-from mpmd.util.tables import aligned, ranges
+from mpmd.util.tables import aligned, numbers_text
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -83,8 +83,3 @@ def groups_text(mpmd_idxs: Sequence[int]) -> str:
     if not mpmd_idxs:
         return "no group"
     return f"{'group' if len(mpmd_idxs) == 1 else 'groups'} {numbers_text(mpmd_idxs)}"
-
-
-def numbers_text(numbers: Iterable[int]) -> str:
-    """Numbers, with ranges where they are consecutive, e.g. ``0..2, 5``."""
-    return ", ".join(ranges(map(str, numbers)))

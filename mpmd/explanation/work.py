@@ -12,12 +12,12 @@ from mpmd.attribution.balance import Balance
 from mpmd.attribution.ideal import equal_durations
 from mpmd.attribution.texts import equal_stages_text, less_text
 from mpmd.compiler.jaxprs.work import total_operations
-from mpmd.explanation.uses import numbers_text
-from mpmd.ir.plan import AnyTask, Cell, OutsideTask, Plan, TaskType
+from mpmd.ir.events import Event
+from mpmd.ir.plan import AnyTask, Cell, OutsideTask, Plan
 from mpmd.simulate import Costs
-from mpmd.simulate.costs import types_of
 from mpmd.simulate.plan import plan_workload
 from mpmd.simulate.workload import run
+from mpmd.util.tables import numbers_text
 from mpmd.validation import number_fault, raise_faults
 
 Jaxprs = Mapping[tuple[int, AnyTask], Jaxpr]
@@ -64,17 +64,8 @@ def operation_costs(plan: Plan, jaxprs: Jaxprs, operations_per_second: float) ->
 
 
 def _costs(seconds: Work) -> Costs:
-    """Costs by type of task; a type takes the largest of the times of its runs."""
-    cells: dict[tuple[TaskType, ...], float] = {}
-    outside: dict[tuple[int, OutsideTask], float] = {}
-    for (group, task), time in seconds.items():
-        if isinstance(task, OutsideTask):
-            outside[group, task] = time
-        else:
-            cells[types_of(task)] = max(time, cells.get(types_of(task), 0))
-    alone = {types[0]: time for types, time in cells.items() if len(types) == 1}
-    fused = {types: time for types, time in cells.items() if len(types) > 1}
-    return Costs(tasks=alone, fused=fused, outside=outside)
+    """Returns costs by type of task, each the median of the times of the type's runs."""
+    return Costs.measured(Event(group, task, 0, time) for (group, task), time in seconds.items())
 
 
 def loop_work(plan: Plan, work: Work) -> list[float]:
@@ -109,7 +100,7 @@ def uneven_work(plan: Plan, work: Work) -> Iterator[str]:
 
 
 def _saved_by_equal_stages(plan: Plan, costs: Costs) -> float:
-    """The share of a simulated step by which it would be shorter if all stages of a loop were equal."""
+    """Simulates by which share a step would be shorter if all stages of a loop were equal."""
     workload = plan_workload(plan, costs)
     equal = [
         time if isinstance(task, Cell) else own

@@ -27,7 +27,6 @@ def fault_of(plan: Plan, topology: Topology, recorded: Sequence[RecordedStep]) -
 
 
 def _fault_of_step(plan: Plan, topology: Topology, step: RecordedStep) -> str | None:
-    """The fault of the times of a step."""
     if not -_LATEST < step.called < step.returned < _LATEST:
         return "a step ends before it was called"
     present = [(times.mpmd_idx, times.rank) for times in step.processes]
@@ -49,7 +48,6 @@ def _fault_of_step(plan: Plan, topology: Topology, step: RecordedStep) -> str | 
 
 
 def _fault_of_times(program: GroupProgram, times: ProcessTimes) -> str | None:
-    """The fault of the times of a process that ran a program."""
     moments = [times.received, times.ready, times.finished, times.replied]
     if moments != sorted(moments) or not -_LATEST < moments[0] <= moments[-1] < _LATEST:
         return "replied before it was asked"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from mpmd.ir.tasks import AnyTask, OutsideTask, Task, parse_task
 from mpmd.util.guarded_files import parse_json, read_bytes
-from mpmd.util.json_data import JsonFormat, Text
+from mpmd.util.json_data import JsonFormat
 from mpmd.validation import shown
 
 FORMAT = "mpmd profile"
@@ -20,7 +20,7 @@ VERSION = 2
 
 _Data = TypeVar("_Data")
 
-_FORMAT = JsonFormat({AnyTask: Text(parse_task), Task | OutsideTask: Text(parse_task)})
+_FORMAT = JsonFormat({AnyTask: parse_task, Task | OutsideTask: parse_task})
 
 
 def write_profile(profile: Any, path: str | os.PathLike[str]) -> None:

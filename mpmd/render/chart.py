@@ -79,16 +79,28 @@ class Chart:
 
         Raises ``ValueError`` when there is nothing to draw.
         """
-        if isinstance(source, Simulation):
-            return _simulation_chart(source, of_plan, slices)
-        events = checked_events("source", source)
+        simulation = source if isinstance(source, Simulation) else None
+        events = simulation.events if simulation else checked_events("source", source)
+        if not events and simulation:
+            raise ValueError("there is nothing to draw; no group has tasks")
         if not events:
             raise ValueError("there are no events to draw; was the step measured?")
-        origin = min(event.start for event in events)
-        groups = tuple(sorted({event.mpmd_idx for event in events}))
+        origin = 0.0 if simulation else min(event.start for event in events)
+        groups = range(simulation.mpmd_dim) if simulation else sorted({event.mpmd_idx for event in events})
         boxes = _boxes(events, groups, origin)
-        makespan = max(box.end for box in boxes) or 1.0
-        return Chart(groups=groups, boxes=boxes, makespan=makespan, memory=(), physical=True, slices=slices)
+        last_stage = max((box.task.stage for box in boxes if box.task), default=0)
+        unit = 1.0 if of_plan else (last_stage + 1) / len(groups)
+        return Chart(
+            groups=tuple(groups),
+            boxes=boxes,
+            makespan=(simulation.makespan if simulation else max(box.end for box in boxes)) or 1.0,
+            memory=tuple(
+                tuple((time, amount / unit) for time, amount in steps)
+                for steps in (simulation.memory if simulation else ())
+            ),
+            physical=of_plan or not simulation,
+            slices=slices,
+        )
 
     @property
     def tasks(self) -> list[Task]:
@@ -189,22 +201,8 @@ class Chart:
         return (1.0, "s") if self.makespan >= 2 else (1e3, "ms") if self.makespan >= 2e-3 else (1e6, "µs")
 
 
-def _simulation_chart(simulation: Simulation, of_plan: bool, slices: int) -> Chart:
-    if not simulation.events:
-        raise ValueError("there is nothing to draw; no group has tasks")
-    groups = tuple(range(simulation.mpmd_dim))
-    boxes = _boxes(simulation.events, groups, 0.0)
-    stages = {box.task.stage for box in boxes if box.task}
-    unit = 1.0 if of_plan else (max(stages, default=0) + 1) / len(groups)
-    memory = tuple(tuple((time, amount / unit) for time, amount in steps) for steps in simulation.memory)
-    makespan = simulation.makespan or 1.0
-    return Chart(
-        groups=groups, boxes=boxes, makespan=makespan, memory=memory, physical=of_plan, slices=slices
-    )
-
-
 def _boxes(events: Sequence[Event], groups: Sequence[int], origin: float) -> tuple[Box, ...]:
-    """A box per task; tasks of a fused task share its time in proportion to the times of their kinds."""
+    """Returns a box per task; members of a fused task share its time in proportion to their kinds' times."""
     kinds = Costs.measured(events).kinds
     boxes = []
     for event in events:

@@ -69,7 +69,7 @@ def _column(time: float, unit: float) -> int:
 
 
 def _unit(chart: Chart) -> float:
-    """The largest part of the shortest task that divides all times; the shortest task if no part does."""
+    """Returns the largest part of the shortest task that divides all times, or else the shortest task."""
     shortest = min((box.end - box.start for box in chart.boxes if box.end > box.start), default=1.0)
     times = {time / shortest for box in chart.boxes for time in (box.start, box.end)}
     for parts in range(1, 11):

@@ -117,7 +117,6 @@ def _add_path(axes: Axes, spans: Sequence[Points], **style: Any) -> None:
 
 
 def _styles(chart: Chart, scale: Scale) -> list[tuple[dict[str, Any], list[Box]]]:
-    """The boxes by their style."""
     alike: dict[tuple[int, int, TaskKind], list[Box]] = {}
     for box in chart.boxes:
         if box.task:
@@ -168,25 +167,14 @@ def draw_numbers(axes: Axes, chart: Chart, scale: Scale) -> None:
         return
     shown = [box for box in chart.boxes if (box.kind in fitting or not box.task) and not box.waits]
     shown = [box for box in shown if time_per_em(box) * scale.time >= size]
-    if scale.hatched:
-        _clear_hatching(axes, chart, scale, [box for box in shown if box.kind == "bwdW"], size)
+    colours = stage_colours(chart)
     for box in shown:
-        colour = "white" if box.kind in ("bwd", "bwdA") else INK
+        style: dict[str, Any] = {"color": "white" if box.kind in ("bwd", "bwdA") else INK}
+        if box.task and box.kind == "bwdW" and scale.hatched:  # without hatching behind it
+            ground = colours[box.lane, box.task.stage]["bwdW"]
+            style["bbox"] = {"facecolor": ground, "linewidth": 0, "pad": 0.8}
         x = (box.start + box.end) / 2
-        axes.text(x, box.lane, box.text, ha="center", va="center_baseline", fontsize=size, color=colour)
-
-
-def _clear_hatching(axes: Axes, chart: Chart, scale: Scale, boxes: Sequence[Box], size: float) -> None:
-    """Removes the hatching behind numbers, so that they can be read."""
-    grounds: dict[tuple[int, int], list[Points]] = {}
-    for box in boxes:
-        assert box.task, "only tasks are hatched"
-        x, half = (box.start + box.end) / 2, (0.31 * len(box.text) + 0.2) * size / scale.time
-        half = min(half, 0.45 * (box.end - box.start))
-        ground = _corners(x - half, x + half, box.lane, 0.6 * size / scale.lane)
-        grounds.setdefault((box.lane, box.task.stage), []).append(ground)
-    for where, spans in grounds.items():
-        _add_path(axes, spans, facecolor=stage_colours(chart)[where]["bwdW"])
+        axes.text(x, box.lane, box.text, ha="center", va="center_baseline", fontsize=size, **style)
 
 
 def draw_memory(axes: Axes, chart: Chart, scale: Scale) -> None:

@@ -37,7 +37,7 @@ def stage_rows(chart: Chart, width: float) -> list[list[LegendEntry]]:
 
 
 def _range(numbers: list[int], of_slices: SliceNumbers) -> str:
-    """The stages with these numbers, and their slice if they have one in common."""
+    """Names the stages with these numbers, and their slice if all are of one."""
     slices = {of_slices.slice_of(number) for number in numbers}
     if of_slices.slices > 1 and len(slices) == 1:
         return f"{_stages_text([of_slices.stage_of(number) for number in numbers])}, slice {slices.pop()}"

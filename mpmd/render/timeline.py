@@ -109,7 +109,7 @@ def _draw_lanes(figure: Figure, chart: Chart, scale: Scale, top: float, width: f
 
 
 def _memory_height(chart: Chart) -> float:
-    """The height of the memory of all groups and the gap above it; 0 where it is not known."""
+    """Returns the inches of the memory of all groups and the gap above; 0 if the memory is unknown."""
     groups = len(chart.groups)
     return GAP + min(max(2.75 / groups, 0.03), 0.3) * groups if chart.has_memory else 0.0
 
@@ -124,7 +124,7 @@ def _draw_memory(figure: Figure, chart: Chart, top: float, width: float, height:
 
 
 def _width(chart: Chart) -> float:
-    """The width of the lanes, in inches: enough to read the numbers, unless there are too many."""
+    """Returns the inches across lanes that leave room to read the numbers, unless there are too many."""
     tightest = min(times_per_em(chart).values(), default=chart.makespan)
     needed = 5.5 / 72 * chart.makespan / tightest
     return max(7.4, needed) if needed <= 14.5 else 11.0

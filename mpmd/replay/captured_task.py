@@ -47,6 +47,7 @@ class Difference:
     last_digits: int
 
 
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class CapturedTask:
     """A task of a step with its inputs, as ``mpmd.replay.load`` returns it.
 
@@ -58,17 +59,10 @@ class CapturedTask:
       results: the recorded results by their names; ``None`` if the task had failed before it had any.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        record: TaskRecord,
-        inputs: Mapping[str, np.ndarray | None],
-        results: Mapping[str, np.ndarray | None],
-    ):
-        self.directory = directory
-        self.record = record
-        self.inputs = inputs
-        self.results = results
+    directory: Path
+    record: TaskRecord
+    inputs: Mapping[str, np.ndarray | None]
+    results: Mapping[str, np.ndarray | None]
 
     def __repr__(self) -> str:
         failed = f", which had failed: {self.record.error}" if self.record.error else ""

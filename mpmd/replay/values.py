@@ -73,7 +73,7 @@ def _array(archive: zipfile.ZipFile, value: ValueRecord) -> np.ndarray:
 
 
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """The bytes before an array in a file of numpy. They are compared: numpy parses them as Python."""
+    """Returns the bytes before an array in a file of numpy, to compare: numpy would parse them as Python."""
     file = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     fields = {"descr": descr, "fortran_order": False, "shape": shape}

@@ -12,9 +12,9 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from mpmd.validation import cut
+from mpmd.validation import cut, shown
 
 Json = Any
 """Data as ``json`` reads and writes it."""
@@ -29,20 +29,15 @@ _PLAIN = {
 """Types that JSON has, each with its name in messages."""
 
 
-class Text(NamedTuple):
-    """The text form of a type: ``parse`` undoes ``str``, and raises ``ValueError`` for other texts."""
-
-    parse: Callable[[str], Any]
-
-
 class JsonFormat:
     """Writes and reads data of certain types.
 
     Args:
-      texts: the types, or unions of types, that are written as text.
+      texts: for each type, or union of types, that is written as text, the function that undoes ``str`` and
+        raises ``ValueError`` for other texts.
     """
 
-    def __init__(self, texts: Mapping[Any, Text]):
+    def __init__(self, texts: Mapping[Any, Callable[[str], Any]]):
         self._texts = texts
 
     def dump(self, hint: Any, value: Any) -> Json:
@@ -104,7 +99,7 @@ class JsonFormat:
     def _load_text(self, hint: Any, data: Json, place: str) -> Any:
         _check(isinstance(data, str), "text", data, place)
         try:
-            return self._texts[hint].parse(data)
+            return self._texts[hint](data)
         except ValueError as error:
             raise _FaultError(str(error), place) from None
 
@@ -125,7 +120,7 @@ class JsonFormat:
             return self._load(classes[name], data[name], f"{place}.{name}")
         member = next((member for member in members if _may_be(member, data)), None)
         if member is None:
-            raise _FaultError(f"{_shown(data)} is of a type that does not belong here", place)
+            raise _FaultError(f"{shown(data)} is of a type that does not belong here", place)
         return self._load(member, data, place)
 
 
@@ -138,7 +133,7 @@ class _FaultError(Exception):
 
 @functools.cache
 def _fields(cls: Any) -> Mapping[str, Any]:
-    """The types of a dataclass's fields, without those that do not count in comparisons."""
+    """Returns the types of a dataclass's fields, without fields that do not count in comparisons."""
     hints = get_type_hints(cls)
     return {
         field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init and field.compare
@@ -147,19 +142,19 @@ def _fields(cls: Any) -> Mapping[str, Any]:
 
 @functools.cache
 def _members(hint: Any) -> Sequence[Any]:
-    """The types of the members of a tuple of a fixed length, or of a named tuple."""
+    """Returns the types of the members of a tuple of a fixed length, or of a named tuple."""
     assert issubclass(get_origin(hint) or hint, tuple), f"{hint} has no form in JSON"
     return get_args(hint) or [*get_type_hints(hint).values()]
 
 
 def _named_classes(members: tuple[Any, ...]) -> Mapping[str, Any]:
-    """The dataclasses of a union by their names, if there is more than one."""
+    """Returns the dataclasses of a union by their names, if there is more than one."""
     classes = {member.__name__: member for member in members if _is_dataclass(member)}
     return classes if len(classes) > 1 else {}
 
 
 def _is_dataclass(hint: Any) -> bool:
-    return dataclasses.is_dataclass(hint)
+    return dataclasses.is_dataclass(hint)  # whose own result would have mypy take ``hint`` for an instance
 
 
 def _is_mapping(origin: Any) -> bool:
@@ -167,7 +162,7 @@ def _is_mapping(origin: Any) -> bool:
 
 
 def _is_uniform(origin: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a type is a set, or a tuple of any length whose items have one type."""
+    """Tells whether a type is a set, or a tuple of any length whose items have one type."""
     return origin is frozenset or args[-1:] == (...,)
 
 
@@ -176,13 +171,13 @@ def _is_plain(hint: Any, data: Json) -> bool:
 
 
 def _is_of(member: Any, value: Any) -> bool:
-    """Whether a value is of this type of a union, whose types differ in their JSON."""
+    """Tells whether a value is of this type of a union, whose types differ in their JSON."""
     origin = get_origin(member) or member
     return type(value) is origin or (origin is not int and isinstance(value, origin))
 
 
 def _may_be(member: Any, data: Json) -> bool:
-    """Whether JSON data can be of this type of a union, by the outermost type of the data."""
+    """Tells whether JSON data can be of this type of a union, by the outermost type of the data."""
     origin = get_origin(member) or member
     if origin in _PLAIN:
         return _is_plain(origin, data)
@@ -191,9 +186,4 @@ def _may_be(member: Any, data: Json) -> bool:
 
 def _check(is_right: bool, expected: str, data: Json, place: str) -> None:
     if not is_right:
-        raise _FaultError(f"expected {expected}, not {_shown(data)}", place)
-
-
-def _shown(data: Json) -> str:
-    text = repr(data)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        raise _FaultError(f"expected {expected}, not {shown(data)}", place)

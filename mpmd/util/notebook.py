@@ -20,9 +20,7 @@ class ShownAsText:
         return self.shown()
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
         return f'<pre style="line-height: 1.25">{html.escape(self.shown())}</pre>'
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """For IPython's terminal."""
         printer.text(self.shown())

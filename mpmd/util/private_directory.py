@@ -63,7 +63,7 @@ def _mode(status: os.stat_result) -> str:
 
 
 def _name(status: os.stat_result) -> str:
-    """The owner's name, or the owner's number if the system has no name for it."""
+    """Returns the owner's name, or the owner's number if the system has no name for it."""
     try:
         return pwd.getpwuid(status.st_uid).pw_name
     except KeyError:

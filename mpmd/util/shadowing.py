@@ -27,7 +27,7 @@ def check_not_shadowed(package: str) -> None:
 
 
 def _origin(package: str) -> Path | None:
-    """The file that an import of the name takes, or has taken."""
+    """Finds the file that an import of the name takes, or has taken."""
     module = sys.modules.get(package)
     if module is not None:
         path = getattr(module, "__file__", None)

@@ -58,6 +58,11 @@ def ranges(keys: Iterable[str]) -> list[str]:
     return ["..".join(ends) for ends in intervals]
 
 
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Numbers as text, with ranges where they are consecutive, such as ``0..2, 5``."""
+    return ", ".join(ranges(map(str, numbers)))
+
+
 def group_leaves(keys: Mapping[str, Hashable]) -> list[tuple[str, list[str]]]:
     """Groups leaves of a pytree that have equal keys: all leaves of a subtree, and of its neighbours.
 
@@ -84,7 +89,7 @@ def group_leaves(keys: Mapping[str, Hashable]) -> list[tuple[str, list[str]]]:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """One name for several children of a node: ``[0..3, 8]``, ``['a', 'b']`` or ``{.a, .b}``."""
+    """Names several children of a node: ``[0..3, 8]``, ``['a', 'b']`` or ``{.a, .b}``."""
     if len(names) == 1:
         return names[0]
     keys = [name[1:-1] for name in names if name.startswith("[")]

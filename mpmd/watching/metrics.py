@@ -247,7 +247,7 @@ class _Window:
 
 
 def _memory(measured: Iterable[MemoryUse]) -> dict[str, float]:
-    """The largest numbers of any group; a device's are left out on CPUs."""
+    """Returns the largest numbers of any group; numbers of devices are left out on CPUs."""
     most = functools.reduce(operator.or_, measured)
     numbers = {
         "host_memory_bytes": most.host,

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import pytest
-
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.measured import measure
 from mpmd.schedules import Interleaved1F1B, Std1F1B
@@ -51,18 +49,6 @@ def test_a_group_of_several_processes_has_the_times_of_its_last_one():
     ]
     together = dataclasses.replace(step, processes=(*step.processes, *faster))
     assert measure(PLAN, [together]) == measure(PLAN, [step])
-
-
-def test_times_of_another_plan_are_refused():
-    (step,) = matched_steps(PLAN, Timing())
-    with pytest.raises(ValueError, match=r"group 0 ran bwd_0__0 where the plan has fwd_0__3"):
-        measure(pipeline_plan(Std1F1B(4), 4), [step])
-    with pytest.raises(ValueError, match="the times of group 2 are not recorded"):
-        measure(PLAN, [dataclasses.replace(step, processes=step.processes[:2])])
-    with pytest.raises(ValueError, match="no recorded step"):
-        measure(PLAN, [])
-    with pytest.raises(ValueError, match="the plan has no group 2"):
-        measure(pipeline_plan(Std1F1B(2), 4), [step])
 
 
 def test_a_group_without_a_part_in_the_step_is_idle_throughout():

@@ -124,7 +124,7 @@ def test_a_port_at_which_a_process_listens(monkeypatch):
         monkeypatch.setattr(machine, "RAY_PORTS", {port: "head node"})
         (finding,) = doctor._ports()
         assert finding.found.endswith(f"Ray listens at {port}")
-        assert finding.data["ports"]["ray"] == ({"port": port, "use": "head node", "listens": True},)
+        assert finding.data["ports"]["ray"] == [{"port": port, "use": "head node", "listens": True}]
     (finding,) = doctor._ports()
     assert finding.found.endswith("no Ray listens")
 

@@ -8,7 +8,7 @@ import pytest
 
 import mpmd
 from mpmd import errors
-from mpmd.explanation import mistakes
+from mpmd.explanation import warn_of_undonated_state
 from mpmd.memory import GroupMemory, MemoryParts
 from mpmd.runtime import worker
 from tests.support.models import batch, init, layer, make_step, mse, weights
@@ -252,12 +252,13 @@ def lowered(**options):
 
 
 def undonated(step, needed, limits):
-    """The findings for groups whose devices need so many bytes and have those of ``limits``."""
+    """The warnings of groups whose devices need so many bytes and have those of ``limits``."""
     parts = dict.fromkeys(MemoryParts.__dataclass_fields__, 0)
     memory = [GroupMemory(needed, MemoryParts(**{**parts, next(iter(parts)): needed}), None)] * 2
-    return list(
-        mistakes.undonated_state(step.plan, step.compiled.step.fed_back, memory, dict(enumerate(limits)))
-    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_undonated_state(step.plan, step.compiled.step.fed_back, memory, dict(enumerate(limits)))
+    return [str(warning.message) for warning in caught]
 
 
 def test_state_that_is_little_of_the_memory_is_none():

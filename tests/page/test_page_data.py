@@ -37,8 +37,8 @@ def data(profile):
 def rows_of(data, section, table=0):
     """The rows of a table as dictionaries from titles to cells."""
     tables = next(each for each in data["sections"] if each["id"] == section)["tables"]
-    titles = [title for title, _ in tables[table]["columns"]]
-    return [dict(zip(titles, row, strict=True)) for row in tables[table]["rows"]]
+    titles = list(tables[table].columns)
+    return [dict(zip(titles, row, strict=True)) for row in tables[table].rows]
 
 
 def columns(group):
@@ -251,7 +251,7 @@ def test_stages_of_a_scan_have_their_layers():
     arguments = jax.ShapeDtypeStruct((6, 4, 4), np.float32), jax.ShapeDtypeStruct((4, 2, 4), np.float32)
     plan = mpmd.jit(step, mesh).lower(*arguments).plan
     stages = rows_of(page_data(drawn_profile(plan)._subject("x")), "stages")
-    assert [stage["Layers"] for stage in stages] == ["0 to 2", "3 to 5"]
+    assert [stage["Layers"] for stage in stages] == ["0..2", "3..5"]
 
 
 def test_recorded_steps_are_counted_with_those_that_are_left_out(profile):
@@ -262,7 +262,7 @@ def test_recorded_steps_are_counted_with_those_that_are_left_out(profile):
         first, returned=first.returned + delay, processes=processes, is_recovered=True
     )
     recovered = dataclasses.replace(profile, recorded=(*others, first))
-    facts = {fact["label"]: fact["value"] for fact in page_data(recovered._subject("x"))["facts"]}
+    facts = {fact.label: fact.value for fact in page_data(recovered._subject("x"))["facts"]}
     shown = recovered.attribution.measured.step
     assert facts["Recorded step"] == f"{shown + 1} of 3"
     assert facts["Recovery before step 3"] == recovered.recoveries[2]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.ir.tasks import AnyTask, OutsideTask, Task, parse_task
-from mpmd.util.json_data import JsonFormat, Text
+from mpmd.util.json_data import JsonFormat
 
 
 class Span(NamedTuple):
@@ -43,7 +43,7 @@ class Tree:
     unsaved: object = dataclasses.field(default=None, compare=False)
 
 
-FORMAT = JsonFormat({AnyTask: Text(parse_task)})
+FORMAT = JsonFormat({AnyTask: parse_task})
 
 names = st.text(max_size=3)
 leaves = st.builds(

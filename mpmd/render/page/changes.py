@@ -9,7 +9,7 @@ from mpmd.render.page.palette import TASKS
 from mpmd.render.page.profile_data import parts_of
 from mpmd.render.page.schema import Part, Section, Table
 from mpmd.render.page.subject import Subject
-from mpmd.render.page.tables import key_of, table, types_data
+from mpmd.render.page.tables import key_of, types_data
 
 LEAST_CHANGE = 0.005
 """The part of the step before below which a change has no sentence."""
@@ -39,7 +39,7 @@ _ChangedPart = tuple[Part, float, float]
 def _parts_table(parts: Sequence[_ChangedPart]) -> Table:
     rows = [(key_of(part), before, after, after - before) for part, before, after in parts]
     _, *sums = (sum(column) if place else 0 for place, column in enumerate(zip(*rows, strict=True)))
-    return table(
+    return Table(
         "Mean time of a group: its tasks, and its idle time by cause; the parts add up to the step",
         {"Part": "key", "Before": "time", "After": "time", "Change": "time_change"},
         rows,
@@ -48,13 +48,12 @@ def _parts_table(parts: Sequence[_ChangedPart]) -> Table:
 
 
 def _types_table(before: Subject, after: Subject) -> Table:
-    """The types of both steps, the largest change of the sum first."""
     olds, news = _by_name(before), _by_name(after)
     rows = []
     for name in {**olds, **news}:
         (old, old_sum), (new, new_sum) = olds.get(name, (None, 0)), news.get(name, (None, 0))
         rows.append((*name, old, new, new / old - 1 if old and new else None, new_sum - old_sum))
-    return table(
+    return Table(
         "Median times of tasks, the largest change of the sum first",
         {"Task": "text", "Group": "count", "Before": "time", "After": "time", "Change": "share_change"}
         | {"Change of the sum": "time_change"},
@@ -63,14 +62,8 @@ def _types_table(before: Subject, after: Subject) -> Table:
 
 
 def _by_name(subject: Subject) -> dict[tuple[str, int], tuple[int, int]]:
-    """By the name and the group of each type of task, its median and its sum."""
-    return {
-        (each["label"], each["group"]): (
-            each["median"],
-            sum(map(subject.measured.durations.__getitem__, of_type)),
-        )
-        for each, of_type in zip(types_data(subject), subject.types.values(), strict=True)
-    }
+    """Returns the median and the sum of each type of task, by its name and group."""
+    return {(each["label"], each["group"]): (each["median"], each["sum"]) for each in types_data(subject)}
 
 
 def _sentences(before: Subject, after: Subject, parts: Sequence[_ChangedPart]) -> list[str]:

@@ -54,7 +54,7 @@ def _digest(text: str) -> str:
 
 @functools.cache
 def _script() -> str:
-    """All scripts, as one function, so that none of their names are of the window."""
+    """Joins all scripts to one function, so that none of their names are of the window."""
     parts = "\n".join(_file(f"{name}.js") for name in SCRIPTS)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
 

@@ -39,20 +39,16 @@ def simulations_data(subject: Subject, steps: Sequence[StepTimes[int]]) -> list[
 
 def groups_data(subject: Subject, simulated: Sequence[StepTimes[int]]) -> list[GroupData]:
     """The columns of all groups."""
-    places = {
-        operation: place for place, of_type in enumerate(subject.types.values()) for operation in of_type
-    }
     gaps: list[dict[int, Gap]] = [{} for _ in subject.tasks]
     for gap in subject.attribution.gaps:
         gaps[gap.group][gap.after] = gap
-    return [_group_data(subject, group, gaps[group], places, simulated) for group in subject.measured.groups]
+    return [_group_data(subject, group, gaps[group], simulated) for group in subject.measured.groups]
 
 
 def _group_data(
     subject: Subject,
     group: int,
     gaps: dict[int, Gap],
-    places: dict[int, int],
     simulated: Sequence[StepTimes[int]],
 ) -> GroupData:
     measured, operations = subject.measured, subject.tasks[group]
@@ -62,7 +58,7 @@ def _group_data(
     culprits = [gap.culprits[0] if gap and gap.culprits else None for gap in rows]
     totals = subject.attribution.by_group[group]
     return GroupData(
-        type=[places[i] for i in operations],
+        type=[subject.places[i] for i in operations],
         microbatch=[_microbatch(subject, i) for i in operations],
         names=_names(subject, operations),
         took=took,
@@ -84,7 +80,7 @@ def _group_data(
 
 
 def _idle(starts: Sequence[int], took: Sequence[int], end: int | None = None) -> list[int]:
-    """The idle time before each task, and before ``end``: mostly zeros, which are shorter than starts."""
+    """Returns the idle time before each task, and before ``end``: mostly zeros, shorter text than starts."""
     ends = [start + time for start, time in zip(starts, took, strict=True)]
     begins = [*starts, *([] if end is None else [end])]
     return [begin - before for begin, before in zip(begins, [0, *ends], strict=False)]
@@ -96,7 +92,7 @@ def _microbatch(subject: Subject, operation: int) -> int:
 
 
 def _names(subject: Subject, operations: Sequence[int]) -> dict[int, str]:
-    """The names of cells of several tasks, each of its own microbatch."""
+    """Names cells of several tasks, such as ``fwd_3__1 + bwd_3__0``, by their place among ``operations``."""
     tasks = ((k, subject.task(operation)) for k, operation in enumerate(operations))
     cells = ((k, task.tasks) for k, task in tasks if not isinstance(task, OutsideTask))
     return {k: " + ".join(map(str, members)) for k, members in cells if len(members) > 1}

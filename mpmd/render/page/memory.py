@@ -54,7 +54,7 @@ def _row(parts: MemoryParts) -> tuple[int, ...]:
 
 
 def _task_at(subject: Subject, group: int, time: int) -> int:
-    """The number of the task that a group runs at a time; -1 for none."""
+    """Returns the number of the task that a group runs at a time; -1 for none."""
     measured, operations = subject.measured, subject.tasks[group]
     k = bisect.bisect_right(operations, time, key=measured.starts.__getitem__) - 1
     if k < 0 or measured.end(operations[k]) < time:

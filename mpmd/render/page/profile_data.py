@@ -53,33 +53,28 @@ def _findings(subject: Subject) -> list[FindingData]:
 
 
 def _facts(subject: Subject) -> Iterator[Fact]:
-    measured, attribution = subject.measured, subject.attribution
+    measured, attribution, recoveries = subject.measured, subject.attribution, subject.analysis.recoveries
     whole = measured.returned * len(subject.tasks) or 1
     called = (
         "From the driver's call to its return with all replies; of several steps, the one of median length."
     )
-    yield Fact(label="Step", value=measured.returned, unit="time", hint=called)
-    yield Fact(label="Ideal", value=attribution.ideal.makespan, unit="time", hint=SIMULATED["Ideal"])
+    yield Fact("Step", measured.returned, "time", called)
+    yield Fact("Ideal", attribution.ideal.makespan, "time", SIMULATED["Ideal"])
     idle = "The share of the groups' time without a task. The colours below say why, and what one can do."
-    yield Fact(label="Idle", value=sum(attribution.total) / whole, unit="share", hint=idle)
-    yield Fact(label="Groups", value=len(subject.tasks), unit="count", hint="")
-    yield Fact(label="Tasks", value=sum(map(len, subject.tasks)), unit="count", hint="")
+    yield Fact("Idle", sum(attribution.total) / whole, "share", idle)
+    yield Fact("Groups", len(subject.tasks), "count")
+    yield Fact("Tasks", sum(map(len, subject.tasks)), "count")
     if subject.memory:
         peak = max(parts.total for of_group in subject.memory for parts in of_group.parts)
-        yield Fact(
-            label="Peak memory", value=peak, unit="bytes", hint="The most bytes on one device at once."
-        )
-    left_out = 0 if measured.step in subject.analysis.recoveries else len(subject.analysis.recoveries)
+        yield Fact("Peak memory", peak, "bytes", "The most bytes on one device at once.")
+    left_out = 0 if measured.step in recoveries else len(recoveries)
     if (num_steps := measured.steps + left_out) > 1:
         text = f"{measured.step + 1} of {num_steps}"
+        yield Fact("Recorded step", text, "text", "Medians are over all recorded steps.")
+    for step, time in recoveries.items():
+        replaced = "Groups were replaced; the step does not count."
+        yield Fact(f"Recovery before step {step + 1}", time, "time", replaced)
+    if error := subject.analysis.step.error:
         yield Fact(
-            label="Recorded step", value=text, unit="text", hint="Medians are over all recorded steps."
+            "Clocks agree within", error, "time", "Times of different nodes may be wrong by this much."
         )
-    for step, time in subject.analysis.recoveries.items():
-        label = f"Recovery before step {step + 1}"
-        yield Fact(
-            label=label, value=time, unit="time", hint="Groups were replaced; the step does not count."
-        )
-    if subject.analysis.step.error:
-        hint = "Times of different nodes may be wrong by this much."
-        yield Fact(label="Clocks agree within", value=subject.analysis.step.error, unit="time", hint=hint)

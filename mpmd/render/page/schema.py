@@ -7,8 +7,8 @@ numbered through all groups, in the order in which each group runs its tasks; -1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 
 class Part(TypedDict):
@@ -32,24 +32,24 @@ Unit = str
 for a group and the place of the task that comes after the gap."""
 
 
-class Table(TypedDict):
+class Table(NamedTuple):
     """A table; ``None`` stands for an empty cell, and the first cell of a row is its name.
 
     Attributes:
-      columns: the title and the unit of each column.
+      columns: the unit of each column by its title.
       foot: the last row, with sums; ``None``: a table without sums.
-      parts: of the bars of a stack.
+      parts: the parts that a ``"time_stack"`` or ``"bytes_stack"`` has amounts of.
       sorted: the place of the column by which rows descend at first; ``None``: rows stay in their order.
       folded: the text of a line that hides the table until it is clicked; ``None``: the table is shown.
     """
 
     caption: str
-    columns: list[tuple[str, Unit]]
-    rows: list[Sequence[Any]]
-    foot: Sequence[Any] | None
-    parts: list[Part]
-    sorted: int | None
-    folded: str | None
+    columns: Mapping[str, Unit]
+    rows: Sequence[Sequence[Any]]
+    foot: Sequence[Any] | None = None
+    parts: Sequence[Part] = ()
+    sorted: int | None = None
+    folded: str | None = None
 
 
 class Section(TypedDict):
@@ -57,17 +57,17 @@ class Section(TypedDict):
 
     id: str
     title: str
-    notes: list[str]
-    tables: list[Table]
+    notes: Sequence[str]
+    tables: Sequence[Table]
 
 
-class Fact(TypedDict):
+class Fact(NamedTuple):
     """A figure of a step; ``hint`` is its tooltip, with its meaning and a remedy."""
 
     label: str
     value: float | str
     unit: Unit
-    hint: str
+    hint: str = ""
 
 
 class FindingData(TypedDict):
@@ -79,13 +79,14 @@ class FindingData(TypedDict):
 
 
 class TypeData(TypedDict):
-    """Tasks that should take equally long: their name, number, median, and the user's lines that they run."""
+    """Tasks that should take equally long: their name, number, times, and the user's lines that they run."""
 
     label: str
     group: int
     colour: str
     count: int
     median: int
+    sum: int
     sources: list[str]
 
 

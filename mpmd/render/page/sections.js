@@ -17,7 +17,7 @@ const sum = (amounts) => amounts.reduce((all, amount) => all + amount, 0);
 /** The largest amount in a column of bars or stacks, which fills its width. */
 const largest = (rows, place, amount) => Math.max(...rows.map((row) => amount(row[place])), 1);
 
-function stackCell(amounts, { rows, parts }, place, text) {
+function stackCell(amounts, rows, place, parts, text) {
   const shown = parts.map((part, number) => ({ ...part, amount: amounts[number] }));
   return stack(shown, largest(rows, place, sum), text);
 }
@@ -29,12 +29,12 @@ const CELLS = {
   code: codeLines,
   time_change: (value) => change(value, duration),
   share_change: (value) => change(value, percent),
-  bar: (amount, { rows }, place) => element("span", {
+  bar: (amount, rows, place) => element("span", {
     className: "meter", aria: { hidden: "true" },
     style: { width: `${(100 * amount) / largest(rows, place, Number)}%` },
   }),
-  time_stack: (amounts, table, place) => stackCell(amounts, table, place, duration),
-  bytes_stack: (amounts, table, place) => stackCell(amounts, table, place, bytes),
+  time_stack: (...cell) => stackCell(...cell, duration),
+  bytes_stack: (...cell) => stackCell(...cell, bytes),
   key: ([label, colour, dark]) => [swatch({ colour, dark }), label],
   task: (number) => (number < 0 ? "the end of the step"
     : button(nameWithGroup(number), () => selectTask(number, { scroll: true }))),
@@ -53,10 +53,11 @@ const TALL = 16; // rows above which a table scrolls by itself
 
 /** A table; a click on the head of a column sorts its rows. */
 function tableOf(table) {
-  const { caption, columns, rows, foot, sorted, folded } = table;
+  const [caption, units, rows, foot, parts, sorted, folded] = table;
+  const columns = Object.entries(units);
   const line = (cells) => element("tr", {}, cells.map((value, place) => {
     const [, unit] = columns[place];
-    const content = value === null ? "" : cells === foot && !place ? value : CELLS[unit](value, table, place);
+    const content = value === null ? "" : cells === foot && !place ? value : CELLS[unit](value, rows, place, parts);
     return element(place ? "td" : "th", { className: CLASSES[unit], scope: place ? null : "row" }, content);
   }));
   const lines = rows.map((row) => ({ row, node: line(row) }));
@@ -78,7 +79,7 @@ function tableOf(table) {
     element("thead", {}, element("tr", {}, heads)), body, foot && element("tfoot", {}, line(foot)));
   const className = rows.length > TALL ? "scroll tall" : "scroll";
   const region = element("div", { className, tabIndex: 0, role: "region", aria: { label: caption } }, whole);
-  return folded === null ? region : fold(folded, region);
+  return folded ? fold(folded, region) : region;
 }
 
 function sectionOf({ id, title, notes, tables }, ...content) {
@@ -90,7 +91,7 @@ function sectionOf({ id, title, notes, tables }, ...content) {
 const FIRST_FINDINGS = 5;
 
 function findingsSection() {
-  const figures = element("dl", { className: "figures" }, profile.facts.map(({ label, value, unit, hint }) =>
+  const figures = element("dl", { className: "figures" }, profile.facts.map(([label, value, unit, hint]) =>
     element("div", { title: hint }, element("dt", { className: hint ? "hint" : "" }, label),
       element("dd", {}, TEXT_OF[unit](value)))));
   const parts = profile.parts.map((part) => ({ ...part, amount: part.total })).filter((part) => part.amount);

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from mpmd.attribution.analysis import Analysis
 from mpmd.attribution.attribution import Attribution
-from mpmd.attribution.measured import Measured, TypeKey, type_of
+from mpmd.attribution.measured import Measured, TypeKey, type_of, types_of_operations
 from mpmd.attribution.memory import MemoryOverTime
 from mpmd.ir.plan import AnyTask
 from mpmd.simulate.workload import Instant
@@ -76,10 +76,15 @@ class Subject:
     def types(self) -> Mapping[TypeKey, tuple[int, ...]]:
         """The operations of each type of task, by group and first start."""
         types: dict[TypeKey, list[int]] = {}
-        for group, operations in enumerate(self.tasks):
-            for operation in operations:
-                types.setdefault(type_of(group, self.task(operation)), []).append(operation)
+        for operation, key in enumerate(types_of_operations(self.measured.workload)):
+            if key is not None:
+                types.setdefault(key, []).append(operation)
         return {key: tuple(operations) for key, operations in types.items()}
+
+    @functools.cached_property
+    def places(self) -> Mapping[int, int]:
+        """The place of each task's type among ``types``, by the task's operation."""
+        return {i: place for place, of_type in enumerate(self.types.values()) for i in of_type}
 
     @functools.cached_property
     def executables(self) -> Mapping[TypeKey, str]:

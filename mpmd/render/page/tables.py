@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from mpmd.attribution.gaps import Causes, Gap
 from mpmd.attribution.ideal import members_alone
@@ -14,10 +14,11 @@ from mpmd.attribution.scenarios import Scenario
 from mpmd.ir.plan import Edge, OutsideTask, Plan, TaskType
 from mpmd.ir.stack import layers_of
 from mpmd.render.page.palette import CAUSES, OUTSIDE, SEGMENTS
-from mpmd.render.page.schema import MemoryData, Part, Section, Table, TypeData, Unit
+from mpmd.render.page.schema import MemoryData, Part, Section, Table, TypeData
 from mpmd.render.page.subject import Subject
 from mpmd.render.style import colour_of
 from mpmd.simulate.costs import types_of
+from mpmd.util.tables import numbers_text
 
 LONGEST_GAPS = 12
 """The number of gaps in the table of the longest ones."""
@@ -29,30 +30,9 @@ FOLDED_SHARE = 0.005
 """The share of the step below which the savings of a scenario are folded."""
 
 
-def table(
-    caption: str,
-    columns: Mapping[str, Unit],
-    rows: Iterable[Sequence[Any]],
-    foot: Sequence[Any] | None = None,
-    parts: Sequence[Part] = (),
-    by: int | None = None,
-    folded: str | None = None,
-) -> Table:
-    """A table with the unit of each column by its title, whose rows descend by the column at place ``by``."""
-    return Table(
-        caption=caption,
-        columns=list(columns.items()),
-        rows=list(rows),
-        foot=foot,
-        parts=list(parts),
-        sorted=by,
-        folded=folded,
-    )
-
-
 def section(title: str, *tables: Table, notes: Sequence[str] = ()) -> Section:
     """A section, whose id is the first word of its title."""
-    return Section(id=title.partition(" ")[0].lower(), title=title, notes=list(notes), tables=list(tables))
+    return Section(id=title.partition(" ")[0].lower(), title=title, notes=notes, tables=tables)
 
 
 def sections_data(
@@ -76,7 +56,7 @@ def sections_data(
 def _idle_table(subject: Subject) -> Table:
     by_group, total = subject.attribution.by_group, subject.attribution.total
     shown = [name for name in Causes._fields if getattr(total, name)]
-    return table(
+    return Table(
         "Idle time of each group by its cause; the causes add up to it exactly",
         {"Group": "count", "Idle": "time", "Of the step": "share", "By cause": "time_stack"}
         | {CAUSES[name]["label"]: "time" for name in shown},
@@ -96,7 +76,7 @@ def _idle_table(subject: Subject) -> Table:
 
 
 def _longest_gaps(subject: Subject) -> Iterator[Table]:
-    """The gaps with the most idle time that the ideal schedule does not have."""
+    """Yields a table of the gaps with the most idle time that the ideal schedule does not have, if any."""
     gaps = sorted(subject.attribution.gaps, key=_beyond_fill, reverse=True)[:LONGEST_GAPS]
     rows = []
     for gap in filter(_beyond_fill, gaps):
@@ -107,7 +87,7 @@ def _longest_gaps(subject: Subject) -> Iterator[Table]:
         times = gap.end - gap.start, _beyond_fill(gap)
         rows.append((gap.group, subject.number(gap.after), *times, largest, waited, (gap.group, place)))
     if rows:
-        yield table(
+        yield Table(
             "The longest gaps: those with the most idle time beyond the fill of the schedule",
             {"Group": "count", "Before": "task", "Idle": "time", "Beyond fill": "time"}
             | {"Most of that": "key", "Waited for": "task", "": "gap"},
@@ -129,7 +109,7 @@ def _path_parts(subject: Subject) -> Table:
     for segment in subject.attribution.critical_path:
         totals[segment.kind] += segment.end - segment.start
     length = totals.total() or 1
-    return table(
+    return Table(
         "Parts of the critical path",
         {"Part": "key", "Sum": "time", "Of the step": "share", "": "bar"},
         [
@@ -142,13 +122,12 @@ def _path_parts(subject: Subject) -> Table:
 
 
 def _path_types(subject: Subject, types: Sequence[TypeData]) -> Table:
-    places = {i: place for place, operations in enumerate(subject.types.values()) for i in operations}
     times: dict[int, list[int]] = collections.defaultdict(list)
     for segment in subject.attribution.critical_path:
         if segment.kind == "task":
-            times[places[segment.operation]].append(segment.end - segment.start)
+            times[subject.places[segment.operation]].append(segment.end - segment.start)
     length = subject.measured.returned or 1
-    return table(
+    return Table(
         "Tasks on the critical path",
         {"Task": "key", "Group": "count", "Times": "count", "Sum": "time", "Of the step": "share", "": "bar"},
         [
@@ -163,7 +142,7 @@ def _type_cells(of_type: TypeData) -> tuple[tuple[str, str, str], int]:
 
 
 def _scenarios(subject: Subject) -> Iterator[Table]:
-    """The scenarios that save at least ``FOLDED_SHARE`` of the step, and a folded table of the rest."""
+    """Yields a table of scenarios that save ``FOLDED_SHARE`` of the step, and a folded one of the rest."""
     unchanged, *changed = subject.analysis.scenarios
     whole = unchanged.makespan or 1
     share = unchanged.makespan / (subject.measured.returned or 1)
@@ -178,7 +157,7 @@ def _scenarios(subject: Subject) -> Iterator[Table]:
 
 
 def _joined_links(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
-    """The scenarios; all links that would save nothing if they were faster are a single one."""
+    """Joins the links that would save nothing if they were faster to a single scenario."""
     useless = [each for each in scenarios if each.name.startswith("link ") and not each.saves]
     for scenario in scenarios:
         if scenario not in useless or len(useless) == 1:
@@ -193,7 +172,7 @@ def _joined_links(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
 def _scenario_table(
     caption: str, scenarios: Sequence[Scenario], whole: int, folded: str | None = None
 ) -> Table:
-    return table(
+    return Table(
         caption,
         {"If": "text", "The step takes": "time", "": "bar", "Saves": "share", "Meaning": "sentence"},
         [
@@ -217,7 +196,7 @@ def _memory_table(memory: MemoryData) -> Table:
         peak, task = rows[of_group["row"][of_group["peak"]]], of_group["task"]
         bytes_of_kinds = (peak[place] or None for place in shown)
         cells.append((group, sum(peak), peak, None if task < 0 else task, *bytes_of_kinds))
-    return table(
+    return Table(
         "Bytes on each device at the peak of each group",
         {"Group": "count", "Peak": "bytes", "Its parts": "bytes_stack", "During": "task"}
         | {kinds[place]["label"]: "bytes" for place in shown},
@@ -240,6 +219,7 @@ def types_data(subject: Subject) -> list[TypeData]:
             colour=_colour(types, sorted(stages[group]), group / last),
             count=len(operations),
             median=subject.median(operations[0]),
+            sum=sum(map(subject.measured.durations.__getitem__, operations)),
             sources=subject.sources_of((group, types)),
         )
         for (group, types), operations in subject.types.items()
@@ -257,8 +237,8 @@ def _colour(types: OutsideTask | tuple[TaskType, ...], stages: Sequence[int], al
 def _tasks_table(subject: Subject, types: Sequence[TypeData]) -> Table:
     durations = subject.measured.durations
     times = [sorted(durations[i] for i in operations) for operations in subject.types.values()]
-    busy = sum(map(sum, times)) or 1
-    return table(
+    busy = sum(each["sum"] for each in types) or 1
+    return Table(
         "Tasks by their type, the largest sum first; only medians are over all recorded steps",
         {"Task": "key", "Group": "count", "Count": "count", "Median": "time", "95th percentile": "time"}
         | {"Longest": "time", "Sum": "time", "Share": "share", "Runs": "code"},
@@ -269,13 +249,13 @@ def _tasks_table(subject: Subject, types: Sequence[TypeData]) -> Table:
                 each["median"],
                 percentile(of_type, 0.95),
                 of_type[-1],
-                sum(of_type),
-                sum(of_type) / busy,
+                each["sum"],
+                each["sum"] / busy,
                 each["sources"],
             )
             for each, of_type in zip(types, times, strict=True)
         ],
-        by=6,
+        sorted=6,
     )
 
 
@@ -291,7 +271,7 @@ def _messages_table(subject: Subject) -> Table:
     for message, nbytes in enumerate(messages.nbytes):
         sizes[measured.workload.edge(message)].append(nbytes)
     totals = {edge: round(sum(of_edge)) for edge, of_edge in sizes.items()}
-    return table(
+    return Table(
         "Messages between groups in one step" if sizes else "The groups send no messages",
         {"Groups": "text", "Bytes": "bytes", "": "bar", "Messages": "count", "In flight, median": "time"},
         [
@@ -303,7 +283,7 @@ def _messages_table(subject: Subject) -> Table:
 
 def _processes_table(subject: Subject) -> Table:
     step = subject.analysis.step
-    return table(
+    return Table(
         "Processes: when each had the request, had the arguments, had run its last task, and had replied",
         {"Group": "count", "Process": "count", "Node": "text", "Cores": "count", "Request": "time"}
         | {"Ready": "time", "Finished": "time", "Replied": "time", "Error of its clock": "time"},
@@ -326,7 +306,7 @@ def _processes_table(subject: Subject) -> Table:
 
 def _compile_table(subject: Subject) -> Table:
     times = {phase: round(1e9 * seconds) for phase, seconds in subject.compile_seconds.items()}
-    return table(
+    return Table(
         "Phases of compiling",
         {"Phase": "text", "Time": "time", "": "bar"},
         [(phase, time, time) for phase, time in times.items()],
@@ -334,24 +314,20 @@ def _compile_table(subject: Subject) -> Table:
     )
 
 
-def stage_layers(plan: Plan) -> dict[int, list[str]]:
-    """The layers of each stage, as text: the ranges of stacked arguments that its tasks read."""
-    ranges = {leaf.name: layers for leaf in plan.inputs if leaf.name and (layers := layers_of(leaf.name))}
-    of_stage: dict[int, dict[str, None]] = collections.defaultdict(dict)
+def stage_layers(plan: Plan) -> dict[int, set[int]]:
+    """Returns the layers of each stage: the rows of stacked arguments that the stage's tasks read."""
+    layers = {leaf.name: rows for leaf in plan.inputs if leaf.name and (rows := layers_of(leaf.name))}
+    of_stage: dict[int, set[int]] = collections.defaultdict(set)
     for program in plan.programs:
         for run in program.runs:
-            if not isinstance(run.task, OutsideTask) and len({stage for _, stage in types_of(run.task)}) == 1:
-                texts = [_layers_text(ranges[name]) for name in run.inputs if name in ranges]
-                of_stage[run.task.tasks[0].stage] |= dict.fromkeys(texts)
-    return {stage: list(layers) for stage, layers in of_stage.items()}
-
-
-def _layers_text(layers: range) -> str:
-    return str(layers.start) if len(layers) == 1 else f"{layers.start} to {layers.stop - 1}"
+            stages = () if isinstance(run.task, OutsideTask) else {stage for _, stage in types_of(run.task)}
+            if len(stages) == 1:
+                of_stage[min(stages)].update(*(layers[name] for name in run.inputs if name in layers))
+    return of_stage
 
 
 def _stages_table(subject: Subject) -> Table:
-    """The stages of all loops, with the functions that do most of their work."""
+    plan, layers = subject.analysis.plan, stage_layers(subject.analysis.plan)
     medians, groups = {}, collections.defaultdict(set)
     sources: dict[int, dict[str, None]] = collections.defaultdict(dict)
     for (group, types), operations in subject.types.items():
@@ -363,18 +339,14 @@ def _stages_table(subject: Subject) -> Table:
             groups[stage].add(group)
         if len(stages) == 1:
             sources[types[0].stage] |= dict.fromkeys(subject.sources_of((group, types)))
-    alone, layers = members_alone(medians), stage_layers(subject.analysis.plan)
-    tasks: dict[int, list[TaskType]] = collections.defaultdict(list)
-    for member in sorted(alone):
-        tasks[member.stage].append(member)
+    times = sorted(members_alone(medians).items(), key=lambda item: (item[0].stage, item[0].kind))
     rows = []
-    for stage, members in sorted(tasks.items()):
-        time = sum(map(alone.__getitem__, members))
-        of_groups, of_layers = sorted(groups[stage]), layers.get(stage, ())
-        texts = (", ".join(map(str, some)) for some in (of_layers, members))
-        label = subject.analysis.plan.stage_text(stage)
-        rows.append((label, ", ".join(map(str, of_groups)), time, time, *texts, list(sources[stage])))
-    return table(
+    for stage, of_stage in itertools.groupby(times, key=lambda item: item[0].stage):
+        tasks = dict(of_stage)
+        time, names = sum(tasks.values()), ", ".join(map(str, tasks))
+        texts = numbers_text(sorted(groups[stage])), time, time, numbers_text(sorted(layers.get(stage, ())))
+        rows.append((plan.stage_text(stage), *texts, names, list(sources[stage])))
+    return Table(
         "Stages, with the functions that do most of their work",
         {"Stage": "text", "Group": "text", "Time of a microbatch": "time", "": "bar", "Layers": "text"}
         | {"Tasks": "text", "Runs": "code"},
