@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import Accumulator, ShardedGraph, StageWork, TaskGraph
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, substitute
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, needed_eqns, operands, substitute
 from mpmd.compiler.jaxprs.sharded_dimensions import (
     Axes,
     ShardedDimensions,
@@ -22,7 +22,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
 )
 from mpmd.compiler.request import PartialSums
 from mpmd.compiler.shard.make_partial_sums import PartialSum, PartialSumMaker
-from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, as_partial_sums, live_eqns
+from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, as_partial_sums
 from mpmd.ir.plan import Spec, TaskType
 
 
@@ -165,7 +165,7 @@ def _live_work(
         for a in updates
         if a.updated in partial and a.state in rewritten.carry
     }
-    eqns = live_eqns(rewritten.eqns, [*member.makes, *needed])
+    eqns = needed_eqns(rewritten.eqns, [*member.makes, *needed])
     return dataclasses.replace(member, eqns=tuple(substitute(eqn, states) for eqn in eqns))
 
 

@@ -25,7 +25,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
-from mpmd.compiler.jaxprs.equations import free_variables, operands
+from mpmd.compiler.jaxprs.equations import free_variables, needed_eqns, operands
 from mpmd.compiler.jaxprs.kernels import operands_of, repeated
 from mpmd.compiler.split.duplicates import Duplicate
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
@@ -106,13 +106,7 @@ def _without_dead(eqns: dict[TaskType, Eqns], results: Set[Var]) -> dict[TaskTyp
     alive: dict[TaskType, Eqns] = {}
     read_later = set(results)
     for work in reversed(eqns):
-        needed = set(read_later)
-        kept: list[JaxprEqn] = []
-        for eqn in reversed(eqns[work]):
-            if eqn.effects or not needed.isdisjoint(eqn.outvars):
-                kept.append(eqn)
-                needed.update(operands(eqn))
-        alive[work] = kept[::-1]
+        alive[work] = needed_eqns(eqns[work], read_later)
         read_later.update(free_variables(alive[work]))
     return {work: alive[work] for work in eqns}
 

@@ -19,6 +19,7 @@ from mpmd.compiler.jaxprs.equations import (
     free_variables,
     is_dropped,
     lookup,
+    needed_eqns,
     operands,
     substitute,
     with_eqns,
@@ -175,13 +176,14 @@ class _ForwardScan:
             or (named.get(self.rows[var]) is var if var in self.rows else not is_dropped(var))
         }
         outputs = [self._outvars[i] for i in results] + [row.var for row in new]
-        eqns = _needed(self._eqns, outputs)
+        eqns = needed_eqns(self._eqns, outputs)
         new_eqns, stacks = ScanParts(self.eqn).part(eqns, results, extra_outputs=[row.var for row in new])
         return new_eqns, named | dict(zip(new, stacks, strict=True))
 
     def making(self, values: Iterable[Var], is_there: Collection[Var]) -> list[JaxprEqn]:
         """The equations of the body that make values of what is there."""
-        return _needed(self._eqns, [var for var in values if var not in is_there], is_there, again=True)
+        missing = [var for var in values if var not in is_there]
+        return needed_eqns(self._eqns, missing, is_there, taken=repeated)
 
 
 class _Again:
@@ -234,20 +236,3 @@ def _read_by_rows(eqns: Eqns) -> set[Var]:
 def _is_open(eqn: JaxprEqn) -> bool:
     """Whether it is a scan that may be written anew."""
     return eqn.primitive is scan_p and not eqn.effects
-
-
-def _needed(
-    eqns: Eqns, results: Iterable[Atom], is_there: Collection[Var] = (), again: bool = False
-) -> list[JaxprEqn]:
-    """The equations that make the results of what is there.
-
-    Args:
-      again: whether they are computed once more.
-    """
-    missing = {atom for atom in results if isinstance(atom, Var)}
-    needed: list[JaxprEqn] = []
-    for eqn in reversed(eqns):
-        if not missing.isdisjoint(eqn.outvars):
-            needed.append(repeated(eqn, missing) if again else eqn)
-            missing.update(var for var in operands(needed[-1]) if var not in is_there)
-    return needed[::-1]
