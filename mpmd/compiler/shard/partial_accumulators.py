@@ -154,7 +154,7 @@ def _live_work(
     accumulators: Sequence[Accumulator],
     partial: Mapping[Var, _PartialAccumulator],
 ) -> StageWork:
-    """The work with what its accumulators and other work need of the rewritten equations."""
+    """Returns the task with the rewritten equations that accumulators and other tasks need."""
     if not rewritten.partial:
         return member
     updates = [a for a in accumulators if a.work == member.work]
@@ -219,7 +219,7 @@ def _partial_accumulator(
 
 
 def _around_loop(outer: Iterable[JaxprEqn], partial: Collection[_PartialAccumulator]) -> Iterable[JaxprEqn]:
-    """The outer equations, with those that start accumulators, and sum them up before they are read."""
+    """Returns the outer equations, with zeros for new accumulators and with sums before their readers."""
     before = {accumulator.whole.initial: accumulator.before for accumulator in partial}
     waiting = {accumulator.whole.result: accumulator.after for accumulator in partial}
     for eqn in outer:
@@ -233,7 +233,7 @@ def _around_loop(outer: Iterable[JaxprEqn], partial: Collection[_PartialAccumula
 
 
 def _with_reads_and_makes(stage_work: Sequence[StageWork]) -> tuple[StageWork, ...]:
-    """The work with what it reads and makes, which may be less than before."""
+    """Returns the tasks with the variables that the rewritten equations read and make."""
     reads = [tuple(free_variables(member.eqns)) for member in stage_work]
     read_by_any = {var for variables in reads for var in variables}
     return tuple(

@@ -50,14 +50,14 @@ def split_backwards(
 
 
 def _stage_work(eqns: Mapping[TaskType, Sequence[JaxprEqn]]) -> list[StageWork]:
-    """The work with what it reads and makes."""
+    """Returns the tasks, each with the variables that it reads and makes."""
     reads = {work: free_variables(eqns_of_work) for work, eqns_of_work in eqns.items()}
     read = {var for variables in reads.values() for var in variables}
     return [_one_work(work, eqns_of_work, reads[work], read) for work, eqns_of_work in eqns.items()]
 
 
 def _one_work(work: TaskType, eqns: Sequence[JaxprEqn], reads: Sequence[Var], read: Set[Var]) -> StageWork:
-    """The work of these equations; it makes those of their variables that others read."""
+    """Returns the task that runs ``eqns``. Its outputs are the variables among ``read``."""
     makes = tuple(var for eqn in eqns for var in eqn.outvars if var in read)
     return StageWork(work, tuple(eqns), tuple(reads), makes)
 
@@ -84,7 +84,7 @@ def _halves(backward: StageWork, outside: Set[Var], duplicates: Set[Var]) -> tup
 
 
 def _divide(eqns: Sequence[JaxprEqn], results: Iterable[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations that the results need, and the others; one that both need becomes two."""
+    """Returns the backward slice of ``results`` and the other equations; divides scans that both need."""
     needed = set(results)
     first: list[JaxprEqn] = []
     second: list[JaxprEqn] = []
@@ -113,7 +113,7 @@ def _take_apart(eqn: JaxprEqn, now: Sequence[int]) -> tuple[list[JaxprEqn], list
 
 
 def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """Two scans: the first also stacks what the second, which computes the other results, reads of it."""
+    """Returns a scan for the results ``now``, and a scan for the rest that reads stacks of the first."""
     scan = ScanParts(eqn)
     body: Jaxpr = eqn.params["jaxpr"].jaxpr
     eqns = without_remat(body.eqns)
