@@ -52,7 +52,7 @@ def lookup(atom: Atom, replacement: Mapping[Var, Atom]) -> Atom:
 
 
 def is_among(atom: Atom, variables: Container[Var]) -> bool:
-    """Whether an atom is one of these variables; a literal is none, and has no hash to look it up by."""
+    """Whether an atom is a variable among ``variables``; literals have no hash to look up."""
     return isinstance(atom, Var) and atom in variables
 
 
