@@ -28,9 +28,29 @@ def to_sharding(spec: Spec, mesh: Mesh | AbstractMesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
+WITHOUT_PARTIAL_SUMS = (
+    "which has unreduced or reduced axes; leave them out: groups keep partial sums over their devices by "
+    "themselves, as partial_sums of mpmd.jit says"
+)
+"""The fault of a spec that says which axes a value is a partial sum over."""
+
+
+def entries_of(partition_spec: PartitionSpec) -> tuple[Any, ...]:
+    """The entries of a partition spec, one for each dimension.
+
+    Raises: ``ValueError`` for one with unreduced or reduced axes, which no entry would show.
+    """
+    if partition_spec.unreduced or partition_spec.reduced:
+        raise ValueError(f"a value has the spec {partition_spec}, {WITHOUT_PARTIAL_SUMS}")
+    return tuple(partition_spec)
+
+
 def to_spec(partition_spec: PartitionSpec) -> Spec:
-    """A partition spec as plain data, without trailing ``None``s."""
-    entries = [tuple(entry) if isinstance(entry, list) else entry for entry in partition_spec]
+    """A partition spec as plain data, without trailing ``None``s.
+
+    Raises: ``ValueError`` for one with unreduced or reduced axes.
+    """
+    entries = [tuple(entry) if isinstance(entry, list) else entry for entry in entries_of(partition_spec)]
     while entries and entries[-1] is None:
         entries.pop()
     return tuple(entries)

@@ -125,7 +125,7 @@ class Call:
             raise ValueError("the step was compiled for other arguments: " + "; ".join(differing))
 
     def _diff(self, other: Call) -> str:
-        """The differences between the structure of ``other`` and that of this call, as text."""
+        """Returns the differences between the structures of ``other`` and of this call, as text."""
         missing = [path for path in self.paths if path not in other.paths]
         added = [path for path in other.paths if path not in self.paths]
         if not missing and not added:

@@ -141,7 +141,7 @@ def _check_hashable(static: tuple[tuple[int | str, Any], ...]) -> None:
 
 
 def _takes_any_number(fun: Callable) -> bool:
-    """Whether ``fun`` may take more positional arguments than those with names."""
+    """Whether ``fun`` has a ``*args`` parameter, or no signature."""
     return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in _parameters(fun))
 
 

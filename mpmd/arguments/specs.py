@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mpmd.arguments.call import Call
 from mpmd.errors import CompileError
 from mpmd.ir.plan import Spec
-from mpmd.sharding import to_spec
+from mpmd.sharding import WITHOUT_PARTIAL_SUMS, to_spec
 from mpmd.util.tables import first_few
 from mpmd.util.tree import broadcast_prefix, paths
 from mpmd.validation import shown
@@ -131,7 +131,8 @@ def _check_specs(
     """Checks that every spec fits its leaf and the axes of a group."""
     faults = []
     for path, aval, spec in zip(leaf_paths, avals, specs, strict=True):
-        for fault in _spec_faults(aval.shape, spec or PartitionSpec(), axis_names, mpmd_axis_name):
+        checked = PartitionSpec() if spec is None else spec  # one with unreduced axes alone is false
+        for fault in _spec_faults(aval.shape, checked, axis_names, mpmd_axis_name):
             faults.append(f"{what}: {path} with shape {tuple(aval.shape)} has the spec {spec}, {fault}")
     if faults:
         raise CompileError(faults)
@@ -141,6 +142,8 @@ def _check_specs(
 def _spec_faults(
     shape: tuple[int, ...], spec: PartitionSpec, axis_names: Sequence[str], mpmd_axis_name: str | None
 ) -> list[str]:
+    if spec.unreduced or spec.reduced:
+        return [WITHOUT_PARTIAL_SUMS]
     if len(to_spec(spec)) > len(shape):
         return [f"which has more entries than the {len(shape)} dimensions"]
     faults = []

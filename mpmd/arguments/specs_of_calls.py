@@ -14,7 +14,7 @@ from mpmd.arguments.specs import input_specs
 from mpmd.arrays.array import MpmdArray
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import indivisible, num_shards
-from mpmd.sharding import to_spec
+from mpmd.sharding import entries_of, to_spec
 
 
 class SpecsOfCalls:
@@ -88,13 +88,14 @@ class SpecsOfCalls:
 
     def _find_usable(self, spec: Spec | PartitionSpec, shape: tuple[int, ...]) -> Spec | None:
         """An array's spec over the axes that groups have; ``None`` if it does not divide or cuts nothing."""
-        usable = to_spec(PartitionSpec(*map(self._of_groups, spec)))
+        entries = entries_of(spec) if isinstance(spec, PartitionSpec) else spec
+        usable = to_spec(PartitionSpec(*map(self._of_groups, entries)))
         if any(any(indivisible(usable, shape, sizes)) for sizes in self._sizes):
             return None
         return usable if any(num_shards(usable, sizes) > 1 for sizes in self._sizes) else None
 
     def _of_groups(self, entry: Any) -> tuple[str, ...] | str | None:
-        """The axes of one entry of a spec that groups have, other than the one along which they are."""
+        """Returns the axes of one entry of a spec that submeshes have, without the axis of groups."""
         if not isinstance(entry, tuple):
             return entry if entry in self._axis_names and entry != self._mpmd_axis_name else None
         known = tuple(axis for axis in entry if self._of_groups(axis))

@@ -186,7 +186,7 @@ def _abstract_eval(*avals, **params):
 
 
 def _linear(values: Sequence[Any], whole: Sequence[tuple[int, ...]], **params: Any) -> list[Any]:
-    """The boundary of those tangents or cotangents that are not symbolic zeros."""
+    """Binds the boundary of the tangents or cotangents that are no symbolic zeros."""
     results = list(values)
     live = [i for i, value in enumerate(values) if not isinstance(value, ad.Zero)]
     if live:

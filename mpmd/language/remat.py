@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
+
+_WITHOUT_ATTENTION = (
+    "Remat.ATTENTION is gone: put jax.checkpoint around the attention of each layer, or take "
+    "Remat.DOTS_WITH_NO_BATCH_DIMS_SAVEABLE, which computes attention and elementwise operations again"
+)
 
 
-class Remat(enum.StrEnum):
+class _Policies(enum.EnumMeta):
+    def __getattr__(cls, name: str) -> Any:
+        raise AttributeError(_WITHOUT_ATTENTION if name == "ATTENTION" else name)
+
+
+class Remat(enum.StrEnum, metaclass=_Policies):
     """A policy of rematerialisation; those of ``jax.checkpoint_policies`` have their names there.
 
     Each layer of a stage is a function under ``jax.checkpoint``, and always keeps what enters it.
 
     Attributes:
       NONE: the backward computes nothing again; no ``jax.checkpoint``.
-      ATTENTION: the inside of attention is computed again: from the product of queries and keys to the
-        product with values. All else is kept.
       DOTS_SAVEABLE: products are kept, and all else is computed again.
       DOTS_WITH_NO_BATCH_DIMS_SAVEABLE: as ``DOTS_SAVEABLE``, but products with batch dimensions, such as
         those of attention, are computed again, too.
@@ -21,7 +30,6 @@ class Remat(enum.StrEnum):
     """
 
     NONE = "none"
-    ATTENTION = "attention"
     DOTS_SAVEABLE = "dots_saveable"
     DOTS_WITH_NO_BATCH_DIMS_SAVEABLE = "dots_with_no_batch_dims_saveable"
     NOTHING_SAVEABLE = "nothing_saveable"
@@ -34,4 +42,7 @@ class Remat(enum.StrEnum):
         """
         if isinstance(remat, bool):
             return cls.NOTHING_SAVEABLE if remat else cls.NONE
+        if remat not in [*cls]:
+            remedy = f": {_WITHOUT_ATTENTION}" if remat == "attention" else ""
+            raise ValueError(f"remat must be True, False or one of {', '.join(cls)}, not {remat!r}{remedy}")
         return cls(remat)

@@ -108,19 +108,18 @@ def _faults(values: Mapping[str, Any]) -> Iterator[Fault | None]:
 
 def _remat_fault(remat: Any) -> Fault | None:
     each = remat if is_sequence(remat) else [remat]
-    if remat is None or (each and all(map(_is_policy, each))):
+    if remat is None:
+        return None
+    if each and all(isinstance(one, bool | str) for one in each):
+        try:
+            list(map(Remat.of, each))
+        except ValueError as fault:
+            return fault
         return None
     names = ", ".join(Remat)
-    if each and all(isinstance(one, bool | str) for one in each):
-        unknown = next(one for one in each if not _is_policy(one))
-        return ValueError(f"remat must be True, False or one of {names}, not {shown(unknown)}")
     return TypeError(
         f"remat must be True, False, one of {names}, or one of these for each stage, not {shown(remat)}"
     )
-
-
-def _is_policy(remat: Any) -> bool:
-    return isinstance(remat, bool) or (isinstance(remat, str) and remat in [*Remat])
 
 
 def _is_submesh(submesh: Any) -> bool:

@@ -144,7 +144,7 @@ class PlannedStep(ShownAsText, abc.ABC):
         """The tasks and the needs of each group, and the seconds of compiling; printable."""
 
     def _report(self, **measured: Any) -> Report:
-        """A report with what is the same for planned and for loaded steps."""
+        """Returns the parts of a report that planned and loaded steps have in common."""
         return report(
             plan=self.plan,
             topology=self.topology,

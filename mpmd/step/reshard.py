@@ -151,7 +151,7 @@ def _known_to_driver(tree: Any, target: Any, runtime: Runtime) -> Any:
 
 
 def _copy_ranges(copies: Sequence[LeafCopy], held: Sequence[Sequence[jax.Array]]) -> list[list[jax.Array]]:
-    """The function that is compiled: for each leaf the layer ranges that are read, of those that are held."""
+    """Returns the function to compile: it computes the ranges to read from the ranges that groups hold."""
     return [copy.of(ranges) for copy, ranges in zip(copies, held, strict=True)]
 
 
@@ -221,7 +221,7 @@ class LeafCopy:
         return stack.axis
 
     def _pieces(self, ranges: Sequence[jax.Array]) -> Iterator[list[jax.Array]]:
-        """For each layer range that is read, its slices of those that are held."""
+        """Yields, for each layer range to read, its slices of the ranges that groups hold."""
         axis = self._axis
         whole = (slice(0, self.aval.shape[axis]),)
         held = self.held.stack.slices if self.held.stack else whole
@@ -266,7 +266,7 @@ def _check_arrays(tree: Any) -> None:
 
 
 def _faults(tree: Any, target: Any, dtype: Any, runtime: Runtime) -> Iterator[ValueError]:
-    """The leaves that are gone, and their differences from those that are read, with advice."""
+    """Lists missing leaves and differences between the held and the read leaves, with advice."""
     for path, leaf in zip(paths(tree), jax.tree.leaves(tree), strict=True):
         if isinstance(leaf, MpmdArray) and leaf.runtime is not runtime:
             yield ValueError(

@@ -119,7 +119,7 @@ def of_an_object(params, x, y):
         (bound_by_position, "<lambda> reads x (float32[8, 4]), y (float32[8, 4])"),
         (passed_by_name, "mpmd.value_and_grad(mse, ...)(params, x, y)"),
         (in_a_lambda, "mpmd.value_and_grad(lambda params, x, y: ..., ...)(params, x, y)"),
-        (of_an_object, "loss_fn reads self.x (float32[8, 4]), self.data['y'] (float32[8, 4])"),
+        (of_an_object, "loss_fn reads float32[8, 4], float32[8, 4] from around it"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

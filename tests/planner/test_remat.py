@@ -79,7 +79,7 @@ LOSSES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.usual("attention-written", "dots_with_no_batch_dims_saveable-scanned")
+@pytest.mark.usual("dots_saveable-written", "dots_with_no_batch_dims_saveable-scanned")
 @LOSSES
 @pytest.mark.parametrize("policy", [policy for policy in Remat if policy is not Remat.NONE])
 def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, stacked, policy):
@@ -120,6 +120,13 @@ def planned(loss, stacked, memory, **fixes):
     )
 
 
+def test_attention_by_pattern_is_refused_with_the_remedy():
+    with pytest.raises(AttributeError, match=r"put jax.checkpoint around the attention"):
+        mpmd.Remat.ATTENTION  # noqa: B018
+    with pytest.raises(ValueError, match=r"not 'attention'.*put jax.checkpoint around the attention"):
+        planned(written, False, 1e12, remat=["attention", "none"])
+
+
 @pytest.mark.slow
 def test_short_memory_gets_the_cheapest_policy_that_fits():
     args = weights(), batch()
@@ -127,11 +134,11 @@ def test_short_memory_gets_the_cheapest_policy_that_fits():
         policy: mpmd.plan(
             step_of(written), *args, cluster=cluster(1e12), simulate=1, num_stages=2, remat=policy, **FIXED
         ).best.prediction
-        for policy in (Remat.NONE, Remat.ATTENTION, Remat.NOTHING_SAVEABLE)
+        for policy in (Remat.NONE, Remat.DOTS_SAVEABLE, Remat.NOTHING_SAVEABLE)
     }
     bytes_of = {policy: prediction.memory.total for policy, prediction in alone.items()}
-    assert bytes_of[Remat.NONE] > bytes_of[Remat.ATTENTION] > bytes_of[Remat.NOTHING_SAVEABLE]
-    choice = planned(written, False, (bytes_of[Remat.NONE] + bytes_of[Remat.ATTENTION]) / 2, num_stages=2)
+    assert bytes_of[Remat.NONE] > bytes_of[Remat.DOTS_SAVEABLE] > bytes_of[Remat.NOTHING_SAVEABLE]
+    choice = planned(written, False, (bytes_of[Remat.NONE] + bytes_of[Remat.DOTS_SAVEABLE]) / 2, num_stages=2)
     names = {*choice.candidate.remat}
     assert all(f"remat {name}" in str(choice) for name in names)
     assert all(f"{name} " in str(choice.details()) for name in names)
@@ -146,7 +153,7 @@ def test_short_memory_gets_the_cheapest_policy_that_fits():
     "remat",
     [
         *Remat,
-        ("attention", "none"),
+        ("dots_with_no_batch_dims_saveable", "none"),
         ("nothing_saveable", "dots_saveable"),
     ],
     ids=lambda remat: str(remat) if isinstance(remat, str) else " then ".join(remat),

@@ -26,7 +26,7 @@ class DisjointSets(Generic[T]):
         return member
 
     def join(self, members: Iterable[T]) -> None:
-        """Makes one set of those of the members; what stands for the first stands for all."""
+        """Joins the sets of ``members``; the representative of the first set stands for all."""
         first: T | None = None
         for member in members:
             if first is None:
@@ -35,7 +35,7 @@ class DisjointSets(Generic[T]):
                 self._above[self.find(member)] = first
 
     def representatives(self) -> dict[T, T]:
-        """For each member that was asked for or joined, the one that stands for its set."""
+        """Maps each member that was looked up or joined to the representative of its set."""
         return {member: self.find(member) for member in list(self._above)}
 
     def sets(self) -> list[list[T]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.extend import core
@@ -52,7 +52,7 @@ def lookup(atom: Atom, replacement: Mapping[Var, Atom]) -> Atom:
 
 
 def is_among(atom: Atom, variables: Container[Var]) -> bool:
-    """Whether an atom is one of these variables; a literal is none, and has no hash to look it up by."""
+    """Whether an atom is a variable among ``variables``; literals have no hash to look up."""
     return isinstance(atom, Var) and atom in variables
 
 
@@ -99,6 +99,28 @@ def free_variables(eqns: Iterable[JaxprEqn]) -> list[Var]:
                 free[var] = None
         defined.update(eqn.outvars)
     return list(free)
+
+
+def needed_eqns(
+    eqns: Sequence[JaxprEqn],
+    results: Iterable[Atom],
+    given: Container[Var] = (),
+    taken: Callable[[JaxprEqn, Container[Var]], JaxprEqn] = lambda eqn, needed: eqn,
+) -> list[JaxprEqn]:
+    """Returns the equations that compute ``results`` from the variables ``given``, and those with effects.
+
+    The backward slice of ``results``. Bodies of loops stay whole; ``live_eqns`` takes them apart, too.
+
+    Args:
+      taken: writes an equation of the slice for the variables that are needed of it.
+    """
+    needed = {atom for atom in results if isinstance(atom, Var)}
+    slice_: list[JaxprEqn] = []
+    for eqn in reversed(eqns):
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            slice_.append(taken(eqn, needed))
+            needed.update(var for var in operands(slice_[-1]) if var not in given)
+    return slice_[::-1]
 
 
 def size(atom: Atom) -> int:

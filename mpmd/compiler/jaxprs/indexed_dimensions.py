@@ -17,7 +17,7 @@ from mpmd.compiler.jaxprs.equations import shape_of
 
 
 def gather_dimensions(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """Of a table that is divided by rows, each device finds those of its own, zeros for others."""
+    """With a table divided by rows, each device finds its own rows, and zeros for rows of other devices."""
     numbers = eqn.params["dimension_numbers"]
     shape, target = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     batch = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
@@ -42,7 +42,7 @@ def gather_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mappi
 
 
 def scatter_dimensions(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """Of a table that is divided by rows, each device changes those of its own."""
+    """With a table divided by rows, each device changes its own rows."""
     numbers = eqn.params["dimension_numbers"]
     shape, updates = shape_of(eqn.invars[0]), shape_of(eqn.invars[2])
     batch = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))

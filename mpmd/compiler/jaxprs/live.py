@@ -11,7 +11,7 @@ from mpmd.compiler.jaxprs.equations import Atom, free_variables, is_among, is_dr
 
 
 def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
-    """The equations, and the parts of them, that results need; and those that have effects."""
+    """Returns the equations, or parts of equations, that ``results`` need, and equations with effects."""
     computed = {var for eqn in eqns for var in eqn.outvars}
     outvars = [atom for atom in results if is_among(atom, computed)]
     whole = make_jaxpr(free_variables(eqns), eqns, outvars)
@@ -19,6 +19,6 @@ def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprE
 
 
 def live_jaxpr(jaxpr: Jaxpr, is_kept: Callable[[JaxprEqn], bool]) -> Jaxpr:
-    """A jaxpr with the equations that its results need, and those that are to be kept in any case."""
+    """Returns the jaxpr with the equations that its results or equations with ``is_kept`` need."""
     kept = [var for eqn in jaxpr.eqns if is_kept(eqn) for var in eqn.outvars if not is_dropped(var)]
     return with_eqns(jaxpr, live_eqns(jaxpr.eqns, [*jaxpr.outvars, *kept]))

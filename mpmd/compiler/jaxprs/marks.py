@@ -18,7 +18,7 @@ def has_mark(eqn: JaxprEqn) -> bool:
 
 
 def marks_in(jaxpr: Jaxpr) -> Iterator[tuple[JaxprEqn, Mark]]:
-    """The marks in a jaxpr, also those within its equations."""
+    """Yields the marks in a jaxpr and in the bodies of its equations."""
     for eqn in jaxpr.eqns:
         if mark := mark_of(eqn):
             yield eqn, mark

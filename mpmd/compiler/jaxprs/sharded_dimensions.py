@@ -88,7 +88,7 @@ def follow(
 def follow_into(
     jaxpr: Jaxpr, operands: Iterable[ShardedDimensions], eqns: Sequence[JaxprEqn], mesh: Mapping[str, int]
 ) -> dict[Var, ShardedDimensions]:
-    """``follow`` for ``eqns``, which are those of a jaxpr whose inputs are sharded like ``operands``."""
+    """Follows shardings through ``eqns`` of a jaxpr whose inputs are sharded like ``operands``."""
     return follow(eqns, dict(zip(jaxpr.invars, operands, strict=True)), mesh)
 
 
@@ -140,7 +140,7 @@ def _axes_along(
     size: int,
     mesh: Mapping[str, int],
 ) -> Axes:
-    """The axes along which an operand has a dimension sharded, if they divide that of the result, too."""
+    """Returns the axes that shard an operand's dimension, if they divide the result's dimension, too."""
     for i, d in dimension.ins.items():
         if axes := operands[i][d]:
             is_kept = aval_of(eqn.invars[i]).shape[d] == size

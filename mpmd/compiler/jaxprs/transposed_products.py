@@ -53,7 +53,7 @@ def _exchanges(transposition: JaxprEqn, product: JaxprEqn) -> bool:
 
 
 def _exchanged(product: JaxprEqn, transposition: JaxprEqn) -> JaxprEqn:
-    """The product with its operands exchanged, whose result is that of the transposition."""
+    """Returns the product with its operands exchanged, which is the transposed product."""
     contracted, batched = product.params["dimension_numbers"]
     params = {
         **product.params,

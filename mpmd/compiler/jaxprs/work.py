@@ -63,7 +63,7 @@ def operations(eqn: JaxprEqn) -> int:
 
 
 def total_operations(eqns: Iterable[JaxprEqn]) -> int:
-    """The operations of equations, with those within them."""
+    """Counts the operations of equations and of their bodies."""
     return sum(
         eqn.params.get("length", 1) * sum(total_operations(jaxpr.eqns) for jaxpr in inner)
         if (inner := subjaxprs(eqn))

@@ -98,7 +98,7 @@ class CellLowering:
         self._lowered: dict[tuple[tuple[TaskKind, int, int], ...], LoweredCell | None] = {}
 
     def lower(self, cell: Cell) -> LoweredCell | None:
-        """The executable of a cell, and what it reads and makes; ``None`` if its tasks have no work."""
+        """Returns a cell's executable, operands and results; ``None`` if its tasks have no equations."""
         first = cell.tasks[0].microbatch
         shape = tuple((task.kind, task.stage, task.microbatch - first) for task in cell.tasks)
         if shape not in self._lowered:

@@ -36,7 +36,7 @@ def _kept(plan: Plan, mpmd_idx: int) -> set[Name]:
 
 
 def _mentioned(instruction: Instruction) -> tuple[Name, ...]:
-    """The names that an instruction defines, then those that it reads."""
+    """Returns the names that an instruction defines, then the names that the instruction reads."""
     if isinstance(instruction, Run):
         return (*instruction.outputs, *instruction.inputs)
     return instruction.values
@@ -55,7 +55,7 @@ def _last_uses(program: GroupProgram, kept: Collection[Name]) -> dict[int, tuple
 
 
 def _dying_inputs(plan: Plan, last_uses: Sequence[Mapping[int, tuple[Name, ...]]]) -> dict[str, list[int]]:
-    """For each executable, the positions of the inputs that every run of it is the last to use."""
+    """Maps each executable to the positions of inputs whose last use is the run, in every run."""
     dying = {e.name: list(range(len(e.inputs))) for e in plan.executables}
     for program, last in zip(plan.programs, last_uses, strict=True):
         sent = {name for i in program.instructions if isinstance(i, Send) for name in i.values}

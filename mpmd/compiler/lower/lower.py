@@ -198,7 +198,7 @@ class _Lowering:
             self._send(group, names)
 
     def _outside(self, segment: int) -> None:
-        """Runs what is placed after so many loops."""
+        """Emits the runs of outer equations that are placed behind the first ``segment`` loops."""
         here = [placed for placed in self._placed.eqns if placed.segment == segment]
         members: dict[tuple[int, int], list[PlacedEqn]] = collections.defaultdict(list)
         for placed in here:

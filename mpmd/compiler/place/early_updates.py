@@ -103,7 +103,7 @@ class EarlyUpdates:
         return self._end
 
     def _with_operands(self, segments: list[int]) -> list[int]:
-        """With what is made of arguments alone, such as a learning rate, where it is read first."""
+        """Moves equations that read arguments alone, such as a learning rate, before their first reader."""
         for i, eqn in reversed(list(enumerate(self._eqns))):
             readers = [segments[r] for var in eqn.outvars for r in self._readers[var]]
             segments[i] = min([segments[i], *readers])

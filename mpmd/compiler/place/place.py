@@ -120,7 +120,7 @@ class _Placer:
         )
 
     def _required_state(self) -> dict[int, GroupSet]:
-        """The groups of the results that a next step takes as arguments: those that read the argument."""
+        """Maps each result that the next step takes as an argument to the groups that read the argument."""
         required: dict[int, GroupSet] = {}
         while True:
             _, demanded = self._demand(required)
@@ -265,7 +265,7 @@ class _Placer:
                 defined.update(part.outvars)
 
     def _label(self, atom: Atom) -> frozenset[tuple[GroupSet, bool]]:
-        """The groups that hold a large operand, with ``True``, or those that a small one prefers."""
+        """Returns the groups of a large operand, with ``True``, or those that a small operand prefers."""
         if not isinstance(atom, Var):
             return frozenset()
         is_large = size(atom) > 1 and atom in self._anchors

@@ -73,7 +73,7 @@ def _axes_to_gather(
     axes: Set[str],
     submeshes: Sequence[AbstractMesh],
 ) -> Mapping[Var, Set[str]]:
-    """For outer values that tasks read, those of the axes that shard them on several devices of a group."""
+    """Maps outer values that tasks read to the axes of several devices that shard the value."""
     submesh_of = {
         task.stage: submesh
         for tasks in graph.tasks

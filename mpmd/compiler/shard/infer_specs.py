@@ -33,7 +33,7 @@ def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> dict[Var, Spec]:
 
 
 def _decided(step: CutStep, specs: ArgumentSpecs) -> dict[Var, Spec]:
-    """The specs of arguments, constants and results that the user has decided, and those that types say."""
+    """Returns the specs of arguments, constants and results, and the specs in types of values."""
     arguments = [argument.var for argument in step.arguments]
     results = [result.var for result in step.results]
     decided: dict[Var, Spec] = dict(zip(arguments, specs.arguments, strict=True))

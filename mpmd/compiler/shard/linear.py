@@ -77,7 +77,7 @@ def _keeps_sums(eqn: JaxprEqn) -> bool:
 
 
 def is_zero(atom: Atom, makers: Mapping[Var, JaxprEqn]) -> bool:
-    """Whether a value is zero everywhere, as far as one equation tells."""
+    """Whether a value is a literal zero, or the broadcast of a literal zero."""
     if isinstance(atom, Literal):
         return not np.any(atom.val)
     eqn = makers.get(atom)

@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
 from mpmd.compiler.graph import Accumulator, ShardedGraph, StageWork, TaskGraph
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands, substitute
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables, needed_eqns, operands, substitute
 from mpmd.compiler.jaxprs.sharded_dimensions import (
     Axes,
     ShardedDimensions,
@@ -22,7 +22,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
 )
 from mpmd.compiler.request import PartialSums
 from mpmd.compiler.shard.make_partial_sums import PartialSum, PartialSumMaker
-from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, as_partial_sums, live_eqns
+from mpmd.compiler.shard.partial_sums import Allowed, RewrittenEqns, as_partial_sums
 from mpmd.ir.plan import Spec, TaskType
 
 
@@ -154,7 +154,7 @@ def _live_work(
     accumulators: Sequence[Accumulator],
     partial: Mapping[Var, _PartialAccumulator],
 ) -> StageWork:
-    """The work with what its accumulators and other work need of the rewritten equations."""
+    """Returns the task with the rewritten equations that accumulators and other tasks need."""
     if not rewritten.partial:
         return member
     updates = [a for a in accumulators if a.work == member.work]
@@ -165,7 +165,7 @@ def _live_work(
         for a in updates
         if a.updated in partial and a.state in rewritten.carry
     }
-    eqns = live_eqns(rewritten.eqns, [*member.makes, *needed])
+    eqns = needed_eqns(rewritten.eqns, [*member.makes, *needed])
     return dataclasses.replace(member, eqns=tuple(substitute(eqn, states) for eqn in eqns))
 
 
@@ -219,7 +219,7 @@ def _partial_accumulator(
 
 
 def _around_loop(outer: Iterable[JaxprEqn], partial: Collection[_PartialAccumulator]) -> Iterable[JaxprEqn]:
-    """The outer equations, with those that start accumulators, and sum them up before they are read."""
+    """Returns the outer equations, with zeros for new accumulators and with sums before their readers."""
     before = {accumulator.whole.initial: accumulator.before for accumulator in partial}
     waiting = {accumulator.whole.result: accumulator.after for accumulator in partial}
     for eqn in outer:
@@ -233,7 +233,7 @@ def _around_loop(outer: Iterable[JaxprEqn], partial: Collection[_PartialAccumula
 
 
 def _with_reads_and_makes(stage_work: Sequence[StageWork]) -> tuple[StageWork, ...]:
-    """The work with what it reads and makes, which may be less than before."""
+    """Returns the tasks with the variables that the rewritten equations read and make."""
     reads = [tuple(free_variables(member.eqns)) for member in stage_work]
     read_by_any = {var for variables in reads for var in variables}
     return tuple(

@@ -40,6 +40,7 @@ from mpmd.compiler.jaxprs.equations import (
     closed,
     is_dropped,
     make_jaxpr,
+    needed_eqns,
     operands,
 )
 from mpmd.compiler.jaxprs.scans import scan_operands
@@ -302,15 +303,4 @@ def _with_partial_sums(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> Jaxpr:
     outvars: list[Atom] = list(jaxpr.outvars)
     for i, partial in _partial_results(jaxpr, rewritten).items():
         outvars[i] = partial.var
-    return make_jaxpr(invars, live_eqns(rewritten.eqns, outvars), outvars)
-
-
-def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
-    """The equations that make the results, or have effects."""
-    needed = {atom for atom in results if isinstance(atom, Var)}
-    kept: list[JaxprEqn] = []
-    for eqn in reversed(eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outvars):
-            kept.append(eqn)
-            needed.update(operands(eqn))
-    return tuple(reversed(kept))
+    return make_jaxpr(invars, needed_eqns(rewritten.eqns, outvars), outvars)

@@ -84,7 +84,7 @@ def with_residuals_sharded(
 
 @dataclasses.dataclass(frozen=True)
 class _Followed:
-    """Dimensions of values that are sharded along the axis, and those that are of tokens and of rows."""
+    """Dimensions of values: sharded along the axis, of tokens, and of rows."""
 
     sharded: Known
     named: Known
@@ -234,7 +234,7 @@ def _with_addends(eqns: Sequence[JaxprEqn], known: Mapping[Var, ShardedDimension
 
 
 def _completed(dimensions: ShardedDimensions, others: ShardedDimensions) -> ShardedDimensions:
-    """The dimensions, with those of others where nothing is known; no axis is in two of them."""
+    """Returns the dimensions, completed by ``others``; no axis shards two dimensions of a value."""
     known = axes_in(dimensions)
     return tuple(
         axes or tuple(axis for axis in other if axis not in known)

@@ -98,7 +98,7 @@ class _Cutter:
 
 
 def _cut(x: jax.Array, cut_points: Sequence[CutPoint]) -> jax.Array:
-    """``x`` with dimensions cut into pieces; those of all come first, as one dimension."""
+    """Reshapes ``x``: the pieces of all cut dimensions become one leading dimension."""
     if not cut_points:
         return x
     number_of = dict(cut_points)

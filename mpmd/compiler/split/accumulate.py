@@ -157,13 +157,13 @@ class _Builder:
         )
 
     def _reader(self, state: Var, value: Atom) -> TaskType:
-        """The first work that reads a state, or else what becomes of it; the first one if none does."""
+        """Returns the first task that reads the state or, without a reader, the updated value."""
         known = [self._readers.get(atom) for atom in (state, value) if isinstance(atom, Var)]
         positions = [self._order.position(work) for work in next(filter(None, known), ())]
         return self._order.work(self._order.earliest(positions) if positions else 0)
 
     def add_sum(self, whole: LoopResult) -> None:
-        """Accumulates a sum, in each stage that makes summands of it."""
+        """Adds an accumulator of a sum to each stage that computes summands."""
         value, initial, result = whole.value, whole.initial, whole.result
         summands, inner_sums = self._summands(value)
         latest = self._latest(w for s in summands if (w := self.work(s)))

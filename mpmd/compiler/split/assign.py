@@ -282,7 +282,7 @@ class _Assignment:
         return [position for position in positions if position is not None]
 
     def _unplaced_slice(self, value: Var | None) -> set[int]:
-        """The equations without a position that a value is made by, through others without one."""
+        """Returns the backward slice of a value, as far as its equations have no position."""
         unplaced: set[int] = set()
         stack: list[Any] = [value]
         while stack:

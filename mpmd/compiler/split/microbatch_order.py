@@ -62,12 +62,12 @@ class MicrobatchOrder:
         return self.latest((first, second)) == second
 
     def latest(self, positions: Iterable[int]) -> int:
-        """The first position that comes at or after all of these."""
+        """Returns the first position at or after every one of ``positions``."""
         positions = list(positions)
         return self._bound([p for p in positions if self.is_backward(p)] or positions, is_upper=True)
 
     def earliest(self, positions: Iterable[int]) -> int:
-        """The last position that comes at or before all of these."""
+        """Returns the last position at or before every one of ``positions``."""
         positions = list(positions)
         return self._bound([p for p in positions if not self.is_backward(p)] or positions, is_upper=False)
 

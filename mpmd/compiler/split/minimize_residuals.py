@@ -25,7 +25,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
-from mpmd.compiler.jaxprs.equations import free_variables, operands
+from mpmd.compiler.jaxprs.equations import free_variables, needed_eqns, operands
 from mpmd.compiler.jaxprs.kernels import operands_of, repeated
 from mpmd.compiler.split.duplicates import Duplicate
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
@@ -94,7 +94,7 @@ def minimize_residuals(
 
 
 def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
-    """The backward with what it recomputes, and with its own duplicates, in the order of the forward."""
+    """Returns the backward after the equations of the forward that it repeats, in the forward's order."""
     of_forward = {var for eqn in forward for var in eqn.outvars}
     of_backward = again | {var for eqn in backward for var in eqn.outvars}
     shared = [repeated(eqn, of_backward) for eqn in forward if not of_backward.isdisjoint(eqn.outvars)]
@@ -106,13 +106,7 @@ def _without_dead(eqns: dict[TaskType, Eqns], results: Set[Var]) -> dict[TaskTyp
     alive: dict[TaskType, Eqns] = {}
     read_later = set(results)
     for work in reversed(eqns):
-        needed = set(read_later)
-        kept: list[JaxprEqn] = []
-        for eqn in reversed(eqns[work]):
-            if eqn.effects or not needed.isdisjoint(eqn.outvars):
-                kept.append(eqn)
-                needed.update(operands(eqn))
-        alive[work] = kept[::-1]
+        alive[work] = needed_eqns(eqns[work], read_later)
         read_later.update(free_variables(alive[work]))
     return {work: alive[work] for work in eqns}
 
@@ -149,7 +143,7 @@ class _Residuals:
         ]
 
     def chosen(self) -> tuple[set[Node], set[Var]]:
-        """The residuals to keep, and the variables that the backward computes again; others it reads."""
+        """Returns the residuals to keep, and the variables that the backward recomputes from them."""
         derivations = self._derivations()
         costs = {node: self._cost(node) for node in derivations}
         kept = _minimum_cut(derivations, self._read, costs)
@@ -163,7 +157,7 @@ class _Residuals:
         return kept, {node for node in again if isinstance(node, Var)}
 
     def _derivations(self) -> dict[Node, set[Node] | None]:
-        """For each value that the backward needs, those that make it; ``None`` if it has to be kept."""
+        """Maps each value that the backward needs to its operands; ``None`` if the forward has to keep it."""
         derivations: dict[Node, set[Node] | None] = {}
         stack = list(self._read)
         while stack:

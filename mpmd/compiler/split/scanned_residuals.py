@@ -19,6 +19,7 @@ from mpmd.compiler.jaxprs.equations import (
     free_variables,
     is_dropped,
     lookup,
+    needed_eqns,
     operands,
     substitute,
     with_eqns,
@@ -85,7 +86,7 @@ class ForwardScans:
         return to_aval(row.var).nbytes * self._scans[row.scan].length
 
     def keeping(self, forward: Eqns, backward: Eqns, kept: Collection[Node]) -> tuple[list, list]:
-        """The equations of the forward and of the backward, where these rows are kept and no others."""
+        """Rewrites the forward to stack the rows among ``kept``, and the backward to read these stacks."""
         stacks: dict[Row, Var] = {}
         replaced: dict[int, list[JaxprEqn]] = {}
         for scan in self._scans:
@@ -95,7 +96,7 @@ class ForwardScans:
         return new_forward, [new for eqn in backward for new in self._reading(eqn, stacks)]
 
     def _reading(self, eqn: JaxprEqn, stacks: Mapping[Row, Var]) -> list[JaxprEqn]:
-        """An equation of the backward that reads what is kept, if it reads rows."""
+        """Rewrites an equation of the backward to recompute the rows that it reads from the kept stacks."""
         read = {var: self.rows[var] for var in operands(eqn) if var in self.rows}
         if all(stacks.get(row) is var for var, row in read.items()):
             return [eqn]
@@ -159,7 +160,7 @@ class _ForwardScan:
         return outside if isinstance(outside, Var | Row) else None
 
     def keeping(self, kept: Collection[Node]) -> tuple[list[JaxprEqn], dict[Row, Var]]:
-        """The scan that stacks these rows, with what is read other than by rows; and the stacks."""
+        """Returns the scan that stacks the rows among ``kept`` and all that is read whole; and the stacks."""
         rows = [row for var in (*self._carry, *self.maker) if (row := Row(self.number, var)) in kept]
         named: dict[Row, Var] = {}
         for var, row in self.rows.items():
@@ -175,13 +176,14 @@ class _ForwardScan:
             or (named.get(self.rows[var]) is var if var in self.rows else not is_dropped(var))
         }
         outputs = [self._outvars[i] for i in results] + [row.var for row in new]
-        eqns = _needed(self._eqns, outputs)
+        eqns = needed_eqns(self._eqns, outputs)
         new_eqns, stacks = ScanParts(self.eqn).part(eqns, results, extra_outputs=[row.var for row in new])
         return new_eqns, named | dict(zip(new, stacks, strict=True))
 
     def making(self, values: Iterable[Var], is_there: Collection[Var]) -> list[JaxprEqn]:
-        """The equations of the body that make values of what is there."""
-        return _needed(self._eqns, [var for var in values if var not in is_there], is_there, again=True)
+        """Returns the equations of the body that compute ``values`` from the variables ``is_there``."""
+        missing = [var for var in values if var not in is_there]
+        return needed_eqns(self._eqns, missing, is_there, taken=repeated)
 
 
 class _Again:
@@ -199,7 +201,7 @@ class _Again:
         self.constants: dict[Var, Atom] = {}
 
     def add(self, scan: _ForwardScan, values: Sequence[Var], stacks: Mapping[Row, Var]) -> None:
-        """Adds what makes values of a scan's body of what is kept of it."""
+        """Appends the equations that recompute ``values`` from the rows of the scan that are kept."""
         kept = {row.var: var for row, var in stacks.items() if row.scan == scan.number}
         eqns = scan.making(values, {*kept, *scan.constants, *scan.stacked})
         renamed: dict[Var, Var] = {}
@@ -218,7 +220,7 @@ class _Again:
 
 
 def _read_by_rows(eqns: Eqns) -> set[Var]:
-    """The variables that scans read as what they scan over, and nothing reads in another way."""
+    """Returns the stacks that scans read row by row and that no equation reads as a whole."""
     by_rows: set[Var] = set()
     otherwise: set[Var] = set()
     for eqn in eqns:
@@ -232,22 +234,5 @@ def _read_by_rows(eqns: Eqns) -> set[Var]:
 
 
 def _is_open(eqn: JaxprEqn) -> bool:
-    """Whether it is a scan that may be written anew."""
+    """Whether the equation is a scan without effects, which may be rewritten."""
     return eqn.primitive is scan_p and not eqn.effects
-
-
-def _needed(
-    eqns: Eqns, results: Iterable[Atom], is_there: Collection[Var] = (), again: bool = False
-) -> list[JaxprEqn]:
-    """The equations that make the results of what is there.
-
-    Args:
-      again: whether they are computed once more.
-    """
-    missing = {atom for atom in results if isinstance(atom, Var)}
-    needed: list[JaxprEqn] = []
-    for eqn in reversed(eqns):
-        if not missing.isdisjoint(eqn.outvars):
-            needed.append(repeated(eqn, missing) if again else eqn)
-            missing.update(var for var in operands(needed[-1]) if var not in is_there)
-    return needed[::-1]

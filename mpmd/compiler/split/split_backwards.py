@@ -8,7 +8,7 @@ Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv:2401.10241, s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import cond_p, scan_p
@@ -18,7 +18,7 @@ from mpmd.compiler.jaxprs.control_flow import with_results
 from mpmd.compiler.jaxprs.equations import (
     free_variables,
     is_dropped,
-    operands,
+    needed_eqns,
 )
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.scan_parts import ScanParts
@@ -26,7 +26,7 @@ from mpmd.ir.plan import Cell, TaskType
 
 
 def split_backwards(
-    eqns: Mapping[TaskType, Sequence[JaxprEqn]], tasks: Iterable[Iterable[Cell]], duplicates: Collection[Var]
+    eqns: Mapping[TaskType, Sequence[JaxprEqn]], tasks: Iterable[Iterable[Cell]], duplicates: Set[Var]
 ) -> tuple[StageWork, ...]:
     """The work, with two halves of the backward of each stage for which the schedule has ``bwdA`` tasks.
 
@@ -50,21 +50,19 @@ def split_backwards(
 
 
 def _stage_work(eqns: Mapping[TaskType, Sequence[JaxprEqn]]) -> list[StageWork]:
-    """The work with what it reads and makes."""
+    """Returns the tasks, each with the variables that it reads and makes."""
     reads = {work: free_variables(eqns_of_work) for work, eqns_of_work in eqns.items()}
     read = {var for variables in reads.values() for var in variables}
     return [_one_work(work, eqns_of_work, reads[work], read) for work, eqns_of_work in eqns.items()]
 
 
 def _one_work(work: TaskType, eqns: Sequence[JaxprEqn], reads: Sequence[Var], read: Set[Var]) -> StageWork:
-    """The work of these equations; it makes those of their variables that others read."""
+    """Returns the task that runs ``eqns``. Its outputs are the variables among ``read``."""
     makes = tuple(var for eqn in eqns for var in eqn.outvars if var in read)
     return StageWork(work, tuple(eqns), tuple(reads), makes)
 
 
-def _halves(
-    backward: StageWork, outside: Set[Var], duplicates: Collection[Var]
-) -> tuple[StageWork, StageWork]:
+def _halves(backward: StageWork, outside: Set[Var], duplicates: Set[Var]) -> tuple[StageWork, StageWork]:
     """The work ``bwdA`` and ``bwdW`` of a stage's ``bwd``.
 
     Rematerialized functions are opened, since their barriers against merging with the forward have no use in
@@ -75,7 +73,8 @@ def _halves(
     """
     eqns = without_remat(backward.eqns)
     first, second = _divide(eqns, outside & set(backward.makes))
-    second = _with_duplicates(first, second, duplicates)
+    copied = [eqn for eqn in first if not duplicates.isdisjoint(eqn.outvars)]
+    second = [*needed_eqns(copied, free_variables(second)), *second]
     stage = backward.work.stage
     reads = free_variables(second)
     return (
@@ -85,7 +84,7 @@ def _halves(
 
 
 def _divide(eqns: Sequence[JaxprEqn], results: Iterable[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations that the results need, and the others; one that both need becomes two."""
+    """Returns the backward slice of ``results`` and the other equations; divides scans that both need."""
     needed = set(results)
     first: list[JaxprEqn] = []
     second: list[JaxprEqn] = []
@@ -114,7 +113,7 @@ def _take_apart(eqn: JaxprEqn, now: Sequence[int]) -> tuple[list[JaxprEqn], list
 
 
 def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """Two scans: the first also stacks what the second, which computes the other results, reads of it."""
+    """Returns a scan for the results ``now``, and a scan for the rest that reads stacks of the first."""
     scan = ScanParts(eqn)
     body: Jaxpr = eqn.params["jaxpr"].jaxpr
     eqns = without_remat(body.eqns)
@@ -135,16 +134,3 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
     one, stacks = scan.part(first, now, extra_outputs=stacked)
     two, _ = scan.part(second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))
     return one, two
-
-
-def _with_duplicates(
-    first: Sequence[JaxprEqn], second: Sequence[JaxprEqn], duplicates: Collection[Var]
-) -> list[JaxprEqn]:
-    """``second`` with copies of the duplicates that it reads of ``first``."""
-    read = set(free_variables(second))
-    copies: list[JaxprEqn] = []
-    for eqn in reversed(first):
-        if any(var in duplicates and var in read for var in eqn.outvars):
-            copies.append(eqn)
-            read.update(operands(eqn))
-    return [*reversed(copies), *second]

@@ -7,14 +7,12 @@ values that the policy keeps, as ``jax.checkpoint`` decides for each equation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 
-from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import avals_of
-from mpmd.compiler.jaxprs.find_attention import inside_attentions
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
 from mpmd.ir.plan import TaskType
 from mpmd.language.remat import Remat
@@ -58,7 +56,9 @@ class RecomputedLayers:
         received = {step.flat.value(var) for var, _ in step.received(layer)}
         needed = {step.flat.value(var) for var in step.residuals(layer)}
         maker = {value: i for i, one in enumerate(members) for value in one.operation.makes}
-        saved = self._saved(members, policy, needed)
+        is_saveable = functools.partial(_is_saveable, _SAVEABLE[policy])
+        saveable = (one.operation for one in members if is_saveable(one.operation))
+        saved = {value for operation in saveable for value in operation.makes}
         kept = dict[Value, float]()
         again, seen = set[int](), set[Value](step.kernel_values.inside)
         pending = [*needed]
@@ -79,36 +79,10 @@ class RecomputedLayers:
         operations = tuple(members[i] for i in sorted(again))
         return Recomputed(sum(kept.values()), frozenset(kept), operations)
 
-    def _saved(
-        self, members: Sequence[ClassedOperation], policy: Remat, needed: Collection[Value]
-    ) -> set[Value]:
-        """The values that the policy lets a forward keep.
-
-        Args:
-          needed: the residuals without rematerialisation. Of what attention reads beside these, cheap values
-            are not kept, such as masks.
-        """
-        operations = [one.operation for one in members]
-        if policy is Remat.ATTENTION:
-            costly = (one for one in operations if not is_cheaper_than_memory(one.eqn))
-            made = {value for operation in costly for value in operation.makes}
-            return made.union(needed).difference(_inside_attentions(operations))
-        is_saveable = functools.partial(_is_saveable, _SAVEABLE[policy])
-        return {value for operation in filter(is_saveable, operations) for value in operation.makes}
-
 
 def _is_saveable(policy, operation: Operation) -> bool:
     eqn = operation.eqn
     return bool(policy(eqn.primitive, *avals_of(eqn.invars), **eqn.params))
-
-
-def _inside_attentions(operations: Iterable[Operation]) -> Collection[Hashable]:
-    return inside_attentions(
-        [
-            (operation.eqn, [value for value in operation.reads if value is not None], operation.makes)
-            for operation in operations
-        ]
-    )
 
 
 def _sources(flat: FlatEquations) -> Mapping[Value, list[Value]]:
