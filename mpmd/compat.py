@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import traceback_util
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Primitive
+from jax.extend.core.primitives import scan_p
 from jax.sharding import AbstractMesh, Mesh
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -84,6 +85,30 @@ def with_scan_constants(params: Mapping[str, Any], count: int) -> dict[str, Any]
 
     consts, carry, xs = params["ft_in"].unpack()
     return {**params, "ft_in": flattree.pack(((flattree.nones(count), consts), carry, xs))}
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """The numbers of constants and of carried values of a scan with these parameters."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def replace_scans(results_of: Callable[[Sequence[Any], Mapping[str, Any]], list[Any] | None]) -> None:
+    """Has each scan give what ``results_of(operands, parameters)`` returns, unless that is ``None``.
+
+    A scan has to be replaced where a function calls it: later, within ``jax.grad``, ``jax.vmap`` or
+    ``jax.checkpoint``, its body is another one. JAX has no public hook there. Rules for differentiation come
+    too late for scans that nobody differentiates, and are private; ``jax.lax.scan`` may have been imported by
+    name, and jaxprs that are evaluated do not call it. All of these bind ``scan_p``.
+    """
+
+    def bind(*operands: Any, **params: Any) -> list[Any]:
+        results = results_of(operands, params)
+        return Primitive.bind(scan_p, *operands, **params) if results is None else results
+
+    scan_p.bind = bind  # type: ignore[method-assign]
 
 
 def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:

@@ -24,5 +24,6 @@ import one another: what they hand over is in ``steps.py`` and ``graph.py``, and
 in ``jaxprs``. Each level prints with ``str()``, and ``checks.py`` checks it after the pass that made it.
 
 ``request.py`` is what enters, and ``argument_specs.py`` what it decides of shardings and placements.
-``find_layers`` is no pass: ``mpmd.auto_marks`` calls it while the step is traced, and so does the planner.
+``cut_scans`` is no pass: while a step is traced, it cuts scans where stages end. ``find_layers`` is none,
+either: ``mpmd.auto_marks`` calls it while the step is traced, and so does the planner.
 """

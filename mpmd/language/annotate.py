@@ -24,9 +24,8 @@ class Boundary:
     Attributes:
       every, num_stages: the iterations of the scan around it after which a stage ends, as the user wrote it.
       in_scan: whether a mark in a scan made it, as one of several ends of stages.
-      has_rest: whether the scan has more iterations than ``every``; these belong to the next stage.
       by_auto_marks: whether ``mpmd.auto_marks`` wrote it, at the end of a layer, and not the user.
-      ends: of one that ``mpmd.auto_marks`` wrote, the layer after which each stage ends, as text.
+      ends: of one that ``mpmd.auto_marks`` wrote, the layer after which the stage ends, as text.
       stage: the stage that ends there, once the compiler has numbered the marks of a loop.
     """
 
@@ -35,9 +34,13 @@ class Boundary:
     every: int | tuple[int, ...] | None = None
     num_stages: int | None = None
     in_scan: bool = False
-    has_rest: bool = False
     by_auto_marks: bool = False
     ends: tuple[str, ...] = ()
+    _ends: dict[int, Boundary] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    def end(self, number: int) -> Boundary:
+        """One of the ends of stages that a mark in a scan makes; the same object for each call."""
+        return self._ends.setdefault(number, Boundary(self.name, in_scan=True))
 
     @property
     def is_of_scan(self) -> bool:

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import jax
 
@@ -64,6 +65,8 @@ class _Trace:
 # decisions, and in each trace, so that each counts the same loops.
 _decisions = jax.make_user_context(default_value=Decisions())
 _trace = jax.make_user_context(default_value=None)
+_compiled = jax.make_user_context(default_value=False)
+_slices_of_loop = jax.make_user_context(default_value=0)
 
 
 def current_decisions() -> Decisions:
@@ -81,6 +84,21 @@ def next_loop() -> Iterator[int]:
     number = next(trace.loops) if trace else 0
     with _decisions(of_loops[number] if number < len(of_loops) else _decisions.value):
         yield number
+
+
+def compiling() -> AbstractContextManager[None]:
+    """A context in which a step is traced to be compiled, so that marks in its loops end stages."""
+    return _compiled(True)
+
+
+def in_loop(slices: int) -> AbstractContextManager[None]:
+    """A context in which the function of a loop is traced, with this number of slices in a microbatch."""
+    return _slices_of_loop(slices if _compiled.value else 0)
+
+
+def slices_of_loop() -> int:
+    """Slices in a microbatch of the loop whose function is traced to be compiled; 0 outside of such loops."""
+    return _slices_of_loop.value
 
 
 def note_slices(number: int) -> None:

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.compat import api_boundary, with_constants_as_inputs
 from mpmd.language.carry import Microbatch
-from mpmd.language.decisions import current_decisions, marked_as_decided, next_loop
+from mpmd.language.decisions import current_decisions, in_loop, marked_as_decided, next_loop
 from mpmd.language.operations import Op, is_op, operation_faults
 from mpmd.language.pieces import count_along, list_explained
 from mpmd.schedules import ForwardOnly, Schedule
@@ -213,7 +213,8 @@ def treduce_i(
     )
     with next_loop() as number:
         schedule = _decided(schedule)
-        microbatch = Microbatch.of(fun, carry)
+        with in_loop(1 if schedule is None else schedule.slices):
+            microbatch = Microbatch.of(fun, carry)
     ops = _broadcast_operation(operation, microbatch.result)
     states = [_initial(op, length, out) for op, out in zip(ops, microbatch.outs, strict=True)]
     summed = tuple(isinstance(op, _Add) for op in ops)

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.dimension_graph import DimensionGraph, dimension_graph
-from mpmd.compiler.cut_layers.index_loops import check_index_loops
 from mpmd.compiler.cut_layers.rewrite import Rewriter
 from mpmd.compiler.cut_layers.scans_over_data import warn_of_scans_over_data
 from mpmd.compiler.cut_layers.values import Gathered, Values
+from mpmd.compiler.cut_scans import check_index_loops, layers_p
 from mpmd.compiler.jaxprs.bodies import in_loops, with_remat_open
-from mpmd.compiler.jaxprs.equations import Atom, is_remat, subjaxprs, with_eqns
+from mpmd.compiler.jaxprs.equations import Atom, contains, is_remat, with_eqns
 from mpmd.compiler.jaxprs.live import live_jaxpr
-from mpmd.compiler.jaxprs.marks import has_mark, marks_in
+from mpmd.compiler.jaxprs.marks import has_mark, without_identities
 from mpmd.errors import PerformanceWarning
 from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_of
@@ -78,7 +78,7 @@ def cut_stacks(
         *zip(jaxpr.outvars, result_stacks, strict=False),
     ]
     seeds = [(atom, stack) for atom, stack in stacks_in_place if stack is not None and isinstance(atom, Var)]
-    if not seeds and not has_marked_scan(jaxpr):
+    if not seeds and not contains(jaxpr, layers_p):
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
         return CutJaxpr(jaxpr, constants, *whole, origin={})
     jaxpr = _without_dead_code(jaxpr)
@@ -102,14 +102,10 @@ def _without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     return live_jaxpr(jaxpr, is_kept=lambda eqn: eqn.primitive is treduce_p)
 
 
-def has_marked_scan(jaxpr: Jaxpr) -> bool:
-    """Whether there are marks in the body of a scan."""
-    return any(
-        any(marks_in(eqn.params["jaxpr"].jaxpr))
-        if eqn.primitive.name == "scan"
-        else any(map(has_marked_scan, subjaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
+def _without_notes(jaxpr: Jaxpr) -> Jaxpr:
+    """The step without notes of layer ranges."""
+    jaxpr = in_loops(jaxpr, lambda body: without_identities(body, layers_p))
+    return without_identities(jaxpr, layers_p)
 
 
 def _with_remat_open(jaxpr: Jaxpr, graph: DimensionGraph) -> Jaxpr | None:
@@ -165,7 +161,7 @@ def _rewritten(
     for message in gathered.messages():
         warn_user(message, PerformanceWarning)
     return CutJaxpr(
-        jaxpr=with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars),
+        jaxpr=_without_notes(with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars)),
         constants=ranges_of_constants,
         argument_stacks=argument_stacks,
         result_stacks=tuple(stacks),

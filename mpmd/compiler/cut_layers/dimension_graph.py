@@ -10,11 +10,10 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.concat_and_slice import concats_and_slices
 from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
-from mpmd.compiler.cut_layers.marked_scans import LayerScan, read_scan
-from mpmd.compiler.cut_layers.slice_marks import AS_PYTHON_LOOP
+from mpmd.compiler.cut_layers.layer_scans import LayerScan, read_scan
+from mpmd.compiler.cut_scans.layer_ranges import layers_p
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
 from mpmd.compiler.jaxprs.rules import exact_dimensions
-from mpmd.errors import CompileError
 from mpmd.ir.stack import Stack
 from mpmd.language.reduce import treduce_p
 
@@ -40,13 +39,9 @@ def dimension_graph(jaxpr: Jaxpr, seeds: Sequence[tuple[Var, Stack]]) -> Dimensi
 
     Args:
       seeds: values that are in parts already, and how.
-
-    Raises: ``CompileError`` for marks that do not fit their scans.
     """
     maker = _GraphMaker()
     maker.walk(jaxpr.eqns)
-    if maker.faults:
-        raise CompileError(list(dict.fromkeys(maker.faults)))
     for var, stack in seeds:
         ends = itertools.accumulate(stack.sizes)
         maker.dimensions.cut((var, stack.axis), aval_of(var).shape[stack.axis], ends)
@@ -55,13 +50,11 @@ def dimension_graph(jaxpr: Jaxpr, seeds: Sequence[tuple[Var, Stack]]) -> Dimensi
 
 
 class _GraphMaker:
-    """Collects what equations say. Faults are of marks that do not fit their scans."""
+    """Collects what equations say."""
 
     def __init__(self) -> None:
         self.dimensions = LayerDimensions()
         self.scans: dict[int, LayerScan] = {}
-        self.faults: list[str] = []
-        self._remedy = ""  # of a scan whose marks do not cut it, where microbatches are cut into slices
 
     def walk(self, eqns: Iterable[JaxprEqn]) -> None:
         for eqn in eqns:
@@ -75,17 +68,9 @@ class _GraphMaker:
                 self._equation(eqn)
 
     def _scan(self, eqn: JaxprEqn) -> None:
-        try:
-            scan = self.scans[id(eqn)] = read_scan(eqn)
-        except ValueError as error:
-            self.faults.append(f"{error}{self._remedy}")
-            return
-        node = (id(eqn), 0)
-        self.dimensions.join([node, *((atom, 0) for atom in scan.stacked if isinstance(atom, Var))])
-        if scan.marks is not None:
-            self.dimensions.cut(node, scan.length, scan.marks.ends)
-        else:
-            self._equation(eqn)
+        scan = self.scans[id(eqn)] = read_scan(eqn)
+        self.dimensions.join([(id(eqn), 0), *((atom, 0) for atom in scan.stacked if isinstance(atom, Var))])
+        self._equation(eqn)
 
     def _loop(self, eqn: JaxprEqn) -> None:
         body: Jaxpr = eqn.params["body"]
@@ -96,9 +81,7 @@ class _GraphMaker:
         for state, result in zip(inner_states, eqn.outvars, strict=True):
             if state is not None:
                 self.dimensions.join_all(state, result)
-        self._remedy = f". {AS_PYTHON_LOOP}" if eqn.params["schedule"].slices > 1 else ""
         self.walk(body.eqns)
-        self._remedy = ""
 
     def _cond(self, eqn: JaxprEqn) -> None:
         for branch in eqn.params["branches"]:
@@ -114,6 +97,10 @@ class _GraphMaker:
         if eqn.primitive.name == "optimization_barrier":
             self._join(zip(eqn.invars, eqn.outvars, strict=True))
             return
+        if eqn.primitive is layers_p:
+            axis, sizes = eqn.params["axis"], eqn.params["sizes"]
+            node = next(a for a in (*eqn.invars, *eqn.outvars) if isinstance(a, Var))
+            self.dimensions.cut((node, axis), sum(sizes), itertools.accumulate(sizes))
         for dimension in exact_dimensions(eqn):
             self.dimensions.join(dimension.of_variables(eqn))
         for relation in concats_and_slices(eqn):

@@ -11,7 +11,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.concat_and_slice import ConcatOrSlice, concats_and_slices
 from mpmd.compiler.cut_layers.dimension_graph import DimensionGraph, loop_operands
-from mpmd.compiler.cut_layers.scans import Boundaries, add_scan
+from mpmd.compiler.cut_layers.scans import add_scan
 from mpmd.compiler.cut_layers.values import Values
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, closed, is_dropped, with_eqns
@@ -25,7 +25,6 @@ class Rewriter:
 
     def __init__(self, graph: DimensionGraph):
         self._graph = graph
-        self._boundaries = Boundaries()
 
     def add_all(self, values: Values, eqns: Iterable[JaxprEqn]) -> None:
         for eqn in eqns:
@@ -33,8 +32,8 @@ class Rewriter:
 
     def add(self, values: Values, eqn: JaxprEqn) -> None:
         scan = self._graph.scans.get(id(eqn))
-        if scan is not None and (sizes := self._graph.sizes(scan) or (scan.marks and (scan.length,))):
-            add_scan(values, scan, sizes, self._boundaries)
+        if scan is not None and (sizes := self._graph.sizes(scan)):
+            add_scan(values, scan, sizes)
         elif eqn.primitive is treduce_p:
             self._add_loop(values, eqn)
         elif not any(map(values.stack, eqn.invars)) and not any(map(values.planned, eqn.outvars)):

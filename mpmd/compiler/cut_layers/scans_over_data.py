@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
+from mpmd.compiler.cut_scans import MarkedScan, layers_p
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_among, operands, shape_of
-from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import SharedWeightsWarning
@@ -18,11 +18,7 @@ from mpmd.util.warn import warn_user
 
 
 def warn_of_scans_over_data(jaxpr: Jaxpr) -> None:
-    """Warns, by a ``SharedWeightsWarning``, of marks in scans that read other data, but the same weights.
-
-    Args:
-      jaxpr: a step whose scans are over the rows that they take.
-    """
+    """Warns, by a ``SharedWeightsWarning``, of marks in scans that read other data, but the same weights."""
     messages = {
         message: None
         for eqn in jaxpr.eqns
@@ -35,37 +31,31 @@ def warn_of_scans_over_data(jaxpr: Jaxpr) -> None:
 
 def _of_loop(body: Jaxpr, closed_over: int) -> Iterator[str]:
     of_microbatch: set[Var] = set(body.invars[closed_over:])
+    rows: dict[Var, MarkedScan] = {}  # what the ranges of scans with marks scan over
     for eqn in body.eqns:
-        if (
-            eqn.primitive.name == "scan"
-            and (line := _line_of_mark(eqn))
-            and _is_over_data(eqn, of_microbatch)
-        ):
-            yield (
-                f"mark_stage_end at {line} is in a scan over data, such as time or rows, at {where(eqn)}: "
-                "its iterations become stages that all read the same weights, so each group holds all of "
-                "them. Mark the ends of stages between layers: around such scans, rather than in them, or in "
-                "a scan over the stacked weights of layers"
-            )
+        scan = next((rows[var] for var in operands(eqn) if var in rows), None)
+        if eqn.primitive is layers_p and eqn.params["scan"]:
+            rows[eqn.outvars[0]] = eqn.params["scan"]
+        elif eqn.primitive.name == "split" and scan:
+            rows.update(dict.fromkeys(eqn.outvars, scan))
+        elif eqn.primitive.name == "scan" and scan and _is_over_data(eqn, of_microbatch):
+            yield _message(scan.mark, where(eqn))
         if not of_microbatch.isdisjoint(operands(eqn)):
             of_microbatch.update(eqn.outvars)
 
 
-def _line_of_mark(eqn: JaxprEqn) -> str | None:
-    """The line of a mark in the body of a scan that its user wrote; ``None`` without one."""
-    marks = marks_in(eqn.params["jaxpr"].jaxpr)
-    lines = (where(member) for member, mark in marks if mark.forward and not mark.linear)
-    return next(lines, None)
+def _message(mark: str, scan: str) -> str:
+    return (
+        f"mark_stage_end at {mark} is in a scan over data, such as time or rows, at {scan}: its iterations "
+        "become stages that all read the same weights, so each group holds all of them. Mark the ends of "
+        "stages between layers: around such scans, rather than in them, or in a scan over the stacked "
+        "weights of layers"
+    )
 
 
 def _is_over_data(eqn: JaxprEqn, of_microbatch: Collection[Var]) -> bool:
-    """Whether iterations read weights, and of what they scan over nothing but data of the microbatch.
-
-    A scan without a carry, such as ``jax.lax.map``, is none: marks in it are refused.
-    """
+    """Whether iterations read weights, and of what they scan over nothing but data of the microbatch."""
     roles = scan_operands(eqn)
-    if not roles.num_carry:
-        return False
     xs, consts = eqn.invars[roles.xs], eqn.invars[roles.consts]
     has_data = any(is_among(atom, of_microbatch) and _is_data(atom) for atom in xs)
     has_layers = any(not is_among(atom, of_microbatch) and _is_of_layers(atom) for atom in xs)

@@ -11,12 +11,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
+from mpmd.compiler.cut_scans import AS_PYTHON_LOOP
 from mpmd.ir.slices import SliceNumbers
-
-AS_PYTHON_LOOP = (
-    "A scan over slices is one loop, which cannot be cut: write it as a Python loop over slices, with lists "
-    "of what one slice hands to the next"
-)
 
 
 def stages_on_slices(depths: Sequence[int], numbers: SliceNumbers) -> Sequence[int] | None:

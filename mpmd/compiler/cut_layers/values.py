@@ -10,7 +10,6 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
-from mpmd.compiler.cut_layers.recompute import Passed
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, size
 from mpmd.compiler.jaxprs.source import line_of, where
 from mpmd.compiler.jaxprs.traced import traced_eqns
@@ -51,7 +50,6 @@ class Values:
     Attributes:
       origin: for new variables, also those of jaxprs inside, the one that each is a layer range or a partial
         result of.
-      passed: for what scans have stacked, the scan.
     """
 
     def __init__(self, dimensions: LayerDimensions, gathered: Gathered, origin: dict[Var, Var]):
@@ -59,7 +57,6 @@ class Values:
         self.gathered = gathered
         self.origin = origin
         self.eqns: list[JaxprEqn] = []
-        self.passed: dict[Var, Passed] = {}
         self._ranges: dict[Var, tuple[Atom, ...]] = {}
         self._whole: dict[Var, Atom] = {}
         self._stacks: dict[Var, Stack | None] = {}

@@ -9,11 +9,9 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh, AxisType
 
-from mpmd.compiler.cut_layers import iterations_of
 from mpmd.compiler.find_layers.auto_marks import auto_marks
 from mpmd.compiler.jaxprs.equations import any_inside, operands, subjaxprs
 from mpmd.compiler.jaxprs.marks import marks_in
-from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.language.annotate import mark_of, mark_p
 from mpmd.language.decisions import Decisions, decided
@@ -158,11 +156,6 @@ def _ends(eqn: JaxprEqn, forward: bool) -> int:
         return int(mark.forward is forward and not mark.linear)
     if not any_inside(eqn, mark_p):
         return 0
-    if eqn.primitive.name != "scan":
-        return sum(_longest_chain(inner, forward) for inner in subjaxprs(eqn))
-    marks = _marks(eqn)
-    written = [(member, mark) for member, mark in marks if mark.forward is forward and not mark.linear]
-    if not written or not all(mark.forward is forward for _, mark in marks):
+    if eqn.primitive.name == "scan":
         return 0
-    member, mark = written[0]
-    return len(iterations_of(mark.boundary, eqn.params["length"], where(member)))
+    return sum(_longest_chain(inner, forward) for inner in subjaxprs(eqn))

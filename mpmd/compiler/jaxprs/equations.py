@@ -84,9 +84,9 @@ def make_jaxpr(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequenc
     return Jaxpr([], list(invars), list(outvars), list(eqns), effects, NAMELESS)
 
 
-def closed(jaxpr: Jaxpr) -> core.ClosedJaxpr:
-    """A jaxpr without constants as a closed one. Since JAX 0.12 it is one already."""
-    return jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(jaxpr, ())
+def closed(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> core.ClosedJaxpr:
+    """A jaxpr as a closed one, with the values of its constants. Since JAX 0.12 it is one already."""
+    return jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(jaxpr, consts)
 
 
 def free_variables(eqns: Iterable[JaxprEqn]) -> list[Var]:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
 
-from mpmd.compiler.jaxprs.equations import Atom, any_inside, closed, lookup, subjaxprs, substitute, with_eqns
-from mpmd.language.annotate import Mark, mark_of, mark_p
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    any_inside,
+    as_called,
+    closed,
+    lookup,
+    subjaxprs,
+    substitute,
+    with_eqns,
+)
+from mpmd.compiler.jaxprs.source import line_of
+from mpmd.language.annotate import Mark, mark_of, mark_p, mark_text
 from mpmd.language.reduce import treduce_p
 
 
@@ -26,24 +36,35 @@ def marks_in(jaxpr: Jaxpr) -> Iterator[tuple[JaxprEqn, Mark]]:
             yield from marks_in(inner)
 
 
+def first_mark(eqn: JaxprEqn) -> str:
+    """The name in messages of the first mark inside an equation."""
+    mark = next(mark for inner in subjaxprs(eqn) for mark, _ in marks_in(inner))
+    return mark_text(mark, line_of(as_called(eqn, mark)))
+
+
 def without_marks(jaxpr: Jaxpr) -> Jaxpr:
     """The jaxpr with the results of marks replaced by their operands, at any depth outside of loops."""
+    return without_identities(jaxpr, mark_p)
+
+
+def without_identities(jaxpr: Jaxpr, primitive: Primitive) -> Jaxpr:
+    """The jaxpr with the results of a primitive replaced by its operands, at any depth outside of loops."""
+
+    def within(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return closed(without_identities(value.jaxpr, primitive), value.consts)
+        if isinstance(value, Jaxpr):
+            return without_identities(value, primitive)
+        return tuple(map(within, value)) if isinstance(value, tuple) else value
+
     renamed: dict[Var, Atom] = {}
     eqns = []
     for eqn in jaxpr.eqns:
         eqn = substitute(eqn, renamed)
-        if mark_of(eqn):
+        if eqn.primitive is primitive:
             renamed.update(zip(eqn.outvars, eqn.invars, strict=True))
             continue
-        if any_inside(eqn, mark_p) and eqn.primitive is not treduce_p:
-            eqn = eqn.replace(params={name: _without_marks(value) for name, value in eqn.params.items()})
+        if any_inside(eqn, primitive) and eqn.primitive is not treduce_p:
+            eqn = eqn.replace(params={name: within(value) for name, value in eqn.params.items()})
         eqns.append(eqn)
     return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])
-
-
-def _without_marks(value: Any) -> Any:
-    if isinstance(value, ClosedJaxpr):
-        return closed(without_marks(value.jaxpr))
-    if isinstance(value, Jaxpr):
-        return without_marks(value)
-    return tuple(map(_without_marks, value)) if isinstance(value, tuple) else value

@@ -341,6 +341,7 @@ def _entries(names: str, rule: Rule) -> dict[str, Rule]:
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _OF_ELEMENTS),
+    "layers": _OF_ELEMENTS,
     **_entries("sharding_constraint reshard random_fold_in igamma igammac conj complex name", _OF_ELEMENTS),
     "device_put": Rule(_put),
     **_entries("optimization_barrier kernel_boundary", Rule(_each)),

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from mpmd.compiler.jaxprs.equations import any_inside, as_called, is_remat, subjaxprs
-from mpmd.compiler.jaxprs.marks import marks_in
+from mpmd.compiler.jaxprs.equations import any_inside, is_remat, subjaxprs
+from mpmd.compiler.jaxprs.marks import first_mark
 from mpmd.compiler.jaxprs.source import is_in_scope, line_of, where
 from mpmd.errors import CompileError
-from mpmd.language.annotate import mark_of, mark_p, mark_text
+from mpmd.language.annotate import mark_of, mark_p
 from mpmd.language.reduce import SCOPE, treduce_p
 
 _WHERE_A_MARK_CANNOT_BE = {
@@ -97,18 +97,12 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
         elif eqn.primitive.name != "scan" or is_in_scope(eqn, SCOPE):
             name = "treduce" if is_in_scope(eqn, SCOPE) else eqn.primitive.name
             described = _WHERE_A_MARK_CANNOT_BE.get(name, f"{name}; put the mark outside it")
-            yield f"{_first_mark(eqn)} is inside {described}"
+            yield f"{first_mark(eqn)} is inside {described}"
         elif scan is None:
             yield from _misplaced_marks(eqn.params["jaxpr"].jaxpr, eqn)
         else:
             yield (
-                f"{_first_mark(eqn)} is inside a scan within a scan: put it in the body "
+                f"{first_mark(eqn)} is inside a scan within a scan: put it in the body "
                 "of the outer one, behind the inner one, or write the outer one as a Python loop, if it "
                 "calls a network of several stages again and again"
             )
-
-
-def _first_mark(eqn: JaxprEqn) -> str:
-    """The name in messages of the first mark inside an equation."""
-    mark = next(mark for inner in subjaxprs(eqn) for mark, _ in marks_in(inner))
-    return mark_text(mark, line_of(as_called(eqn, mark)))

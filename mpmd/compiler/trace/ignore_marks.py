@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from jax.extend.core import Jaxpr
 
+from mpmd.compiler.cut_scans import layers_p
 from mpmd.compiler.jaxprs.equations import make_jaxpr
 from mpmd.compiler.jaxprs.live import live_eqns
-from mpmd.compiler.jaxprs.marks import marks_in, without_marks
+from mpmd.compiler.jaxprs.marks import marks_in, without_identities, without_marks
 from mpmd.compiler.jaxprs.source import line_of
 from mpmd.compiler.steps import TracedStep
 from mpmd.errors import PerformanceWarning
@@ -25,7 +26,7 @@ def ignore_marks(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[str, ...]]:
     live = (eqn for eqn in live_eqns(jaxpr.eqns, jaxpr.outvars) if eqn.primitive is not treduce_p)
     marks = marks_in(make_jaxpr([], [*live], []))
     ignored = dict.fromkeys(mark_text(eqn, line_of(eqn)) for eqn, _ in marks)
-    return without_marks(jaxpr), tuple(ignored)
+    return without_identities(without_marks(jaxpr), layers_p), tuple(ignored)
 
 
 def warn_of_ignored_marks(step: TracedStep) -> None:

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh
 from mpmd.compat import mesh_of_refused_shard_map, with_lines_of_backward_rules
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import axes_of, fitting
+from mpmd.language.decisions import compiling
 from mpmd.sharding import is_explicit, to_sharding, within
 
 NO_MESH = AbstractMesh((), ())
@@ -38,7 +39,7 @@ def traced_within_submesh(
 
     def traced(mesh: AbstractMesh) -> tuple[Any, Any]:
         typed_args, typed_kwargs = _typed((args, kwargs), mesh, specs)
-        with within(mesh), with_lines_of_backward_rules():
+        with within(mesh), with_lines_of_backward_rules(), compiling():
             return jax.make_jaxpr(fun, return_shape=True)(*typed_args, **typed_kwargs)
 
     try:

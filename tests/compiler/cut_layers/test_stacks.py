@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 import mpmd
 from mpmd.compiler.cut_layers.cut import cut_stacks
 from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
-from mpmd.compiler.cut_layers.marked_scans import iterations_of
+from mpmd.compiler.cut_scans import iterations_of
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.ir.stack import Stack
 

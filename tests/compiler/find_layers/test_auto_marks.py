@@ -128,25 +128,27 @@ def test_marks_of_its_own_are_left():
 
 
 @pytest.mark.parametrize(
-    ("counts", "every"),
+    ("counts", "iterations"),
     [
-        ((2, 3, 2), [(2, 3)]),
-        ((1, 5, 1), [(1,)]),
-        ((3, 4), [(3,)]),
-        ((7,), []),
-        ((6, 1), []),
-        ((1, 1, 5), [(1, 1)]),
+        ((2, 3, 2), [2, 3, 1]),
+        ((1, 5, 1), [1, 5]),
+        ((3, 4), [3, 3]),
+        ((7,), [6]),
+        ((6, 1), [6]),
+        ((1, 1, 5), [1, 1, 4]),
     ],
 )
-def test_ends_within_a_scan(counts, every):
+def test_ends_within_a_scan(counts, iterations):
     """The first layer is the embedding and an iteration, the last one the head, the others iterations."""
     args = words_arguments()
     fun = decided(mpmd.auto_marks(language_model), Decisions(layers_per_stage=counts))
     if len(counts) == 3:
         assert_same(jax.grad(fun), jax.grad(language_model), *args)
-    (scan,) = (eqn for eqn in jax.make_jaxpr(fun)(*args).eqns if eqn.primitive.name == "scan")
-    assert [mark.boundary.every for _, mark in marks_in(scan.params["jaxpr"].jaxpr)] == every
-    assert len(boundaries(fun, *args)) + sum(len(of_scan) - 1 for of_scan in every) == len(counts) - 1
+    eqns = jax.make_jaxpr(fun)(*args).eqns
+    calls = [inner.eqns[0] for eqn in eqns for inner in subjaxprs(eqn) if inner.eqns]
+    scans = [eqn for eqn in (*eqns, *calls) if eqn.primitive.name == "scan"]
+    assert [scan.params["length"] for scan in scans] == iterations
+    assert len(boundaries(fun, *args)) == len(counts) - 1
 
 
 def remats(jaxpr):

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import Atom, is_among, operands, shape_of
-from mpmd.compiler.jaxprs.marks import marks_in
+from mpmd.compat import scan_counts
+from mpmd.compiler.cut_scans.layer_ranges import layers_p
+from mpmd.compiler.jaxprs.canonical import canonical
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_among, operands, shape_of
 from mpmd.compiler.jaxprs.remat import without_remat
-from mpmd.compiler.jaxprs.scans import scan_operands
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
 from mpmd.language.reduce import treduce_p
@@ -28,12 +29,55 @@ _COUNTING = frozenset(
 _TAKING = frozenset("dynamic_slice gather dynamic_update_slice scatter scatter-add scatter-mul".split())
 
 
-def check_index_loops(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> None:
-    """Raises ``CompileError`` for marked loops such as ``fori_loop(0, L, lambda i, h: layer(w[i], h), h)``.
+def index_faults(params: Mapping[str, Any], mark: str) -> list[str | None]:
+    """For each array that a marked scan scans over, the error if its elements number layers.
 
-    As far as its equation says, each iteration of such a loop reads all of ``w``, so no stage has layers of
-    its own. Vectors, and tables with fewer rows than the loop has iterations, may be taken in any way: each
-    stage has them whole.
+    In a loop such as ``fori_loop(0, L, lambda i, h: layer(w[i], h), h)``, each iteration reads all of ``w``,
+    so no stage has layers of its own. Vectors, and tables with fewer rows than the loop has iterations, may
+    be taken in any way: each stage has them whole.
+
+    Args:
+      params: of the scan's equation.
+      mark: the line of a mark in the body.
+
+    Raises: ``CompileError`` for rows that the body takes by a counter that it carries.
+    """
+    num_consts, num_carry = scan_counts(params)
+    body: Jaxpr = params["jaxpr"].jaxpr
+    rows = body.invars[num_consts + num_carry :]
+    if not any(map(_is_number, body.invars[num_consts:])):
+        return [None] * len(rows)
+    body, values = canonical(params["jaxpr"])
+    eqns = without_remat(body.eqns)
+    num_consts += len(values)
+    before = body.invars[num_consts : num_consts + num_carry]
+    rows = body.invars[num_consts + num_carry :]
+    unchanged = {var for var, atom in zip(before, body.outvars, strict=False) if atom is var}
+    fixed = {*body.invars[:num_consts], *unchanged}
+    for eqn in eqns:
+        if fixed.issuperset(operands(eqn)):
+            fixed.update(eqn.outvars)
+
+    def faults(counting: set[Var]) -> Iterator[str]:
+        for eqn in eqns:
+            if _takes_rows(eqn, fixed | set(before), counting, params["length"]):
+                yield _fault(mark, eqn)
+            elif _counts_on(eqn, counting, fixed):
+                counting.update(eqn.outvars)
+
+    pairs = zip(before, body.outvars, strict=False)
+    counters = {var for var, atom in pairs if _is_counter(var, atom, eqns, fixed)}
+    if carried := dict.fromkeys(faults(set(counters))):
+        raise CompileError(list(carried))
+    return [next(faults({*counters, row}), None) if _is_number(row) else None for row in rows]
+
+
+def _is_number(var: Var) -> bool:
+    return not shape_of(var) and jnp.issubdtype(aval_of(var).dtype, jnp.integer)
+
+
+def check_index_loops(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> None:
+    """Raises ``CompileError`` for marked scans over arrays that number layers, with an ``index_fault``.
 
     Args:
       constants: the values of the variables that the step reads besides its arguments.
@@ -62,8 +106,9 @@ def _faults(jaxpr: Jaxpr, counting: Set[Var]) -> Iterator[str]:
             body: Jaxpr = eqn.params["body"]
             passed_on = zip(body.invars, eqn.invars, strict=False)
             yield from _faults(body, {inner for inner, atom in passed_on if is_among(atom, counting)})
-        elif eqn.primitive.name == "scan":
-            yield from _faults_of_scan(eqn, counting)
+        elif eqn.primitive is layers_p and (scan := eqn.params["scan"]) and scan.index_fault:
+            if is_among(eqn.invars[0], counting):
+                yield scan.index_fault
         elif eqn.primitive.name == "iota" or _counts_on(eqn, counting, frozenset()):
             counting.update(eqn.outvars)
 
@@ -72,28 +117,6 @@ def _counts_on(eqn: JaxprEqn, counting: Set[Var], fixed: Set[Var]) -> bool:
     """Whether an equation computes indices of counters, and of values that no iteration changes."""
     read = set(operands(eqn))
     return eqn.primitive.name in _COUNTING and not read.isdisjoint(counting) and read <= counting | fixed
-
-
-def _faults_of_scan(scan: JaxprEqn, counting_outside: Set[Var]) -> Iterator[str]:
-    body: Jaxpr = scan.params["jaxpr"].jaxpr
-    if not any(mark.forward and not mark.linear for _, mark in marks_in(body)):
-        return
-    eqns = without_remat(body.eqns)
-    roles = scan_operands(scan)
-    before, after = body.invars[roles.carry], body.outvars[: roles.num_carry]
-    unchanged = {var for var, atom in zip(before, after, strict=True) if atom is var}
-    fixed = {*body.invars[roles.consts], *unchanged}
-    for eqn in eqns:
-        if fixed.issuperset(operands(eqn)):
-            fixed.update(eqn.outvars)
-    counting = {var for var, atom in zip(before, after, strict=True) if _is_counter(var, atom, eqns, fixed)}
-    scanned = zip(body.invars[roles.xs], scan.invars[roles.xs], strict=True)
-    counting |= {var for var, atom in scanned if is_among(atom, counting_outside)}
-    for eqn in eqns:
-        if _takes_rows(eqn, fixed | set(before), counting, scan.params["length"]):
-            yield _fault(scan, eqn)
-        elif _counts_on(eqn, counting, fixed):
-            counting.update(eqn.outvars)
 
 
 def _is_counter(before: Var, after: Atom, eqns: Sequence[JaxprEqn], fixed: Set[Var]) -> bool:
@@ -122,10 +145,10 @@ def _takes_rows(eqn: JaxprEqn, arrays: Set[Var], counting: Set[Var], length: int
     return len(shape_of(array)) > 1 and any(shape_of(array)[dim] >= length for dim in dims)
 
 
-def _fault(scan: JaxprEqn, access: JaxprEqn) -> str:
+def _fault(mark: str, access: JaxprEqn) -> str:
     return (
-        f"the loop at {where(scan)} has a mark, and takes rows of an array by its counter at "
-        f"{where(access)}, so each stage has the whole array. Scan over the array, or the tree of arrays:\n"
+        f"the loop with mark_stage_end at {mark} takes rows of an array by its counter at {where(access)}, "
+        "so each stage has the whole array. Scan over the array, or the tree of arrays:\n"
         "    def body(h, layer): ...           # in place of body(i, h), and layer in place of w[i]\n"
         "    h, _ = jax.lax.scan(body, h, w)   # in place of jax.lax.fori_loop(0, n, body, h)\n"
         "In another order, scan over w[order]. Rows that iterations write are what body returns beside h."

@@ -1,0 +1,56 @@
+"""A scan with marks is cut where it is called, whatever transforms the function that calls it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import mpmd
+from tests.support.models import WIDTH
+
+LAYERS, STAGES = 6, 3
+
+
+def model(w, x):
+    def body(h, w):
+        return mpmd.mark_stage_end(jnp.tanh(h @ w), num_stages=STAGES), None
+
+    return lax.scan(body, x, w)[0]
+
+
+def loss(w, x):
+    return jnp.mean(model(w, x) ** 2)
+
+
+@jax.custom_vjp
+def with_a_rule(w, x):
+    return loss(w, x)
+
+
+with_a_rule.defvjp(lambda w, x: jax.vjp(loss, w, x), lambda pullback, ct: pullback(ct))
+
+CALLS = {
+    "grad": jax.grad(loss),
+    "nobody": lambda w, x: jnp.zeros_like(w) + loss(w, x),
+    "jit": jax.grad(jax.jit(loss)),
+    "checkpoint": jax.grad(jax.checkpoint(loss)),
+    "vmap": jax.grad(lambda w, x: jnp.sum(jax.vmap(loss, (None, 0))(w, x))),
+    "custom_vjp": jax.grad(with_a_rule),
+    "jvp": lambda w, x: w * jax.jvp(lambda w: loss(w, x), (w,), (w,))[1],
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_marked_scan_is_cut_within(call):
+    def step(w, xs):
+        return mpmd.treduce(lambda x: call(w, x), xs, mpmd.GPipe(STAGES), operation=mpmd.Add)
+
+    mesh = mpmd.AbstractMpmdMesh({"stage": STAGES}, "stage")
+    lowered = mpmd.jit(step, mesh).lower(jnp.ones((LAYERS, WIDTH, WIDTH)), jnp.ones((4, 2, WIDTH)))
+    weights = lowered.compiled.step.argument_leaves[0]
+    assert weights.stack is not None and weights.stack.sizes == (2, 2, 2)
+
+
+def test_a_marked_scan_is_one_scan_outside_of_a_compiled_loop():
+    eqns = jax.make_jaxpr(model)(jnp.ones((LAYERS, WIDTH, WIDTH)), jnp.ones((2, WIDTH))).eqns
+    assert [str(eqn.primitive) for eqn in eqns] == ["scan"]
