@@ -23,21 +23,16 @@ COMPILE_QUICKLY = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 NAMES = """
 mlp_under_a_schedule[GPipe]
 mlp_under_a_schedule[Std1F1B]
-several_stages_on_a_group
 a_stage_without_parameters[first]
-only_some_parameters_are_trained[head]
 skip_over_a_stage[before]
-stages_of_different_widths_and_ranks
 auxiliary_losses[beside the anchor]
 constants_from_outside[numpy]
 tied_embeddings[adamw]
-a_small_shared_parameter[scalar]
 one_array_with_the_weights_of_all_stages[indexed]
 shared_weights_under_another_operation[mean]
 trained_with[clipped]
 trained_with[accumulating]
 gradients_as_one_vector
-gradients_divided_by_a_token_count[added up]
 loss_scaling[finite, decide_with_where]
 literal_constant_duplicated_and_forwarded_outputs
 gradients_alone
@@ -51,16 +46,21 @@ scan_over_layers[plain]
 cond[of data]
 custom_vjp
 transformer_with_rotary_embeddings_and_causal_mask
-mixture_of_experts[top 2]
 u_net
 in_order[interleaved]
 in_order[zero bubble]
 counts_and_keys
-embedding_before_the_loop
 parameters_of_half_precision[bfloat16]
 trained_with[one rate per kind]
 scanned_layers_with[clipped adamw]
 integers_that_come_to_depend_on_the_data[halting]
+schedules_of_a_scan[interleaved]
+frozen_stages[(0,)]
+a_weight_used_by_three_stages_of_four
+the_whole_model_before_the_loop
+gradients_compared_across_stages
+loss_scaling[infinite, decide_with_cond]
+calls_that_feed_one_another[self-conditioning]
 """.strip().splitlines()
 
 

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 OURS = tuple(str(ROOT / package) for package in ("mpmd", "cluster"))
 STDLIB = ("contextlib.py", "concurrent/futures/_base.py", "threading.py")
 
-WEIGHTS = [jnp.eye(4), jnp.eye(4) / 2]
-X = jnp.ones((4, 4))
+WEIGHTS = [np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32) / 2]
+X = np.ones((4, 4), np.float32)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mpmd
@@ -42,7 +43,7 @@ def library(request, tmp_path, monkeypatch):
     del sys.modules["blocks"]
 
 
-PARAMS, X = [jnp.ones((4, 4))] * 4, jnp.ones((8, 4))
+PARAMS, X = [np.ones((4, 4), np.float32)] * 4, np.ones((8, 4), np.float32)
 
 
 def step_of(loss):

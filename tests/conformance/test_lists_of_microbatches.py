@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import mpmd
 
-PARAMS = jnp.eye(4)
+PARAMS = np.eye(4, dtype=np.float32)
 
 
 def loss_fn(params, x):
@@ -28,7 +29,7 @@ def by_value_and_grad(xs, num_microbatches, loss=loss_fn):
 
 
 def arrays(*shapes):
-    return [jnp.ones(shape) for shape in shapes]
+    return [np.ones(shape, np.float32) for shape in shapes]
 
 
 UNEQUAL = arrays((2, 4), (3, 4), (5, 4))

@@ -14,7 +14,6 @@ ENTRIES = re.findall(r"^- \*\*(.+?)\*\*: (.+?)(?=\n-|\n\n|\n*\Z)", TEXT, re.MULT
 NAMES = sorted(set(re.findall(r"`([^`]+)`", " ".join(text for _, text in ENTRIES))))
 
 SOURCES = [path for folder in ("mpmd", "cluster") for path in (ROOT / folder).rglob("*.py")]
-WORDS = {word for path in SOURCES for word in re.findall(r"\w+", path.read_text())}
 
 PUBLIC = [
     *[f"mpmd.{name}" for name in mpmd.__all__ if not name.startswith("_")],
@@ -23,6 +22,11 @@ PUBLIC = [
     *[f"mpmd.simulate.{name}" for name in mpmd.simulate.__all__],
     *[f"mpmd.replay.{name}" for name in mpmd.replay.__all__],
 ]
+
+
+@functools.cache
+def words_of_code():
+    return {word for path in SOURCES for word in re.findall(r"\w+", path.read_text())}
 
 
 def exists(name):
@@ -35,7 +39,7 @@ def exists(name):
         return True
     if re.fullmatch(r"\w+__\d+", name):
         return str(parse_task(name)) == name
-    return set(re.findall(r"\w+", re.sub(r"_\d+$", "", name))) <= WORDS
+    return set(re.findall(r"\w+", re.sub(r"_\d+$", "", name))) <= words_of_code()
 
 
 def test_every_public_name_has_an_entry_or_is_in_one():

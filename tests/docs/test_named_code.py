@@ -1,5 +1,6 @@
 """Files, folders and names that pages have in code format exist."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -9,12 +10,15 @@ ALL_PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ROOMS = ("mpmd", "cluster", "tests", "benchmarks", "examples")
 CODE = {path for room in ROOMS for path in (ROOT / room).rglob("*")}
 FILES = {*ROOMS, *(str(path.relative_to(ROOT)) for path in CODE)}
-WORDS = {
-    word for path in CODE if path.suffix in (".py", ".pyi") for word in re.findall(r"\w+", path.read_text())
-}
 
 OF_OTHERS = {"RAY_USE_TLS", "SSLSocket", "__jax_array__"}
 """Names of other projects that pages have, and code has not."""
+
+
+@functools.cache
+def words_of_code():
+    sources = (path for path in CODE if path.suffix in (".py", ".pyi"))
+    return {word for path in sources for word in re.findall(r"\w+", path.read_text())}
 
 
 def exists(span, folders):
@@ -27,7 +31,7 @@ def exists(span, folders):
         return span.rstrip("/") in FILES
     if re.fullmatch(r"[\w/]+\.py", span):
         return any(name == span or (name.startswith(folders) and name.endswith(f"/{span}")) for name in FILES)
-    return not re.fullmatch(r"[A-Za-z_][\w.]*", span) or set(span.split(".")) <= WORDS | OF_OTHERS
+    return not re.fullmatch(r"[A-Za-z_][\w.]*", span) or set(span.split(".")) <= words_of_code() | OF_OTHERS
 
 
 def test_names_of_pages_of_the_architecture_exist():

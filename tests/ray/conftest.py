@@ -12,12 +12,13 @@ PATIENCE = 200
 @pytest.fixture(scope="session")
 def local_ray():
     # Ray starts workers with a low priority, so whatever else a machine does would keep them from starting.
+    # It starts some ahead, which have no environment of a group, and so no use.
     ray.init(
         address="local",
         num_cpus=4,
         include_dashboard=False,
         object_store_memory=300 * 2**20,
-        _system_config={"worker_niceness": 0},
+        _system_config={"worker_niceness": 0, "prestart_worker_first_driver": False},
     )
     yield
     ray.shutdown()

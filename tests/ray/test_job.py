@@ -74,16 +74,13 @@ def answers(address):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("entrypoint", "said"),
     [
         (["-m", "cluster.trial", "ray"], "computes what jax.jit computes"),
-        pytest.param(
-            ["examples/nabla_gpipe.py", "--ray"],
-            "the gradients of the pipeline are those of JAX",
-            marks=pytest.mark.slow,
-        ),
+        (["examples/nabla_gpipe.py", "--ray"], "the gradients of the pipeline are those of JAX"),
     ],
     ids=["trial", "example"],
 )

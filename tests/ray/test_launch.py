@@ -156,18 +156,17 @@ def test_without_ray_a_local_one_is_started_with_a_message_and_ended():
         """
         import cluster, ray
         if __name__ == "__main__":
-            with cluster.launch({"stage": 2}, mpmd_axis="stage") as mesh:
+            with cluster.launch({"stage": 1}, mpmd_axis="stage") as mesh:
                 print(mesh.mpmd_dim, ray.is_initialized())
             print(ray.is_initialized())
         """
     )
-    assert out.split() == ["2", "True", "False"]
+    assert out.split() == ["1", "True", "False"]
     assert err.count("started Ray on this machine") == 1
 
 
-# Jobs, which have a test of their own, find the cluster by the variable.
-@pytest.mark.slow
-@pytest.mark.parametrize("given_as", ["argument", pytest.param("variable", marks=pytest.mark.slow)])
+@pytest.mark.usual("variable")  # by which a job finds the cluster, too
+@pytest.mark.parametrize("given_as", ["argument", "variable"])
 def test_launch_joins_the_cluster_at_an_address(free, given_as):
     """The driver exits without closing the mesh, which ends the groups."""
     address = ray.get_runtime_context().gcs_address

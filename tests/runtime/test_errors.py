@@ -13,8 +13,8 @@ from mpmd.runtime.lost_values import LostValueError
 from tests.support.parity import mesh_of
 
 WIDTH = 4
-PARAMS = [jnp.eye(WIDTH) * (i + 1) for i in range(4)]
-XS = jnp.ones((4, 2, WIDTH))
+PARAMS = [np.eye(WIDTH, dtype=np.float32) * (i + 1) for i in range(4)]
+XS = np.ones((4, 2, WIDTH), np.float32)
 
 
 def layers(params, x, marks):
@@ -181,7 +181,7 @@ def test_a_failing_task_is_named_and_later_steps_run():
         h = jax.pure_callback(explode, jax.ShapeDtypeStruct(h.shape, h.dtype), jax.lax.stop_gradient(h))
         return jnp.mean(h) + jnp.mean(params[1])
 
-    xs = XS.at[2].set(2.0)  # the third microbatch fails
+    xs = jnp.asarray(XS).at[2].set(2.0)  # the third microbatch fails
     with mesh_of(2) as mesh:
         compiled = mpmd.jit(step_of(loss), mpmd_mesh=mesh)
         params, total = compiled(PARAMS[:2], xs)

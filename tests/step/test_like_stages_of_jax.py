@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from tests.support.parity import mesh_of
 
-WEIGHTS = [jnp.eye(8), jnp.eye(8) / 2]
-X = jnp.ones((4, 8))
+WEIGHTS = [np.eye(8, dtype=np.float32), np.eye(8, dtype=np.float32) / 2]
+X = np.ones((4, 8), np.float32)
 
 
 def train_step(weights, x, *, power):

@@ -15,8 +15,8 @@ from mpmd.runtime.interrupts import drop_queued
 from tests.support.parity import mesh_of
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, step_of
 
-WEIGHTS = [jnp.eye(WIDTH) / (i + 2) for i in range(2)]
-BATCH = jnp.linspace(-1.0, 1.0, MICROBATCHES * ROWS * WIDTH).reshape(MICROBATCHES, ROWS, WIDTH)
+WEIGHTS = [np.eye(WIDTH, dtype=np.float32) / (i + 2) for i in range(2)]
+BATCH = np.linspace(-1, 1, MICROBATCHES * ROWS * WIDTH, dtype=np.float32).reshape(MICROBATCHES, ROWS, WIDTH)
 PATIENCE = 60
 
 

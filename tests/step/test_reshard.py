@@ -22,8 +22,8 @@ from tests.support.effort import costly
 from tests.support.parity import compiles, uneven_mesh_of
 
 LAYERS, WIDTH, ROWS, MICROBATCHES = 12, 4, 2, 2
-WEIGHTS = jnp.arange(LAYERS * WIDTH * WIDTH, dtype=jnp.float32).reshape(LAYERS, WIDTH, WIDTH) / 1000
-BATCH = jnp.ones((MICROBATCHES, ROWS, WIDTH))
+WEIGHTS = np.arange(LAYERS * WIDTH * WIDTH, dtype=np.float32).reshape(LAYERS, WIDTH, WIDTH) / 1000
+BATCH = np.ones((MICROBATCHES, ROWS, WIDTH), np.float32)
 GROUPS = 5
 
 

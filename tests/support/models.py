@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import mpmd
@@ -26,6 +27,13 @@ def batch(microbatches=MICROBATCHES):
     x, y = keys(2)
     shape = (microbatches, BATCH, WIDTH)
     return jax.random.normal(x, shape), jax.random.normal(y, shape)
+
+
+def drawn(init, *args):
+    """Numbers for the arrays that ``init`` makes: initialisers of libraries take long to compile."""
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(init, *args)
+    return jax.tree.map(lambda leaf: (rng.normal(size=leaf.shape) / 2).astype(leaf.dtype), shapes)
 
 
 def layer(params, h):

@@ -10,7 +10,6 @@ those that XLA compiled by the clock.
 import collections
 import os
 
-import jax
 import pytest
 
 SHOWN = 30
@@ -19,6 +18,8 @@ _compiled = collections.Counter()
 
 
 def pytest_configure():
+    import jax  # once tests/conftest.py has set the variables that JAX reads when it is imported
+
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, seconds, **_: _compiled.update({event: seconds})
     )

@@ -14,7 +14,7 @@ from tests.support.models import (
 )
 from tests.support.programs.passes import homes_of
 from tests.support.programs.several_loops import ADAM, gradients, stages_of, updated
-from tests.support.programs.table import Case, descend, program
+from tests.support.programs.table import Case, program
 
 
 @program()
@@ -64,37 +64,3 @@ def mlp_without_marks(params, x):
     for p in params:
         x = layer(p, x)
     return x
-
-
-@program()
-def adversarial_loops_over_the_same_stages():
-    """Both loops pass both networks; the discriminator's loss has a frozen generator."""
-
-    def step(state, xs, noise):
-        generator, discriminator = state
-
-        def through_both(generator, discriminator, z):
-            h = layer(generator[0], z)
-            h = mpmd.mark_stage_end(layer(generator[1], mpmd.mark_stage_end(h)))
-            return jnp.mean(layer(discriminator, h), -1)
-
-        def of_discriminator(discriminator, z, x):
-            real = jnp.mean(layer(discriminator, x), -1)
-            fake = through_both(lax.stop_gradient(generator), discriminator, z)
-            return jnp.mean(jax.nn.softplus(fake) + jax.nn.softplus(-real))
-
-        lost, grads = gradients(of_discriminator, discriminator, (noise, xs), mpmd.Std1F1B(3))
-        discriminator = descend(discriminator, grads)
-        fooled, grads = gradients(
-            lambda g, z: jnp.mean(jax.nn.softplus(-through_both(g, discriminator, z))),
-            generator,
-            (noise,),
-            mpmd.ZeroBubble(3),
-        )
-        return (descend(generator, grads), discriminator), (lost, fooled)
-
-    def holds(loaded):
-        assert homes_of(loaded, "args[0]") == [(0,), (0,), (1,), (1,), (2,), (2,)]
-
-    params = weights(3)
-    return Case(step, (params[:2], params[2]), batch(), steps=3, holds=holds)

@@ -94,34 +94,6 @@ def transformer_with_rotary_embeddings_and_causal_mask():
     return train(loss, transformer(), data=token_batches(), holds=holds)
 
 
-@program(["top 1", "top 2"])
-def mixture_of_experts(which):
-    """Each stage routes every row to some of its experts; the balancing losses add up."""
-    chosen = int(which[-1])
-
-    def experts(params, h):
-        probabilities = jax.nn.softmax(h @ params["router"])
-        gates, index = jax.lax.top_k(probabilities, chosen)
-        routed = jax.nn.one_hot(index, 3) * gates[..., None]
-        outputs = jnp.einsum("bd,edk->bek", h, params["experts"])
-        share = jnp.mean(jax.nn.one_hot(index[:, 0], 3), 0)
-        return h + jnp.einsum("bce,bek->bk", routed, jnp.tanh(outputs)), 3 * jnp.vdot(
-            share, probabilities.mean(0)
-        )
-
-    def loss(params, x, y):
-        h, balance = x, 0.0
-        for i, stage in enumerate(params):
-            h, extra = experts(stage, h)
-            balance += extra
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2) + 0.01 * balance
-
-    params = [matrices(k, router=(WIDTH, 3), experts=(3, WIDTH, WIDTH)) for k in keys(3)]
-    return train(loss, params)
-
-
 @program()
 def low_rank_adapters_of_some_stages():
     def step(state, xs, ys):

@@ -9,7 +9,7 @@ import optax
 from flax import linen as nn
 
 import mpmd
-from tests.support.models import WIDTH, batch, keys, layer, mlp, weights
+from tests.support.models import WIDTH, batch, drawn, keys, layer, mlp, weights
 from tests.support.programs.table import Case, descend, program
 
 
@@ -240,9 +240,9 @@ def flax_resnet():
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), statistics, opt_state), losses
 
-    variables = model.init(keys(1)[0], images[0])
-    params = variables["params"]
-    state = params, variables["batch_stats"], optimizer.init(params)
+    variables = drawn(model.init, keys(1)[0], images[0])
+    params, statistics = variables["params"], jax.tree.map(np.ones_like, variables["batch_stats"])
+    state = params, statistics, optimizer.init(params)
     return Case(step, state, (images, labels), tolerance=1e-4)
 
 

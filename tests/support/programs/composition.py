@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mlp, mse, weights
+from tests.support.models import WIDTH, batch, keys, layer, mse, weights
 from tests.support.programs.table import Case, descend, loop, program, trains
 
 
@@ -42,18 +42,6 @@ def the_whole_model_before_the_loop():
 
 
 @program()
-def embedding_before_the_loop():
-    def step(state, tokens, ys):
-        table, params = state
-        total, grads = trains(params, (table[tokens], ys))
-        return (table * 0.9, descend(params, grads)), total
-
-    tokens = jax.random.randint(keys(1)[0], (MICROBATCHES, BATCH), 0, 5)
-    table = jax.random.normal(keys(1)[0], (5, WIDTH))
-    return Case(step, (table, weights(3)), (tokens, batch()[1]))
-
-
-@program()
 def weights_of_all_stages_made_from_one_vector():
     """A hypernetwork, differentiated through by hand."""
 
@@ -75,27 +63,6 @@ def a_scalar_of_the_weights_used_in_the_loop():
         scale = 1 / (1 + optax.tree.norm(state))
         total, grads = trains(state, (xs, ys), lambda p, x, y: mse(p, x, y) * scale)
         return descend(state, grads), (total, scale)
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def results_of_the_loop_with_the_inputs():
-    """What was predicted in the loop is compared with the labels after it."""
-
-    def step(state, xs, ys):
-        def loss(params, x, y):
-            h = mlp(params, x)
-            return jnp.mean((h - y) ** 2), h
-
-        (total, outputs), grads = loop(
-            lambda x, y: jax.value_and_grad(loss, has_aux=True)(state, x, y),
-            (xs, ys),
-            operation=((mpmd.Add, mpmd.Concat()), mpmd.Add),
-        )
-        correlation = jnp.corrcoef(outputs.ravel(), ys.ravel())[0, 1]
-        ranks = jnp.argsort(outputs.reshape(-1, WIDTH)[:, 0])
-        return descend(state, grads), (total, correlation, ranks, jnp.median(outputs - ys))
 
     return Case(step, weights(3), batch())
 

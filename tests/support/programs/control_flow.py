@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, layer, mse, weights
+from tests.support.models import BATCH, WIDTH, batch, layer, weights
 from tests.support.programs.table import Case, descend, program, stages_of, train
 
 
@@ -46,20 +46,6 @@ def scan_over_layers(unroll):
 
 
 @program()
-def one_stack_of_all_layers_cut_into_stages():
-    """Each stage scans over its slice of the stack."""
-
-    def stage(layers, h):
-        return jax.lax.scan(lambda h, p: (layer(p, h), None), h, layers)[0]
-
-    def loss(params, x, y):
-        slices = [jax.tree.map(lambda leaf, i=i: leaf[i : i + 2], params) for i in (0, 2, 4)]
-        return mse(slices, x, y, stage)
-
-    return train(loss, jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights(6)))
-
-
-@program()
 def fori_loop():
     return stages_of(lambda p, h: jax.lax.fori_loop(0, 2, lambda i, h: layer(p, h) * (1 + i), h))
 
@@ -97,30 +83,6 @@ def cond(which):
         return descend(state, grads), (total, grads)
 
     return Case(step, weights(3), batch())
-
-
-@program()
-def switch():
-    def stage(params, h):
-        branch = jnp.argmax(jnp.mean(h, 0)) % 3
-        return jax.lax.switch(branch, [layer, lambda p, h: h @ p["w"], lambda p, h: h], params, h)
-
-    return stages_of(stage)
-
-
-@program()
-def marks_inside_jit():
-    @jax.jit
-    def stage(params, h):
-        return mpmd.mark_stage_end(layer(params, h))
-
-    def loss(params, x, y):
-        h = x
-        for p in params:
-            h = stage(p, h)
-        return jnp.mean((h - y) ** 2)
-
-    return train(loss, weights(4), stages=4)
 
 
 @program()

@@ -15,9 +15,6 @@ def clipped_gradient(h):
     return h
 
 
-clipped_gradient.defvjp(lambda h: (h, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
-
-
 @program()
 def custom_vjp():
     return stages_of(lambda p, h: clipped_gradient(layer(p, clipped_gradient(h))))
@@ -51,19 +48,6 @@ def custom_jvp():
         return soft(*primals), jax.nn.sigmoid(primals[0]) * tangents[0]
 
     return stages_of(lambda p, h: soft(layer(p, h)))
-
-
-@program()
-def gradient_penalty_within_the_last_stage():
-    """Second derivatives, with respect to what the stage gets."""
-
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        slopes = jax.grad(lambda h: jnp.sum(layer(params[2], h)))(h)
-        return jnp.mean((layer(params[2], h) - y) ** 2) + 0.1 * jnp.mean(slopes**2)
-
-    return train(loss, weights(3))
 
 
 @program()

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.training.train_state import TrainState
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
@@ -103,18 +102,3 @@ def flax_train_state():
     params = jax.jit(model.init)(jax.random.key(0), X)["params"]
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adamw(1e-2))
     return Case(step, state, ({"image": X, "label": jnp.argmax(Y[:, :3], 1)},))
-
-
-@program({"none": None, "rematerialized": jax.checkpoint})
-def scanned_layers(remat):
-    """Each group holds its layers, also of the gradients."""
-    layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights(6))
-
-    def body(h, one):
-        return mpmd.mark_stage_end(h + layer(one, h), num_stages=2), None
-
-    def loss(params, x, y):
-        h, _ = lax.scan(remat(body) if remat else body, x, params)
-        return jnp.mean((h - y) ** 2)
-
-    return train(loss, layers)

@@ -24,34 +24,23 @@ def only_weights(params):
 
 
 OPTIMIZERS = {
-    "momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
-    "adam": ADAM,
-    "lamb": optax.lamb(1e-2, eps=EPS),
-    "lars": optax.lars(0.1),
     "adafactor, factored": optax.adafactor(1e-2, min_dim_size_to_factor=2),
-    "sm3": optax.sm3(1e-2),
     "muon": optax.contrib.muon(1e-2),
     "prodigy": optax.contrib.prodigy(1e-1, eps=EPS),
     "schedule free": optax.contrib.schedule_free_sgd(0.1),
-    "schedule": optax.adam(optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 10), eps=EPS),
     "clipped": optax.chain(optax.clip_by_global_norm(0.1), ADAMW),
     "clipped by block": optax.chain(optax.clip_by_block_rms(0.01), SGD),
-    "adaptively clipped": optax.chain(optax.adaptive_grad_clip(0.01), optax.sgd(0.1, momentum=0.9)),
-    "normalised": optax.chain(optax.contrib.normalize(), SGD),
     "noisy": optax.chain(optax.add_noise(0.1, 0.55, 0), SGD),
     "accumulating": optax.MultiSteps(ADAM, 2),
     "skipping what is not finite": optax.apply_if_finite(ADAM, 3),
     "masked decay": optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(1e-2, eps=EPS, mask=only_weights)
     ),
-    "masked": optax.masked(optax.adam(1e-2, eps=EPS), only_weights),
     "one rate per kind": optax.multi_transform({"weights": SGD, "biases": ADAM}, by_path),
-    "injected": optax.inject_hyperparams(optax.adamw)(learning_rate=1e-2, eps=EPS),
     "injected schedule": optax.inject_hyperparams(optax.sgd)(optax.linear_schedule(0.1, 0.01, 4)),
     "jitted": optax.GradientTransformation(ADAM.init, jax.jit(ADAM.update)),
     "flattened": optax.flatten(optax.chain(optax.clip_by_global_norm(0.1), ADAM)),
 }
-USUAL = {"skipping what is not finite", "accumulating", "one rate per kind", "noisy"}
 
 
 @program(OPTIMIZERS)

@@ -37,17 +37,6 @@ def literal_constant_duplicated_and_forwarded_outputs():
 
 
 @program()
-def outputs_that_are_arguments():
-    def step(state, xs, ys):
-        params, frozen = state
-        total, grads = loop(lambda x, y: jax.value_and_grad(mse)([frozen, *params], x, y), (xs, ys))
-        return (descend(params, grads[1:]), frozen), (total, params, frozen, ys)
-
-    first, *rest = weights(3)
-    return Case(step, (rest, first), batch())
-
-
-@program()
 def a_result_used_twice_by_the_state():
     """Both copies are fed back: a target network that is set to the trained one."""
 
@@ -106,14 +95,6 @@ def gradients_of_some_stages_are_dropped():
     def step(state, xs, ys):
         total, grads = trains(state, (xs, ys))
         return [*state[:2], descend(state[2], grads[2])], total
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def evaluation():
-    def step(state, xs, ys):
-        return state, loop(lambda x, y: mse(state, x, y), (xs, ys), operation=mpmd.Concat())
 
     return Case(step, weights(3), batch())
 

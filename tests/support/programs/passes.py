@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 import mpmd
 from tests.support.models import CLIPPED_ADAM, layer, mlp, mse, weights
-from tests.support.programs.scanned_layers import model, scanned, squares, stacked
+from tests.support.programs.scanned_layers import scanned, squares, stacked
 from tests.support.programs.table import descend, program, train
 
 THROUGH_MARKS = "the loss takes derivatives through mark_stage_end: .* on one group"
@@ -35,12 +35,6 @@ def wasserstein(params, x, y, apply=scores):
     between = 0.3 * x + 0.7 * y
     penalty = jnp.mean((slope_of(lambda row: apply(params, row), between) - 1) ** 2)
     return apply(params, y).mean() - apply(params, x).mean() + 10 * penalty
-
-
-@program()
-def gradient_penalty_of_a_critic():
-    """As of a Wasserstein GAN: of points between real and generated ones."""
-    return train(wasserstein, weights(3), optimizer=CLIPPED_ADAM, warns=THROUGH_MARKS)
 
 
 def only_the_slope(params, x, y):
@@ -85,16 +79,6 @@ def gradient_penalty_of_scanned_layers():
 
     # Without clipping, these weights grow a hundredfold, and with them what rounding changes.
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, warns=THROUGH_MARKS)
-
-
-@program()
-def slope_of_scanned_layers_alone():
-    """The mark after the last layer is dead code, the derivative through it is not."""
-
-    def loss(params, x, y):
-        return jnp.mean(jax.grad(lambda x: jnp.sum(scanned_mlp(params, x) * y))(x) ** 2)
-
-    return train(loss, stacked(), warns=THROUGH_MARKS)
 
 
 @program()
@@ -155,15 +139,3 @@ def calls_beside_one_another():
         assert homes_of(loaded) == [(0,), (0,), (1,), (1,), (2,), (2,)]
 
     return train(siamese, weights(3), optimizer=CLIPPED_ADAM, holds=holds)
-
-
-@program()
-def scanned_layers_that_are_passed_for_two_views():
-    single = model()
-
-    def loss(params, x, y):
-        one, other = scanned_mlp(params, x), scanned_mlp(params, x + 0.1)
-        frozen = jax.lax.stop_gradient(scanned_mlp(stacked(), y))
-        return single(params, x, y) + squares(one, other) + 0.1 * squares(one, frozen)
-
-    return train(loss, stacked(), optimizer=CLIPPED_ADAM)

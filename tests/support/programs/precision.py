@@ -20,15 +20,6 @@ def parameters_of_half_precision(dtype):
 
 
 @program()
-def computing_in_half_precision_with_parameters_in_full():
-    def loss(params, x, y):
-        h = mlp(cast(params, jnp.bfloat16), x.astype(jnp.bfloat16))
-        return jnp.mean((h.astype(jnp.float32) - y) ** 2)
-
-    return train(loss, weights(3), optimizer=optax.adamw(1e-2, eps=1e-3), tolerance=2e-2)
-
-
-@program()
 def master_copies():
     def step(state, xs, ys):
         half, master, opt_state = state

@@ -5,27 +5,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from tests.support.models import batch, mlp, mse, weights
-from tests.support.programs.table import Case, descend, loop, program, trains
-
-
-@program(["added up", "counted before the loop"])
-def gradients_divided_by_a_token_count(how):
-    def step(state, xs, ys):
-        def loss(params, x, y):
-            mask = y[..., 0] > 0
-            per_token = jnp.mean((mlp(params, x) - y) ** 2, -1)
-            return jnp.sum(per_token * mask), jnp.sum(mask)
-
-        (total, count), grads = loop(
-            lambda x, y: jax.value_and_grad(loss, has_aux=True)(state, x, y), (xs, ys)
-        )
-        if how == "counted before the loop":
-            count = jnp.sum(ys[..., 0] > 0)
-        grads = jax.tree.map(lambda g: g / count, grads)
-        return descend(state, grads), (total / count, grads, count)
-
-    return Case(step, weights(3), batch())
+from tests.support.models import batch, mse, weights
+from tests.support.programs.table import Case, descend, program, trains
 
 
 def scaled_step(state, xs, ys, decide):
@@ -61,15 +42,3 @@ def loss_scaling(how):
     decide, scale = how
     state = (weights(3), jnp.float32(scale), jnp.int32(0))
     return Case(lambda *args: scaled_step(*args, decide), state, batch())
-
-
-@program()
-def a_step_that_depends_on_the_loss():
-    def step(state, xs, ys):
-        params, best = state
-        total, grads = trains(params, (xs, ys))
-        improved = total < best
-        params = jax.lax.cond(improved, descend, lambda p, g: descend(p, g, 0.01), params, grads)
-        return (params, jnp.minimum(best, total)), (total, improved)
-
-    return Case(step, (weights(3), jnp.float32(4.0)), batch())

@@ -31,13 +31,6 @@ def decoder_loss(wrap=lambda body: body):
 
 
 @program()
-def scanned_decoder():
-    schedule = mpmd.ZeroBubble(3)
-    data = token_batches(4)
-    return train(decoder_loss(), decoder(), data=data, optimizer=CLIPPED_ADAM, schedule=schedule)
-
-
-@program()
 def scanned_decoder_that_keeps_products():
     policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     loss = decoder_loss(lambda body: jax.checkpoint(body, policy=policy, prevent_cse=False))

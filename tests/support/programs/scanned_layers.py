@@ -67,7 +67,6 @@ OPTIMIZERS = {
     "clipped adamw": CLIPPED_ADAM,
     "lamb": optax.lamb(1e-2),
     "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2),
-    "MultiSteps": optax.MultiSteps(CLIPPED_ADAM, 2),
     "apply_if_finite": optax.apply_if_finite(CLIPPED_ADAM, 3),
     "muon": optax.contrib.muon(
         1e-2,
@@ -75,8 +74,6 @@ OPTIMIZERS = {
             "layers": {"w": optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2), "b": None}
         },
     ),
-    "flattened after clipping": optax.flatten(CLIPPED_ADAM),
-    "adaptive clipping": optax.chain(optax.adaptive_grad_clip(0.1), optax.sgd(0.1)),
     "per leaf": optax.multi_transform(
         {"decayed": optax.adamw(1e-2), "not": optax.sgd(0.1)},
         lambda params: jax.tree.map(lambda leaf: "decayed" if leaf.ndim > 2 else "not", params),

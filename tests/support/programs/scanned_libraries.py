@@ -7,7 +7,7 @@ import optax
 from jax import lax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, WIDTH, batch
+from tests.support.models import CLIPPED_ADAM, WIDTH, batch, drawn
 from tests.support.programs.scanned_layers import (
     LAYERS,
     squares,
@@ -47,7 +47,7 @@ def flax_linen_scan(kind):
     def loss(params, x, y):
         return squares(module.apply(params, x), y)
 
-    params = module.init(jax.random.key(0), batch()[0][0])
+    params = drawn(module.init, jax.random.key(0), batch()[0][0])
     return train(loss, params, optimizer=optax.adamw(1e-2))
 
 

@@ -62,13 +62,6 @@ def a_compiled_epoch_that_is_called_twice():
     return Case(step, init(weights(3), ADAM), batch(), steps=3, holds=stays_on_one_group_each)
 
 
-SCHEDULES = {
-    "1f1b, gpipe": (mpmd.Std1F1B(3), mpmd.GPipe(3)),
-    "zero bubble, 1f1b": (mpmd.ZeroBubble(3), mpmd.Std1F1B(3)),
-    "forwards, 1f1b": (mpmd.ForwardOnly(3, 3), mpmd.Std1F1B(3)),
-}
-
-
 @program()
 def loops_of_unlike_stages():
     """Three stages on three groups, six on three, and two on two of them; two loops do not share weights."""

@@ -8,7 +8,7 @@ import optax
 
 import mpmd
 from mpmd.ir.plan import Run
-from tests.support.models import BATCH, MICROBATCHES, SGD, WIDTH, batch, keys, layer, mlp, mse, weights
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mse, weights
 from tests.support.programs.table import Case, descend, loop, program, train
 
 ADAMW = optax.adamw(1e-2, eps=1e-3)
@@ -58,7 +58,7 @@ def accumulators(loaded, like):
 
 
 @program(
-    {"sgd": SGD, "adamw": ADAMW, "clipped": optax.chain(optax.clip_by_global_norm(0.1), ADAMW)},
+    {"adamw": ADAMW, "clipped": optax.chain(optax.clip_by_global_norm(0.1), ADAMW)},
 )
 def tied_embeddings(optimizer):
     case = train(language_model, tied(), optimizer=optimizer)
@@ -93,12 +93,6 @@ def two_equal_weights_used_by_the_same_two_stages():
 
 
 @program()
-def a_layer_shared_by_all_stages():
-    holds = on_groups("args[0][0]['w']", (0, 1, 2))
-    return train(lambda p, x, y: mse([p] * 3, x, y), weights(1)[0], holds=holds)
-
-
-@program()
 def a_weight_used_by_three_stages_of_four():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], x))
@@ -123,17 +117,6 @@ def shared_weights_on_the_same_group():
     return train(loss, weights(3), schedule=mpmd.Interleaved1F1B(4, 2), holds=holds)
 
 
-@program({"vector": (WIDTH,), "scalar": ()})
-def a_small_shared_parameter(shape):
-    """A temperature, a gain of all layers."""
-
-    def loss(params, x, y):
-        h = mlp(params["layers"], x, lambda p, h: layer(p, h * params["shared"]))
-        return jnp.mean((h * params["shared"] - y) ** 2)
-
-    return train(loss, {"layers": weights(3), "shared": jnp.full(shape, 0.9)})
-
-
 @program(["indexed", "split"])
 def one_array_with_the_weights_of_all_stages(how):
     def loss(params, x, y):
@@ -141,12 +124,6 @@ def one_array_with_the_weights_of_all_stages(how):
         return mse(parts, x, y, lambda w, h: jnp.tanh(h @ w))
 
     return train(loss, jnp.stack([p["w"] for p in weights(3)]))
-
-
-@program()
-def weights_unravelled_from_one_vector():
-    flat, unravel = jax.flatten_util.ravel_pytree(weights(3))
-    return train(lambda vector, x, y: mse(unravel(vector), x, y), flat)
 
 
 @program()
@@ -189,18 +166,6 @@ def shared_weights_under_another_operation(make):
         return descend(state, mean), (total, grads)
 
     return Case(step, weights(2), batch())
-
-
-@program()
-def a_shared_table_that_is_only_looked_up():
-    """Both gradients are scatters."""
-
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params["layers"][0], params["table"][tokens_of(x)]))
-        h = mpmd.mark_stage_end(layer(params["layers"][1], h))
-        return jnp.mean((h - params["table"][tokens_of(y)]) ** 2)
-
-    return train(loss, tied())
 
 
 @program()

@@ -105,12 +105,6 @@ def slices_on_groups_of_two_stages(options):
 
 
 @program()
-def slices_on_three_groups():
-    """Two layers in the first stages, one in the last."""
-    return train_slices(sliced_loss(stages=3), decoder(5), 3, optimizer=CLIPPED_ADAM)
-
-
-@program()
 def slices_with_gradients_clipped_by_microbatch():
     def step(params, xs, ys):
         def clipped(mb):

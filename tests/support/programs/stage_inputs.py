@@ -11,16 +11,6 @@ from tests.support.programs.table import Case, descend, program, train
 
 
 @program()
-def masks_and_positions():
-    def loss(params, x, y):
-        mask = jnp.tril(jnp.ones((BATCH, BATCH))) > 0
-        positions = jnp.arange(WIDTH) / WIDTH
-        return mse(params, x, y, lambda stage, h: jnp.where(mask, 1.0, 0.0) @ layer(stage, h + positions))
-
-    return train(loss, weights(3), holds=sends_nothing_but_activations)
-
-
-@program()
 def masks_and_positions_of_the_microbatch():
     """Made from integers of the batch: every group has these and makes its own."""
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 import mpmd
-from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mse, weights
-from tests.support.programs.table import Case, descend, program, train, trains
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, layer, mse, weights
+from tests.support.programs.table import program, train
 
 ACTIVATION = BATCH * WIDTH * 4
 """Bytes of what one microbatch sends from a stage to the next, or back."""
@@ -30,11 +30,6 @@ def sends_nothing_but_activations(loaded):
 )
 def mlp_under_a_schedule(schedule):
     return train(mse, weights(3), schedule=schedule, holds=sends_nothing_but_activations)
-
-
-@program()
-def several_stages_on_a_group():
-    return train(mse, weights(4), schedule=mpmd.Interleaved1F1B(4, 2))
 
 
 @program()
@@ -90,30 +85,6 @@ def frozen_stages(frozen):
     return train(loss, weights(3), holds=holds)
 
 
-@program({"head": [2], "middle": [1], "prefix": [0]})
-def only_some_parameters_are_trained(trained):
-    """The others are an argument of their own, without a gradient; each lives where its stage is."""
-
-    def step(state, xs, ys):
-        tuned, frozen = state
-
-        def loss(tuned, x, y):
-            params = [tuned.get(i, frozen.get(i)) for i in range(3)]
-            return mse(params, x, y)
-
-        total, grads = trains(tuned, (xs, ys), loss)
-        return (descend(tuned, grads), frozen), (total, grads)
-
-    def holds(loaded):
-        for i in range(3):
-            prefix = f"args[0][{int(i not in trained)}][{i}]"
-            assert homes(loaded, prefix) == [(i,), (i,)]
-
-    parts = dict(enumerate(weights(3)))
-    frozen = {i: p for i, p in parts.items() if i not in trained}
-    return Case(step, ({i: parts[i] for i in trained}, frozen), batch(), holds=holds)
-
-
 @program(["before", "after"])
 def skip_over_a_stage(mark):
     def loss(params, x, y):
@@ -126,25 +97,6 @@ def skip_over_a_stage(mark):
         return jnp.mean((h - y) ** 2)
 
     return train(loss, weights(4), stages=4)
-
-
-@program()
-def skip_of_the_input_to_every_stage():
-    def loss(params, x, y):
-        return mse(params, x, y, lambda p, h: layer(p, h + x))
-
-    return train(loss, weights(3), holds=sends_nothing_but_activations)
-
-
-@program()
-def stages_of_different_widths_and_ranks():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(jnp.tanh(x.reshape(2, 2, WIDTH) @ params[0]))
-        h = mpmd.mark_stage_end(jnp.einsum("bsd,dk->bk", h, params[1]))
-        return jnp.mean((jnp.sum(jnp.tanh(h @ params[2]), 0) - y) ** 2)
-
-    params = [jax.random.normal(k, s) / 3 for k, s in zip(keys(3), [(4, 7), (7, 3), (3, 4)], strict=True)]
-    return train(loss, params)
 
 
 @program(["in the anchor", "beside the anchor"])

@@ -6,7 +6,7 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, SGD, batch, init, layer, make_step, mlp, mse, weights
+from tests.support.models import SGD, batch, init, layer, make_step, mlp, mse, weights
 from tests.support.programs.table import Case, descend, loop, program
 
 ADAM = optax.adam(1e-2, eps=1e-3)
@@ -25,11 +25,6 @@ def case(axes, specs, loss=mse, optimizer=SGD, stages=2, params=None, **options)
 def like_parameters(state, spec):
     """The specs of parameters for every leaf of the state that has the shape of one."""
     return jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state)
-
-
-@program()
-def data_parallel():
-    return case({"fsdp": 2}, (P(), ROWS, ROWS), optimizer=CLIPPED_ADAM)
 
 
 @program()

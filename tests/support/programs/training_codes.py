@@ -9,7 +9,7 @@ import optax
 from flax import nnx
 
 import mpmd
-from tests.support.models import keys
+from tests.support.models import drawn, keys
 from tests.support.programs.table import Case, program
 
 with warnings.catch_warnings():
@@ -89,7 +89,7 @@ def haiku_transformer_with_a_dynamic_loss_scale():
         return (params, opt_state, scale.adjust(finite)), metrics
 
     tokens = sentences()
-    params = jax.jit(model.init)(keys(1)[0], tokens[:, :-1])
+    params = drawn(model.init, keys(1)[0], tokens[:, :-1])
     scale = jmp.DynamicLossScale(jnp.float32(2.0**24), period=2, factor=2**14)
     return Case(step, (params, optimizer.init(params), scale), (tokens,), 2, steps=4, tolerance=1e-2)
 

@@ -5,31 +5,9 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, layer, mlp, weights
+from tests.support.models import WIDTH, batch, layer, weights
 from tests.support.programs.composition import trains, without_marks
 from tests.support.programs.table import Case, descend, loop, program
-
-
-@program()
-def a_queue_of_old_features():
-    """Momentum contrast: the state holds outputs of earlier steps, of fixed size."""
-
-    def step(state, xs, ys):
-        params, queue = state
-
-        def loss(params, x, y):
-            h = mlp(params, x)
-            return jnp.mean((h @ queue.T) ** 2) + jnp.mean((h - y) ** 2), jax.lax.stop_gradient(h)
-
-        (total, features), grads = loop(
-            lambda x, y: jax.value_and_grad(loss, has_aux=True)(params, x, y),
-            (xs, ys),
-            operation=((mpmd.Add, mpmd.Concat()), mpmd.Add),
-        )
-        queue = jnp.roll(queue, BATCH, 0).at[:BATCH].set(features[-1])
-        return (descend(params, grads, 0.01), queue), total
-
-    return Case(step, (weights(3), jnp.ones((2 * BATCH, WIDTH)) / 4), batch())
 
 
 @program()
@@ -72,25 +50,6 @@ def an_optimizer_that_knows_the_hessian():
         return new, total
 
     return Case(step, weights(3), batch())
-
-
-@program()
-def steps_skipped_by_the_batch():
-    """Everything, the optimizer's state too, is kept when the batch says so."""
-
-    def step(state, xs, ys, skip):
-        params, opt_state = state
-        total, grads = trains(params, (xs, ys))
-
-        def update():
-            updates, new = optimizer.update(grads, opt_state, params)
-            return optax.apply_updates(params, updates), new
-
-        return jax.lax.cond(skip, lambda: (params, opt_state), update), total
-
-    optimizer = optax.adam(1e-2, eps=1e-3)
-    params = weights(3)
-    return Case(step, (params, optimizer.init(params)), (*batch(), True))
 
 
 @program()
