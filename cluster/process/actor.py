@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -48,7 +48,6 @@ from mpmd.runtime.requests import (
     StepReply,
     StepRequest,
 )
-from mpmd.runtime.step_gate import StepGate
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
@@ -91,7 +90,6 @@ class GroupActor:
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
         self._last_step = -1
-        self._gate = StepGate()
         self._shipping = threading.Lock()
         self._shipments: dict[int, Shipment] = {}
         self._cancelled: set[int] = set()  # the shipments that the driver gave up before they arrived
@@ -234,8 +232,6 @@ class GroupActor:
         if request.step <= self._last_step:
             raise RuntimeError(f"step {request.step} has come before")
         self._last_step = request.step
-        if not self._gate.begin(request.step):
-            return StepReply({})  # which nobody waits for
         self._router.begin_step(request.step, request.groups)
         try:
             arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
@@ -315,16 +311,6 @@ class GroupActor:
     def abort(self, step: int, reason: str) -> None:
         """Ends every wait of a step, now and later."""
         self._router.abort(step, reason)
-
-    @ray.method(concurrency_group="control")
-    def hold_steps(self, number: int) -> int:
-        """As ``StepGate.hold``."""
-        return self._gate.hold(number)
-
-    @ray.method(concurrency_group="control")
-    def open_steps(self, number: int, dropped: Collection[int]) -> None:
-        """As ``StepGate.open``."""
-        self._gate.open(number, dropped)
 
     @ray.method(concurrency_group="control")
     def health(self) -> Doing:

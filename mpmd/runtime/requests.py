@@ -24,11 +24,6 @@ INLINE_BYTES = 256
 """Results up to this size, a loss or a counter, travel with the reply of the step."""
 
 
-STEP_DROPPED = (
-    "the step was dropped by an interrupt, before any group had begun it; call it again for its results"
-)
-
-
 class Released(NamedTuple):
     """The handles and the numbers of programs that the driver has released since its last request."""
 

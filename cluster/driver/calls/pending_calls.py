@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -191,15 +191,6 @@ class PendingCalls:
         for call in lost:
             call.future.set_exception(copy_of(error))
         return aborts
-
-    def drop(self, steps: Collection[int], error: BaseException) -> None:
-        """Fails the calls of steps that no group has begun, nor will."""
-        with self._lock:
-            dropped = [call for call in self._calls.values() if call.step in steps]
-            for call in dropped:
-                self._remove(call)
-        for call in dropped:
-            call.future.set_exception(copy_of(error))
 
     def close(self, error: BaseException) -> None:
         """Fails every call, now and later, with ``error``."""
