@@ -190,11 +190,12 @@ class RayRuntime(RuntimeBase):
         groups = frozenset(requests)
         self._tell_released(but=groups)
         with self._calling:
+            run = next(self._runs)
             try:
                 calls: dict[int, tuple] = {}
                 for mpmd_idx, request in requests.items():
-                    calls |= self._packed(mpmd_idx, dataclasses.replace(request, groups=groups))
-                replies = self._calls.call_step(step, calls)
+                    calls |= self._packed(mpmd_idx, dataclasses.replace(request, groups=groups, run=run))
+                replies = self._calls.call_step(run, calls, step)
                 return {i: _first([replies[number] for number in self._numbers[i]]) for i in requests}
             except RuntimeError as error:  # a group has died, or the mesh was closed
                 return {mpmd_idx: failed(error) for mpmd_idx in requests}

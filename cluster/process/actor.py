@@ -89,7 +89,7 @@ class GroupActor:
         self._agreement = Agreement(member.rank, member.shape.num_processes, self._activity)
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
-        self._last_step = -1
+        self._last_run = -1
         self._shipping = threading.Lock()
         self._shipments: dict[int, Shipment] = {}
         self._cancelled: set[int] = set()  # the shipments that the driver gave up before they arrived
@@ -229,10 +229,10 @@ class GroupActor:
           that has come before.
         """
         received = time.perf_counter_ns()
-        if request.step <= self._last_step:
+        if request.run <= self._last_run:
             raise RuntimeError(f"step {request.step} has come before")
-        self._last_step = request.step
-        self._router.begin_step(request.step, request.groups)
+        self._last_run = request.run
+        self._router.begin_step(request.run, request.groups)
         try:
             arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
             self.release(request.released)
@@ -243,7 +243,7 @@ class GroupActor:
                 raise self._router.lost from None
             raise
         except Exception as error:
-            self._agreement.leave(request.step, str(error))
+            self._agreement.leave(request.run, str(error))
             if self._member.shape.num_processes > 1 and world.is_lost(error.__cause__):
                 raise world.WorldLostError(str(error)) from error
             raise

@@ -220,16 +220,16 @@ class InProcessRuntime(RuntimeBase):
         self.check_process()
         futures = {}
         with self._submitting:
-            (step,) = {request.step for request in requests.values()}
-            abort = partial(self._abort, tuple(requests), step)
+            run = next(self._runs)
+            abort = partial(self._abort, tuple(requests), run)
             try:
                 for mpmd_idx, released in self._releases_of_others(requests):
                     group = self._groups[mpmd_idx]
                     group.submit(partial(group.worker.release, released))
                 for mpmd_idx, request in requests.items():
-                    request = dataclasses.replace(request, released=self._released.take(mpmd_idx))
-                    run = partial(self._run_step, mpmd_idx, request, abort)
-                    futures[mpmd_idx] = self._groups[mpmd_idx].submit(run)
+                    request = dataclasses.replace(request, released=self._released.take(mpmd_idx), run=run)
+                    call = partial(self._run_step, mpmd_idx, request, abort)
+                    futures[mpmd_idx] = self._groups[mpmd_idx].submit(call)
             except BaseException:  # also an interrupt: the groups that have the step must not wait for others
                 abort("the step did not reach all groups")
                 raise
@@ -237,7 +237,7 @@ class InProcessRuntime(RuntimeBase):
 
     def _run_step(self, mpmd_idx: int, request: StepRequest, abort: Callable[[str], None]) -> StepReply:
         received = time.perf_counter_ns()
-        self._mailboxes[mpmd_idx].begin_step(request.step)
+        self._mailboxes[mpmd_idx].begin_step(request.run)
         try:
             sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
             owned: dict[Handle, np.ndarray | HostSlices] = {h: _owned(sent.pop(h)) for h in list(sent)}

@@ -145,7 +145,7 @@ class Runtime(Protocol):
         ...
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
-        """Starts one step: a request for each group that takes part. Returns at once. Step numbers ascend.
+        """Starts one step: a request for each group that takes part. Returns at once.
 
         The other groups are told their releases, if there are any.
 
@@ -195,6 +195,10 @@ class Runtime(Protocol):
 
     def next_handle(self) -> Handle:
         """A number never given before on this runtime; numbers ascend."""
+        ...
+
+    def next_step(self) -> int:
+        """The number of the next step that is submitted; the first is 1."""
         ...
 
     def measured_peaks(self) -> tuple[int | None, ...]:
@@ -250,6 +254,8 @@ class RuntimeBase(Runtime):
         self.captures = Captures()
         self.in_flight = StepsInFlight(max_in_flight)
         self._handles = itertools.count()
+        self._steps = itertools.count(1)
+        self._runs = itertools.count(1)
         self._programs = itertools.count()
         self._participants: dict[int, tuple[int, ...]] = {}  # of each program
         self._released = ReleaseQueue(num_groups)
@@ -282,6 +288,9 @@ class RuntimeBase(Runtime):
 
     def next_handle(self) -> Handle:
         return next(self._handles)
+
+    def next_step(self) -> int:
+        return next(self._steps)
 
 
 class ReleaseQueue:

@@ -348,7 +348,7 @@ class LoadedStep(PlannedStep):
         results = [runtime.next_handle() for _ in self.plan.outputs]
         with runtime.arguments.delivery(self._groups) as delivery:
             arguments = self._requests.arguments(call, runtime, delivery)
-            number = runtime.next_handle()  # steps are submitted in ascending order
+            number = runtime.next_step()
             measure_memory = self.meter.asks_for_memory()
             captures = failures_captured(runtime, self._groups) | dict(captures or {})
             requests = self._requests.of_step(

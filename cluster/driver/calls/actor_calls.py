@@ -127,12 +127,18 @@ class ActorCalls:
         self._send_by_ray(pending, method, arguments)
         return pending.future
 
-    def call_step(self, step: int, arguments: Mapping[int, tuple]) -> dict[int, Future]:
+    def call_step(
+        self, run: int, arguments: Mapping[int, tuple], step: int | None = None
+    ) -> dict[int, Future]:
         """Calls ``run_step`` on the actors with these numbers. When one fails, the step is aborted on all.
+
+        Args:
+          run: the number of this run of the step.
+          step: the number of the step in messages to people; by default, that of its run.
 
         Raises: as ``call``, when one of the groups is dead; then no group is called.
         """
-        calls = self._pending.add([self.processes[number] for number in arguments], step)
+        calls = self._pending.add([self.processes[number] for number in arguments], run, ordinal=step)
         unsent: collections.deque[Callable[[], None]] = collections.deque()
         try:
             unsent.extend(self._prepare_step(calls, arguments))
