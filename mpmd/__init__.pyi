@@ -13,7 +13,6 @@ from .errors import (
     SharedWeightsWarning,
     StateLostError,
     StepAborted,
-    StepDroppedError,
     StepWarning,
     TaskError,
 )
@@ -101,7 +100,6 @@ __all__ = [
     "StateLostError",
     "Std1F1B",
     "StepAborted",
-    "StepDroppedError",
     "StepWarning",
     "TaskError",
     "TaskTimes",

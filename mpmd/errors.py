@@ -133,13 +133,6 @@ class StepAborted(RuntimeError):
     """A group stopped waiting because another group failed; ``__cause__`` or the message says why."""
 
 
-class StepDroppedError(RuntimeError):
-    """A result is read of a step that was dropped, before any group had begun it, by an interrupt (Ctrl-C).
-
-    It is as if the step had not been called: the state that was donated to it is unchanged.
-    """
-
-
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; the message has the path and the reason.
 

@@ -26,7 +26,7 @@ from cluster.driver.status import Status
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import PackedValue, join
 from cluster.protocol.shipment import Shipment
-from mpmd.errors import GroupDiedError, StepDroppedError
+from mpmd.errors import GroupDiedError
 from mpmd.ir.participants import participants
 from mpmd.ir.plan import Edge, Executable, Spec
 from mpmd.ir.routes import Topology
@@ -35,9 +35,9 @@ from mpmd.program import Function, Program, check_exportable
 from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.device_trace import TraceFiles, process_name
 from mpmd.runtime.digests import ProcessDigests
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import STEP_DROPPED, Handle, LoadReply, StepReply, StepRequest
+from mpmd.runtime.requests import Handle, LoadReply, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.util.stopwatch import Stopwatch
@@ -180,7 +180,7 @@ class RayRuntime(RuntimeBase):
 
     def _tell_released(self, but: Collection[int] = ()) -> None:
         """Tells groups now what the next step would tell them, but for some of them."""
-        for mpmd_idx, released in self._take_released(but):
+        for mpmd_idx, released in self._releases_of_others(but):
             with contextlib.suppress(RuntimeError):  # the group has died, or the mesh was closed
                 self.call_group(mpmd_idx, "release", released)
 
@@ -190,11 +190,12 @@ class RayRuntime(RuntimeBase):
         groups = frozenset(requests)
         self._tell_released(but=groups)
         with self._calling:
+            run = next(self._runs)
             try:
                 calls: dict[int, tuple] = {}
                 for mpmd_idx, request in requests.items():
-                    calls |= self._packed(mpmd_idx, dataclasses.replace(request, groups=groups))
-                replies = self._calls.call_step(step, calls)
+                    calls |= self._packed(mpmd_idx, dataclasses.replace(request, groups=groups, run=run))
+                replies = self._calls.call_step(run, calls, step)
                 return {i: _first([replies[number] for number in self._numbers[i]]) for i in requests}
             except RuntimeError as error:  # a group has died, or the mesh was closed
                 return {mpmd_idx: failed(error) for mpmd_idx in requests}
@@ -205,15 +206,9 @@ class RayRuntime(RuntimeBase):
         """The arguments of ``run_step`` for each process of a group."""
         arguments = self._arguments[request.program]
         packed = [arguments.packed(mpmd_idx, rank, request) for rank in range(len(self._numbers[mpmd_idx]))]
-        released = request.released.and_also(self._released.take(mpmd_idx, request.step))
+        released = request.released.and_also(self._released.take(mpmd_idx))
         request = dataclasses.replace(request, host_arrays={}, released=released)
         return {n: (request, arrays) for n, arrays in zip(self._numbers[mpmd_idx], packed, strict=True)}
-
-    def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
-        numbers = [step.number for step in steps]
-        dropped = self._calls.drop_steps(self.next_handle(), numbers, StepDroppedError(STEP_DROPPED))
-        self._released.put_back(dropped)
-        return dropped
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         self.check_process()
@@ -223,7 +218,6 @@ class RayRuntime(RuntimeBase):
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
         self.check_process()
-        self.in_flight.keep_queued()  # the copy may be of what they return
         return _joined(lambda: self.call_group(mpmd_idx, "copy_out", copy, handles), lambda _: None)
 
     def write(

@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -48,7 +48,6 @@ from mpmd.runtime.requests import (
     StepReply,
     StepRequest,
 )
-from mpmd.runtime.step_gate import StepGate
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
@@ -90,8 +89,7 @@ class GroupActor:
         self._agreement = Agreement(member.rank, member.shape.num_processes, self._activity)
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
-        self._last_step = -1
-        self._gate = StepGate()
+        self._last_run = -1
         self._shipping = threading.Lock()
         self._shipments: dict[int, Shipment] = {}
         self._cancelled: set[int] = set()  # the shipments that the driver gave up before they arrived
@@ -231,12 +229,10 @@ class GroupActor:
           that has come before.
         """
         received = time.perf_counter_ns()
-        if request.step <= self._last_step:
+        if request.run <= self._last_run:
             raise RuntimeError(f"step {request.step} has come before")
-        self._last_step = request.step
-        if not self._gate.begin(request.step):
-            return StepReply({})  # which nobody waits for
-        self._router.begin_step(request.step, request.groups)
+        self._last_run = request.run
+        self._router.begin_step(request.run, request.groups)
         try:
             arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
             self.release(request.released)
@@ -247,7 +243,7 @@ class GroupActor:
                 raise self._router.lost from None
             raise
         except Exception as error:
-            self._agreement.leave(request.step, str(error))
+            self._agreement.leave(request.run, str(error))
             if self._member.shape.num_processes > 1 and world.is_lost(error.__cause__):
                 raise world.WorldLostError(str(error)) from error
             raise
@@ -315,16 +311,6 @@ class GroupActor:
     def abort(self, step: int, reason: str) -> None:
         """Ends every wait of a step, now and later."""
         self._router.abort(step, reason)
-
-    @ray.method(concurrency_group="control")
-    def hold_steps(self, number: int) -> int:
-        """As ``StepGate.hold``."""
-        return self._gate.hold(number)
-
-    @ray.method(concurrency_group="control")
-    def open_steps(self, number: int, dropped: Collection[int]) -> None:
-        """As ``StepGate.open``."""
-        self._gate.open(number, dropped)
 
     @ray.method(concurrency_group="control")
     def health(self) -> Doing:

@@ -73,7 +73,7 @@ class Agreement:
 
         Raises: ``StepAborted`` in all of them when one cannot go on, ``WorldLostError`` when one is gone.
         """
-        with self._activity.during("agreeing with the other processes of the group", step):
+        with self._activity.during("agreeing with the other processes of the group"):
             self._agree(step, reason)
 
     def _agree(self, step: int, reason: str | None) -> None:
@@ -120,5 +120,5 @@ class Agreement:
                 f"a process has lost its connection to another one of its group: {error}"
             ) from error
         if frame.number > step:  # it has never got the request
-            raise WorldLostError(f"a process has missed step {step}")
+            raise WorldLostError("a process has missed a step")
         return frame.decode()

@@ -83,7 +83,6 @@ class Journal:
 
     def __init__(self) -> None:
         self._log: list[Logged] = []
-        self._ordinals = itertools.count(1)
         self._snapshots = itertools.count(BEGINNING + 1)
         self._released_programs: set[int] = set()
         self._dropped: set[LoggedCopy] = set()
@@ -96,9 +95,10 @@ class Journal:
 
     def add_step(self, requests: Mapping[int, StepRequest]) -> LoggedStep:
         """A step is asked of groups."""
+        (ordinal,) = {request.step for request in requests.values()}
         arrays = {id(a): a for request in requests.values() for a in request.host_arrays.values()}
         nbytes = sum(array.nbytes for array in arrays.values())
-        step = LoggedStep(next(self._ordinals), requests, nbytes)
+        step = LoggedStep(ordinal, requests, nbytes)
         self._log.append(step)
         return step
 

@@ -262,12 +262,10 @@ class Requests:
     ) -> Mapping[int, Future]:
         match request:
             case LoggedStep():
-                number = self.next_number()
                 return self.groups.submit_step(
                     {
                         i: dataclasses.replace(
                             asked,
-                            step=number,
                             failed=request.failure,
                             digests=digests or asked.digests,
                             refused=refused or asked.refused,
@@ -288,10 +286,6 @@ class Requests:
     def logged(self) -> frozenset[int]:
         """The groups that are not left out."""
         return frozenset(range(self.num_groups)) - self.membership.left_out.groups
-
-    def next_number(self) -> int:
-        """The number of the next step: groups refuse earlier ones."""
-        return self._next_handle()
 
     def _note_reply(self, attempt: int, request: LoggedRequest, mpmd_idx: int, reply: Future) -> None:
         error = reply.exception()

@@ -57,9 +57,8 @@ class UnloggedRequests:
             return {mpmd_idx: failed(copy_of(refused)) for mpmd_idx in requests}
         self._requests.unload_unused()
         released = self._requests.take_released(requests.keys() - logged)
-        number = self._requests.next_number()
         asked = {
-            i: dataclasses.replace(request, step=number, released=released.get(i, NOTHING_RELEASED))
+            i: dataclasses.replace(request, released=released.get(i, NOTHING_RELEASED))
             for i, request in requests.items()
         }
         replies = self._groups.submit_step(asked)

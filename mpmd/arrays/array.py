@@ -18,8 +18,6 @@ from mpmd.ir.plan import Spec
 from mpmd.ir.specs import fitting
 from mpmd.ir.stack import Stack
 from mpmd.keys import decode, is_key
-from mpmd.runtime.in_flight import Held
-from mpmd.runtime.interrupts import dropping_queued
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import INLINE_BYTES, Handle
 from mpmd.runtime.step_future import StepFuture
@@ -36,6 +34,16 @@ class Copy(NamedTuple):
 
     value: jax.Array | np.ndarray
     sharding: jax.sharding.Sharding
+
+
+class Held(NamedTuple):
+    """A value of groups that an array stands for; the attributes are those of ``MpmdArray``."""
+
+    mpmd_idxs: tuple[int, ...]
+    spec: Spec
+    submeshes: tuple[AbstractMesh, ...]
+    handle: Handle
+    future: StepFuture
 
 
 class _Donation(NamedTuple):
@@ -233,9 +241,8 @@ class MpmdArray(jax.Array):
     def block_until_ready(self) -> MpmdArray:
         """Waits until the value is there, on all its groups."""
         self.runtime.check_process()
-        with dropping_queued(self.runtime):
-            for mpmd_idx in self.mpmd_idxs:
-                self._future.reply(mpmd_idx)
+        for mpmd_idx in self.mpmd_idxs:
+            self._future.reply(mpmd_idx)
         return self
 
     @property
@@ -246,11 +253,10 @@ class MpmdArray(jax.Array):
         Fetches and waits; the copies are fetched together. Raises as reading the array does.
         """
         self.runtime.check_process()
-        with dropping_queued(self.runtime):
-            for mpmd_idx in self.mpmd_idxs:
-                self._future.reply(mpmd_idx)
-            fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
-            values = [self._typed(fetched.result()) for fetched in fetching]
+        for mpmd_idx in self.mpmd_idxs:
+            self._future.reply(mpmd_idx)
+        fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
+        values = [self._typed(fetched.result()) for fetched in fetching]
         return {
             mpmd_idx: Copy(decode(value, self._aval), self._sharding_of(value, submesh))
             for mpmd_idx, submesh, value in zip(self.mpmd_idxs, self.submeshes, values, strict=True)
@@ -290,12 +296,11 @@ class MpmdArray(jax.Array):
         """The value on the host; of a key array, the integers inside."""
         handle, mpmd_idx = self.handle, self.mpmd_idxs[0]
         self.runtime.check_process()
-        with dropping_queued(self.runtime):
-            inline = self._future.reply(mpmd_idx).inline
-            if handle in inline:
-                return inline[handle]
-            copying, self._copying = self._copying, None
-            return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
+        inline = self._future.reply(mpmd_idx).inline
+        if handle in inline:
+            return inline[handle]
+        copying, self._copying = self._copying, None
+        return np.asarray(copying.result() if copying else self._fetch(mpmd_idx))
 
     @api_boundary
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray:

@@ -20,7 +20,6 @@ from mpmd.meshes.part import WholeMesh, parts_faults
 from mpmd.runtime.captures import collection_fault
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.in_process import InProcessRuntime
-from mpmd.runtime.interrupts import drop_queued, dropping_queued
 from mpmd.runtime.status import GroupStatus, Status
 from mpmd.sharding import with_auto_axes
 from mpmd.validation import (
@@ -163,15 +162,12 @@ class MpmdMesh(WholeMesh):
         compiled again.
         """
         if runtime := self.__dict__.pop("runtime", None):
-            with dropping_queued(runtime):
-                runtime.close()
+            runtime.close()
 
     def __enter__(self) -> MpmdMesh:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, KeyboardInterrupt) and (runtime := self.__dict__.get("runtime")):
-            drop_queued(runtime, error)
         self.close()
 
     def __repr__(self) -> str:

@@ -59,27 +59,31 @@ class Activity:
     """The current activity of a group. Its thread writes, any thread reads.
 
     Attributes:
-      now: what is being done, as an object whose text says it, and which may have a ``kind``; the step; and
-        since when, a time of
-        ``time.perf_counter``. Operations of a step assign it, which costs next to nothing.
+      now: the operation, as an object whose text names it, and which may have a ``kind``; and its begin, a
+        time of ``time.perf_counter``. Operations of a step assign it, which costs next to nothing.
+      step: the number of the step under way, as users count the steps of the mesh; ``None`` between steps.
     """
 
-    __slots__ = ("now",)
+    __slots__ = ("now", "step")
 
     def __init__(self) -> None:
-        self.now: tuple[object, int | None, float] = (IDLE, None, time.perf_counter())
+        self.now: tuple[object, float] = (IDLE, time.perf_counter())
+        self.step: int | None = None
 
     @contextlib.contextmanager
     def during(self, what: str, step: int | None = None) -> Iterator[None]:
-        """Says that ``what`` is being done; afterwards, what was done before, from then on."""
-        before = self.now
-        self.now = (what, step, time.perf_counter())
+        """Records ``what``, of the step under way or of ``step``; at the end, the operation before it."""
+        before, step_before = self.now[0], self.step
+        self.now = (what, time.perf_counter())
+        if step is not None:
+            self.step = step
         try:
             yield
         finally:
-            self.now = (*before[:2], time.perf_counter())
+            self.step = step_before
+            self.now = (before, time.perf_counter())
 
     def read(self) -> Doing:
         """The current activity. May be called from any thread."""
-        what, step, since = self.now
+        (what, since), step = self.now, self.step
         return Doing(str(what), step, getattr(what, "kind", Kind.OTHER), time.perf_counter() - since)

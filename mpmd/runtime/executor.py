@@ -83,7 +83,7 @@ class Executor:
         """Runs one step.
 
         Args:
-          number: the step's, equal on all groups; it names the step's messages.
+          number: that of the step's run, equal on all groups; it names the step's messages.
           inputs: the values of ``input_names``. Those that the program donates are gone afterwards. The list
             is emptied: a value is freed after its last use only if nothing else refers to it.
           callback_operands: the list that gets the operands of callbacks.

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from mpmd.compat import trace_context_for_threads
-from mpmd.errors import MESH_CLOSED, StepAborted, StepDroppedError
+from mpmd.errors import MESH_CLOSED, StepAborted
 from mpmd.ir.participants import participants
 from mpmd.ir.plan import Executable, Spec
 from mpmd.ir.specs import fitting
@@ -28,12 +28,11 @@ from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.compile_once import compile_for
 from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, TraceFiles
 from mpmd.runtime.digests import ProcessDigests
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.mailbox import Mailbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import STEP_DROPPED, Handle, HostSlices, Released, StepReply, StepRequest
+from mpmd.runtime.requests import Handle, HostSlices, Released, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
-from mpmd.runtime.step_gate import StepGate
 from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
@@ -95,7 +94,6 @@ class _GroupThread:
 
     def __init__(self, worker: GroupWorker):
         self.worker = worker
-        self.gate = StepGate()
         self._closed = False
         self._ended = False
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -125,8 +123,7 @@ class _GroupThread:
                 future.set_exception(error)
             else:
                 del item, call, context
-                if not future.done():  # a step that was dropped is
-                    future.set_result(result)
+                future.set_result(result)
                 del result
             del future
         self._ended = True
@@ -223,33 +220,28 @@ class InProcessRuntime(RuntimeBase):
         self.check_process()
         futures = {}
         with self._submitting:
-            (step,) = {request.step for request in requests.values()}
-            abort = partial(self._abort, tuple(requests), step)
+            run = next(self._runs)
+            abort = partial(self._abort, tuple(requests), run)
             try:
-                for mpmd_idx, released in self._take_released(but=requests):
+                for mpmd_idx, released in self._releases_of_others(requests):
                     group = self._groups[mpmd_idx]
                     group.submit(partial(group.worker.release, released))
                 for mpmd_idx, request in requests.items():
-                    request = dataclasses.replace(request, released=self._released.take(mpmd_idx, step))
-                    run = partial(self._run_step, mpmd_idx, request, abort)
-                    futures[mpmd_idx] = self._groups[mpmd_idx].submit(run)
+                    request = dataclasses.replace(request, released=self._released.take(mpmd_idx), run=run)
+                    call = partial(self._run_step, mpmd_idx, request, abort)
+                    futures[mpmd_idx] = self._groups[mpmd_idx].submit(call)
             except BaseException:  # also an interrupt: the groups that have the step must not wait for others
                 abort("the step did not reach all groups")
                 raise
         return futures
 
-    def _run_step(
-        self, mpmd_idx: int, request: StepRequest, abort: Callable[[str], None]
-    ) -> StepReply | None:
+    def _run_step(self, mpmd_idx: int, request: StepRequest, abort: Callable[[str], None]) -> StepReply:
         received = time.perf_counter_ns()
-        group = self._groups[mpmd_idx]
-        if not group.gate.begin(request.step):
-            return None  # the reply was given when the step was dropped
-        self._mailboxes[mpmd_idx].begin_step(request.step)
+        self._mailboxes[mpmd_idx].begin_step(request.run)
         try:
             sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
             owned: dict[Handle, np.ndarray | HostSlices] = {h: _owned(sent.pop(h)) for h in list(sent)}
-            return group.worker.run_step(request, owned, received)
+            return self._groups[mpmd_idx].worker.run_step(request, owned, received)
         except StepAborted:
             raise
         except Exception as error:
@@ -259,21 +251,6 @@ class InProcessRuntime(RuntimeBase):
     def _abort(self, mpmd_idxs: Sequence[int], step: int, reason: str) -> None:
         for mpmd_idx in mpmd_idxs:
             self._mailboxes[mpmd_idx].abort(step, reason)
-
-    def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
-        number = self.next_handle()
-        dropped: frozenset[int] = frozenset()
-        try:
-            begun = max(group.gate.hold(number) for group in self._groups)
-            dropped = frozenset(step.number for step in steps if step.number > begun)
-            self._released.put_back(dropped)
-            gone = [step for step in steps if step.number in dropped]
-            for reply in [reply for step in gone for reply in step.replies.values()]:
-                reply.set_exception(StepDroppedError(STEP_DROPPED))
-        finally:
-            for group in self._groups:
-                group.gate.open(number, dropped)
-        return dropped
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         self.check_process()
@@ -288,7 +265,6 @@ class InProcessRuntime(RuntimeBase):
         return tuple(group.worker.measured_peak() for group in self._groups)
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
-        self.in_flight.keep_queued()  # the copy may be of what they return
         group = self._groups[mpmd_idx]
         return group.submit(partial(group.worker.copy_out, copy, handles))
 

@@ -84,7 +84,7 @@ class RunTask:
     def perform(self, state: StepState) -> None:
         """Raises ``TaskError`` when the executable fails."""
         table, recording = state.table, state.recording
-        state.activity.now = (self, state.number, time.perf_counter())
+        state.activity.now = (self, time.perf_counter())
         before = None if recording is None else (time.perf_counter_ns(), recording.processor_time())
         if state.keeper is not None:
             donated = [i for i, slot in enumerate(self.inputs) if slot in self.donated]
@@ -127,7 +127,7 @@ class SendMessage:
         return f"sending message {self.tag} to group {self.dst}"
 
     def perform(self, state: StepState) -> None:
-        state.activity.now = (self, state.number, time.perf_counter())
+        state.activity.now = (self, time.perf_counter())
         start = time.perf_counter_ns()
         arrays = [state.table[slot] for slot in self.values]
         if state.digests is not None:
@@ -154,7 +154,7 @@ class ReceiveMessage:
 
     def perform(self, state: StepState) -> None:
         """Raises ``StepAborted`` when the step fails elsewhere."""
-        state.activity.now = (self, state.number, time.perf_counter())
+        state.activity.now = (self, time.perf_counter())
         start = time.perf_counter_ns()
         message = MessageId(state.number, self.src, self.dst, self.tag)
         with jax.profiler.TraceAnnotation(f"wait for group {self.src}", group=self.dst):

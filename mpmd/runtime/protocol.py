@@ -6,8 +6,7 @@ import collections
 import dataclasses
 import itertools
 import os
-import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -24,7 +23,7 @@ from mpmd.runtime.captures import Captures
 from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.digests import ProcessDigests
-from mpmd.runtime.in_flight import MAX_IN_FLIGHT, QueuedStep, StepsInFlight
+from mpmd.runtime.in_flight import MAX_IN_FLIGHT, StepsInFlight
 from mpmd.runtime.requests import NOTHING_RELEASED, Handle, LoadReply, Released, StepReply, StepRequest
 from mpmd.runtime.step_meter import StepMeters
 from mpmd.runtime.storage import JsonSpec, StoredArray
@@ -146,27 +145,13 @@ class Runtime(Protocol):
         ...
 
     def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
-        """Starts one step: a request for each group that takes part. Returns at once. Step numbers ascend.
+        """Starts one step: a request for each group that takes part. Returns at once.
 
         The other groups are told their releases, if there are any.
 
         A future raises ``TaskError`` when a task of that group failed, ``StepAborted`` when another
         group's did, ``GroupDiedError`` when the group's process is gone.
         """
-        ...
-
-    def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
-        """Ends those of the steps, the last ones that were submitted, that no group has begun.
-
-        Their replies raise ``StepDroppedError``, and groups are not told of what they were to release with
-        them. Does not wait for steps under way.
-
-        Returns: their numbers.
-        """
-        ...
-
-    def take_back(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
-        """Undoes ``free``, of which no group must have been told. Returns whether it was called."""
         ...
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
@@ -210,6 +195,10 @@ class Runtime(Protocol):
 
     def next_handle(self) -> Handle:
         """A number never given before on this runtime; numbers ascend."""
+        ...
+
+    def next_step(self) -> int:
+        """The number of the next step that is submitted; the first is 1."""
         ...
 
     def measured_peaks(self) -> tuple[int | None, ...]:
@@ -265,9 +254,11 @@ class RuntimeBase(Runtime):
         self.captures = Captures()
         self.in_flight = StepsInFlight(max_in_flight)
         self._handles = itertools.count()
+        self._steps = itertools.count(1)
+        self._runs = itertools.count(1)
         self._programs = itertools.count()
         self._participants: dict[int, tuple[int, ...]] = {}  # of each program
-        self._released = ReleaseQueue(num_groups, max_in_flight)
+        self._released = ReleaseQueue(num_groups)
         # It gets no method of this object, which would then live until the garbage collector finds it.
         self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle, num_groups)
 
@@ -289,40 +280,28 @@ class RuntimeBase(Runtime):
     def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:
         """Does not wait, where groups are not replaced."""
 
-    def drop(self, steps: Sequence[QueuedStep]) -> frozenset[int]:
-        """Drops none, where a runtime cannot."""
-        return frozenset()
-
-    def _take_released(self, but: Collection[int] = ()) -> list[tuple[int, Released]]:
-        """The releases to tell groups without a step, but for some groups and what may be taken back."""
-        groups = [group for group in range(len(self.processes_per_group)) if group not in but]
-        kept = self.in_flight.may_be_given_back() if groups else ()
-        taken = [(group, self._released.take(group, but=kept)) for group in groups]
-        return [(group, released) for group, released in taken if released != NOTHING_RELEASED]
-
-    def take_back(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
-        return self._released.remove_handle(mpmd_idxs, handle)
+    def _releases_of_others(self, mpmd_idxs: Collection[int]) -> Iterator[tuple[int, Released]]:
+        """Takes the releases of the groups that are not among ``mpmd_idxs``, and so get no step now."""
+        for group in range(len(self.processes_per_group)):
+            if group not in mpmd_idxs and (released := self._released.take(group)) != NOTHING_RELEASED:
+                yield group, released
 
     def next_handle(self) -> Handle:
         return next(self._handles)
+
+    def next_step(self) -> int:
+        return next(self._steps)
 
 
 class ReleaseQueue:
     """For each group the releases of the driver that the group was not yet told.
 
     Releases come from garbage collection, at any point of any thread: a deque's append needs no lock.
-
-    Args:
-      max_in_flight: the number of steps of a group's part, and again of the whole mesh, that may be under
-        way; the releases that groups were told with these can be put back.
     """
 
-    def __init__(self, num_groups: int, max_in_flight: int = MAX_IN_FLIGHT):
+    def __init__(self, num_groups: int):
         self._handles = [collections.deque[Handle]() for _ in range(num_groups)]
         self._programs = [collections.deque[int]() for _ in range(num_groups)]
-        told = 2 * max_in_flight * num_groups
-        self._taking = threading.Lock()
-        self._told: collections.deque[tuple[int, int, Released]] = collections.deque(maxlen=told)
 
     def add_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         for mpmd_idx in mpmd_idxs:
@@ -332,34 +311,8 @@ class ReleaseQueue:
         for mpmd_idx in mpmd_idxs:
             self._programs[mpmd_idx].append(number)
 
-    def take(self, mpmd_idx: int, step: int | None = None, but: Collection[Handle] = ()) -> Released:
-        """The releases to tell a group now, but for some values; with a step, if that is given."""
-        with self._taking:
-            handles = _drain(self._handles[mpmd_idx])
-            self._handles[mpmd_idx].extend(handle for handle in handles if handle in but)
-            released = Released(
-                tuple(handle for handle in handles if handle not in but), _drain(self._programs[mpmd_idx])
-            )
-            if step is not None:
-                self._told.append((step, mpmd_idx, released))
-            return released
-
-    def put_back(self, steps: Collection[int]) -> None:
-        """Groups are not told of what was taken with these steps, which are dropped."""
-        with self._taking:
-            for step, mpmd_idx, released in self._told:
-                if step in steps:
-                    self._handles[mpmd_idx].extend(released.handles)
-                    self._programs[mpmd_idx].extend(released.programs)
-
-    def remove_handle(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> bool:
-        """Takes back the release of a value, if groups were not told of it yet. Returns whether it did."""
-        with self._taking:
-            is_released = all(handle in self._handles[mpmd_idx] for mpmd_idx in mpmd_idxs)
-            if is_released:
-                for mpmd_idx in mpmd_idxs:
-                    self._handles[mpmd_idx].remove(handle)
-            return is_released
+    def take(self, mpmd_idx: int) -> Released:
+        return Released(_drain(self._handles[mpmd_idx]), _drain(self._programs[mpmd_idx]))
 
 
 def _drain(released: collections.deque[int]) -> tuple[int, ...]:

@@ -24,11 +24,6 @@ INLINE_BYTES = 256
 """Results up to this size, a loss or a counter, travel with the reply of the step."""
 
 
-STEP_DROPPED = (
-    "the step was dropped by an interrupt, before any group had begun it; call it again for its results"
-)
-
-
 class Released(NamedTuple):
     """The handles and the numbers of programs that the driver has released since its last request."""
 
@@ -142,7 +137,7 @@ class StepRequest:
 
     Attributes:
       program: the number of the program to run.
-      step: the step's number, equal on all groups; the steps of a group ascend.
+      step: the step's number to people: counts the steps of the mesh, from 1.
       inputs, outputs: a handle for each of the group's inputs and outputs, in plan order.
       host_arrays: the values that the group is sent with this step, which takes them out, so that none is in
         the host's memory and on a device for the whole step.
@@ -156,6 +151,8 @@ class StepRequest:
       profile: whether the reply is to have the times of the group's processes.
       digests: the values of which the reply is to have digests, if any.
       capture: the task whose operands and results the group is to keep, if any.
+      run: the number of this run of the step, equal on all groups, which names its messages. The runtime sets
+        it when it sends the step: the runs of a group ascend, also where a recovery runs a step again.
     """
 
     program: int
@@ -173,6 +170,7 @@ class StepRequest:
     profile: bool = False
     digests: DigestScope | None = None
     capture: Capture | None = None
+    run: int = 0
 
     @property
     def handles(self) -> frozenset[Handle]:

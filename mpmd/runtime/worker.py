@@ -227,11 +227,11 @@ class GroupWorker:
                     recording.mark_ready(inputs)
                 digests = digest_log(request.digests, self._synchronous)
                 outputs = program.executor.execute(
-                    request.step, inputs, callback_operands, request.refused, recording, digests, keeper
+                    request.run, inputs, callback_operands, request.refused, recording, digests, keeper
                 )
                 if recording is not None:
                     recording.finished = time.perf_counter_ns()
-                self.activity.now = (FINISHING, request.step, time.perf_counter())
+                self.activity.now = (FINISHING, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
                 on_host = tuple(map(operands_on_host, callback_operands))
             except Exception as error:
@@ -301,7 +301,7 @@ class GroupWorker:
         except RuntimeError as error:
             missing = error
         try:
-            self._agree(request.step, None if missing is None else str(missing))
+            self._agree(request.run, None if missing is None else str(missing))
         except StepAborted:
             if missing is None:
                 raise

@@ -2,6 +2,6 @@
 
 A function enters; results leave. Start reading in ``jit.py``: ``mpmd.jit`` gives a function that compiles
 itself for each kind of call. ``lowered_step.py`` is the step with its plan, ``loaded_step.py`` the step on
-its groups, ``submitted_step.py`` one call of it under way. ``planned_step.py`` has the questions that the
+its groups, ``step_results.py`` the arrays of its result. ``planned_step.py`` has the questions that the
 plan alone answers, and ``initialize.py`` makes state where the step wants it.
 """

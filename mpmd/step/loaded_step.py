@@ -28,7 +28,7 @@ from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.profile.profile import Profile
 from mpmd.runtime.collectives import Collective, ExecutableAnalysis, collectives_in
 from mpmd.runtime.device_times import with_device_times
-from mpmd.runtime.interrupts import DeferredInterrupt, dropping_queued
+from mpmd.runtime.interrupts import DeferredInterrupt
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Capture, Handle, StepReply
 from mpmd.runtime.step_future import StepFuture
@@ -38,9 +38,9 @@ from mpmd.step.initialize import compile_init
 from mpmd.step.memory_stats import memory_stats
 from mpmd.step.part_numbers import check_in_part, loaded_in, peaks_in, program_of_whole, times_in
 from mpmd.step.planned_step import PlannedStep, explain
-from mpmd.step.record_steps import check_names, check_repeatable, hand_back, record_steps
+from mpmd.step.record_steps import check_names, check_repeatable, record_steps
 from mpmd.step.step_requests import StepRequests
-from mpmd.step.submitted_step import DonatedState, StepResults, SubmittedStep
+from mpmd.step.step_results import StepResults, hand_back
 from mpmd.step.traced import traced
 from mpmd.util.stopwatch import Stopwatch
 from mpmd.validation import callable_fault, int_fault, raise_faults
@@ -85,7 +85,7 @@ class LoadedStep(PlannedStep):
         self._mesh_plan = asked = self._loaded.plan
         self._groups = participants(asked)  # the step does not fail when another one is gone
         self._requests = StepRequests(self._loaded, self._argument_leaves, self._groups)
-        self._state = DonatedState(self._argument_leaves, state, call.donated, asked.outputs)
+        self._fed_back = dict(compiled.step.fed_back_leaves)
         self._results = StepResults(compiled.step, asked.outputs, mesh.whole.abstract_submeshes)
         self._profiled: Profile | None = None  # without its result
         # The compiled steps of ``init``, by its function, which the user may drop.
@@ -214,9 +214,8 @@ class LoadedStep(PlannedStep):
         is_traced = trace_dir is not None
         check_names("profile", self.signature.names, args, steps=steps != 1, trace_dir=is_traced)
         self._call.check_serves(call)
-        fed_back = dict(self.compiled.step.fed_back_leaves)
         if steps > 1:
-            check_repeatable(call, fed_back)
+            check_repeatable(call, self._fed_back)
         state = (self.plan.inputs[i].name for i, _ in self.compiled.step.fed_back)
         unrecorded = Profile(  # made before anything runs: what fails later may cost the state
             plan=self.plan,
@@ -228,7 +227,7 @@ class LoadedStep(PlannedStep):
         )
         runtime, submit = self._running(), functools.partial(self.submit, profile=True)
         with traced(runtime, trace_dir) as traces:
-            result, recorded = record_steps(runtime, submit, call, fed_back, steps)
+            result, recorded = record_steps(runtime, submit, call, self._fed_back, steps)
         recorded = times_in(self.mesh, with_device_times(recorded, traces))
         profile = dataclasses.replace(unrecorded, recorded=recorded, result=result)
         self._profiled = profile.without_result()
@@ -263,7 +262,7 @@ class LoadedStep(PlannedStep):
         try:
             write_named(runtime, self._writer, group, future, to)
         except KeyboardInterrupt:  # the caller has the donated arrays alone
-            hand_back(call, jax.tree.leaves(result), dict(self.compiled.step.fed_back_leaves))
+            hand_back(call, jax.tree.leaves(result), self._fed_back)
             raise
         return result
 
@@ -316,20 +315,25 @@ class LoadedStep(PlannedStep):
         if not self.compiled.step.loops:
             call.check_held(runtime)
         check_in_part(self.mesh, call, runtime)
-        with dropping_queued(runtime):
-            runtime.in_flight.enter(self.mesh.part_name)
-        submitted: list[SubmittedStep] = []
+        runtime.in_flight.enter(self.mesh.part_name)
+        submitted: list[tuple[Any, StepFuture]] = []
         try:
             self._submit(call, runtime, profile, captures, submitted)
             call.delete_donated_by_host()  # a caller who is interrupted before has them still
             self.meter.hand_over()
         except BaseException as interrupt:
-            if submitted:
-                submitted[0].interrupt(runtime, interrupt)
-            else:
+            if not submitted:
                 runtime.in_flight.leave(self.mesh.part_name)
+                raise
+            with DeferredInterrupt():
+                is_handed_back = hand_back(call, jax.tree.leaves(submitted[0][0]), self._fed_back)
+            if is_handed_back:
+                interrupt.add_note(
+                    "mpmd: the step that was being called will end. The state that was donated to it by "
+                    "groups' arrays is now what it returns; its other results are lost"
+                )
             raise
-        return submitted[0].result, submitted[0].future
+        return submitted[0]
 
     def _submit(
         self,
@@ -337,14 +341,14 @@ class LoadedStep(PlannedStep):
         runtime: Runtime,
         profile: bool,
         captures: Mapping[int, Capture] | None,
-        submitted: list[SubmittedStep],
+        submitted: list[tuple[Any, StepFuture]],
     ) -> None:
-        """Adds a step to ``submitted`` as soon as all groups have it; until then an interrupt waits."""
+        """Appends the step's result and future once all groups have it; until then an interrupt waits."""
         runtime.wait_to_submit(self._groups)
         results = [runtime.next_handle() for _ in self.plan.outputs]
         with runtime.arguments.delivery(self._groups) as delivery:
             arguments = self._requests.arguments(call, runtime, delivery)
-            number = runtime.next_handle()  # steps are submitted in ascending order
+            number = runtime.next_step()
             measure_memory = self.meter.asks_for_memory()
             captures = failures_captured(runtime, self._groups) | dict(captures or {})
             requests = self._requests.of_step(
@@ -362,17 +366,16 @@ class LoadedStep(PlannedStep):
                 delivery.commit(replies.values())
                 if measure_memory:
                     self.meter.read_memory(replies)
-                submitted.append(self._submitted(call, runtime, number, results, replies))
+                submitted.append(self._submitted(call, runtime, results, replies))
 
     def _submitted(
         self,
         call: Call,
         runtime: Runtime,
-        number: int,
         handles: Sequence[Handle],
         replies: Mapping[int, Future[StepReply]],
-    ) -> SubmittedStep:
-        """The record of a step that the groups have; it takes over donated arrays."""
+    ) -> tuple[Any, StepFuture]:
+        """Makes the result of a step that the groups have, which takes over donated arrays."""
         ends: list[Future] = list(replies.values())
         called = None
         if callbacks := self._loaded.program.callbacks:
@@ -382,11 +385,9 @@ class LoadedStep(PlannedStep):
         future = StepFuture(replies, called, runtime.callbacks, captured)
         call.donate_to(future)
         arrays = self._results.arrays(runtime, handles, future)
-        pairs = self._state.pairs(call.leaves, runtime, arrays)
-        queued = self._state.queued(number, pairs, replies)
-        begun = self.meter.begin(self._sent_bytes)
-        runtime.in_flight.leave_after(ends, queued, begun, self.mesh.part_name)
-        return SubmittedStep(queued, future, self._results.joined(arrays), pairs)
+        on_end = self.meter.begin(self._sent_bytes)
+        runtime.in_flight.leave_after(ends, on_end, self.mesh.part_name)
+        return self._results.joined(arrays), future
 
 
 def _unload(runtime: weakref.ref[Runtime], program: int) -> None:

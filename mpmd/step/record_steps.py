@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from mpmd.arguments.call import Call
-from mpmd.arrays.array import MpmdArray
 from mpmd.ir.process_times import RecordedStep
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.recording import host_here
 from mpmd.runtime.step_future import StepFuture
+from mpmd.step.step_results import hand_back
 from mpmd.util.tables import first_few
 
 
@@ -91,13 +91,3 @@ def record_steps(
 def _next_call(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> Call:
     leaves = (results[fed_back[i]] if i in fed_back else leaf for i, leaf in enumerate(call.leaves))
     return dataclasses.replace(call, leaves=tuple(leaves))
-
-
-def hand_back(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> None:
-    """Has the arrays that a caller has donated stand for the results that take their place."""
-    for i, result in fed_back.items():
-        leaf = call.leaves[i]
-        if call.donated[i] and isinstance(leaf, MpmdArray):
-            for of_caller, of_result in zip(leaf.parts, results[result].parts, strict=True):
-                if not of_result.is_deleted():  # as it is if the step that failed has taken it over
-                    of_caller.take_over(of_result)

@@ -63,7 +63,7 @@ class ProgramDriver:
 
     def step(self, profile=False):
         """Submits one step. Returns the futures by group, and the handles of the outputs by name."""
-        step = self.runtime.next_handle()
+        step = self.runtime.next_step()
         outputs = {leaf.name: self.runtime.next_handle() for leaf in self.plan.outputs}
         requests = {}
         for program in self.plan.programs:

@@ -11,7 +11,6 @@ import pytest
 
 import mpmd
 from mpmd.ir.plan import Send
-from mpmd.runtime.interrupts import drop_queued
 from tests.support.parity import mesh_of
 from tests.support.small_plans import MICROBATCHES, ROWS, WIDTH, step_of
 
@@ -259,23 +258,6 @@ def test_a_loop_with_more_groups_than_its_part():
 
 def test_a_function_that_needs_no_group_of_its_part(mesh):
     assert mpmd.jit(lambda x: (), mesh.part("sampler"))(BATCH) == ()
-
-
-def test_an_interrupt_drops_no_steps_of_another_thread(mesh):
-    may_go_on = threading.Event()
-
-    def waits(x):
-        assert may_go_on.wait(PATIENCE)
-        return x
-
-    step = mpmd.jit(lambda x: jax.pure_callback(waits, x, x).sum(), mesh.part("actor")).compile(BATCH)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        try:
-            totals = [pool.submit(step, BATCH).result(PATIENCE) for _ in range(2)]
-            assert drop_queued(mesh.runtime, KeyboardInterrupt()) == frozenset()
-        finally:
-            may_go_on.set()
-    assert float(totals[0]) == float(totals[1])
 
 
 def test_a_small_result_is_sent_and_not_what_it_is_made_of(mesh):

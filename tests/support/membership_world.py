@@ -96,6 +96,7 @@ class World:
         self.known = dict.fromkeys(self.left_out.groups, ())  # what the user knows of their chains
         self.groups = [Group(place) for place in range(num_groups)]
         self.numbers = itertools.count(num_groups)
+        self.num_steps = 0
         self.threads = []
         self.is_attached = True
         self.unheard = []
@@ -187,6 +188,7 @@ class World:
     # What the user does.
 
     def step(self, donated=(), fails=False):
+        self.num_steps += 1
         step = self.journal.add_step({i: self.request(donated) for i in self.logged})
         if fails:
             self.fails.add(step)
@@ -200,7 +202,7 @@ class World:
         return step
 
     def request(self, donated):
-        return StepRequest(0, 0, donated, (STATE,), donated=donated)
+        return StepRequest(0, self.num_steps, donated, (STATE,), donated=donated)
 
     def rewind(self, refused=None):
         number = next(self.numbers)

@@ -47,9 +47,9 @@ class Calls:
 
     call_ray = call
 
-    def call_step(self, step, arguments):
+    def call_step(self, run, arguments, step):
         futures = {number: Future() for number in arguments}
-        self.steps.append((step, futures))
+        self.steps.append((run, futures))
         self.sent.append({number: dict(packed) for number, (_, packed) in arguments.items()})
         self.failed.append({request.failed for request, _ in arguments.values()})
         for _, packed in arguments.values():
@@ -168,7 +168,7 @@ class Driven(RecoveringRuntime):
         return self._membership.error
 
     def step(self, host_arrays=None, inputs=(), outputs=(), donated=(), groups=(0, 1)):
-        request = StepRequest(0, 0, inputs, outputs, donated=donated)
+        request = StepRequest(0, self.next_step(), inputs, outputs, donated=donated)
         return self.submit_step(
             {i: dataclasses.replace(request, host_arrays=dict(host_arrays or {})) for i in groups}
         )

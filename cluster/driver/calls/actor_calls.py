@@ -45,9 +45,6 @@ _POLL_SECONDS = 1.0
 STATUS_SECONDS = 2.0
 """The seconds that ``status`` waits for processes to say what they are doing."""
 
-HOLD_SECONDS = 5.0
-"""Seconds that processes may take to say which step they have begun last, before later ones are dropped."""
-
 _WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
 
 
@@ -130,12 +127,18 @@ class ActorCalls:
         self._send_by_ray(pending, method, arguments)
         return pending.future
 
-    def call_step(self, step: int, arguments: Mapping[int, tuple]) -> dict[int, Future]:
+    def call_step(
+        self, run: int, arguments: Mapping[int, tuple], step: int | None = None
+    ) -> dict[int, Future]:
         """Calls ``run_step`` on the actors with these numbers. When one fails, the step is aborted on all.
+
+        Args:
+          run: the number of this run of the step.
+          step: the number of the step in messages to people; by default, that of its run.
 
         Raises: as ``call``, when one of the groups is dead; then no group is called.
         """
-        calls = self._pending.add([self.processes[number] for number in arguments], step)
+        calls = self._pending.add([self.processes[number] for number in arguments], run, ordinal=step)
         unsent: collections.deque[Callable[[], None]] = collections.deque()
         try:
             unsent.extend(self._prepare_step(calls, arguments))
@@ -150,31 +153,6 @@ class ActorCalls:
                 self._fail(pending, RuntimeError("the step was not sent to all groups"))
             raise
         return {pending.process.number: pending.future for pending in calls}
-
-    def drop_steps(self, number: int, steps: Collection[int], error: BaseException) -> frozenset[int]:
-        """Ends those of the steps, the last that were called, that no process has begun.
-
-        Their calls fail with ``error``. When a process does not answer in time, no step is dropped.
-
-        Args:
-          number: one that ascends.
-
-        Returns: the dropped steps.
-        """
-        dropped: frozenset[int] = frozenset()
-        end = time.monotonic() + HOLD_SECONDS
-        try:
-            asked = [self.call_ray(i, "hold_steps", number) for i in range(len(self.actors))]
-            begun = max(last.result(max(0.0, end - time.monotonic())) for last in asked)
-            dropped = frozenset(step for step in steps if step > begun)
-            self._pending.drop(dropped, error)
-        except (RuntimeError, TimeoutError):  # a group has died, or is about to count as dead
-            pass
-        finally:
-            for i in range(len(self.actors)):
-                with contextlib.suppress(RuntimeError):
-                    self.call_ray(i, "open_steps", number, dropped)
-        return dropped
 
     def _prepare_step(
         self, calls: Sequence[PendingCall], arguments: Mapping[int, tuple]

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import itertools
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -45,6 +45,7 @@ class PendingCall:
 class _PendingStep:
     mpmd_idxs: frozenset[int]
     num_pending: int
+    ordinal: int
     failure: BaseException | None = None
 
 
@@ -65,10 +66,11 @@ class PendingCalls:
         processes: Iterable[Endpoint],
         step: int | None = None,
         endless: bool = False,
+        ordinal: int | None = None,
     ) -> list[PendingCall]:
-        """Adds a call on each of the processes; with ``step``, these calls are that step.
+        """Adds a call on each of the processes; with ``step``, these calls are that run of a step.
 
-        The steps of a group ascend.
+        The runs of a group ascend. ``ordinal`` is the number of the step to people, ``step`` by default.
 
         Raises: ``GroupDiedError`` when one of the groups is dead, the error given to ``close`` after it;
         then no call is added.
@@ -84,7 +86,9 @@ class PendingCalls:
                 last = max(self._last_steps.get(mpmd_idx, -1) for mpmd_idx in mpmd_idxs)
                 assert step > last, f"step {step} comes after step {last}"
                 self._last_steps.update(dict.fromkeys(mpmd_idxs, step))
-                self._steps[step] = _PendingStep(mpmd_idxs, len(processes))
+                self._steps[step] = _PendingStep(
+                    mpmd_idxs, len(processes), step if ordinal is None else ordinal
+                )
             calls = [
                 PendingCall(
                     number=next(self._numbers),
@@ -105,14 +109,17 @@ class PendingCalls:
             return not all(call.endless for call in self._calls.values())
 
     @property
-    def oldest_steps(self) -> list[int]:
-        """The steps that not all groups have answered and that none of their groups has before it."""
-        oldest: list[int] = []
+    def oldest_steps(self) -> dict[int, int]:
+        """The runs that not all groups have answered and that none of their groups has before it.
+
+        Each with the number of its step to people.
+        """
+        oldest: dict[int, int] = {}
         busy: set[int] = set()
         with self._lock:
             for number, step in self._steps.items():
                 if busy.isdisjoint(step.mpmd_idxs):
-                    oldest.append(number)
+                    oldest[number] = step.ordinal
                 busy |= step.mpmd_idxs
         return oldest
 
@@ -191,15 +198,6 @@ class PendingCalls:
         for call in lost:
             call.future.set_exception(copy_of(error))
         return aborts
-
-    def drop(self, steps: Collection[int], error: BaseException) -> None:
-        """Fails the calls of steps that no group has begun, nor will."""
-        with self._lock:
-            dropped = [call for call in self._calls.values() if call.step in steps]
-            for call in dropped:
-                self._remove(call)
-        for call in dropped:
-            call.future.set_exception(copy_of(error))
 
     def close(self, error: BaseException) -> None:
         """Fails every call, now and later, with ``error``."""

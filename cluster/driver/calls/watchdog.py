@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupStuckError, StepTimeoutError
@@ -64,8 +64,13 @@ def limits_faults(limits: Limits) -> Iterator[Fault | None]:
 
 @dataclasses.dataclass
 class _TimedStep:
-    """A step, since when it is timed, and when it was ended because it was late."""
+    """A step, since when it is timed, and when it was ended because it was late.
 
+    Attributes:
+      ordinal: the number of the step to people.
+    """
+
+    ordinal: int
     since: float
     ended: float | None = None
 
@@ -100,9 +105,15 @@ class Watchdog:
         doing, when = self._reports[number]
         return f"{doing}" + (f", {now - when:.0f} s ago" if now - when >= 2 * ANSWER_SECONDS else "")
 
-    def observe(self, oldest_steps: Collection[int], now: float) -> None:
-        """The steps that are not answered and wait for no other step; their time begins then."""
-        self._steps = {step: self._steps.get(step) or _TimedStep(now) for step in oldest_steps}
+    def observe(self, oldest_steps: Mapping[int, int], now: float) -> None:
+        """Begins to time the steps that are not answered and wait for no other step.
+
+        Args:
+          oldest_steps: the number of each step to people, by the number of its run.
+        """
+        self._steps = {
+            run: self._steps.get(run) or _TimedStep(ordinal, now) for run, ordinal in oldest_steps.items()
+        }
 
     def asks(self, now: float, is_awaited: bool) -> bool:
         """Whether all processes are to be asked now what they are doing.
@@ -143,11 +154,11 @@ class Watchdog:
             (
                 number,
                 StepTimeoutError(
-                    f"step {number} has taken longer than step_timeout={timeout:g} s, and was ended. What "
-                    f"its processes were doing:\n{self.describe(now)}"
+                    f"step {step.ordinal} has taken longer than step_timeout={timeout:g} s, and was ended. "
+                    f"What its processes were doing:\n{self.describe(now)}"
                 ),
             )
-            for number, _ in late
+            for number, step in late
         ]
 
     def remaining(self, running: Callable[[int], Iterable[Endpoint]], now: float) -> list[GroupStuckError]:
@@ -158,7 +169,7 @@ class Watchdog:
         """
         return [
             GroupStuckError(
-                f"{process.name} is stuck: step {number} has taken longer than "
+                f"{process.name} is stuck: step {step.ordinal} has taken longer than "
                 f"step_timeout={self._limits.step_timeout:g} s, was ended, and has not been left for "
                 f"{now - step.ended:.0f} s. What the processes were doing:\n{self.describe(now)}",
                 process.mpmd_idx,

@@ -7,10 +7,10 @@ import pytest
 
 from cluster.recovery.journal import (
     BEGINNING,
-    Journal,
     ResultChangedError,
 )
 from mpmd.runtime.requests import Released, StepReply, StepRequest
+from tests.support.counting_journal import CountingJournal
 
 GROUPS = (0, 1, 2)
 
@@ -41,7 +41,7 @@ def commit(journal):
 
 
 def test_results_are_given_at_once_and_errors_when_all_before_is_answered():
-    journal = Journal()
+    journal = CountingJournal()
     first, second = journal.add_step(requests()), journal.add_step(requests())
     error = RuntimeError("a task failed")
     assert told(journal.succeed(0, second, 0, reply())) == [(0, None)]
@@ -57,7 +57,7 @@ def recorded():
 
 
 def test_results_of_a_recorded_step_are_of_one_attempt():
-    journal = Journal()
+    journal = CountingJournal()
     step = journal.add_step(recorded())
     assert told(journal.succeed(0, step, 0, reply(1.0))) == []
     assert told(journal.succeed(0, step, 1, reply(1.0))) == []
@@ -77,7 +77,7 @@ def test_results_of_a_recorded_step_are_of_one_attempt():
 
 def test_results_of_a_recorded_step_that_fails_are_given_with_the_error():
     """The answer is given when all before is answered; until then the step may run again."""
-    journal = Journal()
+    journal = CountingJournal()
     before, step = journal.add_step(requests()), journal.add_step(recorded())
     error = RuntimeError("a task failed")
     for i in (0, 1):
@@ -88,7 +88,7 @@ def test_results_of_a_recorded_step_that_fails_are_given_with_the_error():
 
 
 def test_results_of_a_recorded_step_are_lost_with_the_values():
-    journal = Journal()
+    journal = CountingJournal()
     step = journal.add_step(recorded())
     journal.succeed(0, step, 0, reply())
     journal.suspend()
@@ -98,7 +98,7 @@ def test_results_of_a_recorded_step_are_lost_with_the_values():
 
 def test_an_error_before_a_death_is_not_given():
     """A group that waits for a dead one may notice before the driver does."""
-    journal = Journal()
+    journal = CountingJournal()
     step = journal.add_step(requests())
     assert told(journal.fail(0, step, 0, RuntimeError("group 1 is gone"))) == []
     journal.suspend()
@@ -108,7 +108,7 @@ def test_an_error_before_a_death_is_not_given():
 
 
 def test_what_is_answered_twice_is_given_once_and_has_to_be_the_same():
-    journal = Journal()
+    journal = CountingJournal()
     step = journal.add_step(requests())
     assert told(journal.succeed(0, step, 0, reply(np.nan))) == [(0, None)]
     journal.suspend()
@@ -120,7 +120,7 @@ def test_what_is_answered_twice_is_given_once_and_has_to_be_the_same():
 
 
 def test_a_step_that_fails_when_it_is_run_again_has_changed():
-    journal = Journal()
+    journal = CountingJournal()
     step = journal.add_step(requests())
     answered_by_all(journal, step)
     journal.go_back()
@@ -132,7 +132,7 @@ def test_a_step_that_fails_when_it_is_run_again_has_changed():
 
 
 def test_a_step_that_fails_again_is_told_once():
-    journal = Journal()
+    journal = CountingJournal()
     step, error = journal.add_step(requests()), RuntimeError("a task failed")
     assert [told(journal.fail(journal.attempt, step, i, error)) for i in GROUPS][-1] == [
         (i, error) for i in GROUPS
@@ -143,7 +143,7 @@ def test_a_step_that_fails_again_is_told_once():
 
 
 def test_a_snapshot_is_committed_when_it_is_copied_and_all_before_is_answered():
-    journal = Journal()
+    journal = CountingJournal()
     step = journal.add_step(requests())
     fetch = journal.add_fetch(1, 7)
     snapshot = journal.begin_snapshot({})
@@ -159,7 +159,7 @@ def test_a_snapshot_is_committed_when_it_is_copied_and_all_before_is_answered():
 
 
 def test_a_snapshot_under_way_is_taken_again_where_it_was():
-    journal = Journal()
+    journal = CountingJournal()
     first = journal.add_step(requests())
     snapshot = journal.begin_snapshot({0: Released((5,))})
     second = journal.add_step(requests())
@@ -175,7 +175,7 @@ def test_a_snapshot_under_way_is_taken_again_where_it_was():
 
 
 def test_a_snapshot_that_not_all_were_asked_for_is_as_if_it_had_not_begun():
-    journal = Journal()
+    journal = CountingJournal()
     first = journal.add_step(requests())
     journal.abandon(journal.begin_snapshot({}))
     assert (journal.snapshot, journal.steps_since_snapshot) == (None, 1)
@@ -183,7 +183,7 @@ def test_a_snapshot_that_not_all_were_asked_for_is_as_if_it_had_not_begun():
 
 
 def test_a_value_that_was_given_is_not_asked_again():
-    journal = Journal()
+    journal = CountingJournal()
     step = journal.add_step(requests())
     given, waiting = journal.add_fetch(0, 1), journal.add_fetch(0, 1)
     assert told(journal.succeed(0, given, 0, np.ones(2))) == [(0, None)]
@@ -191,7 +191,7 @@ def test_a_value_that_was_given_is_not_asked_again():
 
 
 def test_what_was_read_is_read_again_unless_a_snapshot_has_it():
-    journal = Journal()
+    journal = CountingJournal()
     read, step = journal.add_read(1, {5: "stored"}), journal.add_step(requests())
     assert told(journal.succeed(0, read, 1, StepReply({}))) == [(1, None)]
     answered_by_all(journal, step)
@@ -205,7 +205,7 @@ def test_what_was_read_is_read_again_unless_a_snapshot_has_it():
 
 
 def test_a_snapshot_waits_for_what_is_being_read():
-    journal = Journal()
+    journal = CountingJournal()
     read = journal.add_read(2, {5: "stored"})
     snapshot = journal.begin_snapshot({})
     journal.mark_copied(0, snapshot)
@@ -215,7 +215,7 @@ def test_a_snapshot_waits_for_what_is_being_read():
 
 
 def test_what_can_no_longer_be_read_has_changed():
-    journal = Journal()
+    journal = CountingJournal()
     read = journal.add_read(1, {5: "stored"})
     journal.succeed(0, read, 1, StepReply({}))
     journal.go_back()
@@ -224,7 +224,7 @@ def test_what_can_no_longer_be_read_has_changed():
 
 
 def test_what_could_not_be_read_is_told_once_whatever_becomes_of_it():
-    journal = Journal()
+    journal = CountingJournal()
     read, error = journal.add_read(1, {5: "stored"}), OSError("no such file")
     assert told(journal.fail(0, read, 1, error)) == [(1, error)]
     journal.go_back()
@@ -234,7 +234,7 @@ def test_what_could_not_be_read_is_told_once_whatever_becomes_of_it():
 
 
 def test_a_snapshot_waits_for_what_is_being_saved_and_the_copy_is_made_again():
-    journal = Journal()
+    journal = CountingJournal()
     copy, step = journal.add_copy(1, 9, [5]), journal.add_step(requests())
     snapshot = journal.begin_snapshot({})
     assert told(journal.succeed(0, copy, 1, None)) == [(1, None)]
@@ -255,7 +255,7 @@ def test_a_snapshot_waits_for_what_is_being_saved_and_the_copy_is_made_again():
 
 
 def test_a_copy_that_is_dropped_early_is_still_answered():
-    journal = Journal()
+    journal = CountingJournal()
     copy, error = journal.add_copy(1, 9, [5]), RuntimeError("a step has failed")
     journal.drop_copies()
     assert journal.go_back() == (copy,)
@@ -265,7 +265,7 @@ def test_a_copy_that_is_dropped_early_is_still_answered():
 
 def test_no_snapshot_is_committed_while_groups_are_being_replaced():
     """They go back to the one that was committed when the first of them died."""
-    journal = Journal()
+    journal = CountingJournal()
     copy = journal.add_copy(1, 9, [5])
     snapshot = journal.begin_snapshot({})
     journal.succeed(0, copy, 1, None)
@@ -277,7 +277,7 @@ def test_no_snapshot_is_committed_while_groups_are_being_replaced():
 
 
 def test_when_values_are_lost_all_that_is_not_answered_fails_and_nothing_is_asked_again():
-    journal = Journal()
+    journal = CountingJournal()
     answered_by_all(journal, journal.add_step(requests()))
     commit(journal)
     step, fetch, read = (
@@ -306,7 +306,7 @@ def test_when_values_are_lost_all_that_is_not_answered_fails_and_nothing_is_aske
 
 
 def test_the_size_of_the_log():
-    journal = Journal()
+    journal = CountingJournal()
     array, other = np.zeros(10, np.uint8), np.zeros(3, np.uint8)
     step = journal.add_step(requests(host_arrays={1: array, 2: other}))
     assert (journal.num_steps, journal.nbytes, journal.steps_since_snapshot) == (1, 13, 1)
@@ -320,7 +320,7 @@ def test_the_size_of_the_log():
 
 
 def test_programs_live_as_long_as_a_replay_may_need_them():
-    journal = Journal()
+    journal = CountingJournal()
     step = journal.add_step(requests(program=4))
     journal.release_programs([4, 5])
     assert journal.take_unused_programs() == [5]
@@ -332,7 +332,7 @@ def test_programs_live_as_long_as_a_replay_may_need_them():
 
 
 def test_the_step_that_a_group_is_at():
-    journal = Journal()
+    journal = CountingJournal()
     assert journal.current_step(0) is None
     first, second = journal.add_step(requests()), journal.add_step(requests())
     journal.succeed(0, first, 0, reply())

@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster.recovery.journal import BEGINNING, Journal
+from cluster.recovery.journal import BEGINNING
 from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedRead, LoggedSnapshot, LoggedStep
 from mpmd.runtime.requests import Released, StepReply, StepRequest
+from tests.support.counting_journal import CountingJournal
 
 GROUPS = (0, 1, 2)
 
@@ -60,7 +61,7 @@ class Deaths(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.journal = Journal()
+        self.journal = CountingJournal()
         self.groups = [Group() for _ in GROUPS]
         self.chain = ()  # what the user has asked for
         self.given = {}

@@ -6,11 +6,11 @@ import pytest
 import cluster
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import policy
-from cluster.recovery.journal import Journal
 from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
 from cluster.recovery.policy import FailureCounter, Recovery
 from cluster.recovery.report import DRAINED, SHRUNK, RecoveryReport
 from mpmd.runtime.requests import StepReply, StepRequest
+from tests.support.counting_journal import CountingJournal
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def commit(journal):
 
 
 def test_snapshots_are_due_after_the_first_step_and_then_now_and_again():
-    journal, recovery, due = Journal(), Recovery(every=3), []
+    journal, recovery, due = CountingJournal(), Recovery(every=3), []
     assert not recovery.snapshot_is_due(journal)
     for number in range(1, 9):
         add_step(journal)
@@ -69,7 +69,7 @@ def test_snapshots_are_due_after_the_first_step_and_then_now_and_again():
 
 
 def test_a_snapshot_that_takes_long_makes_steps_wait():
-    journal, recovery = Journal(), Recovery(every=3)
+    journal, recovery = CountingJournal(), Recovery(every=3)
     add_step(journal)
     commit(journal)
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_a_snapshot_that_takes_long_makes_steps_wait():
 
 def test_large_batches_bring_snapshots_forward_and_make_steps_wait(monkeypatch):
     monkeypatch.setattr(policy, "_LOG_BYTES", 100)
-    journal, recovery = Journal(), Recovery(every=50)
+    journal, recovery = CountingJournal(), Recovery(every=50)
     add_step(journal)
     commit(journal)
     add_step(journal, 40)
@@ -100,7 +100,7 @@ def test_large_batches_bring_snapshots_forward_and_make_steps_wait(monkeypatch):
 
 
 def test_deaths_are_counted():
-    counter, journal = FailureCounter(2), Journal()
+    counter, journal = FailureCounter(2), CountingJournal()
     assert counter.count(0, None) is None
     assert counter.count(0, None) is None
     assert (
@@ -109,7 +109,7 @@ def test_deaths_are_counted():
 
 
 def test_a_step_that_kills_twice_is_named():
-    counter, journal = FailureCounter(9), Journal()
+    counter, journal = FailureCounter(9), CountingJournal()
     first = journal.add_step({0: StepRequest(0, 0, (), ()), 1: StepRequest(0, 0, (), ())})
     second = journal.add_step({0: StepRequest(0, 0, (), ()), 1: StepRequest(0, 0, (), ())})
     assert counter.count(1, first) is None

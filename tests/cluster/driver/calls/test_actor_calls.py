@@ -14,7 +14,7 @@ from cluster.driver.calls.watchdog import Limits
 from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.transports.inbox import PeerLostError
-from mpmd.errors import GroupDiedError, StepDroppedError
+from mpmd.errors import GroupDiedError
 
 SOON = 20
 
@@ -82,32 +82,3 @@ def test_what_is_detached_fails_for_the_reason_given_and_lets_actors_live(calls)
     with pytest.raises(GroupDiedError, match="group 1 died"):
         calls.call(0, "fetch", 7)
     calls._session.kill.assert_not_called()
-
-
-def answer_hold(actor, begun):
-    """Has an actor say at once which step it has begun last."""
-    reply = Future()
-    reply.set_result(begun)
-    actor.hold_steps.remote.return_value.future.return_value = reply
-
-
-def test_steps_are_dropped_that_no_process_has_begun(calls):
-    futures = {step: calls.call_step(step, {0: (), 1: ()}) for step in (3, 4, 5)}
-    for actor, begun in zip(calls.actors, (3, 4), strict=True):
-        answer_hold(actor, begun)
-    assert calls.drop_steps(8, [3, 4, 5], StepDroppedError("dropped")) == {5}
-    assert {step for step, replies in futures.items() if replies[0].done()} == {5}
-    for actor in calls.actors:
-        actor.open_steps.remote.assert_called_once_with(8, {5})
-
-
-@pytest.mark.parametrize("is_dead", [False, True])
-def test_nothing_is_dropped_when_a_process_does_not_say_what_it_has_begun(calls, is_dead, monkeypatch):
-    futures = calls.call_step(3, {0: ()})
-    answer_hold(calls.actors[0], 2)
-    if is_dead:
-        calls._mark_dead(GroupDiedError("group 1 died", 1))
-    monkeypatch.setattr(actor_calls, "HOLD_SECONDS", 0.1)
-    assert calls.drop_steps(8, [3], StepDroppedError("dropped")) == set()
-    assert not futures[0].done()
-    calls.actors[0].open_steps.remote.assert_called_once_with(8, set())

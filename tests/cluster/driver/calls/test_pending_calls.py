@@ -4,7 +4,7 @@ import pytest
 
 from cluster.driver.calls.pending_calls import AbortRequest, PendingCalls
 from cluster.protocol.endpoint import endpoints
-from mpmd.errors import GroupDiedError, StepAborted, StepDroppedError, TaskError
+from mpmd.errors import GroupDiedError, StepAborted, TaskError
 
 GROUPS = endpoints([1, 1, 1])
 FAILED = TaskError("fwd_1__0 failed on group 1", 1, "fwd_1__0")
@@ -117,16 +117,3 @@ def test_calls_that_end_with_their_process_are_not_awaited(pending):
     assert pending.are_awaited
     pending.succeed(loading, None)
     assert not pending.are_awaited
-
-
-def test_dropped_steps_fail_at_once_and_nothing_is_aborted(pending):
-    first = pending.add([GROUPS[0], GROUPS[1]], step=7)
-    later = [pending.add([GROUPS[0], GROUPS[1]], step=step) for step in (8, 9)]
-    pending.drop({8, 9}, StepDroppedError("dropped"))
-    assert all(isinstance(call.future.exception(), StepDroppedError) for calls in later for call in calls)
-    assert not any(call.future.done() for call in first)
-    assert pending.find(later[0][0].number) is None
-    assert pending.fail(later[0][0], FAILED) == []
-    for call in first:
-        pending.succeed(call, "done")
-    assert pending.oldest_steps == []

@@ -1,0 +1,101 @@
+"""The arrays of a step's result, which exist as soon as the groups have the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from mpmd.arguments.call import Call
+from mpmd.arrays.array import MpmdArray
+from mpmd.arrays.stacked_array import StackedMpmdArray
+from mpmd.compiler.steps import CutStep
+from mpmd.ir.plan import OutputLeaf
+from mpmd.ir.stack import Leaf, per_layer_range
+from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.requests import Handle
+from mpmd.runtime.step_future import StepFuture
+
+
+class StepResults:
+    """Makes the arrays of a step's result.
+
+    Args:
+      outputs: those of the plan.
+      submeshes: the shapes of the groups' submeshes.
+    """
+
+    def __init__(self, step: CutStep, outputs: Sequence[OutputLeaf], submeshes: Sequence[AbstractMesh]):
+        self._leaves = step.result_leaves
+        self._avals = _part_avals(self._leaves, [result.var.aval for result in step.results])
+        self._tree = jax.tree.structure(step.out_shape)
+        self._outputs = outputs
+        self._submeshes = submeshes
+
+    def arrays(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
+        """An array for each output."""
+        return [
+            MpmdArray(
+                aval=aval,
+                mpmd_idxs=leaf.mpmd_idxs,
+                spec=leaf.spec or (),
+                submeshes=tuple(self._submeshes[mpmd_idx] for mpmd_idx in leaf.mpmd_idxs),
+                runtime=runtime,
+                handle=handle,
+                future=future,
+            )
+            for aval, leaf, handle in zip(self._avals, self._outputs, handles, strict=True)
+        ]
+
+    def joined(self, arrays: Sequence[MpmdArray]) -> Any:
+        """The result as the caller gets it, of the arrays of its layer ranges."""
+        rest = iter(arrays)
+        leaves = [_joined(leaf, tuple(next(rest) for _ in leaf.names)) for leaf in self._leaves]
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """The shape, dtype and weak type of each layer range of the results.
+
+    Weak types are those that JAX has traced: the equations that passes write do not keep them.
+    """
+    weak = per_layer_range(leaves, [leaf.weak_type for leaf in leaves])
+    return [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=is_weak)
+        for aval, is_weak in zip(avals, weak, strict=True)
+    ]
+
+
+def _joined(leaf: Leaf, ranges: tuple[MpmdArray, ...]) -> MpmdArray:
+    """The array of its layer ranges."""
+    if leaf.stack is None:
+        return ranges[0]
+    aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+    return StackedMpmdArray(aval, leaf.stack, ranges)
+
+
+def hand_back(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> bool:
+    """Makes donated arrays stand for the results that a training loop would pass in their place.
+
+    So a caller who does not get the results, as after an interrupt, still has the state.
+
+    Args:
+      call: the call of the step, or of the first of several steps.
+      results: the leaves of the last step's result.
+      fed_back: the position of the result leaf that replaces an argument leaf, by the argument's position.
+
+    Returns: whether any array of groups was donated and replaced. Arrays of the host are not.
+    """
+    is_any = False
+    for i, j in fed_back.items():
+        argument, result = call.leaves[i], results[j]
+        if not (call.donated[i] and isinstance(argument, MpmdArray)):
+            continue
+        if argument.runtime is result.runtime and argument.stack == result.stack:
+            for donated, returned in zip(argument.parts, result.parts, strict=True):
+                if not returned.is_deleted():  # a later step that has failed may have taken it over
+                    donated.take_over(returned)
+                    is_any = True
+    return is_any
