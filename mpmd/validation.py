@@ -12,14 +12,17 @@ A value of a wrong type is a ``TypeError``, one of the right type that is out of
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard, get_type_hints
 
 Fault = TypeError | ValueError
+Rule = Callable[[str, Any], "Fault | Iterable[Fault | None] | None"]
+"""The faults of a field's value, by the name of the field and the value."""
 
 _SHOWN = 200
 """The most characters of a value in a message: it may be an array, or a whole state."""
@@ -35,6 +38,36 @@ def raise_faults(*faults: Fault | None, title: str = "") -> None:
     if errors := [fault for fault in faults if fault is not None]:
         kind = TypeError if any(isinstance(error, TypeError) for error in errors) else ValueError
         raise kind(cut(title + "\n".join(map(str, errors))))
+
+
+def faults_of(cls: type, values: Mapping[str, Any]) -> Iterator[Fault | None]:
+    """The faults of values by the rules of a class's fields.
+
+    A rule is in the annotation of its field: ``nodes: Annotated[int, int_fault]``. Of several rules for a
+    field the first one that finds a fault counts.
+
+    Args:
+      values: by the names of fields.
+    """
+    rules = _rules_of(cls)
+    for name, value in values.items():
+        for rule in rules[name]:
+            found = rule(name, value)
+            faults = [found] if found is None or isinstance(found, Fault) else [*found]
+            yield from faults
+            if any(faults):
+                break
+
+
+@functools.cache
+def _rules_of(cls: type) -> Mapping[str, tuple[Rule, ...]]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+
+
+def finite_fault(name: str, value: float) -> ValueError | None:
+    """The fault of an infinite number."""
+    return ValueError(f"{name} must be finite, not {value}") if math.isinf(value) else None
 
 
 def shown(value: Any) -> str:

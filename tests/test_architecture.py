@@ -100,8 +100,9 @@ MAY_IMPORT = {
     "mpmd.validation",
     "mpmd.explanation": "mpmd.attribution mpmd.compiler.jaxprs mpmd.compiler.steps mpmd.errors mpmd.ir "
     "mpmd.memory mpmd.profile mpmd.simulate mpmd.util mpmd.validation mpmd.verify",
-    "mpmd.cli": "mpmd.ir mpmd.meshes mpmd.planner.choose mpmd.planner.cluster mpmd.planner.cluster_file "
-    "mpmd.planner.hardware mpmd.profile mpmd.render mpmd.replay mpmd.schedules mpmd.simulate mpmd.step "
+    "mpmd.cli": "mpmd.ir mpmd.language mpmd.memory mpmd.meshes mpmd.planner.choose mpmd.planner.cluster "
+    "mpmd.planner.cluster_file mpmd.planner.curves mpmd.planner.hardware mpmd.planner.presets mpmd.profile "
+    "mpmd.render mpmd.replay mpmd.schedules mpmd.simulate mpmd.step "
     "mpmd.util mpmd.validation mpmd.version",
     # The compiler. A pass imports no other pass.
     "mpmd.compiler.jaxprs": "mpmd.compat mpmd.ir mpmd.language mpmd.sharding",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.frame import Limited, Row, Rows, Setup
 from benchmarks.published.facts import Fact
-from benchmarks.published.fitted import FITTED, datasheets, fitted_third
+from benchmarks.published.fitted import fitted_third, presets
 from benchmarks.published.gpus import steps_of_gpus
 from benchmarks.published.predict import Predictor, candidate_of
 from benchmarks.published.tpus import steps_of_tpus
@@ -26,19 +26,16 @@ MISS, CHOSEN, WORST = 0.10, 1.05, 1.25
 
 
 def run(setup: Setup) -> Rows:
-    """The rows by rates of datasheets alone, and by fitted curves; vTrain's facts if there is a checkout."""
+    """The rows by the presets, fitted and held out apart; vTrain's facts if there is a checkout."""
     vtrain = setup.options.vtrain
     of_vtrain = [] if vtrain is None else list(read(vtrain))
     facts = [*typed_in(), *of_vtrain]
     fitted = fitted_third(facts)
-    clusters = {"rates of datasheets": datasheets, "fitted curves": FITTED.clusters}
-    ratios = {name: _ratios(facts, Predictor(of_kinds)) for name, of_kinds in clusters.items()}
-    for name, of_facts in ratios.items():
-        yield from _summary(name, of_facts, fitted)
+    ratios = _ratios(facts, Predictor(presets()))
+    yield from _summary(ratios, fitted)
     yield from _by_tensor(ratios, of_vtrain)
     for fact in typed_in():
-        by_clusters = {name: of_facts[fact] for name, of_facts in ratios.items()}
-        yield "Steps of papers and pages, predicted over measured", _step(fact, by_clusters)
+        yield "Steps of papers and pages, predicted over measured", _step(fact, ratios[fact])
 
 
 def typed_in() -> list[Fact]:
@@ -52,10 +49,10 @@ def _ratios(facts: Sequence[Fact], predictor: Predictor) -> dict[Fact, float]:
 
 
 def _groups(ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> dict[str, dict[Fact, float]]:
-    """The ratios of each group; facts to which curves are fitted form a group of their own."""
+    """The ratios of each group; facts to which rates are fitted form a group of their own."""
     groups: dict[str, dict[Fact, float]] = collections.defaultdict(dict)
     for fact, ratio in ratios.items():
-        groups[fact.group + (", fitted third" if fact in fitted else "")][fact] = ratio
+        groups[f"{fact.group} ({fact.device})" + (", fitted third" if fact in fitted else "")][fact] = ratio
     return groups
 
 
@@ -91,19 +88,18 @@ def _chosen(ways: Sequence[Fact], ratios: Mapping[Fact, float]) -> Fact:
     return ways[in_order(options)[0]]
 
 
-def _summary(name: str, ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> Rows:
+def _summary(ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -> Rows:
     """The misses of each group of facts, and the choices among the ways of each problem."""
-    is_judged = name == "fitted curves"
     for group, of_group in sorted(_groups(ratios, fitted).items()):
         values, miss = list(of_group.values()), _miss(of_group)
         yield (
-            f"Predicted over measured, {name}",
+            "Predicted over measured",
             {
                 "": group,
                 "steps": len(values),
                 "mean ratio": statistics.mean(values),
                 "median ratio": values,
-                "mean miss": Limited(miss, MISS) if is_judged and len(values) >= ENOUGH else miss,
+                "mean miss": Limited(miss, MISS) if len(values) >= ENOUGH else miss,
                 "least": min(values),
                 "most": max(values),
             },
@@ -113,24 +109,23 @@ def _summary(name: str, ratios: Mapping[Fact, float], fitted: frozenset[Fact]) -
         if over:
             mean, worst = statistics.mean(over), max(over)
             cells = {"mean": Limited(mean, CHOSEN), "worst": Limited(worst, WORST)}
-            cells = cells if is_judged else {"mean": mean, "worst": worst}
-            yield f"Chosen way over the best, {name}", {"": group, "problems": len(over), **cells}
+            yield "Chosen way over the best", {"": group, "problems": len(over), **cells}
 
 
-def _by_tensor(ratios: Mapping[str, Mapping[Fact, float]], facts: Sequence[Fact]) -> Rows:
+def _by_tensor(ratios: Mapping[Fact, float], facts: Sequence[Fact]) -> Rows:
     """The mean ratios of vTrain's facts by the degree of tensor parallelism."""
     for group, tensor in sorted({(fact.group, fact.tensor) for fact in facts}):
         some = [fact for fact in facts if (fact.group, fact.tensor) == (group, tensor)]
-        means = {name: statistics.mean(of[fact] for fact in some) for name, of in ratios.items()}
-        cells = {"": f"{group}, tensor {tensor}", "steps": len(some), **means}
+        mean = statistics.mean(ratios[fact] for fact in some)
+        cells = {"": f"{group}, tensor {tensor}", "steps": len(some), "mean ratio": mean}
         yield "Mean ratios by tensor parallelism", cells
 
 
-def _step(fact: Fact, ratios: Mapping[str, float]) -> Row:
+def _step(fact: Fact, ratio: float) -> Row:
     names = ("tensor", "data", "pipeline", "chunks", "microbatch")
     way = " ".join(f"{name} {value}" for name, value in zip(names, _way_of(fact), strict=True))
     size = f"{fact.model.layers} x {fact.model.width}"
-    return {"": fact.group, "layers x width": size, "way": way, "s": fact.seconds, **ratios}
+    return {"": fact.group, "layers x width": size, "way": way, "s": fact.seconds, "ratio": ratio}
 
 
 def _way_of(fact: Fact) -> tuple[int, ...]:

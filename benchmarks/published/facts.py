@@ -43,8 +43,7 @@ class Model:
     def megatron(self) -> bool:
         """Whether it is a model of Megatron-LM before flash attention.
 
-        Then it has dropout, and the head has the weights of the embedding (Shoeybi et al., 2019,
-        arXiv:1909.08053).
+        Then the head has the weights of the embedding (Shoeybi et al., 2019, arXiv:1909.08053).
         """
         return self.attention == "scores"
 

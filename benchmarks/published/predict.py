@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from benchmarks.published.facts import Fact
 from benchmarks.published.model import profile_of
@@ -21,10 +21,10 @@ class Predictor:
     """The step times of facts on clusters of their kinds of devices.
 
     Args:
-      clusters: of a group of facts: for each kind of device, the cluster of one node of eight.
+      clusters: for each kind of device, the cluster of one node.
     """
 
-    def __init__(self, clusters: Callable[[str], Mapping[str, Hardware]]):
+    def __init__(self, clusters: Mapping[str, Hardware]):
         self._clusters = clusters
         self._models: dict[tuple[object, ...], CostModel] = {}
 
@@ -44,7 +44,7 @@ class Predictor:
         """The costs of the fact's layers on as many nodes as it has."""
         key = (fact.group, fact.device, fact.devices, fact.slices, fact.model, fact.batch)
         if key not in self._models:
-            cluster = self._clusters(fact.group)[fact.device]
+            cluster = self._clusters[fact.device]
             of_node = fact.devices // fact.slices if fact.slices else cluster.devices_per_node
             cluster = dataclasses.replace(
                 cluster, nodes=-(-fact.devices // of_node), devices_per_node=of_node

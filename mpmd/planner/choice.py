@@ -43,6 +43,10 @@ SHOWN = 10
 """The number of the best candidates in the text, beside the alternatives to a pipeline."""
 
 
+MEMORY_OF_A_GPU = 0.75
+"""The share of a GPU's memory that JAX allocates unless ``XLA_PYTHON_CLIENT_MEM_FRACTION`` says otherwise."""
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Choice(ShownAsText):
     """The result of ``mpmd.plan``; ``print(choice)`` is the table of candidates, and why others lost.
@@ -95,7 +99,9 @@ class Choice(ShownAsText):
     def launch(self) -> dict[str, Any]:
         """Arguments of ``mpmd.launch``: the groups, and the processes of those that span nodes.
 
-        On a cluster of several kinds of devices they have the kind of each group, too.
+        On a cluster of several kinds of devices they have the kind of each group, too. If a group of GPUs
+        needs more of their memory than the three quarters that JAX takes by default, ``runtime_env`` has
+        ``XLA_PYTHON_CLIENT_MEM_FRACTION``, all but ``memory_margin``.
         """
         submeshes = self.candidate.submeshes
         arguments: dict[str, Any] = {"groups": submeshes_of(self.candidate)}
@@ -107,7 +113,16 @@ class Choice(ShownAsText):
             arguments["processes_per_group"] = processes
         if any(submesh.pool for submesh in submeshes):
             arguments["accelerator_types"] = [submesh.pool for submesh in submeshes]
+        if self._needs_more_than_jax_takes():
+            variables = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{1 - self.memory_margin:.4g}"}
+            arguments["runtime_env"] = {"env_vars": variables}
         return arguments
+
+    def _needs_more_than_jax_takes(self) -> bool:
+        memory = self.best.prediction.memory
+        pool = self.cluster.pool(self.candidate.submeshes[memory.group].pool)
+        is_gpu = bool(pool.kind) and not pool.kind.startswith("TPU")
+        return is_gpu and memory.total > MEMORY_OF_A_GPU * pool.memory
 
     @api_boundary
     def mesh(self, devices: Sequence[jax.Device] | None = None) -> MpmdMesh:

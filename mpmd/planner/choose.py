@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from mpmd.schedules import Schedule
 from mpmd.step.jit import MpmdFunction
 from mpmd.util.tables import human_bytes
 from mpmd.validation import Fault, callable_fault, int_fault, is_int, number_fault, raise_faults, type_fault
+
+_logger = logging.getLogger(__name__)
 
 
 @api_boundary
@@ -166,6 +169,7 @@ def _search(trials: Trials, constraints: Constraints, share: float) -> tuple[Row
     """The rows by formula for a share of the memory, with that of the step's own schedules."""
     cluster = trials.cluster.with_memory(share)
     profiles = trials.profiles
+    _logger.debug("searching among candidates by the formulas")
     rows = search_loops(profiles, cluster, [constraints] * len(profiles))
     written = _as_written(trials, cluster, constraints)
     if written is None or rows[0].candidate == written.candidate:

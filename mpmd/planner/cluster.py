@@ -78,12 +78,14 @@ class Cluster(Hardware):
 
             cluster = mpmd.Cluster.preset("a100-80gb", nodes=4, node_link=mpmd.simulate.Link(1e-5, 1e11))
 
-        The numbers are of others' measured steps; ``mpmd/planner/presets.py`` names the source of each. A
+        ``mpmd/planner/presets.py`` names the source of each number. A
         node of TPUs is a slice, whose chips ICI joins: 256 chips of ``"v5e"`` and ``"v6e"``, 64 of
         ``"v5p"``, or as many as ``devices_per_node`` says.
 
         Args:
-          name: ``"a100-80gb"``, ``"h100"``, ``"v5e"``, ``"v5p"`` or ``"v6e"``.
+          name: ``"a100-80gb"``, ``"h100"`` (a board of 500 W), ``"v5e"``, ``"v5p"`` or ``"v6e"``, whose rates
+            are fitted to published steps; or ``"a100-40gb"``, ``"h100-sxm"``, ``"h200"``, ``"b200"``,
+            ``"l40s"`` or ``"rtx4090"``, whose rates are those of datasheets times measured efficiencies.
           given: attributes of the cluster that differ, by name.
 
         Raises: ``ValueError`` for other names and attributes; as ``Cluster``.

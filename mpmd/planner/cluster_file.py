@@ -20,7 +20,7 @@ from mpmd.simulate import Link
 from mpmd.util.guarded_files import parse_json, read_text
 from mpmd.validation import is_number, shown
 
-VERSION, OLDEST_VERSION = 4, 1
+VERSION, OLDEST_VERSION = 5, 1
 _LINKS = ("device_link", "node_link")
 
 

@@ -95,10 +95,10 @@ def without(rates: Mapping[str, Curve], kinds: Any) -> dict[str, Curve]:
     return {name: curve for name, curve in rates.items() if name.partition(" ")[0] not in get_args(kinds)}
 
 
-def rates_faults(rates: Any) -> list[Fault | None]:
-    """The faults of the rates of a cluster."""
+def rates_faults(field: str, rates: Any) -> list[Fault | None]:
+    """The faults of the rates of a cluster, which are in its ``field``."""
     what = (
-        "rates must be a dict of mpmd.planner.curves.Curve, by names such as 'product bfloat16' and "
+        f"{field} must be a dict of mpmd.planner.curves.Curve, by names such as 'product bfloat16' and "
         "'all_reduce 8'"
     )
     if not isinstance(rates, dict) or not all(isinstance(name, str) for name in rates):
@@ -115,7 +115,7 @@ def rates_faults(rates: Any) -> list[Fault | None]:
         else:
             unit = "bytes" if name.partition(" ")[0] in get_args(CollectiveKind) else "operations"
             per_second = f"a number of {unit} per second"
-            of_curve = f"rates[{name!r}]"
+            of_curve = f"{field}[{name!r}]"
             faults.append(number_fault(f"{of_curve}.rate", curve.rate, per_second, above=0, finite=True))
             faults.append(number_fault(f"{of_curve}.half", curve.half, least=0, finite=True))
     return faults

@@ -10,9 +10,9 @@ EXPECTED_ERRORS: Mapping[str, float] = types.MappingProxyType(
 )
 """The mean of the miss of a step's time, as a share of that time.
 
-``formula``: 6.7% on average, of 109 iterations of 64 to 512 A100 with models of 3.6B to 175B parameters that
-vTrain has published (Bang et al., "vTrain: A Simulation Framework for Evaluating Cost-effective and
-Compute-optimal Large Language Model Training", 2023, arXiv:2312.12391).
+``formula``: 6.4% on average by the preset, of 109 iterations of 64 to 512 A100 with models of 3.6B to 175B
+parameters that vTrain has published (Bang et al., "vTrain: A Simulation Framework for Evaluating
+Cost-effective and Compute-optimal Large Language Model Training", 2023, arXiv:2312.12391).
 
 ``simulation``, ``measurement``: the ratios of predicted to measured times in the table of docs/planner.md,
 and their mean distance from the mean of their seven rows, where groups are as many and in the same place:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import numbers
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self, get_args
+from typing import Annotated, Any, Self, get_args
 
 import numpy as np
 
@@ -24,9 +24,12 @@ from mpmd.planner.curves import (
 from mpmd.simulate import Link
 from mpmd.validation import (
     Fault,
+    Rule,
     bool_fault,
     choice_fault,
     device_count_fault,
+    faults_of,
+    finite_fault,
     int_fault,
     number_fault,
     raise_faults,
@@ -35,15 +38,59 @@ from mpmd.validation import (
     type_fault,
 )
 
-_UNITS = {"memory": "bytes", "flops": "operations per second", "memory_bandwidth": "bytes per second"}
-_LEAST = {"task_overhead": 0, "alone": 1, "kernel_floor": 0, "collective_floor": 0}
-_SWITCHES = ("merges_all_reduces", "overlaps_gathers", "flash_attention")
-_NOT_MEASURED = frozenset({"holding", "kind", *_SWITCHES})
-
 _TITLE = "no cluster is like this:\n"
+
+_NOT_MEASURED = frozenset(
+    {
+        "holding",
+        "kind",
+        "merges_all_reduces",
+        "overlaps_gathers",
+        "accumulates_products",
+        "flash_attention",
+    }
+)
 
 NO_LINK = Link()
 """The link of a cluster between devices that it does not have: nothing depends on its numbers."""
+
+
+def _holding_fault(name: str, value: Any) -> Fault | None:
+    is_holding = isinstance(value, Holding)
+    return None if is_holding else choice_fault(name, value, [holding.value for holding in Holding])
+
+
+def link_fault(name: str, value: Any) -> Fault | None:
+    """The fault of a link, whose latency has to be finite."""
+    what = "an mpmd.simulate.Link of seconds and bytes per second, such as Link(1e-6, 1e10)"
+    return type_fault(name, value, Link, what) or finite_fault(f"the latency of {name}", value.latency)
+
+
+def _factors_faults(name: str, value: Any) -> Iterator[Fault | None]:
+    kinds = ("memory", *(kind for kind in get_args(ProductKind) if kind != "product"))
+    what = f"{name} must be a dict of numbers for any of {', '.join(kinds)}"
+    if not isinstance(value, dict):
+        yield TypeError(f"{what}, not {shown(value)}")
+        return
+    for kind, factor in value.items():
+        if kind not in kinds:
+            yield ValueError(f"{what}, not for {kind!r}")
+        yield number_fault(f"{name}[{kind!r}]", factor, least=1, finite=True)
+
+
+def _above_0(unit: str) -> Rule:
+    return functools.partial(number_fault, what=f"a number of {unit}", above=0)
+
+
+def _at_least(least: float) -> Rule:
+    return functools.partial(number_fault, least=least)
+
+
+_Count = Annotated[int, int_fault]
+_Seconds = Annotated[float, _at_least(0), finite_fault]
+_Factor = Annotated[float, _at_least(1), finite_fault]
+_Flag = Annotated[bool, bool_fault]
+_LinkBetween = Annotated[Link, link_fault]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +124,8 @@ class Hardware:
       merges_all_reduces: whether all-reduces whose results are added are one, as XLA has it on accelerators.
       overlaps_gathers: whether weights are gathered, and gradients scattered, while devices compute, as XLA
         has it on accelerators.
+      accumulates_products: whether a product adds its result to an accumulator itself, as the libraries of
+        accelerators have it. Otherwise adding a gradient reads it and its accumulator, and writes the sum.
       flash_attention: whether the step runs with a kernel of flash attention where it is planned with
         ``jax.nn.dot_product_attention``: with ``implementation="cudnn"``, which needs a GPU to be traced. The
         profile then has its operations, with 1.25 of the equations' in the backward, and no scores in memory.
@@ -88,30 +137,33 @@ class Hardware:
     devices.
     """
 
-    nodes: int
-    devices_per_node: int
-    memory: float
-    flops: float
-    memory_bandwidth: float
-    device_link: Link = NO_LINK
-    node_link: Link = NO_LINK
-    task_overhead: float = 0.0
-    alone: float = 1.0
-    alone_of: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
-    holding: Holding = Holding.RECEIVER
-    rates: Mapping[str, Curve] = dataclasses.field(default_factory=dict, hash=False)
-    kernel_floor: float = 0.0
-    collective_floor: float = 0.0
-    merges_all_reduces: bool = False
-    overlaps_gathers: bool = False
-    flash_attention: bool = False
-    kind: str = ""
+    nodes: _Count
+    devices_per_node: _Count
+    memory: Annotated[float, _above_0("bytes")]
+    flops: Annotated[float, _above_0("operations per second"), finite_fault]
+    memory_bandwidth: Annotated[float, _above_0("bytes per second"), finite_fault]
+    device_link: _LinkBetween = NO_LINK
+    node_link: _LinkBetween = NO_LINK
+    task_overhead: _Seconds = 0.0
+    alone: _Factor = 1.0
+    alone_of: Annotated[Mapping[str, float], _factors_faults] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+    holding: Annotated[Holding, _holding_fault] = Holding.RECEIVER
+    rates: Annotated[Mapping[str, Curve], rates_faults] = dataclasses.field(default_factory=dict, hash=False)
+    kernel_floor: _Seconds = 0.0
+    collective_floor: _Seconds = 0.0
+    merges_all_reduces: _Flag = False
+    overlaps_gathers: _Flag = False
+    accumulates_products: _Flag = False
+    flash_attention: _Flag = False
+    kind: Annotated[str, str_fault] = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.holding, str) and self.holding in [holding.value for holding in Holding]:
             object.__setattr__(self, "holding", Holding(self.holding))
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        raise_faults(*_faults(values), title=_TITLE)
+        raise_faults(*faults_of(Hardware, values), title=_TITLE)
         raise_faults(
             device_count_fault(self.nodes * self.devices_per_node),
             *(
@@ -232,62 +284,12 @@ def products_by_kind(
     return seconds
 
 
-def _faults(values: Mapping[str, Any]) -> Iterator[Fault | None]:
-    """The faults of the values of attributes, by name."""
-    for name, value in values.items():
-        if name == "rates":
-            yield from rates_faults(value)
-        elif name == "alone_of":
-            yield from _alone_faults(value)
-        else:
-            yield _fault_of(name, value)
-
-
-def _alone_faults(alone_of: Any) -> Iterator[Fault | None]:
-    """The faults of the factors by which kinds of work are faster alone."""
-    kinds = ("memory", *(kind for kind in get_args(ProductKind) if kind != "product"))
-    what = f"alone_of must be a dict of numbers for any of {', '.join(kinds)}"
-    if not isinstance(alone_of, dict):
-        yield TypeError(f"{what}, not {shown(alone_of)}")
-        return
-    for kind, alone in alone_of.items():
-        if kind not in kinds:
-            yield ValueError(f"{what}, not for {kind!r}")
-        yield number_fault(f"alone_of[{kind!r}]", alone, least=1, finite=True)
-
-
-def _fault_of(name: str, value: Any) -> Fault | None:
-    """The fault of the value of an attribute of a cluster."""
-    if name in ("nodes", "devices_per_node"):
-        return int_fault(name, value)
-    if name in _SWITCHES:
-        return bool_fault(name, value)
-    if name in _UNITS:
-        fault = number_fault(name, value, f"a number of {_UNITS[name]}", above=0)
-        return fault if fault or name == "memory" else infinity_fault(name, value)
-    if name in ("device_link", "node_link"):
-        what = "an mpmd.simulate.Link of seconds and bytes per second, such as Link(1e-6, 1e10)"
-        fault = type_fault(name, value, Link, what)
-        return fault or infinity_fault(f"the latency of {name}", value.latency)
-    if name == "holding":
-        is_holding = isinstance(value, Holding)
-        return None if is_holding else choice_fault(name, value, [holding.value for holding in Holding])
-    if name == "kind":
-        return str_fault(name, value)
-    return number_fault(name, value, least=_LEAST[name]) or infinity_fault(name, value)
-
-
-def infinity_fault(name: str, value: float) -> Fault | None:
-    """The fault of an infinite number, with which no two candidates would differ."""
-    return ValueError(f"{name} must be finite, not {value}") if math.isinf(value) else None
-
-
 def check_known(known: Mapping[str, Any]) -> None:
     """Raises ``ValueError`` for names that are no attributes of a cluster, and as ``Hardware`` for values."""
     fields = [field.name for field in dataclasses.fields(Hardware)]
     if unknown := [name for name in known if name not in fields]:
         raise ValueError(f"a cluster has no {', '.join(unknown)}; it has {', '.join(fields)}")
-    raise_faults(*_faults(known), title=_TITLE)
+    raise_faults(*faults_of(Hardware, known), title=_TITLE)
 
 
 def completed(

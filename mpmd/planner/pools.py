@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from mpmd.memory import Holding
-from mpmd.planner.hardware import NO_LINK, Hardware, infinity_fault
+from mpmd.planner.hardware import NO_LINK, Hardware, link_fault
 from mpmd.simulate import Link
 from mpmd.validation import Fault, device_count_fault, raise_faults, sequence_fault, type_fault
 
@@ -77,8 +77,7 @@ def _type_faults(pools: Any, link: Any) -> Iterator[Fault | None]:
     yield sequence_fault("pools", pools, what)
     for number, pool in enumerate(pools if isinstance(pools, Sequence) else ()):
         yield type_fault(f"pools[{number}]", pool, Hardware, "an mpmd.Cluster of one kind of devices")
-    what = "an mpmd.simulate.Link of seconds and bytes per second, such as Link(1e-5, 1e10)"
-    yield type_fault("link", link, Link, what)
+    yield link_fault("link", link)
 
 
 def _faults(pools: Sequence[Hardware], link: Link) -> Iterator[Fault | None]:
@@ -97,7 +96,6 @@ def _faults(pools: Sequence[Hardware], link: Link) -> Iterator[Fault | None]:
                 f"pools[{number}] and pools[{first}] are both of the kind {pool.kind!r}: give the equal "
                 "nodes of a kind as one pool"
             )
-    yield infinity_fault("the latency of link", link.latency)
     if len(pools) > 1 and link is NO_LINK:
         yield ValueError(
             f"link must be given between {len(pools)} pools, as an mpmd.simulate.Link of seconds and bytes "

@@ -1,7 +1,8 @@
 """Nodes of known accelerators, with the sources of their numbers.
 
-A device is here only if others have published measured steps of it, against which
-``python -m benchmarks published`` compares predictions.
+``python -m benchmarks published`` compares predictions with published steps of some of them. The rates of
+products of these are fitted to a third of their steps. Others are "not fitted": rates of datasheets times
+efficiencies that were measured on an A100.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 from mpmd.planner.curves import Curve
 from mpmd.simulate import Link
 
-# Fitted to a third of others' iterations, by ``python -m benchmarks.published.fit``: messages and all-reduces
-# of NCCL, and what a task takes beside its kernels.
+# Fitted to a third of vTrain's iterations on A100: messages and all-reduces of NCCL, and what a task takes
+# beside its kernels.
 LATENCY, COLLECTIVE_FLOOR, TASK_OVERHEAD = 8.79e-6, 2.52e-5, 6.81e-4
 
 # Kernels of a graph, from start to start: NVIDIA, "Getting Started with CUDA Graphs", 2019. A framework that
@@ -72,7 +73,52 @@ class Preset:
             "collective_floor": self.collective_floor,
             "merges_all_reduces": True,
             "overlaps_gathers": True,
+            "accumulates_products": True,
         }
+
+
+# The share of the datasheet that devices reach. Products: fitted to an A100; the best kernels of an H100
+# reach 75% (Shah et al., "FlashAttention-3", 2024, arXiv:2407.08608, abstract). Memory: a copy on the device.
+# Links: all-reduces by nccl-tests, 235 of 300e9 bytes per second on an A100 and 370 of 450e9 on an H100; on
+# nodes of H100 324 and 331 of 400e9 are published, and the fit to vTrain's nodes of 100e9 is 77e9.
+PRODUCT, MEMORY, NVLINK, NODE_LINK = 0.75, 0.85, 0.78, 0.77
+
+# Attention: the middle of 50% to 73% (Dao, "FlashAttention-2", 2023, arXiv:2307.08691), and on devices after
+# the A100 35% (FlashAttention-3), both in the abstract.
+ATTENTION, ATTENTION_OF_HOPPER = 0.6, 0.35
+
+# Bytes per second of PCIe 4.0 with 16 lanes, and of eight links of 200 or 400 Gbit/s of a node.
+PCIE, HDR, NDR = 32e9, 200e9, 400e9
+
+
+def gpu(
+    kind: str,
+    memory: float,
+    peak: float,
+    memory_bandwidth: float,
+    device_link: float,
+    node_link: float,
+    attention: float = ATTENTION_OF_HOPPER,
+    devices_per_node: int = 8,
+) -> Preset:
+    """A GPU of which no published step was fitted: datasheet rates times the shares above.
+
+    Args:
+      peak: operations per second of dense products in bfloat16, with sums in float32.
+      memory_bandwidth, device_link, node_link: of the datasheet, links in one direction.
+      attention: the share of the peak that kernels of attention reach.
+    """
+    return Preset(
+        kind=kind,
+        memory=memory,
+        product=PRODUCT * peak,
+        half=7.4e-5 * peak,
+        attention=attention * peak,
+        memory_bandwidth=MEMORY * memory_bandwidth,
+        device_link=NVLINK * device_link,
+        node_link=NODE_LINK * node_link,
+        devices_per_node=devices_per_node,
+    )
 
 
 def tpu(
@@ -110,36 +156,50 @@ def tpu(
 
 
 PRESETS = {
-    # Iterations of Megatron-LM on A100, of vTrain (Bang et al., MICRO 2024, arXiv:2312.12391): products,
-    # memory and links. Attention: the middle of 50% to 73% of 312e12 (Dao, "FlashAttention-2", 2023,
-    # arXiv:2307.08691, abstract). Memory: NVIDIA's datasheet of 2021.
+    # Products: fitted to a third of the iterations of vTrain (Bang et al., MICRO 2024, arXiv:2312.12391) on
+    # several nodes, which have four links of 200 Gbit/s. Capacity and memory: NVIDIA's datasheet of 2021.
     "a100-80gb": Preset(
         kind="A100",
         memory=80e9,
-        product=2.32e14,
+        product=2.34e14,
         half=2.31e10,
-        attention=1.872e14,
-        memory_bandwidth=1.19e12,
-        device_link=2.97e11,
-        node_link=7.7e10,
+        attention=ATTENTION * 312e12,
+        memory_bandwidth=MEMORY * 2.039e12,
+        device_link=2.35e11,
+        node_link=NODE_LINK * 100e9,
     ),
-    # Products: steps of torchtitan on H100 with HBM2e, at 500 W (benchmarks/llama3_h100_202412_torchtitan.md
-    # of its repository). Attention: 35% of 989e12 (Shah et al., "FlashAttention-3", 2024, arXiv:2407.08608).
-    # Capacity of the datasheet of 2022. The others are the shares of an A100 of the datasheet's rates.
+    # NVIDIA's datasheet of 2021, with nodes of four links of 100 Gbit/s. Not fitted.
+    "a100-40gb": gpu("A100-40G", 40e9, 312e12, 1.555e12, 300e9, 50e9, attention=ATTENTION),
+    # A board of 500 W with HBM2e, 2.4e12 bytes per second. Products: fitted to a third of the steps of
+    # torchtitan on it (benchmarks/llama3_h100_202412_torchtitan.md of its repository). Capacity: 80e9 of the
+    # datasheet of 2022, although torchtitan's boards have 96e9.
     "h100": Preset(
         kind="H100",
         memory=80e9,
-        product=5.61e14,
+        product=4.52e14,
         half=7.32e10,
-        attention=3.46e14,
-        memory_bandwidth=1.96e12,
-        device_link=4.46e11,
-        node_link=1.54e11,
+        attention=ATTENTION_OF_HOPPER * 989e12,
+        memory_bandwidth=MEMORY * 2.4e12,
+        device_link=3.7e11,
+        node_link=NODE_LINK * NDR,
     ),
-    # Products: steps of MaxText (``benchmarks/published/tpus.py`` has the tables). Capacities: Google's pages
-    # docs.cloud.google.com/tpu/docs/v5e, v5p-training and v6e. The others are the shares of an A100 of the
-    # rates of these pages. A slice is the largest of v5e and v6e, and one cube of v5p.
-    "v5e": tpu("TPU-V5LITEPOD", 16e9, 1.79e14, 4.78e11, 1.98e11, 3.08e11, slice_chips=256),
-    "v5p": tpu("TPU-V5P", 95e9, 3.68e14, 1.61e12, 5.94e11, 1.54e11, slice_chips=64),
-    "v6e": tpu("TPU-V6E", 32e9, 6.09e14, 9.56e11, 3.96e11, 1.23e12, slice_chips=256),
+    # NVIDIA's datasheets of H100 SXM (700 W, HBM3), H200, HGX B200, L40S and GeForce RTX 4090. Not fitted.
+    "h100-sxm": gpu("H100", 80e9, 989e12, 3.35e12, 450e9, NDR),
+    "h200": gpu("H200", 141e9, 989e12, 4.8e12, 450e9, NDR),
+    "b200": gpu("B200", 180e9, 2.25e15, 7.7e12, 900e9, NDR),
+    "l40s": gpu("L40S", 48e9, 362e12, 0.864e12, PCIE, HDR),
+    "rtx4090": gpu("RTX-4090", 24e9, 165e12, 1.008e12, PCIE, 12.5e9),
+    # Products: fitted to a third of the steps of MaxText (``benchmarks/published/tpus.py`` has the tables).
+    # Capacities: Google's pages docs.cloud.google.com/tpu/docs/v5e, v5p-training and v6e. Memory and links:
+    # the shares above of the rates of these pages. A slice is the largest of v5e and v6e, and a cube of v5p.
+    "v5e": tpu(
+        "TPU-V5LITEPOD", 16e9, 1.66e14, MEMORY * 0.819e12, NVLINK * 200e9, NODE_LINK * 0.8e12, slice_chips=256
+    ),
+    "v5p": tpu(
+        "TPU-V5P", 95e9, 3.63e14, MEMORY * 2.765e12, NVLINK * 600e9, NODE_LINK * 0.4e12, slice_chips=64
+    ),
+    "v6e": tpu(
+        "TPU-V6E", 32e9, 5.57e14, MEMORY * 1.638e12, NVLINK * 400e9, NODE_LINK * 3.2e12, slice_chips=256
+    ),
 }
+"""The kinds of ``Cluster.preset`` by name."""

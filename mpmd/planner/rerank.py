@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import statistics
 import time
@@ -11,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mpmd.errors import CompileError, StepWarning
 from mpmd.planner.candidate import Candidate, Prediction, Row
-from mpmd.planner.choice_table import candidate_text
+from mpmd.planner.choice_table import candidate_text, time_text
 from mpmd.planner.labels import relabelled
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.reasons import StepDoesNotFit, memory_share, shortage, slower_because
 from mpmd.planner.simplicity import Option, complexity, in_order, may_be_as_fast
 from mpmd.planner.trials.realize import Realized
+
+_logger = logging.getLogger(__name__)
 
 HOPELESS = 1.5
 """Candidates whose time by the formulas is so many times the best one's are not planned."""
@@ -172,6 +175,9 @@ class _Reranking:
         ]
 
     def _simulate(self, row: Row, realize: Realize) -> None:
+        number = len(self._fitting) + len(self._refused) + 1
+        best = f"; the best so far {time_text(self._fitting[0][0].prediction)}" if self._fitting else ""
+        _logger.debug("planning candidate %d of at most %d%s", number, self._count, best)
         try:
             with warnings.catch_warnings():
                 # The table has what such warnings say of a candidate.
@@ -224,6 +230,7 @@ class _Reranking:
 
     def _measure_entry(self, entry: tuple[Row, Realized], measure: Measure) -> None:
         row, realized = entry
+        _logger.debug("measuring the tasks of %s", candidate_text(row.candidate))
         self._enter_measured(entry, measure(realized, row.candidate))
 
     def _enter_measured(self, entry: tuple[Row, Realized], measured: Realized) -> None:

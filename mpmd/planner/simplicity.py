@@ -56,6 +56,8 @@ class Complexity(NamedTuple):
     """The ways in which a candidate is less simple than others, those that count most first.
 
     Attributes:
+      pipeline: whether there is more than one group. Messages between groups, and the runtime that orders
+        them, take time that no prediction knows.
       unequal_groups: whether groups differ in their devices.
       unusual_schedule: whether a loop has a schedule that few pipelines run with.
       shared_layers: whether devices share layers. The exchanges within each layer are known less well than
@@ -64,6 +66,7 @@ class Complexity(NamedTuple):
       sequence_parallel: whether values between layers that devices share are divided, too.
     """
 
+    pipeline: bool
     unequal_groups: bool
     unusual_schedule: bool
     shared_layers: bool
@@ -80,8 +83,8 @@ def complexity(candidate: Candidate) -> Complexity:
     )
     shared = any(submesh.model * submesh.sequence > 1 for submesh in candidate.submeshes)
     have_policies = any(len(loop.remat) > 1 for loop in candidate.loops)
-    unequal = len(set(candidate.submeshes)) > 1
-    return Complexity(unequal, unusual, shared, have_policies, candidate.sequence_parallel)
+    pipeline, unequal = len(candidate.submeshes) > 1, len(set(candidate.submeshes)) > 1
+    return Complexity(pipeline, unequal, unusual, shared, have_policies, candidate.sequence_parallel)
 
 
 def may_be_as_fast(prediction: Prediction, fastest: Prediction) -> bool:
@@ -98,6 +101,7 @@ def less_simple_because(candidate: Candidate, best: Candidate) -> str:
     pairs = zip(complexity(candidate), complexity(best), strict=True)
     names = ", ".join(dict.fromkeys(loop.schedule_text for loop in candidate.loops))
     texts = (
+        "a pipeline is less simple",
         "its groups differ",
         f"{names} is less usual",
         "devices share its layers",

@@ -1,11 +1,13 @@
 """``mpmd plan``: a step of the user's is planned, reported, explained and simulated."""
 
 import json
+import logging
 import re
 import sys
 
 import pytest
 
+from mpmd.cli import progress
 from mpmd.cli.main import main
 
 STEP = """
@@ -40,12 +42,13 @@ def program(tmp_path, monkeypatch):
 
 
 def run(capsys, *arguments):
-    """The exit code, and what is printed and what is said about errors."""
+    """The exit code, and what is printed and what is said about errors, without lines of progress."""
     try:
         code = main(["plan", *map(str, arguments)])
     except SystemExit as error:
         code = error.code
-    return code, *capsys.readouterr()
+    out, err = capsys.readouterr()
+    return code, out, re.sub(r"^\d+ s: .*\n", "", err, flags=re.MULTILINE)
 
 
 def test_a_train_step(capsys, program):
@@ -103,6 +106,37 @@ def test_a_cluster_in_options(capsys, program):
     assert code == 2 and "one of the families GPipe" in err
     code, _, err = run(capsys, f"{program}:train_step", *shapes, *numbers.split())
     assert code == 2 and "device_link must be given where there are 2 devices on a node" in err
+
+
+def test_a_preset_with_other_numbers(capsys, program):
+    shapes = (f"{program}:train_step", "--shapes", f"{program}:shapes", "--preset", "a100-80gb")
+    table = program.with_name("choice.json")
+    changed = ("--memory", "1e30", "--rate", "product bfloat16", "1e14", "2e10", "--no-overlaps-gathers")
+    effort = ("--simulate", "1", "--seconds", "60", "--kernel-floor", "1e-6", "--devices-per-node", "2")
+    code, _, err = run(capsys, *shapes, *changed, *effort, "-o", table)
+    assert (code, err) == (0, "")
+    cluster = json.loads(table.read_text())["cluster"]
+    assert (cluster["kind"], cluster["memory"], cluster["kernel_floor"]) == ("A100", 1e30, 1e-6)
+    assert cluster["rates"]["product bfloat16"] == {"rate": 1e14, "half": 2e10}
+    assert not cluster["overlaps_gathers"] and "batched_product bfloat16" in cluster["rates"]
+    for more, message in [
+        (("--remat-policy", "none", "--remat"), "--remat-policy says what --remat and --no-remat say"),
+        (("--remat-policy", "dots_saveable"), "put jax.checkpoint around its own layers"),
+        (("--rate", "sum bfloat16", "1", "0"), "'sum bfloat16' is none of product"),
+        (("--rate", "product bfloat16", "fast", "0"), "--rate: 'fast' is not a number"),
+        (("--cluster", "cluster.json"), "--cluster and --preset both describe the cluster"),
+    ]:
+        code, _, err = run(capsys, *shapes, *more)
+        assert code == 2 and message in err
+
+
+def test_the_planner_says_every_second_what_it_does(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "INTERVAL", 0.001)
+    with progress.progress_lines():
+        logging.getLogger("mpmd.planner.rerank").debug("planning candidate %d of at most %d", 1, 3)
+        while "planning" not in (err := capsys.readouterr().err):
+            pass
+    assert err.splitlines()[-1].endswith(" s: planning candidate 1 of at most 3")
 
 
 def test_the_cluster_of_a_table_describes_one(capsys, program):

@@ -290,6 +290,16 @@ def test_groups_of_several_nodes_have_several_processes():
     assert choice.launch["processes_per_group"] == [2]
 
 
+@pytest.mark.parametrize("kind", ["H100", "", "TPU-V6E"])
+def test_groups_that_need_more_memory_than_jax_takes_get_it(kind):
+    args, fixes = arguments(open_step, num_layers=2), {"num_microbatches": 1, "submesh": {}, "groups": 1}
+    needed = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes).best.prediction.memory.total
+    full = dataclasses.replace(CLUSTER, kind=kind, memory=needed / 0.85)
+    launch = mpmd.plan(open_step, *args, cluster=full, **fixes).launch
+    variables = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
+    assert launch.get("runtime_env") == ({"env_vars": variables} if kind == "H100" else None)
+
+
 @pytest.mark.parametrize(
     ("error", "given", "message"),
     [

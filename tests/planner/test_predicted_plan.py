@@ -63,6 +63,26 @@ def test_columns_and_rows_of_weights_are_summed_once():
     assert divided.all_reduced == {"model": 8 * 16 * 4} and divided.all_reduces == {"model": 1}
 
 
+def test_products_that_are_added_to_an_argument_are_accumulated():
+    shapes = ((8, 16), (16, 64), (8, 64))
+    added = work_of(lambda x, w, total: total + x @ w, ((), (), ()), {}, shapes)
+    assert added.accumulated == added.nbytes_beside == 3 * 4 * 8 * 64
+    assert not work_of(lambda x, w, total: total * (x @ w), ((), (), ()), {}, shapes).accumulated
+    assert not work_of(lambda x, w, total: total + jnp.tanh(total), ((), (), ()), {}, shapes).accumulated
+
+
+def test_ragged_products_are_products_of_all_rows():
+    def gradients(tokens, experts):
+        sizes = 2 * jnp.arange(2) + 3
+        loss = lambda tokens, experts: jax.lax.ragged_dot(tokens, experts, sizes).sum()  # noqa: E731
+        return jax.grad(loss, argnums=(0, 1))(tokens, experts)
+
+    work = work_of(gradients, ((), ()), {}, ((8, 16), (2, 16, 64)))
+    (products,) = work.products.values()
+    assert [*work.products] == ["product float32"] and products.kernels in (2, 3)
+    assert products.operations == products.kernels * 2 * 8 * 16 * 64
+
+
 def test_a_loop_that_starts_at_a_number():
     def total(x):
         return jax.lax.scan(lambda total, row: (total + jnp.sum(row), None), 0.0, x)[0]

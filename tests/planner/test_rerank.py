@@ -180,6 +180,12 @@ def test_the_simplest_of_those_within_the_expected_error_wins():
     assert run(rows, {**plans, 3: (1.06, 50.0)})[0] == [2, 1, 3, 4]
 
 
+def test_one_group_is_simpler_than_a_pipeline():
+    rows = [row(1, 1.0, submeshes=TWO), row(2, 1.04, submeshes=({"data": 2},))]
+    order, _, result = run(rows, {1: (1.0, 50.0), 2: (1.04, 50.0)})
+    assert order == [2, 1] and result.rows[1].reason.endswith("5%; a pipeline is less simple")
+
+
 @pytest.mark.parametrize("axis", ["model", "sequence"])
 def test_layers_that_no_devices_share_are_simpler(axis):
     shared, whole = ({axis: 2, "data": 2},) * 2, ({"data": 4},) * 2

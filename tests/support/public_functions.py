@@ -64,6 +64,7 @@ CLUSTER = {
     "collective_floor": ("amount",),
     "merges_all_reduces": ("flag",),
     "overlaps_gathers": ("flag",),
+    "accumulates_products": ("flag",),
     "flash_attention": ("flag",),
     "kind": ("text", "H100"),
 }

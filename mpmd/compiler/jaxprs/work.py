@@ -15,8 +15,8 @@ from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size, subjax
 _VIEWS = frozenset("broadcast_in_dim expand_dims iota reshape rev slice squeeze transpose".split())
 
 
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-"""Matrix products and convolutions."""
+PRODUCTS = frozenset({"dot_general", "ragged_dot_general", "conv_general_dilated"})
+"""Matrix products and convolutions. A ragged product is one product of each group of rows."""
 
 
 def has_product(eqn: JaxprEqn) -> bool:
@@ -42,6 +42,8 @@ def product_kind(eqn: JaxprEqn, parts: Sequence[int] = ()) -> str | None:
         batch = aval_of(eqn.outvars[0]).shape[: len(batched)]
         is_batched = any(size > part for size, part in zip(batch, parts or [1] * len(batch), strict=False))
         kind = "batched_product" if is_batched else "product"
+    elif eqn.primitive.name == "ragged_dot_general":
+        kind = "product"
     return f"{kind} {jnp.result_type(*(aval_of(atom).dtype for atom in eqn.invars[:2]))}"
 
 
@@ -56,10 +58,23 @@ def operations(eqn: JaxprEqn) -> int:
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         return 2 * num_elements * math.prod(aval_of(eqn.invars[0]).shape[axis] for axis in contracted)
+    if eqn.primitive.name == "ragged_dot_general":
+        return _ragged_operations(eqn)
     if eqn.primitive.name == "conv_general_dilated":
         kernel = aval_of(eqn.invars[1]).shape
         return 2 * num_elements * math.prod(kernel) // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
     return num_elements
+
+
+def _ragged_operations(eqn: JaxprEqn) -> int:
+    """The operations of products of groups of rows, whose sizes add up to all rows."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    rows = aval_of(eqn.invars[0]).shape
+    of_one_group = 2 * size(eqn.outvars[0]) * math.prod(rows[axis] for axis in contracted)
+    # A group's part of the result, such as the gradient of an expert's weights, sums over its rows alone.
+    is_summed = any(axis in contracted for axis in numbers.lhs_ragged_dimensions)
+    return of_one_group // aval_of(eqn.invars[2]).shape[-1] if is_summed else of_one_group
 
 
 def total_operations(eqns: Iterable[JaxprEqn]) -> int:

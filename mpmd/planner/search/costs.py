@@ -68,7 +68,8 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
         arrays, arrays.backward, arrays.products("backward"), group, cluster, weights + gradients
     )
     divided = group.sizes[DATA] if gathers_in_tasks else 1
-    adding = 3 * gradients / divided / cluster.memory_bandwidth
+    accesses = 0 if cluster.accumulates_products else 3  # reads of accumulator and gradient, and a write
+    adding = accesses * gradients / divided / cluster.memory_bandwidth
     reducing_backward = _all_reduces_of_task(arrays, group, cluster, "backward")
     repeated = _repeated_seconds(arrays, group, cluster, weights)
     repeated_reducing = reducing * arrays.recomputed(group.remat).reduced

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p, scan_p
+from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.jaxprs.cost import is_elementwise, is_fused
 from mpmd.compiler.jaxprs.equations import (
@@ -36,14 +36,12 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     follow_into_scan,
     sharded,
 )
-from mpmd.compiler.jaxprs.work import operations, product_kind
+from mpmd.compiler.jaxprs.work import PRODUCTS, operations, product_kind
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.fusions import memory_values
 from mpmd.planner.merged_sums import Merged, merged_sums
 from mpmd.planner.trials.exchanges import crossing_axes, moving_constraints
 from mpmd.planner.trials.work_on_device import DeviceWork, added_by_axis
-
-_PRODUCTS = frozenset({dot_general_p, conv_general_dilated_p})
 
 
 def device_work(
@@ -148,6 +146,16 @@ def _gathering(
     return DeviceWork(all_reduced=moved, all_reduces=dict.fromkeys(axes, 1), moved=moved)
 
 
+def _products(eqns: Sequence[JaxprEqn]) -> set[Var]:
+    """The results of products, also under a constraint on their sharding."""
+    products: set[Var] = set()
+    for eqn in eqns:
+        is_constraint = eqn.primitive.name == "sharding_constraint"
+        if eqn.primitive.name in PRODUCTS or (is_constraint and products & {*operands(eqn)}):
+            products.update(eqn.outvars)
+    return products
+
+
 def _makes_constants(eqn: JaxprEqn) -> bool:
     """Whether the constants that an equation reads need not be in memory."""
     return is_fused(eqn) or eqn.primitive is scan_p
@@ -190,6 +198,9 @@ class _Fusions:
         values = memory_values(equations, {*self._kept, *moving}, of_kernels.operands)
         inside = of_kernels.inside | self._residuals
         self._written, self._windows = values.written - self._free - inside, values.windows - inside
+        self._products = _products(eqns)
+        readers = collections.Counter(atom for eqn in eqns for atom in {*operands(eqn)})
+        self._accumulators = {var for var in jaxpr.invars if readers[var] == 1}
         self._sources: dict[Var, frozenset[Var]] = dict.fromkeys([*self._free, *self._residuals], frozenset())
         self._summed: dict[str, set[Var]] = {}
         self._scattered: dict[str, set[Var]] = {}
@@ -282,13 +293,19 @@ class _Fusions:
         return DeviceWork(
             operations=computed,
             nbytes=nbytes,
-            nbytes_beside=0.0 if eqn.primitive in _PRODUCTS else nbytes,
+            nbytes_beside=0.0 if eqn.primitive.name in PRODUCTS else nbytes,
             all_reduced=crossing,
             all_reduces={axis: 0.5 if axis in halves else 1 for axis in crossing},
             moved=of_moved,
             kernels=float(bool(written)),
+            accumulated=nbytes if self._is_accumulated(eqn, read) else 0.0,
             products={} if kind is None else {kind: ProductWork(computed, 1.0)},
         )
+
+    def _is_accumulated(self, eqn: JaxprEqn, read: Collection[Var]) -> bool:
+        """Whether an equation adds a product to an argument of the task that nothing else reads."""
+        is_sum = eqn.primitive.name in ("add", "add_any") and len(read) == 2
+        return is_sum and bool(self._products & {*read}) and bool(self._accumulators & {*read})
 
     def _moved_by_constraints(self, eqn: JaxprEqn, summed: Collection[str]) -> dict[str, Atom]:
         """For axes, the parts of values that are gathered by a constraint, or scattered before one."""

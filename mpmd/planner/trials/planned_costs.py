@@ -45,9 +45,8 @@ def task_seconds(
 
 def _computing(work: DeviceWork, pool: Hardware) -> float:
     of_products = work.nbytes - work.nbytes_beside
-    parts = seconds_by_part(
-        pool, work.operations, of_products, work.nbytes_beside, work.products, work.kernels
-    )
+    beside = work.nbytes_beside - (work.accumulated if pool.accumulates_products else 0.0)
+    parts = seconds_by_part(pool, work.operations, of_products, beside, work.products, work.kernels)
     return float(sum(parts))
 
 

@@ -27,6 +27,8 @@ class DeviceWork:
         all-reduced values are all-reduced once.
       kernels: the number of kernels, if each fusion is one.
       products: the products, by the names of ``Hardware.rates``.
+      accumulated: the bytes among ``nbytes_beside`` of additions of a product to an argument that nothing
+        else reads, such as that of a gradient to its accumulator.
       temporaries: the most bytes at once of values that are neither operands nor results.
     """
 
@@ -41,6 +43,7 @@ class DeviceWork:
     merges: Mapping[str, float] = dataclasses.field(default_factory=dict)
     kernels: float = 0.0
     products: Mapping[str, ProductWork] = dataclasses.field(default_factory=dict)
+    accumulated: float = 0.0
 
     def __add__(self, other: DeviceWork) -> DeviceWork:
         """The work of two tasks, one after the other."""
@@ -56,6 +59,7 @@ class DeviceWork:
             added_by_axis(self.merges, other.merges),
             self.kernels + other.kernels,
             added(self.products, other.products),
+            self.accumulated + other.accumulated,
         )
 
     def times(self, count: int) -> DeviceWork:
@@ -71,6 +75,7 @@ class DeviceWork:
             merged=_times(count, self.merged),
             merges=_times(count, self.merges),
             kernels=count * self.kernels,
+            accumulated=count * self.accumulated,
             products={name: work.times(count) for name, work in self.products.items()},
         )
 
