@@ -1,10 +1,10 @@
 """Runs an update before a later loop that does not need it, where that frees memory and no group waits.
 
-On which groups it runs is known by then (``place.py``). An optimizer's update of weights that later loops
-do not read may come after all loops, but the gradients are in memory until then. It runs before a loop if
-all that it reads is on its group, so that no group waits for another one; if the group would wait at the
-beginning of the loop, or is the one that is done last with it anyway, so that the step takes no longer; and
-if it gives up more memory than it needs.
+``place.py`` has already chosen the groups of the update. An optimizer's update of weights that later loops do
+not read may come after all loops, but the gradients are in memory until then. Before a loop runs an update
+that gives up more memory than it needs and reads only values on its own group, so that no group waits for a
+message. The group of the loop's first stage is left out, because the other groups wait for it at the
+beginning of the loop, unless the loop also ends on this group: then the step takes no longer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _Slot = tuple[int, int]
 
 
 class EarlyUpdates:
-    """The number of loops that run before each equation, given the most that may.
+    """Lowers the number of loops that run before each equation, where that frees memory.
 
     Args:
       stage_groups: the group of each stage.
       runs: the groups that run each equation.
-      homes: those that hold each value.
+      homes: the groups that hold each value.
     """
 
     def __init__(
