@@ -68,7 +68,7 @@ def check_sharded_graph(sharded: ShardedGraph) -> None:
 
 
 def check_placed_graph(placed: PlacedGraph) -> None:
-    """Checks that every equation runs somewhere, after what it reads is there, and that results are held.
+    """Checks that every equation runs on a group, after its operands are there, and that results are held.
 
     Raises: ``AssertionError`` with every fault.
     """
