@@ -131,7 +131,7 @@ def _or_held_or_returned(
 
 
 def _as_held(shape: Sequence[int], there: Placement, submeshes: Sequence[AbstractMesh]) -> Spec | None:
-    """Returns the spec with which groups hold an array; ``()`` if it does not divide the array on each group."""
+    """Returns the spec with which groups hold an array; ``()`` if it does not divide the array on a group."""
     if there.spec is None:
         return None
     groups = [submeshes[group] for group in there.mpmd_idxs]

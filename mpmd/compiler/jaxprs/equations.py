@@ -1,4 +1,4 @@
-"""Reads and makes equations: their operands, bodies, types and sizes, and jaxprs of them."""
+"""Reads and builds equations: their operands, bodies, types and sizes, and jaxprs from equations."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def needed_eqns(
     given: Container[Var] = (),
     taken: Callable[[JaxprEqn, Container[Var]], JaxprEqn] = lambda eqn, needed: eqn,
 ) -> list[JaxprEqn]:
-    """Returns the equations that compute ``results`` from the variables ``given``, and those with effects.
+    """Returns the equations that compute ``results`` from ``given`` variables, and equations with effects.
 
     The backward slice of ``results``. Bodies of loops stay whole; ``live_eqns`` takes them apart, too.
 
     Args:
-      taken: writes an equation of the slice for the variables that are needed of it.
+      taken: rewrites an equation of the slice, given the variables that later equations need.
     """
     needed = {atom for atom in results if isinstance(atom, Var)}
     slice_: list[JaxprEqn] = []

@@ -54,8 +54,7 @@ class ExecutableTable:
         callback_operands: Sequence[Var],
         stands_for: Mapping[Var, Var] = MappingProxyType({}),
     ) -> str:
-        """Returns the name of an executable for equations on a group: ``name``, or the name of an equal
-        executable.
+        """Adds an executable for equations on a group, unless it has an equal one; returns its name.
 
         Args:
           eqns: the equations. The executable leaves their callbacks out.

@@ -267,9 +267,7 @@ class _Placer:
                 defined.update(part.outvars)
 
     def _label(self, atom: Atom) -> frozenset[tuple[GroupSet, bool]]:
-        """Returns the groups of a large operand, with ``True``, or a small operand's preferred ones, with
-        ``False``.
-        """
+        """Returns a large operand's groups with ``True``; a small operand's preferred ones with ``False``."""
         if not isinstance(atom, Var):
             return frozenset()
         is_large = size(atom) > 1 and atom in self._anchors

@@ -34,9 +34,7 @@ from mpmd.ir.plan import TaskType
 from mpmd.keys import to_aval
 
 _ARRAY_BYTES = 512
-"""Cost in bytes that each kept array adds to its own bytes: half for a forward's output, half for a
-backward's input.
-"""
+"""Bytes that an array costs beside its own: half as a forward's output, half as a backward's input."""
 
 _UNLIMITED = 2**31 - 1
 _MOST = 2**30
