@@ -26,7 +26,7 @@ _SHOWN = 200
 
 
 def raise_faults(*faults: Fault | None, title: str = "") -> None:
-    """Raises all faults as one error: ``TypeError`` if one of them is, else ``ValueError``.
+    """Raises all faults as one error: ``TypeError`` if one fault is a ``TypeError``, else ``ValueError``.
 
     Args:
       faults: errors; ``None`` for valid arguments.
@@ -147,7 +147,7 @@ def callable_fault(name: str, value: Any) -> TypeError | None:
 
 
 def choice_fault(name: str, value: Any, choices: Collection[str]) -> Fault | None:
-    """The fault of a value that has to be one of these words."""
+    """Returns the fault of a value that has to be one of the words in ``choices``."""
     if isinstance(value, str) and value in choices:
         return None
     kind = ValueError if isinstance(value, str) else TypeError

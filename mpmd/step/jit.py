@@ -250,7 +250,7 @@ class MpmdFunction(ShownAsText):
         return self.trace(*args, **kwargs).out_info
 
     def clear_cache(self) -> None:
-        """Forgets the compiled steps; groups drop those that nobody else holds."""
+        """Forgets the compiled steps. Groups drop each step that no user holds."""
         self._loaded.clear()
 
     def _cache_size(self) -> int:

@@ -34,13 +34,13 @@ class _Pair(NamedTuple):
 
 
 class DonatedState:
-    """The state that a step takes over from its caller and returns anew.
+    """The state that a step takes over from its caller and returns updated.
 
     Args:
-      argument_leaves: those of the step.
+      argument_leaves: the step's argument leaves.
       fed_back: pairs of the positions of a layer range of an argument and of the output that takes its place.
       donated: for each leaf, whether the caller gives it up.
-      outputs: those of the plan.
+      outputs: the plan's outputs.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DonatedState:
         pairs: Sequence[tuple[MpmdArray, MpmdArray]],
         replies: Mapping[int, Future[StepReply]],
     ) -> QueuedStep:
-        """The record by which the step can be dropped. State that came from the host with it forbids that."""
+        """Returns the record of the step for the queue; state that came from the host may not be dropped."""
         fed_back = [FedBack(weakref.ref(result), result.handle, argument.held) for argument, result in pairs]
         can_drop = self._may_be_dropped and len(pairs) == len(self._pairs)
         return QueuedStep(number, can_drop, fed_back, replies)
@@ -86,7 +86,7 @@ class StepResults:
     """Makes the arrays of a step's result.
 
     Args:
-      outputs: those of the plan.
+      outputs: the plan's outputs.
       submeshes: the shapes of the groups' submeshes.
     """
 
@@ -122,7 +122,7 @@ class StepResults:
 def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     """The shape, dtype and weak type of each layer range of the results.
 
-    Weak types are those that JAX has traced: the equations that passes write do not keep them.
+    Weak types come from JAX's trace: the equations that passes write do not keep them.
     """
     weak = per_layer_range(leaves, [leaf.weak_type for leaf in leaves])
     return [
