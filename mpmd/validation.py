@@ -127,22 +127,19 @@ def type_fault(name: str, value: Any, types: Any, what: str, *, optional: bool =
 
 
 def str_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
-    """The fault of a text."""
     return type_fault(name, value, str, "a str", optional=optional)
 
 
 def bool_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
-    """The fault of a flag: numbers are none."""
+    """The fault of a flag; a number is no flag."""
     return type_fault(name, value, bool, "True or False", optional=optional)
 
 
 def path_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
-    """The fault of a path of the file system."""
     return type_fault(name, value, str | os.PathLike, "a path, a str or os.PathLike", optional=optional)
 
 
 def callable_fault(name: str, value: Any) -> TypeError | None:
-    """The fault of a function."""
     return None if callable(value) else TypeError(f"{name} must be a function, not {shown(value)}")
 
 

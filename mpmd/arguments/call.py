@@ -186,7 +186,6 @@ class Call:
                 array.donate_to(future)
 
     def delete_donated(self) -> None:
-        """Deletes the arrays that the caller gives up."""
         for array in self._donated_arrays:
             array.delete()
 

@@ -86,7 +86,6 @@ class TaskGraph:
         return "\n".join(self.lines(self.step.names()))
 
     def lines(self, names: Names) -> list[str]:
-        """The graph as text."""
         lines = [*self.step.argument_lines(names), "outside the loop"]
         lines += indented(map(names.equation, self.outer))
         lines += [*self.work_lines(names), "results"]

@@ -44,8 +44,6 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """An array that the step closes over."""
-
     var: Var
     value: Any
 
@@ -273,12 +271,10 @@ class CutStep:
         return _names((*arguments, *((loop.index, "index") for loop in self.loops)), constants)
 
     def argument_lines(self, names: Names) -> list[str]:
-        """The step's inputs, as text."""
         arguments = [argument.var for argument in self.arguments]
         return _argument_lines(names, arguments, [constant.var for constant in self.constants])
 
     def result_lines(self, names: Names) -> list[str]:
-        """The step's results, as text."""
         results = ((result.path, result.var) for result in self.results)
         next_of = {result: self.arguments[argument].path for argument, result in self.fed_back}
         return _result_lines(names, results, next_of)

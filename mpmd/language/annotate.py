@@ -128,7 +128,6 @@ def mark_stage_end(
 
 
 def _check_ends(name: Any, every: Any, num_stages: Any) -> None:
-    """Raises ``TypeError`` or ``ValueError`` for wrong parameters of a mark."""
     raise_faults(
         str_fault("name", name, optional=True),
         *(int_faults("every", every) if is_sequence(every) else [int_fault("every", every, optional=True)]),

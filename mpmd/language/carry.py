@@ -49,7 +49,6 @@ class Microbatch:
 
     @property
     def outs(self) -> list[jax.ShapeDtypeStruct]:
-        """The leaves of the result."""
         return [described(aval) for aval in self.traced.out_avals[len(self.initial) :]]
 
     @property

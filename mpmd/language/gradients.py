@@ -164,7 +164,6 @@ def _check_options(
     reduction: Any,
     aux_reduction: Any,
 ) -> None:
-    """Raises all faults of the arguments of ``value_and_grad``."""
     is_word = isinstance(reduction, str) and reduction in ("mean", "sum")
     reductions = 'reduction must be "mean", "sum", or a function that weighs a microbatch'
     raise_faults(

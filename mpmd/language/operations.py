@@ -32,7 +32,6 @@ class Op(Protocol):
 
 
 def is_op(x: Any) -> bool:
-    """Whether an object has the methods of an ``Op``."""
     return hasattr(x, "state") and hasattr(x, "update") and not isinstance(x, type)
 
 

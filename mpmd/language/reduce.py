@@ -237,7 +237,7 @@ def treduce_i(
 
 
 def _decided(schedule: Any) -> Schedule | None:
-    """The schedule that is decided for the loop; the argument where none is."""
+    """Returns the schedule that a plan has decided for the loop, or else the argument."""
     decided = current_decisions().schedule
     return schedule if decided is None else decided
 
@@ -262,7 +262,6 @@ def _body(microbatch: Microbatch, ops: Sequence[Op], initial: Sequence[Any]) -> 
 
 
 def _bind(states: Sequence[Any], body: Callable, *, summed: tuple[bool, ...], **params: Any) -> list[Any]:
-    """The results of a ``treduce_p`` equation with these states and parameters."""
     read = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
     index = jax.ShapeDtypeStruct((), jnp.int32)
     closed = jax.make_jaxpr(body)(index, *(described(jax.typeof(state)) for state in read))

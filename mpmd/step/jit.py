@@ -298,7 +298,6 @@ class MpmdFunction(ShownAsText):
         return compiled[0]
 
     def _compiled_steps(self) -> list[LoadedStep]:
-        """The steps that were compiled, in this order."""
         steps = {id(step): step for of_mesh in self._loaded.values() for step in of_mesh.values()}
         return list(steps.values())
 

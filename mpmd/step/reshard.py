@@ -260,7 +260,6 @@ def _cast_aval(leaf: Any, dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def _check_arrays(tree: Any) -> None:
-    """Raises ``TypeError`` naming the leaves that are no arrays."""
     leaves = zip(paths(tree), jax.tree.leaves(tree), strict=True)
     texts = [fault_of(f"tree{path}", leaf) for path, leaf in leaves]
     raise_faults(*(TypeError(text) for text in texts if text), title="mpmd.reshard: ")

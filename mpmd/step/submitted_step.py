@@ -98,7 +98,6 @@ class StepResults:
         self._submeshes = submeshes
 
     def arrays(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
-        """An array for each output."""
         return [
             MpmdArray(
                 aval=aval,
@@ -132,7 +131,6 @@ def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeD
 
 
 def _joined(leaf: Leaf, ranges: tuple[MpmdArray, ...]) -> MpmdArray:
-    """The array of its layer ranges."""
     if leaf.stack is None:
         return ranges[0]
     aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)

@@ -100,7 +100,7 @@ class _Body:
                 yield members
 
     def _classes(self) -> Iterable[list[tuple[Var, int]]]:
-        """The dimensions of variables that are one and the same."""
+        """Returns the sets of equal dimensions, as pairs of a variable of the body and its dimension."""
         same: DisjointSets[tuple[Var, int]] = DisjointSets()
         for before, after in self._carried:
             for dim in range(len(shape_of(before))):

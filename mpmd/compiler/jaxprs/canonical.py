@@ -247,7 +247,6 @@ def _with_others(branch: Jaxpr, number: int, constants: Sequence[Sequence[Var]])
 
 
 def params_with_bodies(eqn: JaxprEqn, params: Mapping[str, Any], bodies: Iterable[Jaxpr]) -> dict[str, Any]:
-    """The parameters with these bodies."""
     rest = iter(bodies)
     new: dict[str, Any] = {}
     for name in _BODIES[eqn.primitive.name]:

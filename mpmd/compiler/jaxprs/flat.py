@@ -86,7 +86,6 @@ class FlatEquations:
         return self._number(var, self._numbers)
 
     def add(self, eqns: Iterable[JaxprEqn]) -> list[Operation]:
-        """The operations of equations."""
         operations: list[Operation] = []
         self._add(eqns, _Scope(self._numbers, 1, operations))
         return operations

@@ -55,5 +55,4 @@ def eqn_with_meshes(eqn: JaxprEqn, change: Change, replace: Replace = _same) -> 
 
 
 def axes_named(sharding: NamedSharding) -> set[str]:
-    """The axes that a sharding names."""
     return axes_of(tuple(entry for entry in sharding.spec if isinstance(entry, str | tuple)))

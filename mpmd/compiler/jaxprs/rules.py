@@ -103,7 +103,7 @@ def part_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping
 
 
 def _shape_param(name: str) -> PartParams:
-    """A parameter that is the shape of the result."""
+    """Sets the parameter ``name`` to the shape of the result's part."""
 
     def params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
         shape = list(eqn.params[name])
@@ -174,7 +174,7 @@ def _fft(eqn: JaxprEqn) -> Iterable[CommonDimension]:
 
 
 def _convolution(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """The examples, and the kernels; of channels in groups none."""
+    """The dimension of examples; also output and input channels, unless channels are in groups."""
     numbers, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
     if eqn.params["batch_group_count"] == 1:
         yield CommonDimension({0: numbers.lhs_spec[0]}, {0: numbers.out_spec[0]})

@@ -33,7 +33,6 @@ def dimensions_of(spec: Spec, ndim: int) -> ShardedDimensions:
 
 
 def as_spec(dimensions: ShardedDimensions) -> Spec:
-    """The spec of a value with these dimensions."""
     entries = list(dimensions)
     while entries and not entries[-1]:
         entries.pop()
@@ -41,17 +40,17 @@ def as_spec(dimensions: ShardedDimensions) -> Spec:
 
 
 def axes_in(dimensions: ShardedDimensions) -> set[str]:
-    """The mesh axes along which anything is sharded."""
+    """The mesh axes that shard any dimension."""
     return {axis for entry in dimensions for axis in entry}
 
 
 def without(dimensions: ShardedDimensions, axes: Collection[str]) -> ShardedDimensions:
-    """The dimensions where nothing is sharded along some axes."""
+    """Returns the dimensions with ``axes`` removed from every dimension."""
     return tuple(tuple(axis for axis in entry if axis not in axes) for entry in dimensions)
 
 
 def sharded(atom: Atom, known: Mapping[Var, ShardedDimensions]) -> ShardedDimensions:
-    """The dimensions of an equation's operand."""
+    """Returns the sharding of each dimension of an operand, ``()`` where it is not known."""
     dimensions = known.get(atom) if isinstance(atom, Var) else None
     return dimensions or ((),) * len(aval_of(atom).shape)
 
@@ -113,7 +112,6 @@ def follow_into_scan(
 def _results(
     eqn: JaxprEqn, operands: Sequence[ShardedDimensions], mesh: Mapping[str, int]
 ) -> Sequence[ShardedDimensions]:
-    """The dimensions of an equation's results."""
     if eqn.primitive is remat_p:
         jaxpr: Jaxpr = eqn.params["jaxpr"]
         in_body = follow_into(jaxpr, operands, jaxpr.eqns, mesh)

@@ -157,7 +157,6 @@ class CellLowering:
             yield CellCallback(eqn.params["callback"], work, offset, tuple(patterns))
 
     def _read(self, var: Var, offset: int, works: CellWork) -> CellValue:
-        """A value that a cell reads."""
         if var in self._indices:
             return CellValue(var, offset, INDEX_PATTERN)
         if var not in self._makers:

@@ -61,7 +61,7 @@ class EarlyUpdates:
         self._busy = [_busy_group(graph, stage_groups, loop.first_stage) for loop in step.loops]
 
     def segments(self) -> list[int]:
-        """The numbers, of the equations in order."""
+        """Returns for each equation the number of loops that run before it."""
         refused: set[_Slot] = set()
         while True:  # what reads the results of others can only run as early as they do
             segments = self._attempt(refused)
@@ -71,7 +71,7 @@ class EarlyUpdates:
             refused |= useless
 
     def _attempt(self, refused: Collection[_Slot]) -> list[int]:
-        """The segments of equations, but for updates in slots that are refused."""
+        """Returns the segments with updates moved to earlier slots, except to ``refused`` slots."""
         known = dict(self._given)
         segments = list(self._segments)
         for i, eqn in enumerate(self._eqns):

@@ -92,7 +92,7 @@ class PartialSumMaker:
         return eqns, first
 
     def sum_up(self, partial: PartialSum, whole: Var) -> JaxprEqn:
-        """The equation that makes a whole value of its partial sums."""
+        """Returns the equation that adds partial sums up to the whole value."""
         (eqn,), _ = traced_eqns(_summed, [partial.var])
         return eqn.replace(outvars=[whole])
 

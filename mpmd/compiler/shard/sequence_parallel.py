@@ -107,7 +107,7 @@ class _Writer:
     def known(
         self, graph: TaskGraph, outer: Mapping[Var, ShardedDimensions], whole: Mapping[Var, int]
     ) -> _Followed:
-        """The facts about values of outside."""
+        """Returns the known shardings of outer values, and their dimensions of rows and tokens."""
         along = {var: self._along_axis(dimensions) for var, dimensions in outer.items()}
         step, named = graph.step, Known()
         for name, dims in ((_ROWS, self._parallel.rows), (_TOKENS, self._parallel.tokens)):

@@ -188,7 +188,7 @@ class _Builder:
         self._add_up([part.result for part in parts.values()], result)
 
     def _add_up(self, parts: Sequence[Var], result: Var) -> None:
-        """Makes a loop's result of its parts."""
+        """Adds the equations after the loop that add the accumulated ``parts`` up to ``result``."""
         if len(parts) == 1:
             self._accumulators = [
                 dataclasses.replace(a, result=result) if a.result is parts[0] else a
@@ -223,7 +223,7 @@ class _Builder:
         return self._make_before(jnp.copy, state)
 
     def _zeros(self, state: Atom) -> Var:
-        """Zeros for an accumulator to start from."""
+        """Returns a variable of zeros with the type of ``state``, from which an accumulator starts."""
         return self._make_before(lambda x: jnp.copy(jnp.zeros_like(x)), state)
 
     def _make_before(self, fun: Callable, state: Atom) -> Var:

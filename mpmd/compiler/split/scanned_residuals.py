@@ -71,7 +71,7 @@ class ForwardScans:
             self.rows |= scan.rows
 
     def sources(self, row: Row) -> list[Node]:
-        """The operands of a value in its body."""
+        """Returns the operands from which the body of the row's scan computes it."""
         scan = self._scans[row.scan]
         nodes = (scan.node(atom) for atom in operands_of(scan.maker[row.var], row.var))
         return [node for node in nodes if node is not None]
@@ -82,7 +82,7 @@ class ForwardScans:
         return maker is not None and is_cheaper_than_memory(maker)
 
     def nbytes(self, row: Row) -> int:
-        """The bytes of a value in all iterations."""
+        """Returns the bytes of the row's stack: of its values in all iterations."""
         return to_aval(row.var).nbytes * self._scans[row.scan].length
 
     def keeping(self, forward: Eqns, backward: Eqns, kept: Collection[Node]) -> tuple[list, list]:
