@@ -1,6 +1,6 @@
 """The uses of JAX without a public name, or with different names in its versions.
 
-Nothing else in the project reaches below JAX's public modules.
+No further file of the project reaches below JAX's public modules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jax.sharding import AbstractMesh, Mesh
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 NAMELESS = DebugInfo("mpmd", "mpmd", None, None)
-"""For jaxprs whose arguments and results are no longer those of a user's function."""
+"""For jaxprs whose arguments and results no longer belong to a user's function."""
 
 
 _PROJECT = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ for _hidden in (_PROJECT / "mpmd", _PROJECT / "cluster", contextlib.__file__, co
 def api_boundary(function: Function) -> Function:
     """Hides the frames of this project and of JAX in the tracebacks of errors that leave ``function``.
 
-    The user's frames stay, also those of functions that ``function`` calls. The setting of JAX decides,
+    The user's frames stay, also frames of functions that ``function`` calls. The setting of JAX decides,
     ``JAX_TRACEBACK_FILTERING`` or ``jax.config.jax_traceback_filtering``: ``off`` hides nothing. JAX hides
     its frames by the same function, which has no public name. That function leaves the causes of an error as
     they are, and adds a note each time that an error is raised, as a failed step's is with each read result.
@@ -73,7 +73,7 @@ def with_constants_as_inputs(closed: ClosedJaxpr) -> Jaxpr:
 
 
 def with_scan_constants(params: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The parameters of a scan with so many more constants, before those that it has.
+    """Returns the parameters of a scan with ``count`` more constants, before its own constants.
 
     JAX 0.11 replaced the numbers of operands of each kind by a tree that has a leaf for each operand.
     """
@@ -114,7 +114,7 @@ def replace_scans(results_of: Callable[[Sequence[Any], Mapping[str, Any]], list[
 def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The function that a ``call_hi_primitive`` calls; ``None`` for other equations.
 
-    JAX 0.12 has ``jnp.searchsorted`` as one, whose parameter is the function and no jaxpr of it.
+    In JAX 0.12 ``jnp.searchsorted`` is such an equation: its parameter is the function and no jaxpr.
     """
     if eqn.primitive.name != "call_hi_primitive":
         return None
@@ -199,11 +199,11 @@ _OF_DEVICES = frozenset(
 
 
 def trace_context() -> Hashable:
-    """JAX's configuration in this thread, as far as tracing and lowering depend on it.
+    """Returns the part of JAX's configuration in this thread on which tracing and lowering depend.
 
-    What is traced under one such value must not be used under another: it is a part of the key under which
-    ``jax.jit`` keeps functions, and has no public name. Added is the kind of key that
-    ``jax.random.PRNGKey`` makes, which ``jax.jit`` forgets.
+    A function that was traced under one configuration must not run under another: the configuration is a part
+    of the key under which ``jax.jit`` keeps functions, and has no public name. The implementation of keys
+    that ``jax.random.PRNGKey`` uses, which ``jax.jit`` leaves out of its key, is added.
     """
     from jax._src import config
 
@@ -213,10 +213,10 @@ def trace_context() -> Hashable:
 
 
 def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
-    """A maker of contexts that give another thread this thread's ``trace_context``.
+    """Returns a function of contexts that give another thread this thread's ``trace_context``.
 
     JAX keeps the values of its contexts, such as ``jax.threefry_partitionable``, for each thread, and lowers
-    under those of the thread that compiles.
+    under the values of the thread that compiles.
     """
     from jax._src import config
 
@@ -239,7 +239,7 @@ def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
 def stable_custom_calls() -> frozenset[str]:
     """The targets of the custom calls that ``jax.export`` writes, which no public name lists.
 
-    It refuses to export others, and its documentation names examples alone.
+    ``jax.export`` refuses further targets, and its documentation names examples alone.
     """
     from jax._src.export import _export
 
@@ -271,10 +271,10 @@ def forget_lowered() -> None:
 def compiled_for(
     compiled: jax.stages.Compiled, devices: Sequence[jax.Device], others: Sequence[jax.Device]
 ) -> jax.stages.Compiled:
-    """Compiled code for ``others`` in place of ``devices``, which XLA does not compile again.
+    """Moves compiled code from ``devices`` to the devices ``others``, without compiling it again.
 
-    JAX's public ``deserialize_and_load`` cannot name other devices than those that the code was compiled for.
-    Its cache can, by options for the compiler. The bytes do not leave this process.
+    JAX's public ``deserialize_and_load`` cannot name other devices than the devices in the compiled code.
+    JAX's cache can, by options for the compiler. The bytes do not leave this process.
 
     Code that comes from bytes itself, as from JAX's persistent cache, is lost: a CPU then fails to run it.
 
@@ -345,8 +345,8 @@ def use_cpu_collectives_at(host: str) -> None:
 def register_array_type(array_type: type, values_of: Callable[[Sequence[Any]], Sequence[jax.Array]]) -> None:
     """Makes JAX's functions take instances of a subclass of ``jax.Array`` by their values.
 
-    JAX finds what it needs to know of an argument by the argument's type, and has no public way to add one
-    that is no pytree: the abstract value, the value in JAX's own types, and the value as a constant.
+    JAX looks up by the type of an argument how to find its abstract value, its value in JAX's own types, and
+    its value as a constant. JAX has no public way to add a type that is no pytree.
 
     Args:
       array_type: its instances have ``shape``, ``dtype`` and ``weak_type``.

@@ -73,7 +73,7 @@ class CallbackError(RuntimeError):
 
 
 class GroupDiedError(RuntimeError):
-    """The process that hosts a group is gone, and with it the values that lived there."""
+    """The process that hosts a group is gone, and the values in its memory are lost."""
 
     def __init__(self, message: str, mpmd_idx: int):
         super().__init__(message, mpmd_idx)
@@ -96,12 +96,12 @@ class RecoveryError(GroupDiedError):
 
 
 class SilentCorruptionError(RuntimeError):
-    """Wrong bits were noticed that nothing has reported: a device, a memory or a connection has a fault.
+    """Values have wrong bits without a reported error: a device, a memory or a connection has a fault.
 
-    The message says where, as far as it can be told.
+    The message names the device, group or connection where these can be told.
 
     Attributes:
-      mpmd_idxs: the groups that it may be.
+      mpmd_idxs: the groups that may have the fault.
     """
 
     def __init__(self, message: str, mpmd_idxs: Sequence[int]):
@@ -113,10 +113,10 @@ class SilentCorruptionError(RuntimeError):
 
 
 class StateLostError(GroupDiedError):
-    """Groups have died with those that kept copies of their values, and with them the values of all groups.
+    """Groups have died together with the holders of their copies, so that all groups' values are lost.
 
     The mesh goes on, and so do steps that were compiled for it: restore the state from a checkpoint, which
-    the message names if it is known, or make it again.
+    the message names if it is known, or initialize it again.
 
     Attributes:
       checkpoint: the path of the last checkpoint that ``mpmd.save`` has completed on the mesh, or from which

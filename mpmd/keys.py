@@ -14,7 +14,7 @@ def to_aval(var: Any) -> Aval:
     """The shape and dtype of a variable's value in the plan, where keys are their raw data.
 
     Args:
-      var: a variable, or anything else with an ``aval``.
+      var: a variable, or an object with an attribute ``aval``.
     """
     aval = raw(var.aval)
     return Aval(tuple(aval.shape), str(aval.dtype), aval.dtype.itemsize)

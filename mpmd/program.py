@@ -52,7 +52,7 @@ class Program:
     def without_functions(self) -> Program:
         """The program without its functions and constants, which groups that have loaded it have.
 
-        As long as a function lives, JAX keeps what it has lowered it to, which takes a megabyte or more.
+        While a function lives, JAX keeps its lowered code, which takes a megabyte or more.
         """
         return dataclasses.replace(self, functions={}, constants={})
 

@@ -29,7 +29,7 @@ _SHOWN = 200
 
 
 def raise_faults(*faults: Fault | None, title: str = "") -> None:
-    """Raises all faults as one error: ``TypeError`` if one of them is, else ``ValueError``.
+    """Raises all faults as one error: ``TypeError`` if one fault is a ``TypeError``, else ``ValueError``.
 
     Args:
       faults: errors; ``None`` for valid arguments.
@@ -160,27 +160,24 @@ def type_fault(name: str, value: Any, types: Any, what: str, *, optional: bool =
 
 
 def str_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
-    """The fault of a text."""
     return type_fault(name, value, str, "a str", optional=optional)
 
 
 def bool_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
-    """The fault of a flag: numbers are none."""
+    """The fault of a flag; a number is no flag."""
     return type_fault(name, value, bool, "True or False", optional=optional)
 
 
 def path_fault(name: str, value: Any, *, optional: bool = False) -> TypeError | None:
-    """The fault of a path of the file system."""
     return type_fault(name, value, str | os.PathLike, "a path, a str or os.PathLike", optional=optional)
 
 
 def callable_fault(name: str, value: Any) -> TypeError | None:
-    """The fault of a function."""
     return None if callable(value) else TypeError(f"{name} must be a function, not {shown(value)}")
 
 
 def choice_fault(name: str, value: Any, choices: Collection[str]) -> Fault | None:
-    """The fault of a value that has to be one of these words."""
+    """Returns the fault of a value that has to be one of the words in ``choices``."""
     if isinstance(value, str) and value in choices:
         return None
     kind = ValueError if isinstance(value, str) else TypeError

@@ -28,10 +28,10 @@ class Call:
 
     Attributes:
       static_args: the static arguments that were passed by position, each with its position.
-      static_kwargs: those that were passed by name, each with its name.
+      static_kwargs: the static arguments that were passed by name, each with its name.
       num_args: the number of positional arguments, static ones included.
       treedef: of the pair of the other arguments, a tuple and a dict.
-      leaves, avals, donated: for each leaf, itself, its shape and dtype, and whether the caller gives it up.
+      leaves, avals, donated: for each leaf: value, shape and dtype, and whether the caller gives it up.
     """
 
     static_args: tuple[tuple[int, Any], ...]
@@ -67,7 +67,7 @@ class Call:
 
         Args:
           argnum: its position, or its name.
-          names: those of the positional parameters, which may also be passed by name.
+          names: the names of the positional parameters, which may also be passed by name.
           leaves: for each leaf of the call its substitute, which is no pytree.
 
         Raises: ``ValueError`` when the call has no such argument, or has a static one there.
@@ -186,7 +186,6 @@ class Call:
                 array.donate_to(future)
 
     def delete_donated(self) -> None:
-        """Deletes the arrays that the caller gives up."""
         for array in self._donated_arrays:
             array.delete()
 

@@ -1,4 +1,4 @@
-"""The way of an argument of a call to the groups that read it, or layer ranges of it."""
+"""Delivers an argument of a call, or its layer ranges, to the groups that read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keywords of ``mpmd.jit``: those of ``jax.jit`` that it takes, and substitutes for the others."""
+"""The keywords of ``mpmd.jit``, and a substitute for each keyword of ``jax.jit`` that it does not take."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
 
 
 def specs_or_shardings(which: str, specs: Any, shardings: Any) -> Any:
-    """The specs of ``in_shardings`` or ``in_specs``, or those of ``out_shardings`` or ``out_specs``.
+    """Returns ``shardings`` or ``specs``, two names of one argument, whichever is given.
 
-    Raises: ``ValueError`` when both are given.
+    Raises: ``ValueError`` when both are given; ``which`` is ``"in"`` or ``"out"``.
     """
     if specs is not None and shardings is not None:
         raise ValueError(

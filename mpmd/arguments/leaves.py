@@ -19,7 +19,8 @@ from mpmd.keys import encode
 class ArgumentLeaf(jax.ShapeDtypeStruct):
     """A leaf of an argument, as a compiled step reads it: its shape, dtype and weak type, and its groups.
 
-    It is a ``jax.ShapeDtypeStruct``, because some libraries' pytrees take nothing else that is no array.
+    It is a ``jax.ShapeDtypeStruct``, because some libraries' pytrees take only arrays and
+    ``ShapeDtypeStruct``s.
 
     Attributes:
       path: its name to users, e.g. ``args[0]['w']``.
@@ -41,12 +42,12 @@ class ArgumentLeaf(jax.ShapeDtypeStruct):
 
     @property
     def mpmd_idxs(self) -> tuple[int, ...]:
-        """The groups that read it, or a layer range of it."""
+        """The groups that read the leaf, or one of its layer ranges."""
         return self.placement.mpmd_idxs
 
     @property
     def spec(self) -> Spec:
-        """Its spec within each of them."""
+        """The spec over each group's submesh; ``()`` if no spec is known."""
         return self.placement.spec or ()
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""The kinds of a step's arguments: static ones, donated ones, and all others."""
+"""The kinds of a step's arguments: static, donated and ordinary ones."""
 
 from __future__ import annotations
 

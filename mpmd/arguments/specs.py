@@ -102,7 +102,7 @@ def keyword_specs_faults(what: str, specs: Any) -> list[TypeError]:
 def _flatten_specs(specs: Any, tree: Any, what: str) -> list[PartitionSpec | None]:
     """Spreads a pytree prefix of specs over the leaves of ``tree``.
 
-    A pytree of specs that was made of another call's arguments may differ in its static data, such as the
+    A pytree of specs that was built from another call's arguments may differ in its static data, such as the
     functions of a ``TrainState`` that was created again.
     """
     try:

@@ -1,4 +1,4 @@
-"""The specs of a call's leaves: those that the user gave, or else those of the passed arrays."""
+"""Finds the spec of each leaf of a call: the user's spec, or else the spec of the passed array."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mpmd.sharding import entries_of, to_spec
 class SpecsOfCalls:
     """Finds the spec of each argument leaf of a call, as ``jax.jit`` finds its sharding.
 
-    An array that carries a ``NamedSharding``, or an ``MpmdArray``, gives its own spec where none is given for
-    it: the axes of it that groups have, if it divides by them on every group.
+    A leaf without a user's spec that has a ``NamedSharding``, or is an ``MpmdArray``, has the axes in its own
+    spec that groups have, if they divide its shape on every group.
 
     Args:
       in_specs: the user's specs of arguments that are passed by position; ``None``: there are none.
       of_keywords: the user's specs of arguments that are passed by name.
-      submeshes: those of the groups.
+      submeshes: the shape of each group's submesh.
       mpmd_axis_name: the axis along which the groups are, if any.
     """
 
@@ -48,7 +48,7 @@ class SpecsOfCalls:
         self._usable = functools.cache(self._find_usable)
 
     def are_of_arrays(self, call: Call) -> tuple[bool, ...]:
-        """For each leaf, whether its spec is that of the passed array; otherwise the user gave it."""
+        """Returns for each leaf whether its spec comes from the passed array, and not from the user."""
         if self._is_open:
             return (True,) * len(call.leaves)
         return tuple(spec is None for spec in self._explicit_specs(call))

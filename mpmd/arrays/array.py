@@ -29,7 +29,7 @@ class Copy(NamedTuple):
 
     Attributes:
       value: in process the group's own array; a numpy array from groups in other processes.
-      sharding: over the group's submesh, in process that of its devices, else its shape.
+      sharding: over the submesh of the group's devices in process; over the submesh's shape otherwise.
     """
 
     value: jax.Array | np.ndarray
@@ -64,16 +64,16 @@ class MpmdArray(jax.Array):
     It exists at once, like the result of a function under ``jax.jit``: the step that computes it may still
     run. It is a ``jax.Array``: a function that reads the value, such as ``np.asarray``, ``float``, arithmetic
     and JAX's functions, waits for it, fetches it, and raises the error of its step, ``TaskError`` or
-    ``GroupDiedError``. The results of these functions are ordinary arrays of this process. To compute on the
-    groups of the array, use ``mpmd.jit``; ``mpmd.to_host`` fetches the arrays of a pytree together.
+    ``GroupDiedError``. Their results are ordinary arrays of this process. To compute on the groups of the
+    array, use ``mpmd.jit``; ``mpmd.to_host`` fetches the arrays of a pytree together.
 
     Attributes:
       shape, dtype, weak_type: of the logical array.
       mpmd_idxs: the groups that hold it; all have the same value.
       spec: a ``PartitionSpec`` over a group's submesh.
-      submeshes: the shapes of the submeshes of ``mpmd_idxs``; ``submesh`` is the first of them.
+      submeshes: the shapes of the submeshes of ``mpmd_idxs``; ``submesh`` is the first shape.
       stack: its cut into layer ranges; ``None``: it is one value.
-      sharding: that of the value that JAX's functions get, on the default device of this process.
+      sharding: the sharding of the value that JAX's functions get, on the default device of this process.
     """
 
     __array_priority__ = 100  # as of other jax arrays: numpy leaves arithmetic with them to them
@@ -196,7 +196,7 @@ class MpmdArray(jax.Array):
         self.hold(held)
 
     def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
-        """Whether all of these groups of a runtime hold the array."""
+        """Whether all groups ``mpmd_idxs`` of a runtime hold the array."""
         return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
 
     def is_deleted(self) -> bool:
@@ -239,7 +239,7 @@ class MpmdArray(jax.Array):
 
     @api_boundary
     def block_until_ready(self) -> MpmdArray:
-        """Waits until the value is there, on all its groups."""
+        """Waits until all groups of the array have computed its value."""
         self.runtime.check_process()
         for mpmd_idx in self.mpmd_idxs:
             self._future.reply(mpmd_idx)

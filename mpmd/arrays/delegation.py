@@ -29,7 +29,7 @@ Class = TypeVar("Class", bound=type)
 def delegate_to_value(array_class: Class) -> Class:
     """Gives a subclass of ``jax.Array`` the methods, operators and properties that it does not define.
 
-    They are those of ``self.value``, a jax array, or of its numpy array, and so are their results.
+    Each calls the attribute of ``self.value``, a jax array, or of its numpy array, and returns its result.
     """
     defined = vars(array_class)
     for name in [*vars(jax.Array), *_BESIDES, *_OF_NUMPY]:

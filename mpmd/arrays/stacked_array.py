@@ -24,8 +24,8 @@ class StackedMpmdArray(MpmdArray):
     It is read, passed, donated and saved as a whole.
 
     Attributes:
-      mpmd_idxs: the groups that hold a layer range of it.
-      spec, submeshes, submesh: those of its first layer range.
+      mpmd_idxs: the groups that hold one of its layer ranges.
+      spec, submeshes, submesh: as of its first layer range.
       stack: the axis that counts layers, and the number of layers of each range.
       parts: an ``MpmdArray`` for each layer range.
     """
@@ -65,7 +65,7 @@ class StackedMpmdArray(MpmdArray):
         raise TypeError(f"{self!r} has no handle of its own, but its parts have")
 
     def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
-        """Whether each of these groups holds every layer range."""
+        """Whether all groups ``mpmd_idxs`` of a runtime hold every layer range."""
         return all(part.is_on(runtime, mpmd_idxs) for part in self.parts)
 
     def is_deleted(self) -> bool:

@@ -1,4 +1,4 @@
-"""The shardings and places of a step's arguments and results, as far as its caller decides them."""
+"""The shardings and places that the caller chooses for a step's arguments and results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ArgumentPlacements:
 
     @classmethod
     def of(cls, step: CutStep, request: CompileRequest) -> ArgumentPlacements:
-        """Returns the requested placements; with loops, the pass ``place`` decides all of them."""
+        """Returns the requested placements; none for a step with loops, which the pass ``place`` decides."""
         if step.loops:
             return cls.anywhere(step)
         arguments = _of_ranges(step.argument_leaves, request.argument_placements)
@@ -118,7 +118,7 @@ def _or_held_or_returned(
     results: Sequence[Spec | None],
     request: CompileRequest,
 ) -> list[Spec | None]:
-    """The spec of each argument: the one asked for, or else as it is held, or else as it is returned."""
+    """Returns the spec of each argument: as requested, or else as it is held, or else as it is returned."""
     returned = dict(zip((result.var for result in step.results), results, strict=True))
     held = _of_ranges(step.argument_leaves, request.argument_placements)
     specs: list[Spec | None] = []
@@ -131,7 +131,7 @@ def _or_held_or_returned(
 
 
 def _as_held(shape: Sequence[int], there: Placement, submeshes: Sequence[AbstractMesh]) -> Spec | None:
-    """The spec with which groups hold an array; replicated if one of them does so because it does not fit."""
+    """Returns the spec with which groups hold an array; ``()`` if it does not divide the array on a group."""
     if there.spec is None:
         return None
     groups = [submeshes[group] for group in there.mpmd_idxs]

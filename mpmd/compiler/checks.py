@@ -68,7 +68,7 @@ def check_sharded_graph(sharded: ShardedGraph) -> None:
 
 
 def check_placed_graph(placed: PlacedGraph) -> None:
-    """Checks that every equation runs somewhere, after what it reads is there, and that results are held.
+    """Checks that every equation runs on a group, after its operands are there, and that results are held.
 
     Raises: ``AssertionError`` with every fault.
     """
@@ -290,7 +290,7 @@ def _unplaced(placed: PlacedGraph) -> Iterator[str]:
 
 
 def _too_early(placed: PlacedGraph) -> Iterator[str]:
-    """The equations that run before the values that they read can be there."""
+    """Yields the equations that run before groups can have their operands."""
     makers: dict[Var, PlacedEqn] = {}
     step = placed.graph.step
     results = {a.result: step.loop_of(a.work.stage) + 1 for a in placed.graph.accumulators}

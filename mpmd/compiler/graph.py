@@ -1,12 +1,12 @@
 """A step cut into work, as ``split``, ``shard`` and ``place`` leave it, in jaxpr equations.
 
-Grammar, from the step in work to the one that is ready to be lowered::
+Grammar, in the order of the passes::
 
     TaskGraph    ::= CutStep outer-equation* StageWork* Accumulator* task-list*   StageWork has no marks
     ShardedGraph ::= TaskGraph Spec-of-each-outer-value gathered-copy*
     PlacedGraph  ::= TaskGraph PlacedEqn* GroupSet-of-each-outer-value
 
-``CutStep`` is in ``steps.py``. ``str()`` of each prints it, and ``checks.py`` says what holds of it.
+``CutStep`` is in ``steps.py``. ``str()`` prints each level, and ``checks.py`` checks its invariants.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Accumulator:
 
     Attributes:
       work: the work whose equations turn ``state`` into ``updated``.
-      initial: the outer value it starts from, which no other accumulator takes and nothing else reads.
+      initial: the outer value from which it starts. No equation and no other accumulator reads this value.
       result: the outer variable of its value after the last microbatch.
-      ordered, is_carry: those of the loop's result.
+      ordered, is_carry: as in the ``LoopResult`` that it accumulates.
     """
 
     work: TaskType
@@ -69,8 +69,8 @@ class TaskGraph:
     """A step cut into work.
 
     Attributes:
-      outer: all equations outside of loops, in order; those that read an accumulator's result come after
-        its loop, the others may come before it.
+      outer: all equations outside of loops, in order. Equations that depend on an accumulator's result run
+        after its loop; other equations may run before it.
       stage_work: the work of the loops, loop by loop in the order in which one microbatch passes through it.
         Its equations read outer variables directly.
       tasks: for each loop what each group of its schedule runs, first to last; it has been checked.
@@ -86,7 +86,6 @@ class TaskGraph:
         return "\n".join(self.lines(self.step.names()))
 
     def lines(self, names: Names) -> list[str]:
-        """The graph as text."""
         lines = [*self.step.argument_lines(names), "outside the loop"]
         lines += indented(map(names.equation, self.outer))
         lines += [*self.work_lines(names), "results"]
@@ -116,10 +115,10 @@ class ShardedGraph:
     """A task graph with how values are sharded within a group.
 
     Attributes:
-      specs: how outer variables and accumulators are sharded, as far as that is known. The accumulator of
-        partial sums has one dimension more than the sum, the first one, which counts them.
+      specs: the known specs of outer variables and accumulators. An accumulator of partial sums has one
+        dimension more than the sum: the first one, which counts the partial sums.
       gathered: for each gathered copy that tasks read, the sharded value that an equation before the loop
-        makes it of.
+        copies.
     """
 
     graph: TaskGraph
@@ -146,7 +145,7 @@ class PlacedEqn:
     """An outer equation and the groups that run it.
 
     ``segment`` is the number of loops that run before it; ``levels`` has, for each group that runs it, how
-    many exchanges between groups come before it, from the last of these loops on.
+    many exchanges between groups come before it, counted from the end of the last loop before it.
     """
 
     eqn: JaxprEqn
@@ -165,7 +164,7 @@ class PlacedGraph:
       homes: for each outer variable (argument, constant, equation or accumulator result) the groups that
         have it without receiving it from another one in this step.
       output_groups: for each result, the groups that hold it after the step.
-      specs: how outer variables and accumulators are sharded within a group, as far as that is known.
+      specs: the known specs of outer variables and accumulators within a group.
     """
 
     graph: TaskGraph

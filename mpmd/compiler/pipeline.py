@@ -37,11 +37,11 @@ Level = TypeVar("Level")
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A step that is ready to be loaded: as it was cut, its program, and what was proven of that.
+    """A step that is ready to be loaded: the cut step, its program, and the program's proven properties.
 
     Attributes:
-      in_specs: those of argument leaves for which it was compiled; ``None``: all are replicated.
-      seconds: how long each pass took; ``jax`` is the step itself, as JAX traces it.
+      in_specs: the specs of argument leaves for which the step was compiled; ``None``: all are replicated.
+      seconds: the seconds of each pass, by its name; ``jax`` is JAX's tracing of the step itself.
     """
 
     step: CutStep
@@ -52,7 +52,7 @@ class CompiledStep:
 
 
 class _Passes:
-    """Runs passes under a watch, and checks what they make."""
+    """Runs passes under a watch, and checks the level that each pass returns."""
 
     def __init__(self, watch: Stopwatch):
         self._watch = watch

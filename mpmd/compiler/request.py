@@ -1,4 +1,4 @@
-"""A request to compile a step, and how much of it is left open."""
+"""A request to compile a step, with the specs and placements that the caller leaves open."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class CompileRequest:
       donated: for each argument leaf, whether the caller gives it up; none if none is.
       in_specs: for each argument leaf how it is sharded within a group; ``None`` for one, or for all:
         replicated.
-      specs_are_of_arrays: for each argument leaf, whether its spec is that of the array that is passed
-        rather than of the caller: it is replicated where that does not fit the layer ranges that it is in.
-      out_specs: the same for result leaves, given the shape of the result; those that are ``None`` are left
-        to the compiler.
+      specs_are_of_arrays: for each argument leaf, whether its spec comes from the passed array and not from
+        the caller. A leaf is replicated where its array's spec does not divide its layer ranges.
+      out_specs: returns the specs of result leaves, given the shape of the result; the compiler chooses where
+        one is ``None``.
       partial_sums: which accumulators may hold partial sums over the devices of a group.
       gather: when weights that are sharded over the batch's axes are gathered.
-      sequence_parallel: how values between tensor-parallel regions are sharded along the axis of these;
-        ``None``: not by any pass.
+      sequence_parallel: how values between tensor-parallel regions are sharded along the axis of the regions;
+        ``None``: no pass shards them.
       argument_placements: for a function without a loop, where each argument leaf is; ``ANYWHERE`` for one
-        that the caller sends. One without a spec in ``in_specs`` has the spec that it is held with, and one
-        that is held in layer ranges is read in these.
+        that the caller sends. A leaf without a spec in ``in_specs`` has the spec with which groups hold it,
+        and a leaf that groups hold in layer ranges is read in these ranges.
       result_placements: for a function without a loop, the placement that each result leaf is to have;
-        ``ANYWHERE``: where it is made. Their specs are those of ``out_specs``.
+        ``ANYWHERE``: where it is computed. Their specs are in ``out_specs``.
       parts: the groups of each part of the mesh, by its name.
     """
 

@@ -6,7 +6,7 @@ Grammar::
     CutStep    ::= Argument* Constant* (equation* Loop)* equation* Result*
     Loop       ::= index equation* LoopResult*          the equations have marks among them, with numbers
 
-``str()`` of each prints it, and ``checks.py`` says what holds of it.
+``str()`` prints each level, and ``checks.py`` checks its invariants.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """An array that the step closes over."""
-
     var: Var
     value: Any
 
@@ -174,10 +172,10 @@ class TracedStep:
     Calls outside of loops are inlined, and values have no shardings in their types.
 
     Attributes:
-      jaxpr: with a ``treduce`` equation for each loop, and marks without the numbers of stages, some of them
+      jaxpr: with a ``treduce`` equation for each loop, and marks without the numbers of stages, which may be
         in scans.
-      constants: the values of the variables that it reads besides its arguments.
-      argument_paths: what its user calls the arguments.
+      constants: the values of the variables that ``jaxpr`` reads besides its arguments.
+      argument_paths: the user's names of the arguments, such as ``args[0].params['w']``.
       donated: for each argument, whether the caller gives it up.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
       fed_back_leaves: pairs of an argument's and a result's position that a training loop will connect.
@@ -214,20 +212,21 @@ class TracedStep:
 class CutStep:
     """A step over flat arguments, each a value of one group: equations and loops in turn.
 
-    Scans are cut where stages end, and all that goes along with them is in layer ranges. Equations and loops
-    that no result needs are gone.
+    Scans are cut where stages end, and the arrays that they scan are cut into the same layer ranges.
+    Equations and loops that no result needs are gone.
 
     Attributes:
-      loops: in the order in which they are written, which is one of their data.
+      loops: in the order in which they are written, which follows their data dependencies.
       outside: the equations before the first loop, between each two loops, and after the last one; of a
         function without a loop, all. The compiler may move them.
       out_shape: the result as a pytree of ``ShapeDtypeStruct``.
       argument_leaves, result_leaves: the leaves that the arguments and results are layer ranges of, in order.
       fed_back_leaves: pairs of an argument leaf's and a result leaf's position that a training loop will
         connect.
-      fed_back: the same of arguments and results, where leaves are in the same layer ranges.
+      fed_back: pairs of an argument's and a result's position, where both leaves are in the same layer
+        ranges.
       explicit_specs: the specs of variables, outside and inside the loop, whose types said how they are
-        sharded, as types do along explicit mesh axes. The types of these variables no longer do.
+        sharded, as types do along explicit mesh axes. The types of these variables have no sharding any more.
     """
 
     arguments: tuple[Argument, ...]
@@ -257,7 +256,7 @@ class CutStep:
         return next(number for number, loop in enumerate(self.loops) if stage in loop.stages)
 
     def segment_text(self, segment: int) -> str:
-        """The title of the equations outside of loops that come after so many of them."""
+        """The title of the equations outside of loops that come after the first ``segment`` loops."""
         if not self.loops:
             return "without a loop"
         which = "the loop" if len(self.loops) == 1 else "all loops"
@@ -272,12 +271,10 @@ class CutStep:
         return _names((*arguments, *((loop.index, "index") for loop in self.loops)), constants)
 
     def argument_lines(self, names: Names) -> list[str]:
-        """The step's inputs, as text."""
         arguments = [argument.var for argument in self.arguments]
         return _argument_lines(names, arguments, [constant.var for constant in self.constants])
 
     def result_lines(self, names: Names) -> list[str]:
-        """The step's results, as text."""
         results = ((result.path, result.var) for result in self.results)
         next_of = {result: self.arguments[argument].path for argument, result in self.fed_back}
         return _result_lines(names, results, next_of)

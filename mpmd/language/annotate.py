@@ -102,8 +102,8 @@ def mark_stage_end(
     loop of a step that ``mpmd.jit`` compiles.
 
     In the body of a ``jax.lax.scan`` over layers, ``x`` is the carry to the next layer. Stages end after
-    whole iterations: after each one, unless ``every`` or ``num_stages`` says otherwise. Each group then holds
-    the range of its layers of the arrays that are scanned over, and of the values that are computed of them.
+    whole iterations: after each one, unless ``every`` or ``num_stages`` says otherwise. Each group then
+    holds, of the scanned arrays and of the values computed from these, the range of its own layers.
 
     Args:
       x: a pytree of arrays of any shape and dtype, usually the activations.
@@ -131,7 +131,6 @@ def mark_stage_end(
 
 
 def _check_ends(name: Any, every: Any, num_stages: Any) -> None:
-    """Raises ``TypeError`` or ``ValueError`` for wrong parameters of a mark."""
     raise_faults(
         str_fault("name", name, optional=True),
         *(int_faults("every", every) if is_sequence(every) else [int_fault("every", every, optional=True)]),
@@ -202,8 +201,8 @@ def _saved_by_remat(
       unknown: for each operand, whether the forward does not know it.
       instantiated: for each operand, whether the backward has it already.
 
-    Returns: the equation of the forward; that of the backward; for each result, whether the forward does not
-      know it; for each result, whether the backward computes it; further operands of the backward.
+    Returns: the equation of the forward; the equation of the backward; for each result, whether the forward
+      does not know it; for each result, whether the backward computes it; further operands of the backward.
     """
     if not any(unknown):
         return _with_some_kept_apart(eqn)

@@ -46,7 +46,7 @@ class HostCallback:
       scans: the scans around the call, without the microbatch loop. They stack the operands.
       conditional: whether the first operand, a bool, says if the function is called.
       avals: of the operands of one call.
-      literals: the operands that are known, by their positions; tasks send the others.
+      literals: the constant operands, by their positions; tasks send the other operands.
     """
 
     primitive: Primitive
@@ -67,7 +67,7 @@ class HostCallback:
         """The calls that a task asks for, each with its position in the order of the step.
 
         Args:
-          microbatch: that of the task; ``None`` outside the loop.
+          microbatch: the microbatch of the task; ``None`` outside the loop.
           values: the operands that it sent, as the plan has them, stacked by the scans.
         """
         for index in np.ndindex(*(scan.length for scan in self.scans)):

@@ -18,7 +18,7 @@ class Microbatch:
     """A traced function of the leaves of a carry, if there is one, and of the microbatch index.
 
     Attributes:
-      traced: returns the leaves of the next carry, then those of the microbatch's result.
+      traced: returns the leaves of the next carry, then the leaves of the microbatch's result.
       initial: the leaves that the first microbatch takes.
       treedef: of the carry.
       result: the shape of the microbatch's result, a pytree.
@@ -49,12 +49,11 @@ class Microbatch:
 
     @property
     def outs(self) -> list[jax.ShapeDtypeStruct]:
-        """The leaves of the result."""
         return [described(aval) for aval in self.traced.out_avals[len(self.initial) :]]
 
     @property
     def states(self) -> list[jax.Array]:
-        """The leaves of the carry that microbatches change; the others are loop constants."""
+        """The initial leaves of the carry that microbatches change; unchanged leaves are loop constants."""
         return [self.initial[i] for i in self._changing]
 
     @property
@@ -74,7 +73,7 @@ class Microbatch:
         return next_states, [jnp.copy(value) if _is_among(var, taken) else value for value, var in results]
 
     def carry_with(self, states: Sequence[jax.Array]) -> Any:
-        """The carry with other leaves in place of those that change; further ``states`` are ignored."""
+        """Returns the carry with ``states`` in place of the leaves that microbatches change."""
         return jax.tree.unflatten(self.treedef, self._with(states))
 
     def _with(self, states: Sequence[jax.Array]) -> list[jax.Array]:

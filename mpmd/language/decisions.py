@@ -49,7 +49,7 @@ class Decisions:
 
 
 def in_order(of_loops: Mapping[int, Decisions]) -> tuple[Decisions, ...]:
-    """``Decisions.of_loops`` made of the decisions of some loops, by number; the others have none."""
+    """Returns ``Decisions.of_loops``, given decisions by the number of a loop; missing loops have none."""
     return tuple(of_loops.get(number, Decisions()) for number in range(1 + max(of_loops, default=-1)))
 
 
@@ -70,7 +70,7 @@ _slices_of_loop = jax.make_user_context(default_value=0)
 
 
 def current_decisions() -> Decisions:
-    """The decisions for the step, or for the loop of it, that is being traced."""
+    """Returns the decisions for the step, or for its loop, that is being traced."""
     return _decisions.value
 
 
@@ -102,7 +102,7 @@ def slices_of_loop() -> int:
 
 
 def note_slices(number: int) -> None:
-    """Notes that the step that is being traced cuts a sequence into so many slices."""
+    """Records that the step that is being traced cuts a sequence into ``number`` slices."""
     trace = _trace.value
     if trace:
         trace.slices.add(number)
@@ -130,7 +130,7 @@ def marked_as_decided(fun: Callable, schedule: Schedule | None) -> Callable:
 
 
 def with_layers_marked(fun: Callable, mark_layers: Callable[[Callable, int | None], Callable]) -> Callable:
-    """The function, traced so that functions without marks have stages where nothing else is decided."""
+    """Returns ``fun``, traced so that ``mark_layers`` marks functions without marks where no plan decides."""
 
     @functools.wraps(fun)
     def under_decisions(*args, **kwargs):

@@ -60,7 +60,7 @@ def value_and_grad(
 
     The arrays of the batch are cut along their first axis, the rows. Its scalars, such as a single random
     key, are passed to every microbatch as they are: with one key all microbatches draw the same numbers; for
-    different numbers, pass a key for each row. Arguments that are not of the batch, and those that are passed
+    different numbers, pass a key for each row. Arguments outside of the batch, and arguments that are passed
     by name, go to every microbatch, too.
 
     Args:
@@ -73,16 +73,16 @@ def value_and_grad(
       num_microbatches: the number of microbatches, by which the number of rows divides. ``None``: the number
         that a plan decides, or else 1.
       schedule: as of ``treduce``.
-      batch_argnums: the positions of the arguments that are cut. ``None``: all but those of ``argnums``.
+      batch_argnums: the positions of the arguments that are cut. ``None``: all but ``argnums``.
       reduction: how the values of microbatches make the value of the batch: ``"mean"`` or ``"sum"``; or, for
         a mean over something else than rows, such as tokens that are not padding, a function that takes the
         arguments of ``fun`` for one microbatch and returns its weight, a scalar. The value is then
         ``sum(w[i] * value[i]) / sum(w)``. A microbatch of weight zero adds nothing, not even a NaN; if all
         weights are zero, all count alike.
-      aux_reduction: how auxiliary output is combined: an ``Op`` of ``treduce``, or a pytree prefix of it with
-        an ``Op`` for each subtree. ``None``, for a subtree or for all of it, gives the auxiliary output of
-        the whole batch: a leaf whose shape grows with the rows is concatenated along these; any other leaf
-        has to be of floats and is reduced as the value is.
+      aux_reduction: how auxiliary output is combined: an ``Op`` of ``treduce``, or a pytree prefix of the
+        output with an ``Op`` for each subtree. ``None``, for a subtree or for the whole output, gives the
+        auxiliary output of the whole batch: a leaf whose shape grows with the rows is concatenated along the
+        rows; any other leaf has to be of floats and is reduced as the value is.
 
     Returns: a function of the arguments of ``fun`` with the results of ``jax.value_and_grad``.
     Raises: ``TypeError`` or ``ValueError`` for wrong arguments. The returned function raises the errors of
@@ -140,7 +140,7 @@ def grad(
 ) -> Callable[..., Any]:
     """``jax.grad`` of a batch that is cut into microbatches: ``value_and_grad`` without the value.
 
-    Args, errors: those of ``value_and_grad``.
+    Args, errors: as for ``value_and_grad``.
     Returns: a function that returns the gradients; with ``has_aux``, these and the auxiliary output.
     """
     differentiate = value_and_grad(fun, argnums, has_aux, **options)
@@ -164,7 +164,6 @@ def _check_options(
     reduction: Any,
     aux_reduction: Any,
 ) -> None:
-    """Raises all faults of the arguments of ``value_and_grad``."""
     is_word = isinstance(reduction, str) and reduction in ("mean", "sum")
     reductions = 'reduction must be "mean", "sum", or a function that weighs a microbatch'
     raise_faults(
@@ -226,7 +225,7 @@ class _Batch:
         return cls(tuple(leaf for _, leaf in with_paths), treedef, tuple(named), tuple(microbatches), size)
 
     def arguments(self, microbatch: Sequence[Any]) -> tuple:
-        """The arguments with the cut leaves of one microbatch; the others are the same objects in all."""
+        """Returns the arguments for one microbatch; leaves that are not cut are the same objects in all."""
         leaves = list(self.leaves)
         for i, leaf in zip(self.cut, microbatch, strict=True):
             leaves[i] = leaf

@@ -19,13 +19,13 @@ KERNEL_SCOPE = "mpmd.cost"
 """The beginning of the name of a kernel in name stacks."""
 
 _CALLS = itertools.count(1)
-"""Numbers of traced calls, by which the equations of one are known from those of the next."""
+"""Numbers of traced calls, which tell the equations of one call from the equations of the next."""
 
 Function = TypeVar("Function", bound=Callable)
 
 
 class KernelWork(NamedTuple):
-    """The work of a call of a kernel; ``None`` is that of its equations.
+    """The work of a call of a kernel; ``None``: the work of its equations.
 
     Attributes:
       operations, nbytes: of the forward.
@@ -74,26 +74,26 @@ def cost(
             divides="bh",
         )
 
-    The function computes what it did. A plan counts its operands and results as memory traffic and not the
-    values between them, which are no residuals either: the backward computes them again. So a plan needs no
-    device that has the kernel: plan with the equations of a reference implementation, run with the kernel.
-    It may be differentiated, mapped, rematerialised and scanned.
+    The function computes the same values as without ``cost``. A plan counts its operands and results as
+    memory traffic and not the values between them, which are no residuals either: the backward computes them
+    again. So a plan needs no device that has the kernel: plan with the equations of a reference
+    implementation, run with the kernel. It may be differentiated, mapped, rematerialised and scanned.
 
     Args:
       fun: of arrays.
-      forward, backward: the operations of the kernel's forward and backward over those of the equations. A
+      forward, backward: the operations of the kernel's forward and backward over the equations'. A
         flash attention without a mask has the backward 1.25, since it computes the scores again.
-      operations, backward_operations: multiplications and additions of one call, as numbers, in place of
-        those of the equations. They run at ``Cluster.flops``. Under ``vmap`` each row is a call.
+      operations, backward_operations: multiplications and additions of one call, as numbers, in place of the
+        operations of the equations. They run at ``Cluster.flops``. Under ``vmap`` each row is a call.
       nbytes, backward_bytes: bytes that one call reads and writes, in place of its operands and results.
       dimensions: a letter for each dimension of the arrays in the arguments and results, as in ``einsum``.
-      divides: the letters of the dimensions along which devices can divide the kernel; along others they
-        gather its operands. By default it divides as its equations do, and so it does along those that
-        ``vmap`` adds.
+      divides: the letters of the dimensions along which devices can divide the kernel; along other dimensions
+        they gather its operands. By default it divides as its equations do, and so it does along dimensions
+        that ``vmap`` adds.
 
-    Raises: ``TypeError`` for what is no function, number or text; ``ValueError`` for numbers that are
-      negative or infinite, for ``divides`` without ``dimensions``, and, when it is called, for dimensions
-      that the arrays do not have.
+    Raises: ``TypeError`` for arguments that are not a function, numbers or texts; ``ValueError`` for numbers
+      that are negative or infinite, for ``divides`` without ``dimensions``, and, when it is called, for
+      dimensions that the arrays do not have.
     """
     numbers = {
         "forward": forward,

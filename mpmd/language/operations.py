@@ -27,17 +27,16 @@ class Op(Protocol):
         ...
 
     def update(self, state: jax.Array, update: jax.Array, index: jax.Array) -> jax.Array:
-        """The state after microbatch ``index``, an int32 scalar; shape and dtype are those of ``state``."""
+        """Returns the state after microbatch ``index``, an int32 scalar; ``state``'s shape and dtype stay."""
         ...
 
 
 def is_op(x: Any) -> bool:
-    """Whether an object has the methods of an ``Op``."""
     return hasattr(x, "state") and hasattr(x, "update") and not isinstance(x, type)
 
 
 def operation_faults(name: str, operation: Any) -> list[TypeError]:
-    """The faults of an ``Op``, or of a pytree of them; ``None`` may stand for ``None`` in a result."""
+    """The faults of an ``Op``, or of a pytree of ``Op``s; ``None`` may stand for ``None`` in a result."""
     what = (
         "an operation, such as mpmd.Mean, mpmd.Add or mpmd.Concat(axis=0), or an object with the methods "
         "state and update"

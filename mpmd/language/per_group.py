@@ -1,4 +1,4 @@
-"""Functions that are traced anew for each group that runs them, because they depend on its submesh."""
+"""Functions that are traced again for each group that runs them, because they depend on its submesh."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def per_group(fun: Callable) -> Callable:
     ``per_group`` such code works with groups of different sizes::
 
         @mpmd.per_group
-        def gathered(x, w):  # jax.lax.axis_size("data") is that of the group
+        def gathered(x, w):  # jax.lax.axis_size("data") is the group's
             return jax.shard_map(local, in_specs=(P("data"), P("data")), out_specs=P("data"))(x, w)
 
     The shapes of the results must not depend on the group. In a backward, ``fun`` is computed again, as under
@@ -104,12 +104,12 @@ def _abstract_eval(*avals, fun):
 
 
 def traced_for_group(fun: Callable[..., list[jax.Array]], avals: Sequence[Any]) -> ClosedJaxpr:
-    """The function of an equation, traced for arguments of these types under the mesh of the context."""
+    """Traces the function of an equation for arguments of the types ``avals`` under the current mesh."""
     return jax.make_jaxpr(fun)(*map(described, avals))
 
 
 def typed_again(fun: Callable[..., list[jax.Array]], avals: Sequence[Any]) -> Callable[..., list[jax.Array]]:
-    """``fun`` for arguments over ``Auto`` axes, to which it gives the explicit shardings of these types."""
+    """Returns ``fun`` for arguments over ``Auto`` axes, which get the explicit shardings in ``avals``."""
     shardings = list(map(explicit_sharding, avals))
     mesh = next((sharding.mesh for sharding in shardings if sharding is not None), None)
     if mesh is None:

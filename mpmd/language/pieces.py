@@ -184,7 +184,7 @@ def stage_ends(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
     Args:
       num_layers: at least ``num_stages``.
-      num_stages: that of the schedule.
+      num_stages: the number of the schedule's stages.
 
     Returns: the positions of ``num_stages - 1`` layers.
     Raises: ``ValueError`` for fewer layers than stages, or no stage; ``TypeError`` for other types than ints.

@@ -154,7 +154,7 @@ def treduce(
         times that.
       carry: a pytree of arrays that the first microbatch takes; its shapes and dtypes stay. ``None``: none.
       part: the part of the mesh whose groups run the loop, by its name, in a step of the whole mesh. By
-        default, the schedule's groups are those of the mesh. It means nothing to plain JAX.
+        default, the schedule's groups are the mesh's. It means nothing to plain JAX.
 
     Returns: the accumulated results; with a carry, the pair of the last microbatch's carry and these.
     Raises: ``ValueError`` when the leaves of ``xs`` differ in size along ``axis``, or when there is no
@@ -200,7 +200,7 @@ def treduce_i(
 ) -> Any:
     """``treduce`` over the microbatch index: ``fun`` takes an int32 scalar from 0 to ``length - 1``.
 
-    With a carry, ``fun`` takes the carry first. Arguments, result and errors are those of ``treduce``.
+    With a carry, ``fun`` takes the carry first. Arguments, result and errors are as for ``treduce``.
     """
     raise_faults(
         callable_fault("fun", fun),
@@ -238,7 +238,7 @@ def treduce_i(
 
 
 def _decided(schedule: Any) -> Schedule | None:
-    """The schedule that is decided for the loop; the argument where none is."""
+    """Returns the schedule that a plan has decided for the loop, or else the argument."""
     decided = current_decisions().schedule
     return schedule if decided is None else decided
 
@@ -263,7 +263,6 @@ def _body(microbatch: Microbatch, ops: Sequence[Op], initial: Sequence[Any]) -> 
 
 
 def _bind(states: Sequence[Any], body: Callable, *, summed: tuple[bool, ...], **params: Any) -> list[Any]:
-    """The results of a ``treduce_p`` equation with these states and parameters."""
     read = [state for state, is_sum in zip(states, summed, strict=True) if not is_sum]
     index = jax.ShapeDtypeStruct((), jnp.int32)
     closed = jax.make_jaxpr(body)(index, *(described(jax.typeof(state)) for state in read))
@@ -323,8 +322,9 @@ Parameters: ``body``, a jaxpr without constants, that takes the closed-over valu
 that are not plain sums; ``summed``, for each result, whether the body returns an addend of a plain sum
 (otherwise it returns the new state); ``ordered``, for each result, whether it may depend on the order of the
 microbatches; ``carried``, for each result, whether it is a leaf of the user's carry; ``length``, the number
-of microbatches; ``schedule``, ``None`` if it is open; ``number``, that of the loop in the step's
-decisions; ``part``, the name of the part of the mesh that runs it, or ``None``."""
+of microbatches; ``schedule``, ``None`` if it is open; ``number``, the position of the loop in the step's
+decisions; ``part``, the name of the part of the mesh that runs it, or ``None``.
+"""
 treduce_p.multiple_results = True
 
 

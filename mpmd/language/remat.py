@@ -1,4 +1,7 @@
-"""Policies of rematerialisation: what a stage keeps for its backward, and what it computes again. No JAX."""
+"""Policies of rematerialisation: the values that a stage keeps, and the values that its backward recomputes.
+
+This file loads no JAX.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ class _Policies(enum.EnumMeta):
 
 
 class Remat(enum.StrEnum, metaclass=_Policies):
-    """A policy of rematerialisation; those of ``jax.checkpoint_policies`` have their names there.
+    """A policy of rematerialisation, by its name in ``jax.checkpoint_policies`` if it has one.
 
     Each layer of a stage is a function under ``jax.checkpoint``, and always keeps what enters it.
 
     Attributes:
       NONE: the backward computes nothing again; no ``jax.checkpoint``.
-      DOTS_SAVEABLE: products are kept, and all else is computed again.
+      DOTS_SAVEABLE: products are kept, and all further values are computed again.
       DOTS_WITH_NO_BATCH_DIMS_SAVEABLE: as ``DOTS_SAVEABLE``, but products with batch dimensions, such as
-        those of attention, are computed again, too.
+        attention's, are computed again, too.
       NOTHING_SAVEABLE: all is computed again: full rematerialisation.
     """
 
@@ -38,7 +41,7 @@ class Remat(enum.StrEnum, metaclass=_Policies):
     def of(cls, remat: bool | str) -> Remat:
         """The policy of a name; ``True`` is ``NOTHING_SAVEABLE``, and ``False`` is ``NONE``.
 
-        Raises: ``ValueError`` for a name that is none of them.
+        Raises: ``ValueError`` for a name without a policy.
         """
         if isinstance(remat, bool):
             return cls.NOTHING_SAVEABLE if remat else cls.NONE

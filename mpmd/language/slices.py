@@ -50,17 +50,17 @@ def slice_bounds(
 
     Args:
       length: of a sequence, in tokens.
-      slices: their number, that of the schedule.
+      slices: the number of slices, as in the schedule.
       attention_share: the share of causal attention in the time of a layer on the whole sequence, from 0 to
         1. It is about ``length / (length + 12 * width)`` for a transformer of that ``width`` whose
         feed-forward layers are four times as wide. The default, 0, gives slices of equal length, and also
         fits recurrent layers, whose work is the same for each token.
-      multiple: all bounds but the last are multiples of it, as the blocks of attention kernels need.
+      multiple: all bounds but the last are multiples of this number, as the blocks of attention kernels need.
 
     Returns: ``slices + 1`` positions, ascending from 0 to ``length``: slice ``k`` has the tokens from
       ``bounds[k]`` to before ``bounds[k + 1]``. Each is within half of ``multiple`` of the bound of equal
       work, unless a slice would have no token.
-    Raises: ``ValueError`` when the sequence is too short for so many slices or a number is out of range;
+    Raises: ``ValueError`` when the sequence has too few tokens for the slices or a number is out of range;
       ``TypeError`` for other types than numbers.
     """
     raise_faults(
@@ -110,7 +110,7 @@ def slices(tree: Tree, bounds: Sequence[int], axis: int = 1) -> tuple[Tree, ...]
       bounds: ascending positions from 0 to the length, as of ``slice_bounds``.
       axis: of the sequence; a negative one counts from the last axis.
 
-    Returns: a pytree for each slice, with leaves of shape ``(rows, bounds[k + 1] - bounds[k], ...)``. Those
+    Returns: a pytree for each slice, with leaves of shape ``(rows, bounds[k + 1] - bounds[k], ...)``. Slices
       of a numpy array are views.
     Raises: ``ValueError`` for bounds that do not ascend from 0 to the length, and for leaves without the
       axis; ``TypeError`` for leaves that are not arrays, and for bounds that are not integers.

@@ -38,7 +38,7 @@ class AbstractMpmdMesh(WholeMesh):
         print(mpmd.jit(train_step, mesh).lower(params, xs, ys).report())
 
     Args:
-      shape: a dict of axes, or a ``jax.sharding.AbstractMesh``; or a list with one of them for each group.
+      shape: a dict of axes, or a ``jax.sharding.AbstractMesh``; or a list with a shape for each group.
       mpmd_axis_name: the axis along which the groups are; left out for a list.
       parts: the number of groups of each part by its name, as of ``MpmdMesh``.
 

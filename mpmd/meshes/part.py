@@ -85,10 +85,10 @@ class WholeMesh:
     def part(self, name: str) -> PartMesh:
         """Some groups of the mesh, for which steps are compiled as for a mesh.
 
-        Hold it as long as it is used: copies to it are compiled once for as long as the object lives.
+        Keep the object while you use it: copies to the part are compiled once in the lifetime of the object.
 
         Args:
-          name: that of the part, as the mesh was given it.
+          name: the name of the part, as in the mesh's ``parts``.
 
         Raises: ``ValueError`` for a mesh without such a part.
         """
@@ -106,7 +106,7 @@ def parts_faults(parts: Any, num_groups: int | None = None) -> Iterator[Fault | 
     """The faults of the parts of a mesh.
 
     Args:
-      num_groups: those of the mesh, which the parts have to share; ``None``: not known.
+      num_groups: the number of groups of the mesh, which the parts have to share; ``None``: not known.
     """
     if parts is None:
         return

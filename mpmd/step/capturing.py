@@ -1,4 +1,4 @@
-"""Captures of tasks: the one that a caller names, and the one with which a step fails."""
+"""Captures a task that a caller names, or the task with which a step fails."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from mpmd.util.tree import compare
 
 
 def compile_init(fun: Callable, call: Call, argument: Any, mesh: GroupMesh) -> CompiledStep:
-    """Compiles ``fun`` for a call of it, with its result on the groups that read it.
+    """Compiles ``fun`` for one call, with its result on the groups that read it.
 
     Args:
       argument: the argument that the result becomes, a pytree with an ``ArgumentLeaf`` for each leaf.

@@ -250,7 +250,7 @@ class MpmdFunction(ShownAsText):
         return self.trace(*args, **kwargs).out_info
 
     def clear_cache(self) -> None:
-        """Forgets the compiled steps; groups drop those that nobody else holds."""
+        """Forgets the compiled steps. Groups drop each step that no user holds."""
         self._loaded.clear()
 
     def _cache_size(self) -> int:
@@ -298,7 +298,6 @@ class MpmdFunction(ShownAsText):
         return compiled[0]
 
     def _compiled_steps(self) -> list[LoadedStep]:
-        """The steps that were compiled, in this order."""
         steps = {id(step): step for of_mesh in self._loaded.values() for step in of_mesh.values()}
         return list(steps.values())
 

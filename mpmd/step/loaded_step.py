@@ -99,8 +99,8 @@ class LoadedStep(PlannedStep):
     def report(self) -> Report:
         """The tasks and the needs of each group, and the seconds of compiling; printable.
 
-        It asks the allocators of the groups' devices for their peaks so far; those of CPUs do not count them.
-        Once the step was profiled, it also has the findings of the last profile.
+        It asks the allocators of the groups' devices for their peaks so far; allocators of CPUs do not count
+        peaks. Once the step was profiled, it also has the findings of the last profile.
         """
         runtime = self._runtime()
         return self._report(
@@ -132,10 +132,10 @@ class LoadedStep(PlannedStep):
     def init(self, fun: Callable, *args: Any, argnum: int | str = 0) -> Any:
         """Makes an argument of the step, such as its state, on the groups that read it: ``fun(*args)``.
 
-        Each group computes the leaves that it reads, sharded as it reads them. No process has the whole, and
-        the driver holds none of it. The values are those of ``jax.jit(fun)(*args)``; random numbers are, too,
-        if they do not depend on their sharding, as those of JAX's default keys do not. The same function is
-        not compiled again for arguments of the same shapes and dtypes.
+        Each group computes the leaves that it reads, sharded as it reads them. No process has the whole
+        argument, and the driver holds no part. The values equal ``jax.jit(fun)(*args)``; random numbers do,
+        too, if they do not depend on their sharding, as with JAX's default keys. The same function is not
+        compiled again for arguments of the same shapes and dtypes.
 
         Args:
           fun: makes a pytree like the argument.
@@ -144,8 +144,8 @@ class LoadedStep(PlannedStep):
 
         Returns: the argument, of ``MpmdArray``s. Nothing waits until it is made.
         Raises: ``CompileError`` naming the leaves that have another shape or dtype than the step reads, or
-          that only one of them has; ``ValueError`` as ``argument_leaves``; ``RuntimeError`` when the mesh was
-          closed since.
+          that are missing in one of the two; ``ValueError`` as ``argument_leaves``; ``RuntimeError`` when the
+          mesh was closed since.
         """
         raise_faults(callable_fault("fun", fun))
         check_argnum(argnum)
@@ -195,15 +195,15 @@ class LoadedStep(PlannedStep):
         step that groups ran again, since one of them recovered, counts only if there is no other.
 
         Args:
-          args, kwargs: the step's; those of the first one, if there are several.
-          steps: the number of steps. Each takes the state that the one before has returned. Medians of
-            tasks that run once a step, such as the optimizer's, need several.
+          args, kwargs: the step's arguments; the first step's, if there are several.
+          steps: the number of steps. Each takes the state that the step before has returned. Medians of tasks
+            that run once a step, such as the optimizer's, need several.
           trace_dir: a directory of the driver's machine to which ``jax.profiler``'s traces of all processes
-            of all groups are brought, with the names of tasks in them. XProf and TensorBoard open it, and
-            Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads it. A step
-            that fails leaves the traces until then. Traces that are lost, as where a group dies and recovers
-            meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state. On accelerators
-            the times of tasks are then those of the devices.
+            of all groups are brought; the traces have the names of tasks. XProf and TensorBoard open the
+            directory, and Perfetto the files that end in ``trace.json.gz``; ``mpmd.collective_seconds`` reads
+            it. A step that fails leaves the traces until then. Traces that are lost, as where a group dies
+            and recovers meanwhile, are a ``RuntimeWarning``: the result may be the only copy of the state. On
+            accelerators the times of tasks are then measured on the devices.
 
         Raises: ``ValueError`` when ``trace_dir`` cannot be written, for less than one step, and for several
           steps with a donated argument that no result replaces; ``TypeError`` when ``trace_dir`` is no path;
@@ -242,10 +242,10 @@ class LoadedStep(PlannedStep):
         The directory has the task's operands, and nobody but its user may read it; see :doc:`/replay`.
 
         Args:
-          args, kwargs: the step's.
+          args, kwargs: the step's arguments.
           task: its name in the plan, such as ``fwd_2__5``: stage 2, microbatch 5.
           to: a directory that does not exist, or is empty.
-          mpmd_idx: the group, for a task that several groups run; by default the first of these.
+          mpmd_idx: the group, for a task that several groups run; by default the first.
 
         Returns: the step's result. If the task cannot be written, that is a ``RuntimeWarning``: the result
           may be the only copy of the state.

@@ -78,7 +78,6 @@ class LoweredStep(PlannedStep):
 
 
 def _axes(mesh: GroupMesh) -> list[str]:
-    """The axes of each group's submesh, with their sizes and types."""
     return [
         ", ".join(
             f"{axis}={size} ({kind})"

@@ -1,4 +1,4 @@
-"""Numbers of groups: those of a part of a mesh become those of the mesh, and back."""
+"""Converts the numbers of a part's groups to the numbers of the mesh's groups, and back."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mpmd.util.tables import first_few
 def placements_in(
     mesh: GroupMesh, placements: Sequence[Placement], paths: Sequence[str]
 ) -> tuple[Placement, ...]:
-    """The placements of a call's leaves by the numbers of the groups of a part; those of a mesh as they are.
+    """Converts the placements of a call's leaves to the numbers of a part's groups; a whole mesh's stay.
 
     Args:
       paths: the names of the leaves to users.
 
-    Raises: ``ValueError`` naming the leaves that no group of the part holds, or parts of which none holds.
+    Raises: ``ValueError`` naming the leaves with a layer range that no group of the part holds.
     """
     if not isinstance(mesh, PartMesh):
         return tuple(placements)
@@ -62,7 +62,7 @@ def check_in_part(mesh: GroupMesh, call: Call, runtime: Runtime) -> None:
 
 
 def peaks_in(mesh: GroupMesh, peaks: Sequence[int | None]) -> tuple[int | None, ...]:
-    """The measured peaks of the groups of a part, of those of the mesh."""
+    """Selects the measured peaks of the groups of a part, or returns all of a mesh."""
     groups = mesh.mpmd_idxs if isinstance(mesh, PartMesh) else range(len(peaks))
     return tuple(peaks[group] for group in groups)
 

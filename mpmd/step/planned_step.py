@@ -109,7 +109,7 @@ class PlannedStep(ShownAsText, abc.ABC):
         return self._shardings(self.out_tree, self.compiled.step.result_leaves, self.plan.outputs)
 
     def _shardings(self, tree: Any, leaves: Iterable[Leaf], values: Iterable[InputLeaf | OutputLeaf]) -> Any:
-        """A pytree of shardings over the shapes of submeshes; of stacked layers that of the first layer."""
+        """Returns a pytree of shardings over the shapes of submeshes; a stack has its first range's."""
         of_names = {
             value.path: to_sharding(value.spec or (), self.submeshes[min(value.mpmd_idxs, default=0)])
             for value in values
@@ -124,7 +124,7 @@ class PlannedStep(ShownAsText, abc.ABC):
         return "\n\n".join(analysis.text for analysis in self._analyses(*args, **kwargs).values())
 
     def cost_analysis(self) -> dict[str, float]:
-        """XLA's estimates for a step: ``flops``, ``bytes accessed`` and others, by the names that JAX has.
+        """XLA's estimates for a step, by JAX's names, such as ``flops`` and ``bytes accessed``.
 
         They are sums over the tasks of all groups: an executable counts as often as it runs in a step. As in
         JAX, a lowered step counts whole arrays, and a compiled one the work of one device of each group,
@@ -161,7 +161,7 @@ class PlannedStep(ShownAsText, abc.ABC):
 
         Args:
           costs: the times of tasks and messages, such as ``Costs.measured(events)`` of a step's profile; by
-            default the time of a task is that of its operations, and messages take none.
+            default the time of a task is the time of its operations, and messages take no time.
           steps: the number of steps that run in a row.
           operations_per_second: the speed of a device, if there are no costs.
 

@@ -1,4 +1,4 @@
-"""Recorded runs of a loaded step: several in a row, each with the state that the one before returned."""
+"""Records runs of a loaded step: several in a row, each with the state that the run before returned."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_names(method: str, names: Sequence[str], args: Sequence[Any], **option
 
     Args:
       method: ``profile`` or ``capture``.
-      names: those of the step's positional parameters.
+      names: the names of the step's positional parameters.
       args: the step's arguments that were passed by position.
       options: whether each was passed.
     """
@@ -57,12 +57,12 @@ def record_steps(
     Args:
       runtime: of the groups.
       submit: submits a step that is recorded.
-      call: that of the first step.
-      fed_back: the position of the result leaf that takes an argument leaf's place, by the latter's.
+      call: the call of the first step.
+      fed_back: from the position of an argument leaf to the position of the result leaf that replaces it.
       count: the number of steps.
 
     Returns: the last result, and the record of each step.
-    Raises: as a call. Arrays of groups that the caller has donated stand for the last state then.
+    Raises: as a call. The caller's donated arrays then stand for the last state.
     """
     first, result, steps = call, None, list[RecordedStep]()
     attempt = runtime.attempt

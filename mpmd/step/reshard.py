@@ -1,8 +1,8 @@
-"""Copies arrays from the groups that hold them to those that read them, whatever the layouts of the two.
+"""Copies arrays from the groups that hold them to the groups that read them, from any layout to any other.
 
-A copy is a function without a loop over the whole mesh. Its arguments are the layer ranges that are held,
-its results those that are read: a holder slices its range and sends the slices, and a reader concatenates
-them. So a byte travels once from its holder to its reader, and the driver has none of it.
+A copy is a function without a loop over the whole mesh. Its arguments are the held layer ranges, its results
+the read layer ranges: a holder slices its range and sends the slices, and a reader concatenates slices. So a
+byte travels once, from its holder to its reader, and never to the driver.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ def reshard(
       tree: a pytree of ``MpmdArray``s, and of arrays of this process.
       to: a compiled step, or a function of ``mpmd.jit`` that was compiled once, whose argument the result
         becomes; a part of a mesh, each of whose groups gets all arrays, replicated; or a
-        ``jax.sharding.Sharding`` over devices of this process, or a pytree prefix of them, for ordinary jax
-        arrays, which waits for the values.
+        ``jax.sharding.Sharding`` over devices of this process, or a pytree prefix of shardings, for ordinary
+        jax arrays: then the call waits for the values.
       argnum: the position or the name of the step's argument.
-      dtype: that of the copies of floating-point arrays, which their holders cast; by default their own.
+      dtype: the dtype of the copies of floating-point arrays, which the holders cast; by default the arrays'
+        own.
 
     Returns: the pytree, of ``MpmdArray``s; of jax arrays for shardings.
     Raises: ``ValueError`` naming the leaves that the step reads with another shape or dtype, that only one of
@@ -114,7 +115,7 @@ def _copied(tree: Any, target: Any, dtype: Any, mesh: GroupMesh, owner: LoadedSt
     Args:
       target: the pytree with an ``ArgumentLeaf`` for each leaf.
       mesh: the whole mesh.
-      owner: as long as it lives, a copy is not compiled again.
+      owner: while this object lives, equal copies are compiled once.
     """
     runtime = mesh.runtime
     raise_faults(*_faults(tree, target, dtype, runtime), title="mpmd.reshard: ")
@@ -199,7 +200,7 @@ class LeafCopy:
         return [jax.ShapeDtypeStruct(shape, self.held_aval.dtype) for shape in shapes]
 
     def of(self, ranges: Sequence[jax.Array]) -> list[jax.Array]:
-        """The layer ranges that are read, of those that are held."""
+        """Returns the read layer ranges, cut and concatenated from the held ``ranges``."""
         ranges = [_cast(layers, self.aval.dtype) for layers in ranges]
         if self.held.stack == self.read.stack:
             return ranges
@@ -259,7 +260,6 @@ def _cast_aval(leaf: Any, dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def _check_arrays(tree: Any) -> None:
-    """Raises ``TypeError`` naming the leaves that are no arrays."""
     leaves = zip(paths(tree), jax.tree.leaves(tree), strict=True)
     texts = [fault_of(f"tree{path}", leaf) for path, leaf in leaves]
     raise_faults(*(TypeError(text) for text in texts if text), title="mpmd.reshard: ")

@@ -1,11 +1,11 @@
-"""Knowledge of jaxprs that passes share.
+"""Functions on jaxprs that several passes need.
 
-- As they are: ``canonical.py`` and ``transposed_products.py`` say which form all passes keep,
-  ``equations.py`` reads and makes equations, ``traced.py`` has JAX write them, ``scans.py``,
-  ``control_flow.py`` and ``remat.py`` know those with bodies, and ``marks.py`` finds marks.
-- Their dimensions: ``rules.py`` says which are one and the same, and where to start with a new primitive,
-  ``sharded_dimensions.py`` how they are sharded.
-- What they cost: ``cost.py`` says which are cheap, ``work.py`` how much they compute, read and write.
+- Form: ``canonical.py`` and ``transposed_products.py`` write the form that all passes keep, ``equations.py``
+  reads and makes equations, ``traced.py`` has JAX write them, ``scans.py``, ``control_flow.py`` and
+  ``remat.py`` rewrite equations with bodies, and ``marks.py`` finds marks.
+- Dimensions: ``rules.py`` lists the dimensions that the operands and results of each primitive have in common
+  (start there for a new primitive); ``sharded_dimensions.py`` follows their shardings.
+- Costs: ``cost.py`` finds cheap equations; ``work.py`` counts operations, and bytes read and written.
 - For people: ``source.py`` finds the user's lines that equations come from, and ``printing.py`` prints
   equations with names that are the same in every run.
 """

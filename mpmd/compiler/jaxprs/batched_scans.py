@@ -1,7 +1,7 @@
-"""Scans that mix nothing along some dimension, such as that of ``jax.vmap``, in any of their iterations.
+"""Cuts scans along a dimension that no iteration mixes, such as the batch dimension of ``jax.vmap``.
 
-They can be computed in parts along that dimension, each by a scan of its own: so an optimizer that iterates
-on all layers' weights at once does it on each part.
+Such a scan can be computed in parts along that dimension, each by a scan of its own: so an optimizer that
+iterates on all layers' weights at once does it on each part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping]
 
 
 def batch_dimensions(eqn: JaxprEqn, dimensions_of: DimensionsOf) -> Iterator[CommonDimension]:
-    """The dimensions of what a scan carries, reads and stacks that its body computes element by element.
+    """Yields the dimensions of a scan's operands and results along which its body is elementwise.
 
     Args:
       dimensions_of: the exact dimensions of an equation in its body.
@@ -100,7 +100,7 @@ class _Body:
                 yield members
 
     def _classes(self) -> Iterable[list[tuple[Var, int]]]:
-        """The dimensions of variables that are one and the same."""
+        """Returns the sets of equal dimensions, as pairs of a variable of the body and its dimension."""
         same: DisjointSets[tuple[Var, int]] = DisjointSets()
         for before, after in self._carried:
             for dim in range(len(shape_of(before))):

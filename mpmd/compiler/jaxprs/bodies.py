@@ -1,4 +1,4 @@
-"""Changes the bodies of loops, and opens rematerialised functions in them: those that have marks inside."""
+"""Rewrites the bodies of loops, and inlines rematerialised functions that have marks inside."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def in_loops(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
 
 
 def with_marks_open(body: Jaxpr) -> Jaxpr:
-    """A loop's body without rematerialised functions that have marks inside.
+    """Returns a loop's body with rematerialised functions that have marks inside inlined.
 
-    What they keep for the backward, and compute again, is then in the order in which it belongs to stages.
+    The order of the inlined equations, kept and recomputed ones, then follows the order of the stages.
     """
     return with_remat_open(body, has_mark)
 

@@ -1,15 +1,17 @@
 """The canonical form of a step's equations, which ``trace`` makes once and every pass keeps.
 
 - No equation is a mere call. The equations of functions under ``jit`` and of functions with derivatives of
-  their own stand in place of the calls: a step is differentiated by the time that it is traced. So do those
-  that solve a linear system. A rematerialised function stays, because XLA is not to merge what it computes.
+  their own stand in place of the calls: a step is differentiated by the time that it is traced. So do the
+    equations of functions that solve a linear system. A rematerialised function stays, because XLA must not
+    merge its values with equal ones.
 - No body closes over arrays. They are operands of the equation, and constants of the step.
 - The bodies of microbatch loops and the branches of conditionals have variables of their own.
 - No product is made only to be transposed, where the product with its operands exchanged is the result.
 
 Bodies are those of ``scan``, ``while``, ``cond``, microbatch loops and rematerialised functions, at any
 depth. The jaxprs in other equations, such as a ``shard_map`` or a reduction with a function, stay as JAX made
-them: no pass reads them. What a pass has JAX trace comes from ``traced_eqns``, which is canonical, too.
+them: no pass reads them. A pass has JAX trace new equations by ``traced_eqns``, which returns canonical
+equations, too.
 
 A new primitive that only calls a jaxpr is a name in ``_CALLS``; one with a body that passes read is a row of
 ``_BODIES``.
@@ -66,7 +68,7 @@ def canonical(function: ClosedJaxpr) -> tuple[Jaxpr, Constants]:
     in bodies it becomes sharding constraints.
 
     Returns: the jaxpr, whose first inputs are the constants that the function, and calls and bodies in it,
-      close over, and the values of these.
+      close over, and the values of the constants.
     """
     return _written(function, _Scope({}, is_body=False))
 
@@ -153,10 +155,11 @@ class _Scope:
         return new
 
     def add(self, eqns: Iterable[JaxprEqn], renamed: dict[Var, Atom], call: JaxprEqn | None = None) -> None:
-        """Adds equations, which ``call`` calls.
+        """Appends equations to the scope; they come from the function of ``call``, if any.
 
         Args:
-          renamed: for variables that they read, what these are here; is given those that they define.
+          renamed: for each variable that the equations read, its value in this scope. The variables that the
+            equations define are added.
         """
         for eqn in eqns:
             eqn = substitute(eqn, renamed)
@@ -244,7 +247,6 @@ def _with_others(branch: Jaxpr, number: int, constants: Sequence[Sequence[Var]])
 
 
 def params_with_bodies(eqn: JaxprEqn, params: Mapping[str, Any], bodies: Iterable[Jaxpr]) -> dict[str, Any]:
-    """The parameters with these bodies."""
     rest = iter(bodies)
     new: dict[str, Any] = {}
     for name in _BODIES[eqn.primitive.name]:

@@ -1,4 +1,4 @@
-"""A dimension that operands and results of an equation have in common, and what is promised of it."""
+"""A dimension that operands and results of an equation have in common, and how far passes may rely on it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class CommonDimension:
     """A dimension that several operands and results of an equation have in common.
 
     Attributes:
-      ins: for operands that have it, by position, which of their dimensions it is. The others are read whole.
-      outs: the same for results. Without any the dimension is reduced: each part of it gives a part of the
-        sum, or of another reduction, that the results are.
-      promise: how far it can be relied on.
+      ins: for the positions of operands with the dimension, its number in the operand. Any part of the
+        results reads other operands whole.
+      outs: for the positions of results with the dimension, its number in the result. If empty, the dimension
+        is reduced: each part contributes to a sum, or another reduction.
+      promise: ``"exact"``, ``"shared"`` or ``"guess"``; see ``Promise``.
       combine: makes the result of two parts' results, where an exact dimension is reduced. Where some results
-        have the dimension, the others do not depend on it.
+        have the dimension, results without it do not depend on it.
     """
 
     ins: Mapping[int, int]
@@ -44,7 +45,7 @@ class CommonDimension:
         return not self.outs
 
     def size(self, eqn: JaxprEqn) -> int:
-        """The least number of elements that it has; more where a reshape merges it with others."""
+        """Returns the dimension's least size in an operand or result; a reshape may merge it with more."""
         sizes = [shape_of(eqn.invars[i])[dim] for i, dim in self.ins.items()]
         sizes += [shape_of(eqn.outvars[i])[dim] for i, dim in self.outs.items()]
         return min(sizes, default=1)

@@ -31,7 +31,7 @@ def labels_of_results(eqn: JaxprEqn, labels: Sequence[Labels]) -> list[Labels]:
     """For each result the labels of the operands that it depends on, in any iteration of a loop.
 
     Args:
-      labels: those of each operand.
+      labels: the labels of each operand.
     """
     params, name = eqn.params, eqn.primitive.name
     if name == "cond":
@@ -67,10 +67,9 @@ def _labels_through(body: Jaxpr, labels: Sequence[Labels], carry: slice = slice(
 
 
 def with_results(eqn: JaxprEqn, kept: Collection[int]) -> JaxprEqn:
-    """The conditional or loop with the results at the positions ``kept`` alone, and what they need.
+    """Returns the conditional or loop with only the results at the positions ``kept``.
 
-    A loop keeps the results, too, that carry what these need from one iteration to the next. Another equation
-    stays whole.
+    A loop also keeps the results that these read from an earlier iteration. Another equation stays whole.
     """
     name = eqn.primitive.name
     if name == "while":
@@ -105,11 +104,11 @@ def live_body(body: Jaxpr, kept: Collection[int], carry: slice = slice(0)) -> tu
     """Returns the equations of a body that results need, and the equations with effects.
 
     Args:
-      kept: the positions of these results.
+      kept: the positions of the results.
       carry: the positions of the inputs that are the first results of the iteration before.
 
-    Returns: the part, which also has the results that it needs of the iteration before, and for each input of
-      the body whether the part reads or carries it.
+    Returns: the body of these equations, which also has the results that it reads from the iteration before,
+      and for each input of the original body whether the new one reads or carries it.
     """
     results = set(kept)
     while True:

@@ -9,7 +9,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class DisjointSets(Generic[T]):
-    """Sets of what was joined, directly or by way of others; anything else is alone in its set.
+    """Disjoint sets of members. Joining two members joins their sets; a new member is alone in its set.
 
     SciPy's ``DisjointSet`` is as fast, but the package around it takes a tenth of a second to import.
     """

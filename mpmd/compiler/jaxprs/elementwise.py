@@ -15,10 +15,10 @@ from mpmd.compiler.jaxprs.equations import aval_of, operands
 
 
 def elementwise_classes(eqns: Iterable[JaxprEqn]) -> Mapping[Var, Var]:
-    """For each variable of an elementwise equation, one that stands for all that are connected with it.
+    """Returns a representative for each variable of an elementwise equation, equal for connected variables.
 
-    Elementwise equations connect their operands and results, as far as these have the same shape, which is
-    not that of a scalar: a weight with its gradient and with what an optimizer keeps for it.
+    An elementwise equation connects its operands and results that have the same shape, unless they are
+    scalars: a weight with its gradient and with the optimizer's state for the weight.
     """
     connected: DisjointSets[Var] = DisjointSets()
     for eqn in eqns:

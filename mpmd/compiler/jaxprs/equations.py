@@ -1,4 +1,4 @@
-"""Reads and makes equations: their operands, bodies, types and sizes, and jaxprs of them."""
+"""Reads and builds equations: their operands, bodies, types and sizes, and jaxprs from equations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ Atom = Var | Literal
 
 
 def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
-    """The jaxprs in an equation's parameters."""
     return list(core.jaxprs_in_params(eqn.params))
 
 
@@ -41,7 +40,6 @@ def is_dropped(var: Var) -> bool:
 
 
 def substitute(eqn: JaxprEqn, replacement: Mapping[Var, Atom]) -> JaxprEqn:
-    """The equation with its operands replaced."""
     if not any(var in replacement for var in operands(eqn)):
         return eqn
     return eqn.replace(invars=[lookup(atom, replacement) for atom in eqn.invars])
@@ -79,7 +77,6 @@ def with_eqns(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], **changes: Any) -> Jaxpr:
 
 
 def make_jaxpr(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
-    """A jaxpr of its parts."""
     effects = frozenset().union(*(eqn.effects for eqn in eqns))
     return Jaxpr([], list(invars), list(outvars), list(eqns), effects, NAMELESS)
 
@@ -107,12 +104,12 @@ def needed_eqns(
     given: Container[Var] = (),
     taken: Callable[[JaxprEqn, Container[Var]], JaxprEqn] = lambda eqn, needed: eqn,
 ) -> list[JaxprEqn]:
-    """Returns the equations that compute ``results`` from the variables ``given``, and those with effects.
+    """Returns the equations that compute ``results`` from ``given`` variables, and equations with effects.
 
     The backward slice of ``results``. Bodies of loops stay whole; ``live_eqns`` takes them apart, too.
 
     Args:
-      taken: writes an equation of the slice for the variables that are needed of it.
+      taken: rewrites an equation of the slice, given the variables that later equations need.
     """
     needed = {atom for atom in results if isinstance(atom, Var)}
     slice_: list[JaxprEqn] = []
@@ -138,5 +135,4 @@ def aval_of(atom: Atom) -> Any:
 
 
 def avals_of(atoms: Sequence[Atom]) -> list[Any]:
-    """``aval_of`` of each."""
     return [aval_of(atom) for atom in atoms]

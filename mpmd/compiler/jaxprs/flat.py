@@ -1,7 +1,7 @@
 """The equations of jaxprs as one flat list of operations on numbered values, without bodies.
 
 So its readers need no rules for rematerialised functions and loops: each rematerialised function has values
-of its own, and the body of a loop is there once, with the number of its iterations.
+of its own, and the operations of a loop's body are listed once, with the number of iterations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Operation(NamedTuple):
     Attributes:
       reads: a value for each operand; ``None`` for a literal.
       makes: a value for each result.
-      times: how often it is computed, for what is in the body of scans.
+      times: the number of runs: the product of the lengths of the scans around the equation.
       kernel: the kernel of ``mpmd.cost`` that it belongs to.
     """
 
@@ -48,7 +48,7 @@ class Passed(NamedTuple):
 
     Attributes:
       axis: 1 if ``outer`` has one more dimension, the first one: the iterations; else 0.
-      into: whether it is handed into the loop's body, and not out of it.
+      into: whether the loop passes the value into its body; otherwise the body returns it.
     """
 
     outer: Value
@@ -86,7 +86,6 @@ class FlatEquations:
         return self._number(var, self._numbers)
 
     def add(self, eqns: Iterable[JaxprEqn]) -> list[Operation]:
-        """The operations of equations."""
         operations: list[Operation] = []
         self._add(eqns, _Scope(self._numbers, 1, operations))
         return operations

@@ -1,8 +1,8 @@
 """The dimensions that operands and results of ``gather`` and ``scatter`` have in common.
 
-Exact are the dimensions in which each window is as large as the array, so that no index selects in them,
-and the batching dimensions, along which each element has indices of its own. Shared are also the rows of a
-table: each device looks up those that it has.
+Exact are the dimensions in which each window is as large as the array, so that no index selects in them, and
+the batching dimensions, along which each element has indices of its own. Shared are also the rows of a table:
+each device looks up the rows that it holds.
 """
 
 from __future__ import annotations

@@ -21,13 +21,14 @@ _JAX_NN = str(Path(jax.__file__).parent / "_src" / "nn")
 
 
 class Kernel(NamedTuple):
-    """The operations of a kernel over those of its equations, and whether bytes are those of its values.
+    """The factors from the work of a kernel's equations to the work of the kernel.
 
     Attributes:
-      forward, backward: the factors of operations.
-      forward_bytes, backward_bytes: 1, or 0 where ``mpmd.cost`` says how many bytes there are.
-      call: the number of the call, where it is known.
-      is_backward: whether the equation is of the kernel's backward, by what is around it.
+      forward, backward: the operations of the kernel over the operations of its equations.
+      forward_bytes, backward_bytes: 1 if the kernel moves the bytes of its operands and results, 0 where
+        ``mpmd.cost`` says how many bytes it moves.
+      call: the number of the call, 0 if it has none.
+      is_backward: whether the equation is in a backward of the kernel, by the equations around it.
     """
 
     forward: float
@@ -65,9 +66,9 @@ NOTHING_AROUND = Around()
 
 
 def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool = False) -> Around:
-    """The surroundings of what is in an equation; ``kernel`` is that of the equation itself.
+    """Returns the surroundings of the equations in an equation's body; ``kernel`` is the equation's own, too.
 
-    Bodies have name stacks of their own, so what is said of an equation around them holds for them.
+    The name stacks of a body say nothing of the equations around it, so a body inherits their kernel.
 
     Args:
       flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
@@ -106,8 +107,8 @@ class KernelValues(NamedTuple, Generic[Named]):
     """The values that kernels make or read.
 
     Attributes:
-      inside: those that one call alone makes and reads, or its backward, which are in no memory.
-      operands: all others: what kernels read of others, and make for them.
+      inside: the values that only one call, or its backward, both computes and reads. They are in no memory.
+      operands: all further values: the kernels' operands and results in memory.
     """
 
     inside: frozenset[Named]

@@ -23,7 +23,7 @@ from mpmd.language.reduce import treduce_p
 
 
 def has_mark(eqn: JaxprEqn) -> bool:
-    """Whether a mark is inside what the equation calls."""
+    """Whether a mark is inside a jaxpr that the equation calls."""
     return any_inside(eqn, mark_p)
 
 

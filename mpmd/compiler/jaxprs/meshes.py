@@ -14,7 +14,7 @@ Change = Callable[[JaxprEqn, Any], Any]
 """From an equation and a mesh or sharding among its parameters to what takes its place."""
 
 Replace = Callable[[JaxprEqn], JaxprEqn]
-"""From an equation to the one that takes its place."""
+"""Returns the equation that replaces an equation."""
 
 
 def _same(eqn: JaxprEqn) -> JaxprEqn:
@@ -29,9 +29,9 @@ def jaxpr_with_meshes(jaxpr: Jaxpr, change: Change, replace: Replace = _same) ->
 
 
 def eqn_with_meshes(eqn: JaxprEqn, change: Change, replace: Replace = _same) -> JaxprEqn:
-    """The equation, and those inside, with ``change`` of every mesh and sharding, each after ``replace``.
+    """Applies ``change`` to every mesh and sharding of the equation and of the equations in its bodies.
 
-    The same object where nothing changes.
+    Each equation first goes through ``replace``. Without a change, the result is the same object.
     """
     eqn = replace(eqn)
 
@@ -55,5 +55,4 @@ def eqn_with_meshes(eqn: JaxprEqn, change: Change, replace: Replace = _same) -> 
 
 
 def axes_named(sharding: NamedSharding) -> set[str]:
-    """The axes that a sharding names."""
     return axes_of(tuple(entry for entry in sharding.spec if isinstance(entry, str | tuple)))

@@ -19,7 +19,7 @@ class Names:
     """Names variables in the order in which they are first asked for: a, b, ..., z, ba, bb, ...
 
     Args:
-      names: those of variables that have one, such as arguments.
+      names: the names of variables that have one already, such as arguments.
     """
 
     def __init__(self, names: Mapping[Var, str]):

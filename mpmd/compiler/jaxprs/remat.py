@@ -15,12 +15,12 @@ from mpmd.compiler.jaxprs.traced import traced_eqns
 def without_remat(
     eqns: Iterable[JaxprEqn], should_open: Callable[[JaxprEqn], bool] = is_remat
 ) -> list[JaxprEqn]:
-    """Equations with those of rematerialised functions in their place, recursively.
+    """Inlines rematerialised functions into equations, recursively.
 
     The variables that the functions define keep their names.
 
     Args:
-      should_open: whether a rematerialised function is to be opened; all are by default.
+      should_open: whether to inline the function of a ``remat`` equation; by default every one.
     """
     opened: list[JaxprEqn] = []
     for eqn in eqns:

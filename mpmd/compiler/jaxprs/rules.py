@@ -41,11 +41,11 @@ class Rule:
     """The dimensions of a primitive's operands and results.
 
     Attributes:
-      dimensions: those that an equation's operands and results have in common, of whatever size.
+      dimensions: lists the dimensions that an equation's operands and results have in common, of any size.
       part_params: the parameters that differ in a part of an equation, given an exact dimension and how many
         of its elements the part has.
-      moves: whether dimensions may be elsewhere in the results. Of other primitives those that the rule says
-        nothing of, such as one that is sorted, are probably where they were.
+      moves: whether a dimension may have another number in a result than in its operand. Otherwise a
+        dimension that the rule does not list, such as a sorted one, probably keeps its number.
     """
 
     dimensions: FindDimensions
@@ -70,7 +70,7 @@ def shared_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
 
 
 def likely_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
-    """The common dimensions, and guesses of the others, also of primitives without a rule."""
+    """Returns the common dimensions, and guesses for dimensions or primitives without a rule."""
     rule = RULES.get(eqn.primitive.name)
     likely = list(rule.dimensions(eqn)) if rule else []
     if rule is None or not rule.moves:
@@ -81,9 +81,9 @@ def likely_dimensions(eqn: JaxprEqn) -> list[CommonDimension]:
 
 
 def _in_place(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """The dimensions of each result as those of operands of the same rank, if their size stays.
+    """Guesses that a result's dimensions are those with equal numbers and sizes in operands of the same rank.
 
-    If there are as many results as operands, of the same shapes, each is of one operand.
+    If there are as many results as operands, of the same shapes, each result belongs to one operand.
     """
     old, new = ([shape_of(atom) for atom in atoms] for atoms in (eqn.invars, eqn.outvars))
     for i, target in enumerate(new):
@@ -103,7 +103,7 @@ def part_params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping
 
 
 def _shape_param(name: str) -> PartParams:
-    """A parameter that is the shape of the result."""
+    """Sets the parameter ``name`` to the shape of the result's part."""
 
     def params(eqn: JaxprEqn, dimension: CommonDimension, size: int) -> Mapping[str, Any]:
         shape = list(eqn.params[name])
@@ -140,7 +140,7 @@ def _elementwise(eqn: JaxprEqn, but: Collection[int] = ()) -> Iterator[CommonDim
 
 
 def _but(param: str) -> FindDimensions:
-    """All dimensions but those that a parameter names."""
+    """Lists all dimensions except the ones in the parameter ``param``."""
 
     def rule(eqn: JaxprEqn) -> Iterable[CommonDimension]:
         value, rank = eqn.params[param], len(shape_of(eqn.invars[0]))
@@ -150,7 +150,7 @@ def _but(param: str) -> FindDimensions:
 
 
 def _leading(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """The dimensions of an array of keys; those of the key itself come last."""
+    """The dimensions of an array of keys; the dimensions of a single key come last and are left out."""
     inside, outside = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     for d, (size, other) in enumerate(zip(inside, outside, strict=False)):
         if size == other:
@@ -174,7 +174,7 @@ def _fft(eqn: JaxprEqn) -> Iterable[CommonDimension]:
 
 
 def _convolution(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """The examples, and the kernels; of channels in groups none."""
+    """The dimension of examples; also output and input channels, unless channels are in groups."""
     numbers, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
     if eqn.params["batch_group_count"] == 1:
         yield CommonDimension({0: numbers.lhs_spec[0]}, {0: numbers.out_spec[0]})
@@ -192,7 +192,7 @@ def _reduced_windows(eqn: JaxprEqn) -> Iterator[CommonDimension]:
 
 
 def _reduction(combine: Callable[[Any, Any], Any] | None) -> FindDimensions:
-    """All dimensions; those that are reduced only where results of parts can be combined."""
+    """Lists all dimensions; reduced ones only if ``combine`` makes one result of two parts' results."""
 
     def rule(eqn: JaxprEqn) -> Iterator[CommonDimension]:
         kept = itertools.count()
@@ -219,10 +219,10 @@ def _broadcast(eqn: JaxprEqn) -> Iterator[CommonDimension]:
 
 
 def reshaped(eqn: JaxprEqn) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """The dimensions of a reshape's operand, and those of its result that have the same elements.
+    """Yields pairs of dimensions of a reshape's operand and of its result that hold the same elements.
 
-    They are divided as far as can be: a dimension that stays is alone on both sides, and several are
-    merged or split. Those of one element at the end may be left out.
+    Each pair is as small as possible: a dimension that stays is paired with itself, and several dimensions
+    are merged or split. Dimensions of one element at the end may be missing.
     """
     old, new = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
     i = j = 0
@@ -306,7 +306,7 @@ def _stack(eqn: JaxprEqn) -> Iterator[CommonDimension]:
 
 
 def _each(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """Each result is the operand in the same place; but a barrier is one for all of them."""
+    """Pairs each result with the operand at the same position; devices can share its dimensions."""
     for i, atom in enumerate(eqn.invars):
         for d in range(len(shape_of(atom))):
             yield CommonDimension({i: d}, {i: d}, "shared")
@@ -330,7 +330,8 @@ ELEMENTWISE = frozenset(
     xor
     """.split()
 )
-"""Of each of these an element of the results depends on the same element of the operands, or on a scalar."""
+"""Elementwise primitives: an element of a result depends on the same element of each operand, or on a scalar.
+"""
 
 _OF_ELEMENTS = Rule(_elementwise)
 

@@ -1,4 +1,4 @@
-"""Scans of a part of what another scan computes."""
+"""Scans that compute a part of the iterations or results of another scan."""
 
 from __future__ import annotations
 
@@ -85,9 +85,10 @@ class ScanParts:
 
 
 def named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]) -> list[JaxprEqn]:
-    """The equations with ``names`` for their results ``values``.
+    """Renames the results ``values`` of equations to ``names``, in the same order.
 
-    A result of a scan that is one of its operands, or another result, is not among those of the equation.
+    A value that no equation computes, such as a scan's operand that it returns, or that occurs twice, is
+    copied.
     """
     computed = {var for eqn in eqns for var in eqn.outvars}
     renamed: dict[Var, Var] = {}

@@ -12,9 +12,9 @@ from mpmd.compiler.jaxprs.equations import Atom, aval_of
 
 
 class ScanOperands(NamedTuple):
-    """The positions of a scan's operands: constants, what is carried, and what is scanned over.
+    """The positions of a scan's operands: constants, carried values, and scanned arrays.
 
-    The results of a scan are what is carried, then what is stacked.
+    The results of a scan are the carried values, then the stacked arrays.
     """
 
     consts: slice
@@ -27,10 +27,10 @@ class ScanOperands(NamedTuple):
 
 
 def scan_operands(eqn: JaxprEqn) -> ScanOperands:
-    """The operands of a scan.
+    """Returns the positions of a scan's operands, by their ranks.
 
-    They are told by their ranks: only what is scanned over or stacked has one axis less in the body. The
-    parameters for this differ between JAX versions.
+    Only a scanned or stacked array has one axis less in the body. The names of JAX's parameters for the
+    positions differ between its versions.
     """
     body: Jaxpr = eqn.params["jaxpr"].jaxpr
     num_carry = sum(map(_same_rank, eqn.outvars, body.outvars))
@@ -44,10 +44,10 @@ def _same_rank(outside: Atom, inside: Atom) -> bool:
 
 
 def computed(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """The results of the body of a ``lax.scan``, with copies of those that are its inputs.
+    """Returns the results of the body of a ``lax.scan``, with each result that is an input copied.
 
-    ``lax.scan`` leaves out of its equation what the body returns as it is: then the equation would have fewer
-    results than the body.
+    ``lax.scan`` leaves a result that its body returns unchanged out of the equation, which would then have
+    fewer results than the body.
     """
     input_ids = set(map(id, inputs))
     return [jnp.copy(value) if id(value) in input_ids else value for value in values]

@@ -1,9 +1,9 @@
 """Follows through equations along which mesh axes the dimensions of values are sharded.
 
-It is a guess at what XLA's partitioner will do, in the direction of the computation only. By it ``shard``
-keeps rows sharded, gathers weights and cuts sums, and the planner predicts; so a wrong guess costs time and
-changes no result. The table of rules says which dimensions of operands are those of results; a dimension of
-which it says nothing is taken to stay in its place.
+It is a guess at what XLA's partitioner will do, in the direction of the computation only. The pass ``shard``
+uses the guess to keep rows sharded, gather weights and cut sums, and the planner to predict; so a wrong guess
+costs time and changes no result. The table of rules maps dimensions of operands to dimensions of results; a
+dimension without a rule is taken to stay in its place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ def dimensions_of(spec: Spec, ndim: int) -> ShardedDimensions:
 
 
 def as_spec(dimensions: ShardedDimensions) -> Spec:
-    """The spec of a value with these dimensions."""
     entries = list(dimensions)
     while entries and not entries[-1]:
         entries.pop()
@@ -41,17 +40,17 @@ def as_spec(dimensions: ShardedDimensions) -> Spec:
 
 
 def axes_in(dimensions: ShardedDimensions) -> set[str]:
-    """The mesh axes along which anything is sharded."""
+    """The mesh axes that shard any dimension."""
     return {axis for entry in dimensions for axis in entry}
 
 
 def without(dimensions: ShardedDimensions, axes: Collection[str]) -> ShardedDimensions:
-    """The dimensions where nothing is sharded along some axes."""
+    """Returns the dimensions with ``axes`` removed from every dimension."""
     return tuple(tuple(axis for axis in entry if axis not in axes) for entry in dimensions)
 
 
 def sharded(atom: Atom, known: Mapping[Var, ShardedDimensions]) -> ShardedDimensions:
-    """The dimensions of an equation's operand."""
+    """Returns the sharding of each dimension of an operand, ``()`` where it is not known."""
     dimensions = known.get(atom) if isinstance(atom, Var) else None
     return dimensions or ((),) * len(aval_of(atom).shape)
 
@@ -62,11 +61,11 @@ def follow(
     mesh: Mapping[str, int],
     whole: Mapping[Var, int] = MappingProxyType({}),
 ) -> dict[Var, ShardedDimensions]:
-    """The known dimensions of operands, extended by those of the results of equations.
+    """Extends known shardings of operands to the results of equations.
 
     Args:
       mesh: the size of each mesh axis.
-      whole: for values that reshapes make, a dimension along which they are not to be sharded.
+      whole: for results of reshapes, a dimension along which they must not be sharded.
     """
     dimensions_by_var = dict(known)
     for eqn in eqns:
@@ -95,9 +94,9 @@ def follow_into(
 def follow_into_scan(
     eqn: JaxprEqn, operands: Sequence[ShardedDimensions], eqns: Sequence[JaxprEqn], mesh: Mapping[str, int]
 ) -> dict[Var, ShardedDimensions]:
-    """``follow`` for ``eqns``, which are those of a scan's body.
+    """Follows shardings through ``eqns`` of a scan's body, given the shardings of the scan's operands.
 
-    What is carried often starts as zeros, of which nothing is known: it is sharded as an iteration leaves it.
+    A carried value often starts as zeros without a known sharding: it is then sharded as the body returns it.
     """
     jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
     positions = scan_operands(eqn)
@@ -113,7 +112,6 @@ def follow_into_scan(
 def _results(
     eqn: JaxprEqn, operands: Sequence[ShardedDimensions], mesh: Mapping[str, int]
 ) -> Sequence[ShardedDimensions]:
-    """The dimensions of an equation's results."""
     if eqn.primitive is remat_p:
         jaxpr: Jaxpr = eqn.params["jaxpr"]
         in_body = follow_into(jaxpr, operands, jaxpr.eqns, mesh)
@@ -166,9 +164,10 @@ def _without_twice(dimensions: Iterable[Axes]) -> ShardedDimensions:
 def _cut_into_microbatches(
     eqn: JaxprEqn, operand: ShardedDimensions, mesh: Mapping[str, int], whole: int
 ) -> ShardedDimensions:
-    """The dimensions of a reshape's result, where that has a dimension that is not to be sharded.
+    """Returns the shardings of a reshape's result whose dimension ``whole`` must not be sharded.
 
-    Of dimensions that are merged or split, the first but for that one has the sharding, as far as it divides.
+    Of dimensions that are merged, the first has the sharding; of dimensions that a reshape splits, the first
+    but ``whole`` gets its leading axes whose sizes divide the dimension.
     """
     old, new = aval_of(eqn.invars[0]).shape, aval_of(eqn.outvars[0]).shape
     result: list[Axes] = [()] * len(new)

@@ -1,10 +1,10 @@
 """Takes shardings out of the types of values.
 
 Where mesh axes have the type ``Explicit``, JAX writes into the type of each value how it is sharded, and
-checks it while the step is traced. The passes that follow rewrite equations, and for some of what they write
-JAX would ask for a sharding that only the user knows. So the step goes on as it would be over ``Auto`` axes:
-what types said of the values that tasks hand over is kept as their specs, and what the user said of others,
-by ``reshard`` or ``out_sharding``, becomes sharding constraints.
+checks it while the step is traced. The passes that follow rewrite equations, and for some new equations JAX
+would ask for a sharding that only the user knows. So the step goes on as it would be over ``Auto`` axes: the
+shardings in the types of variables are kept as specs, and ``reshard`` and ``out_sharding`` become sharding
+constraints.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _NAMES_MESH = frozenset("device_put jit layout_constraint shard_map sharding_con
 
 
 class WithoutTypes:
-    """Replaces variables by ones without a sharding in their type, and equations by ones for these.
+    """Replaces variables by variables without a sharding in their type, in equations, too.
 
-    A variable that has none, as of a step that is traced over ``Auto`` axes, stays what it is.
+    A variable whose type has no sharding, as over ``Auto`` axes, stays the same.
 
     Attributes:
-      specs: for the variables that took the place of others, how their types said that they are sharded;
-        nothing where axes of another type may shard a value, too.
+      specs: for each new variable, the spec in the type of the variable that it replaced; no entry where axes
+        of another type may shard the value, too.
     """
 
     def __init__(self) -> None:

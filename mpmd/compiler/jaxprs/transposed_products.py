@@ -44,7 +44,7 @@ def without_transposed_products(eqns: Sequence[JaxprEqn], results: Sequence[Atom
 
 
 def _exchanges(transposition: JaxprEqn, product: JaxprEqn) -> bool:
-    """Whether a transposition puts the dimensions of the second operand before those of the first one."""
+    """Whether a transposition puts the second operand's dimensions before the first operand's."""
     (contracted, _), (batched, _) = product.params["dimension_numbers"]
     of_product = range(len(shape_of(product.outvars[0])))
     end_of_first = len(shape_of(product.invars[0])) - len(contracted)
@@ -77,7 +77,7 @@ def _exchanged_precision(precision: Any) -> Any:
 
 
 def _transposed(sharding: NamedSharding | None, permutation: Sequence[int]) -> NamedSharding | None:
-    """The sharding of a transposed array; that of a product may be open."""
+    """The sharding of a transposed array; ``None`` if the product's ``out_sharding`` is open."""
     if sharding is None:
         return None
     spec = sharding.spec

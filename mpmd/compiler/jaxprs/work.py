@@ -50,7 +50,7 @@ def product_kind(eqn: JaxprEqn, parts: Sequence[int] = ()) -> str | None:
 def operations(eqn: JaxprEqn) -> int:
     """Multiplications and additions of a matrix product, a convolution or cuDNN's attention.
 
-    Of others, one for each output element.
+    Any other equation counts as one operation for each element of its results.
     """
     if (of_attention := attention_operations(eqn)) is not None:
         return of_attention
@@ -93,9 +93,10 @@ def nbytes(atom: Atom) -> int:
 
 
 def traffic(eqn: JaxprEqn) -> int:
-    """Bytes of memory that an equation reads and writes, if XLA fuses what it can.
+    """Bytes of memory that an equation reads and writes, if XLA fuses all that it can.
 
-    Elementwise equations and changes of layout become part of what reads their results.
+    Elementwise equations and changes of layout cost nothing: XLA fuses them into the equations that read
+    their results.
     """
     if is_elementwise(eqn) or eqn.primitive.name in _VIEWS:
         return 0

@@ -48,11 +48,15 @@ class CellCallback:
 
 @dataclasses.dataclass(frozen=True)
 class LoweredCell:
-    """A cell for any microbatch.
+    """A cell, lowered for any microbatch.
 
-    The executable takes ``reads`` and returns ``makes``, of which the first are what becomes of the states
-    ``updates``, and then the operands of ``callbacks``. ``indices`` are the offsets of the microbatch indices
-    that it reads, ``sent`` the positions of what other groups get.
+    Attributes:
+      reads: the operands of the executable.
+      makes: the outputs of the executable before the operands of ``callbacks``. The new states of ``updates``
+        come first.
+      indices: the offsets of the microbatch indices that the executable reads.
+      updates: the accumulator states that the executable updates.
+      sent: the positions in ``makes`` of the values that other groups receive.
     """
 
     executable: str
@@ -153,7 +157,6 @@ class CellLowering:
             yield CellCallback(eqn.params["callback"], work, offset, tuple(patterns))
 
     def _read(self, var: Var, offset: int, works: CellWork) -> CellValue:
-        """A value that a cell reads."""
         if var in self._indices:
             return CellValue(var, offset, INDEX_PATTERN)
         if var not in self._makers:

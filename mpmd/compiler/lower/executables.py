@@ -28,11 +28,11 @@ class ExecutableTable:
     """The executables of a plan.
 
     Attributes:
-      meshes: the groups' submeshes. Groups share an executable if theirs are equal.
+      meshes: the groups' submeshes. Groups with equal submeshes share an executable.
       specs: the known sharding of variables.
       python_calls: the callbacks that are part of executables, with the user's lines.
-      default: that of other arrays on groups of several devices; ``None`` leaves it to their compiler. There
-        is nothing to choose for scalars and on one device.
+      default: the spec of arrays without a known one on groups of several devices; ``None`` leaves it to the
+        group's compiler. Scalars, and arrays on one device, need no spec.
     """
 
     meshes: GroupMeshes
@@ -54,12 +54,12 @@ class ExecutableTable:
         callback_operands: Sequence[Var],
         stands_for: Mapping[Var, Var] = MappingProxyType({}),
     ) -> str:
-        """Returns the name of an executable for equations on a group: ``name``, or that of an equal one.
+        """Adds an executable for equations on a group, unless it has an equal one; returns its name.
 
         Args:
-          eqns: callbacks among them are left out.
-          callback_operands: those of these callbacks, whole: further outputs, replicated.
-          stands_for: for variables that are those of another microbatch, the variables of the step.
+          eqns: the equations. The executable leaves their callbacks out.
+          callback_operands: the operands of the callbacks. They become further outputs, replicated.
+          stands_for: for variables that stand for another microbatch's value, the variables of the step.
         """
         eqns = self.meshes.moved([eqn for eqn in eqns if callback_of(eqn) is None], mpmd_idx)
         in_specs, out_specs = (

@@ -18,7 +18,7 @@ from mpmd.compiler.jaxprs.equations import Atom, aval_of
 def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Any:
     """A hashable value, equal for equations that differ in the names of variables only.
 
-    What is not comparable by value, such as a callback, is compared by identity.
+    Parameters that are not comparable by value, such as callbacks, are compared by identity.
     """
     numbers: dict[Var, int] = {var: i for i, var in enumerate(invars)}
 
@@ -42,9 +42,9 @@ def fingerprint(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequen
 
 
 def _type(atom: Atom) -> Any:
-    """The type of a value, without the mesh that it was traced in where types do not say how it is sharded.
+    """Returns the type of a value, without its mesh if the axes are ``Auto`` and the type has no sharding.
 
-    Arguments were traced in none, and what is computed of them in that of the group.
+    JAX traces arguments without a mesh, and values that it computes from them with the group's mesh.
     """
     aval = aval_of(atom)
     if isinstance(aval, ShapedArray) and _is_auto(aval.sharding):

@@ -32,11 +32,11 @@ class FusedWork:
 
 
 def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Mapping[Var, Var]) -> FusedWork:
-    """Puts the equations of tasks, each a work with its microbatch, after one another.
+    """Concatenates the equations of tasks, each a work with its microbatch.
 
     An equation that several tasks of one microbatch have, because it is duplicated, is kept once. Tasks of
-    different microbatches get different variables. When several of them update a state, each reads what the
-    one before it wrote.
+    different microbatches get different variables. When several tasks update a state, each reads the state
+    that the task before it wrote.
 
     Args:
       in_loop: the variables that are another value in every microbatch.

@@ -1,9 +1,9 @@
 """Moves equations to the submesh of the group that runs them, where groups have different ones.
 
 A step is traced once, within the first group's submesh. Its equations do not depend on how many devices are
-along an axis, but for those with a mesh in their parameters. Of these a sharding over the group's axes means
-the same on any submesh with these axes. The function of a ``shard_map`` does not: it was traced for its part
-of every array. A function under ``mpmd.per_group`` is traced here, for each group.
+along an axis, but for equations with a mesh in their parameters. A sharding over the group's axes means the
+same on any submesh with these axes. The function of a ``shard_map`` does not: it was traced for its part of
+every array. A function under ``mpmd.per_group`` is traced here, for each group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frees every buffer after its last use, and donates those that an executable's results can take over."""
+"""Frees every buffer after its last use, and donates buffers that an executable's results can take over."""
 
 from __future__ import annotations
 

@@ -57,8 +57,9 @@ def lower(placed: PlacedGraph, submeshes: Sequence[AbstractMesh], specs: Argumen
     """Lowers a placed step to a program.
 
     Args:
-      submeshes: those of the groups.
-      specs: how arguments and results are sharded, and whether others are left to the groups' compilers.
+      submeshes: the shape of each group's submesh.
+      specs: how arguments and results are sharded, and whether the specs of other values are left to the
+        groups' compilers.
 
     Raises: ``CompileError`` naming every equation that cannot run on its group's submesh.
     """

@@ -1,4 +1,4 @@
-"""The function of one task by itself, made of its equations once more."""
+"""Builds the function of one task by itself from the equations of its program."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mpmd.program import Function
 
 
 def on_group(jaxpr: Jaxpr, submeshes: Sequence[AbstractMesh], mpmd_idx: int) -> Jaxpr:
-    """The equations of a task as its group runs them: on its submesh, without the driver's callbacks.
+    """Returns the equations of a task as its group runs them: on its submesh, without the driver's callbacks.
 
     Args:
-      jaxpr: that of ``Program.jaxprs``.
-      submeshes: those of all groups.
+      jaxpr: the task's jaxpr in ``Program.jaxprs``.
+      submeshes: the submeshes of all groups.
     """
     eqns = [eqn for eqn in jaxpr.eqns if callback_of(eqn) is None]
     return make_jaxpr(jaxpr.invars, GroupMeshes(submeshes).moved(eqns, mpmd_idx), jaxpr.outvars)

@@ -1,10 +1,10 @@
 """Runs an update before a later loop that does not need it, where that frees memory and no group waits.
 
-On which groups it runs is known by then (``place.py``). An optimizer's update of weights that later loops
-do not read may come after all loops, but the gradients are in memory until then. It runs before a loop if
-all that it reads is on its group, so that no group waits for another one; if the group would wait at the
-beginning of the loop, or is the one that is done last with it anyway, so that the step takes no longer; and
-if it gives up more memory than it needs.
+``place.py`` has already chosen the groups of the update. An optimizer's update of weights that later loops do
+not read may come after all loops, but the gradients are in memory until then. Before a loop runs an update
+that gives up more memory than it needs and reads only values on its own group, so that no group waits for a
+message. The group of the loop's first stage is left out, because the other groups wait for it at the
+beginning of the loop, unless the loop also ends on this group: then the step takes no longer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _Slot = tuple[int, int]
 
 
 class EarlyUpdates:
-    """The number of loops that run before each equation, given the most that may.
+    """Lowers the number of loops that run before each equation, where that frees memory.
 
     Args:
       stage_groups: the group of each stage.
       runs: the groups that run each equation.
-      homes: those that hold each value.
+      homes: the groups that hold each value.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EarlyUpdates:
         self._busy = [_busy_group(graph, stage_groups, loop.first_stage) for loop in step.loops]
 
     def segments(self) -> list[int]:
-        """The numbers, of the equations in order."""
+        """Returns for each equation the number of loops that run before it."""
         refused: set[_Slot] = set()
         while True:  # what reads the results of others can only run as early as they do
             segments = self._attempt(refused)
@@ -71,7 +71,7 @@ class EarlyUpdates:
             refused |= useless
 
     def _attempt(self, refused: Collection[_Slot]) -> list[int]:
-        """The segments of equations, but for updates in slots that are refused."""
+        """Returns the segments with updates moved to earlier slots, except to ``refused`` slots."""
         known = dict(self._given)
         segments = list(self._segments)
         for i, eqn in enumerate(self._eqns):

@@ -1,19 +1,20 @@
 """Decides where everything outside of loops lives: on which groups each value is and each equation runs.
 
-The update of a weight runs on the group of the stage that reads the weight. If several do, it runs on the one
-where its gradients are added, and the others are sent the new weight. This follows from the rules below.
+The update of a weight runs on the group of the stage that reads the weight. If several groups read it, the
+update runs on the group that adds the gradients, which sends the new weight to the other groups. This follows
+from the rules below.
 
 A value lives on a set of groups. It is large if it has more than one element. Three rules, applied until
 nothing changes:
 
-1. An equation runs where its large operands are. When those are on different groups, it runs on the one
-   that has most of their elements, of equals on the first, and the rest is sent there.
-2. What reads only arguments and scalars, such as a learning rate, a global norm or a zero, runs wherever
-   its result is read: each such group is sent the scalars and computes the rest itself. So does what
-   repeats a smaller array, such as the norms of rows.
+1. An equation runs where its large operands are. When the operands are on different groups, it runs on the
+   group with most of their elements (the first of equal groups), which is sent the rest.
+2. An equation that reads only arguments and scalars, such as a learning rate, a global norm or a zero, runs
+   wherever its result is read: each of these groups is sent the scalars and computes the rest itself. So does
+   an equation that repeats a smaller array, such as the norms of rows.
 3. State stays where it is: a result that a next step takes as an argument is on the groups that read the
-   argument. What is read outside of loops alone, such as an optimizer's state, is where its update runs.
-   Which result a next step takes is the guess of ``trace/fed_back.py``.
+   argument. State that is read only outside of loops, such as an optimizer's, is on the group that updates
+   it. Which result a next step takes is the guess of ``trace/fed_back.py``.
 
 A gathered copy of a value is made by each group whose tasks read it: the value is sent, and not the copy.
 
@@ -136,10 +137,11 @@ class _Placer:
             required = grown
 
     def _required_results(self) -> dict[int, GroupSet]:
-        """Without a loop, the groups of results: those wanted, or those that hold what the result is made of.
+        """Returns, by the positions of results of a step without a loop, the groups on which each has to be.
 
-        A scalar that a next call takes as an argument is on all groups that hold the argument. A large result
-        that is made of scalars alone is needed once.
+        These are the groups that the caller asks for, or else the groups that hold the operands of the
+        result. A scalar that a next call takes as an argument is on all groups that hold the argument. A
+        large result computed from scalars alone is on one group.
         """
         required: dict[int, GroupSet] = {i: groups for i, groups in enumerate(self._asked) if groups}
         for argument, i in self._step.fed_back:
@@ -200,10 +202,10 @@ class _Placer:
         return first_loops
 
     def _anchor_all(self) -> None:
-        """For each variable the groups of its large operands, if any, or else those that it prefers.
+        """Finds for each variable the groups of its large operands; without any, the groups that it prefers.
 
         A conditional or a loop over the values of several groups, such as an optimizer's, becomes one for
-        each of them. If a result of a conditional depends on several groups, as where a branch clips by the
+        each group. If a result of a conditional depends on several groups, as where a branch clips by the
         norm of all gradients, the branches are computed one equation at a time, and the results are selected.
         """
         read_in_loop = {
@@ -265,7 +267,7 @@ class _Placer:
                 defined.update(part.outvars)
 
     def _label(self, atom: Atom) -> frozenset[tuple[GroupSet, bool]]:
-        """Returns the groups of a large operand, with ``True``, or those that a small operand prefers."""
+        """Returns a large operand's groups with ``True``; a small operand's preferred ones with ``False``."""
         if not isinstance(atom, Var):
             return frozenset()
         is_large = size(atom) > 1 and atom in self._anchors

@@ -1,7 +1,8 @@
-"""Says on which group each stage is: the one that its schedule has it on.
+"""Chooses the group of each stage: the group that runs the stage in the loop's schedule.
 
-The groups of a loop that names a part are those of the part. The stages of a later loop that names none may
-all be some groups further on, where more of what they read already is.
+A loop that names a part of the mesh uses the groups of this part. The stages of a later loop that names no
+part may all move on by the same number of groups, to groups that already hold more of the values that they
+read.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from mpmd.errors import CompileError
 def place_stages(
     graph: TaskGraph, submeshes: Sequence[AbstractMesh], parts: Mapping[str, Sequence[int]]
 ) -> tuple[int, ...]:
-    """The group of each stage of all loops; none without a loop.
+    """Returns the group of each stage of all loops; empty without a loop.
 
-    The first schedule's groups are the mesh's, in their order. Those of a later loop are so, too, unless more
-    bytes of what it reads are already where they are needed if all its stages go some groups further on. So
-    a discriminator that is trained alone, and then behind a generator, stays on its groups. Where submeshes
-    differ, the user has chosen what runs on which.
+    The first schedule's groups are the mesh's, in their order. A later loop's are the same, unless its stages
+    find more bytes of the values that they read on their groups if all of them move on by some number of
+    groups. So a discriminator that is trained alone, and then behind a generator, stays on its groups. Where
+    submeshes differ, the user has chosen what runs on which.
 
     Args:
       parts: the groups of each part of the mesh, by its name.
@@ -104,9 +105,9 @@ def _best_shift(graph: TaskGraph, placed: Mapping[int, int], rows: Mapping[int, 
 
 
 def _held(graph: TaskGraph, placed: Mapping[int, int]) -> dict[Var, GroupSet]:
-    """The groups of state, of accumulated values, and of values made of such arrays that have their size.
+    """Returns the groups of state, accumulated values, and equal-sized values that are computed from these.
 
-    Only as far as the loops before decide it. The batch comes from the caller, wherever it is read.
+    Only loops that are already placed count. The batch has no group: the caller sends it wherever it is read.
     """
     step = graph.step
     state = {step.arguments[argument].var for argument, _ in step.fed_back}

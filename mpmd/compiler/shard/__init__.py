@@ -6,8 +6,9 @@ Then ``infer_specs.py`` says how accumulators and values outside the loop are sh
 that the step cuts into microbatches, and ``gather.py`` has weights gathered once per step, if asked to.
 
 Last, ``partial_accumulators.py`` has accumulators hold partial sums until the loop has ended.
-``partial_sums.py`` explains how: ``sums.py`` has the rules for equations that sum, ``linear.py`` says what
-may be done to partial sums as to the whole, and ``make_partial_sums.py`` converts between the two.
+``partial_sums.py`` explains how: ``sums.py`` has the rules for equations that sum, ``linear.py`` has the
+equations that may be applied to partial sums in place of their sum, and ``make_partial_sums.py`` converts
+between the two.
 """
 
 from mpmd.compiler.shard.shard import shard

@@ -4,9 +4,9 @@ A task that multiplies its share of a microbatch with such a weight gathers the 
 microbatch, and in the backward again. Here tasks read a copy instead, whose spec has none of the batch's
 axes, so the equation before the loop that makes the copy is the only one to gather. The sharded weight stays
 for what reads it outside the loop. Each group whose tasks read a weight makes its own copy (see ``place``),
-and frees it after the last of these tasks.
+and frees the copy after the last task that reads it.
 
-The batch itself is not gathered, nor what the function of a ``shard_map`` reads, which does so itself.
+The batch is not gathered, and neither is an operand of a ``shard_map``, whose function gathers by itself.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def gather_weights(
     submeshes: Sequence[AbstractMesh],
     left: Set[Var],
 ) -> ShardedGraph:
-    """The graph with tasks that read what they can gathered.
+    """Returns the graph with tasks that read gathered copies of sharded weights.
 
     Args:
-      dimensions: how outer values are sharded, as far as known.
+      dimensions: the known shardings of outer values.
       axes: the mesh axes along which values are gathered.
-      submeshes: those of the groups.
-      left: the values that are left as they are.
+      submeshes: the submeshes of all groups.
+      left: the values that stay sharded.
     """
     graph, specs = sharded.graph, dict(sharded.specs)
     gathered: dict[Var, Var] = {}

@@ -1,10 +1,10 @@
 """Spreads the specs of arguments and results to accumulators and to other values outside the loop.
 
-So a weight's gradient accumulator gets the spec of the weight, and so does state that the step makes
-itself. State that is passed in does not: like any argument, Adam's moments keep the spec of the caller or
-of the passed array, and are replicated without one. Only ``mpmd.plan`` gives them the spec of their weight
-(``planner/trials/shardings.py``). Where the specs of values that are combined differ, as those of a weight
-and of moments without a spec, what is between them, such as the accumulator, is replicated.
+So a weight's gradient accumulator gets the spec of the weight, and so does state that the step makes itself.
+State that is passed in does not: like any argument, Adam's moments keep the spec of the caller or of the
+passed array, and are replicated without one. Only ``mpmd.plan`` gives them the spec of their weight
+(``planner/trials/shardings.py``). Where an equation combines values with different specs, such as a weight
+and moments without a spec, the values computed between the two, such as the accumulator, are replicated.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mpmd.ir.plan import Spec
 
 
 def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> dict[Var, Spec]:
-    """The specs of variables outside the loop, as far as known, of accumulators, and of what types say.
+    """Returns the known specs of outer values, the specs of accumulators, and the specs that types had.
 
-    A result that is left open is sharded as the argument whose place it takes, if any.
+    A result without a requested spec is sharded like the argument that the next step passes in its place.
     """
     inferred = _spread(graph.outer, _decided(graph.step, specs))
     for a in graph.accumulators:
@@ -50,9 +50,9 @@ def _decided(step: CutStep, specs: ArgumentSpecs) -> dict[Var, Spec]:
 def _spread(eqns: Sequence[JaxprEqn], decided: Mapping[Var, Spec]) -> dict[Var, Spec]:
     """Extends specs through elementwise equations, among values of the same shape.
 
-    So the gradient accumulators of a weight, and what is made of them, are sharded like the weight: what an
-    optimizer combines element by element has to be together. What is decided stays as it is. Where two specs
-    meet, such as those of a weight and of moments that are sharded otherwise, neither spreads.
+    So the gradient accumulators of a weight, and values computed from the accumulators, are sharded like the
+    weight: an optimizer combines their elements one by one. A decided spec stays. Where two specs meet, such
+    as the specs of a weight and of moments that are sharded otherwise, neither spreads.
     """
     classes = elementwise_classes(eqns)
     specs_of: dict[Var, set[Spec]] = {}

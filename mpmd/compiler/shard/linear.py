@@ -30,10 +30,11 @@ _IN_EITHER = frozenset("dot_general mul".split())
 
 
 def linear_positions(eqn: JaxprEqn) -> tuple[Positions, ...]:
-    """The operands in which an equation's results are linear while the others are fixed; all such choices.
+    """Returns each choice of operands in which an equation is linear while the other operands are fixed.
 
-    With ``((0, 1),)`` they are linear in both together, as a sum is, with ``((0,), (1,))`` in either alone,
-    as a product is. Floating-point numbers count as real numbers. What has no rule is linear in nothing.
+    For example ``((0, 1),)``: linear in both together, as a sum is; ``((0,), (1,))``: linear in either
+    operand, as a product is. Floating-point numbers count as real numbers. An equation without a rule has no
+    choice: ``()``.
     """
     name, operands = eqn.primitive.name, tuple(range(len(eqn.invars)))
     if name in _IN_THE_FIRST | _SHARDING_CONSTRAINTS or (
@@ -57,9 +58,9 @@ def is_sharding_constraint(eqn: JaxprEqn) -> bool:
 
 
 def constrained_axes(eqn: JaxprEqn) -> frozenset[str]:
-    """The mesh axes that shard a value where an equation says that it should be.
+    """Returns the mesh axes of the sharding that an equation, a sharding constraint, requires of its value.
 
-    Partial sums along one of them would have to be whole in that dimension: what was to be split is gathered.
+    Sums that are partial along such an axis would have to be gathered in the dimension that the axis shards.
     """
     sharding = eqn.params.get("sharding") if is_sharding_constraint(eqn) else None
     entries = getattr(sharding, "spec", None) or ()

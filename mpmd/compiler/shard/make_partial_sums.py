@@ -48,7 +48,7 @@ def as_function(eqn: JaxprEqn) -> Callable[..., list[jax.Array]]:
 
 
 class PartialSumMaker:
-    """Makes equations for partial sums; those of equal layers are traced once.
+    """Writes the equations of partial sums, and traces equal ones, as of equal layers, once.
 
     Args:
       mesh: the shape of a group's submesh.
@@ -61,9 +61,10 @@ class PartialSumMaker:
     def make(
         self, fun: Callable, inputs: Sequence[Atom], axes: Axes, key: Hashable
     ) -> tuple[list[JaxprEqn], list[PartialSum]]:
-        """The equations of ``fun(*inputs)``, a list of partial sums, and what they make.
+        """Returns the equations of ``fun(*inputs)``, a list of partial sums, and their results.
 
-        Partial sums are put where the shards are that they come from; the other dimensions are left to XLA.
+        A sharding constraint puts each partial sum on the device with its shard of the operands; XLA chooses
+        the sharding of the other dimensions.
 
         Args:
           key: equal for functions that are equal.
@@ -91,7 +92,7 @@ class PartialSumMaker:
         return eqns, first
 
     def sum_up(self, partial: PartialSum, whole: Var) -> JaxprEqn:
-        """The equation that makes a whole value of its partial sums."""
+        """Returns the equation that adds partial sums up to the whole value."""
         (eqn,), _ = traced_eqns(_summed, [partial.var])
         return eqn.replace(outvars=[whole])
 

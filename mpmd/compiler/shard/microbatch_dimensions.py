@@ -1,10 +1,10 @@
 """Keeps the rows of a batch sharded that the step itself cuts into microbatches.
 
 Such a batch is reshaped from ``(rows, ...)`` to ``(microbatches, rows, ...)``. XLA would give the sharding of
-the rows to the first of the two: each device would hold whole microbatches, and every task would gather the
-one that it reads. The rows of each microbatch are what has to stay sharded. So nothing is sharded along a
-dimension that counts microbatches, and a constraint says so behind each reshape that makes one of sharded
-rows.
+the rows to the dimension of the microbatches: each device would hold whole microbatches, and every task would
+gather its microbatch. But the rows of each microbatch have to stay sharded. So no value is sharded along a
+dimension that counts microbatches, and a sharding constraint follows each reshape that cuts sharded rows into
+microbatches.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from mpmd.ir.specs import indivisible
 
 
 def microbatch_dimensions(outer: Sequence[JaxprEqn], read: Mapping[Var, int]) -> dict[Var, int]:
-    """The dimensions of values that tasks read at the microbatch index, and of what these are made of.
+    """Returns, for values that tasks read and for their outer operands, the dimension of the microbatches.
 
     Args:
       outer: the equations outside of the loop, in order.
-      read: for values of outside the dimension at whose index tasks read.
+      read: for outer values, the dimension in which tasks read the element at the microbatch index.
     """
     dimension_of = dict(read)
     for eqn in reversed(outer):
@@ -52,9 +52,9 @@ def with_rows_sharded(
     """The graph with a sharding constraint behind each reshape that cuts sharded rows into microbatches.
 
     Args:
-      dimensions: how values outside the loop are sharded, as far as known.
-      whole: for values the dimension that counts microbatches.
-      submeshes: those of the groups.
+      dimensions: the known shardings of values outside the loop.
+      whole: for values, the dimension that counts microbatches.
+      submeshes: the submeshes of all groups.
     """
     outer: list[JaxprEqn] = []
     for eqn in graph.outer:

@@ -36,9 +36,9 @@ def with_partial_sums(
     """The graph with partial sums in accumulators.
 
     Args:
-      outer: how values outside the loop are sharded, as far as known.
+      outer: the known shardings of values outside the loop.
       axes_of_partial_sums: the mesh axes along which sums may be partial.
-      partial_sums: ``"replicated"`` if they may not be so along those that shard the sum already.
+      partial_sums: ``"replicated"`` if sums stay whole along the axes that shard them already.
     """
     graph = sharded.graph
     maker = PartialSumMaker(submesh)
@@ -87,7 +87,7 @@ def _rewritten(
     dimensions: Mapping[Var, ShardedDimensions],
     maker: PartialSumMaker,
 ) -> RewrittenEqns:
-    """The equations of a work that make partial sums of what it adds to accumulators.
+    """Rewrites the equations of a work so that the sums that it adds to accumulators are partial.
 
     Args:
       allowed: for the updated state of each accumulator, the axes along which it may be partial.
@@ -194,8 +194,8 @@ def _partial_accumulator(
     """An accumulator that its work updates by partial sums.
 
     Args:
-      eqns: those of its work.
-      specs: those of the whole sums.
+      eqns: the rewritten equations of its work.
+      specs: the specs of the whole sums.
     """
     axes = eqns.partial[whole.updated].axes
     before, initial = maker.as_first(whole.initial, axes)

@@ -1,25 +1,25 @@
-"""Rewrites sums over the examples of a microbatch so that they stay partial, one for each shard of them.
+"""Rewrites sums over the examples of a microbatch so that each shard keeps a partial sum.
 
 A weight's gradient in a microbatch is a sum over examples: a contraction, a ``reduce_sum`` or a
-``scatter-add`` over a dimension that is sharded along a mesh axis. XLA ends each of them with an all-reduce,
-in every microbatch. Here such an equation becomes one with a new leading dimension, as large as the axis and
-sharded along it, in which nothing crosses devices. What is linear in the sum, such as a transposition, a
-factor, or the addition to an accumulator, is done to the partial sums. So the accumulator holds partial sums,
-and one sum over them follows the loop.
+``scatter-add`` over a dimension that is sharded along a mesh axis. XLA ends each sum with an all-reduce, in
+every microbatch. Here such an equation becomes one with a new leading dimension, as large as the axis and
+sharded along it, in which no value crosses devices. An operation that is linear in the sum, such as a
+transposition, a factor, or the addition to an accumulator, is applied to the partial sums. So the accumulator
+holds partial sums, and one sum over them follows the loop.
 
 In the equations of a task, or of a body in them:
 
-1. ``_candidates``: backwards from the values that are wanted as partial sums, through equations that are
-   linear and whose result nothing else reads, to the values that are worth having so.
+1. ``_candidates``: backwards from the values that are wanted as partial sums, through linear equations whose
+   result no further equation reads, to the values that should be partial.
 2. ``_Walk``: forwards, each candidate that is a sum over a sharded dimension is cut (``sums.py``), and each
-   that is linear in partial sums is computed of them (``linear.py``). A whole operand among partial sums is
-   the first of them, and the others are zero.
+   candidate that is linear in partial sums is computed from them (``linear.py``). A whole operand added to
+   partial sums counts as partial sums, too: the operand and zeros.
 3. The carry of a scan or of the microbatch loop is partial when its new value turns out to be. Then the
    equations are walked once more, with a partial old value, too.
 
-Bodies of scans and of rematerialized functions are rewritten by the same steps, and stay what they are. A
-value that no rule makes partial stays whole, which costs time; so does a wrong guess of how a dimension is
-sharded. Neither changes the result.
+Bodies of scans and of rematerialized functions are rewritten by the same steps, and stay bodies. A value that
+no rule makes partial stays whole, which costs time; so does a wrong guess of how a dimension is sharded.
+Neither changes the result.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Allowed = Mapping[Var, frozenset[str]]
 class RewrittenEqns:
     """Equations that make partial sums of some values, and these partial sums.
 
-    ``partial`` has the targets, ``carry`` the old values of what is carried.
+    ``partial`` has the partial sums of the targets, ``carry`` the partial sums of old carried values.
     """
 
     eqns: tuple[JaxprEqn, ...]
@@ -85,13 +85,14 @@ def as_partial_sums(
     read: Iterable[Atom],
     maker: PartialSumMaker,
 ) -> RewrittenEqns:
-    """Equations that compute as partial sums what they can of the ``targets``.
+    """Rewrites equations to compute as many of the ``targets`` as possible as partial sums.
 
     Args:
-      dimensions: how values are sharded, as far as known.
-      carry: for old values of what is carried, the new ones, which are targets. They are partial sums both or
-        neither.
-      read: what is read behind the equations, each as often as it is.
+      dimensions: the known shardings of values.
+      targets: for each value that may be partial, the mesh axes along which it may be.
+      carry: for old carried values, the new ones, which are targets. A carried value is partial both before
+        and after the equations, or neither.
+      read: the values that are read after the equations, once for each reader.
     """
     uses = collections.Counter(atom for eqn in eqns for atom in operands(eqn))
     uses.update(atom for atom in read if isinstance(atom, Var))
@@ -135,12 +136,12 @@ def _candidates(eqns: Sequence[JaxprEqn], targets: Allowed, uses: Mapping[Var, i
 
 
 class _Walk:
-    """The equations with those that make partial sums of candidates, and these partial sums.
+    """Adds to equations the equations of the candidates' partial sums.
 
-    All whole values are still defined, so that whatever reads one may; those that nobody reads are dead code.
+    All whole values are still defined, so that any equation may read one; dead ones are removed later.
 
     Args:
-      old: values that are read as partial sums; nothing makes them whole.
+      old: the values that come in as partial sums. The first new equations sum them up for whole readers.
     """
 
     def __init__(
@@ -237,9 +238,9 @@ class _Body:
     """An equation with a body that computes partial sums.
 
     Attributes:
-      operands: for positions of operands that are partial sums, those that the body reads.
-      results: for positions of results that are partial sums, those that the equation makes.
-      stacked: which of the results a scan stacks; their partial sums are in the second dimension.
+      operands: for positions of operands that become partial, the partial sums that the body reads.
+      results: for positions of results that become partial, the partial sums that the equation returns.
+      stacked: the positions of results that a scan stacks; their partial sums are in the second dimension.
     """
 
     params: dict[str, Any]

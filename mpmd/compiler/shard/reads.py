@@ -20,14 +20,15 @@ Origins = Mapping[Var, frozenset[Var]]
 
 
 class LoopReads(NamedTuple):
-    """Values of outside that tasks do not read as wholes.
+    """Outer values of which a task or a device reads only a part.
 
     Attributes:
-      by_index: those of which a task reads the slice at the microbatch index: the batch.
-      dimensions: for those of them of which microbatches are taken as they are, the dimension that counts
-        these. So too for the values of which scans outside of the loop read a slice at the index of an
-        iteration: what no stage computes is computed by such a scan.
-      by_device: those that a function reads which computes with what each device holds, a ``shard_map``.
+      by_index: the values of which a task reads the slice at the microbatch index: the batch.
+      dimensions: for values of which a task reads whole microbatches, the dimension that counts microbatches.
+        For values that a scan outside of the loop reads by iteration, the dimension that counts iterations:
+        such a scan computes the loop's results to which no stage contributes.
+      by_device: the values that a ``shard_map`` or an ``mpmd.per_group`` function reads, in which each device
+        computes with its own shard.
     """
 
     by_index: set[Var]

@@ -1,10 +1,10 @@
 """Sequence parallelism: between tensor-parallel regions, values are sharded along the regions' axis, too.
 
-An equation is in a region if a value that it reads or makes is sharded along the axis, as weights are. All
-other values with the dimension of the tokens, such as residuals and what norms make, are sharded along that
-dimension: where a region reads one it is gathered, and where a region makes one its sum is scattered. So
-no device computes or keeps the whole of them. A backward reads what the forward has kept, which is sharded,
-and gathers it again.
+An equation is in a region if a value that it reads or makes is sharded along the axis, as weights are. Values
+between regions with the dimension of the tokens, such as residuals and the outputs of norms, are sharded
+along that dimension: where a region reads such a value it is gathered, and where a region computes one its
+sum is scattered. So no device computes or keeps a whole value. A backward reads the sharded values that the
+forward has kept, and gathers them again.
 
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
 arXiv:2205.05198, section 4.2.2.
@@ -68,9 +68,9 @@ def with_residuals_sharded(
 
     Args:
       parallel: the axis, and the dimensions of arguments that are sharded along it between regions.
-      outer: how values of outside and accumulators are sharded, as far as known.
-      whole: for values of outside the dimension that counts microbatches.
-      submeshes: those of the groups.
+      outer: the known shardings of outer values and accumulators.
+      whole: for outer values, the dimension that counts microbatches.
+      submeshes: the submeshes of all groups.
     """
     writer = _Writer(parallel, submeshes)
     known = writer.known(graph, outer, whole)
@@ -107,7 +107,7 @@ class _Writer:
     def known(
         self, graph: TaskGraph, outer: Mapping[Var, ShardedDimensions], whole: Mapping[Var, int]
     ) -> _Followed:
-        """The facts about values of outside."""
+        """Returns the known shardings of outer values, and their dimensions of rows and tokens."""
         along = {var: self._along_axis(dimensions) for var, dimensions in outer.items()}
         step, named = graph.step, Known()
         for name, dims in ((_ROWS, self._parallel.rows), (_TOKENS, self._parallel.tokens)):
@@ -215,9 +215,10 @@ class _Writer:
 
 
 def _with_addends(eqns: Sequence[JaxprEqn], known: Mapping[Var, ShardedDimensions]) -> Known:
-    """The known dimensions, with those of values from which known ones are computed element by element.
+    """Extends known shardings from results of elementwise equations and transpositions to their operands.
 
-    So gradients are like the accumulators that they are added to, and terms of a sum like one another.
+    So gradients are sharded like the accumulators to which they are added, and terms of a sum like one
+    another.
     """
     extended = dict(known)
     for eqn in reversed(eqns):
@@ -234,7 +235,7 @@ def _with_addends(eqns: Sequence[JaxprEqn], known: Mapping[Var, ShardedDimension
 
 
 def _completed(dimensions: ShardedDimensions, others: ShardedDimensions) -> ShardedDimensions:
-    """Returns the dimensions, completed by ``others``; no axis shards two dimensions of a value."""
+    """Adds to each dimension the axes in ``others`` that shard no dimension of the value yet."""
     known = axes_in(dimensions)
     return tuple(
         axes or tuple(axis for axis in other if axis not in known)

@@ -1,4 +1,4 @@
-"""Decides how values are sharded within a group, and what is gathered or summed up once per step."""
+"""Decides how values are sharded within a group, and which are gathered or summed up once per step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shard(
     gather: Gather = "task",
     sequence_parallel: SequenceParallel | None = None,
 ) -> ShardedGraph:
-    """The graph with what is known of shardings, and with what is gathered or summed up once per step.
+    """Returns the graph with the known specs, and with weights gathered and sums added up once per step.
 
     Args:
       submeshes: the shape of each group's submesh. There are as many partial sums as devices along an
@@ -68,10 +68,10 @@ def shard(
 def _outer_dimensions(
     sharded: ShardedGraph, submesh: AbstractMesh, whole: Mapping[Var, int]
 ) -> dict[Var, ShardedDimensions]:
-    """The shardings of arguments, and of values computed from them outside of loops, as far as known.
+    """Returns the known shardings of arguments, and of values computed from arguments outside of loops.
 
     Args:
-      whole: for values the dimension that counts microbatches, along which they are not sharded.
+      whole: for values, the dimension that counts microbatches, along which they are not sharded.
     """
     arguments = (argument.var for argument in sharded.graph.step.arguments)
     known = {var: _dimensions(var, sharded.specs) for var in arguments}

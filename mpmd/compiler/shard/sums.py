@@ -1,6 +1,6 @@
-"""Rewrites an equation that sums over a sharded dimension to give partial sums, one for each shard of it.
+"""Rewrites an equation that sums over a sharded dimension to give one partial sum for each shard.
 
-As it was, XLA would end it with an all-reduce.
+XLA would end the original equation with an all-reduce.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def cut_sum(
     Args:
       operands: how the equation's operands are sharded.
       mesh: the size of each mesh axis.
-      makers: the equations that make what is read here.
+      makers: for each operand, the equation that computes it.
     """
     name = eqn.primitive.name
     if name not in SUMS or (name == "scatter-add" and not is_zero(eqn.invars[0], makers)):
@@ -78,9 +78,12 @@ class _Cutter:
     axes: Axes = ()
 
     def num_pieces(self, size: int, *ends: Axes) -> int:
-        """The number of pieces of a dimension that is sharded like this, as far as known at either end.
+        """Returns the number of pieces into which a dimension is cut; 1 if its ends are sharded differently.
 
-        Of an end's axes the first ones count, because the pieces have to be contiguous.
+        The pieces have to be contiguous, so the dimension is cut along its first axes that may be cut.
+
+        Args:
+          ends: the mesh axes of the dimension in each operand that has it; empty where unknown.
         """
         known = [axes for axes in ends if axes]
         if not known or known[0] != known[-1]:

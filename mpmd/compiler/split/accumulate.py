@@ -36,10 +36,10 @@ class Accumulation:
     """The results of a loop as accumulators.
 
     Attributes:
-      eqns: the equations of each work, with those that update its accumulators.
-      before: the equations that make the accumulators' initial values.
-      after: the equations that make the loop's results of the accumulators, and the scans that make the
-        results that no stage contributes to.
+      eqns: the equations of each work, including the updates of its accumulators.
+      before: the equations before the loop, which compute the accumulators' initial values.
+      after: the equations after the loop, which compute its results from the accumulators, and the scans that
+        compute the results to which no stage contributes.
     """
 
     accumulators: tuple[Accumulator, ...]
@@ -63,12 +63,12 @@ def accumulate(
 ) -> Accumulation:
     """Decides which work accumulates which result.
 
-    A sum is updated where its summand is made. When several stages make summands, as for the gradient of a
-    weight that they share, each stage has an accumulator, and the accumulators are added after the loop in
-    ascending order of stages. A stage has one accumulator for all slices of a microbatch. Any other operation
-    is applied where the value of the microbatch is made. A result that depends on no stage's value comes from
-    an ordinary scan outside of the pipeline. What is carried is updated where its next value is made, or else
-    where it is read first.
+    A sum is updated where its summand is computed. When several stages compute summands, as for the gradient
+    of a weight that they share, each stage has an accumulator, and the accumulators are added after the loop
+    in ascending order of stages. A stage has one accumulator for all slices of a microbatch. Any other
+    operation is applied where the value of the microbatch is computed. A result that depends on no stage's
+    value comes from an ordinary scan outside of the pipeline. A carried value is updated where its next value
+    is computed, or, if no work computes that, where the carried value is read first.
     """
     builder = _Builder(body, assigned, order)
     unstaged = []
@@ -188,7 +188,7 @@ class _Builder:
         self._add_up([part.result for part in parts.values()], result)
 
     def _add_up(self, parts: Sequence[Var], result: Var) -> None:
-        """Makes a loop's result of its parts."""
+        """Adds the equations after the loop that add the accumulated ``parts`` up to ``result``."""
         if len(parts) == 1:
             self._accumulators = [
                 dataclasses.replace(a, result=result) if a.result is parts[0] else a
@@ -223,7 +223,7 @@ class _Builder:
         return self._make_before(jnp.copy, state)
 
     def _zeros(self, state: Atom) -> Var:
-        """Zeros for an accumulator to start from."""
+        """Returns a variable of zeros with the type of ``state``, from which an accumulator starts."""
         return self._make_before(lambda x: jnp.copy(jnp.zeros_like(x)), state)
 
     def _make_before(self, fun: Callable, state: Atom) -> Var:
@@ -232,9 +232,10 @@ class _Builder:
         return initial
 
     def _summands(self, value: Atom) -> tuple[list[Atom], list[Var]]:
-        """The summands of ``value``, if it is a sum that nothing else reads, and the sums in between.
+        """Returns the summands of ``value``, and the intermediate sums between them and ``value``.
 
-        A sum of halves that is then widened, as for weights that the loss casts, is a sum of widened halves.
+        A value that is no sum is its own only summand. A sum of half-precision values that is then widened,
+        as for weights that the loss casts, counts as a sum of widened values.
         """
         summands: list[Atom] = []
         inner: list[Var] = []

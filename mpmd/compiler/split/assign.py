@@ -31,33 +31,36 @@ class AssignedEqn:
 def assign(
     body: LoopBody, duplicates: Mapping[Var, Duplicate], order: MicrobatchOrder
 ) -> tuple[AssignedEqn, ...]:
-    """The work that each equation belongs to. Duplicates are left out: they belong to their readers.
+    """Assigns each equation of the loop's body to the work of a stage; leaves out ``duplicates``.
 
-    1. Work that ends with a mark has all that the mark depends on, without what earlier work has. Only
-       equations made by transposition count as backward; the others are residuals or the loss, and belong to
-       the forward that makes their operands. A gradient that crosses stages without a mark, such as that of
-       a skip connection, stays at the stage it comes from until it is added to others.
-    2. An equation outside of these slices belongs to the latest work that makes one of its operands, or to
-       the work after the latest mark among them. If it reads a parameter that is on other stages only, it
-       belongs to the next of those stages, if that is later. A parameter is on the stages on whose marks'
-       ways it is read; if there are none, on the stage in which its first reader is written.
+    1. Work that ends with a mark has every equation on which the mark depends and which no earlier work has.
+       Only equations made by transposition count as backward; residuals and the loss belong to the forward
+       that computes their operands. A gradient that crosses stages without a mark, such as the gradient of a
+       skip connection, stays at the stage it comes from until another gradient is added to it.
+    2. An equation on which no mark depends belongs to the latest work that computes one of its operands, or
+       to the work after the latest mark among its operands. If it reads a parameter that is on other stages
+       only, it belongs to the next stage with the parameter, if that is later. A parameter is on the stages
+       whose marks depend on it; if no mark does, on the stage in which its first reader is written.
     3. An equation that reads only loop constants, and is too expensive to be duplicated, belongs to its
-       earliest reader. So does one that reads only what is carried from microbatch to microbatch. What no
-       stage reads of that, such as a count, belongs to the first work that reads the carried value.
+       earliest reader, and so does an equation that reads only values carried from microbatch to microbatch.
+       An equation on carried values that no stage reads, such as a count, belongs to the first work that
+       reads the carried value.
 
-    Where microbatches are cut into slices, the latest work is the first that comes after all in question,
-    and the earliest the last that comes before all. A stage has the same parameters on all slices.
+    Where microbatches are cut into slices, the latest of several works is the first work that follows all
+    these in the order of a microbatch, and the earliest the last work that precedes all. A stage has the same
+    parameters on all slices.
 
-    An equation that reads no stage's value and that no stage reads, only a result of the loop, is left out
-    as well. Where there is one stage, all equations are of that stage.
+    An equation that reads no stage's value and that no stage reads, only a result of the loop, is left out as
+    well. Where there is one stage, all equations are of that stage.
 
     Args:
       duplicates: the variables of equations that are computed wherever they are read.
 
     Raises: ``CompileError`` for a callback that reads the state of an operation.
 
-    Warns: ``PerformanceWarning`` when a microbatch would have to pass the stages a second position, as for a
-      penalty on derivatives that were taken through marks. All of that belongs to the latest work so far.
+    Warns: ``PerformanceWarning`` when a microbatch would have to pass the stages a second time, as for a
+      penalty on derivatives that were taken through marks. All equations of the second pass belong to the
+      latest work so far.
     """
     return _Assignment(body, duplicates, order).run()
 
@@ -253,9 +256,10 @@ class _Assignment:
                 self._set(i, first)
 
     def _place_carried(self) -> None:
-        """Places what makes the next value of what is carried, and what is made of it for results alone.
+        """Places the equations that compute and, for results alone, read carried values.
 
-        Carried values that are updated with one another are updated together, where the first one is read.
+        Carried values whose updates read one another are updated by one work, the first that reads any of the
+        values.
         """
         updated: dict[Var, int] = {}  # the position of the work that updates each carried value
         for states in self._carried_together():
@@ -282,7 +286,7 @@ class _Assignment:
         return [position for position in positions if position is not None]
 
     def _unplaced_slice(self, value: Var | None) -> set[int]:
-        """Returns the backward slice of a value, as far as its equations have no position."""
+        """Returns the indices of equations without a position in the backward slice of ``value``."""
         unplaced: set[int] = set()
         stack: list[Any] = [value]
         while stack:

@@ -20,8 +20,8 @@ class Duplicate:
 
     Attributes:
       of_microbatch: depends on the microbatch index.
-      weights: the large floating-point loop constants it depends on, other than through a microbatch's
-        slice of them: parameters, as far as one can tell.
+      weights: the large floating-point loop constants on which it depends, other than through the slice of a
+        microbatch. They are taken for parameters.
       once_per_stage: is computed once by a stage that reads it, and kept for the stage's backward;
         otherwise by each task that reads it.
     """

@@ -23,13 +23,13 @@ Eqns = Sequence[JaxprEqn]
 def keep_carry(
     eqns: Mapping[TaskType, Eqns], accumulators: Sequence[Accumulator], order: MicrobatchOrder
 ) -> dict[TaskType, Eqns]:
-    """The work, where what is carried is read as it is by the work alone that updates it, in place.
+    """Returns the work with every carried value read, in place, only by the work that updates it.
 
-    The stage's backward, which may compute a part of the forward again, and later stages read a copy that
-    this work makes, a value of the microbatch like any other.
+    Later stages, and the stage's backward, which may recompute a part of the forward, read a copy that the
+    updating work makes; the copy is a value of the microbatch.
 
-    Raises: ``CompileError`` for work that reads a carried value before the work that updates it: a microbatch
-      could not begin before the one before it has reached that stage.
+    Raises: ``CompileError`` for work that reads a carried value before the work that updates it: no
+      microbatch could begin before the previous microbatch has reached that stage.
     """
     kept: dict[TaskType, Eqns] = {work: list(eqns_of_work) for work, eqns_of_work in eqns.items()}
     faults: dict[str, None] = {}

@@ -54,7 +54,7 @@ class MicrobatchOrder:
         return position >= self.num_stages
 
     def mirrored(self, position: int) -> int:
-        """The position of the same stage's other direction."""
+        """The position of the same stage's work in the other direction: backward or forward."""
         return 2 * self.num_stages - 1 - position
 
     def precedes(self, first: int, second: int) -> bool:

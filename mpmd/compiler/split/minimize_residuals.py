@@ -1,13 +1,14 @@
 """Chooses what a stage's forward keeps for its backward: as little as its cheap equations allow.
 
 Differentiation keeps every value that a backward reads. For one activation function these are its input, the
-square of that, its ``tanh``, one plus and one minus the ``tanh``, although simple arithmetic makes all but
-two of them from the others. Under ``jax.jit`` of the whole step this costs nothing, because XLA computes
+square of that, its ``tanh``, one plus and one minus the ``tanh``, although simple arithmetic derives all but
+two of these values from two. Under ``jax.jit`` of the whole step this costs nothing, because XLA computes
 cheap values where they are read. Between executables, each is memory that a pipeline holds for several
 microbatches.
 
 The values that are kept are a minimum cut between what only the forward can compute and what the backward
-reads. Keeping a value costs its bytes; what arithmetic or a change of layout makes from others is not kept.
+reads. Keeping a value costs its bytes; a value that arithmetic or a change of layout derives from kept values
+costs nothing.
 
 Source: Horace He and Shangdi Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion
 Aware", MLSys 2023. Unlike there, only what costs less than the memory traffic that it saves is computed
@@ -33,7 +34,7 @@ from mpmd.ir.plan import TaskType
 from mpmd.keys import to_aval
 
 _ARRAY_BYTES = 512
-"""The cost of an array beside its bytes: half of it as a forward's output, half as a backward's input."""
+"""Bytes that an array costs beside its own: half as a forward's output, half as a backward's input."""
 
 _UNLIMITED = 2**31 - 1
 _MOST = 2**30
@@ -65,10 +66,10 @@ def minimize_residuals(
     Args:
       eqns: the equations of each work, with duplicates, in the order of a microbatch.
       results: the variables that accumulators are updated to.
-      states: the variables of accumulators before that, which nothing else may read.
+      states: the variables of accumulators before their update, which only the update may read.
       duplicates: the variables of equations that their readers compute for themselves.
-      handed_on: the variables that a slice reads of slices before it, such as keys. They are kept for the
-        backwards of those slices, which come later.
+      handed_on: the variables that a slice of a microbatch reads from earlier slices, such as keys. They are
+        kept for the backwards of the earlier slices, which run later.
 
     Returns: the work in the same order, without equations that nothing reads any more.
     """
@@ -102,7 +103,7 @@ def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
 
 
 def _without_dead(eqns: dict[TaskType, Eqns], results: Set[Var]) -> dict[TaskType, Eqns]:
-    """The work without equations that nothing reads any more."""
+    """Returns the work without equations whose results are never read."""
     alive: dict[TaskType, Eqns] = {}
     read_later = set(results)
     for work in reversed(eqns):
@@ -112,12 +113,12 @@ def _without_dead(eqns: dict[TaskType, Eqns], results: Set[Var]) -> dict[TaskTyp
 
 
 class _Residuals:
-    """The residuals of a stage, which its backward reads, and the equations that make them.
+    """Chooses the residuals of a stage, which its backward reads from its forward.
 
     Args:
-      unavailable: the variables that a backward does not have unless they are kept for it; it has all other
-        ones that the forward reads, such as parameters and microbatches.
-      elsewhere: the variables that other work reads; those that the forward makes are its outputs anyway.
+      unavailable: the variables that a backward does not have unless a forward keeps them. Parameters and
+        microbatches, which a backward has as well, are not among these variables.
+      elsewhere: the variables that other work reads. If the forward computes one, it is an output already.
     """
 
     def __init__(
@@ -194,13 +195,13 @@ class _Residuals:
 def _minimum_cut(
     derivations: Mapping[Node, set[Node] | None], targets: Sequence[Node], costs: Mapping[Node, int]
 ) -> set[Node]:
-    """The values to keep, at the least cost, so that the targets can be made of them.
+    """Returns the cheapest set of values from which all ``targets`` can be derived.
 
-    Of several such sets, the one that is nearest to the targets: there is least to compute again.
+    Of several cheapest sets, it is the set nearest to the targets, which leaves the least to recompute.
 
     Args:
-      derivations: for each value those of which it can be made, ``None`` where it has to be kept.
-      costs: for each value what it costs to keep it.
+      derivations: for each value the operands from which it can be recomputed, ``None`` if it has to be kept.
+      costs: for each value, the bytes that keeping it costs.
     """
     source, sink = 0, 1
     enter = {var: 2 + 2 * i for i, var in enumerate(derivations)}

@@ -1,4 +1,4 @@
-"""Takes the marks out of the loop's body, and notes what they said."""
+"""Takes the marks out of the loop's body, and records the work and the stage of each equation around them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class BodyEqn:
     Attributes:
       earliest: the position of the first work that it can belong to; ``None`` if it reads the result of no
         mark.
-      written: the stage in whose forward it is written: the one after the last end of a stage before it.
+      written: the stage in whose forward the equation is written: one more than the last stage that ends
+        before the equation.
     """
 
     eqn: JaxprEqn
@@ -35,7 +36,7 @@ class LoopBody:
 
     Attributes:
       closing: for work that ends with a mark, the mark's operands.
-      results: those of the loop, of values without marks.
+      results: the results of the loop, over the variables of the body without marks.
     """
 
     eqns: tuple[BodyEqn, ...]
@@ -44,7 +45,7 @@ class LoopBody:
 
 
 def remove_marks(loop: Loop, order: MicrobatchOrder) -> LoopBody:
-    """Replaces what marks return by their operands."""
+    """Replaces the results of marks by the marks' operands."""
     last_stage = order.numbers.num_stages - 1
     replacement: dict[Var, Atom] = {}
     behind: dict[Var, int] = {}  # for what a mark returns, the position of the work after it

@@ -71,7 +71,7 @@ class ForwardScans:
             self.rows |= scan.rows
 
     def sources(self, row: Row) -> list[Node]:
-        """The operands of a value in its body."""
+        """Returns the operands from which the body of the row's scan computes it."""
         scan = self._scans[row.scan]
         nodes = (scan.node(atom) for atom in operands_of(scan.maker[row.var], row.var))
         return [node for node in nodes if node is not None]
@@ -82,7 +82,7 @@ class ForwardScans:
         return maker is not None and is_cheaper_than_memory(maker)
 
     def nbytes(self, row: Row) -> int:
-        """The bytes of a value in all iterations."""
+        """Returns the bytes of the row's stack: of its values in all iterations."""
         return to_aval(row.var).nbytes * self._scans[row.scan].length
 
     def keeping(self, forward: Eqns, backward: Eqns, kept: Collection[Node]) -> tuple[list, list]:
@@ -125,10 +125,11 @@ class _ForwardScan:
     """A scan of a forward.
 
     Attributes:
-      maker: the equations of its body, by what they define.
-      rows: for those of its results that are only read row by row, what is in the rows.
-      constants, stacked: what is outside of it for variables of its body: the same in all iterations, or a
-        row for each.
+      maker: for each variable of the scan's body, the equation that defines it.
+      rows: for each result of the scan that is only read row by row, the body's variable that is stacked.
+      constants: for variables of the body that are equal in all iterations, the variables outside of the
+        scan.
+      stacked: for variables of the body, the stacks outside of the scan that have a row for each iteration.
     """
 
     def __init__(self, number: int, eqn: JaxprEqn, by_rows: Set[Var]):
@@ -187,11 +188,12 @@ class _ForwardScan:
 
 
 class _Again:
-    """Equations of forwards' bodies, for another body, with variables of their own.
+    """Equations of the bodies of forwards' scans, copied into a backward's scan with new variables.
 
     Attributes:
-      names: for rows, their variables.
-      stacked, constants: what is outside for variables that the equations read.
+      names: for each recomputed row, its variable in the backward's body.
+      stacked, constants: for the variables that the equations read, the stacks and the constants outside of
+        the scan.
     """
 
     def __init__(self) -> None:
