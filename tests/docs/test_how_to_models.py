@@ -1,7 +1,5 @@
 """The how-to pages on models, training and migrations run, and compute what plain JAX computes."""
 
-import collections
-import difflib
 import math
 import re
 import sys
@@ -14,7 +12,6 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from tests.support.pages import blocks
 from tests.support.parity import assert_close
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how_to"
@@ -113,10 +110,6 @@ def test_a_loss_of_the_whole_batch_takes_two_loops(run):
     assert_close((names["trained"], names["loss"]), expected)
     programs = names["step"].compile(names["params"], names["batch"]).plan.programs
     assert {program.mpmd_idx for program in programs if program.runs} == {0, 1}
-    _, plain, pipelined, _ = blocks("how_to/whole_batch_losses.md")
-    changes = difflib.ndiff(plain.splitlines(), pipelined.partition("\n\n\n")[0].splitlines())
-    count = collections.Counter(line[0] for line in changes if line[2:])
-    assert (count["+"], count["-"]) == (14, 4)  # as the page says
 
 
 def with_edits(page, *edits):
