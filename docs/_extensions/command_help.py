@@ -7,7 +7,7 @@ import sys
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-COLUMNS = "78"
+COLUMNS = "72"
 
 
 class CommandHelp(SphinxDirective):
