@@ -40,15 +40,27 @@ html_theme_options = {
     "use_fullscreen_button": False,
 }
 
-if version_folder := os.environ.get("SITE_FOLDER"):  # `publish.py` builds one version of several
+if version_folder := os.environ.get(
+    "SITE_FOLDER"
+):  # `publish.py` builds one version of several
     html_theme_options |= {
-        "article_header_start": ["toggle-primary-sidebar.html", "version-switcher.html"],
+        "article_header_start": [
+            "toggle-primary-sidebar.html",
+            "version-switcher.html",
+        ],
         "check_switcher": False,  # the file is not there yet
-        "switcher": {"json_url": "../versions.json", "version_match": version_folder},
+        "switcher": {
+            "json_url": "../versions.json",
+            "version_match": version_folder,
+        },
     }
 
-highlight_language = "none"  # blocks without a language are commands and output
-myst_heading_anchors = 4  # as GitHub names them, so that links work in both places
+highlight_language = (
+    "none"  # blocks without a language are commands and output
+)
+myst_heading_anchors = (
+    4  # as GitHub names them, so that links work in both places
+)
 
 nb_execution_mode = "force"
 nb_execution_in_temp = True
@@ -61,6 +73,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings have the types that users need, and signatures stay readable
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-napoleon_use_param = False  # which would write the text of several parameters for each
+napoleon_use_param = (
+    False  # which would write the text of several parameters for each
+)
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 72

@@ -29,13 +29,29 @@ INDEX = """<!doctype html>
 """
 
 
-def build(source: pathlib.Path, folder: str, target: pathlib.Path) -> None:
+def build(
+    source: pathlib.Path, folder: str, target: pathlib.Path
+) -> None:
     """Builds the pages of a source for a folder of the root. Raises ``CalledProcessError`` at a warning."""
     environment = {**os.environ, "SITE_FOLDER": folder}
-    command = [sys.executable, "-m", "sphinx", "-q", "-E", "-W", "--keep-going", "-c", str(DOCS)]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-E",
+        "-W",
+        "--keep-going",
+        "-c",
+        str(DOCS),
+    ]
     doctrees = target.with_suffix(".doctrees")
     try:
-        subprocess.run([*command, "-d", doctrees, source, target], env=environment, check=True)
+        subprocess.run(
+            [*command, "-d", doctrees, source, target],
+            env=environment,
+            check=True,
+        )
     finally:
         shutil.rmtree(doctrees, ignore_errors=True)
 
@@ -54,7 +70,9 @@ def publish(
       build_pages: writes the pages for a folder of the root to a path.
     """
     if not url.endswith("/"):
-        raise ValueError(f"the address of the site ends with a slash, unlike {url!r}")
+        raise ValueError(
+            f"the address of the site ends with a slash, unlike {url!r}"
+        )
     root.mkdir(parents=True, exist_ok=True)
     for folder in (LATEST, *([release_folder()] if release else [])):
         fresh = root / f"{folder}.new"
@@ -62,9 +80,13 @@ def publish(
         build_pages(folder, fresh)
         shutil.rmtree(root / folder, ignore_errors=True)
         fresh.rename(root / folder)
-    (root / "versions.json").write_text(json.dumps(versions(root, url), indent=2) + "\n")
+    (root / "versions.json").write_text(
+        json.dumps(versions(root, url), indent=2) + "\n"
+    )
     (root / "index.html").write_text(INDEX)
-    (root / ".nojekyll").touch()  # GitHub Pages would leave out folders like `_static`
+    (
+        root / ".nojekyll"
+    ).touch()  # GitHub Pages would leave out folders like `_static`
 
 
 def release_folder() -> str:
@@ -72,25 +94,56 @@ def release_folder() -> str:
     return "v" + ".".join(__version__.split(".")[:2])
 
 
-def versions(root: pathlib.Path, url: str) -> list[dict[str, str | bool]]:
+def versions(
+    root: pathlib.Path, url: str
+) -> list[dict[str, str | bool]]:
     """The entries of ``versions.json``, as the theme reads them: the newest state, then the releases."""
-    releases = [path.name for path in root.iterdir() if re.fullmatch(r"v\d+\.\d+", path.name)]
-    releases.sort(key=lambda name: [int(number) for number in name[1:].split(".")], reverse=True)
+    releases = [
+        path.name
+        for path in root.iterdir()
+        if re.fullmatch(r"v\d+\.\d+", path.name)
+    ]
+    releases.sort(
+        key=lambda name: [
+            int(number) for number in name[1:].split(".")
+        ],
+        reverse=True,
+    )
     return [
-        {"name": name, "version": name, "url": f"{url}{name}/", "preferred": name == LATEST}
+        {
+            "name": name,
+            "version": name,
+            "url": f"{url}{name}/",
+            "preferred": name == LATEST,
+        }
         for name in (LATEST, *releases)
     ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Publishes the site as static files.")
-    parser.add_argument("root", type=pathlib.Path, help="the folder that a server shows")
-    parser.add_argument("--url", default="/", help="its address or absolute path, with a slash at the end")
+    parser = argparse.ArgumentParser(
+        description="Publishes the site as static files."
+    )
     parser.add_argument(
-        "--release", action="store_true", help="also as the release of this version, such as v0.1"
+        "root", type=pathlib.Path, help="the folder that a server shows"
+    )
+    parser.add_argument(
+        "--url",
+        default="/",
+        help="its address or absolute path, with a slash at the end",
+    )
+    parser.add_argument(
+        "--release",
+        action="store_true",
+        help="also as the release of this version, such as v0.1",
     )
     arguments = parser.parse_args()
-    publish(arguments.root, arguments.url, arguments.release, functools.partial(build, DOCS))
+    publish(
+        arguments.root,
+        arguments.url,
+        arguments.release,
+        functools.partial(build, DOCS),
+    )
 
 
 if __name__ == "__main__":

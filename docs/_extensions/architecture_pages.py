@@ -15,5 +15,9 @@ def setup(app):
 
 def add_toctree(app, docname, content):
     if docname == OVERVIEW:
-        pages = dict.fromkeys(re.findall(rf"\]\(({OVERVIEW}/\w+)\.md\)", content[0]))
-        content[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *pages, "```", ""])
+        pages = dict.fromkeys(
+            re.findall(rf"\]\(({OVERVIEW}/\w+)\.md\)", content[0])
+        )
+        content[0] += "\n".join(
+            ["\n```{toctree}", ":hidden:", "", *pages, "```", ""]
+        )

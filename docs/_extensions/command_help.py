@@ -7,7 +7,7 @@ import sys
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-COLUMNS = "78"
+COLUMNS = "72"
 
 
 class CommandHelp(SphinxDirective):
@@ -16,12 +16,32 @@ class CommandHelp(SphinxDirective):
     has_content = True
 
     def run(self):
-        command = [sys.executable, "-m", "mpmd", *" ".join(self.content).split(), "--help"]
-        environment = {**os.environ, "COLUMNS": COLUMNS, "NO_COLOR": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "mpmd",
+            *" ".join(self.content).split(),
+            "--help",
+        ]
+        environment = {
+            **os.environ,
+            "COLUMNS": COLUMNS,
+            "NO_COLOR": "1",
+        }
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise self.error(f"{' '.join(command)}: {done.stderr}")
-        return [nodes.literal_block(done.stdout, done.stdout, language="none")]
+        return [
+            nodes.literal_block(
+                done.stdout, done.stdout, language="none"
+            )
+        ]
 
 
 def setup(app):

@@ -25,14 +25,20 @@ RETURNED = {
 
 
 def setup(app):
-    app.connect("autodoc-process-docstring", make_fields, priority=400)  # before napoleon
+    app.connect(
+        "autodoc-process-docstring", make_fields, priority=400
+    )  # before napoleon
     app.connect("autodoc-process-signature", without_parameters)
     return {"parallel_read_safe": True}
 
 
 def make_fields(app, what, name, obj, options, lines):
     fields = []
-    escaped = re.sub(r"(``[^`]+``)(\w?)", lambda m: rf"{m[1]}\ {m[2]}" if m[2] else m[1], "\n".join(lines))
+    escaped = re.sub(
+        r"(``[^`]+``)(\w?)",
+        lambda m: rf"{m[1]}\ {m[2]}" if m[2] else m[1],
+        "\n".join(lines),
+    )
     for line in escaped.split("\n"):
         if section := re.match(r"(Returns|Raises): (.+)", line):
             fields += ["", f":{section[1].lower()}: {section[2]}"]
@@ -41,7 +47,9 @@ def make_fields(app, what, name, obj, options, lines):
     lines[:] = fields
 
 
-def without_parameters(app, what, name, obj, options, signature, return_annotation):
+def without_parameters(
+    app, what, name, obj, options, signature, return_annotation
+):
     if inspect.isclass(obj) and obj.__name__ in RETURNED:
         return "", None
     return None

@@ -34,14 +34,13 @@ def test_stages_and_microbatches(capsys):
 
 
 def test_one_node():
-    before, *meshes, on_ray, unequal = blocks("how_to/one_node.md")
+    before, in_process, on_ray = blocks("how_to/one_node.md")
     assert "mpmd.launch" in on_ray
     names = run([before])
     expected = names["params"], names["loss"]
-    for mesh, block in [("mesh", block) for block in meshes] + [("unequal", unequal)]:
-        names = run([block], **names)
-        with names[mesh]:
-            assert_close((names["params"], names["loss"]), expected)
+    names = run([in_process], **names)
+    with names["mesh"]:
+        assert_close((names["params"], names["loss"]), expected)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The how-to pages on models, training and migrations run, and compute what plain JAX computes."""
 
-import collections
-import difflib
 import math
 import re
 import sys
@@ -14,17 +12,16 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
-from tests.support.pages import blocks
 from tests.support.parity import assert_close
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how_to"
 
 STEPS = {
-    "flax_linen": ("train_step", "state, x, labels", "trained, (loss, logits, accuracy)"),
-    "flax_nnx": ("train_step", "state, x, y", "trained, loss"),
-    "equinox": ("train_step", "state, x, y", "trained, loss"),
-    "haiku": ("train_step", "state, x, y", "trained, loss"),
-    "haliax": ("train_step", "state, x, y", "trained, loss"),
+    "models#flax linen": ("train_step", "state, x, labels", "trained, (loss, logits, accuracy)"),
+    "models#flax nnx": ("train_step", "state, x, y", "trained, loss"),
+    "models#equinox": ("train_step", "state, x, y", "trained, loss"),
+    "models#haiku": ("train_step", "state, x, y", "trained, loss"),
+    "models#haliax": ("train_step", "state, x, y", "trained, loss"),
     "mixed_precision": ("train_step", "params, scale, x, y", "trained, new_scale, loss"),
     "masked_losses": ("train_step", "params, x, y, is_token", "trained, loss"),
     "dropout": ("train_step", "params, key, x, y", "trained, loss"),
@@ -35,23 +32,31 @@ STEPS = {
     "from_shard_map": ("train_step", "weights, x, y", "trained, loss"),
     "from_jaxpp": ("train_step", "params, x, y", "trained, loss"),
 }
-"""For each page its step, the arguments that the page calls it with, and the results."""
+"""For each page, or section of one, its step, the arguments that the page calls it with, and the results."""
+
+
+def code_of(page):
+    """The blocks of a page; of ``models#haiku``, of this section after the blocks before the first one."""
+    name, _, section = page.partition("#")
+    introduction, *sections = re.split(r"^## ", (HOW_TO / f"{name}.md").read_text(), flags=re.MULTILINE)
+    chosen = [text for text in sections if section in ("", text.partition("\n")[0])]
+    return re.findall(r"```python\n(.*?)```", "".join([introduction, *chosen]), re.DOTALL)
 
 
 @pytest.fixture
 def run(monkeypatch):
-    """Runs the blocks of a page in their order; returns its names."""
+    """Runs the blocks of a page, or of a section, in their order; returns its names."""
     meshes = []
 
     def run(page):
-        if page == "haliax":  # whose release does not import with this JAX, so it is no dependency
+        if page == "models#haliax":  # whose release does not import with this JAX, so it is no dependency
             pytest.importorskip("haliax")
         if page == "from_jaxpp":  # of which the page says that another import is all it takes
             monkeypatch.setitem(sys.modules, "jaxpp", types.ModuleType("jaxpp"))
             monkeypatch.setattr(sys.modules["jaxpp"], "api", mpmd, raising=False)
             monkeypatch.setitem(sys.modules, "jaxpp.api", mpmd)
         names = {}
-        for block in re.findall(r"```python\n(.*?)```", (HOW_TO / f"{page}.md").read_text(), re.DOTALL):
+        for block in code_of(page):
             exec(block, names)
         meshes.extend(value for value in names.values() if isinstance(value, mpmd.MpmdMesh))
         return names
@@ -63,7 +68,7 @@ def run(monkeypatch):
         mesh.close()
 
 
-@pytest.mark.usual("flax_linen", "batch_statistics")
+@pytest.mark.usual("models#flax linen", "batch_statistics")
 @pytest.mark.parametrize("page", STEPS)
 def test_the_step_of_a_page_computes_what_plain_jax_computes(run, page):
     step, arguments, results = STEPS[page]
@@ -86,11 +91,11 @@ def test_the_step_before_a_migration_computes_the_same(run, page):
 
 @pytest.mark.slow
 def test_objects_that_the_pages_make_of_results(run):
-    nnx = run("flax_nnx")
+    nnx = run("models#flax nnx")
     flax = nnx["nnx"]
     flax.update((nnx["model"], nnx["optimizer"]), mpmd.to_host(nnx["trained"]))
     assert_close(flax.state((nnx["model"], nnx["optimizer"])), mpmd.to_host(nnx["trained"]))
-    equinox = run("equinox")
+    equinox = run("models#equinox")
     model = equinox["model"]
     expected, _ = jax.jit(equinox["train_step"])(*(equinox[name] for name in ("state", "x", "y")))
     assert_close(model(equinox["x"]), equinox["eqx"].combine(expected[0], equinox["static"])(equinox["x"]))
@@ -105,26 +110,22 @@ def test_a_loss_of_the_whole_batch_takes_two_loops(run):
     assert_close((names["trained"], names["loss"]), expected)
     programs = names["step"].compile(names["params"], names["batch"]).plan.programs
     assert {program.mpmd_idx for program in programs if program.runs} == {0, 1}
-    _, plain, pipelined, _ = blocks("how_to/whole_batch_losses.md")
-    changes = difflib.ndiff(plain.splitlines(), pipelined.partition("\n\n\n")[0].splitlines())
-    count = collections.Counter(line[0] for line in changes if line[2:])
-    assert (count["+"], count["-"]) == (14, 4)  # as the page says
 
 
 def with_edits(page, *edits):
-    """The blocks of a page, of which texts are replaced as its last lines say."""
-    text = "\n".join(blocks(f"how_to/{page}.md"))
+    """The blocks of a section, in the last of which texts are replaced as the page says."""
+    *before, text = code_of(page)
     for old, new in edits:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    return text
+    return "\n".join([*before, text])
 
 
 @pytest.mark.parametrize(
     ("page", "call", "edits"),
     [
         (
-            "flax_nnx",
+            "models#flax nnx",
             "state, x, y, jax.random.split(jax.random.key(1), len(x))",
             [
                 ("self.head = ", "self.dropout = nnx.Dropout(0.1)\n        self.head = "),
@@ -138,7 +139,7 @@ def with_edits(page, *edits):
             ],
         ),
         (
-            "equinox",
+            "models#equinox",
             "state, x, y",
             [
                 ("jax.vmap(layer)(x)", "layer(x)"),
@@ -169,7 +170,7 @@ WITHOUT_A_STEP = {"symptoms", "faq"}
 
 
 def test_no_block_of_these_pages_is_left_out():
-    for page in STEPS.keys() | WITHOUT_A_STEP:
+    for page in {page.partition("#")[0] for page in STEPS} | WITHOUT_A_STEP:
         text = (HOW_TO / f"{page}.md").read_text()
         assert (page in WITHOUT_A_STEP) == ("```python" not in text)
         assert "```{code-cell}" not in text
@@ -185,5 +186,3 @@ def test_the_numbers_of_when_a_pipeline_pays():
     assert one_node["data parallel"] < 1.1 * one_node["pipeline"]
     assert math.inf == fast["data parallel"] == slow["data parallel"]
     assert 2 < fast["FSDP"] / fast["pipeline"] < 0.2 * slow["FSDP"] / slow["pipeline"]
-    for shares in names["bubbles"].values():
-        assert shares == sorted(shares, reverse=True)

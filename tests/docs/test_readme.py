@@ -55,7 +55,8 @@ def test_examples_name_the_libraries_that_they_need():
     assert all(library in extras for needs in rows.values() for library in re.split(r",? ", needs))
 
 
-def test_the_train_step_computes_what_plain_jax_computes():
+def test_the_train_step_computes_what_plain_jax_computes(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "4")  # which the example sets where nothing else does
     step, on_ray = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert "mpmd.launch" in on_ray
     definition, call, _ = step.partition("params, loss = step(")

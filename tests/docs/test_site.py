@@ -1,4 +1,4 @@
-"""Every page is in the table of contents of the site, once."""
+"""Every page is in the table of contents of the site, once, and its code fits its column."""
 
 import re
 from pathlib import Path
@@ -26,3 +26,19 @@ def test_every_page_is_in_a_toctree():
     listed = [*below(DOCS / "index.md")]
     assert {*listed} == pages
     assert len(listed) == len(pages)
+
+
+WIDER = {"planner", "reliability", "profiles", "replay", "scanned_layers"}
+"""Pages whose code and tables have not been brought to this width, beside those of the architecture."""
+
+
+def test_code_and_tables_fit_the_column_of_a_page():
+    wide = []
+    architecture = {DOCS / "architecture.md", *(DOCS / "architecture").glob("*.md")}
+    for page in {*DOCS.rglob("*.md")} - architecture - {DOCS / f"{name}.md" for name in WIDER}:
+        text = re.sub(r"```\{eval-rst\}.*?```", "", page.read_text(), flags=re.DOTALL)
+        code = "".join(re.findall(r"```.*?```", text, re.DOTALL)).splitlines()
+        rows = [line for line in text.splitlines() if line.startswith("|")]
+        wide += [(page.stem, line) for line in code if len(line) > 72]
+        wide += [(page.stem, row) for row in rows if len(row) > 160]
+    assert not wide

@@ -19,7 +19,7 @@ def small(local_ray, monkeypatch):
 
 @pytest.mark.slow
 def test_the_script_of_one_node_computes_on_ray_what_plain_jax_computes(small):
-    script, in_process, on_ray, _ = blocks("how_to/one_node.md")
+    script, in_process, on_ray = blocks("how_to/one_node.md")
     names = run([script, in_process, on_ray])
     names["mesh"].close()
     np.testing.assert_allclose(names["ray_loss"], names["loss"], rtol=1e-5)
