@@ -100,7 +100,9 @@ class CallSignature:
             treedef=treedef,
             leaves=tuple(leaves),
             avals=_describe_all(leaves, traced_args, traced_kwargs),
-            donated=tuple(broadcast_prefix(donations, (traced_args, traced_kwargs), _is_bool)),
+            donated=tuple(
+                broadcast_prefix(donations, (traced_args, traced_kwargs), lambda x: isinstance(x, bool))
+            ),
         )
 
     def _meant(
@@ -111,10 +113,6 @@ class CallSignature:
         from_start = {i if i >= 0 else i + num_positional for i in argnums}
         by_position = {i for i in from_start if 0 <= i < len(args)}
         return by_position, {self.names[i] for i in from_start if len(args) <= i < len(self.names)}
-
-
-def _is_bool(x: Any) -> bool:
-    return isinstance(x, bool)
 
 
 def _describe_all(leaves: list[Any], args: tuple, kwargs: dict[str, Any]) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -67,10 +67,12 @@ class Microbatch:
         values = jaxpr_as_fun(self.traced)(*leaves, index)
         next_states = [_sharded_like(leaves[i], values[i]) for i in self._changing]
         # A leaf of the carry that is also a result becomes a second value.
-        taken = set(self.traced.jaxpr.invars)
+        inputs = set(self.traced.jaxpr.invars)
         outvars = self.traced.jaxpr.outvars[len(leaves) :]
-        results = zip(values[len(leaves) :], outvars, strict=True)
-        return next_states, [jnp.copy(value) if _is_among(var, taken) else value for value, var in results]
+        return next_states, [
+            jnp.copy(value) if isinstance(atom, Var) and atom in inputs else value
+            for value, atom in zip(values[len(leaves) :], outvars, strict=True)
+        ]
 
     def carry_with(self, states: Sequence[jax.Array]) -> Any:
         """Returns the carry with ``states`` in place of the leaves that microbatches change."""
@@ -81,10 +83,6 @@ class Microbatch:
         for i, state in zip(self._changing, states, strict=False):
             leaves[i] = state
         return leaves
-
-
-def _is_among(atom: Any, variables: set[Any]) -> bool:
-    return isinstance(atom, Var) and atom in variables
 
 
 def _check_carry(carry: Any, result: Any) -> None:
