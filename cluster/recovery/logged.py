@@ -50,7 +50,7 @@ class LoggedStep(LoggedRequest):
 
     Attributes:
       ordinal: counts the steps of the mesh, from 1.
-      events: those of the last run on each group, with digests of values, if the step has any.
+      events: the messages of the last run on each group that has run it, with digests, if it has any.
       requests: what each group was asked. Programs are not released here: a replay may need them.
       nbytes: of the host arrays that it sends; one that several groups get counts once.
       failure: why it has failed, or cannot run because an earlier step has: it is not run again.
