@@ -341,31 +341,6 @@ class Journal:
         """The requests since all was quiet, for groups that were not asked meanwhile."""
         return tuple(e for e in self._log if not isinstance(e, LoggedSnapshot) and e.waiting)
 
-    @property
-    def replies(self) -> dict[int, dict[int, StepReply | None]]:
-        """What groups have answered to the steps that made their values, by step; without failed steps."""
-        return {
-            step.ordinal: {
-                mpmd_idx: StepReply(step.answers[mpmd_idx] or {}, events=step.events[mpmd_idx])
-                for mpmd_idx in step.groups
-            }
-            for step in self._log
-            if isinstance(step, LoggedStep) and step.failure is None and step.events.keys() == step.groups
-        }
-
-    def adopt(self, replies: Mapping[int, Mapping[int, StepReply | None]]) -> None:
-        """Groups have the values of another run, which has these replies; no later one need repeat the first.
-
-        The answers that the user was given may be wrong.
-        """
-        for step in (entry for entry in self._log if isinstance(entry, LoggedStep)):
-            step.answers = dict.fromkeys(step.answers)
-            step.events = {
-                mpmd_idx: reply.events
-                for mpmd_idx, reply in replies.get(step.ordinal, {}).items()
-                if reply is not None
-            }
-
     def lose_values(self, error: BaseException) -> list[Outcome]:
         """No process has a value any more: what is not answered fails with ``error``, all is forgotten."""
         outcomes = [

@@ -104,7 +104,7 @@ class CorruptionReport:
       kind: ``computed``: a group has made other bits of the same inputs, or has kept other bits;
         ``unlocated``: two runs differ, and it cannot be told which group is wrong; ``copy``: a copy of a
         snapshot has changed.
-      mpmd_idxs: the groups that were wrong, or that may have been; none of a copy.
+      mpmd_idxs: the groups that were wrong, or that may have been; for a copy, no group is named.
       step: the first that differs, counted from 1; ``None`` where that is not known.
       devices: the devices of these groups whose bits differ, as far as that is known.
       places: the processes of these groups, and their nodes.

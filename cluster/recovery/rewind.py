@@ -33,7 +33,7 @@ class Rewind:
       found: the first of the refused values.
       runs: the one before the rewind, and the repeated one, when they have ended.
       kept: the tasks that groups have kept, because they have made such a value.
-      damaged: what is said of copies of the snapshot that have changed.
+      damaged: texts about copies of the snapshot that have changed.
       late: the error of a repeated step that took too long, after which runs cannot be compared.
     """
 
@@ -64,7 +64,11 @@ class Rewind:
     def begin(self, journal: Journal) -> Actions:
         """All is quiet. Without steps since the snapshot, there is nothing to repeat."""
         self._entries = journal.repeatable
-        self._replies = journal.replies
+        self._replies = {
+            entry.ordinal: entry.replies
+            for entry in self._entries
+            if isinstance(entry, LoggedStep) and entry.replies
+        }
         self.is_working = any(isinstance(entry, LoggedStep) for entry in self._entries)
         return [do.TakeDigests(self.number)] if self.is_working else []
 
@@ -87,7 +91,7 @@ class Rewind:
         return [do.Repeat(self.number, self._entries, self.refused), do.AwaitRepeated(self.number)]
 
     def note(self, repeated: Repeated) -> None:
-        """A group has answered what it was asked again.
+        """Keeps the answer of a group to a repeated request.
 
         Raises: ``ResultChangedError`` when it cannot read from storage again what it has read before.
         """
@@ -121,3 +125,9 @@ class Rewind:
     def _end_run(self, processes: tuple[ProcessDigests, ...], snapshot: int) -> Actions:
         self.runs.append(Run(self._replies, processes))
         return [] if self.is_over else [do.GoBack(self.number, snapshot)]
+
+    def adopt(self) -> None:
+        """Groups keep the values of the repeated run, which differs from the one before."""
+        for entry in self._entries:
+            if isinstance(entry, LoggedStep):
+                entry.adopt(self.runs[-1].replies.get(entry.ordinal, {}))

@@ -76,7 +76,7 @@ class Rewinds:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether groups are to go back, or have, and nothing else may be asked of them."""
+        """Whether a rewind was begun and has not ended: groups may be asked nothing else."""
         return self._rewind is not None
 
     @property
@@ -105,7 +105,7 @@ class Rewinds:
         return [do.AwaitAnswers(number)]
 
     def note(self, repeated: Repeated) -> Actions:
-        """A group has answered what it was asked again."""
+        """Keeps the answer of a group to a repeated request, for the rewind under way."""
         if self._rewind is not None and self._rewind.number == repeated.number:
             self._rewind.note(repeated)
         return []
@@ -191,12 +191,11 @@ class Rewinds:
         reports: Actions = [
             do.ReportCorruption(CorruptionReport.of_copies(text)) for text in dict.fromkeys(rewind.damaged)
         ]
-        before, repeated = rewind.runs
-        found = compare(before, repeated)
+        found = compare(*rewind.runs)
         if found is None:
             return Ending([*reports, *self._resume(rewind)])
         reports.append(do.ReportCorruption(found))
-        self._journal.adopt(repeated.replies)
+        rewind.adopt()
         if self._policy.on_corruption == WARN:
             return Ending([*reports, *self._resume(rewind)])
         if self._policy.on_corruption == REPLACE and found.kind == COMPUTED:

@@ -227,7 +227,5 @@ def test_a_step_is_compiled_anew_for_64_bits(mesh):
 
 
 def test_the_error_of_dropped_steps_is_gone():
-    with pytest.raises(
-        AttributeError, match="Ctrl-C no longer drops queued steps.*delete the except clauses"
-    ):
+    with pytest.raises(AttributeError, match=r"delete the except clauses that name it"):
         mpmd.StepDroppedError  # noqa: B018
