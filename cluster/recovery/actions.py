@@ -312,7 +312,7 @@ class AwaitAnswers(RewindJob, Wait):
 
 
 class TakeDigests(RewindJob):
-    """Has all groups make digests of their values. Its result are those of all processes."""
+    """Has all groups make digests of their values. Its result: ``ProcessDigests`` of all processes."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -220,6 +220,8 @@ class Journal:
             return []
         request.waiting.remove(mpmd_idx)
         request.errors[mpmd_idx] = error
+        if isinstance(request, LoggedStep):
+            request.events.pop(mpmd_idx, None)
         return self._go_on()
 
     def drop_copies(self, copies: Collection[Handle] | None = None) -> list[Outcome]:
@@ -338,14 +340,6 @@ class Journal:
     def unasked(self) -> tuple[LoggedRequest, ...]:
         """The requests since all was quiet, for groups that were not asked meanwhile."""
         return tuple(e for e in self._log if not isinstance(e, LoggedSnapshot) and e.waiting)
-
-    def correct(self, replies: Mapping[int, Mapping[int, StepReply | None]] | None) -> None:
-        """These are the right replies to steps, by their number; ``None``: they are not known."""
-        for step in (entry for entry in self._log if isinstance(entry, LoggedStep)):
-            for mpmd_idx, answer in step.answers.items():
-                reply = None if replies is None else replies.get(step.ordinal, {}).get(mpmd_idx)
-                if answer is not None:
-                    step.answers[mpmd_idx] = None if reply is None else dict(reply.inline)
 
     def lose_values(self, error: BaseException) -> list[Outcome]:
         """No process has a value any more: what is not answered fails with ``error``, all is forgotten."""

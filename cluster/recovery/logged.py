@@ -9,7 +9,7 @@ from typing import Any
 
 from mpmd.runtime.digests import ProcessEvents
 from mpmd.runtime.lost_values import LostValueError
-from mpmd.runtime.requests import Handle, Released, StepRequest
+from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
 from mpmd.runtime.storage import StoredArray
 
 
@@ -50,7 +50,7 @@ class LoggedStep(LoggedRequest):
 
     Attributes:
       ordinal: counts the steps of the mesh, from 1.
-      events: those of the last run on each group, with digests of values, if the step has any.
+      events: the messages of the last run on each group that has run it, with digests, if it has any.
       requests: what each group was asked. Programs are not released here: a replay may need them.
       nbytes: of the host arrays that it sends; one that several groups get counts once.
       failure: why it has failed, or cannot run because an earlier step has: it is not run again.
@@ -80,9 +80,27 @@ class LoggedStep(LoggedRequest):
         )
 
     def give_up(self, reason: str) -> None:
-        """Has the step not run again. Its results are lost, also those that were there."""
+        """Keeps the step from running again. All its results are lost, also results that were there."""
         self.failure = reason
         self.answers = dict.fromkeys(self.answers)
+
+    @property
+    def replies(self) -> dict[int, StepReply | None]:
+        """The replies of all groups as far as a comparison needs them; empty if the step has failed."""
+        if self.failure is not None or self.events.keys() != self.groups:
+            return {}
+        return {
+            mpmd_idx: StepReply(self.answers[mpmd_idx] or {}, events=events)
+            for mpmd_idx, events in self.events.items()
+        }
+
+    def adopt(self, replies: Mapping[int, StepReply | None]) -> None:
+        """The groups have the values of another run of the step, with these replies.
+
+        The user's answers may be wrong: a later run need not repeat them.
+        """
+        self.answers = dict.fromkeys(self.answers)
+        self.events = {mpmd_idx: reply.events for mpmd_idx, reply in replies.items() if reply is not None}
 
     def __str__(self) -> str:
         return f"step {self.ordinal}"

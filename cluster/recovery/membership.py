@@ -12,7 +12,6 @@ from typing import Any
 from cluster.recovery import actions as do
 from cluster.recovery import events as on
 from cluster.recovery.actions import Actions
-from cluster.recovery.corruption import Reactions
 from cluster.recovery.journal import BEGINNING, Journal, Outcome, ResultChangedError
 from cluster.recovery.left_out import LeftOut
 from cluster.recovery.logged import LoggedStep
@@ -53,14 +52,12 @@ class Membership:
         self._failures = FailureCounter(policy.max_failures)
         self._replacement: Replacement | None = None
         self._marked = BEGINNING  # the snapshot of the last ``MarkCommitted``
-        self._reactions = Reactions(policy.on_corruption)
         self._rewinds = Rewinds(
             self.journal,
             self.dead,
             self.moves,
             policy,
             self.left_out,
-            self._reactions,
             len(processes_per_group),
         )
 

@@ -55,7 +55,7 @@ class Recovery:
         by ``mpmd.reshard``: they are not copied, and its steps not run again. When one of its groups dies,
         steps of other parts go on, and its own raise ``GroupDiedError`` until ``mesh.replace("sampler")``.
       verify_every: after so many steps, and after the first one, all groups go back to the last snapshot,
-        repeat the steps since, and are to compute the same bits. ``None``: they never do.
+        repeat the steps since once, and are to compute the same bits. ``None``: they never do.
       on_corruption: then, when wrong bits are noticed: ``"raise"`` ends the run with
         ``mpmd.errors.SilentCorruptionError``; ``"replace"`` replaces the process of the group that was wrong
         as if it had died, and ends the run where it cannot be told which one was; ``"warn"`` goes on.

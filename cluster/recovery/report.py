@@ -6,9 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cluster.recovery.comparison import Difference, FaultKind
-from mpmd.runtime.digests import ProcessDigests
-
 DIED, FAILED, REPLACED, CORRUPTED = "died", "failed", "replaced", "corrupted"
 DRAINED, SHRUNK, GROWN = "drained", "shrunk", "grown"
 """The kinds of recoveries and moves. ``DIED``: a process has died, and its group is replaced. ``FAILED``: a
@@ -95,28 +92,29 @@ class FoundValue(NamedTuple):
     path: str | None = None
 
 
+COMPUTED, UNLOCATED, COPY = "computed", "unlocated", "copy"
+"""The kinds of wrong bits."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CorruptionReport:
     """Wrong bits that were noticed, in ``mesh.corruptions``.
 
     Attributes:
-      kind: ``computed``, a group has computed other bits of the same; ``kept``, a value has changed where it
-        was kept; ``message``, one has not arrived as it was sent; ``copy``, a copy of a snapshot has changed;
-        ``replica``, copies of a value differ that are to be equal; ``inconclusive``, they differ and may
-        rightly do so, which is no fault and is said once.
-      mpmd_idxs: the group; of a message that which has sent it and that which has received it.
-      step: counted from 1; ``None`` where that is not known.
-      devices: those of the group whose bits differ, as far as that is known.
-      tasks: the one that has computed other bits, or those of which one has.
+      kind: ``computed``: a group has made other bits of the same inputs, or has kept other bits;
+        ``unlocated``: two runs differ, and it cannot be told which group is wrong; ``copy``: a copy of a
+        snapshot has changed.
+      mpmd_idxs: the groups that were wrong, or that may have been; for a copy, no group is named.
+      step: the first that differs, counted from 1; ``None`` where that is not known.
+      devices: the devices of these groups whose bits differ, as far as that is known.
       places: the processes of these groups, and their nodes.
-      text: all of this for people, and the state of the groups now.
+      text: all of this for people.
     """
 
     kind: str
     mpmd_idxs: tuple[int, ...]
     step: int | None
     devices: tuple[str, ...]
-    tasks: tuple[str, ...]
     places: tuple[str, ...]
     text: str
 
@@ -124,36 +122,6 @@ class CorruptionReport:
         return self.text
 
     @staticmethod
-    def of(difference: Difference, processes: tuple[ProcessDigests, ...], then: str) -> CorruptionReport:
-        """The report of a difference.
-
-        Args:
-          processes: those of all groups.
-          then: a sentence about the runs and the state of the groups.
-        """
-        at = [process.place for process in processes if process.mpmd_idx in difference.mpmd_idxs]
-        return CorruptionReport(
-            kind=difference.kind.value,
-            mpmd_idxs=difference.mpmd_idxs,
-            step=difference.step,
-            devices=difference.devices,
-            tasks=difference.tasks,
-            places=tuple(at),
-            text=f"{_sentence(difference, at)}. {then}",
-        )
-
-
-def _sentence(difference: Difference, places: list[str]) -> str:
-    groups = " and ".join(f"group {mpmd_idx}" for mpmd_idx in difference.mpmd_idxs)
-    where = f"{groups} ({'; '.join([*places, *difference.devices])})"
-    at = "" if difference.step is None else f" in step {difference.step}"
-    match difference.kind:
-        case FaultKind.COMPUTED:
-            tasks = f", by {' or '.join(difference.tasks)}" if difference.tasks else ""
-            tasks += " or an earlier task, through the state" if difference.may_be_earlier else ""
-            return f"{where} computed other bits of the same{at}{tasks}; first, {difference.text or 'values'}"
-        case FaultKind.KEPT:
-            return f"{where} had other bits of {difference.text} than when it was copied"
-        case FaultKind.MESSAGE:
-            return f"{where}: {difference.text} arrived with other bits than it was sent with{at}"
-    return difference.text
+    def of_copies(text: str) -> CorruptionReport:
+        """The report of copies of a snapshot that have changed; nothing was computed from them."""
+        return CorruptionReport(COPY, (), None, (), (), f"{text}. Nothing was computed from it")

@@ -31,7 +31,6 @@ from cluster.recovery.membership import Membership
 from cluster.recovery.process_pool import ProcessPool
 from mpmd.errors import StateLostError
 from mpmd.runtime.argument_cache import ArgumentCache
-from mpmd.runtime.digests import DigestScope
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import ReleaseQueue
 from mpmd.runtime.requests import Capture, Handle, Released
@@ -246,7 +245,7 @@ class Requests:
     def repeat(self, number: int, entries: Sequence[LoggedRequest], refused: NonFinitePolicy | None) -> None:
         """Asks groups once more, for a rewind with this number. ``refused``: as of a ``StepRequest``."""
         for request in entries:
-            for mpmd_idx, reply in self._replies(request, DigestScope.TASKS, refused).items():
+            for mpmd_idx, reply in self._replies(request, refused).items():
                 reply.add_done_callback(functools.partial(self._note_repeated, number, request, mpmd_idx))
 
     def _note_repeated(self, number: int, request: LoggedRequest, mpmd_idx: int, reply: Future) -> None:
@@ -257,7 +256,6 @@ class Requests:
     def _replies(
         self,
         request: LoggedRequest,
-        digests: DigestScope | None = None,
         refused: NonFinitePolicy | None = None,
     ) -> Mapping[int, Future]:
         match request:
@@ -267,7 +265,6 @@ class Requests:
                         i: dataclasses.replace(
                             asked,
                             failed=request.failure,
-                            digests=digests or asked.digests,
                             refused=refused or asked.refused,
                             capture=Capture(None, self._next_handle()) if refused else asked.capture,
                         )

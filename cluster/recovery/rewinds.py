@@ -5,21 +5,20 @@ Every so many steps they do so to notice wrong bits, and otherwise when the user
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from cluster.recovery import actions as do
 from cluster.recovery.actions import Actions
-from cluster.recovery.corruption import Reactions
+from cluster.recovery.comparison import compare
 from cluster.recovery.events import Repeated
 from cluster.recovery.journal import Journal
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.left_out import LeftOut
 from cluster.recovery.moves import Moves
-from cluster.recovery.policy import Recovery
-from cluster.recovery.report import CORRUPTED, DIED, FAILED
-from cluster.recovery.rewind import Rewind, Verdict, corrupted_copies, corruption_findings
-from mpmd.errors import GroupDiedError, StepTimeoutError
+from cluster.recovery.policy import REPLACE, WARN, Recovery
+from cluster.recovery.report import COMPUTED, CORRUPTED, DIED, FAILED, CorruptionReport
+from cluster.recovery.rewind import Rewind
+from mpmd.errors import GroupDiedError, SilentCorruptionError, StepTimeoutError
 from mpmd.runtime.nonfinite import NonFinitePolicy
 
 
@@ -48,9 +47,8 @@ class Rewinds:
       journal: what groups were asked.
       dead: the groups that are being replaced. While groups go back, one of them stands for all.
       moves: knows of copies that are still to be written to storage.
-      policy: when to have groups repeat their steps.
+      policy: when to have groups repeat their steps, and the reaction to wrong bits.
       left_out: the groups that do not go back, and what they are asked.
-      reactions: to wrong bits.
       num_groups: of the mesh.
 
     Attributes:
@@ -64,7 +62,6 @@ class Rewinds:
         moves: Moves,
         policy: Recovery,
         left_out: LeftOut,
-        reactions: Reactions,
         num_groups: int,
     ):
         self._journal = journal
@@ -72,7 +69,6 @@ class Rewinds:
         self._moves = moves
         self._policy = policy
         self._left_out = left_out
-        self._reactions = reactions
         self._stand_in = min(set(range(num_groups)) - left_out.groups, default=0)
         self.count = 0
         self._rewind: Rewind | None = None
@@ -80,7 +76,7 @@ class Rewinds:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether groups are to go back, or have, and nothing else may be asked of them."""
+        """Whether a rewind was begun and has not ended: groups may be asked nothing else."""
         return self._rewind is not None
 
     @property
@@ -109,7 +105,7 @@ class Rewinds:
         return [do.AwaitAnswers(number)]
 
     def note(self, repeated: Repeated) -> Actions:
-        """A group has answered what it was asked again."""
+        """Keeps the answer of a group to a repeated request, for the rewind under way."""
         if self._rewind is not None and self._rewind.number == repeated.number:
             self._rewind.note(repeated)
         return []
@@ -153,8 +149,8 @@ class Rewinds:
         if rewind is None:
             return Ending([])
         if isinstance(error, CopiesLostError) and not rewind.has_gone_back and not self._has_died:
-            lost = corrupted_copies(rewind, [str(error)])
-            return Ending([do.ReportCorruption(lost.report), *self._resume(rewind)])
+            lost = do.ReportCorruption(CorruptionReport.of_copies(str(error)))
+            return Ending([lost, *self._resume(rewind)])
         if not self._has_died:
             reason = f"all groups went back to repeat their steps, and one could not: {error}"
             self._dead[self._stand_in] = GoingBackError(reason, self._stand_in)
@@ -188,26 +184,36 @@ class Rewinds:
         return [ending, do.Replay(self._journal.unasked), *snapshot]
 
     def _end(self, rewind: Rewind) -> Ending:
-        """Runs agree, or none of three do; or there was nothing to repeat."""
+        """The steps were repeated, or there was nothing to repeat."""
         if not rewind.is_working:
             self._rewind = None
             return Ending([do.EndRewind(rewind.number)])
-        reaction = self._reactions.react(corruption_findings(rewind))
-        if rewind.verdict is not Verdict.EQUAL:
-            self._journal.correct(rewind.answers)
-        if reaction.error is not None:
-            return Ending(reaction.reports, error=reaction.error)
-        if reaction.replaced:
-            if rewind.verdict is Verdict.EQUAL:
-                self._journal.correct(None)  # both runs may have had the wrong copies
-            self._dead.clear()
-            self._dead.update(corrupted(reaction.replaced))
-            replaced = self._replace(CORRUPTED)
-            return replaced._replace(actions=[*reaction.reports, *replaced.actions])
-        return Ending([*reaction.reports, *self._resume(rewind)])
+        reports: Actions = [
+            do.ReportCorruption(CorruptionReport.of_copies(text)) for text in dict.fromkeys(rewind.damaged)
+        ]
+        found = compare(*rewind.runs)
+        if found is None:
+            return Ending([*reports, *self._resume(rewind)])
+        reports.append(do.ReportCorruption(found))
+        rewind.adopt()
+        if self._policy.on_corruption == WARN:
+            return Ending([*reports, *self._resume(rewind)])
+        if self._policy.on_corruption == REPLACE and found.kind == COMPUTED:
+            return self._replace_faulty(found, reports)
+        remedy = _UNKNOWN if self._policy.on_corruption == REPLACE else ""
+        return Ending(reports, error=SilentCorruptionError(f"{found}{remedy}", found.mpmd_idxs))
+
+    def _replace_faulty(self, found: CorruptionReport, reports: Actions) -> Ending:
+        """The groups that were wrong are replaced, and all go back to the snapshot before the difference."""
+        self._dead.clear()
+        for mpmd_idx in found.mpmd_idxs:
+            reason = f"group {mpmd_idx} has computed or kept wrong bits"
+            self._dead[mpmd_idx] = GroupDiedError(reason, mpmd_idx)
+        ending = self._replace(CORRUPTED)
+        return ending._replace(actions=[*reports, *ending.actions])
 
 
-def corrupted(mpmd_idxs: Iterable[int]) -> dict[int, GroupDiedError]:
-    """The reasons why these groups are replaced."""
-    reason = "group {} has computed or kept wrong bits"
-    return {mpmd_idx: GroupDiedError(reason.format(mpmd_idx), mpmd_idx) for mpmd_idx in mpmd_idxs}
+_UNKNOWN = (
+    '. on_corruption="replace" replaces no group, because it cannot be told which one is wrong. '
+    "Start again from a checkpoint"
+)

@@ -36,7 +36,7 @@ from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
 from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.device_trace import TraceFiles
-from mpmd.runtime.digests import DigestScope, ProcessDigests
+from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.fetch_kept import drop_kept, fetch_kept
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.nonfinite import NonFinitePolicy
@@ -80,7 +80,7 @@ class RecoveringRuntime(RuntimeBase):
         self._groups = groups
         self._pool = pool
         self._has_spares = policy.spares > 0
-        self._digests = None if policy.verify_every is None else DigestScope.MESSAGES
+        self._digests = policy.verify_every is not None
         # None of them gets this object or a method of it: it ends when its last user drops it.
         self.left_out = frozenset(left_out)
         self._membership = Membership(policy, self.processes_per_group, left_out)

@@ -65,7 +65,7 @@ class WholeMesh:
         and processes with other processors, threads, flags or versions have computed them; and that a group
         is dead which ``Recovery(parts=...)`` leaves out.
 
-        Raises: ``mpmd.errors.SilentCorruptionError`` that names the devices whose bits differ.
+        Raises: ``mpmd.errors.SilentCorruptionError`` that names the devices, those with equal bits together.
         """
         processes = self.whole.runtime.digests()
         absent = set(range(self.whole.mpmd_dim)) - {process.mpmd_idx for process in processes}

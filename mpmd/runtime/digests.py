@@ -25,20 +25,10 @@ HOST = "the host"
 """The device of a value that is in the host's memory."""
 
 
-class DigestScope(enum.Enum):
-    """The values of a step of which digests travel with its reply."""
-
-    MESSAGES = "messages"
-    """Messages, where the host has them anyway."""
-    TASKS = "tasks"
-    """Messages, and the results of each task."""
-
-
 class EventKind(enum.Enum):
-    """An event of a step that has values."""
+    """An event of a message."""
 
     RECEIVED = "received"
-    MADE = "made"
     SENT = "sent"
 
 
@@ -50,22 +40,22 @@ class DeviceDigest(NamedTuple):
 
 
 class DigestedEvent(NamedTuple):
-    """An event of a step, with digests of its values.
+    """A message that a process has received or sent in a step, with digests of its values.
 
     Attributes:
-      name: of a message its number, of a task its name.
-      peer: the other group of a message; ``None`` for a task.
+      name: the number of the message.
+      peer: the other group.
     """
 
     kind: EventKind
     name: str
-    peer: int | None
+    peer: int
     digests: tuple[DeviceDigest, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessEvents:
-    """The events of a step in one process of a group, in their order."""
+    """The messages of a step in one process of a group, in their order."""
 
     rank: int
     events: tuple[DigestedEvent, ...]
@@ -73,32 +63,15 @@ class ProcessEvents:
 
 @dataclasses.dataclass(slots=True)
 class DigestLog:
-    """The events of a step so far."""
+    """The messages of a step so far."""
 
-    scope: DigestScope
     events: list[DigestedEvent] = dataclasses.field(default_factory=list)
-
-    def add_task(self, name: str, results: Sequence[jax.Array]) -> None:
-        """A task has made these results."""
-        if self.scope is DigestScope.TASKS:
-            self.events.append(DigestedEvent(EventKind.MADE, name, None, digests_by_device(results)))
 
     def add_message(
         self, kind: EventKind, tag: int, peer: int, values: Sequence[jax.Array | np.ndarray]
     ) -> None:
         """A message has come, or is to be sent."""
         self.events.append(DigestedEvent(kind, str(tag), peer, digests_by_device(values)))
-
-
-def digest_log(scope: DigestScope | None, synchronous: bool) -> DigestLog | None:
-    """The log of a step, if there is to be one.
-
-    Messages of devices that compute on while the host goes on are left out in an ordinary step, which would
-    have to wait for each of them.
-    """
-    if scope is None or (scope is DigestScope.MESSAGES and not synchronous):
-        return None
-    return DigestLog(scope)
 
 
 class ShardDigest(NamedTuple):

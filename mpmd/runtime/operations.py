@@ -104,8 +104,6 @@ class RunTask:
             table[slot] = None
         for slot, result in zip(self.outputs, results, strict=True):
             table[slot] = result
-        if state.digests is not None:
-            state.digests.add_task(self.label, results)
         if recording is not None and before is not None:
             start, processor = before
             end, used = time.perf_counter_ns(), recording.processor_time()

@@ -14,7 +14,7 @@ from mpmd.ir.plan import OutsideTask, Task
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.reshard import Box, box_of, intersection, within
 from mpmd.runtime.device_memory import MemoryUse
-from mpmd.runtime.digests import DigestScope, ProcessEvents
+from mpmd.runtime.digests import ProcessEvents
 from mpmd.runtime.nonfinite import NonFinitePolicy
 
 Handle = int
@@ -149,7 +149,7 @@ class StepRequest:
       groups: those that take part in the step, and that a group may wait for; by default, all.
       refused: NaNs or infinities, where the caller has them be errors.
       profile: whether the reply is to have the times of the group's processes.
-      digests: the values of which the reply is to have digests, if any.
+      digests: whether the reply is to have digests of messages.
       capture: the task whose operands and results the group is to keep, if any.
       run: the number of this run of the step, equal on all groups, which names its messages. The runtime sets
         it when it sends the step: the runs of a group ascend, also where a recovery runs a step again.
@@ -168,7 +168,7 @@ class StepRequest:
     groups: frozenset[int] | None = None
     refused: NonFinitePolicy | None = None
     profile: bool = False
-    digests: DigestScope | None = None
+    digests: bool = False
     capture: Capture | None = None
     run: int = 0
 
@@ -196,7 +196,7 @@ class StepReply:
       times: those of the group's processes, if they were asked for.
       callback_operands: the operands of callbacks.
       memory: what is in use at the end of the step, if that was asked for.
-      events: those of the step in the group's processes, with digests of values, if these were asked for.
+      events: the messages of the group's processes, with digests, if these were asked for.
       captured: the task that was kept, if one was named.
     """
 

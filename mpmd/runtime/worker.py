@@ -27,7 +27,7 @@ from mpmd.runtime.compiling import (
 )
 from mpmd.runtime.device_memory import measured_peak, memory_limit, memory_use
 from mpmd.runtime.device_values import is_readable, put
-from mpmd.runtime.digests import ProcessDigests, ProcessEvents, digest_log, process_digests
+from mpmd.runtime.digests import DigestLog, ProcessDigests, ProcessEvents, process_digests
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.recording import Recording
@@ -225,7 +225,8 @@ class GroupWorker:
                 inputs = self._take_inputs(program, request, host_arrays)
                 if recording is not None:
                     recording.mark_ready(inputs)
-                digests = digest_log(request.digests, self._synchronous)
+                # A step on devices that compute while the host goes on would have to wait for each message.
+                digests = DigestLog() if request.digests and self._synchronous else None
                 outputs = program.executor.execute(
                     request.run, inputs, callback_operands, request.refused, recording, digests, keeper
                 )

@@ -151,7 +151,7 @@ def test_a_weight(mesh, step, undisturbed, capsys):
     assert (report.kind, report.mpmd_idxs) == ("computed", (1,))
     assert report.places == (f"process {mesh.groups[1].pid} on {report.places[0].partition(' on ')[2]}",)
     assert "group 1" in capsys.readouterr().err
-    assert state == undisturbed[1], "the groups have the values of two runs that agree"
+    assert state == undisturbed[1], "the groups have the values of the repeated run"
     assert losses[:PLANTED_AFTER] == undisturbed[0][:PLANTED_AFTER]
 
 
@@ -160,8 +160,8 @@ def test_a_message(mesh, step, undisturbed):
     before = len(mesh.corruptions)
     _, state = train(step, lambda: call(mesh, 0, flip_message))
     (report,) = found(mesh, before)
-    assert (report.kind, report.mpmd_idxs) == ("message", (0, 1))
-    assert "arrived with other bits" in str(report)
+    assert (report.kind, report.mpmd_idxs) == ("unlocated", (0, 1))
+    assert "from group 0" in str(report)
     assert state == undisturbed[1]
 
 
@@ -179,12 +179,11 @@ def test_a_result_once(mesh, step, undisturbed):
     _, state = train(step, lambda: call(mesh, 0, flip_results(1)))
     (report,) = found(mesh, before)
     assert (report.kind, report.mpmd_idxs) == ("computed", (0,))
-    assert "two agree" in str(report)
     assert state == undisturbed[1]
 
 
 @pytest.mark.slow
-def test_a_device_that_is_often_wrong_is_named_with_its_task_and_replaced(local_ray, undisturbed):
+def test_a_device_that_is_often_wrong_is_named_and_replaced(local_ray, undisturbed):
     recovery = Recovery(every=EVERY, verify_every=EVERY, on_corruption="replace", max_failures=20)
     with cluster.launch(
         {"stage": 2, "fsdp": 2}, "stage", cpus_per_group=0.25, recovery=recovery, timeout=PATIENCE
@@ -194,7 +193,6 @@ def test_a_device_that_is_often_wrong_is_named_with_its_task_and_replaced(local_
         _, state = train(step, lambda: call(mesh, 1, flip_results(7)))
         report = mesh.corruptions[0]
         assert report.kind == "computed" and report.mpmd_idxs == (1,)
-        assert report.tasks == ("bwd_1__1",)
         assert state == undisturbed[1]
         assert [group.pid == pid for group, pid in zip(mesh.groups, pids, strict=True)] == [True, False]
         assert [recovered.kind for recovered in mesh.recoveries] == ["corrupted"]

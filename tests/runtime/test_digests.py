@@ -22,26 +22,28 @@ def process(mpmd_idx, digests, is_received=False, kind=("cpu",), rank=0):
     return ProcessDigests(mpmd_idx, rank, "here", kind, {7: ValueDigest("float32[4]", shards, is_received)})
 
 
-def suspects(*processes):
-    return [[(h.mpmd_idx, h.device) for h in each.suspects] for each in unequal_replicas(processes)]
+def holders(*processes):
+    return [each.holders for each in unequal_replicas(processes)]
 
 
 def test_equal_copies_are_no_finding():
-    assert suspects(process(0, [1, 1]), process(1, [1, 1], is_received=True)) == []
+    assert holders(process(0, [1, 1]), process(1, [1, 1], is_received=True)) == []
 
 
-def test_the_device_in_the_minority_is_named():
-    assert suspects(process(0, [1, 1, 2])) == [[(0, "cpu:2")]]
-    assert suspects(process(0, [1, 1]), process(1, [1, 2], is_received=True)) == [[(1, "cpu:1")]]
-
-
-def test_without_a_majority_all_are_named():
-    assert suspects(process(0, [1, 2])) == [[(0, "cpu:0"), (0, "cpu:1")]]
+def test_the_devices_with_equal_bits_are_named_together():
+    (found,) = unequal_replicas([process(0, [1, 1]), process(1, [2], is_received=True)])
+    assert found.mpmd_idxs == (0, 1)
+    assert str(found) == (
+        "copies of a float32[4] differ: cpu:0 of group 0 (here), cpu:1 of group 0 (here); "
+        "cpu:0 of group 1 (here)"
+    )
 
 
 def test_copies_that_groups_have_computed_themselves_may_differ():
-    assert suspects(process(0, [1, 1]), process(1, [2, 2])) == []
-    assert suspects(process(0, [1, 1]), process(1, [2, 3])) == [[(1, "cpu:0"), (1, "cpu:1")]]
+    assert holders(process(0, [1, 1]), process(1, [2, 2])) == []
+    assert holders(process(0, [1, 1]), process(1, [2, 3])) == [
+        ("cpu:0 of group 1 (here)", "cpu:1 of group 1 (here)")
+    ]
 
 
 @pytest.mark.parametrize(("kind", "is_conclusive"), [("cpu", True), ("another cpu", False)])
@@ -98,7 +100,7 @@ def test_replicas_of_a_mesh_in_one_process(mesh):
         jax.device_put(data, s.device) for data, s in zip(shards, array.addressable_shards, strict=True)
     ]
     values[handle] = jax.make_array_from_single_device_arrays(array.shape, array.sharding, placed)
-    with pytest.raises(SilentCorruptionError, match=r"group 0 .* float32\[4,4\]") as raised:
+    with pytest.raises(SilentCorruptionError, match=r"float32\[4,4\] differ: .*group 0") as raised:
         mesh.verify_replicas()
     assert raised.value.mpmd_idxs == (0,)
     del doubled

@@ -224,3 +224,8 @@ def test_a_step_is_compiled_anew_for_64_bits(mesh):
     assert compiled(weights(2), *batch())[1].dtype == "float32"
     with jax.enable_x64(True):
         assert compiled(weights(2), *batch())[1].dtype == "float64"
+
+
+def test_the_error_of_dropped_steps_is_gone():
+    with pytest.raises(AttributeError, match=r"delete the except clauses that name it"):
+        mpmd.StepDroppedError  # noqa: B018

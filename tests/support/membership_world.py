@@ -78,7 +78,7 @@ class World:
       unreadable: the reads that fail from now on.
       refusing: the steps that make a NaN, which is an error where it is refused.
       late: the steps that take too long when they are repeated.
-      miscopied: the groups of which a device has other bits than the others, until they are replaced.
+      garbled: the groups that receive messages with other bits than they were sent with.
       rewound: the ends of rewinds.
       places: those that are reserved; and those of processes that were prepared, by group.
     """
@@ -107,7 +107,7 @@ class World:
         self.unreadable = set()
         self.refusing = set()
         self.late = set()
-        self.miscopied = set()
+        self.garbled = set()
         self.loses_copies = False
         self.damaged = ()
         self.rewound = []
@@ -307,9 +307,7 @@ class World:
                 self.flips[mpmd_idx] -= is_wrong
                 group.chain = (*group.chain, entry.ordinal + is_wrong * next(self.numbers) / MANY)
                 value, self.corrupts = hash(group.chain) + self.corrupts, False
-                result = StepReply(
-                    {entry.ordinal: np.array(value)}, events=self.events_of(mpmd_idx, is_repeated)
-                )
+                result = StepReply({entry.ordinal: np.array(value)}, events=self.events_of(mpmd_idx))
             case LoggedFetch():
                 result = group.chain
             case LoggedRead() if entry in self.unreadable:
@@ -323,18 +321,17 @@ class World:
         else:
             self.tell(Answered(attempt, entry, mpmd_idx, result, error))
 
-    def events_of(self, mpmd_idx, has_tasks):
-        digests = (DeviceDigest("cpu:0", hash(self.groups[mpmd_idx].chain)),)
-        events = [DigestedEvent(EventKind.SENT, "0", (mpmd_idx + 1) % len(self.groups), digests)]
-        if has_tasks:
-            events.insert(0, DigestedEvent(EventKind.MADE, "fwd_0__0", None, digests))
-        return (ProcessEvents(0, tuple(events)),)
+    def events_of(self, mpmd_idx):
+        others = (mpmd_idx - 1) % len(self.groups), (mpmd_idx + 1) % len(self.groups)
+        digests = mpmd_idx in self.garbled, hash(self.groups[mpmd_idx].chain)
+        events = tuple(
+            DigestedEvent(kind, "0", other, (DeviceDigest("cpu:0", digest),))
+            for kind, other, digest in zip(EventKind, others, digests, strict=True)
+        )
+        return (ProcessEvents(0, events),)
 
     def digests_of(self, mpmd_idx):
-        digest = hash(self.groups[mpmd_idx].chain)
-        shards = (ShardDigest("cpu:0", (), digest),)
-        if mpmd_idx in self.miscopied:
-            shards = (*shards, ShardDigest("cpu:1", (), digest + 1))
+        shards = (ShardDigest("cpu:0", (), hash(self.groups[mpmd_idx].chain)),)
         values = {STATE: ValueDigest("float32[]", shards, False)}
         return ProcessDigests(mpmd_idx, 0, f"process {mpmd_idx}", ("cpu",), values)
 
@@ -428,7 +425,6 @@ class World:
                 self.resetting = set(range(len(self.groups))) - but
                 assert all(self.groups[mpmd_idx].is_open for mpmd_idx in self.resetting)
             case do.Start(groups):
-                self.miscopied -= groups
                 for mpmd_idx in groups:
                     group = self.groups[mpmd_idx]
                     assert not group.is_alive, "a group has two processes of a rank"

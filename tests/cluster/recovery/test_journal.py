@@ -75,6 +75,18 @@ def test_results_of_a_recorded_step_are_of_one_attempt():
         answered_by_all(journal, step, 3.0)
 
 
+def test_a_step_that_fails_after_a_run_that_did_not_is_not_compared():
+    journal = CountingJournal()
+    step = journal.add_step(recorded())
+    journal.succeed(0, step, 0, reply())
+    journal.suspend()
+    journal.go_back()
+    journal.fail(journal.attempt, step, 0, RuntimeError("a task failed"))
+    for i in (1, 2):
+        journal.succeed(journal.attempt, step, i, reply())
+    assert step.replies == {}
+
+
 def test_results_of_a_recorded_step_that_fails_are_given_with_the_error():
     """The answer is given when all before is answered; until then the step may run again."""
     journal = CountingJournal()

@@ -57,6 +57,11 @@ def commit(journal):
     journal.mark_copied(journal.attempt, journal.begin_snapshot({}))
 
 
+def test_a_policy_with_parts_is_hashable():
+    first, second = Recovery(parts={"sampler": None}), Recovery(parts={"sampler": None})
+    assert len({first, second}) == 1 and Recovery() != first
+
+
 def test_snapshots_are_due_after_the_first_step_and_then_now_and_again():
     journal, recovery, due = CountingJournal(), Recovery(every=3), []
     assert not recovery.snapshot_is_due(journal)
