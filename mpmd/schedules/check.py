@@ -29,9 +29,9 @@ def makes(task: Task) -> StageValue | None:
 def needs(task: Task, numbers: SliceNumbers) -> list[StageValue]:
     """The values that the task waits for.
 
-    A forward needs the activation of the stage before, and what its stage hands on from the slice before. A
-    ``bwd`` or ``bwdA`` needs the forward of its own stage, which makes the residuals, and the gradients from
-    the stage after and from the slice after. A ``bwdW`` needs its ``bwdA``.
+    A forward needs the activation of the stage before, and the activation of its own stage on the slice
+    before. A ``bwd`` or ``bwdA`` needs the forward of its own stage, which makes the residuals, and the
+    gradients from the stage after and from the slice after. A ``bwdW`` needs its ``bwdA``.
     """
     stage, microbatch = task.stage, task.microbatch
     if task.kind == "fwd":
@@ -51,7 +51,7 @@ def check_schedule(
 ) -> None:
     """Checks that the lists run every task of the step once, each stage on one group, and cannot deadlock.
 
-    A ``FusedTask`` starts when all that its members need from elsewhere is there, and its results are there
+    A ``FusedTask`` starts when all inputs of its members from other cells are ready; its results are ready
     when it has ended. A backward is either one ``bwd``, or a ``bwdA`` and a ``bwdW``. A step without
     backwards, as in inference, has lists of forwards alone, with every forward once.
 
@@ -78,10 +78,12 @@ def check_schedule(
     for entry in _scheduled(tasks):
         (placed if _is_of_step(entry.task, numbers, num_microbatches) else foreign).append(entry)
     awaited, too_early = _dependencies(placed, numbers)
-    faults = [
-        *_wrong_size(tasks, mpmd_dim),
+    faults: list[Fault] = []
+    if mpmd_dim not in (None, len(tasks)):
+        faults.append(Fault(f"lists for {len(tasks)} groups, where mpmd_dim is {mpmd_dim}"))
+    faults += [
         *_not_cells(tasks),
-        *_foreign_tasks(foreign, numbers),
+        *([_fault("not of this step", foreign, numbers)] if foreign else []),
         *_missing(placed, numbers, num_microbatches),
         *_repeated(placed, numbers),
         *_stages_on_several_groups(placed, numbers),
@@ -143,11 +145,6 @@ def _is_of_step(task: Task, numbers: SliceNumbers, num_microbatches: int) -> boo
     return task.kind in kinds and task.stage in numbers.all and 0 <= task.microbatch < num_microbatches
 
 
-def _wrong_size(tasks: TaskLists, mpmd_dim: int | None) -> Iterator[Fault]:
-    if mpmd_dim not in (None, len(tasks)):
-        yield Fault(f"lists for {len(tasks)} groups, where mpmd_dim is {mpmd_dim}")
-
-
 def _not_cells(tasks: TaskLists) -> Iterator[Fault]:
     for mpmd_idx, cells in enumerate(tasks):
         for index, cell in enumerate(cells):
@@ -158,11 +155,6 @@ def _not_cells(tasks: TaskLists) -> Iterator[Fault]:
             else:
                 continue
             yield Fault(f"group {mpmd_idx} has {what}", ((mpmd_idx, index),))
-
-
-def _foreign_tasks(foreign: Sequence[_ScheduledTask], numbers: SliceNumbers) -> Iterator[Fault]:
-    if foreign:
-        yield _fault("not of this step", foreign, numbers)
 
 
 def _missing(

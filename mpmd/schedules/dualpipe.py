@@ -18,8 +18,8 @@ class DualPipeV(VShaped):
     of experts) with the computation of the other. Group ``i`` of ``p`` runs the stages ``i`` and
     ``2 p - 1 - i``. With ``m >= 2 p`` microbatches and equal tasks:
 
-    - step: as long as ``6 m + 2 (p - 1)`` tasks, each member of a fused task counted as one; ``p - 1`` of
-      them are lost because a fused task sends nothing before its end;
+    - step: as long as ``6 m + 2 (p - 1)`` tasks, each member of a fused task counted as one; ``p - 1`` tasks
+      are lost because a fused task sends nothing before its end;
     - memory: the residuals of ``2 p + 1`` stages' microbatches on every group, each half as large as with one
       stage per group.
 

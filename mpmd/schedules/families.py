@@ -93,9 +93,9 @@ ALL_FAMILIES: Mapping[str, Family] = types.MappingProxyType({**FAMILIES, "Seq1F1
 
 
 def build(name: str, mpmd_dim: int | None = None, num_stages: int | None = None, slices: int = 1) -> Schedule:
-    """The schedule of a family, whose name may be in upper or lower case; see ``Family.build``.
+    """Builds a schedule of the family ``name``, in upper or lower case; see ``Family.build``.
 
-    Raises ``ValueError`` for an unknown family; the message lists those that exist.
+    Raises ``ValueError`` for an unknown family; the message lists all families.
     """
     matches = [family for family in ALL_FAMILIES.values() if family.name.lower() == name.lower()]
     if not matches:
