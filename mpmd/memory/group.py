@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping
 
 from mpmd.ir.plan import AnyTask, Edge, GroupProgram, MessageKey, Name, Plan
@@ -160,8 +161,4 @@ class _Group:
             elif holding in (Holding.KEPT, Holding.SLOTS):
                 changes[stay.used] -= stay.nbytes
                 changes[min(stay.dropped, end) + 1] += stay.nbytes
-        amounts, now = [], 0
-        for change in changes[:-1]:
-            now += change
-            amounts.append(now)
-        return amounts
+        return list(itertools.accumulate(changes[:-1]))

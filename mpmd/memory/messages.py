@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -100,11 +101,7 @@ def most_at_once(spans: Iterable[tuple[range, int]]) -> int:
         if span:
             changes[span.start] += amount
             changes[span.stop] -= amount
-    most = now = 0
-    for position in sorted(changes):
-        now += changes[position]
-        most = max(most, now)
-    return most
+    return max(itertools.accumulate((changes[position] for position in sorted(changes)), initial=0))
 
 
 def kept_bytes(of_edge: Iterable[Stay], end: int) -> int:

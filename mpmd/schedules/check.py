@@ -114,7 +114,7 @@ def total_order(tasks: TaskLists, numbers: SliceNumbers | None = None) -> list[t
 
 
 class _ScheduledTask(NamedTuple):
-    """A task and its place: number ``member`` of the cell at position ``at`` of a group's list."""
+    """A task and its position: number ``member`` of the cell at position ``at`` of a group's list."""
 
     mpmd_idx: int
     at: int
@@ -160,24 +160,24 @@ def _not_cells(tasks: TaskLists) -> Iterator[Fault]:
 def _missing(
     placed: Sequence[_ScheduledTask], numbers: SliceNumbers, num_microbatches: int
 ) -> Iterator[Fault]:
-    there: dict[tuple[int, int], set[TaskKind]] = collections.defaultdict(set)
+    present: dict[tuple[int, int], set[TaskKind]] = collections.defaultdict(set)
     for entry in placed:
-        there[entry.task.stage, entry.task.microbatch].add(entry.task.kind)
-    forward_only = bool(placed) and all(kinds == {"fwd"} for kinds in there.values())
+        present[entry.task.stage, entry.task.microbatch].add(entry.task.kind)
+    forward_only = bool(placed) and all(kinds == {"fwd"} for kinds in present.values())
     complete = [{"fwd"}] if forward_only else [{"fwd", "bwd"}, {"fwd", "bwdA", "bwdW"}]
-    absent_count = len(numbers.all) * num_microbatches - len(there)
+    absent_count = len(numbers.all) * num_microbatches - len(present)
     # A wrong number in a file can make the step huge: a few examples of missing tasks suffice.
     absent = (
         pair
         for stage in numbers.all
         for microbatch in range(num_microbatches)
-        if (pair := (stage, microbatch)) not in there
+        if (pair := (stage, microbatch)) not in present
     )
     examples = list(itertools.islice(absent, min(absent_count, LISTED)))
     missing: list[Task] = []
     mixed: set[tuple[int, int]] = set()
-    for stage, microbatch in sorted([*there, *examples]):
-        kinds = there.get((stage, microbatch), set())
+    for stage, microbatch in sorted([*present, *examples]):
+        kinds = present.get((stage, microbatch), set())
         if kinds not in complete:
             all_kinds = complete[-1 if kinds & {"bwdA", "bwdW"} else 0]
             missing += [
@@ -265,7 +265,7 @@ def _not_run(makers: Sequence[_ScheduledTask], ran: Sequence[int]) -> list[_Sche
 def _deadlocks(
     tasks: TaskLists, awaited: Dependencies, order: Sequence[CellPosition], numbers: SliceNumbers
 ) -> Iterator[Fault]:
-    """The cycles of groups that wait for one another; other groups that are stuck wait for these."""
+    """The cycles of groups that wait for one another; a stuck group is in a cycle or waits for a cycle."""
     counts = collections.Counter(mpmd_idx for mpmd_idx, _ in order)
     ran = [counts[mpmd_idx] for mpmd_idx in range(len(tasks))]
     stuck = {g: (g, ran[g]) for g, cells in enumerate(tasks) if ran[g] < len(cells)}

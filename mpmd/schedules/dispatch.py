@@ -7,13 +7,14 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from mpmd.ir.plan import Cell, Task, TaskKind
 from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules.base import Placement
 from mpmd.schedules.orders import on_slice, on_slices
-from mpmd.validation import Fault, is_sequence, number_fault, raise_faults, type_fault
+from mpmd.validation import is_sequence, number_fault, raise_faults, type_fault
 
 _Type = tuple[TaskKind, int]
 """A ``TaskType`` as a plain tuple, because a simulation makes millions."""
@@ -39,20 +40,15 @@ class TaskTimes:
     hop: float = 0
 
     def __post_init__(self) -> None:
+        times: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if is_sequence(value) and field.name != "hop":
                 object.__setattr__(self, field.name, tuple(value))
-        raise_faults(*self._faults())
-
-    def _faults(self) -> Iterator[Fault | None]:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            named = [(field.name, value)]
-            if isinstance(value, tuple) and field.name != "hop":
-                named = [(f"{field.name}[{stage}]", time) for stage, time in enumerate(value)]
-            for name, time in named:
-                yield number_fault(name, time, "a time", least=0)
+                times |= {f"{field.name}[{stage}]": time for stage, time in enumerate(value)}
+            else:
+                times[field.name] = value
+        raise_faults(*(number_fault(name, time, "a time", least=0) for name, time in times.items()))
 
     def of(self, task: Task) -> float:
         """The time that a task takes."""

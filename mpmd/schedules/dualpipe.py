@@ -76,7 +76,7 @@ class DualPipeV(VShaped):
 
 
 class _GroupTasks:
-    """Collects what a group runs. A leg of the V is one of its stages; its microbatches run in order."""
+    """Collects the tasks of a group; its stages are the legs of the V, with microbatches in order."""
 
     def __init__(self, down: int, up: int) -> None:
         self.cells: list[Cell] = []

@@ -57,8 +57,8 @@ class Family:
         if slices == 1:
             return schedule
         if not self.has_slices:
-            known = ", ".join(name for name, family in ALL_FAMILIES.items() if family.has_slices)
-            raise ValueError(f"{self.name} does not cut microbatches into slices; {known} do")
+            sliced = ", ".join(name for name, family in ALL_FAMILIES.items() if family.has_slices)
+            raise ValueError(f"{self.name} does not cut microbatches into slices; {sliced} do")
         changes: dict[str, Any] = {"slices": slices}
         return dataclasses.replace(schedule, **changes)
 

@@ -127,7 +127,7 @@ def read_lists(text: str) -> ReadLists:
 
 
 def _numbered(read: _ReadCell, numbers: SliceNumbers) -> Cell:
-    """The cell with the numbers that its stages have on its slices."""
+    """Replaces the cell's stages by the numbers of the stages on their slices."""
     tasks = tuple(
         dataclasses.replace(task, stage=numbers.number(task.stage, slice_index))
         for task, slice_index in zip(read.cell.tasks, read.slices, strict=True)
