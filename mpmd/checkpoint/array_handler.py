@@ -1,8 +1,9 @@
 """Orbax's way to the groups: a handler of types that has groups write and read ``MpmdArray``s.
 
-The result is an ordinary checkpoint of jax arrays. In ``serialize``, each group is asked to copy its
-values to host memory, in order with the steps; nobody waits. When Orbax has made the directory, the groups
-write, each process to a database of its own, and Orbax merges these when it commits the checkpoint.
+The result is an ordinary checkpoint of jax arrays. In ``serialize``, the driver asks each group to copy its
+values to host memory, in order with the steps, and does not wait. When Orbax has made the directory, each
+process of a group writes a database of its own, and Orbax merges the databases when it commits the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def registry() -> type_handlers.TypeHandlerRegistry:
 class MpmdArrayHandler(type_handlers.ArrayHandler):
     """Orbax's handler of jax arrays, for which groups save and restore ``MpmdArray``s.
 
-    One handler for both, because both are noted in the same files.
+    One handler saves both kinds, because both write the same files of metadata.
     """
 
     def __init__(self) -> None:
@@ -53,21 +54,23 @@ class MpmdArrayHandler(type_handlers.ArrayHandler):
         infos: Sequence[type_handlers.ParamInfo],
         args: Sequence[type_handlers.SaveArgs] | None = None,
     ) -> Sequence[orbax_futures.Future]:
-        """Copies arrays, those of groups in order with the steps. Returns the future of the rest."""
+        """Copies arrays, on groups in order with the steps. Returns the future of the write."""
         rows = list(zip(values, infos, args or [type_handlers.SaveArgs()] * len(values), strict=True))
-        there = [row for row in rows if isinstance(row[0], MpmdArray)]
-        here = [row for row in rows if not isinstance(row[0], MpmdArray)]
-        copies = saving.copy_out(saving.leaves_to_save(there))
-        writing = self._write(copies, saving.local_leaves(here))
+        on_groups = [row for row in rows if isinstance(row[0], MpmdArray)]
+        local = [row for row in rows if not isinstance(row[0], MpmdArray)]
+        copies = saving.copy_out(saving.leaves_to_save(on_groups))
+        writing = self._write(copies, saving.local_leaves(local))
         return [orbax_futures.CommitFutureAwaitingContractedSignals(writing, name="mpmd_array_handler")]
 
     async def _write(self, copies: Sequence[saving.GroupCopy], local: Sequence[saving.LocalLeaf]) -> None:
         metadata = await saving.write(copies) if copies else []
         metadata += await saving.write_local(local)
-        there = {leaf.info.name: leaf.info for group_copy in copies for leaf in group_copy.leaves}.values()
-        infos = [*there, *(leaf.info for leaf in local)]
+        on_groups = {
+            leaf.info.name: leaf.info for group_copy in copies for leaf in group_copy.leaves
+        }.values()
+        infos = [*on_groups, *(leaf.info for leaf in local)]
         first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        shardings = [first] * len(there) + [leaf.array.sharding for leaf in local]
+        shardings = [first] * len(on_groups) + [leaf.array.sharding for leaf in local]
         await self._store.write(infos[0].parent_dir, metadata, process_index=0)
         await orbax_internals.write_shardings(infos, shardings)
 
@@ -76,13 +79,16 @@ class MpmdArrayHandler(type_handlers.ArrayHandler):
         infos: Sequence[type_handlers.ParamInfo],
         args: Sequence[type_handlers.RestoreArgs] | None = None,
     ) -> Sequence[MpmdArray | jax.Array]:
-        """Restores arrays of groups by the groups, and others by Orbax. Raises as ``restoring.read``."""
+        """Restores arrays: groups read the arrays on groups, Orbax reads jax arrays.
+
+        Raises as ``restoring.read``.
+        """
         args = args or [type_handlers.RestoreArgs()] * len(infos)
-        there = [i for i, arg in enumerate(args) if isinstance(arg, GroupRestoreArgs)]
-        here = [i for i, arg in enumerate(args) if not isinstance(arg, GroupRestoreArgs)]
+        on_groups = [i for i, arg in enumerate(args) if isinstance(arg, GroupRestoreArgs)]
+        local = [i for i, arg in enumerate(args) if not isinstance(arg, GroupRestoreArgs)]
         restored: dict[int, MpmdArray | jax.Array] = {}
         read_here = partial(orbax_internals.read_as_stored, super().deserialize)
-        for positions, read in ((there, restoring.read), (here, read_here)):
+        for positions, read in ((on_groups, restoring.read), (local, read_here)):
             if positions:
                 arrays = await read([infos[i] for i in positions], [args[i] for i in positions])
                 restored |= zip(positions, arrays, strict=True)

@@ -22,7 +22,6 @@ from mpmd.checkpoint.restoring import GroupRestoreArgs
 from mpmd.compat import api_boundary
 from mpmd.errors import CheckpointError, GroupDiedError
 from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
-from mpmd.runtime.protocol import Runtime
 from mpmd.validation import path_fault, raise_faults
 
 Path = str | os.PathLike
@@ -41,9 +40,9 @@ def save(path: Path, tree: Any) -> None:
       tree: a pytree of arrays, numbers and strings.
 
     Raises: ``ValueError`` when the path exists or is being saved to, and with all leaves that cannot be
-      saved: those of other types, donated or deleted arrays, empty ones, and those on another mesh than
-      others; ``CheckpointError`` with a group and the path when a group cannot write, or when a value was
-      lost because its step failed; ``GroupDiedError``.
+      saved: leaves of other types, donated or deleted arrays, empty arrays, and arrays on two meshes;
+      ``CheckpointError`` with a group and the path when a group cannot write, or when a value was lost
+      because its step failed; ``GroupDiedError``.
     """
     try:
         save_async(path, tree).result()
@@ -62,7 +61,7 @@ def save_async(path: Path, tree: Any) -> Future[None]:
     """
     directory = epath.Path(_absolute(path))
     leaves.check_savable(tree, registry())  # as the handler does, but before there is anything on storage
-    runtimes = _runtimes(tree)
+    runtimes = {leaf.runtime for leaf in jax.tree.leaves(tree) if isinstance(leaf, MpmdArray)}  # one or none
     with contextlib.ExitStack() as undo:
         above = integrity.existing(directory)
         undo.enter_context(reserved(directory))
@@ -87,14 +86,14 @@ def save_async(path: Path, tree: Any) -> Future[None]:
 
 @api_boundary
 def restore(path: Path, target: Any, mesh: GroupMesh | None = None) -> Any:
-    """Restores a pytree from an Orbax checkpoint, also one of plain JAX, and waits for it.
+    """Restores a pytree from an Orbax checkpoint, also of plain JAX, and waits until it is read.
 
     Args:
       path: the checkpoint.
       target: a pytree of the same structure, with ``...`` for leaves that are not to be read. Groups read
         leaves that are an ``MpmdArray``, to the groups of this array, or an ``ArgumentLeaf`` of
-        ``step.argument_leaves()``: each process the shards of its devices, straight from storage. Other
-        leaves are those of Orbax: jax arrays, ``jax.ShapeDtypeStruct``s, numpy arrays, numbers.
+        ``step.argument_leaves()``: each process the shards of its devices, straight from storage. Further
+        leaves are as in Orbax: jax arrays, ``jax.ShapeDtypeStruct``s, numpy arrays, numbers.
       mesh: the groups of the step whose ``argument_leaves`` are in the target.
 
     Returns: the pytree, with ``MpmdArray``s where groups have read.
@@ -119,7 +118,7 @@ def restore(path: Path, target: Any, mesh: GroupMesh | None = None) -> Any:
 def handler() -> orbax.PyTreeCheckpointHandler:
     """Orbax's handler of pytrees, for which groups save and restore ``MpmdArray``s.
 
-    For those who have a manager of checkpoints::
+    For a manager of checkpoints::
 
         manager = orbax.CheckpointManager(directory, item_handlers=mpmd.checkpoint.handler(), options=...)
         manager.save(number, args=orbax.args.PyTreeSave(state))
@@ -133,16 +132,14 @@ def handler() -> orbax.PyTreeCheckpointHandler:
 
 
 def restore_args(target: Any, mesh: GroupMesh | None = None) -> orbax.args.PyTreeRestore:
-    """Orbax's arguments for restoring ``target``; the parameters are those of ``restore``."""
+    """Orbax's arguments for restoring ``target``; the parameters are as in ``restore``."""
     raise_faults(mesh_fault("mesh", mesh, optional=True))
     return orbax.args.PyTreeRestore(
-        item=jax.tree.map(_described, target),
+        item=jax.tree.map(
+            lambda leaf: leaf.aval if isinstance(leaf, ArgumentLeaf | MpmdArray) else leaf, target
+        ),
         restore_args=jax.tree.map(lambda leaf: _restore_args(leaf, mesh), target),
     )
-
-
-def _described(leaf: Any) -> Any:
-    return leaf.aval if isinstance(leaf, ArgumentLeaf | MpmdArray) else leaf
 
 
 def _restore_args(leaf: Any, mesh: GroupMesh | None) -> orbax.RestoreArgs:
@@ -158,11 +155,6 @@ def _restore_args(leaf: Any, mesh: GroupMesh | None) -> orbax.RestoreArgs:
     if isinstance(leaf, np.generic | complex):
         return orbax.RestoreArgs(restore_type=type(leaf))
     return orbax.checkpoint_utils.construct_restore_args(leaf)
-
-
-def _runtimes(tree: Any) -> list[Runtime]:
-    """The runtimes whose groups have arrays of the tree: one, or none."""
-    return list({leaf.runtime for leaf in jax.tree.leaves(tree) if isinstance(leaf, MpmdArray)})
 
 
 def _absolute(path: Path) -> str:

@@ -11,7 +11,7 @@ from mpmd.errors import CheckpointError, GroupDiedError
 
 
 def call(method: Any, *arguments: Any) -> Future:
-    """The future of a call on a group; a failed one where the call cannot be made."""
+    """The future of a call on a group; a failed future if the mesh was closed."""
     try:
         return method(*arguments)
     except RuntimeError as error:  # the mesh was closed
@@ -21,7 +21,10 @@ def call(method: Any, *arguments: Any) -> Future:
 
 
 async def results(futures: Mapping[int, Future], what: str) -> dict[int, Any]:
-    """Waits for all groups. Raises the error of one of them, with its number and what it could not do."""
+    """Waits for the replies of all groups.
+
+    Raises a group's error, with the group's number and ``what``.
+    """
     errors = {i: await asyncio.to_thread(future.exception) for i, future in futures.items()}
     for mpmd_idx, error in errors.items():
         if isinstance(error, GroupDiedError):

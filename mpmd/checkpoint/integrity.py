@@ -1,7 +1,7 @@
-"""The files of a checkpoint: made durable, noted when it is complete, and compared when it is restored.
+"""Makes a checkpoint's files durable, records them when it is complete, and checks them before a restore.
 
-Each chunk of values has a checksum of its own (``orbax_internals.py``), which its readers compare.
-Here are all files and their sizes, and digests of those by which a reader finds the chunks.
+Each chunk of values has a checksum (``orbax_internals.py``), which its readers compare. The record has the
+sizes of all files, and digests of the files by which a reader finds the chunks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from mpmd.util.guarded_files import RefusedFileError, naming, parse_json, read_b
 from mpmd.util.json_data import JsonFormat
 
 RECORD = "mpmd_files"
-"""The file of the sizes and digests of all others, which begins with a digest of itself. Orbax ignores it."""
+"""The record: sizes and digests of the checkpoint's files, after a digest of the record. Orbax ignores it."""
 
 _STEP_METADATA = "_CHECKPOINT_METADATA"
 _OF_COMMITTING = (_STEP_METADATA, "commit_success.txt")
-"""Files that Orbax writes after all others, and that no value depends on."""
+"""Files that Orbax writes last, to commit a checkpoint; no value depends on their content."""
 
 _JSON = ("_METADATA", "_sharding", "_strings.json", "array_metadatas/*")
 
@@ -35,7 +35,7 @@ _MOST_BYTES = 2**26
 """The most bytes of a file beside chunks. The tree of 100,000 leaves has half as many."""
 
 _MOST_LEVELS = 32
-"""The most directories in one another. A chunk of an array has one for each of its dimensions."""
+"""The most nested directories. A chunk has a directory for each dimension of its array."""
 
 _ROWS = Mapping[str, tuple[int, str | None]]
 """The size and the digest of each file."""
@@ -43,21 +43,21 @@ _ROWS = Mapping[str, tuple[int, str | None]]
 _INDEX = "manifest.ocdbt"
 
 _DATA = "d"
-"""The directories of chunks, and of the index of them: both have checksums of their own."""
+"""The name of directories of chunks and of the index of chunks, which both have checksums."""
 
 
 def write_record(directory: epath.Path) -> None:
-    """Writes the record of a checkpoint's files, before Orbax writes its last ones to commit it."""
+    """Writes the record of a checkpoint's files, before Orbax commits the checkpoint."""
     files = {name: [path.stat().length, _digest(path)] for name, path in _recorded(directory).items()}
     text = json.dumps(files).encode()
     (directory / RECORD).write_bytes(_sha256(text).encode() + b" " + text)
 
 
 def faults(directory: epath.Path) -> list[str]:
-    """The files that differ from the record; without a record, those that are damaged in any case.
+    """The faults of files that differ from the record; without a record, of empty files and broken JSON.
 
-    Whoever has written a checkpoint may mean harm. So nothing is read but regular files that are found in the
-    directory itself, whatever the record names.
+    Whoever has written a checkpoint may mean harm. So this reads only regular files in the directory itself,
+    whatever the record names.
     """
     irregular = [f"{path} is no regular file" for _, path in _files(directory) if not _is_regular(path)]
     if irregular:
@@ -74,7 +74,7 @@ def faults(directory: epath.Path) -> list[str]:
 
 
 def _rows(record: epath.Path) -> _ROWS:
-    """The content of the record. Raises ``ValueError`` when it is not what was written."""
+    """Reads the record. Raises ``ValueError`` when the file has changed since it was written."""
     with naming(record):
         digest, _, text = _content(record).partition(b" ")
         if digest != _sha256(text).encode():
@@ -83,7 +83,7 @@ def _rows(record: epath.Path) -> _ROWS:
 
 
 def _fault(named: epath.Path, path: epath.Path | None, size: int | None, digest: str | None) -> str | None:
-    """The fault of a file that the record names; of a checkpoint without a record, it has no size."""
+    """The fault of a file; ``size`` is ``None`` if the checkpoint has no record."""
     if path is None:
         return f"{named} is missing"
     length = path.stat().length
@@ -104,7 +104,7 @@ def _fault_of_json(name: str, path: epath.Path) -> str | None:
 
 
 def missing(directory: epath.Path) -> Iterator[str]:
-    """The files that a checkpoint lacks, by its index of chunks, of which no chunk is read.
+    """The files that a checkpoint lacks, by its index of chunks. This reads no chunk.
 
     Raises: ``OSError`` and ``ValueError`` when the index cannot be read.
     """
@@ -129,7 +129,7 @@ def missing(directory: epath.Path) -> Iterator[str]:
 
 
 def _digest(path: epath.Path) -> str | None:
-    """The digest of a file's content; ``None`` for chunks, of which a reader does not read all."""
+    """The digest of a file's content; ``None`` for chunks, which a restore reads only in part."""
     return None if path.parent.name == _DATA else _sha256(_content(path))
 
 
@@ -142,12 +142,12 @@ def _sha256(content: bytes) -> str:
 
 
 def _recorded(directory: epath.Path) -> dict[str, epath.Path]:
-    """The files of a checkpoint that its record has, by their paths in it."""
+    """The files of a checkpoint that belong into its record, by their paths in the checkpoint."""
     return {name: path for name, path in _files(directory) if path.name not in (RECORD, *_OF_COMMITTING)}
 
 
 def _files(directory: epath.Path, above: str = "") -> Iterator[tuple[str, epath.Path]]:
-    """Yields the files of a checkpoint by their paths in it, and links and too deep directories."""
+    """Yields files, links and too deep directories, by their paths in the checkpoint."""
     for path in sorted(directory.iterdir()):
         if path.is_dir() and not os.path.islink(path) and above.count("/") < _MOST_LEVELS:
             yield from _files(path, f"{above}{path.name}/")
@@ -162,7 +162,7 @@ def _is_regular(path: epath.Path) -> bool:
 def damaged(
     directory: epath.Path, faults: Sequence[str], mpmd_idx: int | None = None
 ) -> DamagedCheckpointError:
-    """The error that lists the faults of a checkpoint, and names another one."""
+    """The error with the faults of a checkpoint, which names another checkpoint."""
     other = last_whole(directory)
     remedy = (
         "There is no other whole checkpoint beside it"
@@ -177,7 +177,8 @@ def last_whole(directory: epath.Path) -> epath.Path | None:
     """The checkpoint of the highest step beside a checkpoint that has all its files.
 
     Args:
-      directory: of a step, such as ``checkpoints/300``, or of an item of one: ``checkpoints/300/state``.
+      directory: the directory of a step, such as ``checkpoints/300``, or of its item:
+        ``checkpoints/300/state``.
     """
     for step, item in ((directory, ""), (directory.parent, directory.name)):
         is_step = not item or (step / _STEP_METADATA).exists()
@@ -211,10 +212,10 @@ def sync(directory: epath.Path) -> None:
 
 
 def sync_name(directory: epath.Path, since: epath.Path) -> None:
-    """Makes the names of a new directory and of those above it survive a loss of power.
+    """Makes the names of a new directory, and of new directories above it, survive a loss of power.
 
     Args:
-      since: the nearest directory above it that is not new.
+      since: the nearest directory above ``directory`` that is not new.
     """
     if not _is_local(directory):
         return
@@ -225,7 +226,7 @@ def sync_name(directory: epath.Path, since: epath.Path) -> None:
 
 
 def existing(directory: epath.Path) -> epath.Path:
-    """The nearest directory above another one that exists."""
+    """The nearest directory above ``directory`` that exists."""
     return next((parent for parent in directory.parents if parent.exists()), directory.parent)
 
 

@@ -1,8 +1,8 @@
-"""The leaves of pytrees: those that cannot be saved, and those that a checkpoint does not have."""
+"""Checks leaves of pytrees: whether each can be saved, and whether a checkpoint and a target agree."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from mpmd.runtime.storage import stored_dtype
 
 
 def by_name(tree: Any) -> dict[str, Any]:
-    """The leaves of a pytree, ``None`` and empty nodes included, by the names that Orbax has for them."""
+    """The leaves of a pytree, ``None`` and empty nodes included, by Orbax's names of leaves."""
     return {
         ".".join(path): leaf for path, leaf in orbax.tree.to_flat_dict(tree, keep_empty_nodes=True).items()
     }
@@ -45,7 +45,7 @@ def check_savable(tree: Any, types: type_handlers.TypeHandlerRegistry) -> None:
 
 
 def _unsavable(leaf: Any, types: type_handlers.TypeHandlerRegistry) -> str | None:
-    """The reason why a leaf cannot be saved, with advice."""
+    """The reason why a leaf cannot be saved, with advice; ``None`` if it can be saved."""
     if not types.has(type(leaf)):
         return f"is of the type {type(leaf).__name__}; save arrays, numbers and strings"
     if isinstance(leaf, str):
@@ -69,18 +69,22 @@ def check_target(
     args: Mapping[str, Any],
     partial: bool,
 ) -> None:
-    """Raises ``ValueError`` that lists all leaves on which a checkpoint and a target do not agree.
+    """Raises ``ValueError`` with all leaves that differ between a checkpoint and a target.
 
     Args:
-      stored: of each leaf, the shape and dtype, or the type of what has none.
-      target: the leaves that are to be restored.
-      args: how each of them is to be.
+      stored: the checkpoint's leaves: the shape and dtype of arrays, ``STRING`` or ``EMPTY``.
+      target: the leaves to restore.
+      args: Orbax's arguments for restoring each leaf.
       partial: whether the target may leave out leaves.
     """
     faults = [
         *(f"{name} is not in the checkpoint" for name in target if name not in stored),
         *(f"{name} is not in the target" for name in stored if name not in target and not partial),
-        *_of_other_types(stored, target, args),
+        *(
+            f"{name} is {_text(stored[name])} in the checkpoint, not {_text(_stored_as(leaf))}"
+            for name, leaf in target.items()
+            if name in stored and leaf is not ... and not _is_readable(stored[name], leaf, args.get(name))
+        ),
     ]
     if faults:
         raise ValueError(
@@ -88,14 +92,6 @@ def check_target(
             + "\nGive a target with the leaves of the checkpoint, and `...` for those that are not to be "
             "read; make anew what is not there"
         )
-
-
-def _of_other_types(
-    stored: Mapping[str, Any], target: Mapping[str, Any], args: Mapping[str, Any]
-) -> Iterator[str]:
-    for name, leaf in target.items():
-        if name in stored and leaf is not ... and not _is_readable(stored[name], leaf, args.get(name)):
-            yield f"{name} is {_text(stored[name])} in the checkpoint, not {_text(_stored_as(leaf))}"
 
 
 def _is_readable(stored: Any, leaf: Any, arg: Any) -> bool:
@@ -114,7 +110,7 @@ def _is_readable(stored: Any, leaf: Any, arg: Any) -> bool:
 
 
 def _stored_as(leaf: Any) -> jax.ShapeDtypeStruct | str:
-    """The shape and dtype that a leaf is stored in, or the type of what has none."""
+    """The shape and dtype of a stored array or number; ``STRING`` or ``EMPTY`` for further leaves."""
     if isinstance(leaf, str):
         return STRING
     if _is_empty(leaf):

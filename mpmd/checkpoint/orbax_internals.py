@@ -1,7 +1,7 @@
-"""The parts of Orbax without a public name. Nothing else in the project reaches below its public modules.
+"""The parts of Orbax without a public name. No other file of the project uses Orbax's private modules.
 
-A handler that writes arrays has to leave the same files as Orbax's own. It is public how handlers are made
-and registered, but not how these files are written.
+A handler that writes arrays has to leave the same files as Orbax's own handler. Orbax's interface of handlers
+is public, but the code that writes these files is not.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def write_spec(
     ``type_handlers.get_json_tspec_write`` lacks the metadata.
 
     Args:
-      described: the array's shape and dtype; those of the integers inside of keys.
-      shard_shape: of the parts in which it is written.
-      writer: names the process among all that write, by letters and digits.
-      key_impl: the generator of keys; ``None`` of other arrays.
+      described: the array's shape and dtype; for keys, of their integers.
+      shard_shape: the shape of the parts in which processes write the array.
+      writer: the name of the process, of letters and digits, such as ``g0p1``.
+      key_impl: the generator of an array of keys; ``None`` for numbers.
     """
     spec = tensorstore_utils.build_array_write_spec(
         info,
@@ -160,7 +160,7 @@ def read_spec(info: type_handlers.ParamInfo) -> JsonSpec:
 
 
 class StoredTree(NamedTuple):
-    """The names of a checkpoint's leaves with Orbax's types of them, and Orbax's metadata of the tree."""
+    """Orbax's type of each leaf of a checkpoint, by the leaf's name, and Orbax's metadata of the tree."""
 
     types: dict[str, str]
     metadata: Any
@@ -180,7 +180,7 @@ def stored_tree(handler: orbax.BasePyTreeCheckpointHandler, directory: epath.Pat
 
 
 def stored_leaves(tree: StoredTree, directory: epath.Path) -> dict[str, Any]:
-    """The shape and dtype of each array and number of a checkpoint; ``STRING`` or ``EMPTY`` for the others.
+    """The shape and dtype of each stored array and number; ``STRING`` or ``EMPTY`` for further leaves.
 
     ``handler.metadata`` has the same, and reads the file of all shardings once for each array.
     """
@@ -192,7 +192,10 @@ def stored_leaves(tree: StoredTree, directory: epath.Path) -> dict[str, Any]:
 
 
 def incomplete_arrays(tree: StoredTree, directory: epath.Path) -> list[str]:
-    """The names of arrays of which the index lacks chunks. Raises ``ValueError`` for one that it lacks."""
+    """The names of arrays whose chunks the index lacks.
+
+    Raises ``ValueError`` for an array without metadata.
+    """
     opening = {
         info.name: tensorstore.open(tensorstore.Spec(read_spec(info)), open=True, context=info.ts_context)
         for info in _array_infos(tree, directory)
@@ -226,7 +229,7 @@ def _array_infos(tree: StoredTree, directory: epath.Path) -> list[type_handlers.
 async def write_shardings(
     infos: Sequence[type_handlers.ParamInfo], shardings: Sequence[jax.sharding.Sharding]
 ) -> None:
-    """Notes shardings of arrays, those of keys included, that every reader of the checkpoint has.
+    """Writes shardings of arrays and keys, which a reader needs that gives no shardings of its own.
 
     Without them, ``StandardCheckpointer().restore(path)`` fails: "Sharding of jax.Array cannot be None".
     """

@@ -18,15 +18,15 @@ from mpmd.errors import CheckpointError
 _DAMAGE = re.compile(
     r"((?:(?:DATA_LOSS|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE): |Error decoding ).*?)(?: \[|\n|$)"
 )
-"""The errors of TensorStore when storage does not have what was written, without what was asked for. Of an
-index that is not compressed as it should be, it only says that it cannot decode it."""
+"""TensorStore's errors for missing or altered data, up to the text of the request. For an index with broken
+compression, TensorStore only reports that it cannot decode it."""
 
 _KEY = re.compile(r'"([^"]+?)/(?:zarr\.json|\.zarray|c(?:/\d+)*|\d+(?:\.\d+)*)" in OCDBT')
-"""A chunk of an array, or the description of it, in such an error."""
+"""The name of an array, in an error with the key of a chunk or of the array's metadata."""
 
 
 class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
-    """Orbax's handler of pytrees, with checksums of all that is written."""
+    """Orbax's handler of pytrees, with a record of all files."""
 
     def __init__(self) -> None:
         self.types = registry()
@@ -45,7 +45,7 @@ class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
         self.check_saved(directory)
 
     def check_saved(self, directory: epath.Path) -> None:
-        """Raises ``DamagedCheckpointError`` unless storage still has all that was saved."""
+        """Raises ``DamagedCheckpointError`` if storage lacks a file or a chunk of the checkpoint."""
         try:
             faults = [*integrity.faults(directory), *integrity.missing(directory)]
             if not faults:
@@ -87,7 +87,7 @@ class PyTreeHandler(orbax.BasePyTreeCheckpointHandler):
 
 
 def _damage_in(error: Exception) -> str | None:
-    """The array that an error says is damaged, and why; ``None`` for an error of something else."""
+    """The damaged array and its damage, as text, by an error; ``None`` for an error of another cause."""
     text = f"{error}\n{error.__cause__}"
     damage, key = _DAMAGE.search(text), _KEY.search(text)
     of_group = isinstance(error, CheckpointError)

@@ -1,4 +1,4 @@
-"""One save to a path at a time: two would write to the same directory."""
+"""Allows one save to a path at a time: two saves would write to the same directory."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def reserved(directory: epath.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(directory: epath.Path) -> Iterator[None]:
-    """The lock of a file beside a path, which the system takes from a process that ends."""
+    """Locks a file beside a path; the system releases the lock when the process ends."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     lock = f"{directory}.saving"
     descriptor = os.open(lock, os.O_CREAT | os.O_WRONLY, 0o600)
     try:
         try:
             _lock(descriptor)
-            is_taken = not os.fstat(descriptor).st_nlink  # by one that has just ended
+            is_taken = not os.fstat(descriptor).st_nlink  # by a save that has just ended
         except BlockingIOError:
             is_taken = True
         if is_taken:

@@ -1,4 +1,4 @@
-"""Restoring arrays: shapes and dtypes are compared, and each group is asked to read its values."""
+"""Restores arrays: the driver asks each group to read its values from storage."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from mpmd.runtime.storage import JsonSpec, StoredArray, region_of
 
 @dataclasses.dataclass
 class GroupRestoreArgs(type_handlers.RestoreArgs):
-    """Asks Orbax to restore an array onto groups; made by ``mpmd.checkpoint.restore_args``.
+    """Asks Orbax to restore an array onto groups; ``mpmd.checkpoint.restore_args`` returns such requests.
 
     Attributes:
       aval: shape, dtype and weak type.
-      placement: the groups, how it is sharded over the submesh of each, replicated where that does not
-        divide, and in which layer ranges.
-      submeshes: for each layer range, those of its groups.
-      runtime: runs the groups.
+      placement: the groups, the layer ranges, and the spec over the submesh of each group, on which an array
+        that does not divide is replicated.
+      submeshes: for each layer range, the submeshes of its groups.
+      runtime: the runtime of the groups.
     """
 
     restore_type: Any = MpmdArray
@@ -67,7 +67,7 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
         )
 
     def ranges(self, opened_by: JsonSpec) -> list[_RangeToRead]:
-        """The layer ranges for groups to read; the array itself, if it is one value.
+        """The layer ranges that groups read; a single range of the whole array, if it is one value.
 
         Args:
           opened_by: TensorStore's specification of the array.
@@ -92,7 +92,7 @@ class GroupRestoreArgs(type_handlers.RestoreArgs):
 
 
 class _RangeToRead(NamedTuple):
-    """An array that groups read, or a layer range of one that some of them read."""
+    """An array, or a layer range of an array, that the groups of ``placement`` read."""
 
     aval: jax.ShapeDtypeStruct
     placement: Placement
@@ -133,7 +133,7 @@ def _array(
     handles: Sequence[Handle],
     reading: Mapping[int, Future],
 ) -> MpmdArray:
-    """The array of the values that groups are reading."""
+    """The array, which is complete when the groups in ``reading`` have replied."""
     arrays = tuple(
         MpmdArray(
             aval=layers.aval,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from mpmd.compat import key_impl_name
 from mpmd.errors import CheckpointError
 from mpmd.keys import encode, is_key, raw
 from mpmd.runtime import storage
-from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
 from mpmd.runtime.storage import HostShard, JsonSpec, copied_out, region_of
 
@@ -28,17 +27,17 @@ Row = tuple[Any, type_handlers.ParamInfo, type_handlers.SaveArgs]
 """An array, and Orbax's arguments for it."""
 
 LOCAL_WRITER = "driver"
-"""The name of this process among those that write."""
+"""The name of the driver's process beside the names of the groups' processes, such as ``g0p1``."""
 
 
 class Leaf(NamedTuple):
-    """An array to save, or a layer range of one.
+    """An array on groups to save, or a layer range of an array.
 
     Attributes:
       whole: the array that is saved.
-      array: itself, or the layer range of it, which begins at the layer ``first``.
-      handle: taken when it is asked for: later steps may take the array over.
-      chunk_shape: in which ``whole`` is written.
+      array: ``whole`` itself, or the layer range of ``whole`` that begins at the layer ``first``.
+      handle: the handle of ``array`` at the time of the request: later steps may take the array over.
+      chunk_shape: the shape of the chunks of ``whole``.
     """
 
     whole: MpmdArray
@@ -63,9 +62,9 @@ class LocalLeaf(NamedTuple):
     """A jax array of this process to save.
 
     Attributes:
-      array: as integers, if it has keys.
+      array: the array; an array of keys as integers.
       copy: the value at the time of the request: later steps may take the array over.
-      key_impl: the generator of keys; ``None`` of other arrays.
+      key_impl: the generator of an array of keys; ``None`` for numbers.
     """
 
     array: jax.Array
@@ -76,12 +75,22 @@ class LocalLeaf(NamedTuple):
 
 
 def leaves_to_save(rows: Sequence[Row]) -> list[Leaf]:
-    """The leaves to save, of arrays on groups and Orbax's arguments for each."""
-    return [leaf for row in rows for leaf in _leaves_of(*row)]
+    """The leaves of arrays on groups, one for each layer range. Each chunk is in one shard of one range."""
+    leaves = []
+    for array, info, args in rows:
+        stack, ranges = array.placement.stack, array.parts
+        shards = [NamedSharding(layers.submesh, layers.spec).shard_shape(layers.shape) for layers in ranges]
+        chunk = tuple(map(math.gcd, *shards)) if stack else shards[0]
+        starts = [layers.start for layers in stack.slices] if stack else [0]
+        leaves += [
+            Leaf(array, layers, first, layers.handle, chunk, info, args)
+            for layers, first in zip(ranges, starts, strict=True)
+        ]
+    return leaves
 
 
 def local_leaves(rows: Sequence[Row]) -> list[LocalLeaf]:
-    """The leaves to save, of arrays of this process, which are copied to host memory."""
+    """Copies arrays of this process to host memory, to save the copies."""
     leaves = []
     for array, info, args in rows:
         key_impl = key_impl_name(array.dtype) if is_key(array) else None
@@ -90,20 +99,8 @@ def local_leaves(rows: Sequence[Row]) -> list[LocalLeaf]:
     return leaves
 
 
-def _leaves_of(
-    array: MpmdArray, info: type_handlers.ParamInfo, args: type_handlers.SaveArgs
-) -> Iterator[Leaf]:
-    """The leaves of an array, one for each layer range. A chunk is in one shard of one range."""
-    stack, ranges = array.placement.stack, array.parts
-    shards = [NamedSharding(layers.submesh, layers.spec).shard_shape(layers.shape) for layers in ranges]
-    chunk = tuple(map(math.gcd, *shards)) if stack else shards[0]
-    starts = [layers.start for layers in stack.slices] if stack else [0]
-    for layers, first in zip(ranges, starts, strict=True):
-        yield Leaf(array, layers, first, layers.handle, chunk, info, args)
-
-
 def copy_out(leaves: Sequence[Leaf]) -> list[GroupCopy]:
-    """Asks groups to copy the arrays that they save; of an array on several groups, the first group."""
+    """Asks groups to copy the arrays that they save; the first of an array's groups saves the array."""
     by_group: dict[int, list[Leaf]] = collections.defaultdict(list)
     for leaf in leaves:
         by_group[leaf.array.mpmd_idxs[0]].append(leaf)
@@ -122,18 +119,18 @@ async def write_local(leaves: Sequence[LocalLeaf]) -> list[Any]:
     """
     for leaf in leaves:
         await leaf.info.await_path_creation()
-    specs = [_local_spec(leaf) for leaf in leaves]
+    specs = []
+    for leaf in leaves:
+        array = leaf.array
+        shard = array.sharding.shard_shape(array.shape)
+        described = jax.ShapeDtypeStruct(array.shape, array.dtype)
+        specs.append(
+            orbax_internals.write_spec(leaf.info, leaf.args, described, shard, LOCAL_WRITER, leaf.key_impl)
+        )
     copies = {number: leaf.copy for number, leaf in enumerate(leaves)}
     opened_by = [(number, spec.opened_by) for number, spec in enumerate(specs)]
     await asyncio.to_thread(storage.write, copies, opened_by)
     return [spec.metadata for spec in specs]
-
-
-def _local_spec(leaf: LocalLeaf) -> orbax_internals.WriteSpec:
-    array = leaf.array
-    shard = array.sharding.shard_shape(array.shape)
-    described = jax.ShapeDtypeStruct(array.shape, array.dtype)
-    return orbax_internals.write_spec(leaf.info, leaf.args, described, shard, LOCAL_WRITER, leaf.key_impl)
 
 
 async def write(copies: Sequence[GroupCopy]) -> list[Any]:
@@ -150,11 +147,17 @@ async def write(copies: Sequence[GroupCopy]) -> list[Any]:
         directory = infos[0].parent_dir
         what = f"write its part of the checkpoint {directory}"
         await results({group_copy.mpmd_idx: group_copy.copied for group_copy in copies}, what)
-        specs = {group_copy.mpmd_idx: _write_specs(group_copy, runtime) for group_copy in copies}
+        metadata: dict[str, Any] = {}
+        opened_by: dict[int, list[list[tuple[Handle, JsonSpec]]]] = collections.defaultdict(list)
+        for group_copy in copies:
+            mpmd_idx = group_copy.mpmd_idx
+            for rank in range(runtime.processes_per_group[mpmd_idx]):
+                specs = [_write_spec(leaf, _writer(mpmd_idx, rank)) for leaf in group_copy.leaves]
+                rows = list(zip(group_copy.leaves, specs, strict=True))
+                opened_by[mpmd_idx].append([(leaf.handle, spec.opened_by) for leaf, spec in rows])
+                metadata |= {leaf.info.name: spec.metadata for leaf, spec in rows}
         writing = {
-            group_copy.mpmd_idx: call(
-                runtime.write, group_copy.mpmd_idx, group_copy.copy, _opened_by(specs[group_copy.mpmd_idx])
-            )
+            (i := group_copy.mpmd_idx): call(runtime.write, i, group_copy.copy, opened_by[i])
             for group_copy in copies
         }
         written = await results(writing, what)
@@ -163,23 +166,7 @@ async def write(copies: Sequence[GroupCopy]) -> list[Any]:
             runtime.free((group_copy.mpmd_idx,), group_copy.copy)
     for mpmd_idx, sizes in written.items():
         _check_arrived(directory, mpmd_idx, sizes)
-    metadata = {
-        leaf.info.name: spec.metadata
-        for group_copy in copies
-        for leaf, (_, spec) in zip(group_copy.leaves, specs[group_copy.mpmd_idx][0], strict=True)
-    }
     return list(metadata.values())
-
-
-_ProcessSpecs = list[list[tuple[Handle, orbax_internals.WriteSpec]]]
-
-
-def _write_specs(group_copy: GroupCopy, runtime: Runtime) -> _ProcessSpecs:
-    """The specifications by which each process of a group writes its leaves."""
-    return [
-        [(leaf.handle, _write_spec(leaf, _writer(group_copy.mpmd_idx, rank))) for leaf in group_copy.leaves]
-        for rank in range(runtime.processes_per_group[group_copy.mpmd_idx])
-    ]
 
 
 def _write_spec(leaf: Leaf, writer: str) -> orbax_internals.WriteSpec:
@@ -194,17 +181,13 @@ def _write_spec(leaf: Leaf, writer: str) -> orbax_internals.WriteSpec:
     return spec._replace(opened_by=region_of(spec.opened_by, start, of_range.shape))
 
 
-def _opened_by(specs: _ProcessSpecs) -> list[list[tuple[Handle, JsonSpec]]]:
-    return [[(handle, spec.opened_by) for handle, spec in by_process] for by_process in specs]
-
-
 def _writer(mpmd_idx: int, rank: int) -> str:
-    """A name of a process, of letters and digits."""
+    """The name of a process, such as ``g0p1``."""
     return f"g{mpmd_idx}p{rank}"
 
 
 def _check_arrived(directory: Any, mpmd_idx: int, sizes: Sequence[int]) -> None:
-    """Raises ``CheckpointError`` when this process does not find the files that a group has written."""
+    """Raises ``CheckpointError`` when the driver does not find the files that a group has written."""
     for rank, size in enumerate(sizes):
         written = directory / orbax_internals.process_directory(_writer(mpmd_idx, rank))
         if size and not written.exists():

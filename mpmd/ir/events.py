@@ -46,9 +46,9 @@ class Event:
 
 
 def checked_events(name: str, events: Any) -> list[Event]:
-    """The events of an argument of this name. Raises ``TypeError`` if it has anything else.
+    """Returns the events of the argument ``name`` as a list.
 
-    What has events, such as the profile of a step, is no list of them.
+    Raises ``TypeError`` for items of other types, and for an object with ``events``, such as a profile.
     """
     if not isinstance(events, list | tuple) and hasattr(events, "events"):
         raise TypeError(

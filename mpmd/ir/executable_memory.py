@@ -13,7 +13,7 @@ class ExecutableMemory:
       inputs, outputs: the buffers of the inputs and of the outputs.
       aliased: the outputs that take over buffers of inputs.
       temporaries: the buffers that XLA allocates when the executable starts, and frees when it ends.
-      code: the compiled code, as far as it is in the device's memory.
+      code: the compiled code in the device's memory.
     """
 
     inputs: int
@@ -23,5 +23,5 @@ class ExecutableMemory:
     code: int
 
     def __or__(self, other: ExecutableMemory) -> ExecutableMemory:
-        """The larger of each: enough for an executable that two groups or processes have compiled."""
+        """The larger of each number: enough for an executable that two groups or processes have compiled."""
         return ExecutableMemory(*map(max, dataclasses.astuple(self), dataclasses.astuple(other)))

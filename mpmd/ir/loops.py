@@ -14,7 +14,7 @@ class LoopStages:
     """The stages, slices and microbatches of a loop, and the name of its schedule.
 
     Attributes:
-      num_stages: the number of stages of the model. With ``slices``, each has a number on each of them.
+      num_stages: the number of stages of the model. With ``slices``, each stage has a number on each slice.
       ends: where each stage but the last ends, if ``mpmd.auto_marks`` has chosen it; empty if the user marked
         the ends of stages.
     """
@@ -28,12 +28,12 @@ class LoopStages:
 
     @property
     def numbers(self) -> SliceNumbers:
-        """The numbers of its stages, by stage and slice."""
+        """The numbers of the loop's stages, by stage and slice."""
         return SliceNumbers(self.num_stages, self.slices, self.first_stage)
 
     @property
     def stages(self) -> range:
-        """The numbers of its stages, on all slices."""
+        """The numbers of the loop's stages, on all slices."""
         return self.numbers.all
 
     def __str__(self) -> str:

@@ -12,8 +12,8 @@ class Part:
     """A part of a mesh.
 
     Attributes:
-      name: its name.
-      mpmd_idxs: the number in the mesh of each of its groups, which are numbered from 0 in the part.
+      name: the name of the part.
+      mpmd_idxs: for each group of the part, numbered from 0, its number in the mesh.
     """
 
     name: str

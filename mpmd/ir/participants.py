@@ -4,9 +4,9 @@ from mpmd.ir.plan import ConstantLeaf, InputLeaf, OutputLeaf, Plan
 
 
 def participants(plan: Plan) -> tuple[int, ...]:
-    """The groups that run something, or have arguments or results; others are not asked for the step.
+    """The groups that the driver sends a step to: groups with instructions, arguments or results.
 
-    Group 0, if there is none: somebody has to answer.
+    Without such a group it is group 0, because the driver waits for an answer.
     """
     leaves: list[InputLeaf | ConstantLeaf | OutputLeaf] = [*plan.inputs, *plan.constants, *plan.outputs]
     holding = {group for leaf in leaves for group in leaf.mpmd_idxs}

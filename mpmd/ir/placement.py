@@ -10,11 +10,11 @@ from mpmd.ir.stack import Stack
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The groups that hold an array, and its spec within each; without groups it is not decided.
+    """The groups that hold an array, and its spec within each; without groups, the placement is open.
 
     Attributes:
-      stack: its cut into layer ranges; ``None``: it is one value, or that is not decided.
-      range_idxs: the groups of each layer range; ``mpmd_idxs`` are the groups of all.
+      stack: the array's cut into layer ranges; ``None``: the array is one value, or the cut is open.
+      range_idxs: the groups of each layer range; ``mpmd_idxs`` has all these groups.
     """
 
     mpmd_idxs: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ class Placement:
 
     @property
     def ranges(self) -> tuple[Placement, ...]:
-        """The placement of each layer range; of an array that is one value, itself."""
+        """The placement of each layer range; for an array that is one value, the placement itself."""
         if self.stack is None:
             return (self,)
         return tuple(Placement(groups, self.spec) for groups in self.range_idxs)

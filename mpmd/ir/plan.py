@@ -21,10 +21,10 @@ The grammar of its text::
     output       ::= "result" path "=" name ":" type "on" groups
     type         ::= dtype "[" shape "]" ["sharded" (spec | "?")]     "?": the group's compiler chooses
 
-``tasks.py`` has the grammar of tasks, ``names.py`` that of names. A value has one name in the whole plan, and
-a group that holds a copy of the value uses the same name. Each program defines a name once: by an input, a
-constant, a ``run`` or a ``recv``. The plan holds no closure, device, handle or jaxpr, so that it can be
-verified, simulated, drawn and shipped.
+``tasks.py`` has the grammar of tasks, ``names.py`` the grammar of names. A value has one name in the whole
+plan, and a group that holds a copy of the value uses the same name. Each program defines a name once: by an
+input, a constant, a ``run`` or a ``recv``. The plan holds no closure, device, handle or jaxpr, so that it can
+be verified, simulated, drawn and shipped.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ Name = str
 Edge = tuple[int, int]
 """The sending group and the receiving group."""
 
+MessageKey = tuple[Edge, int]
+"""The edge and the tag of a message."""
+
 Spec = tuple[str | tuple[str, ...] | None, ...]
 """A ``jax.sharding.PartitionSpec`` as data: one entry per leading dimension."""
 
@@ -90,8 +93,8 @@ class Executable:
     Attributes:
       donated: the positions of the inputs whose buffers the outputs take over.
       in_specs, out_specs: how inputs and outputs are sharded; the compiler of the group's submesh chooses
-        those that are ``None``.
-      memory: that which XLA needs to run it, once the groups have compiled it.
+        specs that are ``None``.
+      memory: the bytes that XLA needs, once the groups have compiled the executable.
     """
 
     name: str
@@ -112,7 +115,7 @@ class Executable:
 
 
 def _typed(aval: Aval, spec: Spec | None) -> str:
-    """A type as text. A replicated value has no more than its shape and dtype."""
+    """A type as text; without a spec if the value is replicated."""
     if spec is None:
         return f"{aval} sharded ?"
     return f"{aval} sharded {spec}" if any(spec) else str(aval)
@@ -176,7 +179,7 @@ class Free:
 
 @dataclasses.dataclass(frozen=True)
 class HostCall:
-    """Hands values to the driver, which calls the user's function ``callback`` with them, for a task."""
+    """Hands ``values`` to the driver, which passes them to the user's function ``callback`` for a task."""
 
     values: tuple[Name, ...]
     callback: int
@@ -228,8 +231,7 @@ class ConstantLeaf:
 class OutputLeaf:
     """A leaf of the step's results: its value, and the groups that hold the value after the step.
 
-    ``spec`` is the one on the first of these groups; on another on which it does not divide, the value is
-    replicated.
+    ``spec`` holds on the first group; a further group replicates a value that does not divide on its submesh.
     """
 
     path: str
@@ -270,8 +272,8 @@ class Plan(ShownAsText):
 
     A notebook or a terminal shows a summary.
 
-    ``submeshes`` are those of the groups; without any, each group is one device. Stages are numbered through
-    all ``loops``, and through all slices of each. The plan of a part of a mesh has that ``part``.
+    ``submeshes`` has the axes of each group; if it is empty, each group is one device. Stages are numbered
+    through all ``loops``, and through all slices of each. The plan of a part of a mesh has that ``part``.
     """
 
     programs: tuple[GroupProgram, ...]
@@ -327,18 +329,14 @@ class Plan(ShownAsText):
         return loop.numbers.stage_text(stage, f" of loop {number}" if len(self.loops) > 1 else "")
 
     def on_first_slice(self, stage: int) -> int:
-        """The number of a stage on the first slice of a microbatch; its own where there is one slice."""
+        """The number of a stage on the first slice of a microbatch; ``stage`` itself without slices."""
         numbers = next((loop.numbers for loop in self.loops if stage in loop.stages), None)
         return numbers.first + numbers.stage_of(stage) if numbers else stage
 
-    @property
-    def names_stages(self) -> bool:
-        """Whether the numbers of stages in tasks are not those to users: of several loops, or slices."""
-        return len(self.loops) > 1 or any(loop.slices > 1 for loop in self.loops)
-
     def task_text(self, task: AnyTask) -> str:
         """A task as text, with its stage's name to users where there are several loops or slices."""
-        if isinstance(task, OutsideTask) or not self.names_stages:
+        has_names = len(self.loops) > 1 or any(loop.slices > 1 for loop in self.loops)
+        if isinstance(task, OutsideTask) or not has_names:
             return str(task)
         return f"{task} ({self.stage_text(task.tasks[0].stage)})"
 

@@ -32,7 +32,7 @@ class TaskTime(NamedTuple):
 
 
 class WaitTime(NamedTuple):
-    """The taking in of message ``tag`` of group ``src``, from ``start`` to ``end``.
+    """The receive of message ``tag`` of group ``src``, from ``start`` to ``end``.
 
     Attributes:
       arrived: when the message had come, perhaps long before ``start``.
@@ -63,8 +63,8 @@ class Host:
     """The node, the clock and the cores of a process.
 
     Attributes:
-      name: of the node.
-      clock: of the node's monotonic clock; processes with equal names read the same clock.
+      name: the name of the node.
+      clock: the name of the node's monotonic clock; processes with equal names read the same clock.
       cores: the numbers of the node's cores on which the process may run; empty: unknown.
     """
 
@@ -78,15 +78,15 @@ class ProcessTimes:
     """All times of one process of a group in one step, in nanoseconds of its clock.
 
     Attributes:
-      mpmd_idx, rank: the process: its group, and its number within that.
-      received: when it turned to the request of the driver.
-      ready: when the step's arguments were on its devices.
-      finished: when its last operation had ended.
-      replied: when its reply was complete.
-      tasks, waits, sends: each in the order of time.
+      mpmd_idx, rank: the group of the process, and the number of the process within the group.
+      received: when the process began to handle the driver's request.
+      ready: when the step's arguments were on the devices of the process.
+      finished: when the last operation had ended.
+      replied: when the reply was complete.
+      tasks, waits, sends: the spans of each kind, in the order of time.
       on_cores: whether its tasks run on the cores of the host, and not on an accelerator.
-      has_device_times: whether the times of tasks are those of the accelerator's trace. Otherwise they are
-        those of the process, which waits for each task.
+      has_device_times: whether the times of tasks come from the accelerator's trace. Otherwise the process
+        has timed each task and waited for its end.
     """
 
     mpmd_idx: int
@@ -140,12 +140,12 @@ class RecordedStep:
     """One step as the driver and all processes have recorded it, each by its own clock.
 
     Attributes:
-      driver: the driver's.
+      driver: the host of the driver.
       called: when the driver called the step.
-      returned: when it had the replies of all groups.
-      processes: by group and rank; groups without a part in the step have none.
+      returned: when the driver had the replies of all groups.
+      processes: the times of each process, by group and rank; without groups that have no part in the step.
       is_recovered: whether groups were replaced since the step before, so that the driver waited, and groups
-        perhaps ran the step again. The times of processes are those of the last run.
+        perhaps ran the step again. The times of processes are from the last run.
     """
 
     driver: Host

@@ -1,4 +1,4 @@
-"""Other numbers for the groups of a plan: one for a part of a mesh becomes one for the mesh, and back."""
+"""Renumbers the groups of a plan, between the numbers in a part of a mesh and in the mesh."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def renumbered(
     """The plan with other numbers of groups.
 
     Args:
-      numbers: the new number of each group that does anything, by its number in the plan.
-      submeshes: those of all groups by their new numbers. A group that is not in the plan does nothing.
-      part: that for which the new plan is; ``None``: the whole mesh.
+      numbers: the new number of each group with instructions, by its number in the plan.
+      submeshes: the submesh of each group, by new number. A group that is not in the plan does nothing.
+      part: the part of the mesh that the new plan is for; ``None``: the whole mesh.
     """
 
     def instruction(old: Instruction) -> Instruction:

@@ -1,8 +1,7 @@
 """The slices of a value that processes send to one another when it goes from one group to another.
 
-Groups of different shapes, and of several processes, hold other regions of a value in other processes.
-Both ends find the transfers by themselves, because they follow from the plan: from the shape, the specs, the
-sizes of both submeshes and how many processes each group has.
+Groups of different shapes and numbers of processes divide a value into different regions. The sender and the
+receiver both compute the transfers, from the shape, the specs, the submeshes and the numbers of processes.
 """
 
 from __future__ import annotations
@@ -18,25 +17,26 @@ from mpmd.ir.plan import Aval, Spec
 from mpmd.ir.specs import indivisible
 
 Interval = tuple[int, int]
-"""The first index and the one after the last."""
+"""The first index, and the index after the last."""
 
 Box = tuple[Interval, ...]
 """A region of a value: an interval for each dimension."""
 
 _SHARED_BYTES = 2**16
-"""From this size on, regions that several processes hold are sent by all of them, a slice each."""
+"""The least bytes of a region that all its holders send, a slice each."""
 
 GATHERED_BYTES = 2**22
-"""From this size on, it pays that processes gather among themselves regions that several of them read."""
+"""The least bytes of a value that pays an all-gather in the receiver, in place of repeated messages."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupShape:
-    """The devices of a group as far as they matter here.
+    """The submesh of a group, and the number of processes that share its devices.
 
     Attributes:
-      axes: the axis names and sizes of its submesh, in order.
-      num_processes: each has as many consecutive devices of the submesh, in C order, as the others.
+      axes: the axis names and sizes of the submesh, in order.
+      num_processes: the number of processes; each has equally many devices, which are consecutive in the C
+        order of the submesh.
     """
 
     axes: Mapping[str, int]
@@ -72,7 +72,7 @@ def landing_spec(aval: Aval, spec: Spec, group: GroupShape) -> Spec:
 
 
 def _elements_held(shape: Sequence[int], spec: Spec, group: GroupShape) -> int:
-    """By all processes together; those that several processes hold count for each."""
+    """The elements that the processes of a group hold; an element counts once for each holder."""
     return sum(volume(box) for boxes in boxes_by_process(shape, spec, group) for box in boxes)
 
 
@@ -110,10 +110,10 @@ def _box(shape: Sequence[int], spec: Spec, axes: Mapping[str, int], position: Ma
 def transfers(aval: Aval, src_spec: Spec, src: GroupShape, dst_spec: Spec, dst: GroupShape) -> list[Transfer]:
     """The transfers by which every process of ``dst`` gets the shards of its devices, each element once.
 
-    The shards of the sender and those of the receiver are cut along one another's edges. A region that
-    several processes hold is sent by the one with the least to send so far; regions with few holders come
-    first. Regions that lie side by side and go the same way are merged. One that several processes read
-    travels to each.
+    A region is the intersection of a sender's shard with a receiver's. Of several processes that hold a
+    region, the process with the fewest elements to send so far sends it; regions with few holders are
+    assigned first. Adjacent regions between the same two processes are merged. A region that several
+    processes read travels to each.
     """
     holders = _processes_by_box(boxes_by_process(aval.shape, src_spec, src))
     readers = _processes_by_box(boxes_by_process(aval.shape, dst_spec, dst))
@@ -154,10 +154,10 @@ def _processes_by_box(boxes: Iterable[Iterable[Box]]) -> dict[Box, tuple[int, ..
 
 
 def _shared(box: Box, num_senders: int, num_pieces: int, itemsize: int) -> Iterator[Box]:
-    """A large box in as few parts as let its senders share the work evenly, along its longest dimension.
+    """Cuts a large box along its longest dimension into the fewest parts that load its senders evenly.
 
     Args:
-      num_pieces: how many such boxes these senders send.
+      num_pieces: the number of boxes that these senders send.
     """
     num_parts = num_senders // math.gcd(num_senders, num_pieces)
     dimension = max(range(len(box)), key=lambda d: box[d][1] - box[d][0], default=0)
@@ -183,7 +183,7 @@ def intersection(a: Box, b: Box) -> Box | None:
 
 
 def volume(box: Box) -> int:
-    """The number of elements."""
+    """The number of elements of a box."""
     return math.prod(stop - start for start, stop in box)
 
 

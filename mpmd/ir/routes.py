@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mpmd.ir.plan import Aval, Edge, Name, Plan, Recv, Send, Spec
@@ -15,12 +15,12 @@ from mpmd.ir.specs import fitting
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The processes of all groups, as far as the messages between them depend on them.
+    """The processes of all groups, between which the plan's messages travel.
 
     Attributes:
       groups: the shape of each group.
-      gathering: the edges over which a large value travels once, though several processes of the receiver
-        read the same regions of it: these gather them among themselves.
+      gathering: the edges over which a large value travels once, even if several processes of the receiver
+        read the same regions: the receiver all-gathers the value.
     """
 
     groups: tuple[GroupShape, ...]
@@ -39,9 +39,10 @@ class Passage:
     """The way of a value from one group to another.
 
     Attributes:
-      transfers: between processes of the two groups.
-      landing: how the receiver's devices hold the value when it has arrived.
-      spec: how the receiver's tasks read it. Where that differs, the receiver gathers the value.
+      transfers: the transfers between processes of the two groups.
+      landing: the spec of the value when it arrives at the receiver.
+      spec: the spec by which the receiver's tasks read the value. If ``landing`` differs, the receiver
+        gathers the value.
     """
 
     aval: Aval
@@ -102,25 +103,25 @@ class Routes:
 
     def of_group(self, mpmd_idx: int) -> dict[tuple[int, int, int], Route]:
         """The routes of the messages that a group sends or receives, by source, destination and tag."""
-        routes = {}
-        for program in self._plan.programs:
-            src = program.mpmd_idx
-            for send in (i for i in program.instructions if isinstance(i, Send)):
-                if mpmd_idx in (edge := (src, send.dst)):
-                    passages = tuple(self.of_value(edge, name) for name in send.values)
-                    routes[*edge, send.tag] = Route(passages)
-        return routes
+        return {
+            (*edge, send.tag): Route(tuple(self.of_value(edge, name) for name in send.values))
+            for edge, send in self._sends()
+            if mpmd_idx in edge
+        }
 
     def sent_bytes(self) -> dict[Edge, dict[tuple[int, int], int]]:
         """The bytes of one step, by edge, and by the processes of the sender and the receiver."""
-        sent: dict[Edge, collections.Counter[tuple[int, int]]] = {}
-        for program in self._plan.programs:
-            for send in (i for i in program.instructions if isinstance(i, Send)):
-                edge = program.mpmd_idx, send.dst
-                of_edge = sent.setdefault(edge, collections.Counter())
-                for name in send.values:
-                    of_edge.update(self.of_value(edge, name).bytes_by_processes)
+        sent: dict[Edge, collections.Counter[tuple[int, int]]] = collections.defaultdict(collections.Counter)
+        for edge, send in self._sends():
+            for name in send.values:
+                sent[edge].update(self.of_value(edge, name).bytes_by_processes)
         return {edge: dict(sorted(of_edge.items())) for edge, of_edge in sent.items()}
+
+    def _sends(self) -> Iterator[tuple[Edge, Send]]:
+        for program in self._plan.programs:
+            for send in program.instructions:
+                if isinstance(send, Send):
+                    yield (program.mpmd_idx, send.dst), send
 
 
 def bytes_per_step(plan: Plan, topology: Topology) -> int:
@@ -137,8 +138,8 @@ def _passage(topology: Topology, aval: Aval, edge: Edge, src_spec: Spec, dst_spe
 def held_specs(plan: Plan, mpmd_idx: int, axes: Mapping[str, int]) -> Mapping[Name, Spec]:
     """The spec of each value that a group has. The plan has no open specs.
 
-    A value that is received takes the sharding that its first reader was compiled for; a result that nothing
-    here reads takes that of the result, or is replicated where this does not fit.
+    A received value has the spec of the executable that reads it first; a received value that no executable
+    of the group reads has the spec of the step's result, or is replicated where the spec does not fit.
 
     Args:
       axes: the names and sizes of the axes of the group's submesh.

@@ -52,7 +52,7 @@ class SliceNumbers:
         return (number - self.first) % self.num_stages
 
     def slice_of(self, number: int) -> int:
-        """The slice of a number."""
+        """The slice that has a number."""
         return (number - self.first) // self.num_stages
 
     def before(self, number: int) -> list[int]:

@@ -12,8 +12,8 @@ def indivisible(spec: Spec, shape: Sequence[int], sizes: Mapping[str, int]) -> I
     """The dimensions that do not divide, each with the number of its shards.
 
     Args:
-      spec: with no more entries than ``shape`` has dimensions.
-      sizes: of a submesh's axes; an axis that is not there has one device.
+      spec: has at most as many entries as ``shape`` has dimensions.
+      sizes: the sizes of a submesh's axes; an axis that is missing has one device.
     """
     for dimension, (size, entry) in enumerate(zip(shape, spec, strict=False)):
         shards = _shards(entry, sizes)
@@ -32,7 +32,7 @@ def axes_of(spec: Spec) -> set[str]:
 
 
 def num_shards(spec: Spec, sizes: Mapping[str, int]) -> int:
-    """The number of shards into which a spec cuts a value; each device holds one of them."""
+    """The number of shards of a value with this spec; each device holds one shard."""
     return math.prod(_shards(entry, sizes) for entry in spec)
 
 

@@ -54,18 +54,18 @@ class Stack:
         return tuple(array[region] for region in self.regions)
 
     def join(self, ranges: Sequence[np.ndarray]) -> np.ndarray:
-        """The array of these layer ranges."""
+        """Concatenates the layer ranges of an array."""
         return np.concatenate(ranges, self.axis)
 
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A leaf of the step's arguments or result, as its user has it.
+    """A leaf of the step's arguments or result, before it is cut into layer ranges.
 
     Attributes:
       path: its name to users, such as ``args[0].params['w']``.
-      shape: of the whole; ``dtype`` and ``weak_type`` are those of each layer range.
-      stack: its cut into layer ranges; ``None``: it is one value.
+      shape: the shape of all layer ranges together.
+      stack: the cut of the leaf into layer ranges; ``None``: it is one value.
     """
 
     path: str
@@ -76,12 +76,12 @@ class Leaf:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its layer ranges; its own name if it is one value."""
+        """The paths of the leaf's layer ranges; ``path`` itself if the leaf is one value."""
         return tuple(self.path + name for name in self.stack.names) if self.stack else (self.path,)
 
 
 def layers_of(name: str) -> range | None:
-    """The layers of a layer range by its name, as ``Stack.names`` has them; ``None`` for a whole value."""
+    """Parses a name that ends as in ``Stack.names``: the layers of the range; ``None`` for one value."""
     match = _REGION.search(name)
     return range(int(match[1]), int(match[2])) if match else None
 

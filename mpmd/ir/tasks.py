@@ -9,7 +9,7 @@ The grammar of the text::
     outside      ::= ("before" | "after") "_" level                   after_0
                    | "between_" loop "__" level                       between_1__0
 
-Stages are numbered through all loops of a step: those of a second loop follow those of the first.
+Stages are numbered through all loops of a step: with 4 stages each, a second loop has stages 4 to 7.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Task:
 
     @property
     def type(self) -> TaskType:
-        """Its kind and its stage."""
+        """The kind and the stage of the task."""
         return TaskType(self.kind, self.stage)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The task itself, as ``FusedTask`` has several."""
+        """The task itself, so that a ``Task`` reads like a ``FusedTask``."""
         return (self,)
 
 
@@ -78,7 +78,7 @@ class OutsideTask:
     Attributes:
       side: the segment of the step: before all loops, after all, or between two.
       level: the number of exchanges between groups that come before the task, from the last loop on.
-      loop: between two loops, the number of the second one; otherwise 0.
+      loop: between two loops, the number of the second loop; otherwise 0.
     """
 
     side: Literal["before", "between", "after"]
@@ -96,7 +96,7 @@ AnyTask = Cell | OutsideTask
 
 
 def parse_task(text: str) -> AnyTask:
-    """The task of a text that ``str(task)`` printed. Raises ``ValueError`` on anything else."""
+    """Parses a task from the text of ``str(task)``. Raises ``ValueError`` on other text."""
     if match := _OUTSIDE.fullmatch(text.strip()):
         side, loop, level = match.groups()
         if loop is not None:
@@ -106,7 +106,7 @@ def parse_task(text: str) -> AnyTask:
 
 
 def parse_cell(text: str) -> Cell:
-    """The cell of a text that ``str(cell)`` printed. Raises ``ValueError`` on anything else."""
+    """Parses a cell from the text of ``str(cell)``. Raises ``ValueError`` on other text."""
     text = text.strip()
     if match := _TASK.fullmatch(text):
         kind, stage, microbatch = match.groups()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+import itertools
+from collections.abc import Collection, Mapping
 
-from mpmd.ir.plan import AnyTask, Edge, GroupProgram, Name, Plan, Run
-from mpmd.memory.kinds import KINDS, Kind, kinds_of
-from mpmd.memory.messages import EarliestArrival, Holding, MessageKey, Stay, kept_bytes, largest_sent, stays
+from mpmd.ir.plan import AnyTask, Edge, GroupProgram, MessageKey, Name, Plan
+from mpmd.memory.kinds import KINDS, kinds_of
+from mpmd.memory.messages import EarliestArrival, Holding, Stay, kept_bytes, largest_sent, stays
 from mpmd.memory.sizes import sizes_on_devices
 from mpmd.memory.values import held_moments
 
@@ -23,10 +23,10 @@ class MemoryParts:
       arguments: the other arguments, such as the batch, and constants.
       accumulators: values to which tasks add, from microbatch to microbatch.
       activations: values that tasks of stages leave for other tasks, such as residuals and gradients.
-      outside: values that are made outside of loops, such as updated weights.
+      outside: results of tasks outside of loops, such as updated weights.
       received: values of messages that the group has begun to use.
-      messages: messages that may be there and that the group has not begun to use, and what the transports
-        keep for messages beyond that, as ``Holding`` says.
+      messages: messages that may have arrived and that the group has not begun to use, and further buffers
+        that transports keep, as ``Holding`` says.
       temporaries: XLA's own buffers of the task that runs; ``None`` before the groups have compiled.
     """
 
@@ -51,10 +51,10 @@ class GroupMemory:
 
     Attributes:
       live_bytes: the most bytes of values that the group's program holds at once. The outputs of a run count
-        together with those of its inputs that are not donated to them. The values of a message count from the
-        first use of any of them.
-      peak: that at the worst moment, whatever the timing of messages.
-      task: the task that runs then, if any.
+        together with the inputs that are not donated. The values of a message count from the first use of
+        any value of the message.
+      peak: the bytes at the worst moment, whatever the timing of messages.
+      task: the task that runs at the worst moment, if any.
     """
 
     live_bytes: int
@@ -63,26 +63,8 @@ class GroupMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that a device needs at once: values, temporaries as far as they are known, messages."""
+        """The most bytes that a device needs at once: values, messages, and temporaries if known."""
         return self.peak.total
-
-
-class _Moment(NamedTuple):
-    """A moment in a group's program; ``in_flight`` are the bytes of messages that are not in use."""
-
-    run: Run | None
-    by_kind: tuple[int, ...]
-    temporaries: int
-    in_flight: int
-
-    @property
-    def live(self) -> int:
-        """The bytes of values."""
-        return sum(self.by_kind)
-
-    @property
-    def total(self) -> int:
-        return self.live + self.temporaries + self.in_flight
 
 
 def group_memories(
@@ -133,37 +115,38 @@ class _Group:
         return self._holdings.get(edge, Holding.RECEIVER)
 
     def memory(self, kept: Mapping[Edge, int], updated: Collection[Name]) -> GroupMemory:
-        """The memory of the devices, given the bytes that are kept for the messages of all edges."""
-        moments = list(self._moments(kinds_of(self._plan, self._program, updated)))
-        worst = max(moments, key=lambda moment: moment.total)
+        """The need of the devices, given the bytes that transports keep for the messages of each edge."""
+        kinds, in_flight = kinds_of(self._plan, self._program, updated), self._in_flight()
+        moments = [
+            (
+                moment,
+                in_flight[max(moment.position, 0)],
+                self._temporaries[moment.run.executable] if moment.run else 0,
+            )
+            for moment in held_moments(self._plan, self._program, self._sizes, kinds)
+            if not moment.is_after_free
+        ]
+        worst, messages, temporaries = max(moments, key=lambda row: sum(row[0].by_kind) + row[1] + row[2])
         parts = MemoryParts(
             **dict(zip(KINDS, worst.by_kind, strict=True)),
-            messages=worst.in_flight + self._of_sent(kept),
-            temporaries=worst.temporaries if self._compiled else None,
+            messages=messages + self._held_for_sending(kept),
+            temporaries=temporaries if self._compiled else None,
         )
-        live = max(moment.live for moment in moments)
+        live = max(sum(moment.by_kind) for moment, _, _ in moments)
         return GroupMemory(live, parts, worst.run.task if worst.run else None)
 
-    def _of_sent(self, kept: Mapping[Edge, int]) -> int:
-        """The bytes that transports hold here of the messages that the group sends."""
+    def _held_for_sending(self, kept: Mapping[Edge, int]) -> int:
+        """The bytes of the group's sent messages that transports hold in the group's own memory."""
         return sum(
             kept[edge] if self._holding(edge) == Holding.SLOTS else nbytes
             for edge, nbytes in largest_sent(self._program, self._sizes).items()
             if self._holding(edge) in (Holding.SLOTS, Holding.COPIED)
         )
 
-    def _moments(self, kinds: Mapping[Name, Kind]) -> Iterator[_Moment]:
-        """The moments from before the first instruction to after the last one."""
-        in_flight = self._in_flight()
-        for moment in held_moments(self._plan, self._program, self._sizes, kinds):
-            if not moment.is_after_free:
-                temporaries = self._temporaries[moment.run.executable] if moment.run else 0
-                yield _Moment(moment.run, moment.by_kind, temporaries, in_flight[max(moment.position, 0)])
-
     def _in_flight(self) -> list[int]:
-        """For each position and the end, the bytes of messages that may be there and unused.
+        """For each position and the end, the bytes of messages that may have arrived and are unused.
 
-        Where memory is kept, all that is kept for the edge counts, less what is in use.
+        Where transports keep buffers for an edge, all these buffers count, less the messages in use.
         """
         end = len(self._program.instructions)
         changes = [0] * (end + 2)
@@ -171,15 +154,11 @@ class _Group:
         for stay in self._stays:
             holding = self._holding(stay.key[0])
             if holding in (Holding.RECEIVER, Holding.COPIED):
-                for span in stay.in_flight(end):
+                for span in stay.spans(stay.used, end):
                     if span:
                         changes[span.start] += stay.nbytes
                         changes[span.stop] -= stay.nbytes
             elif holding in (Holding.KEPT, Holding.SLOTS):
                 changes[stay.used] -= stay.nbytes
                 changes[min(stay.dropped, end) + 1] += stay.nbytes
-        amounts, now = [], 0
-        for change in changes[:-1]:
-            now += change
-            amounts.append(now)
-        return amounts
+        return list(itertools.accumulate(changes[:-1]))

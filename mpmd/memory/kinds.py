@@ -28,10 +28,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 def kinds_of(plan: Plan, program: GroupProgram, updated: Collection[Name]) -> dict[Name, Kind]:
     """The purpose of each value of a group.
 
-    An accumulator is what a task hands to the next task of its kind and stage, what the tasks of a stage
-    leave behind after the loop, and what they take over from before it. The executable of a task has the
-    states that it updates among its first inputs, and what becomes of them among its first outputs, in the
-    same order. So the state that a stage hands from one slice of a microbatch to the next is one, too.
+    An accumulator is a value that a task hands to the next task of its kind and stage, a value that the tasks
+    of a stage leave after the loop, or a donated value from before the loop. An executable has the states
+    that it updates among its first inputs, and the updated states among its first outputs, in the same order.
+    So the state that a stage hands from one slice of a microbatch to the next is an accumulator, too.
 
     Args:
       updated: the arguments that the step returns updated.
@@ -67,7 +67,7 @@ def _inputs(run: Run, executable: Executable) -> Iterator[tuple[Name, Aval]]:
 
 
 def _updated(run: Run, executable: Executable, states: Iterable[Aval]) -> Iterator[Name]:
-    """The outputs that take the places of states, in their order."""
+    """The outputs of a run that are its updated ``states``, in their order."""
     outputs = zip(run.outputs, executable.outputs, strict=True)
     for state in states:
         name = next((name for name, aval in outputs if aval == state), None)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import collections
 import enum
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from mpmd.ir.plan import Edge, Free, GroupProgram, Name, Plan, Recv, Run, Send
-
-MessageKey = tuple[Edge, int]
-"""The edge and the tag of a message."""
+from mpmd.ir.plan import Edge, Free, GroupProgram, MessageKey, Name, Plan, Recv, Run, Send
 
 
 class Holding(enum.StrEnum):
     """The holders of a message between its ``send`` and the first use of its values.
 
-    ``RECEIVER``: in the receiver's memory. ``COPIED``: in the receiver's memory; the sender has a copy of the
-    message that is on its way. ``KEPT``: in memory of the receiver that is kept for later messages: as much
-    as those of an edge can occupy at once. ``SLOTS``: the same, in memory that both processes map.
+    ``RECEIVER``: in the receiver's memory. ``COPIED``: in the receiver's memory, and in the sender's until
+    the message has arrived. ``KEPT``: in buffers of the receiver that it keeps for later messages of the
+    edge, as many as the edge can occupy at once. ``SLOTS``: as ``KEPT``, in memory that both processes map.
     ``ELSEWHERE``: in no group's memory.
     """
 
@@ -34,7 +32,8 @@ class EarliestArrival(NamedTuple):
 
     Attributes:
       position: how many instructions of the receiver precede the send in any order.
-      before: the same of the receiver's step before, if the message can be sent while that runs.
+      before: the number of instructions of the receiver's previous step that precede the send; ``None`` if
+        the message cannot be sent while the previous step runs.
     """
 
     position: int
@@ -47,7 +46,7 @@ class Stay(NamedTuple):
     Attributes:
       used: the instruction that is the first to use one of its values.
       dropped: the instruction that drops the last of its values; the end of the program if it is kept.
-      nbytes: on each of the receiver's devices.
+      nbytes: the bytes on each of the receiver's devices.
     """
 
     key: MessageKey
@@ -56,15 +55,9 @@ class Stay(NamedTuple):
     dropped: int
     nbytes: int
 
-    def in_flight(self, end: int) -> Iterator[range]:
-        """The positions at which the message may be there and unused."""
-        yield range(self.arrival.position, self.used)
-        if self.arrival.before is not None:
-            yield range(self.arrival.before, end + 1)
-
-    def in_memory(self, end: int) -> Iterator[range]:
-        """The positions at which the message, or one of its values, may be there."""
-        yield range(self.arrival.position, self.dropped + 1)
+    def spans(self, until: int, end: int) -> Iterator[range]:
+        """The positions before ``until`` at which the message may be in memory, in a program of ``end``."""
+        yield range(self.arrival.position, until)
         if self.arrival.before is not None:
             yield range(self.arrival.before, end + 1)
 
@@ -75,7 +68,7 @@ def stays(
     sizes: Mapping[Name, int],
     arrivals: Mapping[MessageKey, EarliestArrival],
 ) -> list[Stay]:
-    """The messages that a group receives. Each is used at the latest at the end of the program."""
+    """The messages that a group receives. A message without a reader counts as used at the program's end."""
     end = len(program.instructions)
     used: dict[Name, int] = {}
     dropped: dict[Name, int] = {}
@@ -108,18 +101,14 @@ def most_at_once(spans: Iterable[tuple[range, int]]) -> int:
         if span:
             changes[span.start] += amount
             changes[span.stop] -= amount
-    most = now = 0
-    for position in sorted(changes):
-        now += changes[position]
-        most = max(most, now)
-    return most
+    return max(itertools.accumulate((changes[position] for position in sorted(changes)), initial=0))
 
 
 def kept_bytes(of_edge: Iterable[Stay], end: int) -> int:
-    """The bytes kept for the messages of an edge: of each size, as many as are in memory at once."""
+    """The bytes kept for the messages of an edge: for each size, the most buffers in memory at once."""
     of_size: dict[int, list[tuple[range, int]]] = collections.defaultdict(list)
     for stay in of_edge:
-        of_size[stay.nbytes] += [(span, stay.nbytes) for span in stay.in_memory(end)]
+        of_size[stay.nbytes] += [(span, stay.nbytes) for span in stay.spans(stay.dropped + 1, end)]
     return sum(map(most_at_once, of_size.values()))
 
 

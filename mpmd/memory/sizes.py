@@ -10,10 +10,10 @@ from mpmd.ir.specs import num_shards
 
 
 def device_bytes(aval: Aval, spec: Spec | None, sizes: Mapping[str, int]) -> int:
-    """The bytes of a value on each device of a submesh; of a value whose spec is open, the most it can be.
+    """The bytes of a value on each device of a submesh; a value whose spec is open counts as replicated.
 
     Args:
-      sizes: of the submesh's axes.
+      sizes: the sizes of the submesh's axes.
     """
     return aval.nbytes // num_shards(spec or (), sizes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mpmd.ir.plan import Edge, Free, GroupProgram, Name, Plan, Recv, Run
+from mpmd.ir.plan import Free, GroupProgram, MessageKey, Name, Plan, Recv, Run
 from mpmd.memory.kinds import KINDS, Kind
 
 
@@ -13,18 +13,18 @@ class HeldMoment(NamedTuple):
     """A moment in a group's program.
 
     Attributes:
-      position: the instruction under way; -1 before the first, the number of all at the end.
-      run: the task that runs, if one does.
+      position: the index of the instruction under way; -1 before the first, and the number of instructions
+        at the end.
+      run: the run under way, if the instruction is a run.
       taken: the edge and tag of the messages whose values are used from this moment on.
-      by_kind: the bytes of values by their purpose, in the order of ``KINDS``. The outputs of a run count
-        together with those of its inputs that are not donated to them. The values of a message count from
-        the first use of any of them.
+      by_kind: the bytes of values by their purpose, in the order of ``KINDS``, counted as
+        ``GroupMemory.live_bytes`` counts them.
       is_after_free: whether the instruction has just dropped values.
     """
 
     position: int
     run: Run | None
-    taken: tuple[tuple[Edge, int], ...]
+    taken: tuple[MessageKey, ...]
     by_kind: tuple[int, ...]
     is_after_free: bool = False
 
@@ -32,7 +32,7 @@ class HeldMoment(NamedTuple):
 def held_moments(
     plan: Plan, program: GroupProgram, sizes: Mapping[Name, int], kinds: Mapping[Name, Kind]
 ) -> Iterator[HeldMoment]:
-    """The moments from before the first instruction to after the last one at which something changes.
+    """The moments at which a group's values change, from before its first instruction to the program's end.
 
     Args:
       sizes: the bytes of each value on each device of the group.
@@ -83,8 +83,8 @@ class _Held:
         for name in names:
             self._bytes[self._numbers[name]] -= self._sizes[name]
 
-    def take(self, names: Sequence[Name]) -> tuple[tuple[Edge, int], ...]:
-        """Begins to use messages; returns those."""
+    def take(self, names: Sequence[Name]) -> tuple[MessageKey, ...]:
+        """Begins to use the messages that bring these values; returns the edge and tag of each message."""
         taken = []
         for name in names:
             if (recv := self.arriving.get(name)) is not None:

@@ -12,7 +12,7 @@ from mpmd.ir.slices import SliceNumbers
 from mpmd.validation import int_fault, int_faults, raise_faults, sequence_fault, size_fault, type_fault
 
 TaskLists = Sequence[Sequence[Cell]]
-"""For each group what it runs, first to last."""
+"""The cells that each group runs, first to last."""
 
 Placement = tuple[int, ...]
 """The group of each stage."""
@@ -22,7 +22,7 @@ Placement = tuple[int, ...]
 class Schedule(abc.ABC):
     """The order in which ``mpmd_dim`` groups run the tasks of ``num_stages`` stages.
 
-    A new schedule defines ``tasks`` and nothing else::
+    A new schedule defines only ``tasks``::
 
         @dataclasses.dataclass(frozen=True)
         class OneAtATime(Schedule):
@@ -64,7 +64,7 @@ class Schedule(abc.ABC):
 
     @classmethod
     def of_size(cls, num_stages: int, mpmd_dim: int) -> Self:
-        """The schedule of a size, with defaults for all else. Raises ``ValueError`` as the class does."""
+        """The schedule of this size with the class's defaults. Raises ``ValueError`` as the class does."""
         return cls(num_stages, mpmd_dim)
 
     @abc.abstractmethod
@@ -166,8 +166,8 @@ class AnyPlacement(Schedule):
 
     Attributes:
       placement: the group of each stage. The default is the placement of ``RoundRobin`` schedules; with as
-        many stages as groups it is one stage per group. ``v_shape(mpmd_dim)`` is that of ``VShaped``
-        schedules.
+        many stages as groups it is one stage per group. ``v_shape(mpmd_dim)`` is the placement
+        of ``VShaped`` schedules.
 
     Raises ``ValueError`` unless every stage has a group and every group has a stage.
     """

@@ -29,9 +29,9 @@ def makes(task: Task) -> StageValue | None:
 def needs(task: Task, numbers: SliceNumbers) -> list[StageValue]:
     """The values that the task waits for.
 
-    A forward needs the activation of the stage before, and what its stage hands on from the slice before. A
-    ``bwd`` or ``bwdA`` needs the forward of its own stage, which makes the residuals, and the gradients from
-    the stage after and from the slice after. A ``bwdW`` needs its ``bwdA``.
+    A forward needs the activation of the stage before, and the activation of its own stage on the slice
+    before. A ``bwd`` or ``bwdA`` needs the forward of its own stage, which makes the residuals, and the
+    gradients from the stage after and from the slice after. A ``bwdW`` needs its ``bwdA``.
     """
     stage, microbatch = task.stage, task.microbatch
     if task.kind == "fwd":
@@ -51,7 +51,7 @@ def check_schedule(
 ) -> None:
     """Checks that the lists run every task of the step once, each stage on one group, and cannot deadlock.
 
-    A ``FusedTask`` starts when all that its members need from elsewhere is there, and its results are there
+    A ``FusedTask`` starts when all inputs of its members from other cells are ready; its results are ready
     when it has ended. A backward is either one ``bwd``, or a ``bwdA`` and a ``bwdW``. A step without
     backwards, as in inference, has lists of forwards alone, with every forward once.
 
@@ -78,10 +78,12 @@ def check_schedule(
     for entry in _scheduled(tasks):
         (placed if _is_of_step(entry.task, numbers, num_microbatches) else foreign).append(entry)
     awaited, too_early = _dependencies(placed, numbers)
-    faults = [
-        *_wrong_size(tasks, mpmd_dim),
+    faults: list[Fault] = []
+    if mpmd_dim not in (None, len(tasks)):
+        faults.append(Fault(f"lists for {len(tasks)} groups, where mpmd_dim is {mpmd_dim}"))
+    faults += [
         *_not_cells(tasks),
-        *_foreign_tasks(foreign, numbers),
+        *([_fault("not of this step", foreign, numbers)] if foreign else []),
         *_missing(placed, numbers, num_microbatches),
         *_repeated(placed, numbers),
         *_stages_on_several_groups(placed, numbers),
@@ -112,7 +114,7 @@ def total_order(tasks: TaskLists, numbers: SliceNumbers | None = None) -> list[t
 
 
 class _ScheduledTask(NamedTuple):
-    """A task and its place: number ``member`` of the cell at position ``at`` of a group's list."""
+    """A task and its position: number ``member`` of the cell at position ``at`` of a group's list."""
 
     mpmd_idx: int
     at: int
@@ -143,11 +145,6 @@ def _is_of_step(task: Task, numbers: SliceNumbers, num_microbatches: int) -> boo
     return task.kind in kinds and task.stage in numbers.all and 0 <= task.microbatch < num_microbatches
 
 
-def _wrong_size(tasks: TaskLists, mpmd_dim: int | None) -> Iterator[Fault]:
-    if mpmd_dim not in (None, len(tasks)):
-        yield Fault(f"lists for {len(tasks)} groups, where mpmd_dim is {mpmd_dim}")
-
-
 def _not_cells(tasks: TaskLists) -> Iterator[Fault]:
     for mpmd_idx, cells in enumerate(tasks):
         for index, cell in enumerate(cells):
@@ -160,32 +157,27 @@ def _not_cells(tasks: TaskLists) -> Iterator[Fault]:
             yield Fault(f"group {mpmd_idx} has {what}", ((mpmd_idx, index),))
 
 
-def _foreign_tasks(foreign: Sequence[_ScheduledTask], numbers: SliceNumbers) -> Iterator[Fault]:
-    if foreign:
-        yield _fault("not of this step", foreign, numbers)
-
-
 def _missing(
     placed: Sequence[_ScheduledTask], numbers: SliceNumbers, num_microbatches: int
 ) -> Iterator[Fault]:
-    there: dict[tuple[int, int], set[TaskKind]] = collections.defaultdict(set)
+    present: dict[tuple[int, int], set[TaskKind]] = collections.defaultdict(set)
     for entry in placed:
-        there[entry.task.stage, entry.task.microbatch].add(entry.task.kind)
-    forward_only = bool(placed) and all(kinds == {"fwd"} for kinds in there.values())
+        present[entry.task.stage, entry.task.microbatch].add(entry.task.kind)
+    forward_only = bool(placed) and all(kinds == {"fwd"} for kinds in present.values())
     complete = [{"fwd"}] if forward_only else [{"fwd", "bwd"}, {"fwd", "bwdA", "bwdW"}]
-    absent_count = len(numbers.all) * num_microbatches - len(there)
+    absent_count = len(numbers.all) * num_microbatches - len(present)
     # A wrong number in a file can make the step huge: a few examples of missing tasks suffice.
     absent = (
         pair
         for stage in numbers.all
         for microbatch in range(num_microbatches)
-        if (pair := (stage, microbatch)) not in there
+        if (pair := (stage, microbatch)) not in present
     )
     examples = list(itertools.islice(absent, min(absent_count, LISTED)))
     missing: list[Task] = []
     mixed: set[tuple[int, int]] = set()
-    for stage, microbatch in sorted([*there, *examples]):
-        kinds = there.get((stage, microbatch), set())
+    for stage, microbatch in sorted([*present, *examples]):
+        kinds = present.get((stage, microbatch), set())
         if kinds not in complete:
             all_kinds = complete[-1 if kinds & {"bwdA", "bwdW"} else 0]
             missing += [
@@ -273,7 +265,7 @@ def _not_run(makers: Sequence[_ScheduledTask], ran: Sequence[int]) -> list[_Sche
 def _deadlocks(
     tasks: TaskLists, awaited: Dependencies, order: Sequence[CellPosition], numbers: SliceNumbers
 ) -> Iterator[Fault]:
-    """The cycles of groups that wait for one another; other groups that are stuck wait for these."""
+    """The cycles of groups that wait for one another; a stuck group is in a cycle or waits for a cycle."""
     counts = collections.Counter(mpmd_idx for mpmd_idx, _ in order)
     ran = [counts[mpmd_idx] for mpmd_idx in range(len(tasks))]
     stuck = {g: (g, ran[g]) for g, cells in enumerate(tasks) if ran[g] < len(cells)}

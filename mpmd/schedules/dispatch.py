@@ -7,16 +7,17 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from mpmd.ir.plan import Cell, Task, TaskKind
 from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules.base import Placement
 from mpmd.schedules.orders import on_slice, on_slices
-from mpmd.validation import Fault, is_sequence, number_fault, raise_faults, type_fault
+from mpmd.validation import is_sequence, number_fault, raise_faults, type_fault
 
 _Type = tuple[TaskKind, int]
-"""A ``TaskType`` as a plain tuple, of which a simulation makes many."""
+"""A ``TaskType`` as a plain tuple, because a simulation makes millions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class TaskTimes:
     Attributes:
       fwd, bwd, bwdA, bwdW: the time of a kind of task: a number for all stages, or a sequence with one for
         each. If microbatches are cut into slices, a sequence has the times of all stages on slice 0 first,
-        then of those on slice 1, and so on.
+        then the times of all stages on slice 1, and so on.
       hop: the time of a message from one group to another.
 
     Raises ``ValueError`` when a time is negative, ``TypeError`` when it is no number.
@@ -39,20 +40,15 @@ class TaskTimes:
     hop: float = 0
 
     def __post_init__(self) -> None:
+        times: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if is_sequence(value) and field.name != "hop":
                 object.__setattr__(self, field.name, tuple(value))
-        raise_faults(*self._faults())
-
-    def _faults(self) -> Iterator[Fault | None]:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            named = [(field.name, value)]
-            if isinstance(value, tuple) and field.name != "hop":
-                named = [(f"{field.name}[{stage}]", time) for stage, time in enumerate(value)]
-            for name, time in named:
-                yield number_fault(name, time, "a time", least=0)
+                times |= {f"{field.name}[{stage}]": time for stage, time in enumerate(value)}
+            else:
+                times[field.name] = value
+        raise_faults(*(number_fault(name, time, "a time", least=0) for name, time in times.items()))
 
     def of(self, task: Task) -> float:
         """The time that a task takes."""
@@ -66,10 +62,10 @@ UNIT_TIMES = TaskTimes()
 
 @dataclasses.dataclass
 class GroupState:
-    """A group while its list is made. The tasks of each type run in ascending order of microbatches.
+    """A group in the simulation. The tasks of each type run in ascending order of microbatches.
 
-    If microbatches are cut into slices, types are those of stages, and the number of the microbatch is the
-    position of a slice, as ``on_slices`` takes it.
+    If microbatches are cut into slices, tasks have stages from 0 to ``num_stages - 1``, and positions of
+    slices in the place of microbatches, as in ``on_slices``.
 
     Attributes:
       arrived: for each type, the number of tasks whose inputs have arrived.
@@ -90,7 +86,7 @@ class GroupState:
     busy: bool = False
 
     def ready(self, kind: TaskKind) -> list[Task]:
-        """The next tasks of a kind whose inputs are all there, by ascending stage."""
+        """The next tasks of a kind whose inputs have arrived, by ascending stage."""
         types: Iterable[_Type] = ((kind, stage) for stage in self.stages)
         return [
             Task(*task_type, self.started[task_type])
@@ -99,7 +95,7 @@ class GroupState:
         ]
 
     def can_start(self, task: Task) -> bool:
-        """Whether the task is the next of its type, and all its inputs are there."""
+        """Whether the task is the next of its type, and its inputs have arrived."""
         task_type = task.kind, task.stage
         return self.started[task_type] == task.microbatch < self.arrived[task_type]
 
@@ -122,7 +118,7 @@ class GroupState:
             self.weights.append(Task("bwdW", task.stage, task.microbatch))
 
     def arrive(self, task_type: _Type) -> None:
-        """Notes that the inputs of one more task of a type are there."""
+        """Counts one more task of a type whose inputs have arrived."""
         self.arrived[task_type] += 1
 
 
@@ -138,17 +134,17 @@ def dispatch(
     backward: TaskKind | None = "bwdA",
     slices: int = 1,
 ) -> tuple[list[list[Cell]], float]:
-    """Makes the lists of groups that follow a rule.
+    """Simulates groups that follow a rule, and lists the tasks that they run.
 
     Args:
       placement: the group of each stage.
       num_microbatches: the number of microbatches of the step.
       choose: the rule; it is asked when a group is free and something has changed for the group.
       times: how long tasks and messages take.
-      backward: what follows the last forward: ``"bwd"``, ``"bwdA"`` (and a ``bwdW`` after each), or nothing.
-      slices: the number of slices of each microbatch. What a stage hands from one slice to the next is on its
-        group, so the order of a group's tasks says all about it. The last stage's backwards of a microbatch
-        can start when its forward on the last slice has ended.
+      backward: the kind of backwards: ``"bwd"``, ``"bwdA"`` (with a ``bwdW`` after each), or ``None``.
+      slices: the number of slices of each microbatch. Values from one slice to the next stay on their group,
+        and follow from the order of the group's tasks. The last stage's backwards of a microbatch can start
+        when its forward on the last slice has ended.
 
     Returns: the lists, and the time of the step.
     """
@@ -188,7 +184,7 @@ def dispatch(
 
 
 def _next_types(task: Task, numbers: SliceNumbers, backward: TaskKind | None) -> list[_Type]:
-    """The types of the tasks that continue with the slice of a task; after the last one all backwards."""
+    """The types of the tasks that wait for ``task``: for a last forward, all backwards of its microbatch."""
     if task.kind == "fwd" and task.stage + 1 < numbers.num_stages:
         return [("fwd", task.stage + 1)]
     if task.kind == "fwd":

@@ -18,8 +18,8 @@ class DualPipeV(VShaped):
     of experts) with the computation of the other. Group ``i`` of ``p`` runs the stages ``i`` and
     ``2 p - 1 - i``. With ``m >= 2 p`` microbatches and equal tasks:
 
-    - step: as long as ``6 m + 2 (p - 1)`` tasks, each member of a fused task counted as one; ``p - 1`` of
-      them are lost because a fused task sends nothing before its end;
+    - step: as long as ``6 m + 2 (p - 1)`` tasks, each member of a fused task counted as one; ``p - 1`` tasks
+      are lost because a fused task sends nothing before its end;
     - memory: the residuals of ``2 p + 1`` stages' microbatches on every group, each half as large as with one
       stage per group.
 
@@ -76,7 +76,7 @@ class DualPipeV(VShaped):
 
 
 class _GroupTasks:
-    """Collects what a group runs. A leg of the V is one of its stages; its microbatches run in order."""
+    """Collects the tasks of a group; its stages are the legs of the V, with microbatches in order."""
 
     def __init__(self, down: int, up: int) -> None:
         self.cells: list[Cell] = []

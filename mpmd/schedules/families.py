@@ -57,8 +57,8 @@ class Family:
         if slices == 1:
             return schedule
         if not self.has_slices:
-            known = ", ".join(name for name, family in ALL_FAMILIES.items() if family.has_slices)
-            raise ValueError(f"{self.name} does not cut microbatches into slices; {known} do")
+            sliced = ", ".join(name for name, family in ALL_FAMILIES.items() if family.has_slices)
+            raise ValueError(f"{self.name} does not cut microbatches into slices; {sliced} do")
         changes: dict[str, Any] = {"slices": slices}
         return dataclasses.replace(schedule, **changes)
 
@@ -93,9 +93,9 @@ ALL_FAMILIES: Mapping[str, Family] = types.MappingProxyType({**FAMILIES, "Seq1F1
 
 
 def build(name: str, mpmd_dim: int | None = None, num_stages: int | None = None, slices: int = 1) -> Schedule:
-    """The schedule of a family, whose name may be in upper or lower case; see ``Family.build``.
+    """Builds a schedule of the family ``name``, in upper or lower case; see ``Family.build``.
 
-    Raises ``ValueError`` for an unknown family; the message lists those that exist.
+    Raises ``ValueError`` for an unknown family; the message lists all families.
     """
     matches = [family for family in ALL_FAMILIES.values() if family.name.lower() == name.lower()]
     if not matches:

@@ -20,7 +20,7 @@ _FAULTS, _ROWS, _CELLS, _NEAR = 20, 12, 12, 2
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong, and the cells that it concerns; a missing task has no cells."""
+    """A fault of the lists, and the cells that it concerns; a missing task has no cells."""
 
     message: str
     cells: tuple[CellPosition, ...] = ()
@@ -60,8 +60,8 @@ def marked_grid(
         0  F0     B0[1]  B0[1]  (9)
         1  B0[2]  F0[2]  (10)
 
-    Long lists are shown near their marks, and ``(9)`` stands for nine other cells; of many groups, only those
-    with marks are shown. The grid is empty if no fault has cells.
+    Lists of over 12 cells are drawn near their marks, and ``(9)`` stands for nine cells that are left out.
+    With over 12 groups, only groups with marks are drawn. The grid is empty if no fault has cells.
     """
     marks: dict[CellPosition, list[int]] = collections.defaultdict(list)
     for number, fault in enumerate(faults, start=1):
@@ -118,7 +118,7 @@ def _row(
 
 
 def _near(length: int, marked: Sequence[int]) -> Sequence[int]:
-    """The positions of a list that are drawn: all, or the first ones that are near a mark."""
+    """The positions of a list that are drawn: all, or the first 12 near a mark."""
     if length <= _CELLS:
         return range(length)
     near = {i for mark in marked for i in range(mark - _NEAR, mark + _NEAR + 1) if 0 <= i < length}

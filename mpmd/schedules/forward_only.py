@@ -12,7 +12,7 @@ from mpmd.schedules.orders import rounds_of
 
 @dataclasses.dataclass(frozen=True)
 class ForwardOnly(AnyPlacement):
-    """No backwards: a free group runs a forward of the earliest round and, of those, of its first stage.
+    """No backwards: a free group runs a forward of the earliest round, of its first stage in the round.
 
     For weights that a training schedule has placed, give the placement of that schedule. With ``p`` groups,
     ``v`` stages on each, ``m`` microbatches (in the rounds of ``Interleaved1F1B``) and equal tasks:

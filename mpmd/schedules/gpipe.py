@@ -62,20 +62,21 @@ class InterleavedGPipe(RoundRobin):
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         check_num_microbatches(num_microbatches)
-        return self._in_rounds(rounds_of(num_microbatches, self.mpmd_dim))
-
-    def _in_rounds(self, rounds: list[range]) -> list[list[Cell]]:
+        rounds = self._rounds(num_microbatches)
         return [
             in_rounds("fwd", stages, rounds) + in_rounds("bwd", stages[::-1], rounds)
             for stages in map(self.stages_of, range(self.mpmd_dim))
         ]
+
+    def _rounds(self, num_microbatches: int) -> list[range]:
+        return rounds_of(num_microbatches, self.mpmd_dim)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopedBFS(InterleavedGPipe):
     """Breadth first: each group runs all microbatches on one of its stages before it turns to the next.
 
-    Bubble and memory are those of ``InterleavedGPipe``. A stage uses its weights in one stretch of the
+    Bubble and memory are as in ``InterleavedGPipe``. A stage uses its weights in one stretch of the
     forward and in one of the backward, and completes its gradient early. This suits weights that are gathered
     for use (fully sharded data parallelism), and gradients that are reduced while other stages run. A latency
     of ``c`` per message, up to half a forward, adds ``2 (p - 1) c`` for ``m >= 2 p - 1``.
@@ -85,6 +86,5 @@ class LoopedBFS(InterleavedGPipe):
     Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022, arXiv:2211.05953.
     """
 
-    def tasks(self, num_microbatches: int) -> list[list[Cell]]:
-        check_num_microbatches(num_microbatches)
-        return self._in_rounds([range(num_microbatches)])
+    def _rounds(self, num_microbatches: int) -> list[range]:
+        return [range(num_microbatches)]

@@ -69,12 +69,12 @@ class Interleaved1F1B(RoundRobin):
 
 @dataclasses.dataclass(frozen=True)
 class KimiK2(Interleaved1F1B):
-    """``Interleaved1F1B`` with one forward more in the warm-up of every group.
+    """``Interleaved1F1B`` with one more forward in the warm-up of every group.
 
     So each forward and the backward next to it in the list belong to different microbatches, on the last
-    group too, and the communication of one of them (such as the all-to-all of a mixture of experts) can run
-    beside the computation of the other. The last stage runs each forward and the backward after it as one
-    task. Bubble and step are those of ``Interleaved1F1B``; memory is one stage's microbatch more, up to
+    group too, and the communication of either task (such as the all-to-all of a mixture of experts) can run
+    beside the computation of the other task. The last stage runs each forward and the backward after it as
+    one task. Bubble and step are as in ``Interleaved1F1B``; memory is one stage's microbatch more, up to
     ``v m``.
 
     Raises ``ValueError`` when ``num_stages`` is not a multiple of ``mpmd_dim``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 
 from mpmd.ir.plan import Cell, Task, TaskKind
@@ -26,7 +27,7 @@ class ListSchedule(AnyPlacement):
 
     It simulates groups that, whenever they are free, start the best task that can start, by two rules for the
     best task. It also simulates the handmade schedules that have the same placement and keep to the limit. It
-    takes the shortest order of all; of equally short ones, the order that needs the least memory. So it is
+    takes the shortest order; of equally short orders, the one with the least memory. So it is
     never longer than
 
     - ``Std1F1B``, ``Interleaved1F1B`` and ``InterleavedGPipe``, for whole backwards,
@@ -34,9 +35,9 @@ class ListSchedule(AnyPlacement):
       for split ones,
     - ``Seq1F1B``, and ``GPipe`` for whole backwards, if microbatches are cut into slices,
 
-    where those fit. It suits a stage that is heavier than the others (an embedding, a large vocabulary),
-    groups that differ in memory, and other placements. There are no formulas: bubble and memory are those of
-    the order that is found. 16 groups and 256 microbatches take about a second.
+    where those fit. It suits a stage that is heavier than other stages (an embedding, a large vocabulary),
+    groups that differ in memory, and other placements. There are no formulas: bubble and memory follow
+    from the order that is found. 16 groups and 256 microbatches take about a second.
 
     Attributes:
       times: the times of tasks and messages.
@@ -98,10 +99,12 @@ class ListSchedule(AnyPlacement):
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         check_num_microbatches(num_microbatches)
-        handmade = (schedule.tasks(num_microbatches) for schedule in self._handmade())
-        fitting = [lists for lists in handmade if self._fits(lists)]
-        orders = [(lists, by_position(lists, self.numbers)) for lists in fitting]
-        timed = [(lists, self._run(num_microbatches, in_order(order))[1]) for lists, order in orders]
+        timed = []
+        for schedule in self._handmade():
+            lists = schedule.tasks(num_microbatches)
+            if all(map(operator.le, _peaks(lists), self._limits)):
+                order = by_position(lists, self.numbers)
+                timed.append((lists, self._run(num_microbatches, in_order(order))[1]))
         rules = [_greedy(self._limits, alternate, self.slices) for alternate in (True, False)]
         timed += [self._run(num_microbatches, rule) for rule in rules]
         return min(timed, key=lambda pair: (pair[1], sum(_peaks(pair[0]))))[0]
@@ -110,45 +113,32 @@ class ListSchedule(AnyPlacement):
         backward: TaskKind = "bwdA" if self.split_backward else "bwd"
         return dispatch(self.placement, num_microbatches, choose, self.times, backward, self.slices)
 
-    def _fits(self, lists: list[list[Cell]]) -> bool:
-        return all(peak <= limit for peak, limit in zip(_peaks(lists), self._limits, strict=True))
-
-    def _handmade(self) -> list[Schedule]:
-        stages, groups = self.num_stages, self.mpmd_dim
-        known: list[Schedule] = []
-        if self.slices > 1:
-            return self._handmade_of_slices()
-        if self.placement == v_shape(groups) and self.split_backward:
-            known += [ZeroBubbleV(stages, groups), VHalf(stages, groups), VMin(stages, groups)]
+    def _handmade(self) -> Iterator[Schedule]:
+        """The handmade schedules with this placement, also those over the limit of memory."""
+        stages, groups, slices, split = self.num_stages, self.mpmd_dim, self.slices, self.split_backward
+        if split and slices == 1 and self.placement == v_shape(groups):
+            yield from (ZeroBubbleV(stages, groups), VHalf(stages, groups), VMin(stages, groups))
         if stages % groups or self.placement != round_robin(stages, groups):
-            return known
-        if self.split_backward:
-            known.append(InterleavedZeroBubble(stages, groups))
-            # ZB-H2 needs at least the memory of ZB-H1. With less memory it does not fit, and is dropped.
-            limit = int(max(stages, min(*self._limits, 2 * stages - 1)))
-            known += [ZeroBubbleH2(stages, limit)] if stages == groups else []
+            return
+        if slices > 1:
+            yield from (Seq1F1B(stages, slices, groups, eager, split) for eager in (False, True))
+        elif split:
+            yield InterleavedZeroBubble(stages, groups)
         else:
-            known += [Interleaved1F1B(stages, groups), InterleavedGPipe(stages, groups)]
-            known += [Std1F1B(stages)] if stages == groups else []
-        return known
-
-    def _handmade_of_slices(self) -> list[Schedule]:
-        stages, groups = self.num_stages, self.mpmd_dim
-        if stages % groups or self.placement != round_robin(stages, groups):
-            return []
-        known: list[Schedule] = [
-            Seq1F1B(stages, self.slices, groups, eager, self.split_backward) for eager in (False, True)
-        ]
-        if stages == groups and not self.split_backward:
-            known.append(GPipe(stages, self.slices))
-        return known
+            yield from (Interleaved1F1B(stages, groups), InterleavedGPipe(stages, groups))
+        if stages == groups:
+            if not split:
+                yield GPipe(stages, slices) if slices > 1 else Std1F1B(stages)
+            elif slices == 1:
+                # ZB-H2 needs at least the memory of ZB-H1. With less memory it does not fit, and is dropped.
+                yield ZeroBubbleH2(stages, int(max(stages, min(*self._limits, 2 * stages - 1))))
 
 
 def _greedy(limits: tuple[float, ...], alternate: bool, slices: int) -> DispatchRule:
-    """Backwards first, then forwards, then weight gradients; with ``alternate``, a forward after a backward.
+    """Prefers backwards, then forwards, then weight gradients; if ``alternate``, a forward after a backward.
 
-    The best backward is the oldest one, which frees memory; the best forward is that of the last stage. Where
-    a forward is due and waits for memory, weight gradients, which free memory, come before backwards.
+    Of several backwards the oldest runs, to free memory; of several forwards, the last stage's. Where a
+    forward is due and waits for memory, weight gradients, which free memory, come before backwards.
     """
 
     def choose(group: GroupState) -> Task | None:
@@ -178,11 +168,10 @@ def _last_kind(group: GroupState) -> str | None:
     return next((kind for kind in kinds if kind != "bwdW"), None)
 
 
-def _unfused(lists: list[list[Cell]]) -> list[list[Task]]:
-    return [[task for cell in cells for task in cell.tasks] for cells in lists]
-
-
 def _peaks(lists: list[list[Cell]]) -> list[int]:
     """The most stages' microbatches that each group has in flight."""
     change = {"fwd": 1, "bwd": -1, "bwdA": 0, "bwdW": -1}
-    return [max(itertools.accumulate(change[task.kind] for task in tasks)) for tasks in _unfused(lists)]
+    return [
+        max(itertools.accumulate(change[task.kind] for cell in cells for task in cell.tasks))
+        for cells in lists
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from typing import ClassVar
 
 from mpmd.ir.plan import Cell
 from mpmd.schedules.base import OneStagePerGroup, check_num_microbatches
@@ -12,7 +12,33 @@ from mpmd.validation import bool_fault, raise_faults
 
 
 @dataclasses.dataclass(frozen=True)
-class Std1F1B(OneStagePerGroup):
+class _Alternating(OneStagePerGroup):
+    """1F1B with ``_forwards_per_hop`` forwards in the warm-up for each hop to the last group."""
+
+    fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
+
+    _forwards_per_hop: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        raise_faults(bool_fault(f"{self.name}'s fuse_steady_state", self.fuse_steady_state))
+
+    def tasks(self, num_microbatches: int) -> list[list[Cell]]:
+        check_num_microbatches(num_microbatches)
+        microbatches = range(num_microbatches)
+        return [
+            alternate(
+                tasks_of("fwd", [stage], microbatches),
+                tasks_of("bwd", [stage], microbatches),
+                self._forwards_per_hop * (self.num_stages - 1 - stage),
+                self.fuse_steady_state,
+            )
+            for stage in range(self.num_stages)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Std1F1B(_Alternating):
     """Runs a backward as soon as there is one, so that few microbatches are in flight.
 
     Stage ``i`` of ``p`` warms up with ``p - 1 - i`` forwards, then alternates. With ``m`` microbatches:
@@ -30,17 +56,11 @@ class Std1F1B(OneStagePerGroup):
     fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
     """Whether a forward and the backward after it are one task. Here groups wait longer for it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        raise_faults(bool_fault(f"{self.name}'s fuse_steady_state", self.fuse_steady_state))
-
-    def tasks(self, num_microbatches: int) -> list[list[Cell]]:
-        warmups = [self.num_stages - 1 - stage for stage in range(self.num_stages)]
-        return _tasks(warmups, num_microbatches, self.fuse_steady_state)
+    _forwards_per_hop: ClassVar[int] = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Eager1F1B(OneStagePerGroup):
+class Eager1F1B(_Alternating):
     """1F1B with a warm-up twice as long, so that messages travel while other tasks run.
 
     Stage ``i`` of ``p`` warms up with ``2 (p - 1 - i)`` forwards, then alternates. With ``m`` microbatches:
@@ -56,21 +76,4 @@ class Eager1F1B(OneStagePerGroup):
     fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
     """Whether a forward and the backward after it are one task, which XLA may overlap; no task waits more."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        raise_faults(bool_fault(f"{self.name}'s fuse_steady_state", self.fuse_steady_state))
-
-    def tasks(self, num_microbatches: int) -> list[list[Cell]]:
-        warmups = [2 * (self.num_stages - 1 - stage) for stage in range(self.num_stages)]
-        return _tasks(warmups, num_microbatches, self.fuse_steady_state)
-
-
-def _tasks(warmups: Sequence[int], num_microbatches: int, fused: bool) -> list[list[Cell]]:
-    check_num_microbatches(num_microbatches)
-    microbatches = range(num_microbatches)
-    return [
-        alternate(
-            tasks_of("fwd", [stage], microbatches), tasks_of("bwd", [stage], microbatches), warmup, fused
-        )
-        for stage, warmup in enumerate(warmups)
-    ]
+    _forwards_per_hop: ClassVar[int] = 2

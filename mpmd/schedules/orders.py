@@ -62,9 +62,9 @@ def in_rounds(kind: TaskKind, stages: Sequence[int], rounds: Iterable[Sequence[i
 def merge(
     forwards: list[Cell], backwards: list[Cell], forwards_before: Iterable[int], fused: bool = False
 ) -> list[Cell]:
-    """One order of both lists, in which ``forwards_before[i]`` forwards precede backward ``i``.
+    """Merges both lists into an order in which ``forwards_before[i]`` forwards precede backward ``i``.
 
-    The counts must not descend; counts beyond the number of forwards mean all of them. If ``fused``, a
+    The counts must not descend; a count beyond the number of forwards means all forwards. If ``fused``, a
     backward and the forward right before it are one task, as long as there are forwards.
     """
     merged: list[Cell] = []

@@ -32,7 +32,7 @@ class Seq1F1B(RoundRobin):
     - a latency of ``c`` per message costs time with every slice, so ``S`` times as much as in ``Std1F1B``.
 
     The keys and values of a microbatch, and their gradients, come on top. Slices of equal length have equal
-    work only where attention is a small share of it.
+    work only where attention is a small share of the work.
 
     Attributes:
       slices: ``S``, the number of slices of each microbatch.

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from mpmd.ir.plan import Cell, FusedTask, Task, TaskKind, parse_cell
@@ -128,7 +127,7 @@ def read_lists(text: str) -> ReadLists:
 
 
 def _numbered(read: _ReadCell, numbers: SliceNumbers) -> Cell:
-    """The cell with the numbers that its stages have on its slices."""
+    """Replaces the cell's stages by the numbers of the stages on their slices."""
     tasks = tuple(
         dataclasses.replace(task, stage=numbers.number(task.stage, slice_index))
         for task, slice_index in zip(read.cell.tasks, read.slices, strict=True)
@@ -145,9 +144,10 @@ def _read_cells(text: str) -> list[list[_ReadCell]]:
         if not line.strip():
             continue
         cells: list[_ReadCell] = []
-        for column, word in _words(line):
+        for match in _CELL.finditer(line):
+            word = match.group()
             try:
-                if word.isdecimal() and not line[: column - 1].strip():
+                if word.isdecimal() and not line[: match.start()].strip():
                     _check_label(word, len(groups))
                 elif word not in _IDLE:
                     cells.append(_parse_sliced(word, len(groups)))
@@ -155,18 +155,13 @@ def _read_cells(text: str) -> list[list[_ReadCell]]:
                     if len(with_slices) > 1:
                         raise ValueError(f"{word!r} and others do not agree; name the slice of all or none")
             except ValueError as error:
-                faults.append(f"line {number}, column {column}: {error}")
+                faults.append(f"line {number}, column {match.start() + 1}: {error}")
         groups.append(cells)
     if not groups:
         faults.append("there are no tasks; write one row of them per group")
     if faults:
         raise ValueError("\n".join(faults))
     return groups
-
-
-def _words(line: str) -> Iterator[tuple[int, str]]:
-    """The cells of a line as text, each with the column where it begins."""
-    return ((match.start() + 1, match.group()) for match in _CELL.finditer(line))
 
 
 def _check_label(word: str, group: int) -> None:

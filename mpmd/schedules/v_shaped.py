@@ -17,8 +17,8 @@ class ZeroBubbleV(VShaped):
 
     Group ``i`` of ``p`` runs the stages ``i`` and ``2 p - 1 - i``. With ``m`` microbatches and equal tasks:
 
-    - bubble, ``m >= p``: ``(p - 1) / (6 m + p - 1)`` of the step; with ``m >= 2 p - 1`` all of it is before a
-      group's first task or after its last;
+    - bubble, ``m >= p``: ``(p - 1) / (6 m + p - 1)`` of the step; with ``m >= 2 p - 1`` groups idle only
+      before their first task and after their last;
     - step, ``m < p``: as long as ``4 p + 2 m - 1 + max(0, 2 m - p)`` tasks;
     - memory: the residuals of ``2 min(p, m)`` stages' microbatches on every group, each half as large as with
       one stage per group;
@@ -35,7 +35,7 @@ class ZeroBubbleV(VShaped):
         return _with_weight_gradients(self, orders, num_microbatches, limit=2 * self.mpmd_dim)
 
     def _order(self, mpmd_idx: int, num_microbatches: int) -> list[Task]:
-        """Forwards and ``bwdA``: those of a longer step, less the microbatches that there are not."""
+        """Forwards and ``bwdA`` in the order of a longer step, cut to ``num_microbatches`` microbatches."""
         p, many = self.mpmd_dim, range(num_microbatches + 2 * self.mpmd_dim)
         down, up = self.stages_of(mpmd_idx)
         fwd_down, fwd_up = tasks_of("fwd", [down], many), tasks_of("fwd", [up], many)
@@ -65,9 +65,9 @@ class VHalf(VShaped):
     - step: as long as ``6 m + 3 p - 3`` tasks for even ``p``, ``6 m + 3 p - 4`` for odd;
     - memory: the residuals of at most ``2 ((p + 2) // 2)`` stages' microbatches on every group, each half as
       large as with one stage per group;
-    - a latency costs time with many microbatches, since few of them are in flight.
+    - a latency costs time with many microbatches, since few microbatches are in flight.
 
-    For so few microbatches that ``ZeroBubbleV`` needs no more memory, its shorter order is used. Raises
+    With few microbatches, where ``ZeroBubbleV`` needs no more memory, its shorter order is used. Raises
     ``ValueError`` unless ``num_stages`` is twice ``mpmd_dim``.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", 2024, arXiv:2405.15362, section 3
@@ -93,7 +93,7 @@ class VMin(VShaped):
       large as with one stage per group;
     - a latency costs time with almost every microbatch.
 
-    For so few microbatches that ``ZeroBubbleV`` needs no more memory, its shorter order is used. Raises
+    With few microbatches, where ``ZeroBubbleV`` needs no more memory, its shorter order is used. Raises
     ``ValueError`` unless ``num_stages`` is twice ``mpmd_dim``.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", 2024, arXiv:2405.15362, section 3
@@ -110,7 +110,7 @@ class VMin(VShaped):
 def _repeated(
     schedule: VShaped, starts: list[tuple[int, int, int, int]], num_microbatches: int, limit: int
 ) -> list[list[Cell]]:
-    """Lists in which every microbatch runs like the first one, each six tasks after the one before.
+    """Lists in which each microbatch repeats the tasks of the microbatch before, six tasks later.
 
     Args:
       starts: for each group, when the first microbatch starts: ``fwd`` down, ``fwd`` up, ``bwdA`` up,

@@ -28,7 +28,7 @@ class ZeroBubble(OneStagePerGroup):
 
     - bubble, ``m >= p``: ``(p - 1) max(F, A, F + A - W)`` of time, with equal tasks
       ``(p - 1) / (3 m + p - 1)`` of the step;
-    - step, ``m < p``, equal tasks: as long as ``2 m + 2 p - 1`` of them;
+    - step, ``m < p``: as long as ``2 m + 2 p - 1`` equal tasks;
     - memory: the residuals of ``min(p, m)`` microbatches on every stage, of which ``min(p - i, m)`` have not
       had their ``bwdA``;
     - a latency of ``c`` per message adds at most ``4 (p - 1) c`` while ``2 c <= W``; a longer one costs time
@@ -45,7 +45,7 @@ class ZeroBubble(OneStagePerGroup):
 class ZeroBubbleH2(OneStagePerGroup):
     """ZB-H2: more forwards in the warm-up, so that no group idles between its first task and its last.
 
-    The step is as long as that of ``ZeroBubble``, since the last stage starts ``p - 1`` tasks late. But every
+    The step is as long as with ``ZeroBubble``, since the last stage starts ``p - 1`` tasks late. But every
     group starts and ends one task later than the group before it: where nothing after the loop makes groups
     wait for one another, as the norm of all gradients does, steps follow each other without a bubble. With
     ``m`` microbatches, a limit of ``L`` and equal tasks:
@@ -101,8 +101,8 @@ class InterleavedZeroBubble(RoundRobin):
     """Interleaved 1F1B with split backwards: the shortest bubble on its placement, in less memory.
 
     Forwards and backwards are in the rounds of ``Interleaved1F1B``, with the warm-up and the delays of
-    ``ZeroBubble``. With ``p`` groups, ``v`` stages on each, ``m`` microbatches, ``R`` of them in the first
-    round, and equal tasks:
+    ``ZeroBubble``. With ``p`` groups, ``v`` stages on each, ``m`` microbatches, a first round of ``R``
+    microbatches, and equal tasks:
 
     - bubble, ``m >= p``: ``(p - 1) / (3 v m + p - 1)`` of the step, for every ``m``;
     - step, ``m < p``: as long as ``2 v p + 2 m - 1 + (v - 1) max(0, 2 m - p)`` tasks;

@@ -1,9 +1,9 @@
 """Simulates a step: the times of tasks, the reasons of waits, and the memory of groups.
 
-A schedule's lists of tasks or a ``Plan`` enters, with ``Costs``; a ``Simulation`` leaves. It needs no devices
-and no JAX. Start reading in ``workload.py``, which runs the operations of a step; ``sharing.py`` does so for
-groups that share cores. ``schedule.py`` and ``plan.py`` make operations of schedules and of plans, and
-``result.py`` has the result. ``compare.py`` ranks schedules.
+A schedule's lists of tasks or a ``Plan`` enters, with ``Costs``; a ``Simulation`` leaves. No devices and no
+JAX take part. Start reading in ``workload.py``, which runs the operations of a step; ``sharing.py`` runs the
+operations of groups that share cores. ``schedule.py`` and ``plan.py`` turn schedules and plans into
+operations, ``result.py`` has the result, and ``compare.py`` ranks schedules.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def simulate(
         print(simulated.makespan, simulated.bubble, simulated.peaks)
 
     Args:
-      program: a schedule's lists of cells, of which the first is group 0's, or a plan.
+      program: a schedule's lists of cells, group 0 first, or a plan.
       costs: the times of tasks and messages; by default a ``bwd`` takes 2, other tasks 1, and messages 0.
       steps: the number of steps that run in a row. A group starts the next step as soon as it has ended the
-        one before, since its weights are its own; the groups do not wait for one another in between.
-      topology: the processes of a plan's groups, ``step.topology``: the bytes of a message are those that
-        travel between processes. ``None``: those of whole values, as between groups of one process. Or a
-        function that returns the bytes of a value on an edge.
-      slices: the number of slices of each microbatch in a schedule's lists, ``schedule.slices``. A plan knows
-        its own.
+        step before, since its weights are its own; the groups do not wait for one another in between.
+      topology: the processes of a plan's groups, ``step.topology``: a message has the bytes that travel
+        between processes. ``None``: a message has the bytes of its values, as between groups of one process.
+        Or a function that returns the bytes of a value on an edge.
+      slices: the number of slices of each microbatch in a schedule's lists, ``schedule.slices``; ignored for
+        a plan.
 
     Raises: ``TypeError`` for other types; ``ValueError`` for loads of another number of groups, and when the
       groups deadlock, with the wait of each.

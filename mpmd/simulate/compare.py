@@ -39,7 +39,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The name of the schedule, with its slices, and that it splits backwards if others do not."""
+        """The name of the schedule with its slices, and ``split`` for a ``Seq1F1B`` with split backwards."""
         split = ", split" if isinstance(self.schedule, Seq1F1B) and self.schedule.split_backward else ""
         slices = f" of {self.schedule.slices} slices" if self.schedule.slices > 1 else ""
         return f"{self.schedule.name}{slices}{split}"
@@ -50,10 +50,10 @@ class Comparison:
     """Schedules of one size.
 
     Attributes:
-      candidates: the schedules that keep to the limit of memory. The shortest step comes first; of equally
-        long ones, the one that needs the least memory, and then the one with the shortest period.
+      candidates: the schedules within the limit of memory, in ascending order of their makespan, then of
+        their memory, then of their period.
       over_limit: the schedules that exceed the limit, in the same order.
-      refusals: why the other families have no schedule of this size, or none that keeps to the limit.
+      refusals: for each family without a schedule of this size and limit, the reason.
     """
 
     candidates: tuple[Candidate, ...]
@@ -81,9 +81,9 @@ def compare(
       latency: how long a message between groups takes.
       memory_limit: the most that a group may hold, in residuals of a microbatch of all the stages of a group.
         Schedules that have a ``memory_limit`` get it.
-      stages_per_group: the numbers to try; by default each family's own.
-      slices: the number of slices of equal work that schedules of slices cut each microbatch into. 1: none of
-        these schedules.
+      stages_per_group: the numbers of stages of a group to try; by default ``Family.stages_per_group``.
+      slices: the number of slices of equal work that schedules of slices cut each microbatch into. 1: the
+        comparison has no schedules of slices.
 
     Raises: ``ValueError`` for a number that is not positive.
     """
@@ -119,7 +119,7 @@ def compare(
 
 
 def _sizes(stages_per_group: Sequence[int], slices: int) -> Iterator[tuple[Family, int, int]]:
-    """The families with backwards, each with the stages of a group and the slices to try."""
+    """The families with backwards, with each number of stages of a group and of slices to try."""
     for family in FAMILIES.values():
         if family.schedule is not ForwardOnly:
             yield from ((family, number, 1) for number in stages_per_group or [family.stages_per_group])
@@ -130,7 +130,7 @@ def _sizes(stages_per_group: Sequence[int], slices: int) -> Iterator[tuple[Famil
 
 
 def _kinds_of(schedule: Schedule) -> list[Schedule]:
-    """The schedule; one that may split backwards without being of another family, both ways."""
+    """The schedule; a ``Seq1F1B`` with whole and with split backwards."""
     if isinstance(schedule, Seq1F1B):
         return [dataclasses.replace(schedule, split_backward=split) for split in (False, True)]
     return [schedule]

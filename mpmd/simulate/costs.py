@@ -20,7 +20,7 @@ DEFAULT_TIMES: Mapping[TaskKind, float] = {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW"
 class Link:
     """A connection between two groups: a message arrives ``latency + bytes / bandwidth`` after it leaves.
 
-    Messages leave one after another: the next one leaves when all bytes of the one before have left.
+    Messages leave one after another: a message leaves when all bytes of the message before have left.
 
     Raises ``ValueError`` for a negative latency, and for a bandwidth that is not positive; ``TypeError`` for
     other types.
@@ -37,17 +37,18 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """The costs of tasks and messages, in any unit of time; a bandwidth is in bytes per that unit.
+    """The costs of tasks and messages, in any unit of time; bandwidths are in bytes per unit of time.
 
-    The time of a task is that of its kind and stage in ``tasks`` or, if there is none, that of its kind in
-    ``kinds``. The time of a fused cell is that in ``fused``, divided among its members in proportion to their
-    own times, or, if there is none, the sum of the members' times.
+    A task takes the time of its kind and stage in ``tasks`` or, without an entry, the time of its kind in
+    ``kinds``. A fused cell takes its time in ``fused``, divided among its members in proportion to their own
+    times, or, without an entry, the sum of the members' times.
 
     Attributes:
       kinds: the time of a task by its kind.
       tasks: the time of a task by its kind and stage.
       fused: the time of a fused cell by its members' kinds and stages.
-      outside: the time of a plan's tasks outside of loops, by group and task; missing ones take no time.
+      outside: the time of a plan's tasks outside of loops, by group and task; tasks without an entry take no
+        time.
       link: the link of every edge. Within a group messages are free.
       links: the links of the edges that differ from ``link``.
       message_bytes: the size of an activation or gradient in a schedule. A plan has the sizes of its values.
@@ -119,7 +120,7 @@ class Costs:
         proportion to ``DEFAULT_TIMES``. A kind gets the median over its stages, so that the costs also fit
         another placement of stages on groups.
 
-        Raises: ``TypeError`` for anything else than events.
+        Raises: ``TypeError`` for items of other types than ``Event``.
         """
         events = checked_events("events", events)
         cells: dict[tuple[TaskType, ...], list[float]] = collections.defaultdict(list)
@@ -150,16 +151,16 @@ class Costs:
         return Link() if edge[0] == edge[1] else self.links.get(edge, self.link)
 
     def times(self, types: Iterable[TaskType]) -> dict[TaskType, float]:
-        """The time of each type of task. Raises ``ValueError`` that names those without a time."""
-        known = {each: self.tasks.get(each, self.kinds.get(each.kind)) for each in types}
-        unknown = sorted(str(each) for each, time in known.items() if time is None)
+        """The time of each type of task. Raises ``ValueError`` that names the types without a time."""
+        times = {each: self.tasks.get(each, self.kinds.get(each.kind)) for each in types}
+        unknown = sorted(str(each) for each, time in times.items() if time is None)
         if unknown:
             where = "give it in Costs.kinds or Costs.tasks"
             raise ValueError(f"no time is known of {', '.join(unknown)}; {where}")
-        return {key: time for key, time in known.items() if time is not None}
+        return {key: time for key, time in times.items() if time is not None}
 
     def share(self, types: Sequence[TaskType], alone: Sequence[float]) -> list[float]:
-        """The times of a cell's members, given their times alone."""
+        """The times of a cell's members, given the times that they take as single tasks."""
         whole, total = self.fused.get(tuple(types)), sum(alone)
         if whole is None:
             return list(alone)
@@ -172,8 +173,8 @@ def types_of(cell: Cell) -> tuple[TaskType, ...]:
 
 
 def loads_of(devices: Sequence[int], mean: float) -> tuple[float, ...]:
-    """The loads of groups with so many devices, where a group of ``mean`` devices counts as one.
+    """``Costs.loads`` of groups with these numbers of devices; a group of ``mean`` devices has the load 1.
 
-    They are those of ``Costs``: none where all groups are equal.
+    Empty if all groups have equally many devices.
     """
     return tuple(number / mean for number in devices) if len({*devices}) > 1 else ()

@@ -35,7 +35,7 @@ class Simulation:
       makespan: when the last group ends the last step.
       period: the time between the ends of the last two steps; of a single step, its makespan.
       workload: the operations and messages of a step.
-      times: when they ran, in each step.
+      times: the times of the operations and messages, for each step.
     """
 
     mpmd_dim: int
@@ -58,7 +58,7 @@ class Simulation:
 
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:
-        """One event per task, by group and start. An atomic cell is one event, and so is a run of a plan."""
+        """One event per task, by group and start. An atomic cell or a run of a plan is one event."""
         return tuple(event for mpmd_idx in range(self.mpmd_dim) for event in self._events(mpmd_idx))
 
     @functools.cached_property
@@ -133,7 +133,7 @@ class Simulation:
         yield Gap(mpmd_idx, time, self.makespan, "nothing left to do")
 
     def _waits(self, mpmd_idx: int, operation: int, step: StepTimes, time: float) -> Iterator[Gap]:
-        """The gaps of a group that is free from ``time`` on and waits for the messages of an operation."""
+        """The gaps of a group that is free from ``time`` on and waits for the messages of ``operation``."""
         work = self.workload
         if wait := awaited_message(work, step, operation, time):
             first = "" if time else "its first input, "
@@ -143,7 +143,7 @@ class Simulation:
             yield Gap(mpmd_idx, wait.sent, step.starts[operation], transfer)
 
     def _blocked(self, operation: int) -> range:
-        """The messages that the group has to deliver before it goes on after an operation."""
+        """The messages whose arrival a blocking group awaits after an operation."""
         sends = self.workload.sends
         return range(sends[operation], sends[operation + 1]) if self.workload.costs.blocking else range(0)
 
@@ -164,7 +164,7 @@ class Simulation:
                 yield step.end(sender), work.arriving[message]
 
     def _changes(self, mpmd_idx: int) -> Iterator[tuple[float, float]]:
-        """The changes of memory that a group makes itself."""
+        """The changes of memory by the group's own operations."""
         work, time = self.workload, 0.0
         used: dict[int, float] = collections.defaultdict(float)
         for message in work.received[mpmd_idx]:

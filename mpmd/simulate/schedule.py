@@ -18,11 +18,11 @@ from mpmd.simulate.workload import MessageTable, Workload
 def schedule_workload(tasks: TaskLists, costs: Costs, slices: int = 1) -> Workload:
     """The operations of a schedule: its tasks, or its cells if fused cells are atomic.
 
-    An operation sends what other groups need as soon as it ends, in one message to each group. A value that
-    no task of the lists makes is there from the start. Memory counts the forwards whose residuals are held:
-    from the start of the ``fwd`` to the end of its ``bwd`` or ``bwdW``, a part of them only to the end of its
-    ``bwdA``. The forwards of a stage without backwards hold nothing. The forward of a stage on one slice
-    counts as one.
+    As soon as an operation ends it sends its results, in one message to each group that needs them. A value
+    that no task of the lists makes is available from the start. Memory counts the forwards whose residuals
+    are held: from the start of the ``fwd`` to the end of its ``bwd`` or ``bwdW``, where ``bwdA`` releases the
+    fraction ``1 - costs.held_for_bwdw``. The forwards of a stage without backwards hold nothing. The forward
+    of a stage on one slice counts as one.
 
     Raises: ``TypeError`` for an entry that is not a cell, ``ValueError`` for a kind of task without a time.
     """
@@ -67,7 +67,7 @@ def _check_cells(tasks: TaskLists) -> None:
 class _TaskTemplate:
     """The properties that the tasks of a type share.
 
-    Values are numbers here: the number that a value has for microbatch 0, plus the microbatch.
+    ``makes`` and ``needs`` number values for microbatch 0; microbatch ``m`` adds ``m`` to each number.
     """
 
     duration: float
@@ -106,7 +106,7 @@ def _types(
 
 
 def _times(tasks: TaskLists, templates: Sequence[_TaskTemplate], costs: Costs) -> list[float]:
-    """The time of each task; the tasks of a fused cell may share its time."""
+    """The time of each task; the tasks of a fused cell share the time in ``costs.fused``."""
     alone = [template.duration for template in templates]
     if not costs.fused:
         return alone
@@ -124,7 +124,7 @@ def _messages(
     operations: Sequence[int],
     costs: Costs,
 ) -> MessageTable:
-    """The messages between operations, of which ``members`` are the tasks, by sender and reader."""
+    """The messages between operations, by sender and reader; task ``members[i]`` is in ``operations[i]``."""
     groups = [mpmd_idx for mpmd_idx, row in enumerate(rows) for _ in row]
     makers: dict[int, int] = {}
     for member, (task, template) in enumerate(zip(members, templates, strict=True)):

@@ -1,4 +1,4 @@
-"""Runs steps of groups that share cores, so that each is the slower the more of them are at work."""
+"""Runs steps of groups that share cores: each group is slower while more groups are at work."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ def run_sharing(
 ) -> tuple[StepTimes, ...]:
     """Runs steps in a row, each operation as early as possible.
 
-    While groups whose loads add up to ``n`` are at work, each goes on at ``costs.at_once / n`` of its speed,
-    at most at its speed (processor sharing). Events are therefore followed in the order of time, of all steps
-    together.
+    While groups whose loads add up to ``n`` are at work, each runs at ``min(1, costs.at_once / n)`` of its
+    speed (processor sharing). So this follows the events of all groups and steps in the order of time.
 
     Args:
       begins: when each group begins; ``None``: at 0.
 
-    Raises: ``ValueError`` when the groups deadlock, with what each waits for.
+    Raises: ``ValueError`` when the groups deadlock, with the wait of each.
     """
     machine = _Machine(workload, steps, begins or [0.0] * workload.mpmd_dim)
     machine.run()
@@ -31,18 +30,28 @@ def run_sharing(
 class _Machine:
     """The groups at one moment.
 
-    ``_at`` has the step and the operation of each group, and ``_coming`` the messages under way by the time
-    they arrive. ``_work`` is what an operation has done that is under way since the begin, as the time it
-    would take alone: all that are under way go on equally fast. ``_ending`` has the amounts at which they
-    end, and ``_load`` is the sum of their groups' loads. ``_occupied`` are the groups that run an operation,
-    or have not begun.
+    ``_at`` has the step and the operation of each group, and ``_coming`` the messages under way, by the time
+    of arrival. ``_work`` is the work, in units of time at full speed, that an operation that runs from the
+    begin would have done: all groups at work have the same speed. ``_ending`` has the value of ``_work`` at
+    which each running operation ends, and ``_load`` is the sum of the loads of groups at work. ``_occupied``
+    are the groups that run an operation, or have not begun.
     """
 
     def __init__(self, workload: Workload, steps: int, begins: Sequence[float]):
         self._workload = workload
         self._steps = steps
-        self.times = [self._no_times() for _ in range(steps)]
-        missing = [0] * len(workload.tasks)
+        operations = len(workload.tasks)
+        self.times = [
+            StepTimes(
+                starts=[0.0] * operations,
+                durations=[0.0] * operations,
+                arrivals=[0.0] * len(workload.messages.readers),
+                awaited=[-1] * operations,
+                group_ends=[0.0] * workload.mpmd_dim,
+            )
+            for _ in range(steps)
+        ]
+        missing = [0] * operations
         for reader in workload.messages.readers:
             if reader >= 0:
                 missing[reader] += 1
@@ -58,17 +67,6 @@ class _Machine:
         self._work = 0.0
         self._now = 0.0
 
-    def _no_times(self) -> StepTimes:
-        work = self._workload
-        operations, messages = len(work.tasks), len(work.messages.readers)
-        return StepTimes(
-            starts=[0.0] * operations,
-            durations=[0.0] * operations,
-            arrivals=[0.0] * messages,
-            awaited=[-1] * operations,
-            group_ends=[0.0] * work.mpmd_dim,
-        )
-
     def run(self) -> None:
         """Follows the groups to the end of the last step."""
         while self._beginning or self._ending or self._coming:
@@ -81,7 +79,7 @@ class _Machine:
             raise ValueError(deadlock(self._workload, positions))
 
     def _advance(self) -> Iterator[int]:
-        """Goes to the next moment at which something begins, ends or arrives; yields who may go on."""
+        """Advances to the next begin, end or arrival; yields the groups that may start an operation."""
         at_once = self._workload.costs.at_once
         speed = at_once / self._load if self._load > at_once else 1.0
         event = min(
@@ -113,7 +111,7 @@ class _Machine:
                 yield receiver
 
     def _go_on(self, group: int) -> None:
-        """Starts operations that a group can start, and passes those that take no time."""
+        """Starts the group's next operation if its messages have arrived; a duration of 0 ends at once."""
         work = self._workload
         while group not in self._occupied:
             step, operation = self._at[group]

@@ -12,7 +12,7 @@ class Awaited(NamedTuple, Generic[Time]):
 
     Attributes:
       message: the number of the message.
-      sender: the operation at whose end the message leaves.
+      sender: the operation that sends the message when it ends.
       sent: when the sender has ended and the group is free: from then on, the group waits for the transfer.
       outlasts: whether the sender still runs when the group is free.
     """

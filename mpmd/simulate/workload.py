@@ -21,7 +21,7 @@ class MessageTable:
       edges: the number of each edge that has messages.
       edge_numbers: the number of the edge of each message.
       nbytes: the size of each message.
-      senders: for each message, the operation at whose end it leaves.
+      senders: for each message, the operation that sends it when the operation ends.
       readers: for each message, the first operation that needs it; -1 if no operation does.
     """
 
@@ -57,15 +57,16 @@ class Workload:
     lists describe them, so that a million tasks fit.
 
     Attributes:
-      tasks: what each operation does.
+      tasks: the task or instant of each operation.
       durations: how long each operation takes.
-      at_start: for each operation, the memory that its group gains when it starts.
-      at_end: for each operation, what is added, in this order, when its group goes on to the next operation.
+      at_start: for each operation, the memory that its group gains when the operation starts.
+      at_end: for each operation, the changes of memory, in order, when its group goes on to the next
+        operation.
       resident: the memory of each group at the start of a step.
-      arriving: what each message adds to its receiver's memory until the operation that needs it starts; what
-        it adds from then on is in ``at_start``. Empty if messages take no memory.
+      arriving: for each message, the memory of its receiver that it takes until its reader starts; the
+        reader's ``at_start`` includes the memory of the message's values. Empty if messages take no memory.
       numbers: the numbers of a schedule's stages on slices.
-      loops: those of a plan.
+      loops: the loops of a plan.
     """
 
     costs: Costs
@@ -107,7 +108,7 @@ class Workload:
 
     @functools.cached_property
     def received(self) -> list[list[int]]:
-        """For each group, the messages to it that take memory before they are needed."""
+        """For each group, the received messages that take memory before an operation needs them."""
         received: list[list[int]] = [[] for _ in self.resident]
         for message, nbytes in enumerate(self.arriving):
             if nbytes and self.messages.readers[message] >= 0:
@@ -158,14 +159,14 @@ class StepTimes(Generic[Time]):
 def run(workload: Workload, steps: int, begins: Sequence[float] | None = None) -> tuple[StepTimes, ...]:
     """Runs steps in a row, each operation as early as possible.
 
-    An operation starts when its messages are there and its group has ended the operation before, which may
+    An operation starts when its messages have arrived and its group has ended the operation before, which may
     belong to the step before. Each group runs until it has to wait; the last message that it waits for puts
-    it back into the queue. So this takes time linear in the operations and messages.
+    the group back into the queue. So this takes time linear in the operations and messages.
 
     Args:
       begins: when each group begins; ``None``: at 0.
 
-    Raises: ``ValueError`` when the groups deadlock, with what each waits for.
+    Raises: ``ValueError`` when the groups deadlock, with the wait of each.
     """
     free = list(begins or [0.0] * workload.mpmd_dim)
     busy = [0.0] * len(workload.edges)
@@ -177,7 +178,7 @@ def run(workload: Workload, steps: int, begins: Sequence[float] | None = None) -
 
 
 def _run_step(workload: Workload, free: list[float], busy: list[float]) -> StepTimes:
-    """Runs a step.
+    """Runs one step from the times at which groups and edges are free.
 
     Args:
       free: when each group can start.

@@ -1,9 +1,9 @@
-"""Follows the messages of a plan: they match, the groups cannot deadlock, and channels need so much capacity.
+"""Follows the messages of a plan: whether they match, whether groups deadlock, how many are in flight.
 
 In the *rendezvous order* a send and its receive take place at the same moment. If all instructions of the
 plan have such an order, no way of carrying messages can make the groups deadlock. The *causal past* of an
-instruction is what has to run before it, whatever the timing: what precedes it in its program and, for each
-message that is read there for the first time, the send of the message with the causal past of the send.
+instruction are the instructions that run before it, whatever the timing: the earlier instructions of its
+program and, for each message that the program has read by then, the send with the causal past of the send.
 """
 
 from __future__ import annotations
@@ -21,16 +21,8 @@ from mpmd.memory import EarliestArrival
 from mpmd.verify.structure import describe
 
 
-@dataclasses.dataclass(frozen=True)
-class Messages:
-    """The sends and the receives of each edge, in the order of the sender's and of the receiver's program."""
-
-    sends: Mapping[Edge, Sequence[Send]]
-    receives: Mapping[Edge, Sequence[Recv]]
-
-
-def messages_of(plan: Plan) -> Messages:
-    """The messages of a plan."""
+def check_messages(plan: Plan) -> Iterator[str]:
+    """The faults of edges whose receives are not their sends in order, or whose tags do not ascend."""
     sends: dict[Edge, list[Send]] = collections.defaultdict(list)
     receives: dict[Edge, list[Recv]] = collections.defaultdict(list)
     for program in plan.programs:
@@ -39,19 +31,13 @@ def messages_of(plan: Plan) -> Messages:
                 sends[program.mpmd_idx, instruction.dst].append(instruction)
             elif isinstance(instruction, Recv):
                 receives[instruction.src, program.mpmd_idx].append(instruction)
-    return Messages(sends, receives)
-
-
-def check_messages(messages: Messages) -> Iterator[str]:
-    """The faults of edges whose receives are not their sends in order, or whose tags do not ascend."""
-    for edge in sorted({*messages.sends, *messages.receives}):
-        sends, receives = messages.sends.get(edge, ()), messages.receives.get(edge, ())
-        for i, (sent, received) in enumerate(itertools.zip_longest(sends, receives)):
+    for edge in sorted({*sends, *receives}):
+        for i, (sent, received) in enumerate(itertools.zip_longest(sends[edge], receives[edge])):
             if not (sent and received and (sent.tag, sent.values) == (received.tag, received.values)):
                 left, right = sent or "nothing", received or "nothing"
                 yield f"edge {edge[0]} -> {edge[1]}, message {i}: {left}, but {right}"
                 break
-        if any(send.tag >= after.tag for send, after in itertools.pairwise(sends)):
+        if any(send.tag >= after.tag for send, after in itertools.pairwise(sends[edge])):
             yield f"edge {edge[0]} -> {edge[1]}: tags do not ascend"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 
 from mpmd.ir.plan import (
@@ -21,32 +20,25 @@ from mpmd.ir.plan import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Lifetimes:
-    """The lifetimes of a group's values; ``peak_values`` is the most values that it holds at once."""
-
-    faults: tuple[str, ...]
-    peak_values: int
-
-
 def check_lifetimes(plan: Plan, program: GroupProgram) -> Lifetimes:
     """Follows one group's program from the values it holds before the step to those it holds after.
 
     Every value is defined once, before its use, and has the shape and dtype that its readers were compiled
     for. Only values that the step may give up are freed or donated, and they are not used afterwards. A
     donated value is no other input of the same run, and was not sent: its message might still be in flight.
-    At the end the group holds the step's results, the values that the caller keeps, and nothing else.
+    At the end the group holds only the step's results and the values that the caller keeps.
     """
-    checker = _LifetimeChecker(plan, program)
+    lifetimes = Lifetimes(plan, program)
     for position, instruction in enumerate(program.instructions):
-        checker.check_instruction(position, instruction)
-    checker.end(plan.outputs_of(program.mpmd_idx).values())
-    return Lifetimes(tuple(checker.faults), checker.peak_values)
+        lifetimes.check_instruction(position, instruction)
+    lifetimes.end(plan.outputs_of(program.mpmd_idx).values())
+    return lifetimes
 
 
-class _LifetimeChecker:
+class Lifetimes:
     """The values of one group after the instructions so far.
 
+    ``faults`` has the faults so far, and ``peak_values`` the most values that the group has held at once.
     ``_kept`` are the values that the caller keeps, ``_sent`` the positions of the sends of values, and
     ``_arriving`` the receives whose message nothing has used yet.
     """
@@ -65,7 +57,6 @@ class _LifetimeChecker:
         self._values = self.peak_values = len(self._held)
 
     def check_instruction(self, position: int, instruction: Instruction) -> None:
-        """Follows the next instruction."""
         self._position, self._instruction = position, instruction
         match instruction:
             case Run():

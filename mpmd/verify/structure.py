@@ -54,25 +54,20 @@ def _check_leaves(plan: Plan) -> Iterator[str]:
 
 
 def _check_executable(executable: Executable) -> Iterator[str]:
-    name, inputs, outputs, donated = (
-        executable.name,
-        executable.inputs,
-        executable.outputs,
-        executable.donated,
-    )
-    if (len(executable.in_specs), len(executable.out_specs)) != (len(inputs), len(outputs)):
+    name, inputs, donated = executable.name, executable.inputs, executable.donated
+    if (len(executable.in_specs), len(executable.out_specs)) != (len(inputs), len(executable.outputs)):
         yield f"{name} does not have a spec for each of its inputs and outputs"
     if len(set(donated)) < len(donated) or not set(donated) <= set(range(len(inputs))):
         yield f"{name} donates {donated} of {len(inputs)} inputs"
         return
-    spare = collections.Counter(outputs)
+    spare = collections.Counter(executable.outputs)
     spare.subtract(inputs[i] for i in donated)
     for aval in (aval for aval, count in spare.items() if count < 0):
         yield f"{name} donates more inputs of {aval} than it has outputs to take them over"
 
 
 def _check_references(plan: Plan) -> Iterator[str]:
-    """Runs refer to executables, sends and receives to other groups."""
+    """Checks that runs refer to executables of the plan, and sends and receives to other groups."""
     groups = range(len(plan.programs))
     executables = {executable.name: executable for executable in plan.executables}
     for mpmd_idx, program in enumerate(plan.programs):
@@ -91,7 +86,7 @@ def _check_references(plan: Plan) -> Iterator[str]:
 
 
 def _check_submeshes(plan: Plan) -> Iterator[str]:
-    """Groups that share an executable are alike, and its specs fit on them."""
+    """Checks that groups with the same executable have equal submeshes, on which its specs fit."""
     if plan.submeshes and len(plan.submeshes) != len(plan.programs):
         yield f"there are {len(plan.submeshes)} submeshes for {len(plan.programs)} groups"
         return

@@ -1,9 +1,10 @@
-"""Proves of a plan, before it runs, that it can run.
+"""Proves, before a plan runs, that it can run.
 
 For each group: every value is defined once, before its use, and has the shape and dtype that its readers were
 compiled for; no value is used after its buffer was freed or donated; at the end the group holds the step's
-results, what the caller keeps, and nothing else. For each edge: the receives are the sends, in the same order
-and of the same values, and each message is read. For all groups together: they cannot deadlock.
+results and the values that the caller keeps, and no further value. For each edge: the receives are the sends,
+in the same order and of the same values, and each message is read. For all groups together: they cannot
+deadlock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from mpmd.verify.channels import (
     channels_of,
     check_deadlock,
     check_messages,
-    messages_of,
     rendezvous_order,
 )
 from mpmd.verify.lifetimes import check_lifetimes
@@ -59,8 +59,7 @@ def verify(plan: Plan) -> Verified:
     _raise(check_structure(plan))
     lifetimes = [check_lifetimes(plan, program) for program in plan.programs]
     faults = [fault for of_group in lifetimes for fault in of_group.faults]
-    messages = messages_of(plan)
-    _raise([*check_avals(plan), *faults, *check_messages(messages)])
+    _raise([*check_avals(plan), *faults, *check_messages(plan)])
     order = rendezvous_order(plan)
     _raise(check_deadlock(plan, order))
     channels = channels_of(plan, order)
