@@ -13,12 +13,10 @@ from flax.training.train_state import TrainState
 SMALL = "--seq-len 8 --heads 4 --d-model 32".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "num_stages"),
-    [
-        (["--layers", "4", "--data", "2", "--steps", "4"], {4}),
-        pytest.param([], {4, 8}, marks=pytest.mark.slow),
-    ],
+    [(["--layers", "4", "--data", "2", "--steps", "4"], {4}), ([], {4, 8})],
     ids=["four layers", "eight layers"],
 )
 def test_the_example(example, capsys, tmp_path, arguments, num_stages):
