@@ -212,6 +212,7 @@ def module_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def unit_of(module):
     """The row of the table that a module, or a name in a module, belongs to."""
     while module not in MAY_IMPORT:
