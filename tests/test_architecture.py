@@ -207,11 +207,13 @@ WITHOUT_JAX = (
 ).split()
 
 
+@functools.cache
 def module_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def unit_of(module):
     """The row of the table that a module, or a name in a module, belongs to."""
     while module not in MAY_IMPORT:
@@ -242,15 +244,15 @@ def imports(path):
 
     A public name counts as where it is defined, because a use of ``mpmd.jit`` imports that module.
     """
-    tree = ast.parse(path.read_text())
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, "imports name their module in full"
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
             names.add(f"{node.value.id}.{node.attr}")
     return {PUBLIC_NAMES.get(name, name) for name in names}

@@ -194,6 +194,7 @@ def test_a_process_beside_groups_leaves_them_memory():
     assert Setup(OPTIONS, 2).environment(4, 2)["JAX_NUM_CPU_DEVICES"] == "4"
 
 
+@pytest.mark.slow
 def test_forty_programs_fit_four_groups_of_one_device():
     by_name = {program.name: program for program in PROGRAMS}
     cases = [by_name[name].case() for name in {*conformance.NAMES}]
@@ -259,7 +260,7 @@ def test_processes_that_a_leader_starts_end_with_it(tmp_path):
 # Plans by hand.
 
 
-@pytest.mark.usual("uneven MLP")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [u_net(4, 8, 4), large_vocabulary(2, 8, 2, 4, 32, rows=4), mlp((4, 8, 16, 4), rows=4)],

@@ -32,7 +32,7 @@ def model_of(plan, costs):
 
 
 @pytest.mark.parametrize("family", PLACEMENTS)
-@pytest.mark.parametrize("at_once, loads", [(1, ()), (1.5, ()), (1.5, (1.0, 2.0, 0.5, 0.5)), (3, ())])
+@pytest.mark.parametrize("at_once, loads", [(1, ()), (1.5, (1.0, 2.0, 0.5, 0.5))])
 def test_the_model_is_the_simulation_of_groups_that_share_cores(family, at_once, loads):
     plan = pipeline_plan(FAMILIES[family].build(4), 8)
     costs = Costs(tasks=SLOW_STAGE, link=Link(latency=0.125))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from tests.support.models import WIDTH, batch, init, make_step, mlp, mse, weights
+from tests.support.models import WIDTH, batch, init, make_step, mlp, mse, shrink, weights
 from tests.support.parity import assert_close, compiles, mesh_of
 from tests.support.programs.table import loop
 
@@ -21,12 +21,6 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 def mesh():
     with mesh_of(2) as mesh:
         yield mesh
-
-
-def train(state, xs, ys, rate=0.1):
-    """A step without gradients, which compiles quickly: the tests are about the call."""
-    total = loop(lambda x, y: mse(state, x, y), (xs, ys), 2)
-    return jax.tree.map(lambda p: p - rate * total * p, state), total
 
 
 def copy(tree):
@@ -41,12 +35,12 @@ GROUPS = mpmd.AbstractMpmdMesh({"stage": 4}, "stage")
 
 
 def state_last(xs, ys, state, /):
-    new, total = train(state, xs, ys)
+    new, total = shrink(state, xs, ys)
     return total, new
 
 
 def one_tree(everything):
-    new, total = train(everything["state"], *everything["batch"])
+    new, total = shrink(everything["state"], *everything["batch"])
     return {"state": new, "loss": total, "batch": everything["batch"]}
 
 
@@ -54,10 +48,10 @@ class Trainer:
     rate = 0.1
 
     def step(self, state, xs, ys):
-        return train(state, xs, ys, self.rate)
+        return shrink(state, xs, ys, self.rate)
 
     def __call__(self, state, batch, **options):
-        return train(state, *batch, **options)
+        return shrink(state, *batch, **options)
 
 
 def arguments():
@@ -69,20 +63,20 @@ def wide(leaf):
 
 
 CALLS = {
-    "positional": (train, lambda: (arguments(), {})),
-    "some by name": (train, lambda: (arguments()[:1], {"ys": batch()[1], "xs": batch()[0]})),
-    "with a default": (train, lambda: (arguments(), {"rate": 0.05})),
+    "positional": (shrink, lambda: (arguments(), {})),
+    "some by name": (shrink, lambda: (arguments()[:1], {"ys": batch()[1], "xs": batch()[0]})),
+    "with a default": (shrink, lambda: (arguments(), {"rate": 0.05})),
     "state last": (state_last, lambda: ((*batch(), weights(2)), {})),
     "one tree": (one_tree, lambda: (({"state": weights(2), "batch": batch()},), {})),
     "method": (Trainer().step, lambda: (arguments(), {})),
     "callable object": (Trainer(), lambda: ((weights(2), batch()), {"rate": 0.1})),
-    "partial of the state": (functools.partial(train, weights(2)), lambda: (batch(), {})),
-    "jitted": (jax.jit(train), lambda: (arguments(), {})),
-    "numpy": (train, lambda: (jax.tree.map(np.asarray, arguments()), {})),
-    "numpy of 64 bits": (train, lambda: (jax.tree.map(wide, arguments()), {})),
-    "none leaves": (lambda state, xs, ys, _: train(state, xs, ys), lambda: ((*arguments(), None), {})),
+    "partial of the state": (functools.partial(shrink, weights(2)), lambda: (batch(), {})),
+    "jitted": (jax.jit(shrink), lambda: (arguments(), {})),
+    "numpy": (shrink, lambda: (jax.tree.map(np.asarray, arguments()), {})),
+    "numpy of 64 bits": (shrink, lambda: (jax.tree.map(wide, arguments()), {})),
+    "none leaves": (lambda state, xs, ys, _: shrink(state, xs, ys), lambda: ((*arguments(), None), {})),
     "unused arguments": (
-        lambda s, xs, ys, a, b: train(s, xs, ys),
+        lambda s, xs, ys, a, b: shrink(s, xs, ys),
         lambda: ((*arguments(), XS, {"b": YS}), {}),
     ),
 }
@@ -122,9 +116,9 @@ def test_static_arguments(mesh, options):
     "convert", [lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), np.asarray], ids=["shapes", "numpy"]
 )
 def test_compiled_ahead_of_the_call(mesh, convert):
-    step = mpmd.jit(train, mpmd_mesh=mesh)
+    step = mpmd.jit(shrink, mpmd_mesh=mesh)
     loaded = step.compile(*jax.tree.map(convert, arguments()))
-    expected = jax.jit(train)(*arguments())
+    expected = jax.jit(shrink)(*arguments())
     with compiles() as counted:
         state, total = loaded(*arguments())
         jax.block_until_ready(float(total))
@@ -142,7 +136,7 @@ def test_a_step_counter_compiles_nothing_after_the_first_step(mesh, start):
 
     def step(state, xs, ys, rate):
         params, count = state
-        params, total = train(params, xs, ys, rate / (1 + count))
+        params, total = shrink(params, xs, ys, rate / (1 + count))
         return (params, count + 1), (total, count)
 
     compiled = mpmd.jit(step, mpmd_mesh=mesh)
@@ -180,8 +174,8 @@ def test_executables_do_not_grow_with_microbatches():
 
 @pytest.mark.parametrize("donated", [0, (0, 1, 2)], ids=str)
 def test_donated_arguments_are_dead_afterwards(mesh, donated):
-    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=donated)
-    expected = jax.jit(train)(jax.jit(train)(*arguments())[0], *batch())
+    step = mpmd.jit(shrink, mpmd_mesh=mesh, donate_argnums=donated)
+    expected = jax.jit(shrink)(jax.jit(shrink)(*arguments())[0], *batch())
     state, xs, ys = map(copy, arguments())
     first, _ = step(state, xs, ys)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
@@ -195,11 +189,11 @@ def test_donated_arguments_are_dead_afterwards(mesh, donated):
 
 @pytest.mark.parametrize("by_name", [(), ("xs", "ys")], ids=str)
 def test_the_last_donated_however_it_is_passed(mesh, by_name):
-    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=-1)
+    step = mpmd.jit(shrink, mpmd_mesh=mesh, donate_argnums=-1)
     given = dict(zip(("state", "xs", "ys"), map(copy, arguments()), strict=True))
     named = {name: given[name] for name in by_name}
     result = step(*(value for name, value in given.items() if name not in by_name), **named)
-    assert_close(result, jax.jit(train)(*arguments()))
+    assert_close(result, jax.jit(shrink)(*arguments()))
     dead = [name for name, value in given.items() if jax.tree.leaves(value)[0].is_deleted()]
     assert dead == ["ys"]
 
@@ -209,7 +203,7 @@ def test_donated_frozen_and_forwarded_arguments(mesh):
 
     def step(state, xs, ys):
         params, frozen, extra = state
-        new, total = train(params, xs + frozen, ys)
+        new, total = shrink(params, xs + frozen, ys)
         return (new, frozen, extra), (total, extra)
 
     state = (weights(2), jnp.ones(WIDTH), jnp.arange(3.0))
@@ -224,7 +218,7 @@ def test_donated_frozen_and_forwarded_arguments(mesh):
 def test_a_result_survives_the_donation_of_the_state_that_it_is_part_of(mesh):
     def step(state, xs, ys):
         params, counts = state
-        new, total = train(params, xs, ys)
+        new, total = shrink(params, xs, ys)
         counts += 1
         return (new, counts), (total, counts)
 
@@ -238,23 +232,23 @@ def test_a_result_survives_the_donation_of_the_state_that_it_is_part_of(mesh):
 def test_the_same_array_twice(mesh):
     shared = jnp.eye(WIDTH)
     params = [{"w": shared, "b": jnp.zeros(WIDTH)}, {"w": shared, "b": jnp.ones(WIDTH)}]
-    expected = jax.jit(train)(params, *batch())
-    assert_close(mpmd.jit(train, mpmd_mesh=mesh)(params, *batch()), expected)
-    donating = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=0)
+    expected = jax.jit(shrink)(params, *batch())
+    assert_close(mpmd.jit(shrink, mpmd_mesh=mesh)(params, *batch()), expected)
+    donating = mpmd.jit(shrink, mpmd_mesh=mesh, donate_argnums=0)
     said = (
         r"args\[0\]\[0\]\['w'\] and args\[0\]\[1\]\['w'\] are the same array and it is donated; pass a copy"
     )
     with pytest.raises(ValueError, match=said):
         donating(params, *batch())
     assert not shared.is_deleted()
-    state, _ = mpmd.jit(train, mpmd_mesh=mesh)(params, *batch())
+    state, _ = mpmd.jit(shrink, mpmd_mesh=mesh)(params, *batch())
     with pytest.raises(ValueError, match="are the same array and it is donated"):
         donating([state[0], state[0]], *batch())
 
 
 def test_steps_leave_nothing_behind(mesh):
     """The groups hold no more values after ten steps than after three."""
-    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=0)
+    step = mpmd.jit(shrink, mpmd_mesh=mesh, donate_argnums=0)
     state = copy(weights(2))
 
     def live_arrays(after: int) -> int:
@@ -278,7 +272,7 @@ def test_steps_leave_nothing_behind(mesh):
 
 
 def test_new_shapes_dtypes_and_trees_compile_anew(mesh):
-    step = mpmd.jit(train, mpmd_mesh=mesh)
+    step = mpmd.jit(shrink, mpmd_mesh=mesh)
     state, (xs, ys) = weights(2), batch()
     more = [
         (state, xs, ys),
@@ -289,11 +283,11 @@ def test_new_shapes_dtypes_and_trees_compile_anew(mesh):
     ]
     for _ in range(2):
         for args in more:
-            assert_close(step(*args), jax.jit(train)(*args))
+            assert_close(step(*args), jax.jit(shrink)(*args))
 
 
 def test_a_loaded_step_names_the_leaves_that_differ(mesh):
-    loaded = mpmd.jit(train, mpmd_mesh=mesh).compile(*arguments())
+    loaded = mpmd.jit(shrink, mpmd_mesh=mesh).compile(*arguments())
     state, (xs, ys) = weights(2), batch()
     with pytest.raises(
         ValueError, match=r"args\[1\] is float32\[2, 4, 4\], not float32\[4, 4, 4\]; args\[2\]"
@@ -310,10 +304,10 @@ def test_an_evaluation_step_takes_the_state_of_the_training_step(mesh):
     def evaluate(state, xs, ys):
         return loop(lambda x, y: mse(state, x, y), (xs, ys), 2)
 
-    step = mpmd.jit(train, mpmd_mesh=mesh, donate_argnums=0)
+    step = mpmd.jit(shrink, mpmd_mesh=mesh, donate_argnums=0)
     evaluation = mpmd.jit(evaluate, mpmd_mesh=mesh)
     state, expected = copy(weights(2)), weights(2)
     for _ in range(3):
         state, _ = step(state, *batch())
-        expected, _ = jax.jit(train)(expected, *batch())
+        expected, _ = jax.jit(shrink)(expected, *batch())
         assert_close(evaluation(state, *batch()), jax.jit(evaluate)(expected, *batch()))

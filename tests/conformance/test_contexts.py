@@ -118,7 +118,7 @@ CONTEXTS = {
 }
 
 
-@pytest.mark.usual("partitionable keys", "x64")
+@pytest.mark.usual("x64")
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
 def test_a_step_is_compiled_for_each_context(mesh, context):
     traced = []

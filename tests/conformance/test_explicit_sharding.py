@@ -46,6 +46,7 @@ def test_blocks_of_public_codes_train_as_under_jit(groups, block):
     assert jax.typeof(mine) == jax.typeof(plain)
 
 
+@pytest.mark.usual("product")
 @pytest.mark.parametrize("operation", [mpmd.Concat(1), Product()], ids=["rows", "product"])
 def test_operations_keep_the_sharding_of_what_they_combine(groups, operation):
     assert_as_on_one_group(groups, make_step(residual, operation=operation))

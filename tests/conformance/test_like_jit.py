@@ -10,9 +10,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, mse, weights
+from tests.support.models import BATCH, WIDTH, batch, mse, shrink, weights
 from tests.support.parity import assert_close, compiles, mesh_of
-from tests.support.programs.table import descend, trains
+
+plain = jax.jit(shrink)
 
 
 @pytest.fixture
@@ -26,11 +27,6 @@ def wide():
     """Groups of two devices each."""
     with mesh_of(2, data=2) as mesh:
         yield mesh
-
-
-def train(state, xs, ys, rate=0.1):
-    total, grads = trains(state, (xs, ys), stages=2)
-    return descend(state, grads, rate), total
 
 
 def copy(tree):
@@ -53,10 +49,10 @@ def test_a_decorator_like_jax_jit(mesh, decorate):
     @decorate(mesh)
     def step(state, xs, ys):
         """Trains."""
-        return train(state, xs, ys)
+        return shrink(state, xs, ys)
 
     state = weights(2)
-    expected = jax.jit(train)(state, *batch())
+    expected = plain(state, *batch())
     assert step.__name__ == "step" and step.__doc__ == "Trains."
     assert_close(step(state, *batch()), expected)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
@@ -66,27 +62,27 @@ def test_methods_are_bound(mesh):
     class Trainer:
         @mpmd.jit(mpmd_mesh=mesh, static_argnums=0)
         def step(self, state, xs, ys):
-            return train(state, xs, ys, self.rate)
+            return shrink(state, xs, ys, self.rate)
 
         rate = 0.5
 
-    assert_close(Trainer().step(weights(2), *batch()), train(weights(2), *batch(), 0.5))
+    assert_close(Trainer().step(weights(2), *batch()), plain(weights(2), *batch(), 0.5))
 
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_donation_by_name(mesh, by_name):
-    step = mpmd.jit(train, mesh, donate_argnames="state")
+    step = mpmd.jit(shrink, mesh, donate_argnames="state")
     state = weights(2)
     data = dict(zip(("xs", "ys"), batch(), strict=True))
     result = step(state=state, **data) if by_name else step(state, **data)
-    assert_close(result, train(weights(2), *batch()))
+    assert_close(result, plain(weights(2), *batch()))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize("option", ["donate_argnames", "static_argnames"])
 def test_names_that_the_step_does_not_have(mesh, option):
     with pytest.raises(ValueError, match=rf"{option} has \['params'\], but the step's arguments are"):
-        mpmd.jit(train, mesh, **{option: "params"})
+        mpmd.jit(shrink, mesh, **{option: "params"})
 
 
 @pytest.mark.parametrize(
@@ -104,28 +100,28 @@ def test_names_that_the_step_does_not_have(mesh, option):
 )
 def test_other_keywords_say_what_to_use(mesh, keyword, advice):
     with pytest.raises(TypeError, match=advice):
-        mpmd.jit(train, mesh, **{keyword: None})
+        mpmd.jit(shrink, mesh, **{keyword: None})
 
 
 def test_specs_are_called_shardings_too(wide):
     shardings = (P(), P(None, "data"), P(None, "data"))
-    step = mpmd.jit(train, wide, in_shardings=shardings, out_shardings=(P("data"), P()))
+    step = mpmd.jit(shrink, wide, in_shardings=shardings, out_shardings=(P("data"), P()))
     state, total = step(weights(2), *batch())
-    assert_close((state, total), train(weights(2), *batch()))
+    assert_close((state, total), plain(weights(2), *batch()))
     assert specs_of(state) == {P("data")}
     with pytest.raises(ValueError, match="in_specs and in_shardings are two names"):
-        mpmd.jit(train, wide, in_specs=shardings, in_shardings=shardings)
+        mpmd.jit(shrink, wide, in_specs=shardings, in_shardings=shardings)
     with pytest.raises(ValueError, match="out_specs and out_shardings are two names"):
-        mpmd.jit(train, wide, out_specs=P(), out_shardings=P())
+        mpmd.jit(shrink, wide, out_specs=P(), out_shardings=P())
 
 
 def test_specs_of_arguments_that_are_passed_by_name(wide):
     state, (xs, ys) = weights(2), batch()
-    step = mpmd.jit(train, wide, in_shardings=(P(),), kwarg_shardings={"ys": P(None, "data")})
+    step = mpmd.jit(shrink, wide, in_shardings=(P(),), kwarg_shardings={"ys": P(None, "data")})
     loaded = step.compile(state, ys=ys, xs=xs)
     specs = {leaf.path: leaf.spec for leaf in loaded.plan.inputs}
     assert specs["kwargs['ys']"] == (None, "data") and specs["kwargs['xs']"] == ()
-    assert_close(loaded(state, ys=ys, xs=xs), jax.jit(train)(state, xs, ys))
+    assert_close(loaded(state, ys=ys, xs=xs), plain(state, xs, ys))
     with pytest.raises(ValueError, match="kwarg_shardings has 'ys', and passed by name are none"):
         step(state, xs, ys)
 
@@ -138,7 +134,7 @@ def test_arrays_give_the_sharding_that_they_carry(wide):
     """The whole mesh has the axis of the groups, too; along it, values are where stages need them."""
     state = placed(weights(2), wide.jax_mesh, "data")
     xs, ys = placed(batch(), wide.jax_mesh, None, ("stage", "data"))
-    step = mpmd.jit(train, wide)
+    step = mpmd.jit(shrink, wide)
     compiled = step.compile(state, xs, ys)
     assert {leaf.spec for leaf in jax.tree.leaves(compiled.argument_leaves(0))} == {("data",)}
     assert compiled.argument_leaves("xs").spec == (None, "data")
@@ -148,8 +144,8 @@ def test_arrays_give_the_sharding_that_they_carry(wide):
         new, total = step(new, xs, ys)
         jax.block_until_ready(jax.tree.leaves(new))
         assert not counted
-    once, _ = train(weights(2), *batch())
-    assert_close((new, total), train(once, *batch()))
+    once, _ = plain(weights(2), *batch())
+    assert_close((new, total), plain(once, *batch()))
 
 
 def test_shapes_carry_shardings_too(wide):
@@ -171,7 +167,7 @@ def test_shapes_carry_shardings_too(wide):
 
 def test_given_specs_come_before_carried_ones(wide):
     state = placed(weights(2), wide.jax_mesh, "data")
-    step = mpmd.jit(train, wide, in_specs=(P(), None, P(None, "data")))
+    step = mpmd.jit(shrink, wide, in_specs=(P(), None, P(None, "data")))
     xs, ys = batch()
     compiled = step.compile(state, placed(xs, wide.jax_mesh, None, "data"), ys)
     leaves = jax.tree.leaves([compiled.argument_leaves(i) for i in range(3)])
@@ -182,13 +178,13 @@ def test_carried_shardings_that_no_group_can_use_are_left_out(wide):
     other = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("model",))
     state = placed(weights(2), other, "model")
     odd = jnp.ones((3, BATCH + 1, WIDTH))
-    leaves = mpmd.jit(train, wide).compile(state, odd, odd).argument_leaves(0)
+    leaves = mpmd.jit(shrink, wide).compile(state, odd, odd).argument_leaves(0)
     assert {leaf.spec for leaf in jax.tree.leaves(leaves)} == {()}
 
 
 def test_results_of_one_step_give_the_next_their_sharding(wide):
     """As weights that were trained sharded, and are evaluated by another function."""
-    train_step = mpmd.jit(train, wide, in_specs=(P("data"), P(None, "data"), P(None, "data")))
+    train_step = mpmd.jit(shrink, wide, in_specs=(P("data"), P(None, "data"), P(None, "data")))
     state, _ = train_step(weights(2), *batch())
 
     def evaluate(state, xs, ys):
@@ -199,4 +195,4 @@ def test_results_of_one_step_give_the_next_their_sharding(wide):
     step = mpmd.jit(evaluate, wide)
     leaves = step.compile(state, *batch()).argument_leaves(0)
     assert {leaf.spec for leaf in jax.tree.leaves(leaves)} == {("data",)}
-    assert_close(step(state, *batch()), evaluate(train(weights(2), *batch())[0], *batch()))
+    assert_close(step(state, *batch()), jax.jit(evaluate)(plain(weights(2), *batch())[0], *batch()))

@@ -16,9 +16,9 @@ from tests.support.parity import assert_close, mesh_of
 
 def test_gradients_are_those_of_the_whole_batch():
     """So a step that is ported trains as before; with ``Add`` it would with larger gradients."""
-    with mesh_of(3) as mesh:
-        step = make_step(mse, mpmd.Std1F1B(3), operation=mpmd.Mean)
-        state = init(weights(3))
+    with mesh_of(2) as mesh:
+        step = make_step(mse, mpmd.Std1F1B(2), operation=mpmd.Mean)
+        state = init(weights(2))
         new, (loss, grads) = mpmd.jit(step, mesh)(state, *batch())
         whole = [x.reshape(-1, x.shape[-1]) for x in batch()]
         expected = jax.value_and_grad(mse)(state[0], *whole)
@@ -30,9 +30,9 @@ def test_a_mean_costs_no_more_than_a_sum():
     """The same accumulators and messages: the division is in the task after the loop."""
 
     def plan_of(operation):
-        step = make_step(mse, mpmd.Std1F1B(3), operation=operation)
-        mesh = mpmd.AbstractMpmdMesh({"stage": 3}, "stage")
-        return mpmd.jit(step, mesh).lower(init(weights(3)), *batch()).plan
+        step = make_step(mse, mpmd.Std1F1B(2), operation=operation)
+        mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
+        return mpmd.jit(step, mesh).lower(init(weights(2)), *batch()).plan
 
     mean, total = (
         [[str(run.task) for run in program.runs] for program in plan_of(operation).programs]

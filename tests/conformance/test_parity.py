@@ -38,7 +38,7 @@ def test_contexts_of_jax(context):
         )
         return descend(state, grads, jnp.float32(0.1)), (total, stacked)
 
-    arguments = (weights(2), *batch())
+    arguments = (weights(2), *batch(2))
     with mesh_of(2) as mesh, context():
         assert_close(mpmd.jit(step, mpmd_mesh=mesh)(*arguments), jax.jit(step)(*arguments))
 

@@ -118,6 +118,7 @@ def values_sent(loaded):
     return [loaded.plan.avals()[name] for send in sent for name in send.values]
 
 
+@pytest.mark.usual("average", "cast", "conditional", "identity")
 @pytest.mark.parametrize("case", STAYS.values(), ids=STAYS)
 def test_results_are_where_the_arguments_are(mesh, held, case):
     fun, args = case(held)

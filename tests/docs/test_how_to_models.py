@@ -68,7 +68,7 @@ def run(monkeypatch):
         mesh.close()
 
 
-@pytest.mark.usual("models#flax linen", "batch_statistics")
+@pytest.mark.usual("batch_statistics")
 @pytest.mark.parametrize("page", STEPS)
 def test_the_step_of_a_page_computes_what_plain_jax_computes(run, page):
     step, arguments, results = STEPS[page]
@@ -121,6 +121,7 @@ def with_edits(page, *edits):
     return "\n".join([*before, text])
 
 
+@pytest.mark.usual("dropout of nnx")
 @pytest.mark.parametrize(
     ("page", "call", "edits"),
     [

@@ -30,6 +30,7 @@ def test_every_part(example, capsys):
 PARTS = ("manual stages with devices for each", "automatic layers and stages", "two nodes of four GPUs")
 
 
+@pytest.mark.slow
 def test_as_many_layers_as_asked_for(example, capsys):
     example("alpa_tutorial").main("--parts gpus --num-layers 1 --simulate 1".split())
     printed = capsys.readouterr().out

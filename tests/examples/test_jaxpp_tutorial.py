@@ -1,7 +1,6 @@
-"""JaxPP's tutorial: the example, and a step, loop and mesh as its users write them, with another import."""
+"""JaxPP's tutorial: the example, and that its checks notice what they are for."""
 
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +12,10 @@ from flax.training.train_state import TrainState
 SMALL = "--seq-len 8 --heads 4 --d-model 32".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "num_stages"),
-    [
-        (["--layers", "4", "--data", "2", "--steps", "4"], {4}),
-        pytest.param([], {4, 8}, marks=pytest.mark.slow),
-    ],
+    [(["--layers", "4", "--data", "2", "--steps", "4"], {4}), ([], {4, 8})],
     ids=["four layers", "eight layers"],
 )
 def test_the_example(example, capsys, tmp_path, arguments, num_stages):
@@ -80,15 +77,3 @@ def test_fsdp_needs_what_divides(example, capsys):
         with pytest.raises(SystemExit, match="2"):
             example("jaxpp_tutorial").parse_arguments(arguments)
     assert "--steps must be at least 4" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.with mesh.. context manager has been deprecated:DeprecationWarning")
-def test_the_tutorial_with_another_import(tmp_path, monkeypatch, capsys):
-    """``jaxpp_port.py`` is the tutorial cell by cell, at small sizes."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent)
-    import jaxpp_port
-
-    jaxpp_port.main()
-    assert capsys.readouterr().out.count("Training took: ") == 3

@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 PUBLISHED_LOSS_OF_2D = 3828.785
 
 
+@pytest.mark.usual("nabla_2d")
 @pytest.mark.parametrize("name", ["nabla_gpipe", "nabla_2d"])
 def test_gradients_are_those_of_jax(example, capsys, name):
     example(name).main([])
@@ -40,6 +41,7 @@ def test_weights_shared_by_devices(example, capsys):
 CHECKS = ("check_inputs", "check_edges", "check_collectives")
 
 
+@pytest.mark.usual("check_edges")
 @pytest.mark.parametrize("check", CHECKS)
 def test_2d_fails_by_each_check_if_every_replica_has_the_whole_batch(example, monkeypatch, check):
     monkeypatch.setattr(example("nabla_gpipe"), "BATCH_SPEC", P())

@@ -68,7 +68,7 @@ def count(found):
     return collections.Counter(collective.operation for collective in found for _ in collective.shapes)
 
 
-@pytest.mark.usual("tensor parallel")
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "per_layer"), PER_LAYER.items(), ids=PER_LAYER)
 def test_microbatches_exchange_activations_and_steps_reduce_gradients(workshop, name, per_layer):
     in_loop, outside, params = compiled(workshop, workshop.STRATEGIES[name], data=2, model=2)

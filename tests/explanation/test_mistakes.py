@@ -165,11 +165,11 @@ def noisy_while(params, x, key):
 
 
 NOISY = [noisy, jax.checkpoint(noisy), jax.jit(noisy), noisy_scan, noisy_cond, noisy_while]
-KEYS = [jax.random.key(0), jax.random.PRNGKey(0)]
+TYPED, RAW = jax.random.key(0), jax.random.PRNGKey(0)
+DRAWS = [*((fun, TYPED) for fun in NOISY), (noisy, RAW), (noisy_scan, RAW)]
 
 
-@pytest.mark.parametrize("fun", NOISY)
-@pytest.mark.parametrize("key", KEYS, ids=["typed", "raw"])
+@pytest.mark.parametrize(("fun", "key"), DRAWS)
 def test_one_key_for_all_microbatches_is_a_warning(fun, key):
     def step(params, xs, key):
         one = lambda mb: jax.value_and_grad(fun)(params, mb, key)  # noqa: E731
@@ -180,8 +180,7 @@ def test_one_key_for_all_microbatches_is_a_warning(fun, key):
     assert "draws the same random numbers in all of its 4 microbatches" in text and "(dropped)" in text
 
 
-@pytest.mark.parametrize("fun", NOISY)
-@pytest.mark.parametrize("key", KEYS, ids=["typed", "raw"])
+@pytest.mark.parametrize(("fun", "key"), DRAWS)
 def test_a_key_for_each_microbatch_is_none(fun, key):
     def of_split(params, xs, key):
         one = lambda mb: jax.value_and_grad(fun)(params, *mb)  # noqa: E731
@@ -208,7 +207,7 @@ def test_random_numbers_before_the_loop_are_none():
         one = lambda mb: jax.value_and_grad(mse)(params, *mb)  # noqa: E731
         return mpmd.treduce(one, (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add)
 
-    assert warned(step, weights(2), batch()[0], KEYS[0]) == []
+    assert warned(step, weights(2), batch()[0], TYPED) == []
 
 
 def test_a_key_that_is_a_constant_is_none():

@@ -20,7 +20,7 @@ from mpmd.replay import load
 from mpmd.replay.environment import variables_of
 from mpmd.replay.files import read_task
 from tests.support.hostile_modules import BODIES, with_function
-from tests.support.only_jax import ROOT, without_others
+from tests.support.only_jax import ROOT
 from tests.support.planted_nans import line_of, optimizer, run
 
 
@@ -308,21 +308,6 @@ def test_what_was_found_is_printed_where_the_task_cannot_run(capsys, with_nan, t
 
 def test_no_directory(capsys, tmp_path):
     assert replay(capsys, tmp_path / "none")[0] == 2
-
-
-def test_the_command_needs_jax_and_numpy_alone(with_nan):
-    program = f"{without_others()}\nfrom mpmd.cli.main import main\nsys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "replay", with_nan, "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1, done.stderr
-    result = json.loads(done.stdout)
-    source = result["evaluation"]["first"]["source"]
-    assert source["line"].startswith(str(ROOT / "tests/support/planted_nans.py"))
-    assert result["differences"] == []
 
 
 def test_variables_are_those_of_the_group(small):

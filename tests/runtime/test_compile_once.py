@@ -16,7 +16,7 @@ from mpmd.ir.plan import Aval, Executable
 from mpmd.runtime import compile_once
 from mpmd.runtime.compile_once import CompileOnce
 from mpmd.runtime.compiling import compile_executable
-from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.models import batch, shrink, weights
 from tests.support.parity import mesh_of
 
 STAGES = 4
@@ -54,8 +54,8 @@ def executables_of_groups(plan):
     return sum(len(plan.executables_of(i)) for i in range(STAGES))
 
 
-def training():
-    return make_step(mse, mpmd.Std1F1B(STAGES)), (init(weights(STAGES)), *batch())
+def step_and_arguments():
+    return shrink, (weights(STAGES), *batch())
 
 
 def agree(results, plain):
@@ -68,7 +68,7 @@ def agree(results, plain):
 
 def test_groups_share_what_is_compiled_and_compute_the_same(compiled, cache_on_disk):
     cache_on_disk(None)
-    step, args = training()
+    step, args = step_and_arguments()
     with mesh_of(STAGES) as mesh:
         loaded = mpmd.jit(step, mesh).compile(*args)
         plan = loaded.plan
@@ -80,7 +80,7 @@ def test_groups_share_what_is_compiled_and_compute_the_same(compiled, cache_on_d
 
 def test_groups_share_nothing_that_the_persistent_cache_may_have(compiled, cache_on_disk, tmp_path):
     cache_on_disk(str(tmp_path))
-    step, args = training()
+    step, args = step_and_arguments()
     for _ in range(2):  # the second time all comes from the cache
         jax.clear_caches()
         with mesh_of(STAGES) as mesh:

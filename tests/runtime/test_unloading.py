@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 import mpmd
-from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.models import batch, shrink, weights
 from tests.support.parity import mesh_of
-
-STEP = make_step(mse, mpmd.Std1F1B(2))
 
 
 @pytest.fixture
@@ -28,8 +26,8 @@ def loaded_programs(mesh):
 
 
 def test_a_dropped_function_is_unloaded(mesh):
-    step = mpmd.jit(STEP, mpmd_mesh=mesh)
-    state, _ = step(init(weights(2)), *batch())
+    step = mpmd.jit(shrink, mpmd_mesh=mesh)
+    state, _ = step(weights(2), *batch())
     step(state, *batch(2))
     assert loaded_programs(mesh) == [[0, 1], [0, 1]]
     result, _ = step(state, *batch())
@@ -39,9 +37,9 @@ def test_a_dropped_function_is_unloaded(mesh):
 
 
 def test_a_loaded_step_is_kept_without_its_function(mesh):
-    loaded = mpmd.jit(STEP, mpmd_mesh=mesh).compile(init(weights(2)), *batch())
+    loaded = mpmd.jit(shrink, mpmd_mesh=mesh).compile(weights(2), *batch())
     assert loaded_programs(mesh) == [[0], [0]]
-    _, (loss, _) = loaded(init(weights(2)), *batch())
+    _, loss = loaded(weights(2), *batch())
     assert np.isfinite(float(loss))
     del loaded
     assert loaded_programs(mesh) == [[], []]
@@ -51,19 +49,19 @@ def test_a_program_that_one_group_cannot_load_stays_nowhere(mesh, monkeypatch):
     def fail(*arguments):
         raise MemoryError("no room")
 
-    step = mpmd.jit(STEP, mpmd_mesh=mesh)
+    step = mpmd.jit(shrink, mpmd_mesh=mesh)
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
         patched.setattr(mesh.runtime._groups[1].worker, "load", fail)
-        step(init(weights(2)), *batch())
+        step(weights(2), *batch())
     assert loaded_programs(mesh) == [[], []]
-    assert np.isfinite(float(step(init(weights(2)), *batch())[1][0]))
+    assert np.isfinite(float(step(weights(2), *batch())[1]))
 
 
 def test_nothing_keeps_a_closed_mesh_alive():
     mesh = mesh_of(2)
-    step = mpmd.jit(STEP, mpmd_mesh=mesh)
-    loaded = step.compile(init(weights(2)), *batch())
-    float(step(init(weights(2)), *batch())[1][0])
+    step = mpmd.jit(shrink, mpmd_mesh=mesh)
+    loaded = step.compile(weights(2), *batch())
+    float(step(weights(2), *batch())[1])
     runtime = weakref.ref(mesh.runtime)
     mesh.close()
     gc.collect()
@@ -71,17 +69,17 @@ def test_nothing_keeps_a_closed_mesh_alive():
     with pytest.raises(
         RuntimeError, match="the mesh was closed, and the step was unloaded; compile it again"
     ):
-        loaded(init(weights(2)), *batch())
+        loaded(weights(2), *batch())
     with mesh:
-        assert np.isfinite(float(step(init(weights(2)), *batch())[1][0]))
+        assert np.isfinite(float(step(weights(2), *batch())[1]))
 
 
 def test_a_step_of_a_closed_mesh_makes_and_restores_no_state(tmp_path):
     mesh = mesh_of(2)
-    loaded = mpmd.jit(STEP, mesh).compile(init(weights(2)), *batch())
+    loaded = mpmd.jit(shrink, mesh).compile(weights(2), *batch())
     mesh.close()
     with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
-        loaded.init(lambda: init(weights(2)))
+        loaded.init(lambda: weights(2))
     with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
         loaded.restore(tmp_path)
     assert "runtime" not in vars(mesh)
@@ -90,17 +88,17 @@ def test_a_step_of_a_closed_mesh_makes_and_restores_no_state(tmp_path):
 def test_a_result_does_not_keep_what_a_closed_mesh_held():
     mesh = mesh_of(2)
     with mesh:
-        state, _ = mpmd.jit(STEP, mpmd_mesh=mesh)(init(weights(2)), *batch())
+        state, _ = mpmd.jit(shrink, mpmd_mesh=mesh)(weights(2), *batch())
         workers = [group.worker for group in mesh.runtime._groups]
     assert not any(worker._values or worker._programs for worker in workers)
     with pytest.raises(RuntimeError, match="the mesh was closed"):
-        state[0][0]["w"].to_mpmd_local_array  # noqa: B018
+        state[0]["w"].to_mpmd_local_array  # noqa: B018
 
 
 def test_a_step_does_not_keep_its_first_arguments(mesh):
-    step = mpmd.jit(STEP, mpmd_mesh=mesh)
+    step = mpmd.jit(shrink, mpmd_mesh=mesh)
     xs, ys = batch()
-    state, _ = step(init(weights(2)), xs, ys)
+    state, _ = step(weights(2), xs, ys)
     mpmd.to_host(state)  # asks all groups, so none is at the step any more
     first = weakref.ref(xs)
     del xs, ys
@@ -109,19 +107,19 @@ def test_a_step_does_not_keep_its_first_arguments(mesh):
 
 
 def test_a_loaded_step_keeps_its_mesh():
-    step = mpmd.jit(STEP, mpmd_mesh=mesh_of(2)).compile(init(weights(2)), *batch())
+    step = mpmd.jit(shrink, mpmd_mesh=mesh_of(2)).compile(weights(2), *batch())
     gc.collect()
-    _, (loss, _) = step(init(weights(2)), *batch())
+    _, loss = step(weights(2), *batch())
     assert np.isfinite(float(loss))
 
 
 def test_a_loaded_step_keeps_nothing_that_only_loading_needed(mesh):
     """As long as a function lives, JAX keeps what it has lowered it to: more than all else of a step."""
-    state = init(weights(2))
-    lowered = mpmd.jit(STEP, mesh).lower(state, *batch())
+    state = weights(2)
+    lowered = mpmd.jit(shrink, mesh).lower(state, *batch())
     functions = [weakref.ref(function) for function in lowered.compiled.program.functions.values()]
     loaded = lowered.compile()
-    assert np.isfinite(float(loaded(state, *batch())[1][0]))
+    assert np.isfinite(float(loaded(state, *batch())[1]))
     del lowered
     gc.collect()
     assert functions and not any(function() for function in functions)
@@ -130,7 +128,7 @@ def test_a_loaded_step_keeps_nothing_that_only_loading_needed(mesh):
 
 
 def test_groups_without_a_part_in_a_step_are_not_asked_and_drop_what_is_released(mesh, monkeypatch):
-    (params, _), _ = mpmd.jit(STEP, mesh)(init(weights(2)), *batch())
+    params, _ = mpmd.jit(shrink, mesh)(weights(2), *batch())
     of_group = [[leaf for leaf in jax.tree.leaves(params) if leaf.mpmd_idxs == (i,)] for i in range(2)]
     doubled = mpmd.jit(lambda leaves: [2 * leaf for leaf in leaves], mesh)
     doubled(of_group[0])

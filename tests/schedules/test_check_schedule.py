@@ -149,19 +149,19 @@ def test_a_fault_without_cells_needs_no_picture():
 
 
 def test_of_a_large_schedule_only_the_neighbourhood_of_the_faults_is_shown():
-    tasks = Std1F1B(64).tasks(512)
+    tasks = Std1F1B(32).tasks(128)
     tasks[7][3] = tasks[7][9]
-    del tasks[40][30]
+    del tasks[20][30]
     with pytest.raises(ScheduleError) as caught:
-        check_schedule(tasks, 64, 512)
+        check_schedule(tasks, 32, 128)
     assert str(caught.value) == (
-        "the schedule cannot run (64 stages, 512 microbatches):\n"
-        "  [1] missing: fwd_7__3, bwd_40__3\n"
+        "the schedule cannot run (32 stages, 128 microbatches):\n"
+        "  [1] missing: fwd_7__3, bwd_20__9\n"
         "  [2] more than once: fwd_7__9 (group 7), fwd_7__9 (group 7)\n"
         "\n"
-        "     7  (1)     F1      F2      F9[2]   F4      F5      (1)     "
-        "F7      F8      F9[2]   F10     F11     (1012)\n"
-        "    and 63 more groups, none of them with marks"
+        "     7  (1)    F1     F2     F9[2]  F4     F5     (1)    "
+        "F7     F8     F9[2]  F10    F11    (244)\n"
+        "    and 31 more groups, none of them with marks"
     )
 
 
@@ -256,19 +256,19 @@ def test_removing_or_repeating_any_task_is_found(data):
 
 
 def test_a_large_schedule_is_checked_and_ordered_quickly():
-    tasks = Eager1F1B(64).tasks(512)
+    tasks = Eager1F1B(32).tasks(256)
     start = time.process_time()
-    check_schedule(tasks, 64, 512, 64)
+    check_schedule(tasks, 32, 256, 32)
     checked = time.process_time()
-    assert len(total_order(tasks)) == 65_536
+    assert len(total_order(tasks)) == 16_384
     # Far more than it takes, so that a busy machine does not matter; less than a quadratic check would.
     assert checked - start < 5 and time.process_time() - checked < 5
 
 
 def test_groups_that_run_one_after_another_are_ordered_quickly():
-    tasks = [[Task(kind, stage, mb) for mb in range(512) for kind in ("fwd", "bwd")] for stage in range(64)]
+    tasks = [[Task(kind, stage, mb) for mb in range(256) for kind in ("fwd", "bwd")] for stage in range(32)]
     start = time.process_time()
-    assert len(total_order(tasks)) == 65_536
+    assert len(total_order(tasks)) == 16_384
     assert time.process_time() - start < 5
 
 

@@ -33,7 +33,7 @@ LATENCY = Link(latency=0.25)
 
 groups = st.integers(1, 6)
 stages_per_group = st.integers(1, 4)
-microbatches = st.integers(1, 20)
+microbatches = st.integers(1, 12)
 # Halves and quarters add up exactly.
 times = st.sampled_from([0.25, 0.5, 1.0, 1.75, 3.0])
 latencies = st.sampled_from([0.25, 0.5, 1.0])

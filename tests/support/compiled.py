@@ -69,7 +69,11 @@ class CompiledCode(contextlib.AbstractContextManager):
         for left in root.glob("process-*"):
             if time.time() - left.stat().st_mtime > DAY:
                 shutil.rmtree(left, ignore_errors=True)
-        entries = [(entry.stat().st_mtime, entry.stat().st_size, entry) for entry in root.glob("*/*-cache")]
+        entries = []
+        for entry in root.glob("*/*-cache"):
+            if not entry.parent.name.startswith("process-"):  # whose process may be about to read it
+                with contextlib.suppress(FileNotFoundError):  # another process drops old ones, too
+                    entries.append((entry.stat().st_mtime, entry.stat().st_size, entry))
         excess = sum(size for _, size, _ in entries) - MOST_BYTES
         for _, size, entry in sorted(entries):
             if excess <= 0:

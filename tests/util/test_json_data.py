@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -46,15 +47,16 @@ class Tree:
 FORMAT = JsonFormat({AnyTask: parse_task})
 
 names = st.text(max_size=3)
+lists = functools.partial(st.lists, max_size=3)
 leaves = st.builds(
     Leaf,
-    st.lists(st.integers()).map(tuple),
-    st.lists(st.none() | names | st.lists(names).map(tuple)).map(tuple),
+    lists(st.integers()).map(tuple),
+    lists(st.none() | names | lists(names).map(tuple)).map(tuple),
 )
 trees = st.builds(
     Tree,
-    members=st.lists(leaves | st.builds(Other, st.floats(allow_nan=False, allow_infinity=False))).map(tuple),
-    spans=st.lists(st.builds(Span, st.integers(), st.none() | names)).map(tuple),
+    members=lists(leaves | st.builds(Other, st.floats(allow_nan=False, allow_infinity=False))).map(tuple),
+    spans=lists(st.builds(Span, st.integers(), st.none() | names)).map(tuple),
     edges=st.frozensets(st.tuples(st.integers(0, 9), st.integers(0, 9))),
     by_name=st.dictionaries(names, st.integers()),
     by_edge=st.dictionaries(st.tuples(st.integers(), st.integers()), st.booleans()),

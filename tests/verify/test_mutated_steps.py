@@ -17,7 +17,7 @@ def tied(params, x, y):
 @pytest.mark.usual("global norm and AdamW")
 @pytest.mark.parametrize(
     ("loss_fn", "schedule", "optimizer"),
-    [(mse, mpmd.Std1F1B(3), CLIPPED_ADAM), (tied, mpmd.Interleaved1F1B(4, 2), SGD)],
+    [(mse, mpmd.Std1F1B(2), CLIPPED_ADAM), (tied, mpmd.Interleaved1F1B(4, 2), SGD)],
     ids=["global norm and AdamW", "tied weights, several stages per group"],
 )
 def test_every_mutation_is_found_or_harmless(loss_fn, schedule, optimizer):
@@ -27,7 +27,7 @@ def test_every_mutation_is_found_or_harmless(loss_fn, schedule, optimizer):
         compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0)
         plan = compiled.compile(state, *batch(2)).plan
     found = assert_found_or_harmless(plan)
-    assert found[True] > 2000 and found[False] < found[True] / 50
+    assert found[True] > 1000 and found[False] < found[True] / 50
 
 
 def test_every_mutation_of_a_plan_without_a_loop_is_found_or_harmless():

@@ -11,7 +11,7 @@ import mpmd
 import mpmd.errors
 from mpmd.runtime import step_meter
 from mpmd.runtime.step_meter import StepEnd, StepMeter
-from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.models import batch, shrink, weights
 from tests.support.parity import assert_close, mesh_of
 
 ON_CPU = {
@@ -23,7 +23,6 @@ ON_CPU = {
     "recovery_seconds",
     "host_memory_bytes",
 }
-TRAIN_STEP = make_step(mse, mpmd.Std1F1B(2))
 
 
 class Written(list):
@@ -45,7 +44,7 @@ def mesh():
 
 @pytest.fixture
 def step(mesh):
-    return mpmd.jit(TRAIN_STEP, mesh, donate_argnums=0)
+    return mpmd.jit(shrink, mesh, donate_argnums=0)
 
 
 def train(step, state, steps):
@@ -75,7 +74,7 @@ def metrics_of(ends, **options):
 def test_every_step_is_written_with_its_number(step):
     written = Written()
     with mpmd.metrics(step, written, examples=16, tokens=64, first_step=100):
-        train(step, init(weights(2)), 5)
+        train(step, weights(2), 5)
     assert written.steps == [100, 101, 102, 103, 104]
     for _, values in written:
         assert values.keys() == ON_CPU | {"examples_per_second", "tokens_per_second"}
@@ -87,9 +86,9 @@ def test_every_step_is_written_with_its_number(step):
 
 def test_bytes_are_those_that_the_plan_sends(step):
     written = Written()
-    compiled = step.compile(init(weights(2)), *batch())
+    compiled = step.compile(weights(2), *batch())
     with mpmd.metrics(step, written):
-        train(step, init(weights(2)), 2)
+        train(step, weights(2), 2)
     sent = sum(edge.nbytes for edge in mpmd.explain(compiled).edges)
     assert sent > 0
     assert [values["bytes_sent"] for _, values in written] == [sent, sent]
@@ -121,7 +120,7 @@ def test_the_time_of_a_failed_step_counts_to_the_next_one_which_gets_its_number(
 def test_steps_outside_of_the_context_and_other_functions_do_not_count(mesh, step):
     written = Written()
     other = mpmd.jit(lambda state: jax.tree.map(lambda leaf: leaf * 1, state), mesh)
-    state = train(step, init(weights(2)), 2)
+    state = train(step, weights(2), 2)
     with mpmd.metrics(step, written):
         state = train(step, state, 1)
         other(state)
@@ -131,7 +130,7 @@ def test_steps_outside_of_the_context_and_other_functions_do_not_count(mesh, ste
 
 def test_a_compiled_step_counts_with_its_function_and_a_lowered_one_by_itself(step):
     of_function, of_compiled, of_lowered = Written(), Written(), Written()
-    arguments = (init(weights(2)), *batch())
+    arguments = (weights(2), *batch())
     compiled, lowered = step.compile(*arguments), step.lower(*arguments).compile()
     with (
         mpmd.metrics(step, of_function),
@@ -147,20 +146,20 @@ def test_a_method_has_metrics(mesh):
     class Trainer:
         @mpmd.jit(mpmd_mesh=mesh, static_argnums=0)
         def step(self, state, xs, ys):
-            return TRAIN_STEP(state, xs, ys)
+            return shrink(state, xs, ys)
 
     trainer, written = Trainer(), Written()
     with mpmd.metrics(trainer.step, written):
-        trainer.step(init(weights(2)), *batch())
+        trainer.step(weights(2), *batch())
     assert written.steps == [0]
 
 
 def test_nothing_about_the_results_changes(step):
     with mpmd.metrics(step, Written()):
-        state = train(step, init(weights(2)), 3)
-    expected = init(weights(2))
+        state = train(step, weights(2), 3)
+    expected = weights(2)
     for _ in range(3):
-        expected, _ = jax.jit(TRAIN_STEP)(expected, *batch())
+        expected, _ = jax.jit(shrink)(expected, *batch())
     assert_close(state, expected)
 
 
@@ -176,7 +175,7 @@ def requests(mesh, monkeypatch):
 
 def test_groups_are_asked_for_memory_in_a_step_of_each_second(step, requests, monkeypatch):
     monkeypatch.setattr(step_meter, "MEMORY_SECONDS", 1000.0)
-    train(step, init(weights(2)), 3)
+    train(step, weights(2), 3)
     assert [request.measure_memory for request in requests] == [True, True] + [False] * 4
 
 
@@ -197,7 +196,7 @@ def failing(times):
 def test_what_write_raises_is_raised_by_the_next_call_before_that_runs(step):
     write, written = failing(times=1)
     with mpmd.metrics(step, write):
-        states = [init(weights(2))]
+        states = [weights(2)]
         with pytest.raises(OSError, match="the disk is full") as caught:
             while True:
                 states.append(step(states[-1], *batch())[0])
@@ -211,14 +210,14 @@ def test_what_write_raises_is_raised_by_the_next_call_before_that_runs(step):
 def test_what_write_raises_at_the_end_is_raised_there(step):
     write, _ = failing(times=1)
     with pytest.raises(OSError, match="the disk is full"), mpmd.metrics(step, write):
-        state, _ = step(init(weights(2)), *batch())
+        state, _ = step(weights(2), *batch())
     train(step, state, 1)
 
 
 def test_an_error_of_the_loop_goes_before_that_of_write(step):
     write, _ = failing(times=1)
     with pytest.raises(ZeroDivisionError) as caught, mpmd.metrics(step, write):
-        train(step, init(weights(2)), 1)
+        train(step, weights(2), 1)
         step.meter.wait()
         1 / 0  # noqa: B018
     assert "`write` has failed, too: OSError: the disk is full" in caught.value.__notes__[0]
@@ -229,7 +228,7 @@ def test_an_interrupt_of_write_leaves_the_new_state(step):
         raise KeyboardInterrupt
 
     metrics = mpmd.metrics(step, write)
-    state = train(step, init(weights(2)), 1)
+    state = train(step, weights(2), 1)
     step.meter.wait()
     with pytest.raises(KeyboardInterrupt):
         step(state, *batch())
@@ -239,7 +238,7 @@ def test_an_interrupt_of_write_leaves_the_new_state(step):
 
 
 def test_write_may_call_the_step(mesh):
-    step, written, state = mpmd.jit(TRAIN_STEP, mesh), Written(), init(weights(2))
+    step, written, state = mpmd.jit(shrink, mesh), Written(), weights(2)
 
     def write(number, values):
         written(number, values)
@@ -254,8 +253,8 @@ def test_write_may_call_the_step(mesh):
 
 
 def test_failed_steps_are_counted(mesh):
-    step, written = mpmd.jit(TRAIN_STEP, mesh), Written()
-    state, (xs, ys) = init(weights(2)), batch()
+    step, written = mpmd.jit(shrink, mesh), Written()
+    state, (xs, ys) = weights(2), batch()
     with mpmd.metrics(step, written):
         train(step, state, 1)
         xs = np.full_like(xs, np.nan)
@@ -270,14 +269,14 @@ def test_failed_steps_are_counted(mesh):
 def test_two_writes_get_the_same(step):
     first, second = Written(), Written()
     with mpmd.metrics(step, first), mpmd.metrics(step, second, every=2):
-        train(step, init(weights(2)), 4)
+        train(step, weights(2), 4)
     assert (first.steps, second.steps) == ([0, 1, 2, 3], [1, 3])
 
 
 def test_closing_twice_writes_once(step):
     written = Written()
     metrics = mpmd.metrics(step, written)
-    train(step, init(weights(2)), 2)
+    train(step, weights(2), 2)
     metrics.close()
     metrics.close()
     assert written.steps == [0, 1]
@@ -285,7 +284,7 @@ def test_closing_twice_writes_once(step):
 
 def test_all_that_is_wrong_with_arguments_is_said_at_once():
     with pytest.raises(TypeError) as caught:
-        mpmd.metrics(TRAIN_STEP, lambda values: None, examples=0, tokens="512", every=0, first_step=-1)
+        mpmd.metrics(shrink, lambda values: None, examples=0, tokens="512", every=0, first_step=-1)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("mpmd.metrics: step must be the result of mpmd.jit, or a compiled step")
     assert lines[1].startswith("write must take two arguments, the number of a step and a dict")
@@ -294,10 +293,10 @@ def test_all_that_is_wrong_with_arguments_is_said_at_once():
 
 def test_the_counts_of_a_function(mesh, step):
     assert step.meter.counts() == step.meter.counts()
-    jax.block_until_ready(train(step, init(weights(2)), 3))
+    jax.block_until_ready(train(step, weights(2), 3))
     step.meter.wait()
     counts = step.meter.counts()
-    assert (counts.name, counts.ended, counts.failed, counts.under_way) == ("step", 3, 0, 0)
+    assert (counts.name, counts.ended, counts.failed, counts.under_way) == ("shrink", 3, 0, 0)
     assert counts.seconds_per_step > 0 and counts.driver_seconds >= 0 and counts.last_end > 0
     assert counts.memory.keys() == {0, 1}
     assert step.meter in mesh.runtime.meters.all()
