@@ -1,7 +1,7 @@
 """Nodes of known accelerators, with the sources of their numbers.
 
-``python -m benchmarks published`` compares predictions with published steps of some of them. The rates of
-products of these are fitted to a third of their steps. Others are "not fitted": rates of datasheets times
+``python -m benchmarks published`` compares predictions with published steps of five presets, whose rates of
+products are fitted to a third of the steps. The remaining presets are "not fitted": rates of datasheets times
 efficiencies that were measured on an A100.
 """
 
