@@ -87,11 +87,10 @@ MAY_IMPORT = {
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
     "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table mpmd.planner.labels "
     "mpmd.planner.pools mpmd.planner.reasons mpmd.planner.simplicity mpmd.planner.trials",
-    "mpmd.planner.choice_table": "mpmd.language mpmd.planner.candidate mpmd.planner.submesh mpmd.util",
-    "mpmd.planner.choice_details": "mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.layer_profile mpmd.util",
+    "mpmd.planner.choice_table": "mpmd.language mpmd.planner.candidate mpmd.planner.layer_profile "
+    "mpmd.planner.submesh mpmd.util",
     "mpmd.planner.choice": "mpmd.compat mpmd.language mpmd.meshes mpmd.planner.candidate "
-    "mpmd.planner.choice_details mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.hardware "
+    "mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.hardware "
     "mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.search mpmd.planner.shared_cores "
     "mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.compat mpmd.planner.candidate mpmd.planner.choice "

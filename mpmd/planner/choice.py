@@ -17,8 +17,8 @@ from mpmd.language.decisions import Decisions, decided
 from mpmd.meshes.group_mesh import GroupMesh, mesh_fault
 from mpmd.meshes.mesh import MpmdMesh, devices_faults
 from mpmd.planner.candidate import Candidate, Row
-from mpmd.planner.choice_details import ChoiceDetails
 from mpmd.planner.choice_table import (
+    ChoiceDetails,
     candidate_text,
     row_data,
     terminal_width,
@@ -215,7 +215,7 @@ class Choice(ShownAsText):
         return ChoiceDetails(self._heading(), self.rows, self.examples, self._profiles)
 
     def to_html(self) -> str:
-        """A page with the layers and all rows: that of ``details``."""
+        """The page of ``details``: the layers and all rows as HTML."""
         return self.details().to_html()
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Rows of a choice as text, as a page of HTML, and as data for JSON. No JAX."""
+"""Rows of a choice: as a table for a terminal, as data for JSON, and with all numbers and layers. No JAX."""
 
 from __future__ import annotations
 
@@ -7,31 +7,22 @@ import html
 import itertools
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate, Prediction, Row
+from mpmd.planner.layer_profile import Layer, LayerProfile
 from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
+from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
 
 MEMORY_PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")
-_HEADER = (
-    "",
-    "candidate",
-    "step",
-    "examples/s",
-    "bubble",
-    "all-reduce",
-    "peak memory",
-    *MEMORY_PARTS,
-    "from",
-    "why not",
-)
-_NARROW_HEADER = ("", "step", "bubble", "memory", "from")
+_NARROW_HEADER = {"": "", "step": "step", "bubble": "bubble", "memory": "peak memory", "from": "from"}
+"""The columns of the table for a terminal, each with the name of its cell in ``_cells``."""
 _TEXT_HEADER = "candidate, and why not"
-_LEFT = {1, len(_HEADER) - 2, len(_HEADER) - 1}
-"""The columns that are aligned to the left."""
+_TEXT_COLUMNS = ("candidate", "from", "why not")
+"""The columns that a page aligns to the left."""
 _LONGEST_REASON = 120
 """The most characters of a reason in the table; the data have all."""
 
@@ -111,9 +102,11 @@ def text_table(rows: Sequence[Row], shown: int, width: int) -> str:
       shown: how many of the best; the rest is counted.
     """
     picked = _picked(rows, shown)
-    numbers = aligned([_NARROW_HEADER, *(_narrow_cells(number, row) for number, row, _ in picked)], left={4})
+    cells = [_cells(number, row, examples=0) for number, row, _ in picked]
+    narrow = [[of_row[name] for name in _NARROW_HEADER.values()] for of_row in cells]
+    numbers = aligned([[*_NARROW_HEADER], *narrow], left={4})
     indent = max(map(len, numbers)) + 2
-    texts = [[_TEXT_HEADER]] + [_row_lines(row, others, width - indent) for _, row, others in picked]
+    texts = [[_TEXT_HEADER]] + [_text_lines(row, others, width - indent) for _, row, others in picked]
     lines = [
         line
         for of_row, (first, *rest) in zip(numbers, texts, strict=True)
@@ -124,24 +117,13 @@ def text_table(rows: Sequence[Row], shown: int, width: int) -> str:
     return "\n".join(lines)
 
 
-def _narrow_cells(number: int, row: Row) -> list[str]:
-    prediction = row.prediction
-    return [
-        str(number),
-        time_text(prediction),
-        f"{max(prediction.bubble, 0):.1%}",
-        human_bytes(prediction.memory.total),
-        prediction.source,
-    ]
-
-
-def _row_lines(row: Row, others: Sequence[Row], width: int) -> list[str]:
+def _text_lines(row: Row, others: Sequence[Row], width: int) -> list[str]:
     """The candidate, and why it has not won."""
     reason = _reason_text(row, others)
-    return [*wrapped(labelled_text(row), width), *wrapped(f"  {reason}" if reason else "", width, 2)]
+    return [*wrapped(_labelled_text(row), width), *wrapped(f"  {reason}" if reason else "", width, 2)]
 
 
-def labelled_text(row: Row) -> str:
+def _labelled_text(row: Row) -> str:
     """A row's candidate in words, behind the row's label."""
     label = f"{row.label}: " if row.label else ""
     return f"{label}{candidate_text(row.candidate)}"
@@ -153,12 +135,12 @@ def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
 
 
 def terminal_width() -> int:
-    """The width of tables: that of the terminal, from 80 to 120 characters; 100 where there is none."""
+    """Characters of a line: as wide as the terminal, from 80 to 120, or 100 without a terminal."""
     return min(120, max(80, shutil.get_terminal_size((100, 24)).columns))
 
 
 def _picked(rows: Sequence[Row], shown: int) -> list[tuple[int, Row, list[Row]]]:
-    """The best rows, and those with a label, each with its number and the rows with other schedules."""
+    """Merges rows that differ in the schedule alone; returns number, fastest row and slower rows of each."""
     alike: dict[Any, list[tuple[int, Row]]] = {}
     for number, row in enumerate(rows, 1):
         alike.setdefault(_but_for_schedule(row), []).append((number, row))
@@ -180,7 +162,7 @@ def _but_for_schedule(row: Row) -> Any:
 
 
 def _reason_text(row: Row, others: Sequence[Row]) -> str:
-    """The reason why a row has not won, and the schedules that are slower in its place."""
+    """The reason why a row has not won, and the slower schedules of the same candidate."""
     reason = textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …")
     if not others:
         return reason
@@ -195,20 +177,21 @@ def _schedule_names(candidate: Candidate) -> str:
     return " and ".join(dict.fromkeys(loop.schedule_text for loop in candidate.loops))
 
 
-def _cells(number: int, row: Row, examples: int) -> list[str]:
-    prediction = row.prediction
-    return [
-        str(number),
-        labelled_text(row),
-        time_text(prediction),
-        f"{examples / prediction.seconds:.4g}" if prediction.seconds else "",
-        f"{max(prediction.bubble, 0):.1%}",
-        f"{prediction.communication:.1%}",
-        human_bytes(prediction.memory.total),
-        *(human_bytes(getattr(prediction.memory, part)) for part in MEMORY_PARTS),
-        prediction.source,
-        textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …"),
-    ]
+def _cells(number: int, row: Row, examples: int) -> dict[str, str]:
+    """The texts of all columns of a row, by the names of the columns."""
+    prediction, memory = row.prediction, row.prediction.memory
+    return {
+        "": str(number),
+        "candidate": _labelled_text(row),
+        "step": time_text(prediction),
+        "examples/s": f"{examples / prediction.seconds:.4g}" if prediction.seconds else "",
+        "bubble": f"{max(prediction.bubble, 0):.1%}",
+        "all-reduce": f"{prediction.communication:.1%}",
+        "peak memory": human_bytes(memory.total),
+        **{part: human_bytes(getattr(memory, part)) for part in MEMORY_PARTS},
+        "from": prediction.source,
+        "why not": textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …"),
+    }
 
 
 def time_text(prediction: Prediction) -> str:
@@ -225,7 +208,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def row_data(row: Row, examples: int) -> dict[str, Any]:
-    """A row as data: seconds, bytes and shares. Fields of a loop are those of the first one."""
+    """A row as data: seconds, bytes and shares. The fields of ``candidate`` describe the first loop."""
     candidate, prediction = row.candidate, row.prediction
     return {
         "candidate": {
@@ -280,36 +263,77 @@ pre { background: #f6f6f6; padding: 1em }
 """
 
 
-def html_page(title: str, heading: str, rows: Sequence[Row], examples: int) -> str:
-    """All rows as a page, which needs no other file.
+@dataclasses.dataclass(frozen=True, repr=False)
+class ChoiceDetails(ShownAsText):
+    """All numbers of a choice; ``print`` shows them as text, a notebook as a table.
 
-    Args:
-      heading: the text above the table.
+    Attributes:
+      heading: the cluster and the choice, as text.
+      rows: all candidates, the best first.
+      examples: the rows of a batch.
+      profiles: the layers of each loop.
     """
-    return "\n".join(
-        [
-            "<!doctype html>",
-            f'<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>',
-            f"<style>{_STYLE}</style></head><body>",
-            f"<h1>{html.escape(title)}</h1>",
-            html_table(heading, rows, examples),
-            "</body></html>",
-            "",
-        ]
+
+    heading: str
+    rows: tuple[Row, ...]
+    examples: int
+    profiles: tuple[LayerProfile, ...]
+
+    def __str__(self) -> str:
+        rows = (line for number, row in enumerate(self.rows, 1) for line in self._row_lines(number, row))
+        return "\n".join([*self._heading_lines(), "", *rows])
+
+    def to_html(self) -> str:
+        """A page with the layers and all rows, which needs no other file."""
+        head = f'<meta charset="utf-8"><title>mpmd plan</title>\n<style>{_STYLE}</style>'
+        body = f"<h1>mpmd plan</h1>\n{self._repr_html_()}"
+        return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+
+    def _repr_html_(self) -> str:
+        """The heading and a table of all rows, for notebooks."""
+        cells = [_cells(number, row, self.examples) for number, row in enumerate(self.rows, 1)]
+        lines = [f"<pre>{html.escape(chr(10).join(self._heading_lines()))}</pre>", "<table>"]
+        lines.append(_html_row("th", dict(zip(cells[0], cells[0], strict=True))))
+        lines += [_html_row("td", of_row, "" if i else "best") for i, of_row in enumerate(cells)]
+        return "\n".join([*lines, "</table>"])
+
+    def _heading_lines(self) -> Iterator[str]:
+        yield self.heading
+        for number, profile in enumerate(self.profiles):
+            yield f"layers of loop {number}:" if len(self.profiles) > 1 else "layers:"
+            for index, layer in enumerate(profile.layers):
+                yield from wrapped(f"{index:3}  {_layer_text(layer, profile)}", terminal_width(), 5)
+
+    def _row_lines(self, number: int, row: Row) -> Iterator[str]:
+        cells, width = _cells(number, row, self.examples), terminal_width()
+        rate = f", {cells['examples/s']} examples/s" if cells["examples/s"] else ""
+        parts = ", ".join(f"{part} {cells[part]}" for part in MEMORY_PARTS)
+        yield from wrapped(f"{number:3}  {cells['candidate']}", width, 5)
+        for line in (
+            f"step {cells['step']} from {cells['from']}{rate}, bubble {cells['bubble']}, all-reduce "
+            f"{cells['all-reduce']}",
+            f"memory {cells['peak memory']}: {parts}",
+            row.reason,
+        ):
+            yield from wrapped(f"     {line}" if line else "", width, 7)
+
+
+def _layer_text(layer: Layer, profile: LayerProfile) -> str:
+    operations = layer.forward.operations + layer.backward.operations
+    text = (
+        f"{layer.name}: {operations * profile.rows / profile.microbatch_rows:.3g} operations a step, weights "
+        f"{human_bytes(layer.weights)}"
     )
+    if profile.are_stages or not profile.has_backward:
+        return text
+    rows = f"of {profile.microbatch_rows} rows" if profile.microbatch_rows > 1 else "of a row"
+    kept = (f"{policy} {human_bytes(layer.recomputation(policy).residuals)}" for policy in profile.policies)
+    return f"{text}; kept {rows} by policy: {', '.join(kept)}"
 
 
-def html_table(heading: str, rows: Sequence[Row], examples: int) -> str:
-    """All rows as a table, below a text."""
-    lines = [f"<pre>{html.escape(heading)}</pre>", "<table>", _html_row("th", _HEADER)]
-    for number, row in enumerate(rows, 1):
-        lines.append(_html_row("td", _cells(number, row, examples), "best" if number == 1 else ""))
-    return "\n".join([*lines, "</table>"])
-
-
-def _html_row(tag: str, cells: Sequence[str], kind: str = "") -> str:
+def _html_row(tag: str, cells: dict[str, str], kind: str = "") -> str:
     texts = (
-        f"<{tag}{' class=text' if i in _LEFT else ''}>{html.escape(cell)}</{tag}>"
-        for i, cell in enumerate(cells)
+        f"<{tag}{' class=text' if name in _TEXT_COLUMNS else ''}>{html.escape(cell)}</{tag}>"
+        for name, cell in cells.items()
     )
     return f"<tr{f' class={kind}' if kind else ''}>{''.join(texts)}</tr>"

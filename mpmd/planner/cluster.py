@@ -72,20 +72,21 @@ class Cluster(Hardware):
 
     @staticmethod
     def preset(name: str, *, nodes: int = 1, **given: Any) -> Cluster:
-        """Nodes of eight devices of a known kind, or slices of TPUs.
+        """Nodes of eight devices of a known kind, slices of TPUs, or nodes of CPUs.
 
         ::
 
             cluster = mpmd.Cluster.preset("a100-80gb", nodes=4, node_link=mpmd.simulate.Link(1e-5, 1e11))
 
-        ``mpmd/planner/presets.py`` names the source of each number. A
-        node of TPUs is a slice, whose chips ICI joins: 256 chips of ``"v5e"`` and ``"v6e"``, 64 of
-        ``"v5p"``, or as many as ``devices_per_node`` says.
+        ``mpmd/planner/presets.py`` names the source of each number. A node of TPUs is a slice, whose chips
+        ICI joins: 256 chips of ``"v5e"`` and ``"v6e"``, 64 of ``"v5p"``, or as many as ``devices_per_node``
+        says. A node of ``"cpu"`` is one device, with all cores of a server with one socket.
 
         Args:
           name: ``"a100-80gb"``, ``"h100"`` (a board of 500 W), ``"v5e"``, ``"v5p"`` or ``"v6e"``, whose rates
             are fitted to published steps; or ``"a100-40gb"``, ``"h100-sxm"``, ``"h200"``, ``"b200"``,
-            ``"l40s"`` or ``"rtx4090"``, whose rates are those of datasheets times measured efficiencies.
+            ``"l40s"``, ``"rtx4090"`` or ``"cpu"``, whose rates are those of datasheets times efficiencies
+            that were measured on other devices.
           given: attributes of the cluster that differ, by name.
 
         Raises: ``ValueError`` for other names and attributes; as ``Cluster``.

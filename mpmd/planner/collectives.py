@@ -64,7 +64,7 @@ class CollectiveCost:
     each: float
 
     def seconds(self, nbytes: np.ndarray, number: np.ndarray | float = 1.0) -> np.ndarray:
-        """The seconds of so many collectives of values that have ``nbytes`` bytes together."""
+        """Seconds for ``number`` collectives of ``nbytes`` bytes in total."""
         return np.where(nbytes > 0, nbytes * self.per_byte + number * self.each, 0.0)
 
 

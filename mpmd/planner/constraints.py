@@ -1,4 +1,4 @@
-"""The constraints that a caller of ``mpmd.plan`` gives; all else is chosen. No JAX."""
+"""The constraints that a caller of ``mpmd.plan`` gives; the planner chooses the rest. No JAX."""
 
 from __future__ import annotations
 

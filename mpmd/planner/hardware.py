@@ -182,7 +182,7 @@ class Hardware:
 
     @property
     def pools(self) -> tuple[Hardware, ...]:
-        """The devices by kind: all of them."""
+        """The hardware itself, as the only pool of a cluster of one kind."""
         return (self,)
 
     def pool(self, name: str) -> Hardware:
@@ -205,7 +205,7 @@ class Hardware:
         return dataclasses.replace(self, memory=self.memory * share)
 
     def with_nodes(self, factor: int) -> Self:
-        """The cluster with so many times the nodes; any link will do between those that had none."""
+        """The cluster with ``factor`` times the nodes; a missing ``node_link`` becomes one without costs."""
         node_link = Link() if self.node_link is NO_LINK else self.node_link
         return dataclasses.replace(self, nodes=factor * self.nodes, node_link=node_link)
 
@@ -323,7 +323,7 @@ def completed(
 
 
 def _rates_beside(rates: Mapping[str, Curve], given: Mapping[str, Any]) -> dict[str, Curve]:
-    """The measured rates of what the user gives no constant rate or link for."""
+    """The measured rates, without the curves that a given ``flops`` or ``device_link`` replaces."""
     without_products = without(rates, ProductKind) if "flops" in given else rates
     return without(without_products, CollectiveKind) if "device_link" in given else dict(without_products)
 
@@ -334,7 +334,7 @@ def has_default(field: dataclasses.Field[Any]) -> bool:
 
 
 def _needed(fields: Mapping[str, dataclasses.Field[Any]], known: Mapping[str, Any]) -> list[str]:
-    """The attributes that a cluster of so many nodes and devices needs."""
+    """Names of required attributes; links only for several nodes, or several devices on a node."""
     unused = {field.name for field in fields.values() if has_default(field)} - {"device_link", "node_link"}
     if known["devices_per_node"] == 1:
         unused.add("device_link")

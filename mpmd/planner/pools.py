@@ -64,7 +64,7 @@ class Pools:
         return dataclasses.replace(self, pools=tuple(pool.with_memory(share) for pool in self.pools))
 
     def with_nodes(self, factor: int) -> Self:
-        """The cluster with so many times the nodes in each pool."""
+        """The cluster with ``factor`` times the nodes in each pool."""
         return dataclasses.replace(self, pools=tuple(pool.with_nodes(factor) for pool in self.pools))
 
 

@@ -1,7 +1,7 @@
 """Nodes of known accelerators, with the sources of their numbers.
 
-``python -m benchmarks published`` compares predictions with published steps of some of them. The rates of
-products of these are fitted to a third of their steps. Others are "not fitted": rates of datasheets times
+``python -m benchmarks published`` compares predictions with published steps of five presets, whose rates of
+products are fitted to a third of the steps. The remaining presets are "not fitted": rates of datasheets times
 efficiencies that were measured on an A100.
 """
 
@@ -38,6 +38,8 @@ class Preset:
       memory_bandwidth, device_link, node_link: bytes per second.
       devices_per_node: the devices of a node; of a TPU the chips of a slice, see ``tpu``.
       latency, collective_floor, kernel_floor, task_overhead: seconds.
+      is_accelerator: whether XLA merges all-reduces, overlaps gathers and has products add to accumulators.
+        Otherwise ``product`` is in float32, and products of all kinds have this rate.
     """
 
     kind: str
@@ -53,9 +55,14 @@ class Preset:
     collective_floor: float = COLLECTIVE_FLOOR
     kernel_floor: float = KERNEL_FLOOR
     task_overhead: float = TASK_OVERHEAD
+    is_accelerator: bool = True
 
     def fields(self) -> dict[str, Any]:
         """The attributes of a cluster."""
+        rates = {
+            "product bfloat16": Curve(self.product, self.half),
+            "batched_product bfloat16": Curve(self.attention),
+        }
         return {
             "kind": self.kind,
             "devices_per_node": self.devices_per_node,
@@ -65,15 +72,12 @@ class Preset:
             "device_link": Link(self.latency, self.device_link),
             "node_link": Link(LATENCY, self.node_link),
             "task_overhead": self.task_overhead,
-            "rates": {
-                "product bfloat16": Curve(self.product, self.half),
-                "batched_product bfloat16": Curve(self.attention),
-            },
+            "rates": rates if self.is_accelerator else {},
             "kernel_floor": self.kernel_floor,
             "collective_floor": self.collective_floor,
-            "merges_all_reduces": True,
-            "overlaps_gathers": True,
-            "accumulates_products": True,
+            "merges_all_reduces": self.is_accelerator,
+            "overlaps_gathers": self.is_accelerator,
+            "accumulates_products": self.is_accelerator,
         }
 
 
@@ -168,7 +172,8 @@ PRESETS = {
         device_link=2.35e11,
         node_link=NODE_LINK * 100e9,
     ),
-    # NVIDIA's datasheet of 2021, with nodes of four links of 100 Gbit/s. Not fitted.
+    # NVIDIA's datasheet of the A100, 2021: 312e12 in bfloat16, 40e9 bytes of HBM2 at 1.555e12 per second, and
+    # 300e9 of NVLink in one direction. Nodes have four links of 100 Gbit/s. Not fitted.
     "a100-40gb": gpu("A100-40G", 40e9, 312e12, 1.555e12, 300e9, 50e9, attention=ATTENTION),
     # A board of 500 W with HBM2e, 2.4e12 bytes per second. Products: fitted to a third of the steps of
     # torchtitan on it (benchmarks/llama3_h100_202412_torchtitan.md of its repository). Capacity: 80e9 of the
@@ -183,12 +188,34 @@ PRESETS = {
         device_link=3.7e11,
         node_link=NODE_LINK * NDR,
     ),
-    # NVIDIA's datasheets of H100 SXM (700 W, HBM3), H200, HGX B200, L40S and GeForce RTX 4090. Not fitted.
+    # NVIDIA's datasheet of the H100 SXM (700 W), 2023: 989e12, 80e9 bytes of HBM3 at 3.35e12. Not fitted.
     "h100-sxm": gpu("H100", 80e9, 989e12, 3.35e12, 450e9, NDR),
+    # NVIDIA's datasheet of the H200, 2024: products and links of the H100, HBM3e at 4.8e12. Not fitted.
     "h200": gpu("H200", 141e9, 989e12, 4.8e12, 450e9, NDR),
+    # NVIDIA's datasheet of Blackwell, 2025, a GPU of an HGX B200: 2.25e15, 180e9 bytes of HBM3e at 7.7e12 (a
+    # DGX B200 has 64e12 in eight), and 900e9 of NVLink in one direction. Not fitted.
     "b200": gpu("B200", 180e9, 2.25e15, 7.7e12, 900e9, NDR),
-    "l40s": gpu("L40S", 48e9, 362e12, 0.864e12, PCIE, HDR),
-    "rtx4090": gpu("RTX-4090", 24e9, 165e12, 1.008e12, PCIE, 12.5e9),
+    # NVIDIA's datasheet of the L40S, 2023: 362.05e12, 48e9 bytes of GDDR6 at 864e9, and PCIe 4.0. Not fitted.
+    "l40s": gpu("L40S", 48e9, 362.05e12, 864e9, PCIE, HDR),
+    # NVIDIA's paper "Ada GPU architecture", 2022, of the GeForce RTX 4090: 165.2e12 with sums in float32, and
+    # GDDR6X at 1.008e12. These GPUs exchange data through memory of the host, which may halve the share of
+    # PCIe. Ethernet of 100 Gbit/s. Not fitted.
+    "rtx4090": gpu("GeForce-RTX-4090", 24e9, 165.2e12, 1.008e12, PCIE, 12.5e9),
+    # Intel's page of the Xeon Platinum 8480+, 2023: 56 cores of 2.0 GHz with two AVX-512 units each, so 64
+    # operations per cycle in float32; eight channels of DDR5-4800. A device is all cores of a node with one
+    # socket and, by assumption, 256e9 bytes. Ethernet of 100 Gbit/s. Not fitted: the shares are as of GPUs.
+    "cpu": Preset(
+        kind="CPU",
+        memory=256e9,
+        product=PRODUCT * 56 * 2.0e9 * 64,
+        half=0.0,
+        attention=PRODUCT * 56 * 2.0e9 * 64,
+        memory_bandwidth=MEMORY * 307.2e9,
+        device_link=NODE_LINK * 12.5e9,
+        node_link=NODE_LINK * 12.5e9,
+        devices_per_node=1,
+        is_accelerator=False,
+    ),
     # Products: fitted to a third of the steps of MaxText (``benchmarks/published/tpus.py`` has the tables).
     # Capacities: Google's pages docs.cloud.google.com/tpu/docs/v5e, v5p-training and v6e. Memory and links:
     # the shares above of the rates of these pages. A slice is the largest of v5e and v6e, and a cube of v5p.

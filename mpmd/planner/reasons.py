@@ -43,7 +43,7 @@ def missing_bytes(candidate: Candidate, prediction: Prediction, cluster: AnyClus
 
 
 def memory_share(row: Row, cluster: AnyCluster) -> float:
-    """The memory that the group needs that needs most, over what its devices have."""
+    """Peak memory over the capacity of a device, in the group with the highest peak: 1.1 lacks a tenth."""
     return row.prediction.memory.total / _capacity(row.candidate, row.prediction, cluster)
 
 
@@ -114,7 +114,7 @@ def _work_text(work: float, candidate: Candidate, best: Candidate) -> str:
 
 
 def _lost_text(prediction: Prediction, best: Prediction) -> str:
-    """The text for the time in which devices do not compute: the part of which the best has less."""
+    """Names the larger loss against the best candidate: all-reduces or the bubble."""
     if prediction.communication - best.communication > prediction.bubble - best.bubble:
         return f"all-reduces take {prediction.communication:.0%}"
     text = f"bubble {prediction.bubble:.0%}"

@@ -1,4 +1,4 @@
-"""Ranks the best candidates anew, by their actual plans and by measured tasks."""
+"""Ranks the best candidates of the formulas again, by simulations of their plans and by measured tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mpmd.planner.trials.realize import Realized
 _logger = logging.getLogger(__name__)
 
 HOPELESS = 1.5
-"""Candidates whose time by the formulas is so many times the best one's are not planned."""
+"""Candidates are not planned if their time by the formulas is over 1.5 times the best planned time."""
 
 MOST_SEARCHES = 4
 """The most searches for less memory, when candidates fit by the formulas and their plans do not."""
@@ -31,7 +31,7 @@ MOST_MEASURED = 3
 """The most candidates that are measured, for each that was asked for."""
 
 CONTENDERS = 1.1
-"""Candidates whose time is at most so many times the fastest one's are measured in turns.
+"""Candidates within 1.1 times the fastest measured time are measured in turns.
 
 A single measurement on a CPU that others use, too, may be off by as much.
 """
@@ -43,7 +43,7 @@ Such plans take about ten seconds. The limit is no time, so the answer depends o
 """
 
 Realize = Callable[[Candidate], Realized]
-"""Makes the plan of a candidate and predicts from it. Raises ``CompileError``."""
+"""Compiles the plan of a candidate and simulates it. Raises ``CompileError``."""
 
 Measure = Callable[[Realized, Candidate], Realized]
 """Measures the tasks of a plan, and predicts from these."""
@@ -105,7 +105,7 @@ def rerank(
 
 
 class _Reranking:
-    """The candidates that fit (``_fitting``), and those that do not or cannot be compiled (``_refused``)."""
+    """The planned candidates: ``_fitting`` can run, ``_refused`` lack memory or cannot be compiled."""
 
     def __init__(self, cluster: AnyCluster):
         self._cluster = cluster
@@ -160,9 +160,10 @@ class _Reranking:
         return row.prediction.seconds > HOPELESS * self._fitting[0][0].prediction.seconds
 
     def _in_order(self, rows: Sequence[Row]) -> tuple[int, list[Row]]:
-        """The first row, one that is simpler, the alternatives to a pipeline, the other rows.
+        """Orders rows for planning; the number counts rows that are planned whatever the size of their plans.
 
-        Then those that do not fit. The number is that of rows to plan however large their plans are.
+        The best row comes first, then a simpler row that may be as fast, the alternatives to a pipeline, the
+        remaining rows that fit, and the rows that lack memory.
         """
         fitting = [row for row in rows if not shortage(row, self._cluster)]
         first = [*fitting[:1], *_simpler(fitting)]
@@ -202,11 +203,12 @@ class _Reranking:
             self._fitting.sort(key=lambda entry: entry[0].prediction.seconds)
 
     def measure(self, measure: Measure, count: int, turns: int) -> None:
-        """Measures the best candidates, and further ones until the best of them beats what is left.
+        """Measures ``count`` candidates, and more until no unmeasured candidate may be the fastest.
 
-        It beats a candidate that cannot be as fast within the expected error of its simulated time, nor
-        within that of this time scaled by measured over simulated ones: a cause that makes measured ones slow
-        may not concern the others. In the result, the times of those that are not measured are scaled.
+        A candidate may be the fastest if its simulated time, less its expected error, is below the fastest
+        measured time. The test takes the simulated time as it is and scaled by the median of measured over
+        simulated times, because a slow machine may not slow every candidate. At the end, the times of
+        unmeasured candidates are scaled by this median.
         """
         if not self._fitting:
             return
@@ -299,16 +301,15 @@ class _Reranking:
         return Ranking(relabelled(ranked), winner, tuple(self._notes(waiting, limits)))
 
     def _unplanned_because(self, row: Row, best: Row) -> str:
-        """The reason why a candidate that was not planned is slower than the best, both by the formulas."""
+        """The reason why an unplanned candidate is slower than the best, by the formulas' times."""
         of_best = self._by_formula.get(best.candidate, best.prediction)
         reason = slower_because(row.candidate, row.prediction, best.candidate, of_best)
         return f"not planned; by the formulas {reason}"
 
     def _preferred(self) -> list[tuple[Row, Realized]]:
-        """The candidates that fit, the simplest of those first that may be the fastest.
+        """Sorts ``_fitting``: first the candidates that may be the fastest, by ``simplicity.in_order``.
 
-        The order is that of ``in_order``, by the sizes of plans. Where some are measured, the fastest is
-        among them.
+        If any candidate was measured, only measured candidates may be the fastest.
         """
         pool = [entry for entry in self._fitting if _is_measured(entry)] or self._fitting
         options = [
@@ -370,7 +371,7 @@ def _simpler(fitting: Sequence[Row]) -> list[Row]:
 
 
 def _num_tasks(candidate: Candidate) -> int:
-    """The number of stages times that of passes through them, of all loops."""
+    """Stages times passes through each stage, summed over loops."""
     return sum(loop.schedule.num_stages * loop.num_passes for loop in candidate.loops)
 
 

@@ -53,7 +53,7 @@ def in_order(options: Sequence[Option]) -> list[int]:
 
 
 class Complexity(NamedTuple):
-    """The ways in which a candidate is less simple than others, those that count most first.
+    """The features that make a candidate less simple, in order of weight.
 
     Attributes:
       pipeline: whether there is more than one group. Messages between groups, and the runtime that orders
@@ -75,7 +75,7 @@ class Complexity(NamedTuple):
 
 
 def complexity(candidate: Candidate) -> Complexity:
-    """The ways in which a candidate is less simple than others."""
+    """Compares candidates by simplicity: the simplest candidate has the least value."""
     unusual = any(
         len(loop.submeshes) > 1
         and (not isinstance(loop.schedule, KNOWN_SCHEDULES) or loop.schedule.slices > 1)
@@ -97,7 +97,7 @@ def _is_within(seconds: float, expected_error: float, fastest: float) -> bool:
 
 
 def less_simple_because(candidate: Candidate, best: Candidate) -> str:
-    """The reason why a candidate is less simple than the best; empty if it is not."""
+    """The first feature that makes a candidate less simple than the best, as text; empty without one."""
     pairs = zip(complexity(candidate), complexity(best), strict=True)
     names = ", ".join(dict.fromkeys(loop.schedule_text for loop in candidate.loops))
     texts = (

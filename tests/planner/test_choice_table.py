@@ -3,10 +3,9 @@
 import pytest
 
 from mpmd.planner.candidate import Candidate, Memory, Prediction, Row
-from mpmd.planner.choice_details import ChoiceDetails
 from mpmd.planner.choice_table import (
+    ChoiceDetails,
     candidate_text,
-    html_page,
     row_data,
     seconds_text,
     terminal_width,
@@ -66,7 +65,7 @@ def test_tables_fit_the_terminal(columns, monkeypatch):
 
 def test_pages_escape_what_is_not_markup():
     candidate = Candidate((4,), ({"data": 1},), Std1F1B(1), 1, False, False)
-    page = html_page("plan", "a < b", [row(candidate, reason="<none>")], examples=8)
+    page = ChoiceDetails("a < b", (row(candidate, reason="<none>"),), 8, ()).to_html()
     assert "a &lt; b" in page and "&lt;none&gt;" in page and page.count("<tr") == 2
 
 

@@ -20,6 +20,7 @@ CLUSTERS = {
     "products are bound by operations": CLUSTER,
     "by memory": FAST,
     "with shared cores": dataclasses.replace(FAST, alone=4.0),
+    "products accumulate": dataclasses.replace(FAST, accumulates_products=True),
 }
 
 

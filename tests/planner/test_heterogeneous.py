@@ -263,6 +263,6 @@ def test_a_cluster_of_several_kinds_in_one_is_refused():
 
 def test_presets_make_pools():
     pools = [Cluster.preset(name) for name in PRESETS if name != "h100-sxm"]  # which are H100, too
-    names = ("A100", "A100-40G", "H100", "H200", "B200", "L40S", "RTX-4090")
-    names += ("TPU-V5LITEPOD", "TPU-V5P", "TPU-V6E")
+    names = ("A100", "A100-40G", "H100", "H200", "B200", "L40S", "GeForce-RTX-4090")
+    names += ("CPU", "TPU-V5LITEPOD", "TPU-V5P", "TPU-V6E")
     assert Cluster.of(pools, link=LINK).pool_names == names

@@ -86,7 +86,7 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
 
 
 def _repeated_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware, weights: Array) -> Array:
-    """The seconds of what a backward computes again, without all-reduces."""
+    """The seconds of the forward operations that a backward repeats, without all-reduces."""
     if group.remat is Remat.NONE:
         return np.zeros_like(weights)
     again, whole = arrays.recomputed(group.remat), arrays.forward[0]
@@ -112,7 +112,7 @@ def _task_seconds(
     cluster: Hardware,
     weights: Array,
 ) -> tuple[Array, Array]:
-    """The seconds of a task's products, and those of all else, without all-reduces.
+    """The seconds of a task's products, and of its other operations, without all-reduces.
 
     Args:
       work: the numbers of ``TaskWork``.

@@ -146,16 +146,6 @@ def _gathering(
     return DeviceWork(all_reduced=moved, all_reduces=dict.fromkeys(axes, 1), moved=moved)
 
 
-def _products(eqns: Sequence[JaxprEqn]) -> set[Var]:
-    """The results of products, also under a constraint on their sharding."""
-    products: set[Var] = set()
-    for eqn in eqns:
-        is_constraint = eqn.primitive.name == "sharding_constraint"
-        if eqn.primitive.name in PRODUCTS or (is_constraint and products & {*operands(eqn)}):
-            products.update(eqn.outvars)
-    return products
-
-
 def _makes_constants(eqn: JaxprEqn) -> bool:
     """Whether the constants that an equation reads need not be in memory."""
     return is_fused(eqn) or eqn.primitive is scan_p
@@ -167,7 +157,8 @@ class _Fusions:
     ``_sources`` has, for each variable, the values in memory from which it is computed: itself, if it is in
     memory. ``_windows`` are parts of values in memory, which their readers read there. ``_last`` has the
     position of the last equation that reads a value in memory. ``_free`` are constants in no memory, which
-    fusions compute, and loops in each iteration.
+    fusions compute, and loops in each iteration. ``_products`` are results of
+    products, and ``_sums`` of additions of products to accumulators.
     """
 
     def __init__(
@@ -198,9 +189,9 @@ class _Fusions:
         values = memory_values(equations, {*self._kept, *moving}, of_kernels.operands)
         inside = of_kernels.inside | self._residuals
         self._written, self._windows = values.written - self._free - inside, values.windows - inside
-        self._products = _products(eqns)
         readers = collections.Counter(atom for eqn in eqns for atom in {*operands(eqn)})
-        self._accumulators = {var for var in jaxpr.invars if readers[var] == 1}
+        accumulators = {var for var in jaxpr.invars if readers[var] == 1}
+        self._products, self._sums = set[Var](), set[Var]()
         self._sources: dict[Var, frozenset[Var]] = dict.fromkeys([*self._free, *self._residuals], frozenset())
         self._summed: dict[str, set[Var]] = {}
         self._scattered: dict[str, set[Var]] = {}
@@ -208,6 +199,7 @@ class _Fusions:
         for position, eqn in enumerate(eqns):
             read = self._read(operands(eqn))
             self._last |= dict.fromkeys(read, position)
+            self._add_products_and_sums(eqn, read, accumulators)
             for var in eqn.outvars:
                 is_read_there = var in self._written or var in self._windows
                 if var not in self._free:
@@ -298,14 +290,19 @@ class _Fusions:
             all_reduces={axis: 0.5 if axis in halves else 1 for axis in crossing},
             moved=of_moved,
             kernels=float(bool(written)),
-            accumulated=nbytes if self._is_accumulated(eqn, read) else 0.0,
+            accumulated=nbytes if self._sums & {*written} else 0.0,
             products={} if kind is None else {kind: ProductWork(computed, 1.0)},
         )
 
-    def _is_accumulated(self, eqn: JaxprEqn, read: Collection[Var]) -> bool:
-        """Whether an equation adds a product to an argument of the task that nothing else reads."""
-        is_sum = eqn.primitive.name in ("add", "add_any") and len(read) == 2
-        return is_sum and bool(self._products & {*read}) and bool(self._accumulators & {*read})
+    def _add_products_and_sums(self, eqn: JaxprEqn, read: frozenset[Var], accumulators: set[Var]) -> None:
+        """Adds results of ``eqn`` to ``_products`` and ``_sums``, which have constrained results, too."""
+        name = eqn.primitive.name
+        constrained = {*operands(eqn)} if name == "sharding_constraint" else set[Var]()
+        if name in PRODUCTS or constrained & self._products:
+            self._products.update(eqn.outvars)
+        is_addition = name in ("add", "add_any") and len(read) == 2
+        if constrained & self._sums or (is_addition and self._products & read and accumulators & read):
+            self._sums.update(eqn.outvars)
 
     def _moved_by_constraints(self, eqn: JaxprEqn, summed: Collection[str]) -> dict[str, Atom]:
         """For axes, the parts of values that are gathered by a constraint, or scattered before one."""
@@ -321,7 +318,7 @@ class _Fusions:
         return moved
 
     def _of_call(self, eqn: JaxprEqn) -> DeviceWork:
-        """The work of a kernel of which ``mpmd.cost`` has numbers; what it cannot divide is gathered."""
+        """The work of a kernel that ``mpmd.cost`` describes, which gathers dimensions that it cannot divide."""
         work = call_work(eqn)
         assert work is not None, "an equation with the operands of a kernel has its work"
         divided, gathered = set[str](), dict[str, float]()
