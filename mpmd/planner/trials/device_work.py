@@ -318,7 +318,7 @@ class _Fusions:
         return moved
 
     def _of_call(self, eqn: JaxprEqn) -> DeviceWork:
-        """The work of a kernel that ``mpmd.cost`` describes, which gathers dimensions that it cannot divide."""
+        """The work of a kernel that ``mpmd.cost`` describes. It gathers dimensions that it cannot divide."""
         work = call_work(eqn)
         assert work is not None, "an equation with the operands of a kernel has its work"
         divided, gathered = set[str](), dict[str, float]()
