@@ -110,7 +110,7 @@ class _Groups:
         return math.ceil(STEPS / self.count)
 
     def tasks(self, step: Callable[..., Any], *args: Any, steps: int = 1) -> list[list[Event]]:
-        """The tasks of the loop in each of so many steps."""
+        """The events of the loop's tasks, in a list for each of ``steps`` steps."""
         return [
             [event for event in events if isinstance(event.activity, Cell)]
             for events in self.record_steps(step, args, steps)
@@ -246,7 +246,7 @@ def _small_kernels(x: jax.Array) -> jax.Array:
 
 
 def _products(x: jax.Array, *, width: int, dtype: Any) -> jax.Array:
-    """A sequence of products, each of the result of the one before."""
+    """Multiplies a matrix ``PRODUCTS`` times, each time the last result."""
     numbers = jnp.arange(width * width, dtype=jnp.float32).reshape(width, width)
     matrix = (jnp.sin(numbers + x) / math.sqrt(width)).astype(dtype)
     return jax.lax.fori_loop(0, PRODUCTS, lambda _, result: result @ matrix, matrix)[0, 0].astype(jnp.float32)

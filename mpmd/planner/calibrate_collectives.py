@@ -78,7 +78,7 @@ def _task_seconds(record_steps: RecordSteps, work: Callable[..., jax.Array], **o
 def _repeated(
     x: jax.Array, *, kind: CollectiveKind, axes: tuple[str, ...], size: int, nbytes: int, count: int
 ) -> jax.Array:
-    """A sequence of collectives, each of a result of the one before."""
+    """Runs a sequence of collectives, each on the result of its predecessor."""
     mesh = jax.sharding.get_abstract_mesh()
     collective = {"all_reduce": _all_reduce, "all_gather": _all_gather}[kind]
     elements = max(1, nbytes // 4 // size) * size

@@ -138,7 +138,7 @@ class Prediction:
 
     @property
     def expected_error(self) -> float:
-        """The error that is expected of ``seconds``, as a share of them: that of the source."""
+        """Expected relative error of ``seconds`` by their source, e.g. 0.07 for a formula."""
         return EXPECTED_ERRORS[self.source]
 
     def scaled(self, factor: float) -> Prediction:

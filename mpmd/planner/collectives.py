@@ -76,9 +76,9 @@ class AxisCosts(NamedTuple):
 
 
 def axis_costs(pool: Hardware, device_range: DeviceRange) -> tuple[AxisCosts, ...]:
-    """The costs of collectives along each axis, ``INNERMOST_FIRST``: those of the slowest of its rings.
+    """The costs of collectives along each axis, ``INNERMOST_FIRST``, on the slowest ring of the axis.
 
-    Within a node they are those of the pool's ``rates``, as far as it has some; otherwise those of rings.
+    Within a node the curves of the pool's ``rates`` count, and without a curve the times of a ring.
     Rings that leave a node share its link: as many rings as the node has devices that no ring joins.
 
     Args:
@@ -141,7 +141,7 @@ def message_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) 
 
 
 def group_link(cluster: AnyCluster, source: DeviceRange, target: DeviceRange) -> Link:
-    """The link between two groups: that of a device within a node, and between nodes that of the node."""
+    """The link between two groups: ``device_link`` on one node, ``node_link`` between nodes of a pool."""
     if isinstance(cluster, Pools) and source.submesh.pool != target.submesh.pool:
         return cluster.link
     pool = cluster.pool(target.submesh.pool)

@@ -221,7 +221,7 @@ class LayerProfile:
         return tuple(worth)
 
     def _cost(self, policy: Remat) -> tuple[float, float]:
-        """The operations and bytes of what is computed again, and the kept bytes."""
+        """The repeated operations plus the bytes that they access, and the bytes of kept residuals."""
         each = [layer.recomputation(policy) for layer in self.layers]
         again = sum(one.work.operations + one.work.nbytes for one in each)
         return again, sum(one.residuals for one in each)

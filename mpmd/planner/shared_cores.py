@@ -62,7 +62,7 @@ def _with_bytes(task: TaskWork, of_products: float, beside: float) -> TaskWork:
 
 
 def _seconds_by_kind(cluster: Hardware, task: TaskWork) -> dict[str, float]:
-    """The seconds of a task's products by kind, and those of ``memory``; as ``hardware.seconds_by_part``."""
+    """The seconds of a task by kind of product, and for ``memory``; see ``hardware.seconds_by_part``."""
     computing = products_by_kind(cluster, task.operations, task.products)
     moving = (task.nbytes - task.nbytes_beside) / cluster.memory_bandwidth
     beside = task.nbytes_beside / cluster.memory_bandwidth
@@ -70,12 +70,12 @@ def _seconds_by_kind(cluster: Hardware, task: TaskWork) -> dict[str, float]:
 
 
 def in_one_process(cluster: Hardware) -> bool:
-    """Whether all groups are in one process, whose threads compute the tasks of any of them."""
+    """Whether all groups are in one process and share its threads."""
     return cluster.nodes == 1 and cluster.holding is Holding.RECEIVER
 
 
 def with_devices_at_once(cluster: Hardware, number: float) -> Hardware:
-    """The cluster, of one node, whose devices compute as fast as alone while at most so many compute."""
+    """The one-node cluster whose devices slow each other down only if more than ``number`` compute."""
     return dataclasses.replace(cluster, alone=max(1.0, cluster.devices_per_node / number), alone_of={})
 
 

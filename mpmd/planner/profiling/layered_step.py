@@ -82,7 +82,7 @@ class LayeredStep:
         return self._members[task_type].reads if task_type in self._members else ()
 
     def makes(self, task_type: TaskType) -> tuple[Var, ...]:
-        """The variables that a task makes for others."""
+        """The results of a task that equations outside of the task read."""
         return self._members[task_type].makes if task_type in self._members else ()
 
     @functools.cached_property

@@ -29,7 +29,7 @@ def best_cut(space: SearchSpace, candidate: Candidate) -> Evaluation | None:
 
 
 def best_of(evaluations: list[Evaluation], cluster: AnyCluster) -> Evaluation | None:
-    """The shortest step that fits, or the one that lacks the least memory if none does."""
+    """The shortest step that fits; if no step fits, the step that lacks the least memory."""
     fitting = [evaluation for evaluation in evaluations if evaluation.missing_bytes(cluster) <= 0]
     if fitting:
         return min(fitting, key=lambda evaluation: evaluation.seconds)

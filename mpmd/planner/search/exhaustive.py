@@ -32,7 +32,7 @@ MOST_STAGES = 8
 
 
 def is_small(space: SearchSpace) -> bool:
-    """Whether there are few enough candidates to evaluate all of them."""
+    """Whether the space has few enough candidates to evaluate each."""
     if len(space.submeshes) > MOST_SUBMESHES or len(space.profile.layers) > 4 * MOST_STAGES:
         return False
     numbers = (_num_cuts(space, candidate.schedule.num_stages) for candidate in _uncut(space))

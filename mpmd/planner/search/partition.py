@@ -27,7 +27,7 @@ from mpmd.planner.search.layer_arrays import Array
 from mpmd.planner.search.stages import Table
 
 SLACKS = (1.0, 1.1, math.inf)
-"""Limits for the slowest stage of a cut, over that of the most balanced cut."""
+"""Limits for the slowest stage of a cut, as multiples of the slowest stage of the most balanced cut."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,7 +127,7 @@ class SearchSpace:
         return math.gcd(*sizes) if sizes else 1
 
     def _takes_devices(self, submesh: Submesh) -> bool:
-        """Whether a group may have so many devices: on several nodes, a part of a node or whole nodes."""
+        """Whether the pool has the submesh's devices, and they are a part of a node or whole nodes."""
         number, pool = submesh.num_devices, self.model.cluster.pool(submesh.pool)
         if number > pool.num_devices:
             return False
@@ -186,14 +186,14 @@ class SearchSpace:
 
     @functools.cached_property
     def policies(self) -> list[tuple[Remat, ...]]:
-        """The policies of rematerialisation for all stages, or those that are fixed for each."""
+        """The candidates' rematerialisation: one policy for all stages each, or the fixed policies."""
         if self.constraints.remat is not None:
             return [self.constraints.remat]
         can_be_cut = self.profile.has_backward and not self.profile.are_stages
         return [(policy,) for policy in self.profile.policies] if can_be_cut else [(Remat.NONE,)]
 
     def alone(self, submesh: Submesh) -> Candidate:
-        """The whole step on one group with a submesh, or on those that are fixed for each group."""
+        """The whole step on one group, which has ``submesh`` unless the constraints fix another submesh."""
         number = self.numbers_of_microbatches[-1]
         return Candidate((), self.of_groups(submesh, 1), Std1F1B(1), number, (Remat.NONE,), fsdp=False)
 

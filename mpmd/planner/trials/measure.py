@@ -221,7 +221,7 @@ class _Bench:
     def times(
         self, program: Program, batched: Sequence[Sequence[int]], seconds: float
     ) -> tuple[dict[tuple[int, str], float], dict[tuple[int, str], float]]:
-        """The times of all groups by themselves, and of those of a batch of several together."""
+        """Seconds of tasks while their group runs alone, and while all groups of its batch run."""
         alone: dict[tuple[int, str], float] = {}
         together: dict[tuple[int, str], float] = {}
         for batch in batched:
@@ -235,7 +235,7 @@ class _Bench:
         return alone, together
 
     def _rehearsals(self, program: Program, batch: Sequence[int]) -> list[Rehearsal]:
-        """The programs of these groups, each on devices of its own, after a warm-up."""
+        """Warms up the programs of the groups in ``batch``, each on devices of its own."""
         rehearsals, start = [], 0
         for mpmd_idx in batch:
             submesh = self._submesh(mpmd_idx, start)

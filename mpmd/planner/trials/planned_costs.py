@@ -30,8 +30,7 @@ def task_seconds(
 ) -> dict[tuple[int, str], float]:
     """The seconds of each executable on each group that runs it.
 
-    They are those of ``hardware.seconds_by_part``, of the executable's exchanges, and of the overhead of a
-    task.
+    They are the sum of ``hardware.seconds_by_part``, the executable's exchanges and ``task_overhead``.
     """
     return {
         (mpmd_idx, executable.name): _computing(work[executable.name], pool)

@@ -114,7 +114,7 @@ class Trials:
         return tuple(donated)
 
     def shardings(self, candidate: Candidate) -> tuple[Any, dict[str, Any] | None]:
-        """The specs of the arguments by position, and of those by name.
+        """The specs of positional arguments, and of keyword arguments.
 
         ``None`` where every group is one device.
         """
