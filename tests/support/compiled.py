@@ -66,14 +66,14 @@ class CompiledCode(contextlib.AbstractContextManager):
 
     def _drop_old(self, root: Path) -> None:
         """Removes directories that killed processes left, and the oldest entries if all are too large."""
-        for left in root.glob("process-*"):
-            if time.time() - left.stat().st_mtime > DAY:
-                shutil.rmtree(left, ignore_errors=True)
         entries = []
-        for entry in root.glob("*/*-cache"):
-            if not entry.parent.name.startswith("process-"):  # whose process may be about to read it
-                with contextlib.suppress(FileNotFoundError):  # another process drops old ones, too
-                    entries.append((entry.stat().st_mtime, entry.stat().st_size, entry))
+        for folder in root.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another process ends, or drops old entries, too
+                if not folder.name.startswith("process-"):
+                    for entry in folder.glob("*-cache"):
+                        entries.append((entry.stat().st_mtime, entry.stat().st_size, entry))
+                elif time.time() - folder.stat().st_mtime > DAY:
+                    shutil.rmtree(folder, ignore_errors=True)
         excess = sum(size for _, size, _ in entries) - MOST_BYTES
         for _, size, entry in sorted(entries):
             if excess <= 0:
