@@ -18,6 +18,8 @@ from mpmd.replay import environment, files
 
 directories = {path.parent.name: path for path in sorted(Path(sys.argv[1]).glob("*/*"))}
 environment.prepare(max(map(files.read_task, directories.values()), key=lambda task: task.num_devices))
+import jax  # so that the command leaves the number of devices as it is
+
 printed = {}
 for name, path in directories.items():
     with contextlib.redirect_stdout(io.StringIO()) as stdout:
