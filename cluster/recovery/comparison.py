@@ -56,20 +56,26 @@ def compare(first: Run, second: Run) -> CorruptionReport | None:
             if (deviation := _in_step(one[mpmd_idx], other[mpmd_idx])) is not None
         }
         if deviations:
-            return _report(step, deviations, second.processes)
+            return _report(step, deviations, sorted(other), second.processes)
     if deviations := _in_values(first, second):
-        return _report(None, deviations, second.processes)
+        return _report(None, deviations, sorted(deviations), second.processes)
     return None
 
 
 def _report(
-    step: int | None, deviations: Mapping[int, _Deviation], processes: Sequence[ProcessDigests]
+    step: int | None,
+    deviations: Mapping[int, _Deviation],
+    groups: Sequence[int],
+    processes: Sequence[ProcessDigests],
 ) -> CorruptionReport:
+    """Reports the deviations of groups, of ``groups`` that were compared."""
     faulty = [mpmd_idx for mpmd_idx, deviation in deviations.items() if deviation.inputs_agree]
-    if not faulty and len(deviations) == 1:
-        faulty = [mpmd_idx for mpmd_idx, deviation in deviations.items() if deviation.inputs_agree is None]
+    unknown = [mpmd_idx for mpmd_idx, deviation in deviations.items() if deviation.inputs_agree is None]
+    if not faulty and len(groups) == 1:
+        faulty = unknown
     senders = {each.sender for each in deviations.values() if each.sender is not None}
-    suspects = tuple(faulty or sorted(deviations.keys() | senders))
+    # A group whose messages have no digests may have been sent the wrong bits by any group.
+    suspects = tuple(faulty or (groups if unknown else sorted(deviations.keys() | senders)))
     named = {mpmd_idx: deviations[mpmd_idx] for mpmd_idx in suspects if mpmd_idx in deviations}
     devices = tuple(dict.fromkeys(device for each in named.values() for device in each.devices))
     places = tuple(process.place for process in processes if process.mpmd_idx in suspects)

@@ -88,6 +88,7 @@ class Journal:
         self._dropped: set[LoggedCopy] = set()
         self._is_suspended = False
         self.attempt = 0
+        self.num_asked = 0  # steps
         self.committed = BEGINNING
         self.failed: LoggedStep | None = None
 
@@ -100,6 +101,7 @@ class Journal:
         nbytes = sum(array.nbytes for array in arrays.values())
         step = LoggedStep(ordinal, requests, nbytes)
         self._log.append(step)
+        self.num_asked += 1
         return step
 
     def add_read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> LoggedRead:
@@ -175,11 +177,6 @@ class Journal:
                 break
             since += isinstance(entry, LoggedStep)
         return since
-
-    @property
-    def num_asked(self) -> int:
-        """The number of the last step of the log; 0 when it has none."""
-        return max((entry.ordinal for entry in self._log if isinstance(entry, LoggedStep)), default=0)
 
     @property
     def is_quiet(self) -> bool:

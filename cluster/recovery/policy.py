@@ -89,7 +89,7 @@ class Recovery:
         """Whether groups are to go back and repeat their steps now, after a step; first after the first one.
 
         Args:
-          verified: the last step before the last check; 0 before the first check.
+          verified: the steps that were asked before the last check; 0 before the first check.
         """
         if self.verify_every is None or not journal.num_steps:
             return False

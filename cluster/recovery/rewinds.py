@@ -72,7 +72,7 @@ class Rewinds:
         self._stand_in = min(set(range(num_groups)) - left_out.groups, default=0)
         self.count = 0
         self._rewind: Rewind | None = None
-        self._verified = 0  # the last step before the last check
+        self._verified = 0  # the steps that were asked before the last check
 
     @property
     def is_under_way(self) -> bool:

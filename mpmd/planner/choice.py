@@ -121,8 +121,8 @@ class Choice(ShownAsText):
     def _needs_more_than_jax_takes(self) -> bool:
         memory = self.best.prediction.memory
         pool = self.cluster.pool(self.candidate.submeshes[memory.group].pool)
-        is_gpu = bool(pool.kind) and not pool.kind.startswith("TPU")
-        return is_gpu and memory.total > MEMORY_OF_A_GPU * pool.memory
+        may_be_gpu = not pool.kind.startswith(("TPU", "CPU"))  # other platforms ignore the variable
+        return may_be_gpu and memory.total > MEMORY_OF_A_GPU * pool.memory
 
     @api_boundary
     def mesh(self, devices: Sequence[jax.Device] | None = None) -> MpmdMesh:

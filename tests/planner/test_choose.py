@@ -299,7 +299,7 @@ def test_groups_that_need_more_memory_than_jax_takes_get_it(kind):
     full = dataclasses.replace(CLUSTER, kind=kind, memory=needed / 0.85)
     launch = mpmd.plan(open_step, *args, cluster=full, **fixes).launch
     variables = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
-    assert launch.get("runtime_env") == ({"env_vars": variables} if kind == "H100" else None)
+    assert launch.get("runtime_env") == (None if kind.startswith("TPU") else {"env_vars": variables})
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,7 @@ class _SlotArrival(NamedTuple):
     def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
         try:
             if digest_of(self.slot.content(self.layout).data) != self.digest:
-                what = f"message {self.message.tag} of step {self.message.step}"
-                raise CorruptedError(f"the content of {what} was changed on the way")
+                raise CorruptedError(f"the content of message {self.message.tag} was changed on the way")
             values = self.slot.lend(self.layout)
         except Exception as error:
             self.receiver.lose(self.message, error)

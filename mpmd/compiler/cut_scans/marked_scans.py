@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core.primitives import scan_p
 
 from mpmd.compat import replace_scans, scan_counts
 from mpmd.compiler.cut_scans.cut_scan import cut_scan
@@ -40,6 +41,9 @@ def cut_marked_scan(args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]
     body: Jaxpr = params["jaxpr"].jaxpr
     if faults := dict.fromkeys(_misplaced(body)):
         raise CompileError(list(faults))
+    bare = closed(without_marks(body), params["jaxpr"].consts)
+    if not params["length"]:
+        return scan_p.bind(*args, **{**params, "jaxpr": bare})
     boundary, line = marks[0][1].boundary, where(marks[0][0])
     try:
         marked = _marked_carry(params, marks)
@@ -47,7 +51,6 @@ def cut_marked_scan(args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]
     except ValueError as error:
         raise CompileError(f"{error}. {AS_PYTHON_LOOP}" if slices > 1 else str(error)) from None
     ends = {end: boundary.end(number) for number, end in enumerate(itertools.accumulate(counts))}
-    bare = closed(without_marks(body), params["jaxpr"].consts)
     notes = [MarkedScan(line, fault) for fault in index_faults(params, line)]
     return cut_scan(params, args, marked, ends, [(params["length"], bare)], notes)
 
@@ -68,6 +71,11 @@ def _misplaced(jaxpr: Jaxpr) -> Iterator[str]:
         if name in ("cond", "while") and any_inside(eqn, mark_p):
             inside = "a while loop" if name == "while" else "a lax.cond or lax.switch"
             yield f"{first_mark(eqn)} is inside {inside}; put the mark outside it"
+        elif name.startswith(("custom_jvp_call", "custom_vjp_call")) and any_inside(eqn, mark_p):
+            yield (
+                f"{first_mark(eqn)} is inside a function with a derivative rule of its own, by jax.custom_jvp "
+                "or jax.custom_vjp, in a scan, and the rule calls it again: mark what the function returns"
+            )
         else:
             for inner in subjaxprs(eqn):
                 yield from _misplaced(inner)

@@ -102,11 +102,13 @@ def test_a_step_that_fails_once():
     assert (report.kind, report.mpmd_idxs) == ("unlocated", (0, 1)) and "failed only once" in str(report)
 
 
-def test_without_digests_of_messages_a_group_is_named_if_it_differs_alone():
+def test_without_digests_of_messages_a_group_is_named_if_its_values_alone_differ_between_steps():
+    """In a step, the group that returns the loss may have been sent wrong bits."""
     right = without_digests(0.5, 0.5)
     assert compare(right, right) is None
-    assert compare(right, without_digests(0.5, 0.25)).kind == "computed"
-    assert compare(right, without_digests(0.25, 0.25)).kind == "unlocated"
+    for losses in ((0.5, 0.25), (0.25, 0.25)):
+        report = compare(right, without_digests(*losses))
+        assert (report.kind, report.mpmd_idxs) == ("unlocated", (0, 1))
     report = compare(right, without_digests(0.5, 0.5, of_values=(7, 1)))
     assert (report.kind, report.mpmd_idxs) == ("computed", (0,))
     assert compare(right, without_digests(0.5, 0.5, of_values=(7, 7))).kind == "unlocated"

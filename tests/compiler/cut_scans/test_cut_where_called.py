@@ -54,3 +54,39 @@ def test_a_marked_scan_is_cut_within(call):
 def test_a_marked_scan_is_one_scan_outside_of_a_compiled_loop():
     eqns = jax.make_jaxpr(model)(jnp.ones((LAYERS, WIDTH, WIDTH)), jnp.ones((2, WIDTH))).eqns
     assert [str(eqn.primitive) for eqn in eqns] == ["scan"]
+
+
+def lowered_with(loss, layers=LAYERS):
+    def step(w, xs):
+        return mpmd.treduce(lambda x: jax.grad(loss)(w, x), xs, mpmd.GPipe(STAGES), operation=mpmd.Add)
+
+    mesh = mpmd.AbstractMpmdMesh({"stage": STAGES}, "stage")
+    return mpmd.jit(step, mesh).lower(jnp.ones((layers, WIDTH, WIDTH)), jnp.ones((4, 2, WIDTH)))
+
+
+@pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
+def test_a_mark_in_a_function_with_a_rule_of_its_own_is_refused_in_a_scan(kind):
+    def act(h):
+        return mpmd.mark_stage_end(jnp.tanh(h), num_stages=STAGES)
+
+    ruled = getattr(jax, kind)(act)
+    if kind == "custom_jvp":
+        ruled.defjvp(lambda primals, tangents: (ruled(*primals), tangents[0]))
+    else:
+        ruled.defvjp(lambda h: (act(h), None), lambda _, ct: (ct,))
+
+    def loss(w, x):
+        return jnp.mean(lax.scan(lambda h, w: (ruled(h @ w), None), x, w)[0] ** 2)
+
+    with pytest.raises(mpmd.CompileError, match="mark what the function returns"):
+        lowered_with(loss)
+
+
+def test_a_scan_over_no_layers_has_no_stage():
+    def loss_of_both(w, x):
+        def body(h, w):
+            return mpmd.mark_stage_end(h @ w), None
+
+        return jnp.mean(lax.scan(body, model(w, x), jnp.zeros((0, WIDTH, WIDTH)))[0] ** 2)
+
+    assert lowered_with(loss_of_both).compiled.step.argument_leaves[0].stack.sizes == (2, 2, 2)
