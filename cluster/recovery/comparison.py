@@ -79,8 +79,8 @@ def _report(
     named = {mpmd_idx: deviations[mpmd_idx] for mpmd_idx in suspects if mpmd_idx in deviations}
     devices = tuple(dict.fromkeys(device for each in named.values() for device in each.devices))
     places = tuple(process.place for process in processes if process.mpmd_idx in suspects)
-    groups = " and ".join(f"group {mpmd_idx}" for mpmd_idx in suspects)
-    where = f"{groups} ({'; '.join([*places, *devices])})"
+    names = " and ".join(f"group {mpmd_idx}" for mpmd_idx in suspects)
+    where = f"{names} ({'; '.join([*places, *devices])})"
     at = "" if step is None else f" in step {step}"
     values = "; ".join(f"{each.text} on group {mpmd_idx}" for mpmd_idx, each in named.items())
     if faulty:
