@@ -74,7 +74,8 @@ def _misplaced(jaxpr: Jaxpr) -> Iterator[str]:
         elif name.startswith(("custom_jvp_call", "custom_vjp_call")) and any_inside(eqn, mark_p):
             yield (
                 f"{first_mark(eqn)} is inside a function with a derivative rule of its own, by "
-                "jax.custom_jvp or jax.custom_vjp, in a scan, and the rule calls it again: mark what the function returns"
+                "jax.custom_jvp or jax.custom_vjp, in a scan, and the rule calls it again: mark what the "
+                "function returns"
             )
         else:
             for inner in subjaxprs(eqn):
