@@ -96,15 +96,15 @@ def launch(
 
     ``launch({"stage": 4, "fsdp": 2}, mpmd_axis="stage")`` makes four groups, each with a submesh of shape
     ``{"stage": 1, "fsdp": 2}``, and ``launch(groups=[{"data": 4}, {"data": 2, "model": 2}])`` two groups of
-    different shapes. Uses the Ray that ``ray.init`` has connected to; without one, joins the
-    cluster at ``address``, or at the environment's ``RAY_ADDRESS``, which is set in Ray jobs, or else starts
-    Ray on this machine and says so. Closing the mesh disconnects from, or stops, such a Ray.
+    different shapes. Uses the Ray that ``ray.init`` has connected to; without one, joins the cluster at
+    ``address``, or at the environment's ``RAY_ADDRESS``, which is set in Ray jobs, or else starts Ray on this
+    machine and says so. Closing the mesh disconnects from, or stops, such a Ray.
 
     Args:
       mesh_shape: axis names and sizes of the whole mesh.
       mpmd_axis: the axis along which the groups are.
       groups: in place of both, for each group the axis names and sizes of its submesh. All submeshes have all
-        of the axes; one that a group does not name has size 1.
+        of the axes; an axis that a group does not name has size 1.
       parts: names of parts of the mesh, for models of their own: ``mesh.part("actor")`` is what steps are
         compiled for. Each with its shape, in place of ``mesh_shape`` and ``groups``, as ``{"actor": {"stage":
         4}, "sampler": {"stage": 2, "model": 2}}``, whose groups are along ``mpmd_axis``, by default the first
@@ -114,8 +114,8 @@ def launch(
         default, and for axes that are not named, ``Auto``.
       processes_per_group: how many processes share the devices of a group, each on one node, or of each of
         the groups; by default one, or as few as the GPUs of each node allow.
-      platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the
-        cluster has GPUs. On ``cpu`` a group's devices are slices of its host.
+      platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the cluster
+        has GPUs. On ``cpu`` a group's devices are slices of its host.
       cpus_per_group: CPUs to reserve for each group, fractions allowed, which its processes share evenly; by
         default one per process, or less where the cluster has fewer CPUs than processes. XLA's thread pool
         gets this size, or by default that of the process's share of its node.
@@ -131,13 +131,13 @@ def launch(
       transport: how groups exchange messages: ``shared_memory``, within a node; ``network``, by TCP between
         the memory of hosts; ``device``, JAX's transfers between devices, over a port at which whoever reaches
         it can end the process; ``object_store``, Ray's; or ``auto``, which is ``shared_memory`` within a node
-        and ``network`` across nodes, where the system has them.
-        With ``object_store`` the driver's requests are made by Ray, too, with Ray's encryption if that is on;
-        else the driver connects with all processes by TCP.
-      encryption: whether the TCP connections of groups with one another and with the driver are encrypted;
-        by default those between machines. To encrypt takes processor time, and may be slower than the
-        network: ``False`` is for networks that nobody else has access to. Transfers of ``device`` are
-        never encrypted, nor are the collectives within a group of several processes.
+        and ``network`` across nodes, where the system has them. With ``object_store`` the driver's requests
+        are made by Ray, too, with Ray's encryption if that is on; else the driver connects with all processes
+        by TCP.
+      encryption: whether the TCP connections of groups with one another and with the driver are encrypted; by
+        default those between machines. To encrypt takes processor time, and may be slower than the network:
+        ``False`` is for networks that nobody else has access to. Transfers of ``device`` are never encrypted,
+        nor are the collectives within a group of several processes.
       compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
         later runs load the executables of earlier ones. Others may not write to it, because its content is
         executed; a missing one is made for its user alone. ``None`` keeps nothing. In ``runtime_env``, a
@@ -160,8 +160,8 @@ def launch(
       ValueError: shapes, processes or resources are not valid, ``transport`` cannot connect the groups, or
         others may write to the compilation cache.
       TypeError: an argument is of a wrong type.
-      RuntimeError: the resources are not free within ``timeout``, an actor cannot start or be reached, or
-        the processes and the driver do not have the same versions of JAX and Python.
+      RuntimeError: the resources are not free within ``timeout``, an actor cannot start or be reached, or the
+        processes and the driver do not have the same versions of JAX and Python.
       ConnectionError: there is no cluster at ``address``.
     """
     axis_of_groups, sizes = mpmd_axis, cast(Mapping[str, int] | None, parts)
@@ -284,7 +284,7 @@ class _Reports(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """The actors, which have taken their devices; with recovery also those that replace them."""
+    """The actors, which have taken their devices; with recovery also the processes that replace dead ones."""
 
     actors: StartingActors
     infos: list[ProcessInfo]
@@ -368,7 +368,7 @@ def _runtime_of(
 
 
 def _environment_faults(runtime_env: Any) -> Iterator[Fault | None]:
-    """The faults of Ray's runtime environment, as far as it is read here."""
+    """The faults of the fields of Ray's runtime environment that ``launch`` reads."""
     what = 'a dict as Ray takes it, such as {"env_vars": {"NAME": "value"}}'
     yield type_fault("runtime_env", runtime_env, Mapping, what, optional=True)
     variables = runtime_env.get("env_vars") if isinstance(runtime_env, Mapping) else None
