@@ -27,7 +27,7 @@ from mpmd.planner.hardware import Hardware, check_known, completed
 from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, shown, str_fault
 
 RecordStepsOn = Callable[[Any, Callable[..., Any], tuple[Any, ...], int], Sequence[Sequence[Event]]]
-"""Runs a step with arguments so many times on a mesh, and returns the events of each run."""
+"""Runs a step, with its arguments, a number of times on a mesh, and returns the events of each run."""
 
 MEASURED_NODES = 2
 """Number of nodes between which links are measured."""
@@ -48,9 +48,9 @@ def describe(
 
     Args:
       measure: measure attributes that are not given, with ``record_steps``.
-      record_steps: called with a mesh, a step, its arguments and a number, runs the step so many times on the
-        mesh and returns the events of each run. ``mpmd.Cluster.from_ray`` gives it, because running a step
-        takes the compiler, which this package does not know.
+      record_steps: called with a mesh, a step, its arguments and a number of runs, runs the step on the mesh
+        and returns the events of each run. ``mpmd.Cluster.from_ray`` gives it, because running a step takes
+        the compiler, which this package does not know.
       address, dtype, platform, cpus_per_device, timeout, given: as of ``mpmd.Cluster.from_ray``.
 
     Raises: as ``mpmd.Cluster.from_ray``; ``ValueError`` for ``measure`` without ``record_steps``.

@@ -96,15 +96,15 @@ def launch(
 
     ``launch({"stage": 4, "fsdp": 2}, mpmd_axis="stage")`` makes four groups, each with a submesh of shape
     ``{"stage": 1, "fsdp": 2}``, and ``launch(groups=[{"data": 4}, {"data": 2, "model": 2}])`` two groups of
-    different shapes. Uses the Ray that ``ray.init`` has connected to; without one, joins the
-    cluster at ``address``, or at the environment's ``RAY_ADDRESS``, which is set in Ray jobs, or else starts
-    Ray on this machine and says so. Closing the mesh disconnects from, or stops, such a Ray.
+    different shapes. Uses the Ray that ``ray.init`` has connected to; without one, joins the cluster at
+    ``address``, or at the environment's ``RAY_ADDRESS``, which is set in Ray jobs, or else starts Ray on this
+    machine and says so. Closing the mesh disconnects from, or stops, such a Ray.
 
     Args:
       mesh_shape: axis names and sizes of the whole mesh.
       mpmd_axis: the axis along which the groups are.
       groups: in place of both, for each group the axis names and sizes of its submesh. All submeshes have all
-        of the axes; one that a group does not name has size 1.
+        of the axes; an axis that a group does not name has size 1.
       parts: names of parts of the mesh, for models of their own: ``mesh.part("actor")`` is what steps are
         compiled for. Each with its shape, in place of ``mesh_shape`` and ``groups``, as ``{"actor": {"stage":
         4}, "sampler": {"stage": 2, "model": 2}}``, whose groups are along ``mpmd_axis``, by default the first
@@ -114,11 +114,11 @@ def launch(
         default, and for axes that are not named, ``Auto``.
       processes_per_group: how many processes share the devices of a group, each on one node, or of each of
         the groups; by default one, or as few as the GPUs of each node allow.
-      platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the
-        cluster has GPUs. On ``cpu`` a group's devices are slices of its host.
+      platform: ``cpu``, ``cuda``, ``rocm`` or another platform of JAX; by default ``cuda`` where the cluster
+        has GPUs. On ``cpu`` a group's devices are slices of its host.
       cpus_per_group: CPUs to reserve for each group, fractions allowed, which its processes share evenly; by
         default one per process, or less where the cluster has fewer CPUs than processes. XLA's thread pool
-        gets this size, or by default that of the process's share of its node.
+        gets this size, or by default the size of the process's share of its node.
       gpus_per_group: GPUs to reserve for each group; by default one per device on ``cuda`` and ``rocm``. With
         a fraction, such as 0.25, groups of one device share a GPU, and each takes this fraction of the memory
         that JAX takes of a GPU: three quarters. ``XLA_PYTHON_CLIENT_MEM_FRACTION`` in ``runtime_env`` takes
@@ -129,39 +129,40 @@ def launch(
       runtime_env: Ray's runtime environment of the actors, such as ``{"env_vars": {...}}``. Variables of
         JAX's settings that steps have from the driver, such as ``JAX_DEBUG_NANS``, have no effect, and warn.
       transport: how groups exchange messages: ``shared_memory``, within a node; ``network``, by TCP between
-        the memory of hosts; ``device``, JAX's transfers between devices, over a port at which whoever reaches
-        it can end the process; ``object_store``, Ray's; or ``auto``, which is ``shared_memory`` within a node
-        and ``network`` across nodes, where the system has them.
-        With ``object_store`` the driver's requests are made by Ray, too, with Ray's encryption if that is on;
-        else the driver connects with all processes by TCP.
-      encryption: whether the TCP connections of groups with one another and with the driver are encrypted;
-        by default those between machines. To encrypt takes processor time, and may be slower than the
-        network: ``False`` is for networks that nobody else has access to. Transfers of ``device`` are
-        never encrypted, nor are the collectives within a group of several processes.
-      compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by them;
-        later runs load the executables of earlier ones. Others may not write to it, because its content is
-        executed; a missing one is made for its user alone. ``None`` keeps nothing. In ``runtime_env``, a
-        ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
+        the memory of hosts; ``device``, JAX's transfers between devices, over a port at which anyone who
+        reaches it can end the process; ``object_store``, Ray's; or ``auto``, which is ``shared_memory``
+        within a node and ``network`` across nodes, where the system has them. With ``object_store`` the
+        driver's requests are made by Ray, too, with Ray's encryption if that is on; else the driver connects
+        with all processes by TCP.
+      encryption: whether the TCP connections of groups with one another and with the driver are encrypted; by
+        default those between machines. To encrypt takes processor time, and may be slower than the network:
+        ``False`` is for networks that nobody else has access to. Transfers of ``device`` are never encrypted,
+        nor are the collectives within a group of several processes.
+      compilation_cache: a directory for JAX's persistent compilation cache, on each node or shared by all
+        nodes; later runs load the executables of earlier runs. Other users may not write to it, because its
+        content is executed; a missing one is made for its user alone. ``None`` keeps nothing. In
+        ``runtime_env``, a ``JAX_COMPILATION_CACHE_DIR`` takes precedence.
       recovery: has the run go on when a group dies: ``mpmd.Recovery(every=10)``. By default that ends it.
       timeout: seconds to wait for the resources, and again for the actors to start; by default 60 and 300.
       max_in_flight: how many steps may be under way; the call of a further one waits until one is answered by
         all groups. Each holds its arguments, here and on the groups.
-      step_timeout: seconds that a step may take, from the end of the one before. Then it is ended, and raises
-        ``mpmd.errors.StepTimeoutError``; a group that does not leave it is killed. ``None`` is no limit.
+      step_timeout: seconds that a step may take, from the end of the step before. Then it is ended, and
+        raises ``mpmd.errors.StepTimeoutError``; a group that does not leave it is killed. ``None`` is no
+        limit.
       stuck_after: seconds that a process may be in one task of a step. Then its group is killed, and the step
         raises ``mpmd.errors.GroupStuckError``.
       load_timeout: seconds that a process may compile one executable, or do another part of loading a
         program, such as placing its constants. Then its group is killed, and loading raises that error.
       capture: a directory of the driver's machine in which each task that fails, or that makes a value which
-        ``jax.debug_nans`` or ``jax.debug_infs`` refuses, gets a directory of its own, for ``mpmd replay``;
-        ten of them at most.
+        ``jax.debug_nans`` or ``jax.debug_infs`` refuses, gets a directory of its own, for ``mpmd replay``; at
+        most ten tasks.
 
     Raises:
       ValueError: shapes, processes or resources are not valid, ``transport`` cannot connect the groups, or
-        others may write to the compilation cache.
+        other users may write to the compilation cache.
       TypeError: an argument is of a wrong type.
-      RuntimeError: the resources are not free within ``timeout``, an actor cannot start or be reached, or
-        the processes and the driver do not have the same versions of JAX and Python.
+      RuntimeError: the resources are not free within ``timeout``, an actor cannot start or be reached, or the
+        processes and the driver do not have the same versions of JAX and Python.
       ConnectionError: there is no cluster at ``address``.
     """
     axis_of_groups, sizes = mpmd_axis, cast(Mapping[str, int] | None, parts)
@@ -284,7 +285,7 @@ class _Reports(NamedTuple):
 
 
 class _Started(NamedTuple):
-    """The actors, which have taken their devices; with recovery also those that replace them."""
+    """The actors, which have taken their devices; with recovery also the processes that replace dead ones."""
 
     actors: StartingActors
     infos: list[ProcessInfo]
@@ -368,7 +369,7 @@ def _runtime_of(
 
 
 def _environment_faults(runtime_env: Any) -> Iterator[Fault | None]:
-    """The faults of Ray's runtime environment, as far as it is read here."""
+    """The faults of the fields of Ray's runtime environment that ``launch`` reads."""
     what = 'a dict as Ray takes it, such as {"env_vars": {"NAME": "value"}}'
     yield type_fault("runtime_env", runtime_env, Mapping, what, optional=True)
     variables = runtime_env.get("env_vars") if isinstance(runtime_env, Mapping) else None

@@ -104,7 +104,7 @@ class ClusterMesh(WholeMesh):
 
     @property
     def corruptions(self) -> tuple[CorruptionReport, ...]:
-        """Wrong bits that were noticed, and what was inconclusive, with ``Recovery(verify_every=...)``."""
+        """Reports of wrong bits, also without a known group, with ``Recovery(verify_every=...)``."""
         return tuple(self._corruptions)
 
     @property
@@ -136,18 +136,18 @@ class ClusterMesh(WholeMesh):
 
     @api_boundary
     def resize(self, num_places: int, timeout: float = 60.0) -> None:
-        """Has the first ``num_places`` groups have a place of their own, and the others share theirs.
+        """Gives the first ``num_places`` groups a place of their own; the remaining groups share these.
 
-        With fewer places than groups, the resources of the others are given back, and the run goes on,
-        slower; with as many as groups, each has a place of its own again. Steps that are asked for meanwhile
-        wait, and all results are the same, bit by bit. Blocks until the groups have moved.
+        With fewer places than groups, the resources of the remaining groups are given back, and the run goes
+        on, slower; with as many as groups, each has a place of its own again. Steps that are asked for
+        meanwhile wait, and all results are the same, bit by bit. Blocks until the groups have moved.
 
         Args:
           num_places: from 1 to the number of groups.
           timeout: seconds to wait for room; groups that have no place then move as soon as there is one.
 
-        Raises: ``ValueError`` or ``TypeError`` for other numbers; ``RuntimeError`` when there is no room,
-          the mesh was launched without ``recovery``, or a group that is to move has died and
+        Raises: ``ValueError`` or ``TypeError`` for other numbers; ``RuntimeError`` when there is no room, the
+          mesh was launched without ``recovery``, or a group that is to move has died and
           ``Recovery(parts=...)`` leaves it out: then at once, and ``replace`` comes first.
         """
         raise_faults(
@@ -167,7 +167,7 @@ class ClusterMesh(WholeMesh):
         repeat the steps since, and each value that a task passes on is looked at. Afterwards groups have the
         same values as before, and no process was replaced. Blocks meanwhile, and steps wait.
 
-        The bits of the repeated steps are compared with those of the first time, also without
+        The bits of the repeated steps are compared with the bits of the first run, also without
         ``Recovery(verify_every=...)``. Where they differ, ``Recovery(on_corruption=...)`` decides: its
         default, ``"raise"``, ends the run with ``mpmd.errors.SilentCorruptionError``.
 
@@ -178,9 +178,9 @@ class ClusterMesh(WholeMesh):
           infs: look for infinities.
 
         Raises: ``RuntimeError`` when the mesh was launched without ``recovery``, ``ValueError`` for neither
-          of the two, and for a directory that has content; ``SilentCorruptionError`` as above;
-          ``StepTimeoutError`` when a repeated step takes longer than ``step_timeout``: then groups go back
-          as after a death.
+          ``nans`` nor ``infs``, and for a directory that has content; ``SilentCorruptionError`` as above;
+          ``StepTimeoutError`` when a repeated step takes longer than ``step_timeout``: then groups go back as
+          after a death.
         """
         raise_faults(
             path_fault("to", to, optional=True),
@@ -202,20 +202,20 @@ class ClusterMesh(WholeMesh):
 
     @api_boundary
     def replace(self, part: str | PartMesh, timeout: float = 60.0) -> None:
-        """Has the dead groups of a part begin anew, where ``Recovery(parts=...)`` leaves the part out.
+        """Restarts the dead groups of a part that ``Recovery(parts=...)`` leaves out.
 
         A group is dead when one of its steps, or a copy from or to it, has raised ``GroupDiedError``.
-        They have its programs again, and none of the values from before: ``mpmd.reshard`` copies weights to
-        them. Values of the part's other groups stay. While processes start, steps of other parts run; then
-        these wait about as long as for a recovery with a spare, and none runs again. Does nothing when all
-        groups of the part live. Blocks until they do.
+        Restarted groups have the part's programs again, but no values from before: ``mpmd.reshard`` copies
+        weights to the groups. Values of the part's living groups stay. While processes start, steps of other
+        parts run; then these wait about as long as for a recovery with a spare, and no step runs again. Does
+        nothing when all groups of the part live. Blocks until they do.
 
         Args:
           part: the part or its name.
-          timeout: seconds to wait for that.
+          timeout: seconds to wait until all groups of the part live.
 
         Raises: ``ValueError`` or ``TypeError`` for a part of another mesh, or not left out of recovery;
-          ``RuntimeError`` when its groups do not begin anew in time, or the mesh was launched without
+          ``RuntimeError`` when its groups do not restart in time, or the mesh was launched without
           ``recovery``.
         """
         raise_faults(
@@ -281,8 +281,8 @@ def abstract_submesh(
 ) -> AbstractMesh:
     """The shape of a group's submesh, of axes with these names and sizes.
 
-    Axes are ``Auto`` unless ``axis_types`` says otherwise, as those of the actors' meshes always are. Since
-    JAX 0.11.1 an abstract mesh has to say so.
+    Axes are ``Auto`` unless ``axis_types`` says otherwise, as the axes of the actors' meshes always are.
+    Since JAX 0.11.1 an abstract mesh has to say so.
     """
     types = tuple(axis_types.get(name, AxisType.Auto) for name in axes)
     return AbstractMesh(tuple(axes.values()), tuple(axes), types)

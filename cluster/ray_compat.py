@@ -26,7 +26,7 @@ _COMING_DEFAULT = "Tip: In future versions of Ray"
 
 
 def check_release(release: str = ray.__version__) -> None:
-    """Compares a release of Ray with those that are supported.
+    """Compares a release of Ray with the supported releases.
 
     A newer release than the newest that was tried is a ``UserWarning``.
 

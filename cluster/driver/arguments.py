@@ -1,4 +1,4 @@
-"""The slices of a step's host arrays that each process is sent: those that its devices hold."""
+"""Selects the slices of a step's host arrays that each process's devices hold, to send these only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpmd.ir.routes import Topology
 from mpmd.runtime.requests import Handle, StepRequest
 
 Boxes = tuple[Box, ...] | None
-"""The slices of an array; ``None`` for all of it."""
+"""The slices of an array that a process needs; ``None`` for the whole array."""
 
 
 class HostArguments:

@@ -48,9 +48,9 @@ class LoadRequests:
     """The requests to the processes of each group by which they loaded a program.
 
     Attributes:
-      groups: those that take part in the program, whose processes have loaded it.
-      shipment: what they got by ``ship``, before ``load``.
-      compiled: for each group, what it was asked to ``compile`` before that, in order.
+      groups: the groups that take part in the program, whose processes have loaded it.
+      shipment: the argument of ``ship``, before ``load``.
+      compiled: for each group, the arguments of its ``compile`` calls before ``load``, in order.
     """
 
     groups: tuple[int, ...]
@@ -112,7 +112,7 @@ class RayRuntime(RuntimeBase):
 
     @property
     def actors(self) -> tuple[ray.actor.ActorHandle, ...]:
-        """The actors: group by group, those of its processes."""
+        """The actors of all processes, group by group."""
         return self._calls.actors
 
     def load(self, program: Program) -> LoadedProgram:
@@ -179,7 +179,7 @@ class RayRuntime(RuntimeBase):
         self._released.add_program(self._participants.pop(number, ()), number)
 
     def _tell_released(self, but: Collection[int] = ()) -> None:
-        """Tells groups now what the next step would tell them, but for some of them."""
+        """Tells groups, except ``but``, which values and programs to drop now, before their next step."""
         for mpmd_idx, released in self._releases_of_others(but):
             with contextlib.suppress(RuntimeError):  # the group has died, or the mesh was closed
                 self.call_group(mpmd_idx, "release", released)
@@ -250,7 +250,7 @@ class RayRuntime(RuntimeBase):
         return {name: each for future in asked for name, each in future.result().items()}
 
     def digests(self, mpmd_idxs: Collection[int] | None = None) -> tuple[ProcessDigests, ...]:
-        """As in the protocol; of these groups, or of all."""
+        """As in the protocol, for the groups ``mpmd_idxs``; ``None`` for all groups."""
         self.check_process()
         groups = range(len(self._submeshes)) if mpmd_idxs is None else sorted(mpmd_idxs)
         taken = [digests for group in groups for digests in self.call_group(group, "digests")]

@@ -18,9 +18,9 @@ class ProcessStatus:
     """A process at one moment.
 
     Attributes:
-      process: which it is, and where it runs.
-      state: what it is doing, with the step and for how long, or that it is dead, and why.
-      pending: how many requests of the driver it has not answered.
+      process: its group and rank, and where it runs.
+      state: its activity, with the step and the time that it has taken, or that it is dead, and why.
+      pending: the number of the driver's requests that it has not answered.
     """
 
     process: ProcessInfo
@@ -33,7 +33,7 @@ class Status(ShownAsText):
     """All processes of a mesh at one moment; prints as a table.
 
     Attributes:
-      processes: those of the groups.
+      processes: the processes of the groups.
       ready_spares: the number of spare processes that could take a place now; ``None`` without
         ``Recovery(spares=...)``, and while groups are being replaced.
     """
@@ -57,7 +57,7 @@ class Status(ShownAsText):
 def while_recovering(
     processes: Sequence[ProcessInfo], dead: Mapping[int, GroupDiedError], pending: Mapping[int, int]
 ) -> Status:
-    """All processes while some groups are replaced: why each is, and what the others wait for.
+    """The status of all processes while groups are replaced: the reason, or which groups a process waits for.
 
     Args:
       dead: the groups that are replaced.

@@ -73,7 +73,7 @@ class GroupActor:
     """
 
     CONCURRENCY_GROUPS: ClassVar[Mapping[str, int]] = {"control": 2, "watch": 1, "storage": 1}
-    """The threads beside the one for calls in order: for calls that must not wait for those, or never end."""
+    """Threads for calls that must not wait for the calls in order, or that never end."""
 
     def __init__(self, member: Member, compilation_cache: str | None):
         self._member = member
@@ -115,8 +115,8 @@ class GroupActor:
           host: this process's own address.
           timeout: seconds to wait for the other processes.
 
-        Raises: ``RuntimeError`` when the processes do not meet, have other devices than they should, or would
-          execute what others may have written.
+        Raises: ``RuntimeError`` when the processes do not meet, do not have the devices that they should, or
+          would execute files that another user may have written.
         """
         keep_compiled(self._compilation_cache)
         shape = self._member.shape
@@ -162,8 +162,8 @@ class GroupActor:
         """Connects with the other processes, when all listen.
 
         Args:
-          routes: the name of the transport to each.
-          gathering: that of the mesh's ``mpmd.ir.routes.Topology``.
+          routes: the name of the transport to each process.
+          gathering: the edges over which values are gathered, as in ``mpmd.ir.routes.Topology``.
         """
         self._gathering = gathering
         self._router.connect(routes, [address.transports for address in addresses])
@@ -220,13 +220,13 @@ class GroupActor:
             raise TaskError(message, self._mpmd_idx, "load") from error
 
     def run_step(self, request: StepRequest, packed: dict[Handle, PackedValue]) -> StepReply:
-        """Runs one step; ``packed`` has what this process's devices hold of the host arrays sent with it.
+        """Runs one step; ``packed`` has this process's slices of the host arrays sent with the step.
 
-        They are taken out of ``packed``, so that nothing keeps them for the whole step.
+        The arrays are removed from ``packed``, so that nothing keeps them for the whole step.
 
-        Raises, besides what a step raises: ``WorldLostError`` when the processes of the group have lost one
-          another, ``PeerLostError`` when this one has lost one of another group, ``RuntimeError`` for a step
-          that has come before.
+        Raises, besides the errors of a step: ``WorldLostError`` when the processes of the group have lost one
+        another, ``PeerLostError`` when this process has lost a process of another group, ``RuntimeError`` for
+        a step that has come before.
         """
         received = time.perf_counter_ns()
         if request.run <= self._last_run:
@@ -259,7 +259,7 @@ class GroupActor:
         return HostSlices(value.shape, slices)
 
     def release(self, released: Released) -> None:
-        """Drops values and programs, also those that were shipped and not loaded."""
+        """Drops values and programs, also programs that were shipped and not loaded."""
         with self._shipping:
             for number in released.programs:
                 if self._shipments.pop(number, None) is None and not self._worker.has_program(number):
@@ -269,7 +269,7 @@ class GroupActor:
     def fetch(self, handle: Handle) -> PackedValue:
         """The slices that this process has of a value, after the steps requested before.
 
-        Of what several devices of the group have, one returns it.
+        If several devices of the group hold the same slice, only one copy is returned.
         """
         array = self._worker.fetch(handle)
         if array.is_fully_addressable:
@@ -299,7 +299,7 @@ class GroupActor:
         self._trace.start()
 
     def stop_trace(self) -> TraceFiles:
-        """Ends the trace, and returns what it has."""
+        """Ends the trace, and returns its files."""
         return self._trace.stop()
 
     @ray.method(concurrency_group="control")

@@ -1,6 +1,6 @@
 """The processes of a group agree to go on with a step, or to leave it, all at the same point.
 
-Their programs meet in collective operations, which wait for all of them. So when a step is aborted, no
+Their programs meet in collective operations, which wait for all processes. So when a step is aborted, no
 process may leave it before a collective that another one enters. At each point where a process may leave the
 step, at its beginning and where a message is awaited, all processes tell rank 0 whether they can go on, and
 it tells them whether all can.
@@ -30,9 +30,9 @@ class Agreement:
     """One process's part in the agreements of its group; a group of one process has nothing to agree on.
 
     Args:
-      rank: of the process.
-      num_processes: of the group.
-      activity: is told when the others are waited for.
+      rank: the rank of the process.
+      num_processes: the number of processes of the group.
+      activity: is told when this process waits for the rest of the group.
     """
 
     def __init__(self, rank: int, num_processes: int, activity: Activity | None = None):
@@ -43,7 +43,7 @@ class Agreement:
         self._connections: list[FrameConnection] = []
 
     def listen(self, host: str) -> sockets.Address | None:
-        """Rank 0 lets the others connect, if they are not connected. Returns the address for them."""
+        """Has rank 0 listen, unless the group is connected. Returns its address, or else ``None``."""
         if self._rank or self._connections or self._num_processes == 1:
             return None
         self._listener = sockets.Listener(host)
@@ -71,7 +71,7 @@ class Agreement:
           step: its number; the steps of a process ascend.
           reason: why this process cannot go on with the step; ``None`` when it can.
 
-        Raises: ``StepAborted`` in all of them when one cannot go on, ``WorldLostError`` when one is gone.
+        Raises: ``StepAborted`` in all processes when one cannot go on, ``WorldLostError`` when one is gone.
         """
         with self._activity.during("agreeing with the other processes of the group"):
             self._agree(step, reason)
@@ -94,12 +94,12 @@ class Agreement:
             raise StepAborted(reason)
 
     def leave(self, step: int, reason: str) -> None:
-        """Tells the others that this process has left the step because of an error of its own."""
+        """Tells the rest of the group that this process has left the step because of an error of its own."""
         for connection in self._connections:
             self._send(connection, _Vote(step, reason))
 
     def close(self) -> None:
-        """Ends the connections, so that the others take this process for dead."""
+        """Ends the connections, so that the group's other processes take this process for dead."""
         for connection in self._connections:
             connection.end()
             connection.close()

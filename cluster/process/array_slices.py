@@ -1,6 +1,6 @@
 """Slices of arrays as they travel between processes, and arrays that are put together from slices.
 
-What is in the host's memory is cut and put together there, by numpy; what is on an accelerator stays on it.
+Arrays in the host's memory are cut and put together there, by numpy; arrays on an accelerator stay on it.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def _put_together(box: Box, dtype: np.dtype, slices: Mapping[Box, Array]) -> np.
 
 @functools.partial(jax.jit, static_argnames=("box", "held"))
 def put_together_on_device(arrays: Sequence[jax.Array], box: Box, held: tuple[Box, ...]) -> jax.Array:
-    """The elements of a box, of which each array has some: those that are in its box as well.
+    """Assembles the elements of ``box`` from arrays on one device; ``held`` has the box of each array.
 
-    The arrays are on one device. It is compiled once for each list of boxes.
+    It is compiled once for each list of boxes.
     """
     whole = jnp.empty([stop - start for start, stop in box], arrays[0].dtype)
     for array, held_box in zip(arrays, held, strict=True):

@@ -16,16 +16,16 @@ import jax
 from mpmd.util.private_directory import fault_of, make_private
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-"""JAX's own variable of the directory of what it has compiled."""
+"""JAX's own environment variable for the directory of its compilation cache."""
 
 _UNREADABLE = re.compile(r"Error reading persistent compilation cache entry for '([^']+)'")
 
 
 def check_cache(compilation_cache: str | os.PathLike[str] | None, variables: Mapping[str, str]) -> None:
-    """Raises ``ValueError`` when others may have written to the compilation cache, where it is on this node.
+    """Raises ``ValueError`` when another user may have written to the compilation cache on this node.
 
     Args:
-      variables: those that the user wants in the processes.
+      variables: the environment variables that the user wants in the processes.
     """
     directory = variables.get(CACHE_VARIABLE) or compilation_cache
     if directory is not None and (fault := fault_of(os.path.expanduser(directory))):
@@ -38,7 +38,7 @@ def keep_compiled(directory: str | None) -> None:
     A directory that the user has named in JAX's own variable stays; ``None`` names no other. An entry that
     cannot be read, because a process was killed while it wrote, is deleted, and written again.
 
-    Raises: ``RuntimeError`` when others than the user may have written to the directory.
+    Raises: ``RuntimeError`` when another user may have written to the directory.
     """
     if jax.config.jax_compilation_cache_dir is None and directory is not None:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(directory))
@@ -58,8 +58,8 @@ def _show_and_repair(show: Callable[..., None], directory: str, message: Warning
     """Takes the place of ``warnings.showwarning``.
 
     JAX warns of an entry that it cannot read; then it compiles, and writes the entry, if there is none. The
-    warning has the executable's name alone, so all entries of this name are deleted. Those of other shapes or
-    programs are compiled again when they are needed.
+    warning has the executable's name alone, so all entries of this name are deleted. Entries of other shapes
+    or programs are compiled again when they are needed.
     """
     show(message, *others)
     if unreadable := _UNREADABLE.match(str(message)):

@@ -1,4 +1,4 @@
-"""Messages between groups of several processes, or of different shapes: each process sends what it has."""
+"""Messages between groups of several processes, or of different shapes: each process sends its own slices."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ class _Landing(NamedTuple):
 class SliceTransport(Transport):
     """Implements ``Transport`` for one program and one process of a group, by messages between processes.
 
-    What the routes have the group gather is compiled here, in all of its processes.
+    Values that the routes have the group gather need executables, which are compiled here, in all of its
+    processes.
 
     Args:
       transport: between processes; its messages name processes in place of groups.
       endpoint: this process.
-      agreement: that of this process's group.
+      agreement: the agreement of this process's group.
       routes: how each message of the group travels.
       submesh: the group's devices.
     """

@@ -1,4 +1,4 @@
-"""The processes of a group as a ``jax.distributed`` world, so that XLA's collectives reach all of them."""
+"""The processes of a group as a ``jax.distributed`` world, so that XLA's collectives reach every process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ _HEARTBEAT_SECONDS = 120
 """The driver notices earlier that a process hangs, and then ends the group."""
 
 _SHUTDOWN_SECONDS = 5
-"""The seconds that a process that ends waits for the others to end."""
+"""The seconds that a process that ends waits for its group's other processes to end."""
 
 _MARGIN_SECONDS = 30
-"""The driver, which has waited before, says what is wrong; JAX would only end the process."""
+"""The seconds for which JAX waits longer than the driver, so that the driver reports the fault.
+
+JAX would only end the process.
+"""
 
 
 class WorldLostError(RuntimeError):
@@ -64,17 +67,17 @@ def check_free(address: Address) -> None:
 def join(coordinator: Address, num_processes: int, rank: int, host: str, timeout: float) -> None:
     """Joins the world of a group; to be called before JAX looks for devices. Rank 0 is the coordinator.
 
-    Neither the coordinator's port nor that of the collectives asks for a secret: JAX has no way to.
+    Neither the coordinator's port nor the port of the collectives asks for a secret: JAX has no way to.
 
     Args:
       coordinator: the address at which rank 0 listens.
-      num_processes: of the group.
-      rank: of this process.
+      num_processes: the number of processes of the group.
+      rank: the rank of this process.
       host: the address of this process for the collectives of CPU devices.
       timeout: seconds to wait for the other processes.
 
-    Raises: ``RuntimeError`` when the coordinator cannot listen. When the others do not come, JAX ends the
-      process.
+    Raises: ``RuntimeError`` when the coordinator cannot listen. When another process does not come, JAX ends
+      this process.
     """
     if rank == 0:
         check_free(coordinator)

@@ -12,7 +12,7 @@ import xxhash
 
 
 class CorruptedError(OSError):
-    """Bytes have arrived that are not those that were sent."""
+    """Received bytes differ from the bytes that were sent."""
 
 
 def digest_of(content: bytes | bytearray | memoryview, seed: int = 0) -> int:

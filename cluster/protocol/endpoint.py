@@ -25,7 +25,7 @@ class Endpoint:
 
     @property
     def number(self) -> int:
-        """The process's number among those of all groups."""
+        """The process's number among the processes of all groups."""
         return self.number_of(self.mpmd_idx, self.rank)
 
     @property
@@ -34,7 +34,7 @@ class Endpoint:
         return self.name_of(self.number)
 
     def number_of(self, mpmd_idx: int, rank: int) -> int:
-        """The number of any process among those of all groups."""
+        """The number of process ``rank`` of group ``mpmd_idx`` among the processes of all groups."""
         return sum(self.num_processes[:mpmd_idx]) + rank
 
     def name_of(self, number: int) -> str:
@@ -47,7 +47,7 @@ class Endpoint:
 
 
 def endpoints(num_processes: Sequence[int]) -> tuple[Endpoint, ...]:
-    """All processes, in the order of their numbers, of groups with so many each."""
+    """All processes, in the order of their numbers; ``num_processes`` has the count of each group."""
     counts = tuple(num_processes)
     return tuple(Endpoint(i, rank, counts) for i, count in enumerate(counts) for rank in range(count))
 

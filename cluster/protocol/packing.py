@@ -18,8 +18,8 @@ class PackedArray(NamedTuple):
 def pack(array: np.ndarray) -> PackedArray:
     """Prepares an array for pickling. Copies nothing: the bits are a view of ``array``.
 
-    Pickle passes the buffers of numpy's own dtypes on as they are, but copies those of added dtypes, such as
-    bfloat16, byte by byte into the message.
+    Pickle passes the buffers of numpy's own dtypes on without a copy, but copies buffers of added dtypes,
+    such as bfloat16, byte by byte into the message.
     """
     if array.dtype.isbuiltin == 1:
         return PackedArray(array, array.dtype)
@@ -32,14 +32,14 @@ def unpack(packed: PackedArray) -> np.ndarray:
 
 
 class PackedValue(NamedTuple):
-    """A process's share of a value: the shape, and slices by index, which is ``None`` for all of it."""
+    """A process's share of a value: its shape, and slices by index; the index ``None`` is the whole value."""
 
     shape: tuple[int, ...]
     slices: tuple[tuple[tuple[slice, ...] | None, PackedArray], ...]
 
 
 def join(values: Sequence[PackedValue]) -> np.ndarray:
-    """The value of which each process has sent its slices; as by ``unpack`` where one has all of it."""
+    """Joins the slices of all processes; if a process has the whole value, as ``unpack`` returns it."""
     slices = [piece for value in values for piece in value.slices]
     index, packed = slices[0]
     if index is None:

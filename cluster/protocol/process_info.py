@@ -16,7 +16,7 @@ class Location(NamedTuple):
       node: the address of its node.
       node_id: Ray's identifier of the node.
       port: a free port there for its group to meet; ``None`` where another process has one.
-      versions: of what the process computes with.
+      versions: the versions of the libraries that the process computes with.
     """
 
     node: str
@@ -27,7 +27,7 @@ class Location(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """A process of a group: where it runs, and what it offers.
+    """A process of a group: where it runs, and which devices and transports it has.
 
     Attributes:
       mpmd_idx: the group.
@@ -37,7 +37,7 @@ class ProcessInfo:
       pid: the number of the process on that node.
       devices: its own devices, as JAX prints them.
       transports: the transports that it can use, the best first.
-      log: the file of its node that has what it writes to stderr; empty if it is not known.
+      log: the file on its node to which its stderr is written; empty if unknown.
       accelerators: its own devices, as Ray names them; empty on CPU.
       shares_with: the group whose devices it uses, for lack of a place of its own; else ``None``.
     """

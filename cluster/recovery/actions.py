@@ -1,7 +1,7 @@
 """The actions that follow from the events of membership, as frozen values.
 
 The shell carries out an ``Action`` at once, and a ``Job``, which may block, in a thread; it reports the end
-of jobs. Those that follow from one event are carried out one after the other; a fault drops those behind it.
+of jobs. Actions that follow from one event are carried out in order; a fault drops the remaining actions.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Disconnect(Action):
 
 @dataclasses.dataclass(frozen=True)
 class LoseValues(Action):
-    """No group has a value any more: what comes from before fails with this error, now and later."""
+    """No group has a value any more: requests for values from before fail with ``error``, now and later."""
 
     error: StateLostError
 
 
 @dataclasses.dataclass(frozen=True)
 class ForgetValues(Action):
-    """These groups, which recovery leaves out, have begun anew: they have no value from before."""
+    """Recovery leaves these groups out, and they were restarted: their values from before are lost."""
 
     groups: frozenset[int]
 
@@ -99,7 +99,7 @@ class EndRewind(Action):
 
     Attributes:
       found: the first value that was refused.
-      kept: the tasks that groups have kept, that of ``found`` among them.
+      kept: the tasks that groups have kept, also the task that made ``found``.
       is_interrupted: groups have gone back for another reason, so that nothing is known.
       late: that reason, where a repeated step took too long.
     """
@@ -151,7 +151,7 @@ class End(Action):
 
 
 class AwaitLeftOut(Wait):
-    """Waits until nothing is under way of what is not logged."""
+    """Waits until every request that is not logged is answered."""
 
 
 class ReplacementJob(Job):

@@ -1,4 +1,7 @@
-"""The actor of a process that may outlive others: it copies its values, keeps copies, and connects anew."""
+"""The actor of a process that may outlive processes of its mesh.
+
+It copies its values, keeps copies for another process, and connects again after a recovery.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ class RecoverableActor(GroupActor):
     # A process that takes the place of another one.
 
     def warm_up(self) -> None:
-        """Has a spare process take its devices, unless it has to meet others before."""
+        """Has a spare process take its devices, unless processes of its group have to meet first."""
         if self._member.shape.num_processes == 1:
             jax.block_until_ready(jax.numpy.zeros(1) + 1)
 
@@ -82,14 +85,14 @@ class RecoverableActor(GroupActor):
 
     @ray.method(concurrency_group="control")
     def interrupt(self) -> None:
-        """Ends the process's waiting for others, because one of them is gone."""
+        """Ends the waits for messages of other processes, because some process is gone."""
         self._router.interrupt()
 
     def reset(self, programs: Collection[int]) -> None:
         """Ends the connections with other groups and the driver, as soon as no step runs.
 
-        Values and these programs stay; others have not been loaded by all. Then ``listen``, ``connect`` and
-        ``await_driver`` connect anew.
+        Keeps values and ``programs``; drops programs that some processes have not loaded. Then ``listen``,
+        ``connect`` and ``await_driver`` connect again.
         """
         with self._serving:  # ``serve`` has ended
             self._forever.set()
@@ -113,9 +116,9 @@ class RecoverableActor(GroupActor):
         """Copies the values that live here between the steps before and the steps after.
 
         Args:
-          number: of the snapshot.
-          base: the snapshot that is committed; others are dropped.
-          released: what the process is to drop before.
+          number: number of the snapshot.
+          base: number of the committed snapshot; older snapshots are dropped.
+          released: the values and programs that the process drops before it copies.
         """
         start = time.perf_counter()
         self.release(released)
@@ -153,12 +156,12 @@ class RecoverableActor(GroupActor):
 
     @ray.method(concurrency_group="snapshots")
     def find_damaged(self, number: int, processes: Collection[int]) -> dict[int, list[Handle]]:
-        """The values whose bytes have changed, by process, of those snapshots of them that are kept here."""
+        """By process, the values whose bytes have changed in the copies kept here of snapshot ``number``."""
         damaged = {process: self._stores[process].damaged(number) for process in processes}
         return {process: handles for process, handles in damaged.items() if handles}
 
     def restore(self, number: int, kept: Collection[int]) -> None:
-        """Has the values of the process's own snapshot live here in place of all others.
+        """Replaces all values that live here by the values of the process's own snapshot.
 
         ``kept`` are the processes whose snapshots this one keeps from now on.
         """

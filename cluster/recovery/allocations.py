@@ -1,8 +1,8 @@
-"""The allocations of the processes of a mesh that recovers: their own reservations, or devices of others.
+"""The allocations of the processes of a mesh that recovers: their own reservations, or shared devices.
 
-A group's reservations are a placement group of their own, so that it can be given back when the group leaves
-it, and another one be requested when its node is gone or is to end. While a request waits for room, the group
-shares the devices of processes that have a reservation.
+A group's reservations are a placement group of their own, so that the group can give them back when it moves,
+and request new ones when its node is gone or is to end. While a request waits for room, the group shares the
+devices of processes that have a reservation.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Allocations:
     """The allocation of each process. Processes are named by their numbers. Thread-safe.
 
     Args:
-      reservations: of the processes, at the start.
+      reservations: the reservation of each process, at the start.
       bundles: the resources of each process.
       mpmd_idxs: the group of each process.
       share_after: the seconds to wait for room before a process shares; ``None`` not to share.
@@ -65,7 +65,7 @@ class Allocations:
     Attributes:
       can_share: whether processes may share devices.
       num_own: groups from this one on are to share devices.
-      avoided: nodes that are to end, besides those that Ray knows to be drained.
+      avoided: nodes that are to end, in addition to nodes that Ray knows to be drained.
     """
 
     def __init__(
@@ -197,14 +197,14 @@ class Allocations:
         check: Callable[[], None] = lambda: None,
         waited: float = 0.0,
     ) -> dict[int, Allocation]:
-        """An allocation for each process of a group: that of before, a new reservation, or shared devices.
+        """Finds an allocation for each process of a group: as now, a new reservation, or shared devices.
 
         Args:
           infos: where the processes are.
-          gone: those that are dead; the group's own do not matter.
+          gone: processes that are dead; processes of the group itself need not be named.
           seconds: to wait for room before processes share; by default as the user wants it.
           check: is called while it waits, and raises to wait no longer.
-          waited: the seconds that others have waited for room since this group's allocation is gone.
+          waited: seconds since this group's allocation is gone, in which other groups have waited for room.
 
         Raises: ``NoAllocationError``.
         """
@@ -339,7 +339,7 @@ class Allocations:
             return Reservation(group, 0)
 
     def give_back(self, others: Iterable[Allocation] = ()) -> None:
-        """Gives back what neither a process nor one of the ``others`` uses, and nobody waits for."""
+        """Removes placement groups that neither a process, a request nor an allocation in ``others`` uses."""
         with self._lock:
             allocations = [
                 allocation

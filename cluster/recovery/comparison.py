@@ -1,8 +1,8 @@
 """Compares two runs of the same steps bit by bit, and names the group whose results have differed first.
 
 A difference spreads by messages from group to group, and by values from step to step. So only the first step
-that differs counts. A group is at fault there if it has received the same messages in both runs and has made
-other values of them. Which of the two runs was right need not be known.
+that differs counts. A group is at fault there if it has received the same messages in both runs and has
+computed different values from them. Which of the two runs was right need not be known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The copies of what processes have: has them travel to where they outlive their process, and back."""
+"""Sends the copies of processes' values to processes that keep them, and back after a death."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mpmd.runtime.requests import Handle
 class Copies:
     """Knows which process keeps whose snapshots, in its host's memory.
 
-    Methods block, and raise as those of ``LivenessWaiter`` do.
+    Methods block, and raise the errors of ``LivenessWaiter``.
 
     Args:
-      actors: one for each process; who replaces one of them changes it here.
-      processes: which process of which group each of them is.
-      infos: where they are.
-      waiter: waits for them.
+      actors: the actor of each process; a caller that replaces an actor changes this list.
+      processes: the group and rank of each process.
+      infos: where the processes run.
+      waiter: waits for calls on processes.
       left_out: the groups that have no snapshots and keep none.
     """
 
@@ -50,10 +50,10 @@ class Copies:
         self._holders.lose(processes)
 
     def check(self, snapshot: int) -> tuple[str, ...]:
-        """Compares all copies of the committed snapshot with their digests; a damaged one is not used.
+        """Compares all copies of the committed snapshot with their digests; a damaged copy is not used.
 
-        Returns: what is said of those that are damaged, for people.
-        Raises: ``CopiesLostError`` when nobody has a good one of a process.
+        Returns: a text about each damaged copy, for people.
+        Raises: ``CopiesLostError`` when no process has a good copy of some process's values.
         """
         if snapshot == BEGINNING:
             return ()
@@ -101,9 +101,9 @@ class Copies:
         self._damage.clear()
 
     def restore(self, snapshot: int, infos: Sequence[ProcessInfo]) -> None:
-        """Has all processes go back to a snapshot, and others keep what dead ones have kept.
+        """Restores a snapshot in all processes, and copies snapshots that have lost a holder again.
 
-        So any group may die next. Those of groups that are left out stay as they are.
+        So any group may die next. Groups that are left out keep their present values.
         """
         keepers = choose_keepers(infos, self._left_out)
         if snapshot != BEGINNING:

@@ -1,4 +1,4 @@
-"""The events of membership, as frozen values. ``actions`` has what follows from them."""
+"""The events of membership, as frozen values. ``Membership.handle`` turns them into ``actions``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Copying:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """A group has died while new processes of others take their devices. As ``Faulted``."""
+    """A group has died while new processes of another group take their devices. See ``Faulted``."""
 
     mpmd_idx: int
     error: Exception

@@ -1,18 +1,18 @@
-"""The requests to groups since they all last had a copy of their values elsewhere, to repeat them.
+"""The requests to groups since the last committed snapshot, to repeat after a death.
 
-The journal is the memory of recovery: a log of requests, with the answers to them that the user was given,
-and the snapshots that were begun and committed. It decides what is believed, what is given to the user, when
-a snapshot counts, and what to ask again when a group has died. It knows no group, thread or clock: events go
-in and outcomes come out.
+The journal is the memory of recovery: a log of requests, with the answers that the user was given, and the
+snapshots that were begun and committed. It decides which answers are final, which answers the user gets, when
+a snapshot counts, and which requests to repeat when a group has died. It knows no group, thread or clock:
+events go in and outcomes come out.
 
-- A *snapshot* is a request like others: each group copies its values between the same two steps. It is
-  *committed* when all copies are where they outlive their group, and everything asked before is answered.
-  Then the log before it is forgotten.
-- A snapshot that fails is given up: the one before stays the one to go back to, and the log grows. One that
+- A *snapshot* is a request, too: each group copies its values between the same two steps. It is *committed*
+  when all copies are where they outlive their group, and everything asked before is answered. Then the log
+  before it is forgotten.
+- A snapshot that fails is given up: the snapshot before it stays in force, and the log grows. A snapshot that
   is under way when a death is noted has not failed: it is asked again with the log, under a new number. If
-  its copy fails before the death is noted, it is given up like any other.
-- A result is given to the user at once. An error is given only when the whole request, and all that was
-  asked before, is answered: until then it may be a consequence of a death that is not known yet.
+  its copy fails before the death is noted, it is given up as well.
+- A result is given to the user at once. An error is given only when the whole request, and all that was asked
+  before, is answered: until then it may be a consequence of a death that is not known yet.
 - The results of a step that is recorded are given together, when all groups have answered in one attempt:
   their times belong to one run.
 - When a group dies, all groups go back to the committed snapshot, and are asked all that the log has, in the
@@ -130,7 +130,7 @@ class Journal:
         return snapshot
 
     def abandon(self, snapshot: LoggedSnapshot) -> None:
-        """Not all groups were asked for the snapshot. What they were to drop has to be released again."""
+        """Removes a snapshot that not all groups were asked for; the caller releases its values again."""
         self._log.remove(snapshot)
 
     def fail_snapshot(self, snapshot: LoggedSnapshot) -> None:
@@ -239,7 +239,7 @@ class Journal:
         return self._go_on()
 
     def _go_on(self) -> list[Outcome]:
-        """Gives the errors that are believed now, forgets what is done with, and commits a snapshot."""
+        """Returns outcomes that are final now, drops log entries that no replay needs, commits snapshots."""
         outcomes: list[Outcome] = []
         kept: list[Logged] = []
         for position, entry in enumerate(self._log):
@@ -268,7 +268,7 @@ class Journal:
         return outcomes
 
     def _give_up(self, position: int, outcomes: Sequence[Outcome]) -> None:
-        """The step at this position of the log has failed, and with it fail those that read its results."""
+        """Gives up the failed step at ``position`` of the log, and the later steps that read its results."""
         errors = [outcome.error for outcome in outcomes]
         error = min(errors, key=lambda error: isinstance(error, StepAborted))
         reason = f"{error}. The MpmdArrays that the step was donated are as they were before it"
@@ -339,7 +339,7 @@ class Journal:
         return tuple(e for e in self._log if not isinstance(e, LoggedSnapshot) and e.waiting)
 
     def lose_values(self, error: BaseException) -> list[Outcome]:
-        """No process has a value any more: what is not answered fails with ``error``, all is forgotten."""
+        """No process has a value any more: fails unanswered requests with ``error``, and empties the log."""
         outcomes = [
             Outcome(entry, mpmd_idx, None, error)
             for entry in self._log

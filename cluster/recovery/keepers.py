@@ -1,4 +1,4 @@
-"""Assigns copies to the processes that keep them, and finds those that a death has taken.
+"""Assigns copies to the processes that keep them, and finds the copies that are lost with dead processes.
 
 Nothing here knows Ray, a thread or the clock.
 """
@@ -13,18 +13,18 @@ from cluster.protocol.process_info import ProcessInfo
 
 
 class CopiesLostError(RuntimeError):
-    """No process has the snapshot of one: those that had it have died, or their copies are damaged."""
+    """No good copy of some process's snapshot is left: all holders have died, or their copies are damaged."""
 
 
 def choose_keepers(processes: Sequence[ProcessInfo], left_out: Collection[int] = ()) -> dict[int, int]:
-    """The process that keeps the snapshots of each, in its host's memory: one of another group.
+    """Chooses for each process a keeper: a process of another group that keeps its snapshots in host memory.
 
-    It is on another node if there is one, and all keep as many as the others, as far as possible; then it is
-    of the next group. All are named by their positions.
+    A keeper on another node is preferred, then the process that keeps the fewest snapshots, then a process of
+    the next group. Processes are named by their positions.
 
     Args:
-      processes: of all groups, group by group.
-      left_out: the groups that have no snapshots and keep none; there are two others at least, or none.
+      processes: the processes of all groups, group by group.
+      left_out: the groups that have no snapshots and keep none; two groups at least remain, or none.
     """
     num_groups = processes[-1].mpmd_idx + 1
     kept: collections.Counter[int] = collections.Counter()

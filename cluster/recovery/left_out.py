@@ -1,8 +1,8 @@
-"""The groups that recovery leaves out: those of the parts in ``Recovery(parts={"sampler": None})``.
+"""The groups that recovery leaves out: the groups of parts in ``Recovery(parts={"sampler": None})``.
 
-What they are asked is not logged and their values are not copied. They do not go back: when another group
-dies, their steps under way end first. When one of them dies, the others go on, and so it stays until the user
-has it replaced. Nothing here knows Ray, a thread or the clock.
+Their requests are not logged and their values are not copied. They do not go back: when another group dies,
+their steps under way end first. When such a group dies, the rest of the mesh goes on, and the group stays
+dead until the user has it replaced. Nothing here knows Ray, a thread or the clock.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class LeftOut:
 
     Attributes:
       groups: their numbers.
-      dead: those that have died and are not replaced yet, and why.
-      wanted: of these, those that the user wants replaced. Others change it, at any time.
-      pending: what groups were asked and is not logged, until it is answered. Others change it.
+      dead: the error of each group that has died and is not replaced yet.
+      wanted: the dead groups that the user wants replaced. Other threads change it, at any time.
+      pending: futures of requests that are not logged, until they are answered. ``UnloggedRequests`` changes
+        it.
     """
 
     groups: frozenset[int]
@@ -35,12 +36,12 @@ class LeftOut:
     pending: set[Future] = dataclasses.field(default_factory=set)
 
     def moves(self, kinds: Mapping[int, str]) -> dict[int, str]:
-        """The groups to move, and why: those of ``kinds`` that live, and the dead ones that are wanted."""
+        """The groups to move, and why: living groups of ``kinds``, and dead groups of ``wanted``."""
         living = {mpmd_idx: kind for mpmd_idx, kind in kinds.items() if mpmd_idx not in self.dead}
         return living | dict.fromkeys(sorted(self.wanted & self.dead.keys()), REPLACED)
 
     def fault_of(self, moving: Collection[int]) -> str | None:
-        """The reason why of these groups, which are to move, some cannot; ``None`` without one."""
+        """The reason why groups of ``moving`` that have died cannot move; ``None`` if all live."""
         if not (dead := sorted(self.dead.keys() & set(moving))):
             return None
         return (
@@ -49,7 +50,7 @@ class LeftOut:
         )
 
     def begin_anew(self, replaced: Collection[int]) -> frozenset[int]:
-        """These groups were replaced, and all groups live. Returns those that are left out."""
+        """All groups live again. Returns the groups of ``replaced`` that recovery leaves out."""
         self.dead.clear()
         self.wanted.clear()
         return self.groups.intersection(replaced)
@@ -65,10 +66,12 @@ def lost_values(mpmd_idx: int) -> GroupDiedError:
 
 
 def crossing_fault(plan: Plan, groups: Collection[int]) -> ValueError | None:
-    """The fault of a program of groups that are left out and of others, unless the others only send.
+    """The fault of a program that runs on groups which are left out and on groups which recover.
+
+    ``None`` if the groups that recover only send values.
 
     Args:
-      groups: those that are left out.
+      groups: the groups that are left out.
     """
     logged = set(participants(plan)).difference(groups)
     if len(logged) == len(participants(plan)):

@@ -30,11 +30,11 @@ class SupersededError(RuntimeError):
 
 
 class LivenessWaiter:
-    """Waits for processes, and finds out which of them are dead. Processes are named by their numbers.
+    """Waits for processes, and finds the dead ones. Processes are named by their numbers.
 
     Args:
-      actors: one for each process; who replaces one of them changes it here.
-      processes: which process of which group each of them is.
+      actors: the actor of each process; a caller that replaces an actor changes this list.
+      processes: the group and rank of each process.
       limits: how long a process may be in one task.
 
     Attributes:
@@ -54,14 +54,15 @@ class LivenessWaiter:
         fetch: bool = True,
         limits: Limits = NO_LIMITS,
     ) -> None:
-        """Waits for calls, as long as the processes that were called are alive, and raises their errors.
+        """Waits for calls while the called processes live, and raises the errors of the calls.
 
-        Of an error it is not known whose death it is a consequence of; ``find_dead`` tells.
+        An error does not tell whose death has caused it; ``find_dead`` does.
 
         Args:
           is_wanted: whether to go on waiting.
-          fetch: not, for results that are not for the driver; their errors are raised to who gets them.
-          limits: of what those who were called may be doing meanwhile.
+          fetch: ``False`` for results that are for an actor and not for the driver; that actor raises their
+            errors.
+          limits: how long a called process may be in one task meanwhile.
         """
         waiting = list(calls)
         pings: Pings = {}
@@ -75,7 +76,7 @@ class LivenessWaiter:
                 self.check_alive({calls[call] for call in waiting}, pings, limits)
 
     def check_alive(self, numbers: Iterable[int], pings: Pings, limits: Limits = NO_LIMITS) -> None:
-        """Pings processes, and looks what has become of earlier pings. To be called again and again.
+        """Pings processes, and reads the answers to earlier pings. Callers keep ``pings`` between calls.
 
         Raises: ``ProcessLostError`` when a process is dead, does not answer, or exceeds the limits.
         """

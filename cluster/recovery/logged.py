@@ -19,10 +19,10 @@ class LoggedRequest(abc.ABC):
 
     Attributes:
       waiting: the groups that have not answered in this attempt.
-      errors: those of the groups that have answered by one which is not given to the user yet.
-      results: those of this attempt that the user does not have, by group.
-      answers: those that the user has, by group: of steps and reads their small results; ``None`` after an
-        error, and of other requests.
+      errors: by group, errors that the user was not given yet.
+      results: by group, results of this attempt that the user was not given yet.
+      answers: by group, the answers that the user has: the small results of steps and reads; ``None`` after
+        an error, and for other kinds of requests.
     """
 
     waiting: set[int] = dataclasses.field(init=False)
@@ -86,7 +86,7 @@ class LoggedStep(LoggedRequest):
 
     @property
     def replies(self) -> dict[int, StepReply | None]:
-        """The replies of all groups as far as a comparison needs them; empty if the step has failed."""
+        """The replies of all groups, with the fields that ``compare`` reads; empty if the step has failed."""
         if self.failure is not None or self.events.keys() != self.groups:
             return {}
         return {

@@ -1,4 +1,4 @@
-"""The control of membership: who is alive, who replaces whom, who moves where, and what is asked again.
+"""The control of membership: who is alive, who replaces whom, who moves where, what groups repeat.
 
 A state machine: events go in and actions come out. It knows neither Ray nor a thread nor the clock; the
 ``Shell`` carries out the actions. ``docs/architecture/membership.md`` has the states and the invariants.
@@ -94,7 +94,7 @@ class Membership:
         return self._policy.is_late(self.journal)
 
     def is_over(self, wait: do.Wait) -> bool:
-        """Whether what is awaited has come, or will not come any more."""
+        """Whether the awaited event has come, or cannot come any more."""
         journal = self.journal
         if self.error is not None:
             return True
@@ -337,7 +337,7 @@ def _after_report(recovered: do.Recovered) -> Actions:
 
 
 def _clean_up(event: on.Event) -> Actions:
-    """Nothing works any more: ends what was started or reserved since."""
+    """The run has ended: releases processes and connections that a job has started since."""
     match event:
         case on.Done(do.AwaitReplay(recovered)):
             return [do.Report(recovered)]

@@ -26,18 +26,18 @@ _REASONS = {
 
 
 class Moves:
-    """One group moves after the other: what keeps a group's values has to stay.
+    """Moves one group at a time, since the keepers of the moving group's values have to stay.
 
     Args:
-      journal: what groups were asked.
+      journal: the requests to groups.
       dead: the groups that are being replaced.
       left_out: the groups that recovery leaves out.
 
     Attributes:
       is_paused: a group is about to move, and new requests wait.
-      leaving: the groups whose nodes are to end, or that move: it is no failure when they die.
-      unwritten: copies that are perhaps still to be written to storage. Others change it, at any time.
-      said: why a group does not move, or what keeps all from it, as the user was told.
+      leaving: the groups whose nodes are to end, or that move: their death is no failure.
+      unwritten: copies that are perhaps still to be written to storage. ``Saving`` changes it, at any time.
+      said: by group, why it does not move, as the user was told; ``None`` stands for all groups.
     """
 
     def __init__(self, journal: Journal, dead: Mapping[int, GroupDiedError], left_out: LeftOut):
@@ -141,7 +141,7 @@ class Moves:
         return [do.Discard(), *self._say(self._mpmd_idx, message), *self._begin_next()]
 
     def _say(self, mpmd_idx: int | None, message: str) -> Actions:
-        """Tells the user, of a group or of all, unless it is what was told last."""
+        """Tells the user about a group, or about all groups, unless the last message was the same."""
         if self.said.get(mpmd_idx) == message:
             return []
         self.said[mpmd_idx] = message

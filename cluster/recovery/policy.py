@@ -32,8 +32,8 @@ _LOG_BYTES = 2**30
 """The most host arrays, batches above all, that the log may hold before a step waits for a snapshot."""
 
 _LOG_INTERVALS = 4
-"""A step waits for a snapshot that takes longer than so many intervals between snapshots. So many may fail,
-also where the log is full before the first of them has."""
+"""The length of the log, in intervals between snapshots, at which the next step waits for the snapshot under
+way. Also the number of snapshots in a row whose failure ends the run if the log is full."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,27 +41,29 @@ class Recovery:
     """Has a mesh survive the death of its groups, when given to ``mpmd.launch``.
 
     Attributes:
-      every: the steps from one snapshot of all values to the next. After a death at most so many steps, and
-        those since, are run again.
+      every: the steps from one snapshot of all values to the next. After a death, the groups repeat at most
+        these steps, and the steps run while the next snapshot was under way.
       max_failures: how many times in all the groups may go back before the run is given up.
-      spares: processes that are started besides, and wait for one of the others to die. They take a dead
+      spares: processes that are started in addition, and wait for another process to die. They take a dead
         process's place at once; a process that has to be started needs some seconds. They need resources of
         their own, and groups that are alike.
       share_after: seconds that a group whose node is gone waits for room on another one. Then it shares the
         devices of another group, and the run goes on, slower, until the cluster has room again; then the
         group moves to a place of its own. Where it has shared before, it does not wait. ``None``: groups
         never share, and the run ends when there is no room within ``launch``'s ``timeout``.
-      parts: ``{"sampler": None}`` leaves a part of the mesh out, whose values can be made again, as weights
-        by ``mpmd.reshard``: they are not copied, and its steps not run again. When one of its groups dies,
-        steps of other parts go on, and its own raise ``GroupDiedError`` until ``mesh.replace("sampler")``.
-      verify_every: after so many steps, and after the first one, all groups go back to the last snapshot,
-        repeat the steps since once, and are to compute the same bits. ``None``: they never do.
-      on_corruption: then, when wrong bits are noticed: ``"raise"`` ends the run with
+      parts: ``{"sampler": None}`` leaves a part of the mesh out, whose values can be computed again, as
+        weights by ``mpmd.reshard``: they are not copied, and its steps not run again. When one of its groups
+        dies, steps of other parts go on, and its own raise ``GroupDiedError`` until
+        ``mesh.replace("sampler")``.
+      verify_every: the steps between two checks; the first check is after the first step. In a check, all
+        groups go back to the last snapshot, repeat the steps since once, and are to compute the same bits.
+        ``None``: no checks.
+      on_corruption: the reaction to wrong bits: ``"raise"`` ends the run with
         ``mpmd.errors.SilentCorruptionError``; ``"replace"`` replaces the process of the group that was wrong
         as if it had died, and ends the run where it cannot be told which one was; ``"warn"`` goes on.
         ``mesh.corruptions`` has all reports.
 
-    Raises: ``TypeError`` or ``ValueError`` for numbers that cannot be.
+    Raises: ``TypeError`` or ``ValueError`` for numbers out of range.
     """
 
     every: int = 10

@@ -1,7 +1,7 @@
-"""The processes of a mesh that recovers: replaces dead ones, and connects all anew.
+"""The processes of a mesh that recovers: replaces dead processes, and connects all processes again.
 
-What is called here blocks until it is done, and raises when another process dies meanwhile, or ``stop`` was
-set. ``find_dead`` then tells which.
+Methods block until their work is done, and raise when another process dies meanwhile, or ``stop`` was set.
+``find_dead`` then tells which.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class ProcessPool:
     """The running processes.
 
     Args:
-      replacements: starts others in the allocations of ``actors``.
-      actors: one for each process.
-      placement: where they are; kept up to date.
-      transport, encryption: as ``launch`` was asked.
+      replacements: starts processes in the allocations of ``actors``.
+      actors: the actor of each process.
+      placement: where the processes run; kept up to date.
+      transport, encryption: the arguments of ``launch``.
       gathering: the edges over which values are gathered, as loaded programs know them.
-      timeout: seconds that a process may take to start, and the connections to be made.
-      limits: a process that is in one task for longer, when others have died, counts as dead as well.
+      timeout: seconds that a process may take to start, and to connect.
+      limits: when another process has died, a process that is in one task for longer counts as dead as well.
       left_out: the groups that have no snapshots and keep none.
 
     Attributes:
-      copies: of the processes' values.
+      copies: the copies of the processes' values.
       stop: is set when the mesh is closed.
     """
 
@@ -89,7 +89,7 @@ class ProcessPool:
     def calls(
         self, connections: Sequence[Connection], on_death: Callable[[GroupDiedError], object]
     ) -> ActorCalls:
-        """Makes calls on the processes that there are now, over the driver's connections with them."""
+        """Returns calls on the present processes, over the driver's ``connections``."""
         placement_groups = self.allocations.placement_groups
         return ActorCalls(
             self.actors, self.processes, placement_groups, connections, self.infos, self._limits, on_death
@@ -103,7 +103,7 @@ class ProcessPool:
             raise SupersededError(MESH_CLOSED)
 
     def kill(self, groups: Collection[int]) -> None:
-        """Ends what is left of the processes of these groups."""
+        """Kills the processes of ``groups`` that still run, and forgets their copies."""
         gone = self._numbers_of(groups)
         for number in gone:
             self._session.kill(self.actors[number])
@@ -111,9 +111,9 @@ class ProcessPool:
         self._resetting = {call: n for call, n in self._resetting.items() if n not in gone}
 
     def reset(self, but: Collection[int], programs: Sequence[int]) -> None:
-        """Has the processes of all groups but these end their connections. Does not wait for them.
+        """Has the processes of all groups except ``but`` end their connections. Does not wait for the end.
 
-        These programs stay; others have not been loaded by all.
+        They keep ``programs``, and drop programs that some processes have not loaded.
         """
         self._resetting = {}
         for number in self._numbers_of(set(range(len(self._infos))) - set(but)):
@@ -121,7 +121,7 @@ class ProcessPool:
             self._resetting[self.actors[number].reset.remote(programs)] = number
 
     def start(self, groups: Collection[int]) -> None:
-        """Starts new processes in place of those of these groups, which have ended. May wait for room."""
+        """Starts new processes for ``groups``, whose processes have ended. May wait for room."""
         gone = self._numbers_of(groups)
         for number, actor in self.replacements.replace(gone, self._infos, self.check_open).items():
             self.actors[number] = actor
@@ -130,7 +130,7 @@ class ProcessPool:
         """Has new processes take their devices.
 
         Args:
-          on_lost: is called when a process that is reset has died. It has others started, or sets ``stop``.
+          on_lost: is called when a process that is reset has died. It starts a replacement, or sets ``stop``.
         """
         pings: Pings = {}
 
@@ -163,7 +163,7 @@ class ProcessPool:
         return StartingActors(actors, processes, self.timeout, check)
 
     def _connecting_actors(self) -> StartingActors:
-        """All actors; one that is stopped while the others wait for it is noticed, and so is ``stop``."""
+        """All actors, with a check that raises when a process does not answer or ``stop`` is set."""
         pings: Pings = {}
 
         def check() -> None:
@@ -180,7 +180,7 @@ class ProcessPool:
         self._placement.processes, self._placement.transports = tuple(self._infos), transports
 
     def load(self, groups: Collection[int], loads: Mapping[int, LoadRequests]) -> None:
-        """Has the processes of these groups load their programs, in the order of the programs' numbers."""
+        """Has the processes of ``groups`` load their programs, in ascending order of program numbers."""
         programs = [
             (i, program, requests)
             for i in self._numbers_of(groups)

@@ -19,19 +19,19 @@ from mpmd.errors import GroupDiedError, RecoveryError
 class Replacement:
     """Has new processes take the place of dead ones, and all groups go back to a snapshot.
 
-    Again and again while other groups die; processes that were started before stay. Methods raise
+    Repeats this while more groups die; processes that were started before stay. Methods raise
     ``RecoveryError`` to give up.
 
     Attributes:
-      death: the first one, or the reason to go back.
-      step: what its group was running.
+      death: the first death, or the reason to go back.
+      step: the step that the dead group was running.
       kind: as of ``RecoveryReport``.
-      processes_per_group: their number.
-      failures: of the run.
-      snapshot: the one to go back to.
+      processes_per_group: the number of processes of each group.
+      failures: counts the failures of the run.
+      snapshot: number of the snapshot to go back to.
       lost: why no group has a value any more, if so.
       unopened: the groups whose new processes have not taken their devices yet.
-      replaced: all groups with new processes; these have no programs.
+      replaced: all groups with new processes, which have to load their programs.
     """
 
     death: GroupDiedError
@@ -45,7 +45,7 @@ class Replacement:
     replaced: set[int] = dataclasses.field(default_factory=set)
 
     def begin(self, dead: Collection[int], is_failure: bool, snapshot: int) -> Actions:
-        """Nobody calls the groups any more, and those that have died are known."""
+        """Begins when no call on a group can be made any more and the ``dead`` groups are known."""
         if is_failure and (reason := self.failures.count(self.death.mpmd_idx, self.step)):
             raise self._unrecoverable(reason, self.death)
         self.snapshot = snapshot

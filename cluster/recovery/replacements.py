@@ -1,4 +1,4 @@
-"""Processes that take over from dead ones, or of those that move."""
+"""Processes that take over from dead processes, or from processes that move."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class _Spare(NamedTuple):
 
 
 class Replacements:
-    """Processes for those that die or move: spares, those that were started for a move, and new ones.
+    """Replaces dead or moving processes by prepared processes, spares, or new processes.
 
     Args:
-      starter: starts them.
-      allocations: of all processes; kept up to date.
-      spares: the allocations of those that are to wait for others to die.
+      starter: starts processes.
+      allocations: the allocations of all processes; kept up to date.
+      spares: the allocations of the spare processes.
     """
 
     def __init__(self, starter: ActorStarter, allocations: Allocations, spares: Sequence[Reservation]):
@@ -76,9 +76,9 @@ class Replacements:
     # Spares.
 
     def start_spares(self) -> None:
-        """Starts spares in place of those that are lost, and gives back what nobody uses. Does not wait.
+        """Starts spares in place of lost spares, and gives back unused resources. Does not wait.
 
-        While groups wait for room, they go first.
+        While groups wait for room, no spare is started.
         """
         with self._lock:
             for spare in [spare for spare in self._spares if spare.is_lost()]:
@@ -114,7 +114,7 @@ class Replacements:
         ray.get(starting)
 
     def count_ready_spares(self) -> int:
-        """The number of spares that could replace a process now, as far as they answer within a second."""
+        """The number of spares that could replace a process now: they answer within a second."""
         spares, good = list(self._spares), self.allocations.good_nodes()
         asked: list[ray.ObjectRef] = [
             spare.actor.health.remote() for spare in spares if self._is_ready(spare, good)
@@ -136,9 +136,9 @@ class Replacements:
     # Moves.
 
     def prepare(self, allocations: Mapping[int, Allocation], timeout: float) -> None:
-        """Starts processes that others will be replaced with, and waits until they are up.
+        """Starts processes that are to replace running ones, and waits until they are up.
 
-        Raises: ``RuntimeError`` when that takes longer than ``timeout`` seconds, or one cannot start.
+        Raises: ``RuntimeError`` when that takes longer than ``timeout`` seconds, or a process cannot start.
         """
         started = {
             number: self.starter.start(number, allocation) for number, allocation in allocations.items()
@@ -166,7 +166,7 @@ class Replacements:
         infos: Sequence[ProcessInfo],
         check: Callable[[], None],
     ) -> dict[int, ActorHandle]:
-        """Another actor for each of these processes, whose actors have ended: prepared, a spare, or new.
+        """Finds another actor for each process of ``numbers`` that has ended: prepared, a spare, or new.
 
         Args:
           infos: where all processes are, or have been.

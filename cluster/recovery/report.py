@@ -9,10 +9,10 @@ from typing import NamedTuple
 DIED, FAILED, REPLACED, CORRUPTED = "died", "failed", "replaced", "corrupted"
 DRAINED, SHRUNK, GROWN = "drained", "shrunk", "grown"
 """The kinds of recoveries and moves. ``DIED``: a process has died, and its group is replaced. ``FAILED``: a
-step has failed that had taken its arguments over, and all groups go back. ``REPLACED``: the user has a dead
-group of a part that recovery leaves out begin anew. ``CORRUPTED``: a group has had wrong bits, and is
-replaced. A group moves because its node is to end (``DRAINED``), to share the devices of another one
-(``SHRUNK``), or to a place of its own again (``GROWN``)."""
+step has failed after its donated arguments were consumed, and all groups go back. ``REPLACED``: the user has
+``mesh.replace`` restart a dead group of a part that recovery leaves out. ``CORRUPTED``: a group has had wrong
+bits, and is replaced. A group moves because its node is to end (``DRAINED``), to share the devices of another
+one (``SHRUNK``), or to a place of its own again (``GROWN``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,21 +20,21 @@ class RecoveryReport:
     """One recovery, or one move of a group to another place, in ``mesh.recoveries``.
 
     Attributes:
-      mpmd_idxs: the groups that had died, or the one that has moved; none where a step has failed.
+      mpmd_idxs: the groups that had died, or the group that has moved; none where a step has failed.
       reason: how that was noticed, or why it has moved.
-      step: the step, counted from 1, that the first of them was at; ``None`` when it was at none.
+      step: the step, counted from 1, that the first dead group was running; ``None`` when it ran no step.
       num_replayed: the steps that were run again.
       seconds: how long each phase took: for a move first ``prepared``, until a process was up at the other
-        place, while steps ran, and ``copied``, until there was a snapshot; then ``started``, until a process
-        was there in place of each dead one, and the others had stopped; ``connected``; ``loaded``, until it
-        had the programs; ``restored``, until all had the values of the snapshot; ``replayed``, until they
-        had run all steps since, which does not keep the caller waiting.
+        place, while steps ran, and ``copied``, until there was a snapshot; then ``started``, until each dead
+        process was replaced, and the living ones had stopped; ``connected``; ``loaded``, until the new
+        processes had the programs; ``restored``, until all groups had the values of the snapshot;
+        ``replayed``, until all groups had run the steps since, which does not keep the caller waiting.
       lost: why the values of all groups were lost, so that no step was run again; ``None`` if they were not.
       kind: ``died``, or ``failed`` where a step has; ``replaced``, by ``mesh.replace``; ``corrupted``,
-        because a group has had wrong bits; or for a move ``drained``, because its node is to end,
-        ``shrunk``, to share the devices of another group, or ``grown``, to a place of its own.
-      shares_with: those of the groups that have no place of their own now, and the group whose devices each
-        shares.
+        because a group has had wrong bits; or for a move ``drained``, because its node is to end, ``shrunk``,
+        to share the devices of another group, or ``grown``, to a place of its own.
+      shares_with: the groups of ``mpmd_idxs`` without a place of their own now, each with the group whose
+        devices it shares.
     """
 
     mpmd_idxs: tuple[int, ...]
@@ -101,12 +101,12 @@ class CorruptionReport:
     """Wrong bits that were noticed, in ``mesh.corruptions``.
 
     Attributes:
-      kind: ``computed``: a group has made other bits of the same inputs, or has kept other bits;
-        ``unlocated``: two runs differ, and it cannot be told which group is wrong; ``copy``: a copy of a
-        snapshot has changed.
+      kind: ``computed``: a group has computed different bits from the same inputs, or has kept different
+        bits; ``unlocated``: two runs differ, and it cannot be told which group is wrong; ``copy``: a copy of
+        a snapshot has changed.
       mpmd_idxs: the groups that were wrong, or that may have been; for a copy, no group is named.
       step: the first that differs, counted from 1; ``None`` where that is not known.
-      devices: the devices of these groups whose bits differ, as far as that is known.
+      devices: the devices of these groups whose bits differ, if known.
       places: the processes of these groups, and their nodes.
       text: all of this for people.
     """

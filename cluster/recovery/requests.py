@@ -1,6 +1,6 @@
-"""Requests to groups that can be made again.
+"""Requests to groups that can be repeated after a death.
 
-What is asked is logged in a ``Journal``, and asked of the groups' ``RayRuntime``. Who asks gets a future of
+A request is logged in a ``Journal``, and then sent by the groups' ``RayRuntime``. The caller gets a future of
 this module's own, which outlives the groups' processes.
 """
 
@@ -43,19 +43,19 @@ class Requests:
 
     Args:
       membership: knows which groups can be asked, and has the journal.
-      groups: are asked; connected later.
-      pool: their processes.
-      released: what the user has released and groups were not told.
-      next_handle: gives numbers that ascend.
-      arguments: what groups keep of the user's.
+      groups: sends the requests; is connected later.
+      pool: the processes of the groups.
+      released: handles that the user has released and groups were not told to drop yet.
+      next_handle: returns numbers that ascend.
+      arguments: the user's arguments that groups keep for later steps.
 
     Attributes:
-      changed: guards all of this, and is notified of each change. A reply may settle a call in the thread
+      changed: guards all attributes, and is notified of each change. A reply may settle a call in the thread
         that makes it, so its lock is reentrant.
-      tell: tells the membership of an event, and has what follows carried out.
-      loads: what the groups were asked, so that they loaded each program.
-      unlogged: futures of what is not in the journal; they fail when values are lost.
-      rewinds: by number, those that somebody waits for, and their ends.
+      tell: tells the membership of an event, and has the resulting actions carried out.
+      loads: by program number, the requests by which the groups loaded the program.
+      unlogged: futures of requests that are not in the journal; they fail when values are lost.
+      rewinds: by number, the rewinds that a caller waits for, and their ends.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Requests:
                     raise copy_of(ending.late)
 
     def end_rewind(self, ending: EndRewind) -> None:
-        """Tells who waits for a rewind; without anybody, groups drop what they have kept."""
+        """Hands the end of a rewind to its caller; if the caller is gone, has groups drop the kept tasks."""
         if ending.number in self.rewinds:
             self.rewinds[ending.number] = ending
         else:
@@ -186,7 +186,7 @@ class Requests:
         self._unloaded.append(number)
 
     def unload_unused(self) -> None:
-        """Has groups drop, with what they are asked next, the programs that neither user nor replay needs."""
+        """Has groups drop, with their next request, the programs that neither user nor replay needs."""
         while self._unloaded:
             self.journal.release_programs([self._unloaded.popleft()])
         for number in self.journal.take_unused_programs():
@@ -202,7 +202,7 @@ class Requests:
         return released
 
     def give_back(self, released: Mapping[int, Released]) -> None:
-        """Groups were not told of these values."""
+        """Queues handles for release again, since groups were not told to drop them."""
         for mpmd_idx, each in released.items():
             for handle in each.handles:
                 self._released.add_handle((mpmd_idx,), handle)
@@ -212,7 +212,7 @@ class Requests:
     def ask_first(
         self, request: LoggedRequest, then: Callable[[], object] = lambda: None
     ) -> dict[int, Future]:
-        """Asks the groups of a request that was just logged. Returns futures of what the user is told.
+        """Sends a request that was just logged. Returns the user's future of each group's answer.
 
         ``then`` is as of ``ask``.
         """
@@ -290,7 +290,7 @@ class Requests:
         self.tell(Answered(attempt, request, mpmd_idx, result, error))
 
     def begin_snapshot(self) -> None:
-        """Has groups copy their values, as soon as they have carried out what they were asked."""
+        """Has groups copy their values, after all requests that were sent before."""
         snapshot = self.journal.begin_snapshot(self.take_released(self.logged))
         try:
             self.ask_for_copies(snapshot)
@@ -324,9 +324,9 @@ class Requests:
                 future.set_exception(copy_of(error) if isinstance(error, StateLostError) else error)
 
     def lose_values(self, loss: StateLostError) -> None:
-        """No group has a value any more. What comes from before fails; what is made anew does not.
+        """No group has a value any more. Requests for values from before fail; later values are not affected.
 
-        Those that recovery leaves out have theirs.
+        Groups that recovery leaves out keep their values.
         """
         self._loss = loss
         self._first_handle = self._next_handle()
@@ -334,7 +334,7 @@ class Requests:
         self._fail_unlogged(loss)
 
     def forget_values(self, groups: Collection[int]) -> None:
-        """These groups, which recovery leaves out, have begun anew, and have no value from before."""
+        """These groups, which recovery leaves out, were restarted, and have no value from before."""
         first = self._next_handle()
         self._begun_anew |= dict.fromkeys(groups, first)
         self._arguments.forget_before(first, groups)

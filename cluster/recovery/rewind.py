@@ -26,13 +26,13 @@ class Rewind:
     """The steps since the last snapshot are repeated once, and once more after a search for NaNs.
 
     Attributes:
-      number: of the rewind; answers and jobs name it.
-      refused: the values that are errors the next time; ``None`` for an ordinary run.
+      number: the number of the rewind; answers and jobs name it.
+      refused: the values that are errors in the next run of the steps; ``None`` for an ordinary run.
       is_working: groups have gone back, or are about to.
-      has_gone_back: groups have the values of repeated steps, or those of the snapshot.
+      has_gone_back: groups have the values of repeated steps, or of the snapshot.
       found: the first of the refused values.
-      runs: the one before the rewind, and the repeated one, when they have ended.
-      kept: the tasks that groups have kept, because they have made such a value.
+      runs: the run before the rewind, and the repeated run, when they have ended.
+      kept: the tasks that groups have kept, because they have made a refused value.
       damaged: texts about copies of the snapshot that have changed.
       late: the error of a repeated step that took too long, after which runs cannot be compared.
     """
@@ -93,7 +93,7 @@ class Rewind:
     def note(self, repeated: Repeated) -> None:
         """Keeps the answer of a group to a repeated request.
 
-        Raises: ``ResultChangedError`` when it cannot read from storage again what it has read before.
+        Raises: ``ResultChangedError`` when the group cannot read values from storage again.
         """
         entry, mpmd_idx, error = repeated.request, repeated.mpmd_idx, repeated.error
         if isinstance(error, GroupDiedError):
@@ -127,7 +127,7 @@ class Rewind:
         return [] if self.is_over else [do.GoBack(self.number, snapshot)]
 
     def adopt(self) -> None:
-        """Groups keep the values of the repeated run, which differs from the one before."""
+        """Logs the replies of the repeated run: groups keep its values, which differ from the first run's."""
         for entry in self._entries:
             if isinstance(entry, LoggedStep):
                 entry.adopt(self.runs[-1].replies.get(entry.ordinal, {}))

@@ -1,6 +1,7 @@
 """Groups that go back with nobody dead: a part of the state machine of ``membership``.
 
-Every so many steps they do so to notice wrong bits, and otherwise when the user asks for the first NaN.
+They go back every ``Recovery.verify_every`` steps to notice wrong bits, and when the user searches for the
+first NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mpmd.runtime.nonfinite import NonFinitePolicy
 
 
 class GoingBackError(GroupDiedError):
-    """A group is alive, and goes back with all others, such as because it has failed a step."""
+    """A group is alive, and goes back with all groups, for example because a step has failed on it."""
 
 
 class Ending(NamedTuple):
@@ -41,18 +42,18 @@ class Ending(NamedTuple):
 
 
 class Rewinds:
-    """One rewind after the other.
+    """Starts, follows and ends rewinds, of which only one is under way at a time.
 
     Args:
-      journal: what groups were asked.
-      dead: the groups that are being replaced. While groups go back, one of them stands for all.
+      journal: the requests to groups.
+      dead: the groups that are being replaced. While groups go back, one group stands for all of the mesh.
       moves: knows of copies that are still to be written to storage.
       policy: when to have groups repeat their steps, and the reaction to wrong bits.
-      left_out: the groups that do not go back, and what they are asked.
-      num_groups: of the mesh.
+      left_out: the groups that do not go back, and their requests.
+      num_groups: the number of groups of the mesh.
 
     Attributes:
-      count: the rewinds so far.
+      count: the number of rewinds so far.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Rewinds:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a rewind was begun and has not ended: groups may be asked nothing else."""
+        """Whether a rewind was begun and has not ended: meanwhile groups get no other requests."""
         return self._rewind is not None
 
     @property
@@ -157,7 +158,7 @@ class Rewinds:
         return self._replace(DIED if self._has_died else FAILED)
 
     def _end_late(self, late: StepTimeoutError) -> Ending:
-        """A repeated step took too long. Nothing was compared; the next check is after so many steps."""
+        """A repeated step took too long: ends without a comparison. The next check is due as usual."""
         self._verified = self._journal.num_asked
         reason = f"all groups go back without a comparison of their steps: {late}"
         self._dead[self._stand_in] = GoingBackError(reason, self._stand_in)
@@ -173,7 +174,7 @@ class Rewinds:
         return Ending(self.drop(), min(self._dead.items())[1], kind)
 
     def _resume(self, rewind: Rewind) -> Actions:
-        """Groups have the values that they had, and are asked what they were not asked meanwhile.
+        """Ends a rewind: groups have their values from before it, and get the requests that have waited.
 
         A snapshot that was due with the step before the check is begun after it.
         """

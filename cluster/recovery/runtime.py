@@ -92,7 +92,7 @@ class RecoveringRuntime(RuntimeBase):
         self._unlogged = UnloggedRequests(self._requests, self._shell.wake)
 
     def attach(self, connections: Sequence[Connection]) -> None:
-        """From now on, groups are asked over the driver's connections with them, and are looked after."""
+        """Begins to send requests to groups over the driver's connections, and to look after the groups."""
         self._shell.attach(connections)
         self._shell.start()
 
@@ -106,7 +106,7 @@ class RecoveringRuntime(RuntimeBase):
 
     @property
     def actors(self) -> tuple[ActorHandle, ...]:
-        """The actors: group by group, those of its processes."""
+        """The actors of all processes, group by group."""
         return tuple(self._pool.actors)
 
     @property
@@ -272,13 +272,13 @@ class RecoveringRuntime(RuntimeBase):
         return self._groups.stop_trace()
 
     def find_nonfinite(self, refused: NonFinitePolicy, to: Path | None) -> FoundValue | None:
-        """The first value of these, of those that steps have made since the last snapshot.
+        """Finds the first value that ``refused`` refuses and a step has made since the last snapshot.
 
-        All groups go back to it and repeat the steps, and have the same values again afterwards. Steps that
-        are asked for meanwhile wait.
+        All groups go back to the snapshot and repeat the steps, and have the same values again afterwards.
+        Steps that are submitted meanwhile wait.
 
         Args:
-          to: the directory for the task that has made it, if that is to be written.
+          to: the directory for the task that has made the value; ``None`` not to write the task.
         """
         self.check_process()
         ending = self._requests.rewind(refused)
@@ -303,7 +303,7 @@ class RecoveringRuntime(RuntimeBase):
         return True
 
     def digests(self) -> tuple[ProcessDigests, ...]:
-        """As in the protocol. Waits while groups recover. Those that are left out and dead have none."""
+        """As in the protocol. Waits while groups recover. Dead groups that are left out have no digests."""
         with self._requests.changed:
             self._requests.wait_until_running()
             groups = set(range(self._requests.num_groups)) - self._membership.left_out.dead.keys()

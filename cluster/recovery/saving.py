@@ -1,7 +1,7 @@
 """Saves checkpoints to storage, whatever dies meanwhile; ``journal`` has the snapshots of recovery.
 
 A group copies values to host memory, in order with the steps, and writes the copy later. When a group dies in
-between, all groups make their copies again, and what is not written is written then.
+between, all groups copy their values again, and write the copies that are not written yet.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Saving:
         return future
 
     def _ask_write(self, copy: Handle) -> None:
-        """Has a group write, if that is wanted, and the copy is there."""
+        """Has a group write a copy, if the user has asked for the write and the group has made the copy."""
         requests = self._requests
         with requests.changed:
             write, entry = self._writes.get(copy), requests.journal.find_copy(copy)

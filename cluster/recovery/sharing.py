@@ -1,4 +1,4 @@
-"""Chooses the processes that share the devices of others while there is no room for all. Knows no Ray."""
+"""Chooses which processes share devices while there is no room for all. Knows no Ray."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cluster.protocol.process_info import ProcessInfo
 def choose_hosts(
     guests: Mapping[int, int], hosts: Mapping[int, ProcessInfo], shares_with: Mapping[int, int]
 ) -> dict[int, int]:
-    """For each process without a reservation, one whose devices it shares: fewest guests first.
+    """Chooses a host for each process without a reservation: the fitting process with the fewest guests.
 
-    Processes are named by their numbers.
+    Guests on the host's node count first, then guests of the host itself. Processes are named by their
+    numbers.
 
     Args:
       guests: the processes, and how many devices each needs.
-      hosts: those that have devices of their own.
+      hosts: the processes that have devices of their own.
       shares_with: the processes that share with hosts already.
-
     Raises: ``LookupError`` when no host has as many devices as a process needs.
     """
     on_host = collections.Counter(shares_with.values())

@@ -1,6 +1,7 @@
 """Carries out the actions of ``membership`` on Ray, and tells it of events.
 
-A job that follows from another one runs in its thread, others in one of their own: a recovery is one thread.
+A job that follows from another job runs in the same thread, so a recovery is one thread. Jobs of all further
+events run in new threads.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ _LOOK_SECONDS = 1.0
 """The seconds between two looks whether groups are to move."""
 
 _SAVE_SECONDS = 10.0
-"""The seconds for which saving a checkpoint may keep a group on a node that is to end. Others wait for it."""
+"""The seconds for which saving a checkpoint may keep a group on a node that is to end.
+
+A group that moves for another reason waits for the checkpoint.
+"""
 
 _DEATH_SECONDS = 90.0
 """The seconds within which the driver hears of a death that made a snapshot fail."""
 
 _POLL_SECONDS = 0.05
-"""The seconds between two looks at what is not notified, where a wait has a limit."""
+"""The seconds between two checks of a condition that nobody notifies, in a wait with a limit."""
 
 _PHASES: dict[type, str] = {
     do.Prepare: "prepared",
@@ -282,7 +286,7 @@ class Shell:
         return False
 
     def _note_loss(self, error: ProcessLostError) -> None:
-        """A group has died while processes of others take their devices. In the thread of ``Open``."""
+        """Handles a death while new processes take their devices. Runs in the thread of ``Open``."""
         for job in self._act(Lost(error.mpmd_idx, error, self._node_is_gone(error))):
             self._run(job, Stopwatch())
         self._pool.check_open()
@@ -327,9 +331,9 @@ class Shell:
         self._wake.set()
 
     def resize(self, num_places: int, timeout: float) -> None:
-        """Has the processes of the first ``num_places`` groups have reservations. The others share with them.
+        """Reserves devices for the first ``num_places`` groups; the remaining groups share these devices.
 
-        Blocks until they have moved, and what they have left is given back.
+        Blocks until the groups have moved, and the resources that they have left are given back.
 
         Args:
           num_places: from 1 to the number of groups.
@@ -370,7 +374,7 @@ class Shell:
 
     @property
     def _late(self) -> list[int]:
-        """The groups that share and are not to, or the other way round; and those that are moving."""
+        """The groups that share devices but should not, or should but do not; else, the groups that move."""
         allocations = self._pool.allocations
         sharing = {p.mpmd_idx for p in self._pool.infos if p.shares_with is not None}
         late = [i for i in range(self._requests.num_groups) if (i in sharing) == (i < allocations.num_own)]
@@ -378,7 +382,7 @@ class Shell:
 
 
 def _weakly(tell: Callable[[Event], None]) -> Callable[[Event], None]:
-    """The method, as long as its object is in use: what groups answer to does not keep it."""
+    """Returns ``tell`` as a function that does not keep its object alive, and then does nothing."""
     alive = weakref.WeakMethod(tell)
 
     def tell_if_alive(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Copies of a process's values in host memory: its own, and those that it keeps for another process."""
+"""Copies of a process's values in host memory: its own, and copies that it keeps for another process."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _CHUNK_BYTES = 128 * 2**20
 """Values travel together up to this size, so that Ray's object store never has to hold all of a snapshot."""
 
 Allocate = Callable[[int], np.ndarray]
-"""Gives an array of so many bytes, with any content."""
+"""Returns an array of the given number of bytes, with any content."""
 
 
 class DamagedCopyError(RuntimeError):
-    """The bytes of a copy of a value are not those that were copied."""
+    """The bytes of a copy differ from the bytes of the copied value."""
 
 
 class SavedValue(NamedTuple):
     """A process's copy of a value: its type, and the bytes of each shard that the process's devices hold.
 
-    ``digests`` are those of the shards when the value was copied.
+    ``digests`` are the digests of the shards when the value was copied.
     """
 
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ def save(array: jax.Array, submesh: jax.sharding.Mesh, allocate: Allocate) -> Sa
 
 
 def restore(saved: SavedValue, submesh: jax.sharding.Mesh) -> jax.Array:
-    """The array on this process's devices. It shares no memory with what was saved."""
+    """Puts a saved value on this process's devices. The array shares no memory with ``saved``."""
     sharding = to_sharding(saved.spec, submesh)
     data_of = {
         box: data.view(saved.dtype).reshape([stop - start for start, stop in box])
@@ -164,7 +164,7 @@ class SnapshotStore:
         self._free.clear()  # what was not needed this time is of sizes that are no longer in use
 
     def keep_only(self, number: int) -> None:
-        """Drops all other snapshots, and those that are not complete."""
+        """Drops all snapshots except ``number``, also incomplete ones."""
         kept = self._handles(number)
         self._snapshots = {number: kept}
         for handle in self._values.keys() - kept:
@@ -178,7 +178,7 @@ class SnapshotStore:
         return {handle: self._values[handle] for handle in self._handles(number)}
 
     def damaged(self, number: int) -> list[Handle]:
-        """The values of a snapshot whose bytes are no longer those that were copied."""
+        """The values of a snapshot whose bytes have changed since they were copied."""
         return sorted(handle for handle, saved in self.values(number).items() if not _is_intact(saved))
 
     def _handles(self, number: int) -> frozenset[Handle]:

@@ -1,4 +1,4 @@
-"""Requests to groups that recovery leaves out: asked once, and answered by whatever becomes of them."""
+"""Requests to groups that recovery leaves out: sent once, and never repeated after a death."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _T = TypeVar("_T")
 
 
 class UnloggedRequests:
-    """Asks groups that are left out. Who calls, but for ``replace``, holds the requests' lock.
+    """Sends requests to groups that are left out. Callers hold the requests' lock, except for ``replace``.
 
     Args:
-      requests: those that are logged.
+      requests: the requests that are logged.
       wake: has the groups that are to be replaced looked for soon.
     """
 
@@ -40,13 +40,14 @@ class UnloggedRequests:
         self._lost: dict[Handle, BaseException] = {}  # deaths, by the results that they ended
 
     def concerns(self, mpmd_idxs: Collection[int]) -> bool:
-        """Whether one of these groups is left out."""
+        """Whether one of the groups ``mpmd_idxs`` is left out."""
         return not self._left_out.groups.isdisjoint(mpmd_idxs)
 
     def submit_step(self, requests: Mapping[int, StepRequest]) -> dict[int, Future[StepReply]]:
-        """As ``Runtime.submit_step``. The groups that are not left out send values, and nothing else.
+        """As ``Runtime.submit_step``. Groups that recover only send values in this step.
 
-        They do not send them again after a death, so nothing that a replay needs may come with the step.
+        They do not send the values again after a death, so nothing that a replay needs may come with the
+        step.
         """
         logged = requests.keys() - self._left_out.groups
         if any(requests[mpmd_idx].host_arrays for mpmd_idx in logged):
@@ -106,7 +107,7 @@ class UnloggedRequests:
         return self._noted(self._groups.write(mpmd_idx, copy, specs))
 
     def tell_released(self) -> None:
-        """Tells groups what they are to drop, which otherwise comes with what they are asked next."""
+        """Tells groups now which values to drop; otherwise their next request tells them."""
         for mpmd_idx, released in self._requests.take_released(self._left_out.groups).items():
             if released != NOTHING_RELEASED:
                 with contextlib.suppress(RuntimeError):  # the group has died
@@ -124,7 +125,7 @@ class UnloggedRequests:
             self._requests.changed.notify_all()
 
     def replace(self, mpmd_idxs: Collection[int], timeout: float) -> None:
-        """Has dead groups begin anew, without values. Returns when all of these groups live.
+        """Has dead groups of ``mpmd_idxs`` restart without values. Returns when all the groups live.
 
         Raises: ``RuntimeError`` when they do not within ``timeout`` seconds.
         """

@@ -21,9 +21,9 @@ class ActorStarter:
 
     Args:
       members: the processes, in the order of their numbers.
-      resources: of each of them.
+      resources: the resources of each process.
       compilation_cache: as of ``GroupActor``.
-      actor_class: of the actors.
+      actor_class: the class of the actors.
     """
 
     def __init__(

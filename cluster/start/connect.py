@@ -31,10 +31,10 @@ START_SECONDS = 300.0
 """The seconds that actors may take to start, by default: to import JAX is slow on a busy machine."""
 
 _QUIET_SECONDS = 30.0
-"""The seconds of a wait for actors after which stderr says what they are doing."""
+"""The seconds of a wait for actors after which stderr reports their progress."""
 
 _REASON_SECONDS = 1.0
-"""The seconds that other actors have to say why a first one could not connect with them."""
+"""The seconds that further actors have to report the cause of an actor's failure to connect."""
 
 
 class ProcessLostError(RuntimeError):
@@ -46,9 +46,9 @@ class ProcessLostError(RuntimeError):
 
 
 class StartingActors(NamedTuple):
-    """The actors that start, the processes they are, and the seconds that each call may take.
+    """The actors that start, their processes, and the seconds that each call may take.
 
-    ``check`` is called now and then while others are waited for, and raises to wait no longer.
+    ``check`` is called now and then during a wait for actors, and raises to wait no longer.
     """
 
     actors: Sequence[ActorHandle]
@@ -88,9 +88,9 @@ class StartingActors(NamedTuple):
         return ray.get(calls)
 
     def _shortage(self, calls: list[ray.ObjectRef]) -> ProcessLostError | None:
-        """The error of a process to which the system gives no more descriptors or memory.
+        """The error of a process to which the system refuses further descriptors or memory.
 
-        Others have failed to connect with it, perhaps before it has said so.
+        Other processes have failed to connect with it, perhaps before it has reported its own error.
         """
         answered, _ = ray.wait(calls, num_returns=len(calls), timeout=_REASON_SECONDS)
         for call in answered:
@@ -141,7 +141,7 @@ def open_groups(actors: StartingActors, members: Sequence[Member], versions: Ver
 
 
 def _hosts(locations: Sequence[Location] | Sequence[ProcessInfo]) -> list[str]:
-    """The address of each process, at which the others of these reach it."""
+    """The address of each process, at which the other processes of ``locations`` reach it."""
     one_host = len({location.node for location in locations}) == 1
     return ["127.0.0.1" if one_host else location.node for location in locations]
 
@@ -190,9 +190,10 @@ def connect(
 def gathering_edges(
     infos: Sequence[ProcessInfo], transports: Mapping[tuple[int, int], str]
 ) -> frozenset[Edge]:
-    """The edges over which a part that several processes read travels once: all but those in shared memory.
+    """The edges over which a part for several processes travels once: all except in shared memory.
 
-    There, each process reads what it needs from memory, which is as fast as to gather it, and simpler.
+    In shared memory, each process reads the parts that it needs, which is as fast as to gather them, and
+    simpler.
     """
     gathering: set[Edge] = set()
     for (a, b), name in transports.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 _COLLECTIVE_TIMEOUT = "--xla_cpu_collective_timeout_seconds"
 COLLECTIVE_SECONDS = 60
-"""The longest that a process waits for the others of its group in a collective operation on CPU devices."""
+"""The most seconds that a process waits for its group in a collective operation on CPU devices."""
 
 _CONCURRENCY = "--xla_cpu_enable_concurrency_optimized_scheduler"
 """By default XLA orders a program for many threads, and passes work to a pool even if it has one thread."""
@@ -36,16 +36,16 @@ def actor_environment(
     num_threads: int,
     num_processes: int = 1,
 ) -> dict[str, str]:
-    """Adds to the user's variables those that give a process of a group its devices.
+    """Adds to the user's variables the variables that give a process of a group its devices.
 
     Args:
-      variables: those that the user wants in the process; they take precedence, but for the platform and
-        the number of devices.
+      variables: the user's variables for the process; they take precedence, except for the platform and the
+        number of devices.
       xla_flags: the driver's ``XLA_FLAGS``, used when ``variables`` has none.
       platform: the value of ``JAX_PLATFORMS``.
       num_devices: the devices of the process; on CPU they are slices of the host.
       num_threads: its share of the host's cores, the size of XLA's thread pool.
-      num_processes: of its group.
+      num_processes: the number of processes of its group.
     """
     environment = {"NPROC": str(num_threads), **variables, "JAX_PLATFORMS": platform}
     if platform == "cpu":
@@ -61,12 +61,12 @@ def actor_environment(
 
 
 def gpu_memory(variables: Mapping[str, str], gpus: float | None, shares: bool) -> dict[str, str]:
-    """The variables that say how much of a GPU's memory a process takes, without those that the user has set.
+    """The variables that limit a process's share of a GPU's memory, without variables that the user has set.
 
     Args:
-      variables: those that the user wants in the process.
-      gpus: that are reserved for the process. With a fraction it takes this fraction of what JAX takes of a
-        GPU, so that the processes that share it fit into it.
+      variables: the user's variables for the process.
+      gpus: the number of GPUs reserved for the process. With a fraction it takes this fraction of the memory
+        that JAX takes of a GPU, so that the processes that share it fit into it.
       shares: whether other processes may come to its GPU later. Then it takes memory when it needs some.
     """
     memory = {}
@@ -98,10 +98,10 @@ _TRUE = ("y", "yes", "t", "true", "on", "1")
 
 
 def without_effect(variables: Mapping[str, str], config: Any) -> list[str]:
-    """The variables that set up JAX otherwise than the driver, to no effect, and what to do.
+    """For each variable that sets up JAX unlike the driver, a text that it has no effect, and what to do.
 
     Args:
-      variables: those that the user wants in the processes.
+      variables: the user's variables for the processes.
       config: the driver's ``jax.config``.
     """
     settings = {name.upper(): getattr(config, name) for name in _DRIVERS}

@@ -25,7 +25,7 @@ class GroupsOfParts(NamedTuple):
 
 
 def are_shapes(parts: Any) -> TypeGuard[Mapping[str, Mapping[str, int]]]:
-    """Whether the parts say how their groups look, so that nothing else has to."""
+    """Whether ``parts`` are shapes, so that ``launch`` needs neither ``mesh_shape`` nor ``groups``."""
     return isinstance(parts, Mapping) and any(isinstance(shape, Mapping) for shape in parts.values())
 
 

@@ -31,9 +31,9 @@ def resources_of(
     """The resources of each process.
 
     Args:
-      nodes: where the resources of each are reserved.
-      runtime_env: the user's.
-      may_share: whether groups may share a device. Then none of them is to take all of its memory.
+      nodes: the node on which the resources of each process are reserved.
+      runtime_env: the user's runtime environment.
+      may_share: whether groups may share a device. Then no group is to take all of the device's memory.
     """
     variables = runtime_env.get("env_vars") or {}
     shares_of_nodes = threads_per_process(nodes)

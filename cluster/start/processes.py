@@ -94,7 +94,7 @@ def bundles_of(
 
 
 def check_room(num_processes: int, num_spares: int, nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ``ValueError`` for more processes than Ray can have, or than the memory of these nodes holds."""
+    """Raises ``ValueError`` for more processes than Ray allows, or than the memory of ``nodes`` holds."""
     asked = f"{counted(num_processes)} processes are needed" + (
         f", {counted(num_spares)} of them spares" if num_spares else ""
     )

@@ -1,4 +1,4 @@
-"""Reserves resources for the groups on the cluster, or says what is missing."""
+"""Reserves resources for the groups on the cluster, or reports the missing resources."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ _QUIET_SECONDS = 2.0
 """The seconds that ``reserve`` waits before it prints that it waits."""
 
 _TAKEN_SECONDS = 5.0
-"""Ray reserves within this time what it has just had free, unless somebody else has taken it."""
+"""The seconds in which Ray reserves resources that were free before, unless somebody else has taken these."""
 
 _NO_ACTOR = "-"
-"""In names, in place of the actor, where the driver of a mesh is that of the job."""
+"""The actor's place in a placement group's name if the driver of the mesh is the driver of the job."""
 
 ACCELERATOR_TYPE = "accelerator_type:"
-"""The resource of a node that says its accelerator type, behind these characters; Ray gives it one of it."""
+"""The beginning of the name of the resource that stands for a node's accelerator type.
+
+The name of the type follows; Ray gives the node an amount of 1.
+"""
 
 NODE_LABEL = "ray.io/node-id"
 """The label of each node that has its identifier."""
@@ -60,8 +63,8 @@ def reserve(bundles: Sequence[Bundle], timeout: float) -> PlacementGroup:
     """Reserves the bundles, one for each process, on few nodes if possible.
 
     Raises: ``RuntimeError`` when that is not possible within ``timeout`` seconds, or at once when meshes of
-      this program are in the way; it says what was requested and what is available. Nothing stays reserved
-      then.
+      this program are in the way; its text has the requested and the available resources. Nothing stays
+      reserved then.
     """
     remove_left_behind()
     available = ray.available_resources()
@@ -84,7 +87,7 @@ def reserve(bundles: Sequence[Bundle], timeout: float) -> PlacementGroup:
 
 
 def request(bundles: Sequence[Bundle], avoided: Collection[str] = ()) -> PlacementGroup:
-    """Requests bundles on few nodes, and on none of those to avoid. Does not wait for them."""
+    """Requests bundles on few nodes, and on no node of ``avoided``. Does not wait for the bundles."""
     selector = {NODE_LABEL: f"!in({','.join(sorted(avoided))})"} if avoided else {}
     return _requested(bundles, [selector] * len(bundles) if selector else None)
 
@@ -112,7 +115,7 @@ def remove_left_behind() -> None:
     """Gives back the reservations of drivers of this job that were actors and have died.
 
     Ray keeps the placement groups of a dead actor until its job ends. So a trial of Ray Tune that was killed
-    would leave less room to the others.
+    would leave less room to later trials.
     """
     job = ray.get_runtime_context().get_job_id()
     for table in placement_group_table().values():
@@ -135,12 +138,12 @@ def held_by_this_program(
     """Advice where bundles would fit, were it not for meshes that this program has not closed.
 
     Args:
-      bundles: the resources that are asked for.
-      nodes: those of the cluster, as ``ray.nodes`` describes them.
+      bundles: the requested resources.
+      nodes: the nodes of the cluster, as ``ray.nodes`` describes them.
       groups: the placement groups of the cluster, as ``placement_group_table`` describes them.
 
-    Returns: the empty text where the bundles fit beside all placement groups, as when those of a closed mesh
-      are just being given back, or would not fit without these meshes either.
+    Returns: the empty text where the bundles fit beside all placement groups, as when the groups of a closed
+      mesh are just being given back, or would not fit without these meshes either.
     """
     ours, others = collections.Counter[str](), collections.Counter[str]()
     for group in groups:
@@ -171,7 +174,7 @@ class Reservation(NamedTuple):
 
 
 class SharedDevices(NamedTuple):
-    """The node and the devices of another process, ``host``; ``accelerators`` are Ray's names of them."""
+    """The node and the devices of the process ``host``; ``accelerators`` are Ray's device names."""
 
     node_id: str
     host: int
@@ -185,11 +188,11 @@ Allocation = Reservation | SharedDevices
 def reserve_together(
     bundles: Sequence[Bundle], teams: Sequence[Sequence[int]], timeout: float
 ) -> tuple[list[Reservation], list[str]]:
-    """Reserves a bundle for each process, all in one placement group; a team's on one node if possible.
+    """Reserves a bundle for each process, all in one placement group; a team on one node if possible.
 
     Args:
-      bundles: one for each process.
-      teams: the numbers of those that belong together; each number is in one of them.
+      bundles: the bundle of each process.
+      teams: the numbers of the processes that belong together; each number is in one team.
 
     Returns: the allocation of each process, and its node.
     Raises: as ``reserve``.

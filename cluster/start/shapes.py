@@ -138,12 +138,12 @@ def fewest_processes(
 
     The groups with most GPUs choose first, each as few processes as the GPUs that are left allow. If the
     nodes have too few for all groups, a group gets as many as it would need on nodes like the largest one,
-    because a cluster may grow; ``reserve`` then says what is missing.
+    because a cluster may grow; ``reserve`` then reports the missing resources.
 
     Args:
-      devices: of each group.
-      gpus: that each group reserves.
-      gpus_of_nodes: how many each node has.
+      devices: the number of devices of each group.
+      gpus: the number of GPUs that each group reserves.
+      gpus_of_nodes: how many GPUs each node has.
     """
     free = [int(gpus) for gpus in gpus_of_nodes if gpus >= 1]
     counts = [1] * len(devices)
@@ -164,7 +164,7 @@ def fewest_processes(
 
 
 def _without(free: Sequence[int], processes: int, need: int) -> list[int]:
-    """The GPUs left on each node when so many processes have taken theirs, on the fullest nodes first."""
+    """The GPUs left on each node when ``processes`` have taken ``need`` GPUs each, fullest nodes first."""
     left = []
     for gpus in sorted(free):
         taken = min(processes, gpus // need)

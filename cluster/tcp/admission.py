@@ -41,9 +41,9 @@ LinkT = TypeVar("LinkT", bound=Link)
 
 
 class Admission(abc.ABC, Generic[LinkT]):
-    """Accepts connections from peers with credentials, and from no others.
+    """Accepts connections from peers with the credentials only.
 
-    All who connect are greeted at the same time. So a stranger that stays silent keeps nobody waiting.
+    Greets all peers that connect at the same time. So a stranger that stays silent keeps nobody waiting.
 
     Args:
       listening: the socket, which ``close`` closes.
@@ -114,7 +114,7 @@ class Admission(abc.ABC, Generic[LinkT]):
             link.send(greeting.challenge)
 
     def _strangers(self) -> Iterator[Greeting]:
-        """The greetings of those who have proven nothing, the oldest first."""
+        """The greetings of peers that have proven nothing yet, the oldest first."""
         return (greeting for greeting in self._greetings if greeting.handshake is None)
 
     def _economize(self, error: OSError) -> None:

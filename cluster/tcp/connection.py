@@ -1,11 +1,11 @@
 """A TCP connection between two processes, in clear or encrypted, that two threads use at a time.
 
 Every connection of the project has a thread that reads and one that writes, so that neither end waits for the
-other. Records travel (``cluster.tcp.records``), and one that was changed on the way ends the connection.
+other. Records travel (``cluster.tcp.records``), and a record that was changed on the way ends the connection.
 
 A session of TLS is one state that reading and writing share, which OpenSSL does not protect. So an
-``EncryptedConnection`` has the session work on memory only, under a lock that is never held while the network
-is waited for. What it encrypts travels in records, too: TLS would wait for a length that was changed.
+``EncryptedConnection`` has the session work on memory only, under a lock that no thread holds while it waits
+for the network. Encrypted bytes travel in records, too: TLS would wait for a length that was changed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Connection:
     """One end of a TCP connection in clear. One thread may write while another one reads.
 
     Args:
-      tcp: the socket, which blocks, and which ``close`` closes.
-      ahead: what was received already.
+      tcp: the blocking socket, which ``close`` closes.
+      ahead: bytes that were received before.
 
     Raises: ``OSError`` when the other end is gone.
     """
@@ -50,10 +50,10 @@ class Connection:
         return self._outgoing.records(pieces)
 
     def write_some(self, record: list[memoryview], wait: bool) -> None:
-        """Writes from the front of a record what one system call takes, and removes it from the list.
+        """Writes as much of a record as one system call takes, and removes it from the front of the list.
 
         Args:
-          wait: until the network takes something.
+          wait: whether to wait until the network takes some bytes.
 
         Raises: ``OSError`` when the connection has ended.
         """
@@ -79,7 +79,7 @@ class Connection:
         """Waits until the buffer is full. One thread at a time may call this.
 
         Raises: ``EOFError`` or ``OSError`` when the connection has ended, ``CorruptedError``, an ``OSError``,
-          when what has arrived is not what was sent. Then the connection has ended at both ends.
+          when bytes were changed on the way. Then the connection has ended at both ends.
         """
         try:
             self._read_into(buffer)
@@ -111,7 +111,8 @@ class Session(NamedTuple):
 
     Attributes:
       tls: encrypts and decrypts.
-      incoming, outgoing: the memory with what has arrived, and with what is to be sent.
+      incoming: memory for encrypted bytes that have arrived.
+      outgoing: memory for encrypted bytes to send.
     """
 
     tls: ssl.SSLObject
@@ -152,7 +153,7 @@ class EncryptedConnection(Connection):
                 self._session.incoming.write(encrypted)
 
     def _decrypt_into(self, buffer: memoryview) -> int:
-        """As much of what has arrived as there is room for; one call of OpenSSL gives 16 KiB at most."""
+        """Decrypts the received bytes that fit in the buffer; a call of OpenSSL returns at most 16 KiB."""
         tls, incoming, _ = self._session
         count = 0
         while count < len(buffer) and (incoming.pending or tls.pending()):

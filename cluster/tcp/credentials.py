@@ -61,9 +61,9 @@ class Handshake:
     """The beginning of a session of TLS at one end. It neither reads nor writes, and so never waits.
 
     Args:
-      credentials: of both ends.
-      name: of the session. Both ends have to give the same; the one that accepts checks it.
-      accepts: whether this end accepts, rather than begins.
+      credentials: the credentials of both ends.
+      name: the name of the session. Both ends have to pass the same name; the accepting end checks it.
+      accepts: whether this end accepts the connection; otherwise it begins the handshake.
     """
 
     def __init__(self, credentials: Credentials, name: str, accepts: bool):
@@ -78,9 +78,9 @@ class Handshake:
         self.session = Session(tls, incoming, outgoing)
 
     def proceed(self, received: bytes = b"") -> bool:
-        """Takes in what has arrived, and returns whether the handshake is done at this end.
+        """Takes in received bytes, and returns whether the handshake is done at this end.
 
-        In any case, ``to_send`` gives what is to be sent then.
+        In any case, ``to_send`` returns the bytes to send next.
 
         Raises: ``ssl.SSLError``, an ``OSError``, when the other end does not have the credentials.
         """

@@ -1,11 +1,11 @@
 """The greeting with which a connection begins, as both ends see it.
 
-The end that listens sends a challenge. The other one answers with a challenge of its own, what it is, and a
-proof that it knows the secret. The first one replies with its proof. A proof is an HMAC of all that was said,
-of the listener's identity and of the end's role. Every part has a fixed length, so nothing that a stranger
-sends is interpreted before it is proven.
+The end that listens sends a challenge. The end that connects answers with a challenge of its own, its number,
+and a proof that it knows the secret. The listening end replies with its proof. A proof is an HMAC of all
+bytes sent so far, of the listener's identity and of the end's role. Every part has a fixed length, so nothing
+that a stranger sends is interpreted before it is proven.
 
-If the end that connects says so, a handshake of TLS follows. The session has a name that is made of the
+If the end that connects says so, a handshake of TLS follows. The session has a name that is derived from the
 greeting, so that nobody between the ends can join the session of one connection to the greeting of another.
 """
 
@@ -50,9 +50,9 @@ class _Transcript(NamedTuple):
     """The words of both ends of a connection in a greeting.
 
     Attributes:
-      identity: of the listener.
-      challenge: of the end that listens.
-      answer: that of the end that connects, and its claim.
+      identity: the identity of the listener.
+      challenge: the challenge of the end that listens.
+      answer: the challenge of the end that connects, and its claim.
     """
 
     identity: bytes
@@ -90,9 +90,9 @@ class Greeting:
         return self.begun + _GREETING_SECONDS
 
     def proceed(self, credentials: Credentials) -> bool:
-        """Reads what has arrived; whether the peer has proven what it is, and got our proof.
+        """Reads received bytes. Returns whether the peer has proven its claim and got this end's proof.
 
-        Raises: ``OSError`` when it cannot prove it, or is gone.
+        Raises: ``OSError`` when the peer cannot prove its claim, or is gone.
         """
         expected = _ANSWER_BYTES + _PROOF_BYTES
         most = expected - len(self.received) if self.handshake is None else _MAX_HANDSHAKE_BYTES
@@ -140,7 +140,7 @@ class Wait:
             self._go_on()
 
     def pause(self) -> None:
-        """Waits a little, where no event reports what is waited for."""
+        """Sleeps for a short time, where no event reports that the wait is over."""
         self._go_on()
         time.sleep(_PAUSE_SECONDS)
 

@@ -23,9 +23,9 @@ class LocalAddress(NamedTuple):
 
 
 class LocalListener(Admission[socket.socket]):
-    """Accepts connections of this machine from peers with credentials, and from no others.
+    """Accepts connections from processes of this machine that have the credentials.
 
-    What is accepted does not block.
+    Accepted sockets do not block.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ class RecordWriter:
         self._number = 0
 
     def records(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-        """The records of these bytes, each as what is to be sent, and made when it is asked for."""
+        """Makes the records of ``pieces`` lazily; each is a list of byte pieces to send in order."""
         for content in _divided(pieces):
             head = _HEAD.pack(sum(piece.nbytes for piece in content), digest_of_all(content))
             sealed = head + _DIGEST.pack(digest_of(head, self._number))
@@ -66,8 +66,8 @@ class RecordReader:
     """Receives the records of one direction of a connection. One thread uses it.
 
     Args:
-      tcp: the socket, which blocks.
-      ahead: what was received of the records already.
+      tcp: the blocking socket.
+      ahead: bytes of the records that were received before.
     """
 
     def __init__(self, tcp: socket.socket, ahead: bytes = b""):
@@ -80,10 +80,10 @@ class RecordReader:
         self._rest = self._record[:0]  # of the last record, which nobody has asked for yet
 
     def read(self) -> memoryview:
-        """Waits for the content of the next record, in memory that is used again for the one after it.
+        """Waits for the content of the next record, in memory that the following record overwrites.
 
         Raises: ``EOFError`` or ``OSError`` when the connection has ended, ``CorruptedError`` when the record
-          is not the one that was sent next.
+          was changed on the way, or is not the next in order.
         """
         return self._read_content(self._record, *self._read_head())
 
@@ -122,7 +122,7 @@ class RecordReader:
         return CorruptedError(f"the {what} of record {self._number} from {self._ways} was changed on the way")
 
     def _receive(self, buffer: memoryview, is_alone: bool = False) -> None:
-        """Fills a buffer. What comes after a small one is received with it, unless it ``is_alone``."""
+        """Fills a buffer. Receives further bytes ahead with a small buffer, unless it ``is_alone``."""
         while buffer:
             if not self._ahead and len(buffer) < _AHEAD_BYTES and not is_alone:
                 self._ahead = self._received[: self._receive_some(self._received)]

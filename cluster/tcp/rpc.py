@@ -1,7 +1,7 @@
 """Calls of the driver on a group over a TCP connection: requests one way, replies the other way, in order.
 
-Actor calls of Ray would do the same, and do so with ``transport="object_store"``, but each of them takes as
-much processor time as several small tasks, in the driver and again in the actor.
+Actor calls of Ray would do the same, and do so with ``transport="object_store"``, but each call takes as much
+processor time as several small tasks, in the driver and again in the actor.
 
 Requests and replies are frames (``cluster.tcp.frames``), by whose numbers a reply finds its request.
 """
@@ -48,7 +48,7 @@ class Client:
             thread.start()
 
     def send(self, request: Frame) -> None:
-        """Queues a request. Requests are sent in the order of these calls."""
+        """Queues a request. Requests are sent in the order of the calls to ``send``."""
         self._requests.put(request)
 
     def _write_requests(self) -> None:
@@ -122,7 +122,7 @@ class Server:
     def serve(self, answer: Callable[[str, tuple], Any]) -> None:
         """Answers requests, each a method and its arguments, until the driver's end is closed.
 
-        The reply is what ``answer`` returns, or a ``RayTaskError`` with what it raises.
+        The reply is the result of ``answer``, or a ``RayTaskError`` with the error that it raises.
 
         Raises: the error that kept a request from being received, such as ``MemoryError``.
         """

@@ -18,7 +18,7 @@ UNREACHABLE_SECONDS = 60
 """A peer that acknowledges nothing for this long, or accepts no data, counts as lost."""
 
 _IDLE_SECONDS, _PROBE_SECONDS = 30, 10
-"""The seconds after which a connection is idle, and between probes of it: networks drop idle connections."""
+"""The seconds without traffic until a probe is sent, and between probes: networks drop idle connections."""
 
 
 class Address(NamedTuple):
@@ -30,10 +30,10 @@ class Address(NamedTuple):
 
 
 class Listener(Admission[Connection]):
-    """Accepts connections at a free port of a host from peers with credentials, and from no others.
+    """Accepts connections at a free port of a host from peers with the credentials only.
 
     Args:
-      host: the address of this machine to listen at; no other one is open.
+      host: the only address of this machine to listen at.
     """
 
     def __init__(self, host: str):

@@ -34,7 +34,7 @@ def check_name(transport: str) -> None:
 
 
 def check_encryption(encryption: bool | None, transport: str) -> None:
-    """Raises ``TypeError`` or ``ValueError`` for what is no choice, or what a transport cannot do."""
+    """Raises ``TypeError`` for other types than ``bool``, ``ValueError`` if ``transport`` cannot encrypt."""
     if encryption is not None and not isinstance(encryption, bool):
         raise TypeError(f"encryption must be True, False or None, not {encryption!r}")
     if encryption and transport in (DEVICE, OBJECT_STORE):
@@ -80,13 +80,13 @@ def choose(transport: str, processes: Sequence[ProcessInfo]) -> dict[tuple[int, 
 def holdings(
     chosen: Mapping[tuple[int, int], str], processes: Sequence[ProcessInfo], platform: str
 ) -> dict[Edge, Holding]:
-    """The memory that holds the messages of each edge until they are used, where it is the devices'.
+    """The kind of device memory, if any, that holds each edge's messages until they are used.
 
-    Where the processes of two groups are connected in different ways, it is the way that takes most memory.
+    If the processes of two groups are connected by several transports, the one that takes most memory counts.
 
     Args:
-      chosen: what ``choose`` has returned.
-      platform: that of the groups' devices.
+      chosen: the result of ``choose``.
+      platform: the platform of the groups' devices.
     """
     rules = {OBJECT_STORE: Holding.ELSEWHERE, DEVICE: Holding.COPIED}
     if platform == "cpu":

@@ -80,13 +80,13 @@ def connect_peers(
     process: int,
     addresses: Mapping[int, AddressT],
 ) -> dict[int, LinkT]:
-    """Connects with every peer. All of them have to call this; it closes the listener.
+    """Connects with every peer. All peers have to call this; it closes the listener.
 
     Args:
-      listener: what this process listens at. To interrupt it ends all waiting here.
+      listener: the listener of this process. Its interruption ends all waits here.
       connect: connects with a listener of that kind.
       process: the number of this process.
-      addresses: where each of the others listens.
+      addresses: where each peer listens, by the peer's number.
 
     Raises: ``ConnectionError`` when a peer cannot be reached, or the listener is interrupted; then there are
       no connections.

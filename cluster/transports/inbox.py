@@ -103,15 +103,16 @@ class Inbox:
     def add_listener(self, process: int, listener: HeaderListener) -> None:
         """Has the waiting thread call ``listener`` with each header that a process writes to ``write_fd``.
 
-        A header that names no process which has a listener goes to any; they notice what was changed.
+        A header whose source has no listener goes to some listener, which notices that the header was
+        changed.
         """
         self._listeners[process] = listener
 
     def begin_step(self, step: int, taking_part: frozenset[int] | None = None) -> None:
-        """The group runs this step now, and no earlier one again: what is known of those is forgotten.
+        """Begins a step: the group will not run an earlier step any more, and drops its state.
 
         The numbers of steps ascend. Messages of earlier steps, which can only have been aborted, are dropped,
-        also those that arrive later.
+        also messages that arrive later.
 
         Args:
           taking_part: the processes whose loss ends a wait of this step; by default, all.
@@ -127,8 +128,8 @@ class Inbox:
         """Adds a message that has arrived; drops it when its step is over or aborted.
 
         Args:
-          written: when its header was written to the pipe, by the sender's clock; ``None``: it has come now.
-            It counts as far as it can be right: after the pipe was last read, and before now.
+          written: nanoseconds of the sender's clock at which its header was written to the pipe; ``None``:
+            now. Limited to the time between the last read of the pipe and now.
         """
         with self._lock:
             if message.step >= self._step and message.step not in self._aborted:
@@ -154,8 +155,8 @@ class Inbox:
     def wait(self, step: int, ready: Callable[[], bool], poll_seconds: float | None = None) -> None:
         """Waits until ``ready()``, which is called after each event.
 
-        Where no event reports what is waited for, it is also called after ``poll_seconds``, twice that, and
-        so on up to ``_MAX_POLL_SECONDS``.
+        If no event reports the condition, ``ready`` is also called after ``poll_seconds``, after twice that
+        time, and so on, with at most ``_MAX_POLL_SECONDS`` between two calls.
 
         Raises: ``StepAborted`` when the step is aborted, or a peer was lost and the driver does not say why.
         """
@@ -185,9 +186,9 @@ class Inbox:
             self._unread_since = read
 
     def _lost_peer(self) -> int | None:
-        """The first of the processes that take part in the step which was lost.
+        """The first lost process among the processes that take part in the step; ``None`` if none was lost.
 
-        What is waited for may be lost with any of them: others wait for that one.
+        Any lost process may hold up the awaited message, because its sender may wait for the lost process.
         """
         taking_part = self._taking_part
         lost = list(self._disconnected)  # other threads add to it

@@ -40,7 +40,7 @@ class MessageLayout(NamedTuple):
 
     @classmethod
     def of(cls, number: int, types: ArrayTypes) -> MessageLayout:
-        """The layout of values of these types."""
+        """The layout of values of the given types."""
         values, end = [], 0
         for dtype, shape in types:
             values.append(ValueLayout(shape, dtype, end))

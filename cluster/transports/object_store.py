@@ -23,8 +23,8 @@ class ObjectStoreTransport(PeerTransport):
     """Sends each message as one call of ``deliver`` on the actor of the receiving group.
 
     ``send`` returns when Ray has copied the arrays, and does not wait until they arrive; only the object
-    store limits what is on its way. When a message cannot be delivered, the receiving group is told to abort
-    the step, so it does not wait for the message forever.
+    store limits the messages on their way. When a message cannot be delivered, the receiving group is told to
+    abort the step, so it does not wait for the message forever.
     """
 
     def __init__(self, inbox: Inbox):

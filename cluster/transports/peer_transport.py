@@ -29,7 +29,7 @@ class PeerTransport(Transport, abc.ABC):
 
     @abc.abstractmethod
     def connect(self, addresses: Mapping[int, Any]) -> None:
-        """Connects with peers, by their numbers, once all of them listen; they have to connect, too."""
+        """Connects with peers, by their numbers, once all peers listen. The peers have to connect, too."""
 
     @abc.abstractmethod
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None: ...
@@ -45,7 +45,7 @@ class PeerTransport(Transport, abc.ABC):
         self._inbox.abort(step, reason)
 
     def trim(self) -> None:
-        """Releases memory that no message occupies; ``send`` allocates what it needs again."""
+        """Releases memory that no message occupies; the next ``send`` allocates memory again."""
         return
 
     def interrupt(self) -> None:

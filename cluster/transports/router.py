@@ -1,4 +1,4 @@
-"""One transport made of several: each message goes by the transport that connects its two processes."""
+"""Joins several transports: each message goes by the transport that connects its two processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Router:
 
         Args:
           routes: the name of the transport, for each peer.
-          addresses: for each process, what its ``listen`` has returned.
+          addresses: for each process, the result of its ``listen``.
         """
         for name, transport in self._transports.items():
             if peers := [peer for peer, chosen in routes.items() if chosen == name]:
@@ -69,9 +69,9 @@ class Router:
         return self._inbox.lost
 
     def begin_step(self, step: int, groups: Collection[int] | None = None) -> None:
-        """The group runs this step now, and no earlier one again. The numbers of steps ascend.
+        """Begins a step: the group will not run an earlier step any more. The numbers of steps ascend.
 
-        ``groups`` are those that take part; by default, all.
+        ``groups`` are the groups that take part; by default, all.
         """
         counts = enumerate(self._endpoint.num_processes)
         self._inbox.begin_step(
@@ -102,7 +102,7 @@ class Router:
         self._inbox.abort(step, reason)
 
     def trim(self) -> None:
-        """Releases memory that no message occupies; ``send`` allocates what it needs again."""
+        """Releases memory that no message occupies; the next ``send`` allocates memory again."""
         for transport in set(self._routes.values()):
             transport.trim()
 

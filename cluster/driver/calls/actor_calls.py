@@ -1,7 +1,7 @@
 """The actors of one mesh, one for each process: calls as futures, and one thread that settles the futures.
 
 To read top-down: ``call``, ``call_ray`` and ``call_step`` make calls; ``_run`` is the thread, which handles
-one event after the other; ``_settle`` and ``_mark_dead`` are what follows from replies and deaths.
+one event after the other; ``_settle`` and ``_mark_dead`` handle replies and deaths.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POLL_SECONDS = 1.0
 """The seconds between two checks, without events, that Ray is connected and the groups are alive."""
 
 STATUS_SECONDS = 2.0
-"""The seconds that ``status`` waits for processes to say what they are doing."""
+"""The seconds that ``status`` waits for the processes to report their activity."""
 
 _WITHOUT_RAY = "Ray was shut down, and with it the cluster mesh"
 
@@ -53,7 +53,7 @@ class ActorCalls:
 
     Args:
       actors: the connected actors, one for each of the processes.
-      processes: which process of which group each of them is.
+      processes: the group and rank of each actor's process.
       placement_groups: the actors' resources; removed when the actors end. May change until then.
       connections: the driver's connection with each actor; empty to make all calls by Ray.
       infos: where the processes run.
@@ -134,7 +134,7 @@ class ActorCalls:
 
         Args:
           run: the number of this run of the step.
-          step: the number of the step in messages to people; by default, that of its run.
+          step: the number of the step in messages to people; by default, ``run``.
 
         Raises: as ``call``, when one of the groups is dead; then no group is called.
         """
@@ -242,7 +242,7 @@ class ActorCalls:
             self._pending.succeed(pending, value)
 
     def _settle_by_error(self, pending: PendingCall, error: BaseException) -> None:
-        """Fails the call, and perhaps its group; or leaves it pending where a death is about to be known."""
+        """Fails the call, and perhaps its group; leaves it pending where a death will be reported soon."""
         health, process = self._monitor.health, pending.process
         match error:
             case WorldLostError():  # either a process has died, or the whole group is declared dead
@@ -257,9 +257,10 @@ class ActorCalls:
                 self._fail(pending, error)
 
     def _mark_unreachable(self, peer: Endpoint, pending: PendingCall, error: PeerLostError) -> None:
-        """A process has lost a peer. Both may be alive, without a network between them; one has to go.
+        """Handles a process's loss of a peer. Both may live without a network between: one has to end.
 
-        It is the process itself where that says so, because it cannot take what it is sent.
+        The peer ends, unless the process names itself in ``error``, because it cannot read the peer's
+        messages.
         """
         if self._pending.death_of(pending.process.mpmd_idx) is not None:
             return  # it is gone itself, and the peer has to stay
@@ -342,7 +343,7 @@ class ActorCalls:
             self._thread.join()
 
     def detach(self, reason: BaseException) -> None:
-        """As ``close``, but the actors live on, for others to call. All calls fail with ``reason``."""
+        """As ``close``, but the actors live on, for a later ``ActorCalls``. Calls fail with ``reason``."""
         self._is_detached = True
         self._pending.close(reason)
         self.close()

@@ -1,6 +1,6 @@
 """Decides which groups have died, by signs of their processes. Knows neither Ray nor the clock.
 
-A group is dead with the first of its processes, and the others are ended.
+A group is dead with the first of its processes, and its remaining processes are ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GroupHealth:
 
     Args:
       processes: all processes, in the order of their numbers, by which the methods name them.
-      locations: where each of them runs, for messages to users.
+      locations: where each process runs, for messages to users.
     """
 
     def __init__(self, processes: Sequence[Endpoint], locations: Sequence[str] = ()):
@@ -60,7 +60,7 @@ class GroupHealth:
             loss.message += cause
 
     def mark_broken(self, number: int, error: str, now: float) -> None:
-        """A process has lost the others of its group, most likely because another one has died."""
+        """A process has lost its group's other processes, most likely because some process has died."""
         process = self._processes[number]
         message = (
             f"group {process.mpmd_idx} has failed as a whole: its processes have lost one another; "
@@ -92,7 +92,7 @@ class GroupHealth:
         return now >= self._next_ping
 
     def start_pings(self, now: float) -> list[int]:
-        """Begins an interval. Returns the processes to ping: those that have answered every ping so far."""
+        """Begins an interval. Returns the processes to ping: all that have answered every ping so far."""
         self._next_ping = now + PING_SECONDS
         answered = [i for i in range(len(self._processes)) if i not in self._unanswered]
         self._unanswered.update(dict.fromkeys(answered, now))

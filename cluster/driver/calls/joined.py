@@ -19,9 +19,9 @@ def failed(error: BaseException) -> Future:
 
 
 def joined(futures: Sequence[Future], combine: Callable[[list[Any]], Any]) -> Future:
-    """A future of what one makes of the results of all of them, once all are there.
+    """A future of ``combine`` applied to the results of all ``futures``, in their order.
 
-    When some of them fail, it raises the first error that is not only the abort of a step.
+    When some futures fail, it raises the first error that is not only the abort of a step.
     """
     whole: Future = Future()
     whole.set_running_or_notify_cancel()

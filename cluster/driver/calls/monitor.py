@@ -14,21 +14,21 @@ from mpmd.errors import GroupDiedError, StepTimeoutError
 from mpmd.runtime.activity import Doing
 
 DIVIDED_SECONDS = 60.0
-"""The seconds that processes of a group have to leave a failed step, once one of them has left it."""
+"""The seconds that processes of a group have to leave a failed step, once the first of the group has left."""
 
 
 class Monitor:
-    """Joins what is known of the processes: the ends of their connections, pings, and what they are doing.
+    """Joins the signs of life of processes: the ends of their connections, pings, and their activity.
 
     All times are seconds of one monotonic clock.
 
     Args:
       processes: all processes, in the order of their numbers.
-      locations: where each of them runs, for messages to users.
+      locations: where each process runs, for messages to users.
       limits: how long steps and tasks may take.
       pending: the calls whose replies are awaited.
-      clock: tells the time.
-      ping: asks a process what it is doing; ``None`` when none can be asked any more.
+      clock: returns the time.
+      ping: asks a process for its activity; returns ``None`` when Ray is shut down.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Monitor:
         self._failed[step] = self._clock(), reason
 
     def doing(self, number: int) -> str:
-        """The activity of a process, as far as it is known. May be called from any thread."""
+        """The last reported activity of a process. May be called from any thread."""
         return self._watchdog.doing(number, self._clock())
 
     def late_steps(self) -> list[tuple[int, StepTimeoutError]]:

@@ -1,4 +1,4 @@
-"""The calls that the driver waits for, and what follows from a failure. Knows neither Ray nor JAX.
+"""The calls that the driver waits for, and the consequences of a failure. Knows neither Ray nor JAX.
 
 Events go in: a call was made, it succeeded, it failed, a group died. Futures are settled, and the steps that
 the groups have to abort come out.

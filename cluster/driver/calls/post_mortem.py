@@ -40,7 +40,7 @@ def death_report(info: ProcessInfo, node_id: str) -> str:
 
 
 def _end_of(path: str) -> list[str]:
-    """The last lines of a log, without those that Ray has written for itself; none when it cannot be read."""
+    """The last lines of a log, without Ray's own markers; none when the log cannot be read."""
     try:
         with open(path, "rb") as log:
             log.seek(max(log.seek(0, os.SEEK_END) - _BYTES, 0))

@@ -11,7 +11,7 @@ from mpmd.runtime.activity import Doing, Kind
 from mpmd.validation import Fault, number_fault
 
 ANSWER_SECONDS = 1.0
-"""The seconds that processes have to say what they are doing before a late step is ended."""
+"""The seconds that processes have to report their activity before a late step is ended."""
 
 LEAVE_SECONDS = 10.0
 """The seconds after the end of a step in which its groups have to leave it."""
@@ -35,7 +35,7 @@ class Limits:
     load_timeout: float | None = None
 
     def exceeded(self, doing: Doing) -> str | None:
-        """The limit that a process has exceeded by what it is doing, as text, if any."""
+        """The limit that a process with the activity ``doing`` exceeds, as text; ``None`` without one."""
         if doing.kind is Kind.TASK and self.stuck_after is not None and doing.seconds >= self.stuck_after:
             return f"it is in one task for longer than stuck_after={self.stuck_after:g} s"
         if doing.kind is Kind.LOAD and self.load_timeout is not None and doing.seconds >= self.load_timeout:
@@ -95,11 +95,11 @@ class Watchdog:
         self._steps: dict[int, _TimedStep] = {}  # those whose time has begun
 
     def report(self, number: int, doing: Doing, now: float) -> None:
-        """A process has said what it is doing."""
+        """Records the activity that a process has reported."""
         self._reports[number] = doing, now
 
     def doing(self, number: int, now: float) -> str:
-        """The activity of a process, as far as it is known."""
+        """The last reported activity of a process."""
         if number not in self._reports:
             return "has not said yet what it is doing"
         doing, when = self._reports[number]
@@ -116,10 +116,10 @@ class Watchdog:
         }
 
     def asks(self, now: float, is_awaited: bool) -> bool:
-        """Whether all processes are to be asked now what they are doing.
+        """Whether to ask all processes for their activity now.
 
         Args:
-          is_awaited: whether any reply is, of a step or not.
+          is_awaited: whether any reply is awaited, of a step or of another call.
         """
         if now - self._asked < _LEAST_INTERVAL:
             return False

@@ -1,4 +1,4 @@
-"""The connection of two groups that exchange messages by transfers, as one of them sees it."""
+"""The connection between this group and a group that it exchanges messages with by transfers."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class Peer:
       inbox: where the messages that arrive go, and where senders wait.
       submesh: this group's devices.
       here: the number of this process.
-      process: that of the other one.
-      server: the connection to the other group's transfer server.
-      connection: to the other group, which ``close`` closes.
+      process: the number of the peer's process.
+      server: the connection to the peer's transfer server.
+      connection: the connection to the peer, which ``close`` closes.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ class BufferPool:
         self._free: dict[int, list[mmap.mmap]] = {}
 
     def take(self, num_bytes: int) -> np.ndarray:
-        """Bytes at the beginning of a page. They are in use as long as this array or a view of it lives.
+        """Returns bytes at the beginning of a page, in use while this array or one of its views lives.
 
         Raises: ``OSError`` when there is not enough memory.
         """

@@ -1,4 +1,4 @@
-"""Frames on a connection: headers, and the pieces that follow each of them."""
+"""Frames on a connection: each is a header, and the pieces that follow the header."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Kind(enum.IntEnum):
 
 
 class Header(NamedTuple):
-    """The beginning of a frame; ``step`` and ``tag`` are those of a message."""
+    """The beginning of a frame; a message sets ``step`` and ``tag``."""
 
     kind: Kind
     number: int

@@ -39,8 +39,8 @@ class Peer:
     Args:
       inbox: where the messages that arrive go, and where senders wait.
       here: the number of this process.
-      process: that of the other one.
-      connection: what ``close`` closes.
+      process: the number of the peer's process.
+      connection: the connection to the peer, which ``close`` closes.
     """
 
     def __init__(self, inbox: Inbox, here: int, process: int, connection: Connection):

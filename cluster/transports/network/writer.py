@@ -70,7 +70,7 @@ class Writer:
                 self._is_idle = self._queue.empty()
 
     def _write(self, record: list[memoryview], wait: bool) -> None:
-        """Writes from the front of the list, and removes what is written; all, if that fails."""
+        """Writes bytes from the front of the record, and removes them; after an error, empties the record."""
         try:
             self._connection.write_some(record, wait)
         except OSError as error:

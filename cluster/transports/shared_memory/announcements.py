@@ -49,7 +49,7 @@ def announcement(content: bytes, *descriptors: int) -> Iterator[Announcement]:
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     """The next announcement: the content, and the descriptors, which the caller has to close.
 
-    Raises: ``EOFError`` when the other end is closed, ``CorruptedError`` when this is not what was sent,
+    Raises: ``EOFError`` when the other end is closed, ``CorruptedError`` when it was changed on the way,
       ``OSError`` when nothing has arrived, or no descriptor was free for it. Then it is lost.
     """
     packet, descriptors, flags, _ = socket.recv_fds(connection, _HEAD.size + _INLINE_BYTES, _MAX_DESCRIPTORS)

@@ -21,10 +21,10 @@ class SlotHeader(NamedTuple):
 
     Attributes:
       source: the process that sends.
-      tag, step: of the message.
+      tag, step: the tag and the step of the message.
       slot, layout: their numbers; both were announced before.
-      digest: of what is in the slot.
-      written: when the message was there, in nanoseconds of the sender's ``time.perf_counter_ns``.
+      digest: the digest of the slot's content.
+      written: when the slot was filled, in nanoseconds of the sender's ``time.perf_counter_ns``.
     """
 
     source: int

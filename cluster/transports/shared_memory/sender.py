@@ -141,7 +141,7 @@ class Sender:
 
 
 def _fill(slot: Slot, layout: MessageLayout, arrays: Sequence[Array]) -> int:
-    """Copies a message to its slot. Returns the digest of what the slot has then."""
+    """Copies a message to its slot. Returns the digest of the slot's content."""
     views, content, digest = slot.occupy(layout), slot.content(layout), Digest()
     num_digested = 0
     for value, destination, array in zip(layout.values, views, arrays, strict=True):

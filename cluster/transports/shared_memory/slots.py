@@ -19,7 +19,7 @@ _FREE, _IN_USE = 0, 255
 
 
 def slot_size(nbytes: int) -> int:
-    """The bytes of a slot for values that need so many: whole pages, which also hold the slot's own byte."""
+    """The bytes of a slot for ``nbytes`` of values: whole pages, which also hold the slot's own byte."""
     return round_up(ALIGNMENT + nbytes, mmap.PAGESIZE)
 
 
@@ -58,7 +58,7 @@ class Slot:
         return np.ndarray((layout.nbytes,), np.uint8, self._memory, self._start + ALIGNMENT)
 
     def lend(self, layout: MessageLayout) -> list[np.ndarray]:
-        """The receiver's arrays, read-only. The slot is free again when nothing refers to any of them."""
+        """The receiver's arrays, read-only. The slot is free again when nothing refers to these arrays."""
         whole = self.content(layout)
         whole.flags.writeable = False
         self._lent = weakref.ref(whole, self.release)
@@ -80,7 +80,7 @@ class Chunk(NamedTuple):
 
     @classmethod
     def of(cls, size: int) -> Chunk:
-        """A chunk of slots of so many bytes; ``size`` is a multiple of the page size."""
+        """A chunk of slots of ``size`` bytes each, a multiple of the page size."""
         return cls(size, max(1, _CHUNK_BYTES // size))
 
     @classmethod

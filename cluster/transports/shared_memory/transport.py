@@ -38,7 +38,7 @@ class SharedMemoryTransport(PeerTransport):
         self._receivers: dict[int, Receiver] = {}
 
     def listen(self, host: str, credentials: Credentials) -> LocalAddress:
-        """The address is that of a socket of this machine."""
+        """Returns the address of a socket of this machine."""
         self._credentials = credentials
         self._listener = LocalListener()
         return self._listener.address
