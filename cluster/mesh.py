@@ -104,7 +104,7 @@ class ClusterMesh(WholeMesh):
 
     @property
     def corruptions(self) -> tuple[CorruptionReport, ...]:
-        """Reports of wrong bits, also without a known group, with ``Recovery(verify_every=...)``."""
+        """Reports of wrong bits, with ``Recovery(verify_every=...)``; ``unlocated`` where no group is named."""
         return tuple(self._corruptions)
 
     @property
