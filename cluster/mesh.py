@@ -104,7 +104,7 @@ class ClusterMesh(WholeMesh):
 
     @property
     def corruptions(self) -> tuple[CorruptionReport, ...]:
-        """Reports of wrong bits, with ``Recovery(verify_every=...)``; ``unlocated`` where no group is named."""
+        """Reports of wrong bits with ``Recovery(verify_every=...)``; ``unlocated`` if no group is named."""
         return tuple(self._corruptions)
 
     @property

@@ -1,8 +1,8 @@
 """Going back to the last snapshot with nobody dead, to repeat the steps since: a part of ``membership``.
 
-All groups have answered before a rewind begins. Afterwards they have the values of the repeated run, which are
-the same bits unless wrong bits are reported. The driver compares the answers of the repeated run, and gives
-them to nobody.
+All groups have answered before a rewind begins. Afterwards they have the values of the repeated run, which
+are the same bits unless wrong bits are reported. The driver compares the answers of the repeated run, and
+gives them to nobody.
 """
 
 from __future__ import annotations
