@@ -278,8 +278,6 @@ class _Options:
 
 
 class _Reports(NamedTuple):
-    """The reports that a mesh has."""
-
     recoveries: list[RecoveryReport]
     corruptions: list[CorruptionReport]
 

@@ -140,7 +140,6 @@ class GroupActor:
         return self._info()
 
     def _transport_of(self, plan: Plan) -> Transport:
-        """The transport of a plan's messages."""
         if all(group == GroupShape(self._member.shape.axes) for group in self._member.groups):
             return self._router  # whole values go from one process to another with the same submesh
         routes = Routes(plan, Topology(self._member.groups, self._gathering)).of_group(self._mpmd_idx)
@@ -225,8 +224,8 @@ class GroupActor:
         The arrays are removed from ``packed``, so that nothing keeps them for the whole step.
 
         Raises, besides the errors of a step: ``WorldLostError`` when the processes of the group have lost one
-        another, ``PeerLostError`` when this process has lost a process of another group, ``RuntimeError`` for
-        a step that has come before.
+          another, ``PeerLostError`` when this process has lost a process of another group, ``RuntimeError``
+          for a step that has come before.
         """
         received = time.perf_counter_ns()
         if request.run <= self._last_run:

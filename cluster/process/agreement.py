@@ -111,7 +111,7 @@ class Agreement:
 
     @staticmethod
     def _receive(connection: FrameConnection, step: int) -> _Vote:
-        """The other end's vote on a step; those on steps that this process has left come before it."""
+        """Returns the other end's vote on a step; skips its votes on steps that this process has left."""
         try:
             while (frame := connection.read()).number < step:
                 pass

@@ -69,7 +69,6 @@ def _show_and_repair(show: Callable[..., None], directory: str, message: Warning
 
 
 def _refusal(fault: str) -> str:
-    """Says that a compilation cache is not used, and why."""
     return (
         f"the compilation cache is refused, because your processes execute what is in it: {fault} "
         f"(compilation_cache=..., or {CACHE_VARIABLE})"

@@ -138,7 +138,7 @@ def _landing(submesh: jax.sharding.Mesh, process: int, route: Route) -> _Landing
 
 
 def _run(gather: jax.stages.Compiled, arrays: Sequence[jax.Array], message: MessageId) -> Sequence[jax.Array]:
-    """Raises ``TaskError`` when that fails, as when the group's processes have lost one another."""
+    """Gathers values. Raises ``TaskError`` when that fails, as when the processes have lost one another."""
     try:
         gathered = gather(*arrays)
         if is_on_host(gathered[0]):

@@ -45,7 +45,7 @@ class NodeGoneError(RuntimeError):
 
 
 class _Request(NamedTuple):
-    """Reservations that a group's processes wait for, on nodes other than some."""
+    """Reservations that a group's processes wait for, on nodes other than ``avoided``."""
 
     numbers: tuple[int, ...]
     placement_group: PlacementGroup
@@ -179,7 +179,7 @@ class Allocations:
         return isinstance(host, Reservation) and self.node_of(host) == allocation.node_id
 
     def _is_granted(self, mpmd_idx: int, good: Collection[str]) -> bool:
-        """Whether the reservations that a group waits for are there."""
+        """Whether Ray has granted the reservations that a group waits for, all on good nodes."""
         waiting = self._requests.get(mpmd_idx)
         if waiting is None:
             return False
@@ -312,7 +312,7 @@ class Allocations:
         self._requests[mpmd_idx] = _Request(tuple(numbers), group, self.avoided)
 
     def _renew_request(self, mpmd_idx: int, good: Collection[str]) -> None:
-        """Has a group that shares or is to leave its node wait for reservations; and no other group."""
+        """Requests reservations for a group that shares or leaves its node; else withdraws its request."""
         allocations = {number: self._allocations[number] for number in self.numbers_of(mpmd_idx)}
         waiting = [
             n for n, p in allocations.items() if isinstance(p, SharedDevices) or self.node_of(p) not in good

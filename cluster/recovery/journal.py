@@ -372,7 +372,7 @@ class Journal:
 
 
 def _give_results(request: LoggedRequest) -> list[Outcome]:
-    """The results that the user does not have, which are answers from now on."""
+    """Makes new results the user's answers from now on, and returns these as outcomes."""
     outcomes = []
     for mpmd_idx, result in request.results.items():
         request.answers[mpmd_idx] = dict(result.inline) if isinstance(result, StepReply) else None

@@ -108,8 +108,6 @@ class LoggedStep(LoggedRequest):
 
 @dataclasses.dataclass(eq=False)
 class _OfOneGroup(LoggedRequest):
-    """A request to one group."""
-
     mpmd_idx: int
 
     @property

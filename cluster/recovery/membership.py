@@ -177,7 +177,6 @@ class Membership:
         raise AssertionError(f"{event} is no event of membership")
 
     def _go_on(self, job: do.Job, result: Any) -> Actions:
-        """A job has ended."""
         match job:
             case do.Detach():
                 return self._replace()
@@ -221,7 +220,7 @@ class Membership:
     # What groups answer.
 
     def _believe(self, outcomes: Sequence[Outcome]) -> Actions:
-        """The journal knows more than before."""
+        """Marks a new commit, has groups go back for a failed step, and tells the user the outcomes."""
         actions: Actions = []
         if self._marked != self.journal.committed:
             self._marked = self.journal.committed
@@ -234,7 +233,7 @@ class Membership:
     # Snapshots.
 
     def _give_snapshot_up(self, copying: do.CopyAway, error: BaseException, by_death: bool) -> Actions:
-        """Goes on without a snapshot, as long as the log can do without one."""
+        """Goes on without a snapshot if the log may still grow; else looks for a death that explains it."""
         if copying.attempt != self.journal.attempt:
             return []
         if not self._policy.may_go_on(self.journal):
@@ -267,7 +266,7 @@ class Membership:
         return self._go_back_for(error, self.journal.current_step(error.mpmd_idx), DIED)
 
     def _go_back_for(self, error: GroupDiedError, step: LoggedStep | None, kind: str) -> Actions:
-        """Has all groups go back; who has them do so already takes this death into account."""
+        """Has all groups go back because of ``error``; a replacement under way also handles this death."""
         is_first = not self.dead
         self.dead[error.mpmd_idx] = error
         if not is_first:
@@ -293,7 +292,7 @@ class Membership:
         return self._replacement
 
     def _replace(self) -> Actions:
-        """Nobody calls the groups any more, so no other death is noted."""
+        """Begins to replace all dead groups; no call is under way that could report a further death."""
         dead = {i for i, error in self.dead.items() if not isinstance(error, GoingBackError)}
         is_failure = bool(dead - self.moves.leaving)
         self.dead.update(self.left_out.dead)
@@ -302,7 +301,7 @@ class Membership:
         return self._current.begin(dead, is_failure, self.journal.committed)
 
     def _replay(self, connections: Sequence) -> Actions:
-        """All groups run again, and are asked all that the journal has."""
+        """Attaches the new connections, and repeats the requests in the journal."""
         replacement, self._replacement = self._current, None
         self.dead.clear()
         actions: Actions = [do.Attach(connections)]

@@ -74,7 +74,7 @@ class Moves:
         return self._unless_saving(do.Prepare(self._mpmd_idx, self._kind))
 
     def _unless_saving(self, *jobs: do.Job) -> Actions:
-        """A checkpoint that is being saved is waited for, unless the node is to end."""
+        """Returns ``jobs``; but a group whose node is not to end stays while a checkpoint is being saved."""
         if self.unwritten and self._kind != DRAINED:
             return self._stay("a checkpoint is being saved")
         return [*jobs]
@@ -135,7 +135,7 @@ class Moves:
         return [do.Discard(), *actions, *self._begin_next()] if of_move else actions
 
     def _stay(self, why: str) -> Actions:
-        """The group does not move, which is tried again at the next look."""
+        """Gives up the move until the next look, and tells the user why."""
         how = "begin anew" if self._kind == REPLACED else "move"
         message = f"group {self._mpmd_idx} does not {how}, though {_REASONS[self._kind]}: {why}"
         return [do.Discard(), *self._say(self._mpmd_idx, message), *self._begin_next()]

@@ -96,7 +96,7 @@ class Replacements:
             self.allocations.give_back([*prepared, *(spare.allocation for spare in self._spares)])
 
     def _drop(self, spare: _Spare) -> None:
-        """Ends a spare, which is of no use; another one may start where it was."""
+        """Ends a spare that is of no use; another spare may start in its reservation."""
         self._spares.remove(spare)
         self._free.append(spare.allocation)
         self._session.kill(spare.actor)
@@ -193,7 +193,7 @@ class Replacements:
             return actors
 
     def _leave(self, number: int, allocation: Allocation) -> None:
-        """A process has another allocation from now on; a spare may start where it was."""
+        """Assigns another allocation to a process; a spare may start in its former reservation."""
         before = self.allocations.of(number)
         if isinstance(before, Reservation) and before != allocation:
             self._free.append(before)

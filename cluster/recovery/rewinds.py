@@ -185,7 +185,7 @@ class Rewinds:
         return [ending, do.Replay(self._journal.unasked), *snapshot]
 
     def _end(self, rewind: Rewind) -> Ending:
-        """The steps were repeated, or there was nothing to repeat."""
+        """Ends a rewind after its steps were repeated: compares the runs, and reacts to wrong bits."""
         if not rewind.is_working:
             self._rewind = None
             return Ending([do.EndRewind(rewind.number)])

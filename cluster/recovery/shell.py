@@ -276,7 +276,7 @@ class Shell:
             return Faulted(job, unknown)
 
     def _node_is_gone(self, error: BaseException) -> bool:
-        """Whether that explains an error."""
+        """Whether a node of the mesh is gone, which explains ``error``."""
         if isinstance(error, NoAllocationError):
             return False
         try:
@@ -393,7 +393,7 @@ def _weakly(tell: Callable[[Event], None]) -> Callable[[Event], None]:
 
 
 def _watch(shell: weakref.ref[Shell], wake: threading.Event) -> None:
-    """In a thread of its own, which does not keep the shell alive."""
+    """Looks after a shell now and then, in a thread that does not keep the shell alive."""
     while True:
         wake.wait(_LOOK_SECONDS)
         wake.clear()

@@ -66,7 +66,7 @@ class UnloggedRequests:
         return {i: self._noted(self._explained(asked[i], reply)) for i, reply in replies.items()}
 
     def _explained(self, request: StepRequest, reply: Future[StepReply]) -> Future[StepReply]:
-        """A reply, with a death as its error where an input was lost by one."""
+        """A reply whose error, where an input was lost by a death, is that death."""
         explained: Future[StepReply] = Future()
 
         def settle(reply: Future[StepReply]) -> None:

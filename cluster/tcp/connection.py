@@ -142,7 +142,7 @@ class EncryptedConnection(Connection):
             yield from super().encoded([memoryview(encrypted)])
 
     def _read_into(self, buffer: memoryview) -> None:
-        """Raises: also ``ssl.SSLError``, an ``OSError``, when somebody has changed what arrives."""
+        """Raises: also ``ssl.SSLError``, an ``OSError``, when somebody has changed the received bytes."""
         while True:
             with self._lock:
                 buffer = buffer[self._decrypt_into(buffer) :]

@@ -34,7 +34,7 @@ def check_name(transport: str) -> None:
 
 
 def check_encryption(encryption: bool | None, transport: str) -> None:
-    """Raises ``TypeError`` for other types than ``bool``, ``ValueError`` if ``transport`` cannot encrypt."""
+    """Raises ``TypeError`` for values of other types, ``ValueError`` if a transport cannot encrypt."""
     if encryption is not None and not isinstance(encryption, bool):
         raise TypeError(f"encryption must be True, False or None, not {encryption!r}")
     if encryption and transport in (DEVICE, OBJECT_STORE):

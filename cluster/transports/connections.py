@@ -53,7 +53,7 @@ class ConnectedTransport(PeerTransport, Generic[PeerT]):
     def _connect_by_tcp(
         self, addresses: Mapping[int, sockets.Address], peer_of: Callable[[int, Connection], PeerT]
     ) -> None:
-        """Raises: ``ConnectionError`` when a peer cannot be reached."""
+        """Connects with every peer. Raises: ``ConnectionError`` when a peer cannot be reached."""
         assert self._listener is not None, "connect comes after listen"
         connections = connect_peers(
             self._listener, sockets.connect, self._credentials, self._process, addresses

@@ -109,7 +109,7 @@ class Inbox:
         self._listeners[process] = listener
 
     def begin_step(self, step: int, taking_part: frozenset[int] | None = None) -> None:
-        """Begins a step: the group will not run an earlier step any more, and drops its state.
+        """Begins a step: earlier steps do not run any more, and their state is forgotten.
 
         The numbers of steps ascend. Messages of earlier steps, which can only have been aborted, are dropped,
         also messages that arrive later.
@@ -166,7 +166,7 @@ class Inbox:
                 poll_seconds = min(2 * poll_seconds, _MAX_POLL_SECONDS)
 
     def _wait_for_headers(self, step: int, seconds: float | None) -> None:
-        """Waits for headers, at most so long, and passes them to their listeners."""
+        """Waits for headers for ``seconds`` at most, and passes them to their listeners."""
         if step in self._aborted:
             raise StepAborted(self._aborted[step])
         # Headers of a lost peer are still read.

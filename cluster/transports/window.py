@@ -27,7 +27,7 @@ class SendWindow:
                 self._required, self._sent_before_step = self._sent_before_step, self._sent
 
     def is_open(self, num_received: int) -> bool:
-        """Whether a message may be sent when ``num_received`` messages have arrived since the beginning."""
+        """Whether a message may be sent when the receiver has taken ``num_received`` messages so far."""
         return num_received >= self._required
 
     def count_sent(self) -> None:

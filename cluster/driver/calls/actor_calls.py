@@ -291,7 +291,7 @@ class ActorCalls:
         self._on_death(error)
 
     def _fail_dead_and_late(self) -> None:
-        """Of the groups that are dead, and the steps that take too long, all calls."""
+        """Aborts steps that take too long, and fails all calls of groups that are dead."""
         for late in self._monitor.late_steps():
             self._broadcast_aborts(self._pending.time_out(*late))
         for death in self._monitor.deaths():

@@ -216,7 +216,7 @@ class PendingCalls:
         return [AbortRequest(number, str(error), self._steps[number].mpmd_idxs) for number in failed_now]
 
     def _remove(self, call: PendingCall) -> bool:
-        """Whether the call was still pending."""
+        """Removes a call. Returns whether it was still pending."""
         if self._calls.pop(call.number, None) is None:
             return False
         if call.step is not None:

@@ -98,8 +98,6 @@ class Receiver:
 
 
 class _SlotArrival(NamedTuple):
-    """A message in its slot."""
-
     receiver: Receiver
     message: MessageId
     slot: Slot

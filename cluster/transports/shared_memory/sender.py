@@ -110,7 +110,7 @@ class Sender:
             self._wait(step, lambda: self._try_announce(announced))
 
     def _try_announce(self, announced: Announcement) -> bool:
-        """Whether it is sent; the socket may be full, or the receiver gone."""
+        """Sends an announcement. Returns ``False`` if the socket is full, or the receiver is gone."""
         try:
             announced.send(self.socket)
         except OSError as error:
@@ -120,7 +120,7 @@ class Sender:
         return True
 
     def _try_write(self, header: bytes) -> bool:
-        """Whether it is in the receiver's inbox; that may be full, or the receiver gone."""
+        """Writes a header. Returns ``False`` if the receiver's inbox is full, or the receiver is gone."""
         try:
             os.write(self._write_fd, header)
         except (BlockingIOError, BrokenPipeError):

@@ -58,7 +58,7 @@ class SharedMemoryTransport(PeerTransport):
         self._watcher.start()
 
     def _sender(self, peer: int, connection: socket.socket, wait: Wait) -> Sender:
-        """The sender to a peer, once that one has said where its inbox is."""
+        """Makes the sender to a peer, once the peer has said where its inbox is."""
         try:
             wait.until(connection, select.POLLIN)
             return Sender(self._inbox, self._process, peer, connection)
