@@ -132,7 +132,8 @@ def prolong(
 
 
 def stages_in_flight(schedule: Schedule, num_microbatches: int) -> tuple[tuple[int, ...], list[float]]:
-    """The group of each stage, and its microbatches, or slices, in flight when its group has most of them."""
+    """The group of each stage, and the stage's microbatches (or slices) in flight at the time when its group
+    has the most in flight."""
     simulated = simulated_numbers(schedule, num_microbatches)
     orders = [order_of(schedule, number) for number in simulated]
     counts = []

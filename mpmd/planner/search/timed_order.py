@@ -96,7 +96,8 @@ class TimedOrder:
 def _sent_values(
     workload: Workload, cells: list[tuple[Task, ...]], homes: tuple[int, ...]
 ) -> list[tuple[Task, ...]]:
-    """For each message, the tasks whose values it has: those that a task of the receiver goes on with."""
+    """For each message, the tasks whose values the message carries: tasks of the sender with a reader on the
+    receiving group."""
     tasks_of_messages = []
     for message, sender in enumerate(workload.messages.senders):
         _, receiver = workload.edge(message)
