@@ -99,7 +99,7 @@ def text_table(rows: Sequence[Row], shown: int, width: int) -> str:
     """The best rows, and those with a label, as a table that is not wider than ``width`` characters.
 
     Args:
-      shown: how many of the best; the rest is counted.
+      shown: number of the best rows to show; the last line counts the remaining rows.
     """
     picked = _picked(rows, shown)
     cells = [_cells(number, row, examples=0) for number, row, _ in picked]

@@ -166,7 +166,8 @@ def plan(
 
 
 def _search(trials: Trials, constraints: Constraints, share: float) -> tuple[Row, ...]:
-    """The rows by formula for a share of the memory, with that of the step's own schedules."""
+    """Returns the rows by formula for a share of the memory, including the row of the schedules that the
+    step is written with."""
     cluster = trials.cluster.with_memory(share)
     profiles = trials.profiles
     _logger.debug("searching among candidates by the formulas")

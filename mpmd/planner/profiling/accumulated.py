@@ -15,9 +15,9 @@ class Accumulated:
     """The values of a task that are read only to add them, or linear functions of them, to accumulators.
 
     Args:
-      passed: the values that loops hand in and out.
-      updated: the accumulators' states that the task makes.
-      makes: the values that it makes for other tasks.
+      passed: the values that loops pass into and out of their bodies.
+      updated: the updated accumulators, which the task computes.
+      makes: the values that the task computes for other tasks.
     """
 
     def __init__(

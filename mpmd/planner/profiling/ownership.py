@@ -112,5 +112,5 @@ def _followed(eqns: Iterable[JaxprEqn], known: Mapping[Var, frozenset[Any]]) -> 
 
 
 def nbytes(var: Var) -> int:
-    """The bytes of a value; those of a key are the bytes of its integers."""
+    """The bytes of a value; a random key counts the bytes of its integers."""
     return to_aval(var).nbytes
