@@ -172,7 +172,6 @@ class _ProductsRate:
 
 
 def _rates(groups: _Groups, dtype: Any) -> dict[ProductKind, _ProductsRate]:
-    """The rates of products by kind."""
     products = _products_rate(groups, dtype)
     return {"product": products, **_other_products(groups, dtype, products)}
 

@@ -44,7 +44,6 @@ def candidate_text(candidate: Candidate) -> str:
 
 
 def _loop_texts(candidate: Candidate) -> list[str]:
-    """The texts for one loop."""
     parts = []
     stages = len(candidate.layers_per_stage)
     if candidate.schedule.mpmd_dim > 1 or stages > 1:
@@ -118,7 +117,7 @@ def text_table(rows: Sequence[Row], shown: int, width: int) -> str:
 
 
 def _text_lines(row: Row, others: Sequence[Row], width: int) -> list[str]:
-    """The candidate, and why it has not won."""
+    """The lines of a candidate's row: the candidate, and the reason why it lost."""
     reason = _reason_text(row, others)
     return [*wrapped(_labelled_text(row), width), *wrapped(f"  {reason}" if reason else "", width, 2)]
 

@@ -194,7 +194,6 @@ def _as_written(trials: Trials, cluster: AnyCluster, constraints: Constraints) -
 def _choice(
     step_spec: StepSpec, trials: Trials, cluster: AnyCluster, ranking: Ranking, memory_margin: float
 ) -> Choice:
-    """The choice of the best row of a ranking."""
     candidate = ranking.rows[0].candidate
     in_shardings, kwarg_shardings = trials.shardings(candidate)
     return Choice(

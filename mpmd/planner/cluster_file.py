@@ -36,7 +36,7 @@ def cluster_data(cluster: AnyCluster) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, without infinity and numbers of numpy."""
+    """Converts a value for JSON: infinity becomes ``None``, and numbers of numpy become Python numbers."""
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
     if value == math.inf:

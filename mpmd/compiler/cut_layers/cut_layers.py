@@ -125,7 +125,6 @@ def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]
 def _fed_back_ranges(
     fed_back_leaves: Sequence[tuple[int, int]], arguments: Sequence[Leaf], results: Sequence[Leaf]
 ) -> Iterator[tuple[int, int]]:
-    """The pairs of the layer ranges of leaves."""
     first_argument = [0, *itertools.accumulate(len(leaf.names) for leaf in arguments)]
     first_result = [0, *itertools.accumulate(len(leaf.names) for leaf in results)]
     for i, j in fed_back_leaves:

@@ -64,7 +64,7 @@ def number_live_marks(loops: Sequence[Loop], before: Sequence[Loop]) -> tuple[Lo
 
 
 def _with_first_stage(loop: Loop, first_stage: int) -> Loop:
-    """The loop with this number for its first stage."""
+    """Adds ``first_stage`` to the stage numbers of the loop."""
     if not first_stage:
         return loop
     boundaries = {

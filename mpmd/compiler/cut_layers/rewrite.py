@@ -206,7 +206,7 @@ def _reverse(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
 
 
 def _take_apart(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
-    """Each part of a result is taken from the layer ranges that it is in."""
+    """Emits each part of a result from the layer ranges of the operand in which the part lies."""
     dim = relation.dim
     for member in relation.members:
         var = member.atom

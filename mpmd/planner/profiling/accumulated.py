@@ -48,7 +48,8 @@ class Accumulated:
 
 
 def _flows(operations: Iterable[Operation], passed: Iterable[Passed]) -> Iterator[tuple[Value, Value, bool]]:
-    """The results that each value goes into, and whether they are linear in it."""
+    """Yields each value with a result that is computed from it, and whether the result is linear in the
+    value."""
     for operation in operations:
         linear = {i for positions in linear_positions(operation.eqn) for i in positions}
         for i, value in enumerate(operation.reads):
@@ -59,7 +60,7 @@ def _flows(operations: Iterable[Operation], passed: Iterable[Passed]) -> Iterato
 
 
 def _reached(start: set[Value], further: Mapping[Value, Iterable[Value]]) -> set[Value]:
-    """The values, and all values that follow from them."""
+    """The values, and all values that can be reached from these."""
     reached, waiting = set(start), list(start)
     while waiting:
         new = set(further.get(waiting.pop(), ())) - reached

@@ -71,7 +71,6 @@ def ownership_of(graph: TaskGraph) -> Ownership:
 
 
 def _casts(eqns: Iterable[JaxprEqn], weights: Collection[Var]) -> dict[Var, tuple[Var, ...]]:
-    """The casts of each weight."""
     casts: dict[Var, tuple[Var, ...]] = {}
     for eqn in eqns:
         for var in operands(eqn) if eqn.primitive.name == "convert_element_type" else ():

@@ -38,7 +38,6 @@ def whole_step(graph: TaskGraph, flash_attention: bool = False) -> LayeredStep:
 
 
 def _step(graph: TaskGraph, weights: Collection[Var], flash_attention: bool) -> LayeredStep:
-    """The step with these weights."""
     whole = graph.step
     arguments = [argument.var for argument in whole.arguments]
     batch = [var for var in arguments if var not in weights]

@@ -82,7 +82,6 @@ def _of_stages(constraints: Constraints, profile: LayerProfile) -> Iterator[str]
 
 
 def _names_text(profile: LayerProfile) -> str:
-    """The names of the layers."""
     names = (f"layer {number}: {layer.name}" for number, layer in enumerate(profile.layers))
     return f"({first_few(names, 5)})"
 

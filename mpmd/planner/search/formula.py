@@ -224,7 +224,6 @@ def _largest_memory(stages: Stages, orders: Sequence[Order], simulated: tuple[in
 
 
 def _memories(stages: Stages, orders: Sequence[Order], simulated: tuple[int, ...]) -> list[Memory]:
-    """The memory of each group."""
     of_orders = [_memory_parts(stages, order) for order in orders]
     return [
         Memory(

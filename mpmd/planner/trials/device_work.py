@@ -367,7 +367,6 @@ class _Fusions:
     def _of_scan(
         self, eqn: JaxprEqn, body: Jaxpr, shardings: Sequence[ShardedDimensions], around: Around
     ) -> DeviceWork:
-        """The work of all iterations of a scan."""
         positions = scan_operands(eqn)
         within = follow_into_scan(eqn, shardings, body.eqns, self._mesh)
         inside = [

@@ -121,7 +121,6 @@ class _Predictions:
 
 
 def _variables(jaxpr: Jaxpr, positions: Positions) -> set[Var]:
-    """The variables at positions of a jaxpr."""
     at_positions = [jaxpr.invars[i] for i in positions.inputs] + [jaxpr.outvars[i] for i in positions.outputs]
     return {atom for atom in at_positions if isinstance(atom, Var)}
 
