@@ -58,8 +58,8 @@ class Choice(ShownAsText):
             state, loss = step(state, batch)
 
     Attributes:
-      rows: the candidates, the best first; then those whose costs are known from formulas alone, and those
-        that do not fit.
+      rows: the candidates, the best first; then those whose costs are known from formulas alone, then
+        candidates that do not fit.
       cluster: the cluster that it was chosen for.
       examples: the rows of a batch, of all microbatches of a step.
       decisions: the decisions that the step is traced under.

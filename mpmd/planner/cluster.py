@@ -1,4 +1,4 @@
-"""The cluster that a plan is for: described by the user, read from Ray, or that of this process."""
+"""The cluster that a plan is for: described by the user, read from Ray, or found in this process."""
 
 from __future__ import annotations
 

@@ -137,10 +137,10 @@ def tpu(
     """A kind of TPU, of which a node is a slice: the chips that ICI joins, here ``slice_chips`` of them.
 
     Slices have other sizes, too: give ``devices_per_node``. The links of ICI are a torus, but a cluster has
-    rings. So ``device_link`` is what all links of a chip carry in one direction: a collective over a whole
-    slice uses them all, and one over some of its chips, such as tensor parallelism over four, uses fewer and
-    takes longer than it says. Between nodes is the network of the data centre. Products have one rate, also
-    those of attention, and a program starts no kernels.
+    rings. So ``device_link`` is the sum of all links of a chip in one direction: a collective over a whole
+    slice uses all links, and a collective over some of the chips, such as tensor parallelism over four,
+    uses fewer and takes longer than ``device_link`` says. Between nodes is the network of the data centre.
+    Products have one rate, also in attention, and a program starts no kernels.
     """
     return Preset(
         kind=kind,

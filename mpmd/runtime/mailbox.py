@@ -26,8 +26,8 @@ class Mailbox:
     """Takes in messages from any thread, for one thread that receives them.
 
     Everything that arrives goes into a queue, on which a thread can wait at almost no cost. The receiving
-    thread sorts what it takes from the queue. It runs steps in ascending order, so it drops what belongs to
-    an earlier step.
+    thread sorts the messages that it takes from the queue. It runs steps in ascending order, so it drops
+    messages of earlier steps.
 
     Attributes:
       arrived: when the message that was taken last had been delivered, in nanoseconds of
@@ -46,7 +46,8 @@ class Mailbox:
         self._arriving.put(_Arrival(message, arrays, time.perf_counter_ns()))
 
     def abort(self, step: int, reason: str) -> None:
-        """Ends the waiting for messages of a step, now and later, and drops those that have arrived.
+        """Ends the waiting for messages of a step, now and later, and drops the step's messages that have
+        arrived.
 
         May be called from any thread.
         """
