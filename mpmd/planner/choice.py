@@ -129,7 +129,7 @@ class Choice(ShownAsText):
         """The chosen groups, of this process's devices.
 
         Args:
-          devices: in the order of the groups; by default those of the process.
+          devices: the devices, in the order of the groups; by default all devices of the process.
 
         Raises: ``ValueError`` when there are too few.
         """

@@ -95,7 +95,7 @@ def _lengths_text(lengths: Sequence[int]) -> str:
 
 
 def text_table(rows: Sequence[Row], shown: int, width: int) -> str:
-    """The best rows, and those with a label, as a table that is not wider than ``width`` characters.
+    """The best rows, and the rows with a label, as a table that is not wider than ``width`` characters.
 
     Args:
       shown: number of the best rows to show; the last line counts the remaining rows.

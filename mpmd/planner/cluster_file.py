@@ -55,8 +55,8 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     A cluster of one kind need not have all fields, and no file needs a version.
 
-    Raises: ``ValueError`` for what is no JSON, for unknown fields, for another version, and for links and
-      curves that are none; ``OSError`` for what is no file.
+    Raises: ``ValueError`` for a file without JSON, for unknown fields, for another version, and for invalid
+      links and curves; ``OSError`` for a path without a file.
     """
     try:
         fields = parse_json(read_text(path))

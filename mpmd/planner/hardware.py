@@ -229,8 +229,8 @@ class Hardware:
         """The seconds of a task on a device, without exchanges with other devices.
 
         Products take the longer of computing and of reading and writing memory (the roofline of Williams et
-        al., "Roofline: An Insightful Visual Performance Model", 2009); then all else reads and writes memory,
-        such as the addition of gradients to accumulators.
+        al., "Roofline: An Insightful Visual Performance Model", 2009); then the rest of the task reads and
+        writes memory, such as the addition of gradients to accumulators.
         """
         raise_faults(
             *(

@@ -1,7 +1,7 @@
 """Costs on devices that share the cores of their node, as CPU devices may.
 
 The rates of a cluster hold while all devices of a node compute. A device is ``Hardware.alone`` times faster
-while the others wait; ``of_step`` sets that for a step's mix of work, and ``with_devices_at_once`` for
+while the others wait; ``of_step`` sets ``alone`` for a step's mix of work, and ``with_devices_at_once`` for
 measured tasks. Clusters of several nodes or kinds are treated as if all devices computed.
 """
 

@@ -18,7 +18,7 @@ VARIABLES = ("NPROC", "XLA_FLAGS")
 
 
 class TaskKeeper:
-    """Keeps the operands and results of one task, while a group runs a step.
+    """Keeps the operands and results of one task while a group runs a step.
 
     Args:
       capture: the request that names the task.

@@ -22,7 +22,7 @@ class MessageId(NamedTuple):
 
 
 class Transport(Protocol):
-    """One group's end of all its edges.
+    """One group's ends of all its edges.
 
     Ordering: the messages of an edge are sent in ascending tag, and received in any order. Ownership: when
     ``send`` returns, the caller may free or donate the arrays, as the transport has copied them or refers

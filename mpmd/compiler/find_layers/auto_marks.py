@@ -36,7 +36,7 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
     Layers are found in the function as it is traced: iterations of scans over layers, blocks that repeat,
     and parts of about equal work of the rest, such as an embedding or a head. Stages are whole layers::
 
-    grads = jax.grad(mpmd.auto_marks(loss_fn, num_stages=4))(params, x, y)
+        grads = jax.grad(mpmd.auto_marks(loss_fn, num_stages=4))(params, x, y)
 
     computes the numbers of ``jax.grad(loss_fn)``, in a pipeline of four stages. Differentiation,
     ``jax.jit``, ``jax.vmap`` and ``jax.checkpoint`` may be on either side of it.

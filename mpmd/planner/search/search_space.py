@@ -72,7 +72,7 @@ class SearchSpace:
     @functools.cached_property
     def submeshes(self) -> list[Submesh]:
         """The submeshes that all groups may have; if constraints fix a submesh for each group, the smallest
-        of these.
+        submesh.
 
         In a cluster of several kinds of devices, the list has the submeshes of every pool.
         """

@@ -74,10 +74,10 @@ def measure_tasks(
     Arguments and messages have the right shapes, dtypes and shardings, and arbitrary values.
 
     Args:
-      devices: of one node, of the kind that the step is to run on, at least as many as the largest group has;
-        by default those of this process.
+      devices: devices of one node, of the kind that the step is to run on, at least as many as the largest
+        group has; by default the devices of this process.
       seconds: for about how long each group runs its program, five times at least, after a warm-up: by
-        itself, and again with others where they share their host.
+        itself, and again with further groups where groups share their host.
 
     Raises: ``ValueError`` when there are too few devices, and for a step whose tasks call back into Python.
     """

@@ -1,4 +1,4 @@
-"""Runs the program of one group without the others, with arbitrary values as their messages.
+"""Runs the program of one group without the rest of the groups, with arbitrary values as their messages.
 
 The group never waits for a message. The order of its tasks, the values that it holds and frees, and the
 contents of its caches are the same as in a step.
