@@ -58,7 +58,7 @@ def _loop_texts(candidate: Candidate) -> list[str]:
 
 
 def _remat_text(candidate: Candidate) -> str:
-    """The policies of stages, e.g. ``remat attention`` or ``remat attention x2, none x2``."""
+    """The policies of stages, e.g. ``remat dots_saveable`` or ``remat dots_saveable x2, none x2``."""
     if candidate.remat == (Remat.NOTHING_SAVEABLE,):
         return "remat"
     runs = [(policy, len([*members])) for policy, members in itertools.groupby(candidate.remat)]

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks published`` compares predictions with published steps of five presets, whose rates of
 products are fitted to a third of the steps. The remaining presets are "not fitted": rates of datasheets times
-efficiencies that were measured on an A100.
+efficiencies that were measured on A100 and H100.
 """
 
 from __future__ import annotations
