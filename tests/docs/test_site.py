@@ -28,7 +28,7 @@ def test_every_page_is_in_a_toctree():
     assert len(listed) == len(pages)
 
 
-WIDER = {"planner", "reliability", "profiles", "replay", "scanned_layers"}
+WIDER = {"profiles", "replay", "scanned_layers"}
 """Pages whose code and tables have not been brought to this width, beside those of the architecture."""
 
 
