@@ -148,7 +148,9 @@ class GroupActor:
 
     def listen(self, transports: Iterable[str], host: str, credentials: Credentials) -> Addresses:
         """Gets ready for the other processes to connect. Returns this one's addresses."""
-        return Addresses(self._router.listen(transports, host, credentials), self._agreement.listen(host))
+        return Addresses(
+            self._router.listen(transports, host, credentials), self._agreement.listen(host, credentials)
+        )
 
     def connect(
         self,

@@ -16,9 +16,9 @@ from cluster.protocol.process_info import Location, Placement, ProcessInfo
 from cluster.protocol.versions import Versions, check_versions
 from cluster.ray_compat import log_directory, progress_of
 from cluster.tcp import sockets
-from cluster.tcp.admission import OUT_OF_RESOURCES
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import make_credentials
+from cluster.tcp.listener import OUT_OF_RESOURCES
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY, choose
 from mpmd.ir.plan import Edge
 from mpmd.ir.reshard import GroupShape

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from cluster.tcp import sockets
-from cluster.tcp.admission import Admission, LinkT
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
+from cluster.tcp.listener import LinkT, Listener
 from cluster.transports.inbox import Inbox
 from cluster.transports.peer_transport import PeerTransport
 
@@ -47,7 +47,7 @@ class ConnectedTransport(PeerTransport, Generic[PeerT]):
 
     def _listen_by_tcp(self, host: str, credentials: Credentials) -> sockets.Address:
         self._credentials = credentials
-        self._listener = sockets.Listener(host)
+        self._listener = sockets.Listener(host, credentials)
         return self._listener.address
 
     def _connect_by_tcp(
@@ -74,7 +74,7 @@ class ConnectedTransport(PeerTransport, Generic[PeerT]):
 
 
 def connect_peers(
-    listener: Admission[LinkT],
+    listener: Listener[LinkT],
     connect: Callable[[AddressT, Credentials, float, int, Callable[[], None]], LinkT],
     credentials: Credentials,
     process: int,
@@ -102,7 +102,7 @@ def connect_peers(
             )
             undo.callback(connections[peer].close)
         while connections.keys() != addresses.keys():
-            peer, connection = listener.accept(credentials)
+            peer, connection = listener.accept()
             undo.callback(connection.close)
             connections[peer] = connection
         undo.pop_all()

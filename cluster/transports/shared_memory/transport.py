@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from cluster.tcp.credentials import Credentials
-from cluster.tcp.greeting import Wait
+from cluster.tcp.handshake import Wait
 from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
 from cluster.transports.connections import CONNECT_SECONDS, connect_peers
 from cluster.transports.inbox import Inbox
@@ -40,7 +40,7 @@ class SharedMemoryTransport(PeerTransport):
     def listen(self, host: str, credentials: Credentials) -> LocalAddress:
         """Returns the address of a socket of this machine."""
         self._credentials = credentials
-        self._listener = LocalListener()
+        self._listener = LocalListener(credentials)
         return self._listener.address
 
     def connect(self, addresses: Mapping[int, LocalAddress]) -> None:

@@ -279,7 +279,7 @@ def test_a_peer_that_is_stopped_while_it_connects_in_shared_memory_need_not_be_w
     stopped.connect("\0" + addresses[1]["shared_memory"].name)
     with ThreadPoolExecutor(1) as thread:
         connecting = thread.submit(ends[1].connect, {0: "shared_memory"}, addresses)
-        while not ends[1]._transports["shared_memory"]._listener._greetings:
+        while not any(each.name == "handshake" for each in threading.enumerate()):
             time.sleep(0.01)
         ends[1].interrupt()
         with pytest.raises(ConnectionError):

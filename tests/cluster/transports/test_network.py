@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cluster.tcp import greeting
+from cluster.tcp import handshake
 from cluster.tcp.credentials import make_credentials
 from cluster.transports import connections
 from cluster.transports import inbox as inbox_module
@@ -295,8 +295,8 @@ def connect_among_strangers(strange):
 @pytest.mark.parametrize("content", [b"\0" * 5, b"\xff\xff\xff\xff" + (2**40).to_bytes(8, "big") * 9, b""])
 @pytest.mark.parametrize("number", [1, 40])
 def test_strangers_neither_harm_nor_delay_those_who_connect(monkeypatch, content, number):
-    """Also when they stay: no greeting is given up here before the peers have given up."""
-    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 1000)
+    """Also when they stay: no handshake is given up here before the peers have given up."""
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1000)
     monkeypatch.setattr(connections, "CONNECT_SECONDS", SECONDS)
 
     def strange(address, stack):
