@@ -53,6 +53,7 @@ class Listener(abc.ABC, Generic[LinkT]):
 
     def __init__(self, listening: socket.socket, credentials: Credentials):
         self._socket = listening
+        self.credentials = credentials
         self.identity = secrets.token_hex(16)
         self._context = credentials.context(accepts=True)
         self._context.sni_callback = self._refuse_other_names

@@ -39,16 +39,13 @@ class SharedMemoryTransport(PeerTransport):
 
     def listen(self, host: str, credentials: Credentials) -> LocalAddress:
         """Returns the address of a socket of this machine."""
-        self._credentials = credentials
         self._listener = LocalListener(credentials)
         return self._listener.address
 
     def connect(self, addresses: Mapping[int, LocalAddress]) -> None:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
         assert self._listener is not None, "connect comes after listen"
-        self._connections = connect_peers(
-            self._listener, connect_locally, self._credentials, self._process, addresses
-        )
+        self._connections = connect_peers(self._listener, connect_locally, self._process, addresses)
         for peer, connection in self._connections.items():
             self._receivers[peer] = Receiver(self._inbox, peer, self._process, connection)
         wait = Wait(time.monotonic() + CONNECT_SECONDS, self._listener.check)

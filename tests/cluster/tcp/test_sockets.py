@@ -179,7 +179,7 @@ def test_who_waits_for_a_peer_in_vain_closes_the_connections_that_it_has():
         listener = sockets.Listener("127.0.0.1", CREDENTIALS)
         accepting = threads.submit(later.accept)
         addresses = {0: listener.address, 2: later.address}
-        connecting = threads.submit(connect_peers, listener, sockets.connect, CREDENTIALS, 1, addresses)
+        connecting = threads.submit(connect_peers, listener, sockets.connect, 1, addresses)
         number, connection = accepting.result(SECONDS)
         with connection:
             assert number == 1
@@ -240,7 +240,7 @@ def test_to_interrupt_a_listener_ends_the_connecting_with_peers_too(silent):
     """Process 0 has to connect with 1, which is stopped, before it accepts."""
     listener = sockets.Listener("127.0.0.1", CREDENTIALS)
     with ThreadPoolExecutor(1) as thread:
-        connecting = thread.submit(connect_peers, listener, sockets.connect, CREDENTIALS, 0, {1: silent})
+        connecting = thread.submit(connect_peers, listener, sockets.connect, 0, {1: silent})
         time.sleep(0.1)
         assert not connecting.done()
         listener.interrupt()
