@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from cluster.tcp.credentials import Credentials
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from mpmd.runtime.transport import Array, MessageId, Transport
 
 
@@ -20,7 +20,7 @@ class PeerTransport(Transport, abc.ABC):
       inbox: where the messages that arrive go; the transports of one group share it.
     """
 
-    def __init__(self, inbox: Inbox):
+    def __init__(self, inbox: ProcessInbox):
         self._inbox = inbox
 
     @abc.abstractmethod

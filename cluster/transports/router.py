@@ -12,7 +12,7 @@ from cluster.protocol.packing import PackedArray
 from cluster.tcp.credentials import Credentials
 from cluster.transports.choice import DEVICE, NETWORK, OBJECT_STORE, SHARED_MEMORY
 from cluster.transports.device.transport import DeviceTransport
-from cluster.transports.inbox import Inbox, PeerLostError
+from cluster.transports.inbox import PeerLostError, ProcessInbox
 from cluster.transports.network.transport import NetworkTransport
 from cluster.transports.object_store import ObjectStoreTransport
 from cluster.transports.peer_transport import PeerTransport
@@ -35,7 +35,7 @@ class Router:
 
     def _make_transports(self) -> None:
         process = self._endpoint.number
-        self._inbox = Inbox(self._endpoint.name_of)
+        self._inbox = ProcessInbox(self._endpoint.name_of)
         self._object_store = ObjectStoreTransport(self._inbox)
         self._transports: dict[str, PeerTransport] = {
             SHARED_MEMORY: SharedMemoryTransport(self._inbox, process),

@@ -16,7 +16,7 @@ from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
 from cluster.tcp.rpc import Server
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.network.transport import NetworkTransport
 from mpmd.runtime.transport import MessageId
 from tests.support.proxy import Proxy
@@ -138,7 +138,7 @@ def test_who_is_between_two_ends_can_send_nothing_in_their_handshake():
 @pytest.mark.parametrize("kind", range(4), ids=["leave", "wrong answers", "replayed beginning", "replay"])
 def test_every_port_admits_its_peers_among_strangers(heard, kind):
     """The ports of the transports, of the processes of a group, and of the driver's connection."""
-    ends = [NetworkTransport(Inbox(), i) for i in range(2)]
+    ends = [NetworkTransport(ProcessInbox(), i) for i in range(2)]
     members = [Agreement(rank, 2) for rank in range(2)]
     server = Server("group 0", "127.0.0.1", CREDENTIALS)
     transports = [end.listen("127.0.0.1", CREDENTIALS) for end in ends]

@@ -293,7 +293,7 @@ MUTANTS = (
     ),
     Mutant(
         "runtime-aborted",
-        "mpmd/runtime/mailbox.py",
+        "mpmd/runtime/inbox.py",
         "if message.step >= self._step and message.step not in self._aborted:",
         "if message.step >= self._step:",
         "keeps messages of an aborted step",

@@ -20,7 +20,7 @@ import ray
 import cluster
 import mpmd
 import mpmd.errors
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.object_store import ObjectStoreTransport
 from mpmd.runtime.activity import Loading
 from mpmd.runtime.transport import MessageId
@@ -388,7 +388,7 @@ def test_a_message_that_does_not_arrive_aborts_its_receiver(local_ray):
             self.deliver = types.SimpleNamespace(remote=lambda message, packed: lose.remote())
             self.abort = types.SimpleNamespace(remote=lambda step, reason: self.aborted.put((step, reason)))
 
-    peer, transport = Peer(), ObjectStoreTransport(Inbox())
+    peer, transport = Peer(), ObjectStoreTransport(ProcessInbox())
     transport.connect({1: peer})
     transport.send(MessageId(step=5, src=0, dst=1, tag=2), [jnp.ones(3)])
     step, reason = peer.aborted.get(timeout=SOON)

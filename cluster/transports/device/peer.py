@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from cluster.tcp.connection import Connection
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.network.frames import Header, Kind
 from cluster.transports.network.peer import Peer
 from mpmd.ir.plan import Spec
@@ -52,7 +52,7 @@ class DevicePeer(Peer):
 
     def __init__(
         self,
-        inbox: Inbox,
+        inbox: ProcessInbox,
         here: int,
         process: int,
         connection: Connection,

@@ -13,7 +13,7 @@ from cluster.tcp import sockets
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
 from cluster.transports.device.peer import DevicePeer
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.network.transport import ConnectedTransport
 from mpmd.runtime.transport import Array, MessageId
 
@@ -40,7 +40,7 @@ class DeviceTransport(ConnectedTransport[DevicePeer]):
       submesh: the group's devices; whole arrays go only to groups with a submesh of the same shape.
     """
 
-    def __init__(self, inbox: Inbox, process: int, submesh: jax.sharding.Mesh):
+    def __init__(self, inbox: ProcessInbox, process: int, submesh: jax.sharding.Mesh):
         super().__init__(inbox, process)
         self._submesh = submesh
         self._in_host_memory = submesh.devices.flat[0].platform == "cpu"

@@ -14,7 +14,7 @@ import numpy as np
 from cluster.protocol.digests import CorruptedError
 from cluster.tcp.connection import Connection
 from cluster.tcp.sockets import UNREACHABLE_SECONDS
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.layouts import ArrayTypes, MessageLayout, decode_types, encode_types
 from cluster.transports.network.buffers import BufferPool
 from cluster.transports.network.frames import (
@@ -43,7 +43,7 @@ class Peer:
       connection: the connection to the peer, which ``close`` closes.
     """
 
-    def __init__(self, inbox: Inbox, here: int, process: int, connection: Connection):
+    def __init__(self, inbox: ProcessInbox, here: int, process: int, connection: Connection):
         self._inbox = inbox
         self._here = here
         self._process = process

@@ -10,7 +10,7 @@ from cluster.tcp import sockets
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
 from cluster.transports.connections import connect_peers
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.network.peer import Peer
 from cluster.transports.peer_transport import PeerTransport
 from mpmd.runtime.transport import Array, MessageId
@@ -26,7 +26,7 @@ class ConnectedTransport(PeerTransport, Generic[PeerT]):
       process: the number of this process.
     """
 
-    def __init__(self, inbox: Inbox, process: int):
+    def __init__(self, inbox: ProcessInbox, process: int):
         super().__init__(inbox)
         self._process = process
         self._listener: sockets.Listener | None = None

@@ -13,7 +13,7 @@ from cluster.tcp.credentials import Credentials
 from cluster.tcp.handshake import Wait
 from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
 from cluster.transports.connections import CONNECT_SECONDS, connect_peers
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.peer_transport import PeerTransport
 from cluster.transports.shared_memory.receiver import Receiver
 from cluster.transports.shared_memory.sender import Sender
@@ -28,7 +28,7 @@ class SharedMemoryTransport(PeerTransport):
       process: the number of this process.
     """
 
-    def __init__(self, inbox: Inbox, process: int):
+    def __init__(self, inbox: ProcessInbox, process: int):
         super().__init__(inbox)
         self._process = process
         self._listener: LocalListener | None = None

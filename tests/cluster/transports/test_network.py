@@ -19,7 +19,7 @@ from cluster.tcp import handshake
 from cluster.tcp.credentials import make_credentials
 from cluster.transports import connections
 from cluster.transports import inbox as inbox_module
-from cluster.transports.inbox import Inbox, PeerLostError
+from cluster.transports.inbox import PeerLostError, ProcessInbox
 from cluster.transports.network.transport import NetworkTransport
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
@@ -33,7 +33,7 @@ class Pair:
     """Two transports that are connected with one another; ``ends`` has them by their numbers."""
 
     def __init__(self, encryption):
-        self.inboxes = [Inbox() for _ in range(2)]
+        self.inboxes = [ProcessInbox() for _ in range(2)]
         self.ends = [NetworkTransport(inbox, i) for i, inbox in enumerate(self.inboxes)]
         credentials = make_credentials(encryption)
         addresses = [end.listen("127.0.0.1", credentials) for end in self.ends]
@@ -277,7 +277,7 @@ def test_a_peer_that_dies_in_the_middle_of_a_message_is_gone(pair, stalled, monk
 
 def connect_among_strangers(strange):
     """Connects two transports while a stranger is at the port of the one that accepts."""
-    ends = [NetworkTransport(Inbox(), i) for i in range(2)]
+    ends = [NetworkTransport(ProcessInbox(), i) for i in range(2)]
     addresses = [end.listen("127.0.0.1", CREDENTIALS) for end in ends]
     with contextlib.ExitStack() as open_until_the_end:
         strange(addresses[1], open_until_the_end)
