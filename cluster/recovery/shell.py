@@ -1,7 +1,6 @@
 """Carries out the actions of ``membership`` on Ray, and tells it of events.
 
-A job that follows from another job runs in the same thread, so a recovery is one thread. Jobs of all further
-events run in new threads.
+A job that follows from another job runs in its thread, any other in a new one: a recovery is one thread.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ _LOOK_SECONDS = 1.0
 """The seconds between two looks whether groups are to move."""
 
 _SAVE_SECONDS = 10.0
-"""The seconds for which saving a checkpoint may keep a group on a node that is to end.
-
-A group that moves for another reason waits for the checkpoint.
-"""
+"""The seconds that a checkpoint may keep a group on a node that is to end; other moves wait for it."""
 
 _DEATH_SECONDS = 90.0
 """The seconds within which the driver hears of a death that made a snapshot fail."""

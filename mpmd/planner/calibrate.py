@@ -1,7 +1,7 @@
 """Measures how fast the devices of a mesh are, and the links between them, by running small steps on it.
 
-It is a program like a user's, so it measures the speed of actual steps, in whatever process groups run. All
-groups compute at the same time, so devices that share cores or memory get their share of them.
+The steps run like a user's, so they measure the speed of actual steps, in whatever process groups run. All
+groups compute at the same time, so devices that share cores or memory are as slow as in a step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mpmd.simulate import Link
 from mpmd.validation import Fault, shown
 
 RecordSteps = Callable[[Callable[..., Any], tuple[Any, ...], int], Sequence[Sequence[Event]]]
-"""Runs a step with arguments so many times on a mesh, and returns the events of each run."""
+"""Runs a step with arguments the stated number of times on a mesh, and returns the events of each run."""
 
 STEPS = 5
 """The least number of results of which the median counts."""
@@ -73,8 +73,8 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
     Args:
       record_steps: runs a step on a mesh with one device for each group. The caller gives it, so that neither
         the compiler nor a runtime is needed here.
-      nodes: the node of each group; those of a node follow one another.
-      dtype: of the matrix products.
+      nodes: the node of each group; groups of a node follow one another.
+      dtype: the dtype of the matrix products.
     """
     groups = _Groups(len(nodes), record_steps)
     links = _links(groups) if groups.count > 1 else []
@@ -158,12 +158,12 @@ class _Speed:
 
 @dataclasses.dataclass(frozen=True)
 class _ProductsRate:
-    """The rate of products of a kind.
+    """The rate of products of one kind.
 
     Attributes:
-      flops: operations per second in the largest ones, of which a lone task takes ``TASK_SECONDS``.
+      flops: operations per second in the largest products; a lone task of these takes ``TASK_SECONDS``.
       alone: the factor by which a group alone is faster.
-      curve: of square matrices, through the smallest and the largest ones; of others constant.
+      curve: for square matrices, the rate through the smallest and the largest; otherwise constant.
     """
 
     flops: float
@@ -172,7 +172,6 @@ class _ProductsRate:
 
 
 def _rates(groups: _Groups, dtype: Any) -> dict[ProductKind, _ProductsRate]:
-    """The rates of products by kind."""
     products = _products_rate(groups, dtype)
     return {"product": products, **_other_products(groups, dtype, products)}
 
@@ -253,7 +252,7 @@ def _products(x: jax.Array, *, width: int, dtype: Any) -> jax.Array:
 
 
 def _passes(x: jax.Array) -> jax.Array:
-    """A write of an array, then a sequence of passes, each of which reads and writes all of it."""
+    """Writes an array, then reads and writes the whole array in each of ``PASSES`` passes."""
     array = jnp.full(ARRAY_BYTES // 4, x)
     return jax.lax.fori_loop(0, PASSES, lambda _, result: 0.5 * result + 1.0, array)[0]
 
@@ -284,7 +283,7 @@ def _lone_task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) 
 
 
 def _task_overhead(groups: _Groups) -> float:
-    """The seconds from the start of an empty task to that of the next, while all groups run such tasks."""
+    """The seconds between the starts of consecutive empty tasks, while all groups run empty tasks."""
     events = _forwards(groups, _nothing, OVERHEAD_MICROBATCHES)
     spans = []
     for group in range(groups.count):
@@ -303,7 +302,8 @@ def _nothing(x: jax.Array) -> jax.Array:
 def _forwards(
     groups: _Groups, work: Callable[[jax.Array], jax.Array], microbatches: int, steps: int = 1
 ) -> list[Event]:
-    """The tasks of steps in which each group applies ``work`` to what it receives, for each microbatch."""
+    """Returns the events of steps in which each group applies ``work`` to the value that it receives, for
+    each microbatch."""
     num_stages = groups.count
 
     def loss(x):
@@ -330,17 +330,19 @@ def _links(groups: _Groups) -> list[Link]:
 
 
 def _link(latency: float, seconds: float) -> Link:
-    """The link with the latency of a small message, and the bandwidth of a large one of so many seconds."""
+    """Returns the link with ``latency``, and with the bandwidth at which a message of ``MESSAGE_BYTES``
+    takes ``seconds``."""
     latency = max(latency, 0.0)
     return Link(latency, MESSAGE_BYTES / (seconds - latency) if seconds > latency else math.inf)
 
 
 def _hops(groups: _Groups, nbytes: int) -> list[float]:
-    """The seconds of a message from each group to the next one: half of those there and back.
+    """The seconds of a message from each group to the next: half of the time of a message there and back.
 
     One microbatch goes through all groups and back. From the end of a stage's forward to the start of its
     backward there are the tasks of the next stage, and a message each way; so the clocks of two groups are
-    never compared. A task that copies its message takes longer than that of the first stage, which has none.
+    never compared. A task that copies its message takes longer than a task of the first stage, which
+    receives no message.
     """
     num_stages = groups.count
 

@@ -1,7 +1,7 @@
 """Measures collectives between the devices of a group, by running small steps on it.
 
-They run in one process, or in processes that XLA connects, while messages between groups go another way. So
-their times are not those of the links that ``calibrate.py`` measures.
+Collectives run in one process, or in processes that XLA connects, while messages between groups go another
+way. So the links that ``calibrate.py`` measures do not give the times of collectives.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from mpmd.schedules import Schedule, Seq1F1B
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A way to run a step: all that the planner decides, of its loop, or of the first one of several.
+    """A way to run a step: the planner's decisions for its loop, or for the first of several loops.
 
     Attributes:
       layers_per_stage: the number of layers of each stage, in order; empty while layers are not cut yet.

@@ -58,8 +58,8 @@ class Choice(ShownAsText):
             state, loss = step(state, batch)
 
     Attributes:
-      rows: the candidates, the best first; then those whose costs are known from formulas alone, and those
-        that do not fit.
+      rows: the candidates, the best first; then those whose costs are known from formulas alone, then
+        candidates that do not fit.
       cluster: the cluster that it was chosen for.
       examples: the rows of a batch, of all microbatches of a step.
       decisions: the decisions that the step is traced under.
@@ -129,7 +129,7 @@ class Choice(ShownAsText):
         """The chosen groups, of this process's devices.
 
         Args:
-          devices: in the order of the groups; by default those of the process.
+          devices: the devices, in the order of the groups; by default all devices of the process.
 
         Raises: ``ValueError`` when there are too few.
         """

@@ -44,7 +44,6 @@ def candidate_text(candidate: Candidate) -> str:
 
 
 def _loop_texts(candidate: Candidate) -> list[str]:
-    """The texts for one loop."""
     parts = []
     stages = len(candidate.layers_per_stage)
     if candidate.schedule.mpmd_dim > 1 or stages > 1:
@@ -59,7 +58,7 @@ def _loop_texts(candidate: Candidate) -> list[str]:
 
 
 def _remat_text(candidate: Candidate) -> str:
-    """The policies of stages, e.g. ``remat attention`` or ``remat attention x2, none x2``."""
+    """The policies of stages, e.g. ``remat dots_saveable`` or ``remat dots_saveable x2, none x2``."""
     if candidate.remat == (Remat.NOTHING_SAVEABLE,):
         return "remat"
     runs = [(policy, len([*members])) for policy, members in itertools.groupby(candidate.remat)]
@@ -96,10 +95,10 @@ def _lengths_text(lengths: Sequence[int]) -> str:
 
 
 def text_table(rows: Sequence[Row], shown: int, width: int) -> str:
-    """The best rows, and those with a label, as a table that is not wider than ``width`` characters.
+    """The best rows, and the rows with a label, as a table that is not wider than ``width`` characters.
 
     Args:
-      shown: how many of the best; the rest is counted.
+      shown: number of the best rows to show; the last line counts the remaining rows.
     """
     picked = _picked(rows, shown)
     cells = [_cells(number, row, examples=0) for number, row, _ in picked]
@@ -118,7 +117,7 @@ def text_table(rows: Sequence[Row], shown: int, width: int) -> str:
 
 
 def _text_lines(row: Row, others: Sequence[Row], width: int) -> list[str]:
-    """The candidate, and why it has not won."""
+    """The lines of a candidate's row: the candidate, and the reason why it lost."""
     reason = _reason_text(row, others)
     return [*wrapped(_labelled_text(row), width), *wrapped(f"  {reason}" if reason else "", width, 2)]
 

@@ -166,7 +166,8 @@ def plan(
 
 
 def _search(trials: Trials, constraints: Constraints, share: float) -> tuple[Row, ...]:
-    """The rows by formula for a share of the memory, with that of the step's own schedules."""
+    """Returns the rows by formula for a share of the memory, including the row of the schedules that the
+    step is written with."""
     cluster = trials.cluster.with_memory(share)
     profiles = trials.profiles
     _logger.debug("searching among candidates by the formulas")
@@ -193,7 +194,6 @@ def _as_written(trials: Trials, cluster: AnyCluster, constraints: Constraints) -
 def _choice(
     step_spec: StepSpec, trials: Trials, cluster: AnyCluster, ranking: Ranking, memory_margin: float
 ) -> Choice:
-    """The choice of the best row of a ranking."""
     candidate = ranking.rows[0].candidate
     in_shardings, kwarg_shardings = trials.shardings(candidate)
     return Choice(

@@ -1,4 +1,4 @@
-"""The cluster that a plan is for: described by the user, read from Ray, or that of this process."""
+"""The cluster that a plan is for: described by the user, read from Ray, or found in this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENTRY_POINT_GROUP = "mpmd.clusters"
 def _save(cluster: AnyCluster, path: str | os.PathLike[str]) -> None:
     """Writes the cluster to a JSON file, which ``Cluster.load`` and ``mpmd plan --cluster`` read.
 
-    Raises: ``TypeError`` for what is no path; ``OSError`` as ``open``.
+    Raises: ``TypeError`` if ``path`` is no path; ``OSError`` as ``open``.
     """
     raise_faults(path_fault("path", path))
     write_cluster(cluster, path)
@@ -41,10 +41,10 @@ class Cluster(Hardware):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Cluster | HeterogeneousCluster:
-        """Reads the cluster of a file of ``save``; its numbers are checked as those of ``Cluster``.
+        """Reads a cluster from a file of ``save``, and checks its numbers as ``Cluster`` does.
 
-        Raises: ``ValueError`` for a file that is none of a cluster, or of another version; ``OSError`` for
-          what is no file; as ``Cluster`` and ``Cluster.of``.
+        Raises: ``ValueError`` for a file without a cluster, or of another version; ``OSError`` for a path
+          without a file; as ``Cluster`` and ``Cluster.of``.
         """
         raise_faults(path_fault("path", path))
         fields = read_cluster(path)
@@ -146,13 +146,13 @@ class Cluster(Hardware):
     def of_this_process(
         devices: Sequence[Any] | None = None, *, measure: bool = False, dtype: str = "float32", **given: Any
     ) -> Cluster:
-        """Describes devices of this process, for an ``MpmdMesh`` of them: one node.
+        """Describes devices of this process as one node, for an ``MpmdMesh`` on the devices.
 
         Args:
           devices: of one kind; by default all that JAX shows this process.
           measure, dtype, given: as of ``from_ray``.
 
-        Raises: ``ValueError`` for no devices, for several kinds of them, and as ``from_ray``.
+        Raises: ``ValueError`` for no devices, for devices of several kinds, and as ``from_ray``.
         """
         import mpmd.planner.local_devices as local_devices  # which loads JAX
 

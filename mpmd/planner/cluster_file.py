@@ -36,7 +36,7 @@ def cluster_data(cluster: AnyCluster) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, without infinity and numbers of numpy."""
+    """Converts a value for JSON: infinity becomes ``None``, and numbers of numpy become Python numbers."""
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
     if value == math.inf:
@@ -51,12 +51,12 @@ def write_cluster(cluster: AnyCluster, path: str | os.PathLike[str]) -> None:
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The fields of a cluster that a file has; of one with several kinds of devices ``pools`` and ``link``.
+    """Reads the fields of a cluster from a file; for several kinds of devices, ``pools`` and ``link``.
 
     A cluster of one kind need not have all fields, and no file needs a version.
 
-    Raises: ``ValueError`` for what is no JSON, for unknown fields, for another version, and for links and
-      curves that are none; ``OSError`` for what is no file.
+    Raises: ``ValueError`` for a file without JSON, for unknown fields, for another version, and for invalid
+      links and curves; ``OSError`` for a path without a file.
     """
     try:
         fields = parse_json(read_text(path))

@@ -57,7 +57,7 @@ class CollectiveCost:
 
     Attributes:
       per_byte: seconds for each byte of the whole value.
-      each: seconds of each collective, beside those of its bytes.
+      each: seconds of each collective, in addition to the seconds of its bytes.
     """
 
     per_byte: float
@@ -113,10 +113,11 @@ def _on_a_node(pool: Hardware, kind: CollectiveKind, size: int) -> CollectiveCos
 
 
 def _in_a_ring(pool: Hardware, kind: CollectiveKind, size: int, link: Link) -> CollectiveCost:
-    """In an all-reduce each link moves ``2 (n - 1) / n`` of the bytes, in ``2 (n - 1)`` messages.
+    """Returns the cost of a collective in a ring. In an all-reduce each link moves ``2 (n - 1) / n`` of the
+    bytes, in ``2 (n - 1)`` messages.
 
-    Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009. A gather
-    and a reduction that scatters are one half of it each.
+    Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009. A
+    gather takes half of an all-reduce, and so does a reduction that scatters.
     """
     if size == 1:
         return CollectiveCost(0.0, 0.0)

@@ -14,9 +14,9 @@ EXPECTED_ERRORS: Mapping[str, float] = types.MappingProxyType(
 parameters that vTrain has published (Bang et al., "vTrain: A Simulation Framework for Evaluating
 Cost-effective and Compute-optimal Large Language Model Training", 2023, arXiv:2312.12391).
 
-``simulation``, ``measurement``: the ratios of predicted to measured times in the table of docs/planner.md,
-and their mean distance from the mean of their seven rows, where groups are as many and in the same place:
-4.8% of the 28 steps by the work of their plans, and 3.1% of the 14 in process by measured tasks. A part that
-all rows of a table have in common, such as a rate that is too high, decides nothing between rows, so it is
-not in these numbers.
+``simulation``, ``measurement``: the mean distance of the ratios of predicted to measured times from the mean
+of the seven rows of the chain, on as many groups in the same place; rounded up from an earlier run. The
+table of docs/planner.md has 2.9% by simulation (28 steps), and 2.3% in process by measured tasks (14 steps).
+A part that all rows of a table have in common, such as a rate that is too high, decides nothing between rows,
+so it is not in these numbers.
 """

@@ -32,7 +32,7 @@ def memory_values(
     kept: Collection[Value],
     of_kernels: Collection[Value] = (),
 ) -> MemoryValues:
-    """The values of equations that are in memory, if XLA fuses what it usually does.
+    """Returns the values of equations that are in memory, under the usual fusions of XLA.
 
     A chain of elementwise equations is one fusion, into which reductions of its results go, too. Products,
     sorts, scatters and the like read operands from memory and write their results there. Another name of a
@@ -40,7 +40,7 @@ def memory_values(
 
     Args:
       equations: each with the values that it reads and makes.
-      kept: values that are in memory anyway: those that others make or read.
+      kept: values that are in memory in any case, since further equations compute or read them.
       of_kernels: the operands and results of kernels, which no fusion goes across.
     """
     written, windows = set(kept), set[Value]()

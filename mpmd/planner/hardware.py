@@ -229,8 +229,8 @@ class Hardware:
         """The seconds of a task on a device, without exchanges with other devices.
 
         Products take the longer of computing and of reading and writing memory (the roofline of Williams et
-        al., "Roofline: An Insightful Visual Performance Model", 2009); then all else reads and writes memory,
-        such as the addition of gradients to accumulators.
+        al., "Roofline: An Insightful Visual Performance Model", 2009); then the rest of the task reads and
+        writes memory, such as the addition of gradients to accumulators.
         """
         raise_faults(
             *(
@@ -254,10 +254,10 @@ def seconds_by_part(
     products: Mapping[str, ProductWork] = types.MappingProxyType({}),
     kernels: Amount | float = 0.0,
 ) -> tuple[Amount, Amount]:
-    """The seconds of a task's products, and those of all else.
+    """Returns the seconds of a task's products, and the seconds of the rest of the task.
 
     Args:
-      operations: of all kernels.
+      operations: the operations of all kernels.
       products: the products among them, by the names of ``rates``.
       kernels: the number of all kernels. While devices compute, further ones are started, so a task takes
         the longer of computing and of starting its kernels; what is left of that counts beside products.
@@ -271,7 +271,7 @@ def seconds_by_part(
 def products_by_kind(
     cluster: Hardware, operations: Amount, products: Mapping[str, ProductWork]
 ) -> dict[str, Amount]:
-    """The seconds of a task's operations by ``ProductKind``, without memory; others count as products.
+    """The seconds of a task's operations by ``ProductKind``, without memory; the rest counts as products.
 
     Args:
       operations, products: as of ``seconds_by_part``.

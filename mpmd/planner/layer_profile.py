@@ -1,8 +1,8 @@
 """The profile of a step: a table of its layers, made by tracing it once with each layer as a stage.
 
-All bytes and operations are those of the whole layer, on however many devices, for one microbatch of
-``LayerProfile.microbatch_rows`` rows, unless it says otherwise. Those that depend on the rows are
-proportional to them.
+All bytes and operations count the whole layer, on however many devices, for one microbatch of
+``LayerProfile.microbatch_rows`` rows, unless an attribute says otherwise. Numbers that depend on the rows
+are proportional to the number of rows.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Division:
         that are gathered, or summed and scattered, count half.
       reduced_per_step: bytes of gradients that are all-reduced over the axis once per step.
       received: the divided share of the bytes of values from other layers alone.
-      all_reduces_forward, all_reduces_backward: the number of these all-reduces, those that are merged each.
+      all_reduces_forward, all_reduces_backward: the number of these all-reduces, before any are merged.
       merged_forward, merged_backward: the bytes among ``reduced_forward`` and ``reduced_backward`` that need
         no all-reduce of their own if sums of all-reduces are all-reduced once.
       merges_forward, merges_backward: the number of the all-reduces that this saves.
@@ -108,7 +108,7 @@ class Layer:
       gradients: bytes of the accumulators of its gradients.
       residuals: bytes that its forward keeps for its backward.
       entering: bytes that its forward receives from the layers before it; its backward sends as many back.
-      divisions: its division of each kind that divides anything of it.
+      divisions: its division of each kind that divides any part of the layer.
       sequence_parallel: its division along ``model`` if values between tensor-parallel regions, such as norms
         and residuals, are divided, too; ``None`` where there are none.
       gathered: bytes of ``weights`` in the dtypes in which the layer reads them; ``None`` for the same bytes.
@@ -186,7 +186,7 @@ class LayerProfile:
     def can_be_sequence_parallel(self) -> bool:
         """Whether any values between tensor-parallel regions can be divided along ``model``.
 
-        Those of slices of sequences, and of a step without a loop, cannot.
+        Values of slices of sequences, and of a step without a loop, cannot.
         """
         in_loop = self.decision_index is not None and self.slices == 1
         return in_loop and any(layer.sequence_parallel is not None for layer in self.layers)
@@ -203,9 +203,10 @@ class LayerProfile:
 
     @functools.cached_property
     def policies(self) -> tuple[Remat, ...]:
-        """The policies of rematerialisation that are worth trying, those that compute least again first.
+        """The policies of rematerialisation that are worth trying, in order of the work that they
+        recompute.
 
-        Each keeps less than those before it.
+        Each policy keeps fewer bytes than the policies before it.
         """
         known = [
             policy

@@ -33,10 +33,10 @@ def merged_sums(
     """The savings by all-reducing sums of all-reduced values once.
 
     Args:
-      operations: of a task, in order: each equation with the values that it reads and makes, ``None`` for a
-        literal, and how often it is computed.
+      operations: the operations of a task, in order: each equation with the values that it reads and makes,
+        ``None`` for a literal, and how often it is computed.
       summed: the values that are all-reduced.
-      kept: values that others read, too.
+      kept: values that further tasks read, too.
       nbytes: the bytes of a value.
     """
     reads = collections.Counter(value for _, read, _, _ in operations for value in read if value is not None)

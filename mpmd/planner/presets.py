@@ -2,7 +2,7 @@
 
 ``python -m benchmarks published`` compares predictions with published steps of five presets, whose rates of
 products are fitted to a third of the steps. The remaining presets are "not fitted": rates of datasheets times
-efficiencies that were measured on an A100.
+efficiencies that were measured on A100 and H100.
 """
 
 from __future__ import annotations
@@ -137,10 +137,10 @@ def tpu(
     """A kind of TPU, of which a node is a slice: the chips that ICI joins, here ``slice_chips`` of them.
 
     Slices have other sizes, too: give ``devices_per_node``. The links of ICI are a torus, but a cluster has
-    rings. So ``device_link`` is what all links of a chip carry in one direction: a collective over a whole
-    slice uses them all, and one over some of its chips, such as tensor parallelism over four, uses fewer and
-    takes longer than it says. Between nodes is the network of the data centre. Products have one rate, also
-    those of attention, and a program starts no kernels.
+    rings. So ``device_link`` is the sum of all links of a chip in one direction: a collective over a whole
+    slice uses all links, and a collective over some of the chips, such as tensor parallelism over four,
+    uses fewer and takes longer than ``device_link`` says. Between nodes is the network of the data centre.
+    Products have one rate, also in attention, and a program starts no kernels.
     """
     return Preset(
         kind=kind,

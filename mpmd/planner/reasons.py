@@ -20,8 +20,8 @@ def ranked(rows: Iterable[Row], cluster: AnyCluster, most: int) -> tuple[Row, ..
     """Rows with reasons, the shortest step first; rows that do not fit last.
 
     Args:
-      most: the number of rows without a label. Those with one are all kept, and so are the best rows of each
-        ``complexity``, which later numbers may show to be as fast.
+      most: the number of rows without a label. Rows with a label are all kept, and so are the best rows of
+        each ``complexity``, which later numbers may show to be as fast.
     """
     ordered = sorted(rows, key=lambda row: (bool(shortage(row, cluster)), row.prediction.seconds))
     best, kept, kinds = ordered[0], list[Row](), set[object]()
@@ -71,8 +71,8 @@ def shortage(row: Row, cluster: AnyCluster) -> str:
 def slower_because(candidate: Candidate, prediction: Prediction, best: Candidate, of_best: Prediction) -> str:
     """The reason why a candidate is slower than the best: the largest factor of the ratio of their times.
 
-    ``seconds = work / devices / share``, where the work is the seconds that devices compute, and the share is
-    that of the time in which they do. In the rest of the time they wait or all-reduce.
+    ``seconds = work / devices / share``, where the work is the seconds that devices compute, and the share
+    is the part of the time in which they compute. In the rest of the time they wait or all-reduce.
     """
     ratio = prediction.seconds / of_best.seconds if of_best.seconds else 1.0
     less_simple = less_simple_because(candidate, best)

@@ -33,7 +33,7 @@ MOST_MEASURED = 3
 CONTENDERS = 1.1
 """Candidates within 1.1 times the fastest measured time are measured in turns.
 
-A single measurement on a CPU that others use, too, may be off by as much.
+A single measurement on a CPU that further processes use may be off by as much.
 """
 
 MOST_PLAN_SIZE = 50_000
@@ -81,12 +81,13 @@ class Ranking:
 def rerank(
     search: Search, realize: Realize, measure: Measure, cluster: AnyCluster, limits: Limits
 ) -> Ranking:
-    """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks them anew.
+    """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks the plans.
 
-    When the best candidates of the formulas do not fit by their plans, it goes on until one does. If none
-    does, it searches as if devices had less memory, by the factor that the plan with the least memory lacks.
+    When the best candidates of the formulas do not fit by their plans, it goes on until a plan fits. If
+    no plan fits, it searches as if devices had less memory, by the factor that the plan with the least memory
+    lacks.
 
-    Raises: ``ValueError`` when none of them fits or can be compiled; as ``search`` for the whole memory.
+    Raises: ``ValueError`` when no candidate fits or can be compiled; as ``search`` for the whole memory.
     """
     reranking = _Reranking(cluster)
     share, rows = 1.0, search(1.0)
@@ -124,7 +125,7 @@ class _Reranking:
 
     @property
     def least_needed(self) -> float:
-        """The least memory that a plan needs of those that do not fit, over what devices have; 0 if none."""
+        """The least memory of a plan that does not fit, over the memory of devices; 0 if every plan fits."""
         needed = (memory_share(row, self._cluster) for row in self._refused)
         return min((share for share in needed if share > 1), default=0.0)
 
@@ -357,9 +358,9 @@ class _Reranking:
 
 
 def _simpler(fitting: Sequence[Row]) -> list[Row]:
-    """Of the rows that may be as fast as the first one, the simplest, if it is simpler than that.
+    """The simplest row among the rows that may be as fast as the first row, if it is simpler than the first.
 
-    Of several it is the one with the fewest tasks, which is the fastest to plan.
+    Of several rows that are equally simple, returns the row with the fewest tasks, the fastest to plan.
     """
     equal = [row for row in fitting[1:] if may_be_as_fast(row.prediction, fitting[0].prediction)]
     simplest = min(

@@ -1,8 +1,8 @@
 """Costs on devices that share the cores of their node, as CPU devices may.
 
-The rates of a cluster are those while all devices of a node compute. A device is ``Hardware.alone`` times
-faster while the others wait; ``of_step`` sets that for a step's mix of work, and ``with_devices_at_once`` for
-measured tasks. In clusters of several nodes or kinds it counts as if all computed.
+The rates of a cluster hold while all devices of a node compute. A device is ``Hardware.alone`` times faster
+while the others wait; ``of_step`` sets ``alone`` for a step's mix of work, and ``with_devices_at_once`` for
+measured tasks. Clusters of several nodes or kinds are treated as if all devices computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from mpmd.simulate.costs import loads_of
 
 
 def of_step(cluster: AnyCluster, profiles: Sequence[LayerProfile]) -> AnyCluster:
-    """The cluster whose ``alone`` is that of a step's mix of work, by the loops of the step."""
+    """Returns the cluster with ``alone`` weighted by the step's mix of work, from the profiles of its
+    loops."""
     if isinstance(cluster, Pools):
         if len(cluster.pools) > 1:
             return cluster
@@ -75,7 +76,8 @@ def in_one_process(cluster: Hardware) -> bool:
 
 
 def with_devices_at_once(cluster: Hardware, number: float) -> Hardware:
-    """The one-node cluster whose devices slow each other down only if more than ``number`` compute."""
+    """The one-node cluster whose devices slow each other down only if more than ``number`` devices
+    compute."""
     return dataclasses.replace(cluster, alone=max(1.0, cluster.devices_per_node / number), alone_of={})
 
 

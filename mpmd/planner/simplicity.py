@@ -9,20 +9,20 @@ from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.schedules import ForwardOnly, GPipe, Interleaved1F1B, Std1F1B
 
 KNOWN_SCHEDULES = (GPipe, Std1F1B, Interleaved1F1B, ForwardOnly)
-"""The schedules that pipelines are usually run with. Others have more tasks, messages or values in flight,
-whose costs no prediction knows well."""
+"""The schedules that pipelines are usually run with. Any further schedule has more tasks, messages or
+values in flight, whose costs no prediction knows well."""
 
 AS_FAST = 1.01
 """Steps whose times differ by less are as fast: no prediction is more exact."""
 
 
 class Option(NamedTuple):
-    """A candidate with its time, by numbers of one source.
+    """A candidate with its time, from formulas, a plan or a measurement.
 
     Attributes:
-      seconds: of a step.
-      expected_error: of ``seconds``, as a share of it.
-      size: the number of its tasks and messages, in any unit.
+      seconds: seconds of a step.
+      expected_error: expected relative error of ``seconds``.
+      size: the number of the candidate's tasks and messages, in any unit.
     """
 
     candidate: Candidate
@@ -34,8 +34,8 @@ class Option(NamedTuple):
 def in_order(options: Sequence[Option]) -> list[int]:
     """The positions of the options that may be the fastest, the preferred one first, then the simplest.
 
-    Of the simplest, one with fewer tasks and messages goes before one that is faster by less than
-    ``AS_FAST``: each of these takes time that no prediction knows.
+    Among the simplest, an option with fewer tasks and messages precedes an option that is faster by less
+    than ``AS_FAST``: each task and message takes time that no prediction knows.
 
     Args:
       options: at least one.
@@ -60,8 +60,8 @@ class Complexity(NamedTuple):
         them, take time that no prediction knows.
       unequal_groups: whether groups differ in their devices.
       unusual_schedule: whether a loop has a schedule that few pipelines run with.
-      shared_layers: whether devices share layers. The exchanges within each layer are known less well than
-        those of gradients.
+      shared_layers: whether devices share layers. The times of exchanges within each layer are known less
+        well than the times of exchanges of gradients.
       several_policies: whether stages differ in their policies.
       sequence_parallel: whether values between layers that devices share are divided, too.
     """

@@ -1,4 +1,4 @@
-"""The arguments that steps send to groups, and those that the groups keep for later calls."""
+"""The arguments that steps send to groups, and the arguments that groups keep for later calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpmd.runtime.requests import Handle
 
 
 class Piece(NamedTuple):
-    """A caller's array, or a part of it, such as ``[0:2]``, and where groups are to have it."""
+    """A caller's array, or a part of it such as ``[0:2]``, and the placement that groups need."""
 
     array: jax.Array
     part: str
@@ -44,14 +44,15 @@ class _Entry(NamedTuple):
 
 
 class ArgumentCache:
-    """Knows which of the caller's arrays groups have, as long as the caller has them: they cannot change.
+    """Knows which of the caller's arrays groups hold, until the caller drops an array: JAX arrays never
+    change.
 
     So frozen weights that are passed to every step travel once. When the caller drops an array, the groups
-    drop it with the next step. What one program reads sharded and another one replicated is there twice: to
-    change it in each step would cost more.
+    drop it with the next step. An array that one program reads sharded and another replicated is held
+    twice: resharding it in each step would cost more.
 
     Args:
-      next_handle: gives a handle that was never used before.
+      next_handle: returns a handle that was never used before.
       free: drops the value under a handle on groups, with their next request.
       num_groups: the number of groups.
     """
@@ -96,7 +97,7 @@ class ArgumentCache:
         return entry.handle if is_there else None
 
     def add(self, piece: Piece, handle: Handle) -> _Key:
-        """Notes where groups have an array. From now on the cache frees the handle, and nothing else."""
+        """Records that groups hold an array under ``handle``. From now on only the cache frees the handle."""
         key = piece.key
         died = functools.partial(self._died, key, handle)
         with self._changing:
@@ -118,7 +119,8 @@ class ArgumentCache:
         self._invalid.append((key, handle))
 
     def _free_invalid(self, mpmd_idxs: frozenset[int]) -> None:
-        """Frees entries of arrays that have died, and invalid ones that no step of others may find."""
+        """Frees the entries of dead arrays, and the invalid entries on ``mpmd_idxs`` alone, which no step
+        of further groups may find."""
         with self._changing:
             for _ in range(len(self._invalid)):
                 key, handle = self._invalid.popleft()
@@ -162,7 +164,7 @@ class Delivery:
         return self._cache.find(piece)
 
     def send(self, value: np.ndarray, placement: Placement, piece: Piece | None) -> Handle:
-        """Adds a value for groups; they keep it for later steps when it is that of ``piece``."""
+        """Adds a value to send to groups; they keep it for later steps if it is the value of ``piece``."""
         handle = self._next_handle()
         for mpmd_idx in placement.mpmd_idxs:
             self.host_arrays[mpmd_idx][handle] = value
@@ -177,7 +179,8 @@ class Delivery:
         return tuple(handle for handle, mpmd_idxs in self._transient.items() if mpmd_idx in mpmd_idxs)
 
     def commit(self, replies: Iterable[Future[Any]]) -> None:
-        """The step was submitted. Should it fail, groups may lack what it sent, which is then sent again."""
+        """Caches the sent arrays, since the step was submitted. If the step fails, groups may lack these
+        arrays, and the next step sends them again."""
         entries = [(self._cache.add(piece, handle), handle) for piece, handle in self._to_cache.values()]
         if entries:
             invalidate_failed = functools.partial(_invalidate_failed, self._cache, entries)
@@ -185,7 +188,7 @@ class Delivery:
                 reply.add_done_callback(invalidate_failed)
 
     def cancel(self) -> None:
-        """The step was perhaps submitted to some groups: has them drop what they were to keep."""
+        """Frees the arrays to be cached on the groups: the step may have reached some groups."""
         for key, (_, handle) in self._to_cache.items():
             self._free(key.placement.mpmd_idxs, handle)
 

@@ -39,13 +39,13 @@ class CallbackThreads:
         plan: Plan,
         part: str | None = None,
     ) -> Future[None]:
-        """Makes the calls of a part's step when all groups have replied, or have failed to; returns at once.
+        """Calls the callbacks of a part's step when all groups have replied or failed; returns at once.
 
-        Of a step that failed, the operands until then. Lines that tasks print begin with the plan's names of
-        their stages.
+        After a failed step, calls only the callbacks whose operands were computed before the failure. Lines
+        that tasks print begin with the plan's names of their stages.
 
-        Returns: a future that raises ``CallbackError`` when a function raised; what comes after it in the
-          step is not called.
+        Returns: a future that raises ``CallbackError`` when a function raised; later functions of the step
+        are not called.
         """
         enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         return self._executor(part).submit(_call_all, tuple(replies), tuple(callbacks), plan, enable_x64)

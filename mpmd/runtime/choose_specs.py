@@ -13,9 +13,11 @@ from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program, Variant
 
 Compile = Callable[[int, Executable, Function], Future[tuple[Spec, ...]]]
-"""``(mpmd_idx, executable, function)``: has a group compile and keep an executable with known input specs.
+"""``(mpmd_idx, executable, function)``: asks a group to compile and keep an executable with known input
+specs.
 
-The result are its output specs, with those that the group's compiler has chosen."""
+The result holds the executable's output specs, including the specs that the group's compiler has chosen.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +41,8 @@ def choose_specs(program: Program, compile: Compile) -> ChosenSpecs:
     Values are followed from producer to reader, across groups: a reader takes a value in the sharding that
     its producer gives it, or, on a submesh on which that does not fit, replicated. Each group compiles each
     of its variants once. The first group that has a variant to compile chooses its output specs. Groups
-    compile at the same time: an executable waits only for those that make its inputs, and for these only
-    if they choose their specs.
+    compile at the same time: an executable waits only for the executables that compute its inputs, and only
+    if these choose their output specs.
     """
     return _Chooser(program, compile).run()
 

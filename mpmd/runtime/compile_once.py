@@ -28,8 +28,8 @@ def compile_for(program: Program, submeshes: Sequence[jax.sharding.Mesh]) -> Com
 class CompileOnce:
     """Compiles the executables of one program: a ``Compile`` for the threads of several groups.
 
-    The first group that asks for an executable compiles it. Others wait for that, and load the code for
-    their own devices, which takes a fiftieth of the time.
+    The first group that asks for an executable compiles it. The remaining groups wait for the compilation
+    and load the code for their own devices, which takes a fiftieth of the time.
     """
 
     def __init__(self) -> None:

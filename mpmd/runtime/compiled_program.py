@@ -18,10 +18,10 @@ class CompiledProgram:
 
     Attributes:
       executor: runs the part.
-      executables: the compiled ones, by the names in the plan.
-      shardings, donated: for each input.
+      executables: the compiled executables, by the names in the plan.
+      shardings, donated: the sharding of each input, and whether the program takes the input over.
       inline: the positions of the outputs that travel with the reply: small ones that this process can read.
-      received: those of the outputs that come from other groups.
+      received: the positions of the outputs that other groups send.
       enable_x64: JAX's setting when the part was compiled, under which it has to run.
     """
 

@@ -15,10 +15,10 @@ class MemoryUse(NamedTuple):
     """The memory in use at the end of a step, in bytes.
 
     Attributes:
-      host: of the process, in the memory of its machine.
-      device: allocated on the device of the group on which most is; ``None`` where JAX does not count, as on
-        CPUs, whose arrays are in ``host``.
-      device_peak: the most that was ever allocated on one of them; ``None`` as ``device``.
+      host: bytes of the process in the memory of its machine.
+      device: bytes allocated on the fullest device of the group; ``None`` where JAX does not count them, as
+        on CPUs, whose arrays are in ``host``.
+      device_peak: the most bytes ever allocated on one device of the group; ``None`` as ``device``.
     """
 
     host: int

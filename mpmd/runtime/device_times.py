@@ -1,10 +1,10 @@
-"""Times of tasks from the trace of an accelerator, in place of those of the process that waits for it.
+"""Times of tasks from the trace of an accelerator, in place of times of the process that waits for it.
 
-A recorded task is waited for within an annotation of its name, so that the device's work for it lies within
-the annotation, on the clock of the trace. The task is then from the begin of the first to the end of the last
-event of the process's devices there; the rest of the annotation, from the call to the first kernel and from
-the last one until the process goes on, is the group's handling. Nothing is read of the programs' names, which
-kernels lack that XLA runs as one graph.
+The process waits for a recorded task within an annotation of the task's name, so that the device's work for
+the task lies within the annotation, on the clock of the trace. The task lasts from the begin of the first
+event to the end of the last event of the process's devices within the annotation. The rest of the
+annotation, before the first kernel and after the last, is the group's handling. The names of programs are
+ignored, since kernels that XLA runs as one graph lack them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _RUNS = "XLA Modules"
 """The line of a TPU's plane that has the runs of programs."""
 
 _STREAM = "Stream"
-"""The begin of the names of the lines of a GPU's plane that have what its streams run."""
+"""Prefix of the names of the lines of a GPU's plane that list the work of its streams."""
 
 
 class TaskSpan(NamedTuple):
     """A task in a trace, in nanoseconds of the trace's clock.
 
     Attributes:
-      name: that of the task.
+      name: the name of the task.
       called: the begin of the annotation.
-      start, end: of the devices' work; ``None`` where the devices recorded none.
+      start, end: begin and end of the devices' work; ``None`` where the devices recorded no work.
     """
 
     name: str
@@ -74,13 +74,14 @@ def _span(event: jax.profiler.ProfileEvent) -> tuple[int, int]:
 def with_device_times(
     steps: Sequence[RecordedStep], traces: Mapping[str, TraceFiles]
 ) -> tuple[RecordedStep, ...]:
-    """The steps with the devices' times of tasks, as far as the traces have them.
+    """Replaces the times of tasks in steps by the devices' times, where the traces have these.
 
-    Processes of CPUs keep their times, which are those of the tasks. So do processes whose trace is not
-    there, or has other tasks than were recorded, and those that several groups share.
+    Processes of CPUs keep their times, since tasks run on the cores themselves. Processes also keep their
+    times if their trace is missing or lists other tasks than were recorded, or if several groups share the
+    process.
 
     Args:
-      traces: those of the processes in which the steps ran, by the names of ``Runtime.stop_trace``.
+      traces: the traces of the processes in which the steps ran, by the names of ``Runtime.stop_trace``.
 
     Warns: ``RuntimeWarning`` for a trace that cannot be read.
     """
@@ -110,10 +111,10 @@ def with_device_times(
 
 
 def device_times(recorded: Sequence[ProcessTimes], spans: Sequence[TaskSpan]) -> list[ProcessTimes]:
-    """The times of a process in several steps, with the devices' times of tasks.
+    """Replaces the times of tasks in several steps of a process by the devices' times.
 
     Args:
-      spans: the tasks of the trace. Where they are others than those of the steps, all times stay.
+      spans: the tasks of the trace. If they differ from the tasks of the steps, all times stay.
     """
     tasks = [task for times in recorded for task in times.tasks]
     names = [str(task.task) for task in tasks]
@@ -131,7 +132,7 @@ def device_times(recorded: Sequence[ProcessTimes], spans: Sequence[TaskSpan]) ->
 
 
 def _on_device(task: TaskTime, span: TaskSpan, ahead: int) -> TaskTime:
-    """The task from the begin to the end of the devices' work, as far as it lies within the task."""
+    """The task with the begin and end of the devices' work, clipped to the task's own begin and end."""
     if span.start is None or span.end is None:
         return task
     start = min(max(span.start - ahead, task.start), task.end)

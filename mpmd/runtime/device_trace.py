@@ -102,7 +102,7 @@ class _Operation(NamedTuple):
     """An operation of a compiled program that a device ran.
 
     Attributes:
-      device: tells those of one process apart.
+      device: identifies the device among the devices of one process.
       program: the name of the compiled program, such as ``jit_fwd_0``.
     """
 
@@ -137,11 +137,11 @@ def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
 def executable_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
     """The seconds that devices compute each executable of a plan: the sum over its runs and all devices.
 
-    The time is that of the operations on the device, without dispatch and without waits for messages.
+    The time counts the operations on the device, without dispatch and without waits for messages.
     Operations of one device that run at the same time count one by one.
 
     Args:
-      trace_dir: that of ``step.profile``, of which the last run is read.
+      trace_dir: the directory of ``step.profile``, of which the last run is read.
 
     Returns: seconds by the name that XLA has of the executable, such as ``"fwd_0"``: ``program_name`` of that
       in ``step.plan``. ``None`` where the platform does not record the operations of devices.

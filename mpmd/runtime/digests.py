@@ -1,6 +1,6 @@
-"""Digests of values, to compare bit by bit what was computed twice, or what several devices hold.
+"""Digests of values, to compare bit by bit values that were computed twice or that several devices hold.
 
-They are XXH3's of 64 bits, which miss one change in 2^64, and are faster than to copy the memory.
+A digest is XXH3 of 64 bits, which misses one change in 2^64, and is faster than a copy of the memory.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class ProcessDigests:
 
     Attributes:
       place: the node and the process, as text.
-      kind: all that decides which bits an executable computes here, beside the executable itself.
-      values: by handle; those that were lost are left out.
+      kind: the properties of the process, such as processor and versions, that affect the bits it computes.
+      values: digests by handle, without lost values.
     """
 
     mpmd_idx: int
@@ -119,11 +119,11 @@ def process_digests(
     values: Mapping[int, jax.Array | LostValue],
     received: Container[int],
 ) -> ProcessDigests:
-    """Digests of what a process has of these values.
+    """Returns digests of the shards of ``values`` that a process holds.
 
     Args:
-      devices: those of the process.
-      received: the handles of those values that were not computed by the group.
+      devices: the devices of the process.
+      received: the handles of values that other groups or the driver sent.
     """
     digests = {
         handle: ValueDigest(
@@ -161,8 +161,8 @@ _PROCESSOR_LINES = (
 def _computing_kind(devices: Sequence[jax.Device]) -> tuple[str, ...]:
     """The processors, threads, devices, flags and versions with which a process computes.
 
-    A sum has other bits with one thread than with several, and functions such as ``exp`` have others with
-    other instructions. So processes of different kinds may rightly compute different bits.
+    The bits of a sum depend on the number of threads, and the bits of functions such as ``exp`` on the
+    instructions of the processor. So processes of different kinds may rightly compute different bits.
     """
     return (
         *sorted({device.device_kind for device in devices}),

@@ -33,7 +33,7 @@ class Executor:
       constants: for each constant of this group, its array.
       shardings: for each value that this group has, its sharding.
       transport: this group's end of the edges.
-      synchronous: wait for each task to end before going on, so that a failure is that of the task that
+      synchronous: wait for each task to end before going on, so that a failure belongs to the task that
         was running. This is for tasks that run on the host's own cores; the queue of an accelerator is to
         be kept full.
       activity: the record of the current operation.
@@ -83,8 +83,8 @@ class Executor:
         """Runs one step.
 
         Args:
-          number: that of the step's run, equal on all groups; it names the step's messages.
-          inputs: the values of ``input_names``. Those that the program donates are gone afterwards. The list
+          number: the number of the step's run, equal on all groups; it names the step's messages.
+          inputs: the values of ``input_names``. Values that the program donates are gone afterwards. The list
             is emptied: a value is freed after its last use only if nothing else refers to it.
           callback_operands: the list that gets the operands of callbacks.
           refused: the values that are errors, if any.
@@ -92,8 +92,8 @@ class Executor:
           digests: gets the events with digests of their values; or ``None``.
           keeper: keeps the operands and results of a task; or ``None``.
 
-        Returns: the values of ``output_names``.
-        Raises: ``TaskError`` when a task fails here, ``StepAborted`` when another group's did.
+        Returns: the values of ``output_names``. Raises: ``TaskError`` when a task fails here,
+        ``StepAborted`` when another group's did.
         """
         assert len(inputs) == len(self.input_names), f"{len(inputs)} inputs for {self.input_names}"
         table: list[Any] = [*inputs, *self._constants, *[None] * self._made]

@@ -29,7 +29,7 @@ def fetch_kept(runtime: Runtime, captured: Captured, error: BaseException | None
 
 
 def drop_kept(runtime: Runtime, captured: Captured) -> None:
-    """Has a group drop what it has kept, with its next request."""
+    """Asks a group to drop its captured operands and results with its next request."""
     for handle in captured.handles:
         if handle is not None:
             runtime.free((captured.mpmd_idx,), handle)

@@ -225,14 +225,14 @@ Operation = RunTask | SendMessage | ReceiveMessage | TellDriver | CheckValues | 
 
 
 class Operations:
-    """Turns a group's instructions into operations; new names get the next slots.
+    """Converts a group's instructions to operations, and assigns slots to their values.
 
     A message is received right before the first of its values is used: messages arrive without being asked
-    for, so there is nothing to do where the plan posts the receive. Values are dropped after the
-    messages that follow are sent, for which another group may be waiting.
+    for, so there is nothing to do where the plan posts the receive. Values are dropped after the messages
+    that follow are sent, for which another group may be waiting.
 
     Args:
-      slots: the slots of the names that have a value when the step begins; the other names are added.
+      slots: the slots of the names that have a value when the step begins; later names are added.
       program, plan, executables, shardings, transport, synchronous: are those of
         ``mpmd.runtime.executor.Executor``.
     """

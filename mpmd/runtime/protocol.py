@@ -138,7 +138,8 @@ class Runtime(Protocol):
         ...
 
     def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:
-        """Waits as long as ``submit_step`` would for a step of these groups, as while groups are replaced.
+        """Waits until ``submit_step`` would not block for a step of these groups, such as while groups are
+        replaced.
 
         Within ``submit_step``, an interrupt has to wait, too.
         """
@@ -316,7 +317,8 @@ class ReleaseQueue:
 
 
 def _drain(released: collections.deque[int]) -> tuple[int, ...]:
-    """All that is in the deque. Several threads may do this at once: each number goes to one of them."""
+    """Empties the deque and returns its numbers. Several threads may do this at once: each number goes to
+    one thread."""
     drained: list[int] = []
     while True:
         try:

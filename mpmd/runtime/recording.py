@@ -34,8 +34,8 @@ class Recording:
     Attributes:
       received: when the process turned to the request.
       on_cores: whether tasks run on the cores of the host.
-      has_processor_time: whether the processor time of this process is that of the group's tasks alone. That
-        of an accelerator's tasks is not: it computes while the processor waits.
+      has_processor_time: whether the processor time of this process counts only the group's tasks.
+        With an accelerator it does not: the accelerator computes while the processor waits.
     """
 
     received: int

@@ -64,7 +64,8 @@ def unequal_replicas(processes: Iterable[ProcessDigests]) -> tuple[UnequalReplic
 
 
 def _comparable(copies: Sequence[_Copy]) -> list[list[_Copy]]:
-    """The copies that are to be equal: those of all groups, or, if several have computed theirs, of each."""
+    """Groups copies that must be equal: all copies together or, if several groups computed the value, the
+    copies of each group."""
     by_group: dict[int, list[_Copy]] = collections.defaultdict(list)
     for copy in copies:
         by_group[copy.process.mpmd_idx].append(copy)

@@ -61,9 +61,10 @@ class LoadReply:
 
 @dataclasses.dataclass(frozen=True)
 class HostSlices:
-    """The slices of a host array that one of several processes of a group is sent: those of its devices.
+    """The slices of a host array that the driver sends to one of several processes of a group, for its
+    devices.
 
-    Indexed by the shard of a device, as the whole array would be.
+    Indexing by the shard of a device works as for the whole array.
     """
 
     shape: tuple[int, ...]
@@ -83,10 +84,10 @@ _MOST_VALUES = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Capture:
-    """The task of a step whose operands and results a group is to keep.
+    """A request that a group keep the operands and results of a task of a step.
 
     Attributes:
-      task: the task, as text; ``None``: the one that fails, or that makes a value which is refused.
+      task: the task, as text; ``None``: the task that fails, or that computes a refused value.
       number: a handle that names no value.
     """
 
@@ -133,7 +134,7 @@ class Captured:
 
 @dataclasses.dataclass(frozen=True)
 class StepRequest:
-    """All that a group needs to know to run one step: the one message it gets from the driver.
+    """The message from the driver to a group that asks for one step.
 
     Attributes:
       program: the number of the program to run.
@@ -141,13 +142,13 @@ class StepRequest:
       inputs, outputs: a handle for each of the group's inputs and outputs, in plan order.
       host_arrays: the values that the group is sent with this step, which takes them out, so that none is in
         the host's memory and on a device for the whole step.
-      transient: of these, the ones that no later step reads; the group drops them when the step has ended.
+      transient: the values of ``host_arrays`` that no later step reads; the group drops them after the step.
       released: the values and programs that the group drops before the step.
-      donated: of the inputs, those that the step takes over.
+      donated: the inputs that the step takes over.
       measure_memory: whether the reply is to have the memory in use.
       failed: why the step has failed before: it is not run again, its outputs are lost, its inputs stay.
-      groups: those that take part in the step, and that a group may wait for; by default, all.
-      refused: NaNs or infinities, where the caller has them be errors.
+      groups: the groups that take part in the step, and for which a group may wait; by default, all.
+      refused: whether NaNs or infinities are errors; ``None`` if neither are.
       profile: whether the reply is to have the times of the group's processes.
       digests: whether the reply is to have digests of messages.
       capture: the task whose operands and results the group is to keep, if any.
@@ -192,11 +193,11 @@ class StepReply:
     """A group's reply to a step.
 
     Attributes:
-      inline: its small results.
-      times: those of the group's processes, if they were asked for.
+      inline: the small results of the group.
+      times: the times of the group's processes, if the request has ``profile``.
       callback_operands: the operands of callbacks.
-      memory: what is in use at the end of the step, if that was asked for.
-      events: the messages of the group's processes, with digests, if these were asked for.
+      memory: the memory in use at the end of the step, if the request has ``measure_memory``.
+      events: the messages of the group's processes, with digests, if the request has ``digests``.
       captured: the task that was kept, if one was named.
     """
 

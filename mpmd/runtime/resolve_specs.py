@@ -14,9 +14,9 @@ from mpmd.runtime.choose_specs import ChosenSpecs, Compile, choose_specs
 def resolve_specs(program: Program, compile: Compile) -> Program:
     """Returns the program with every spec of its plan known.
 
-    An executable that reads differently sharded values becomes several. Every group has then compiled all
-    that it runs. A plan without open specs, such as that of one-device groups, is returned unchanged, and
-    nothing is compiled.
+    An executable that reads differently sharded values becomes several. Every group has then compiled its
+    executables. A plan without open specs, such as a plan for one-device groups, is returned unchanged,
+    without compiling.
     """
     plan = program.plan
     if all(None not in (*e.in_specs, *e.out_specs) for e in plan.executables):

@@ -15,12 +15,12 @@ from mpmd.runtime.requests import Captured, StepReply, captured_of
 
 
 class StepFuture:
-    """One submitted step: the reply of each group, once it is there.
+    """One submitted step: holds the future reply of each group.
 
     Args:
       called: the end of the step's callbacks, if it has any.
-      callbacks: the thread that calls them.
-      captured: is done when the task with which the step has failed was written, if it has and that is asked.
+      callbacks: the threads that run the step's callbacks.
+      captured: is done when the failed task of the step has been written; ``None`` if none is to be written.
     """
 
     def __init__(
@@ -46,9 +46,10 @@ class StepFuture:
         call_when_done(self._replies.values(), function)
 
     def reply(self, mpmd_idx: int) -> StepReply:
-        """Waits for the reply of a group, and for the step's callbacks unless it is one of them that waits.
+        """Waits for the reply of a group and for the step's callbacks, unless the caller is a callback
+        itself.
 
-        Raises the error of the step, whichever group it is from; else the ``CallbackError`` of a callback.
+        Raises the error of the step, from whichever group; else the ``CallbackError`` of a callback.
         """
         called = self._called
         if called is not None and self._callbacks is not None and not self._callbacks.is_current():
@@ -64,7 +65,8 @@ class StepFuture:
         return reply
 
     def reply_now(self, mpmd_idx: int) -> StepReply | None:
-        """The reply of a group if it is there and the group's part has not failed. Does not wait."""
+        """Returns the reply of a group if it has arrived and reports no failure, else ``None``. Does not
+        wait."""
         reply = self._replies[mpmd_idx]
         has_reply = reply.done() and not reply.cancelled() and reply.exception() is None
         return reply.result() if has_reply else None
@@ -93,7 +95,7 @@ class StepFuture:
 
 
 def call_when_done(futures: Collection[Future], function: Callable[[bool], object]) -> None:
-    """Calls a function, in any thread, with whether a future has failed, when all of them are done."""
+    """Calls ``function`` in any thread, when all futures are done, with whether a future has failed."""
     num_futures, numbers, failures = len(futures), itertools.count(1), list[bool]()
 
     # It refers to no future: they would keep one another alive. Each thread gets another number.

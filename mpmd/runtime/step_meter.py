@@ -31,10 +31,10 @@ class StepEnd(NamedTuple):
     """A step that all groups have answered; times are of ``time.perf_counter``.
 
     Attributes:
-      begun: when the groups were asked.
-      ended: when the last of them had replied, and the step's callbacks were called.
+      begun: when the driver sent the step to the groups.
+      ended: when the last group had replied, and the step's callbacks were called.
       has_failed: whether the step, or one of its callbacks, has failed.
-      bytes_sent: of the messages between groups.
+      bytes_sent: the bytes of the messages between groups.
     """
 
     begun: float
@@ -245,8 +245,8 @@ class StepMeter:
 class StepMeters:
     """The meters of a mesh's functions, in the order of their first load. Thread-safe.
 
-    Meters are not kept alive. The steps of dropped functions are kept in one sum for each name, so that a
-    program which makes and drops one function after the other keeps nothing more for each, read or not.
+    Holds meters weakly. The steps of dropped functions are summed for each name, so that a program which
+    creates and drops many functions uses no more memory for each.
     """
 
     def __init__(self) -> None:
@@ -255,7 +255,7 @@ class StepMeters:
         self._dropped: dict[str, StepTotals] = {}
 
     def add(self, meter: StepMeter) -> None:
-        """Adds a meter, unless it is there."""
+        """Adds a meter if it is not among the meters yet."""
         with self._lock:
             self._sum_dropped()
             self._meters.setdefault(weakref.ref(meter), meter.totals)

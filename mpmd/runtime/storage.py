@@ -1,4 +1,4 @@
-"""A group's values and TensorStore: a process copies out, writes and reads its shards of them.
+"""Copies a process's shards of a group's values to the host, and writes and reads them by TensorStore.
 
 TensorStore is imported when it is used, because programs without checkpoints need not have it.
 """
@@ -84,12 +84,12 @@ def copied_out(array: jax.Array) -> tuple[HostShard, ...]:
 
 
 def write(copies: Mapping[Handle, Sequence[HostShard]], specs: Sequence[tuple[Handle, JsonSpec]]) -> int:
-    """Writes shards of arrays, and returns the number of bytes. All of it is committed at once, at the end.
+    """Writes shards of arrays, commits them in one transaction at the end, and returns the number of bytes.
 
     Args:
       specs: where each array goes; an array may go to several places, or to none.
 
-    Raises: what TensorStore raises, ``ValueError`` for most faults of the storage.
+    Raises: the errors of TensorStore, ``ValueError`` for most faults of the storage.
     """
     import tensorstore as ts
 

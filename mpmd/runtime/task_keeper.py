@@ -18,11 +18,11 @@ VARIABLES = ("NPROC", "XLA_FLAGS")
 
 
 class TaskKeeper:
-    """Keeps the operands and results of one task, while a group runs a step.
+    """Keeps the operands and results of one task while a group runs a step.
 
     Args:
-      capture: which task.
-      copies_donated: whether to copy what tasks take over before each of them, if any may be the one.
+      capture: the request that names the task.
+      copies_donated: whether to copy donated operands before each task, if any task may be the one to keep.
     """
 
     def __init__(self, capture: Capture, copies_donated: bool):
@@ -34,11 +34,11 @@ class TaskKeeper:
         self._results: list[Any] = []
 
     def begin(self, task: str, text: str, operands: Sequence[Any], donated: Collection[int]) -> None:
-        """Notes a task that is about to run.
+        """Records the operands of a task that is about to run.
 
         Args:
           text: the task's name in errors.
-          donated: the positions of what it takes over.
+          donated: the positions of the operands that the task takes over.
         """
         if self._capture.task not in (None, task):
             return

@@ -22,16 +22,16 @@ class MessageId(NamedTuple):
 
 
 class Transport(Protocol):
-    """One group's end of all its edges.
+    """One group's ends of all its edges.
 
     Ordering: the messages of an edge are sent in ascending tag, and received in any order. Ownership: when
-    ``send`` returns, the caller may free or donate the arrays, as the transport has copied them or refers to
-    their buffers; received arrays belong to the caller, who does not write to them. Blocking: ``send`` does
-    not block while the receiver is at the same step or at the one before; a message is sent before it is
-    asked for, and ``recv`` waits until it has arrived. Every wait ends when the step is aborted.
+    ``send`` returns, the caller may free or donate the arrays, as the transport has copied them or refers
+    to their buffers; received arrays belong to the caller, who does not write to them. Blocking: ``send``
+    does not block while the receiver is at the same step or at the one before; a message is sent without a
+    request, and ``recv`` waits until it has arrived. Every wait ends when the step is aborted.
 
     Attributes:
-      arrived: when the message that ``recv`` has returned last had arrived here, in nanoseconds of
+      arrived: when the last message that ``recv`` returned arrived at this end, in nanoseconds of
         ``time.perf_counter_ns``.
     """
 

@@ -55,12 +55,13 @@ from mpmd.util.stopwatch import Stopwatch
 class GroupWorker:
     """Hosts one group's programs and values. Not thread-safe: one caller at a time, steps in order.
 
-    A group of several processes has a worker in each of them. All are called alike, in the same order.
+    A group of several processes has a worker in each process. All workers get the same calls in the same
+    order.
 
     Args:
       mpmd_idx: the group.
-      submesh: its devices.
-      transport_of: gives a plan's end of the edges to the other groups.
+      submesh: the devices of the group.
+      transport_of: returns the transport for a plan: this group's end of the edges to other groups.
       agree: is called with a step and why this process cannot run it, if so. Waits until all processes of the
         group have come to the step; raises ``StepAborted`` in all of them when one cannot run it.
       activity: the record of its current operation; ``None``: a new one.
@@ -103,9 +104,9 @@ class GroupWorker:
         function: Function,
         compile: Compile = compile_executable,
     ) -> tuple[Spec, ...]:
-        """Compiles an executable of program ``number`` by ``compile``, for ``load`` to find it.
+        """Compiles an executable of program ``number`` with ``compile``, and keeps it for ``load``.
 
-        Returns: its output specs; those that were open are as the compiler chose.
+        Returns: its output specs; the compiler has chosen the open ones.
         """
         ahead = self._ahead.setdefault(number, CompiledAhead())
         variant: Variant = (executable.name, executable.in_specs)  # type: ignore[assignment]
@@ -132,12 +133,14 @@ class GroupWorker:
         compiled_ahead: Mapping[str, Variant],
         compile: Compile = compile_executable,
     ) -> LoadReply:
-        """Compiles all that this group runs of ``plan`` by ``compile`` and keeps it as program ``number``.
+        """Compiles this group's executables of ``plan`` with ``compile`` and keeps them as program
+        ``number``.
 
         Args:
-          compiled_ahead: the executables of ``compile``, by their names in the plan.
+          compiled_ahead: the variants that the method ``compile`` has compiled, by their names in the plan.
 
-        Returns: the memory that XLA needs to run it, and the seconds of XLA, with those of ``compile``.
+        Returns: the memory that XLA needs to run the program, and the seconds that XLA compiled, including
+          in the method ``compile``.
         """
         ahead = self._ahead.pop(number, CompiledAhead())
 
@@ -327,11 +330,11 @@ class GroupWorker:
         self._copies[copy] = {handle: storage.copied_out(self._value(handle)) for handle in handles}
 
     def write(self, copy: Handle, specs: Sequence[tuple[Handle, storage.JsonSpec]]) -> int:
-        """Writes this process's shards of copied values, and returns the bytes; the copy is gone.
+        """Writes this process's shards of copied values, drops the copy, and returns the number of bytes.
 
-        Unlike all else it may be called in another thread, while steps run.
+        Unlike the rest of the methods it may be called in another thread, while steps run.
 
-        Raises: what ``storage.write`` raises, ``RuntimeError`` when the copy was dropped.
+        Raises: as ``storage.write``; ``RuntimeError`` when the copy was dropped.
         """
         copies = self._copies.pop(copy, None)
         if copies is None:
@@ -357,7 +360,8 @@ class GroupWorker:
         self._values = dict(values)
 
     def release(self, released: Released) -> None:
-        """Drops values and programs; those that a donation has taken, or that were not loaded, are gone."""
+        """Drops values and programs; handles of donated values and programs that were never loaded are
+        ignored."""
         for handle in released.handles:
             self._values.pop(handle, None)
             self._captured.pop(handle, None)
@@ -379,7 +383,7 @@ class GroupWorker:
         return measured_peak(self.submesh.local_devices)
 
     def keep_only(self, programs: Collection[int]) -> None:
-        """Drops all other programs, also those that are compiled in part."""
+        """Drops every program that is not in ``programs``, also programs that are compiled in part."""
         self.release(Released(programs=tuple((self._programs.keys() | self._ahead.keys()) - set(programs))))
 
     def has_program(self, number: int) -> bool:

@@ -14,15 +14,17 @@ from mpmd.language.annotate import mark_of
 
 
 def backward_value(loop: Loop, ends: Sequence[JaxprEqn], passed: Mapping[Var, int]) -> str | None:
-    """The error of a loop over slices, one of which reads a value that a later stage makes of a slice before.
+    """Returns the error for a loop in which a slice reads a value that a later stage computes from an
+    earlier slice.
 
-    A Python loop over slices writes all marks of a slice before those of the next one, so positions say of
-    which stages they are. A mark that depends on more marks than its stage has before it is behind such a
-    value, which the stage reads beside its own part of the microbatch.
+    A Python loop over slices writes all marks of a slice before the marks of the next slice, so the
+    position of a mark gives its stage. A mark that depends on more marks than there are stages before its
+    own depends on a value of this kind, which the stage reads in addition to its own part of the
+    microbatch.
 
     Args:
       ends: the marks that end stages.
-      passed: the number of marks, one behind the other, that each value depends on.
+      passed: for each value, the length of the longest chain of marks that it depends on.
 
     Returns: ``None`` when the marks are wrong for another reason.
     """

@@ -1,4 +1,5 @@
-"""Equations that put a value together of others along one of its dimensions, or take it apart."""
+"""Equations that concatenate values along one dimension of the result, or slice a value along one
+dimension."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from mpmd.compiler.jaxprs.equations import Atom, shape_of
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A value that is a part of another one.
+    """A value that is a part of the value ``ConcatOrSlice.whole``.
 
     Attributes:
-      start, size: which elements of the other one's dimension it has.
-      has_dim: whether it has the dimension; if not, it has one element of it.
+      start, size: the first of the elements of the dimension ``ConcatOrSlice.dim`` in it, and their number.
+      has_dim: whether it has the dimension; if not, it is a single element along the dimension.
     """
 
     atom: Atom
@@ -38,9 +39,9 @@ class ConcatOrSlice:
     Attributes:
       whole: the value that is put together or taken apart, along its dimension ``dim``.
       members: the operands, or the results.
-        Between and around them ``whole`` has what the equation pads with.
+        Between and around the members ``whole`` has the equation's padding.
       takes_apart: whether ``whole`` is the operand and the members are results.
-      reverses: whether the member, which is all of it, has the elements in reverse.
+      reverses: whether the only member has all elements of ``whole`` in reverse.
     """
 
     whole: Atom

@@ -1,4 +1,4 @@
-"""Cuts scans over layers at their marks, and what they scan over into parts."""
+"""Cuts scans over layers at their marks, and the arrays that they scan over into parts."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class CutJaxpr:
     """The jaxpr of a step whose stacked values are in layer ranges.
 
     Attributes:
-      jaxpr: of the layer ranges of arguments and results, in order.
-      constants: the values of the variables that it reads besides.
-      argument_stacks, result_stacks: for each argument and result as it was, how it is in layer ranges;
-        ``None`` for one that is whole.
-      origin: for new variables, the one of the step as it was that each is a layer range or a partial result
-        of.
+      jaxpr: takes the layer ranges of arguments and returns the layer ranges of results, in order.
+      constants: the values of the variables that the jaxpr reads in addition to its arguments.
+      argument_stacks, result_stacks: for each argument and result of the original step, its division into
+        layer ranges; ``None`` for a whole value.
+      origin: for each new variable, the variable of the original step of which it is a layer range or a
+        partial result.
     """
 
     jaxpr: Jaxpr
@@ -47,7 +47,7 @@ class CutJaxpr:
     origin: Mapping[Var, Var]
 
     def of_ranges(self, known: Mapping[Var, Known]) -> dict[Var, Known]:
-        """Facts of variables, with those of the variables that come of them."""
+        """Copies facts about variables of the original step to the new variables that derive from these."""
         return {**known, **{new: known[var] for new, var in self.origin.items() if var in known}}
 
 
@@ -60,13 +60,14 @@ def cut_stacks(
 ) -> CutJaxpr:
     """Cuts a step in canonical form.
 
-    A scan with marks becomes one for each of its stages, with marks in between. What it scans over is in
-    parts, and so is all that goes along with it: gradients, accumulators, an optimizer's moments.
+    A scan with marks becomes a scan for each of its stages, with marks in between. The arrays that it scans
+    over are divided into parts, and so are the arrays of the same layers: gradients, accumulators, an
+    optimizer's moments.
 
     Args:
       constants: the values of the variables that the step reads besides its arguments.
       fed_back: pairs of an argument's and a result's position that a training loop will connect.
-      argument_stacks, result_stacks: for arguments and results that are in layer ranges anyway, how.
+      argument_stacks, result_stacks: the division of arguments and results that already are in layer ranges.
 
     Raises: ``CompileError`` for marks that do not fit their scans, and for marked loops that take rows by a
       counter.

@@ -25,11 +25,11 @@ def cut_layers(
     argument_stacks: Sequence[Stack | None] = (),
     result_stacks: Sequence[Stack | None] = (),
 ) -> CutStep:
-    """Cuts scans over layers where stages end, and what goes along with them into parts.
+    """Cuts scans over layers where stages end, and the arrays of these layers into parts.
 
     Args:
-      argument_stacks, result_stacks: for a function without a loop, how each leaf of the arguments and of the
-        result is in layer ranges; ``None`` for one that is whole, none if all are.
+      argument_stacks, result_stacks: for a function without a loop, the division of each leaf of
+        the arguments and of the result into layer ranges; ``None`` for a whole leaf, empty if all are whole.
 
     Raises: ``CompileError`` for marks that do not fit their scans, or do not make the stages of schedules;
       for marked loops that take rows by a counter.
@@ -85,7 +85,8 @@ def _cut_step(
     loops: tuple[Loop, ...],
     results: Sequence[Var],
 ) -> CutStep:
-    """The step of these equations and loops, of which each argument and result is a layer range of a leaf."""
+    """Returns the step with these equations and loops, in which each argument and result is a layer range
+    of a leaf."""
     argument_leaves = tuple(map(_leaf, traced.argument_paths, traced.jaxpr.invars, cut.argument_stacks))
     result_leaves = tuple(map(_leaf, paths(traced.out_shape), traced.jaxpr.outvars, cut.result_stacks))
     donated = per_layer_range(argument_leaves, traced.donated)
@@ -115,7 +116,7 @@ def _names(leaves: Sequence[Leaf]) -> Iterator[str]:
 
 
 def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]) -> set[Var]:
-    """The variables that equations and loops read, and those that loops return."""
+    """The variables that equations and loops read, including the variables that loops return."""
     atoms = [atom for eqn in itertools.chain(*outside, *(loop.eqns for loop in loops)) for atom in eqn.invars]
     atoms += [atom for loop in loops for result in loop.results for atom in (result.initial, result.value)]
     return {atom for atom in atoms if isinstance(atom, Var)}
@@ -124,7 +125,6 @@ def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]
 def _fed_back_ranges(
     fed_back_leaves: Sequence[tuple[int, int]], arguments: Sequence[Leaf], results: Sequence[Leaf]
 ) -> Iterator[tuple[int, int]]:
-    """The pairs of the layer ranges of leaves."""
     first_argument = [0, *itertools.accumulate(len(leaf.names) for leaf in arguments)]
     first_result = [0, *itertools.accumulate(len(leaf.names) for leaf in results)]
     for i, j in fed_back_leaves:

@@ -111,7 +111,8 @@ class _GraphMaker:
 
 
 def loop_operands(eqn: JaxprEqn) -> tuple[list[Atom], list[Atom], list[Var | None]]:
-    """The operands of a loop: what its body closes over, and the initial states; and the states in the body.
+    """Returns the operands of a loop that its body closes over, its initial states, and the states in the
+    body.
 
     A plain sum has no state in the body.
     """

@@ -1,9 +1,10 @@
-"""Finds the callbacks into Python that give nothing back, which the driver is to call.
+"""Finds the callbacks into Python that return no value, for the driver to call.
 
 Such a callback may stand in scans, conditionals and rematerialized functions of the loop's body. The
-operands then become results of these, stacked by scans; in a conditional, with a flag that tells whether it
-was called. What else is around a callback, such as a ``while_loop`` or a ``shard_map``, keeps it: it stays
-part of the executable, as do callbacks whose results are read.
+callback's operands then become results of the surrounding equation: a scan stacks them, and a conditional
+adds a flag that tells whether the callback was called. A callback within any further equation, such as a
+``while_loop`` or a ``shard_map``, stays part of the executable, and so does a callback whose results are
+read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Finds out which dimensions count layers, and where they are cut.
 
 Dimensions that are one and the same are a class, found by union. A scan over layers says where the classes
-of what it scans over are cut. The cuts spread along inclusions, where one dimension is a part of another,
-as of a slice: a part is cut where the whole is, and a whole that is not cut yet is cut where its parts are,
-and where they begin and end. Where a dimension is cut is a fraction of it, because merging it with others
-changes its size.
+of the arrays that it scans over are cut. The cuts spread along inclusions, where one dimension is a part of
+another, such as a slice: a part is cut where the whole is, and a whole that is not cut yet is cut where its
+parts are, and where the parts begin and end. The place of a cut is a fraction of the dimension, because
+merging dimensions changes their sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Node = tuple[Any, int]
 
 
 class _Inclusion(NamedTuple):
-    """A dimension that is a part of another one, from ``start``, ``size`` of it long; or all in reverse."""
+    """A dimension ``part`` that is ``size`` of the dimension ``whole``, from ``start`` on (both as
+    fractions), or the reverse of ``whole``."""
 
     whole: Node
     part: Node
@@ -35,11 +36,11 @@ class _Inclusion(NamedTuple):
     reverses: bool
 
     def below(self, cuts: Iterable[Fraction]) -> set[Fraction]:
-        """The cut points of the part, given those of the whole."""
+        """The cut points of the part, from the cut points of the whole."""
         return _inner(1 - cut if self.reverses else (cut - self.start) / self.size for cut in cuts)
 
     def above(self, cuts: Iterable[Fraction]) -> set[Fraction]:
-        """The cut points of the whole, given those of the part: also the ends of the part."""
+        """The cut points of the whole, from the cut points of the part: includes the ends of the part."""
         inside = (1 - cut if self.reverses else self.start + cut * self.size for cut in cuts)
         return _inner([self.start, self.start + self.size, *inside])
 
@@ -65,7 +66,8 @@ class LayerDimensions:
     def add_inclusion(
         self, whole: tuple[Var, int], part: tuple[Var, int], start: int, reverses: bool = False
     ) -> None:
-        """The dimension ``part`` is the one of ``whole`` from an element on, or all of it in reverse."""
+        """Records that the dimension ``part`` is a range of the dimension ``whole`` from element
+        ``start`` on, or all of ``whole`` in reverse."""
         size, length = shape_of(whole[0])[whole[1]], shape_of(part[0])[part[1]]
         if length > 1:  # a single layer cannot be cut
             fractions = Fraction(start, size), Fraction(length, size)
@@ -76,10 +78,10 @@ class LayerDimensions:
         self._cuts.setdefault(node, set()).update(_inner(Fraction(i, size) for i in at))
 
     def spread(self) -> None:
-        """Cuts what follows from what is cut. What is cut already stays as it is.
+        """Propagates cuts along inclusions. Dimensions that are already cut keep their cuts.
 
-        So parts of what is cut are cut first, then what such parts make up altogether, and last what has
-        other parts, too, of which nothing may be known yet.
+        Parts of cut dimensions are cut first, then dimensions that consist entirely of cut parts, and
+        last dimensions with further parts, whose cuts may not be known yet.
         """
         cuts: dict[Node, set[Fraction]] = collections.defaultdict(set)
         for node, ends in self._cuts.items():
@@ -89,7 +91,7 @@ class LayerDimensions:
         self._cuts = dict(cuts)
 
     def _below(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
-        """The cuts of parts of what is cut."""
+        """The cuts of uncut dimensions that are parts of cut dimensions."""
         new: dict[Node, set[Fraction]] = collections.defaultdict(set)
         for part in self._inclusions:
             above, below = self._same.find(part.whole), self._same.find(part.part)
@@ -98,7 +100,8 @@ class LayerDimensions:
         return new
 
     def _above(self, cuts: Mapping[Node, set[Fraction]]) -> dict[Node, set[Fraction]]:
-        """The cuts of what has parts that are cut; if some are made up of these, of them alone."""
+        """The cuts of uncut dimensions that have cut parts; if cut parts cover some of these dimensions
+        entirely, only the cuts of the latter."""
         new: dict[Node, set[Fraction]] = collections.defaultdict(set)
         spans: dict[Node, set[tuple[Fraction, Fraction]]] = collections.defaultdict(set)
         for part in self._inclusions:

@@ -12,14 +12,14 @@ from mpmd.compiler.jaxprs.scans import ScanOperands, scan_operands
 
 @dataclasses.dataclass(frozen=True)
 class LayerScan:
-    """A scan that is cut into one for each part of what it scans over.
+    """A scan that is cut into a scan for each part of the arrays that it scans over.
 
     Attributes:
       eqn: the scan.
-      operands: which of its operands are what.
-      added_to: which of the carried values are only added to, such as the gradient of a weight that all
-        layers share. Each part sums its own, and the sums are added.
-      unchanged: which are the same in all iterations.
+      operands: the roles of the scan's operands: constants, carried values and arrays to scan over.
+      added_to: indices of the carried values that iterations only add to, such as the gradient of a weight
+        that all layers share. Each part computes its own sum, and the sums are added.
+      unchanged: indices of the carried values that are the same in all iterations.
     """
 
     eqn: JaxprEqn
@@ -33,7 +33,7 @@ class LayerScan:
 
     @property
     def stacked(self) -> list[Atom]:
-        """The arrays that it scans over, and those that it stacks."""
+        """The arrays that the scan reads one row of in each iteration, and the arrays that it stacks."""
         return [*self.eqn.invars[self.operands.xs], *self.eqn.outvars[self.operands.num_carry :]]
 
 
@@ -50,7 +50,8 @@ def read_scan(eqn: JaxprEqn) -> LayerScan:
 
 
 def _is_only_added_to(jaxpr: Jaxpr, before: Var, after: Atom) -> bool:
-    """Whether ``after`` is ``before`` and summands, and nothing else reads ``before`` or a sum in between."""
+    """Whether ``after`` is ``before`` plus summands, and ``before`` and each sum in between have a single
+    reader."""
     read = [var for eqn in jaxpr.eqns for var in operands(eqn)] + list(jaxpr.outvars)
     reader = {var: eqn for eqn in jaxpr.eqns for var in operands(eqn)}
     var = before

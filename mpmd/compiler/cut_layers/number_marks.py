@@ -22,17 +22,18 @@ Ends = Sequence[tuple[JaxprEqn, Mark]]
 
 
 def number_marks(loops: Sequence[Loop]) -> tuple[Loop, ...]:
-    """The loops with numbers in their marks, where these make as many stages as their schedules have.
+    """Numbers the marks of each loop whose marks end as many stages as its schedule has.
 
-    A mark ends the stage after those that end at the marks it depends on. So models that do not depend on
-    one another, such as an actor and a critic, pass the same stages, each with marks of its own. If that
-    makes too few stages, as for branches that are to be a stage each, the marks end stages in their order.
+    A mark ends the stage after the stages of the marks that it depends on. So models that do not depend on
+    one another, such as an actor and a critic, pass the same stages, each with marks of its own. If this
+    numbering has too few stages, as for branches that are to be a stage each, the marks end stages in the
+    order in which they were written.
 
-    Marks that ``jax.linear_transpose`` has turned round accompany those of the user, as in a backward. Where
-    there are no others, they end the stages of the transposed function.
+    Marks that ``jax.linear_transpose`` has reversed accompany the user's marks, as in a backward. In a loop
+    with reversed marks only, these end the stages of the transposed function.
 
-    This comes before dead code is removed: when the loss is computed before the last stage, the marks of the
-    later stages are dead code.
+    This comes before dead code is removed: when the loss is computed before the last stage, the marks of
+    the later stages are dead code.
     """
     numbered = ((loop, _stages(loop)) for loop in loops)
     return tuple(loop if stages is None else _numbered(loop, stages) for loop, stages in numbered)
@@ -63,7 +64,7 @@ def number_live_marks(loops: Sequence[Loop], before: Sequence[Loop]) -> tuple[Lo
 
 
 def _with_first_stage(loop: Loop, first_stage: int) -> Loop:
-    """The loop with this number for its first stage."""
+    """Adds ``first_stage`` to the stage numbers of the loop."""
     if not first_stage:
         return loop
     boundaries = {
@@ -87,7 +88,7 @@ def _marks(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
 
 
 def _written(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
-    """The marks that the user wrote, without those that differentiation derived from them."""
+    """The marks that the user wrote, without marks that differentiation derived."""
     return [(eqn, mark) for eqn, mark in _marks(loop) if not mark.linear]
 
 
@@ -148,7 +149,7 @@ def _stages_back(loop: Loop) -> list[int]:
 
 
 def _marks_before(loop: Loop, marks: Ends) -> list[int]:
-    """The number of marks that stand one behind the other before each of them."""
+    """For each mark, the length of the longest chain of marks before it."""
     passed = _marks_passed(loop, marks)
     return [passed[eqn.outvars[0]] - 1 for eqn, _ in marks]
 
@@ -256,7 +257,7 @@ def _without_marks(num_stages: int) -> str:
 
 
 def _for_one_scan(ends: Ends, num_stages: int) -> str:
-    """The remedy if all marks are those of one scan."""
+    """The remedy if all marks are in one scan, as text; otherwise empty."""
     if all(mark.boundary.in_scan for _, mark in ends) and len({_place(*end) for end in ends}) == 1:
         return f", which mark_stage_end(..., num_stages={num_stages}) in the scan gives"
     return ""
@@ -275,9 +276,10 @@ def _lines(stages: Sequence[int], ends: Ends) -> str:
 
 
 def _with_stages(schedule: Schedule, ends: int) -> str:
-    """A schedule for as many groups and for stages with so many ends, as text.
+    """A schedule for the same number of groups and for stages with ``ends`` ends, as text.
 
-    It places stages round robin, so the stages of the next call of a network are where its weights are.
+    The schedule places stages round robin, so the next call of a network runs on the groups that hold its
+    weights.
     """
     fits_others = isinstance(schedule, RoundRobin | AnyPlacement)
     family = schedule.name if fits_others else Interleaved1F1B.__name__

@@ -21,7 +21,8 @@ from mpmd.language.reduce import treduce_p
 
 
 class Rewriter:
-    """Rules for equations. Each adds to ``Values`` what makes the equation's results."""
+    """Rewrites equations by rules. Each rule adds to ``Values`` the equations that compute the results of
+    one equation."""
 
     def __init__(self, graph: DimensionGraph):
         self._graph = graph
@@ -57,7 +58,8 @@ class Rewriter:
         values.emit(eqn, [values.whole(atom, eqn) for atom in eqn.invars], eqn.outvars)
 
     def _add_barrier(self, values: Values, eqn: JaxprEqn) -> None:
-        """A barrier for each layer range, because one would have all of them on one group."""
+        """Adds a barrier for each layer range, because a single barrier would place all layer ranges on
+        one group."""
         for atom, var in zip(eqn.invars, eqn.outvars, strict=True):
             stack = values.planned(var)
             before = values.as_planned(atom, stack, eqn)
@@ -111,7 +113,7 @@ def _as_planned(values: Values, atoms: Sequence[Atom], stacks: Sequence[Stack | 
 
 
 def _results(values: Values, outvars: Sequence[Var]) -> list[Var]:
-    """Variables for the results of an equation; one for each layer range of those that are cut."""
+    """Variables for the results of an equation; a result that is cut has one for each layer range."""
     return [new for var in outvars for new in values.bind(var)]
 
 
@@ -188,7 +190,8 @@ def _add_concat_or_slice(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice)
 
 
 def _reverse(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
-    """Each part of the result is what is as far from the other end, in reverse."""
+    """Emits each part of the result as the reverse of the part of the operand at the same distance from
+    the opposite end."""
     (var,), dim = eqn.outvars, relation.dim
     stack, length = values.planned(var), aval_of(var).shape[dim]
     cut = stack if stack is not None and stack.axis == dim else Stack(dim, (length,))
@@ -203,7 +206,7 @@ def _reverse(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
 
 
 def _take_apart(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
-    """Each part of a result is taken from the layer ranges that it is in."""
+    """Emits each part of a result from the layer ranges of the operand in which the part lies."""
     dim = relation.dim
     for member in relation.members:
         var = member.atom
@@ -243,7 +246,7 @@ def _elsewhere_sliced(values: Values, eqn: JaxprEqn, dim: int, piece: Atom) -> A
 
 
 def _put_together(values: Values, eqn: JaxprEqn, relation: ConcatOrSlice) -> None:
-    """Each part is put together of what of the operands is in it."""
+    """Emits each part of the result from the ranges of the operands that lie within the part."""
     whole, dim = relation.whole, relation.dim
     assert isinstance(whole, Var)
     stack = values.planned(whole)

@@ -13,10 +13,10 @@ from mpmd.ir.stack import Stack
 
 
 def add_scan(values: Values, scan: LayerScan, sizes: tuple[int, ...]) -> None:
-    """Adds a scan for each layer range, in the order in which the scan passes through them.
+    """Adds a scan for each layer range, in the order in which the original scan visits the layers.
 
     Args:
-      sizes: of the layer ranges of what is scanned over.
+      sizes: the sizes of the layer ranges of the arrays that the scan reads.
     """
     eqn, roles, stack = scan.eqn, scan.operands, Stack(0, sizes)
     fixed = [values.whole(atom, eqn) for atom in eqn.invars[roles.consts]]

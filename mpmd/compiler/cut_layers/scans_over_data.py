@@ -54,7 +54,7 @@ def _message(mark: str, scan: str) -> str:
 
 
 def _is_over_data(eqn: JaxprEqn, of_microbatch: Collection[Var]) -> bool:
-    """Whether iterations read weights, and of what they scan over nothing but data of the microbatch."""
+    """Whether iterations read weights, and the arrays that they scan over are only data of the microbatch."""
     roles = scan_operands(eqn)
     xs, consts = eqn.invars[roles.xs], eqn.invars[roles.consts]
     has_data = any(is_among(atom, of_microbatch) and _is_data(atom) for atom in xs)
@@ -64,7 +64,7 @@ def _is_over_data(eqn: JaxprEqn, of_microbatch: Collection[Var]) -> bool:
 
 
 def _is_data(atom: Atom) -> bool:
-    """Whether each iteration reads rows of it, rather than a number or what keys are made of."""
+    """Whether each iteration reads rows of ``atom``, rather than a number or the integers of a random key."""
     dtype = aval_of(atom).dtype
     is_of_keys = jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) or jnp.issubdtype(
         dtype, jnp.unsignedinteger

@@ -1,9 +1,9 @@
 """Numbers the marks of a loop whose microbatches are cut into slices.
 
-The user's function is a Python loop over slices with marks in its body. A mark ends the stage after those
-that it depends on, as without slices: what later slices read of earlier ones, such as keys, depends on marks
-of earlier stages alone. So each stage but the last has one mark on each slice, and the nth of them is that of
-slice n.
+The user's function is a Python loop over slices with marks in its body. A mark ends the stage after the
+stages of the marks that it depends on, as without slices: the values of earlier slices that later slices
+read, such as keys, depend only on marks of earlier stages. So each stage but the last has one mark on each
+slice, and its nth mark belongs to slice n.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def wrong_marks(
 
     Args:
       lines: where the user wrote each mark.
-      in_scan: whether all marks are those in the body of one scan.
+      in_scan: whether all marks are in the body of one scan.
       chosen: whether ``auto_marks`` has chosen where stages end; the user marked none.
     """
     num_stages, slices = numbers.num_stages, numbers.slices

@@ -24,7 +24,8 @@ class Gathered:
         self._notes: dict[str, tuple[Atom, Stack]] = {}
 
     def note(self, eqn: JaxprEqn | None, atom: Atom, stack: Stack) -> None:
-        """Not of what has a single number for each layer."""
+        """Records that ``eqn`` reads all layers of ``atom``, unless ``atom`` has a single number for each
+        layer."""
         if size(atom) > sum(stack.sizes):
             self._notes.setdefault(_reader(eqn), (atom, stack))
 
@@ -45,11 +46,11 @@ def _reader(eqn: JaxprEqn | None) -> str:
 
 
 class Values:
-    """The values of one jaxpr that is written anew, and its equations so far.
+    """The values of one jaxpr that is being rewritten, and its equations so far.
 
     Attributes:
-      origin: for new variables, also those of jaxprs inside, the one that each is a layer range or a partial
-        result of.
+      origin: for each new variable, also in nested jaxprs, the variable of the original jaxpr of which it is
+        a layer range or a partial result.
     """
 
     def __init__(self, dimensions: LayerDimensions, gathered: Gathered, origin: dict[Var, Var]):

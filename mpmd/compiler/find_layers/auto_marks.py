@@ -33,19 +33,20 @@ Function = TypeVar("Function", bound=Callable)
 def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
     """The function with the ends of stages marked where its layers end.
 
-    Layers are found in the function as it is traced: iterations of scans over layers, blocks that repeat, and
-    parts of about equal work of the rest, such as an embedding or a head. Stages are whole layers::
+    Layers are found in the function as it is traced: iterations of scans over layers, blocks that repeat,
+    and parts of about equal work of the rest, such as an embedding or a head. Stages are whole layers::
 
         grads = jax.grad(mpmd.auto_marks(loss_fn, num_stages=4))(params, x, y)
 
-    computes the numbers of ``jax.grad(loss_fn)``, in a pipeline of four stages. Differentiation, ``jax.jit``,
-    ``jax.vmap`` and ``jax.checkpoint`` may be on either side of it.
+    computes the numbers of ``jax.grad(loss_fn)``, in a pipeline of four stages. Differentiation,
+    ``jax.jit``, ``jax.vmap`` and ``jax.checkpoint`` may be on either side of it.
 
-    ``mpmd.value_and_grad`` does this for the stages of its schedule. ``step.report()`` shows where they end.
+    ``mpmd.value_and_grad`` does this for the stages of its schedule. ``step.report()`` shows where they
+    end.
 
-    Under ``mpmd.plan`` the plan says how many layers each stage has, instead of ``num_stages``, and what of
-    them is under ``jax.checkpoint``. Where neither says anything, and where the function has marks of its
-    own, it is left as it is.
+    Under ``mpmd.plan`` the plan says how many layers each stage has, instead of ``num_stages``, and which
+    layers are under ``jax.checkpoint``. A function that has marks of its own is left unchanged, and so is a
+    function for which neither the plan nor ``num_stages`` asks for stages or checkpoints.
 
     Args:
       loss_fn: from pytrees to pytrees. Arrays among its arguments are traced; other leaves, such as Python
@@ -145,9 +146,9 @@ class _Traced:
 
 
 def _changed_in_place(before: Sequence[tuple], after: Sequence[tuple]) -> list[str]:
-    """The leaves that a function has changed in objects among its arguments, which were copies.
+    """Returns the paths of leaves that a function has changed in copies of the objects among its arguments.
 
-    Dicts and lists may be changed: ``jax.grad`` gives copies of them as well.
+    Dicts and lists may be changed: ``jax.grad`` passes copies of dicts and lists, too.
     """
     known = dict(before)
     return [

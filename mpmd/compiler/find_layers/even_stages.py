@@ -44,12 +44,12 @@ def _dynamic_programme(
     cost: Callable[[np.ndarray, int], np.ndarray],
     combine: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> tuple[float, list[int]]:
-    """The least combined cost of stages, and where they end.
+    """Returns the least combined cost of stages, and the layers at which the stages end.
 
     Args:
-      before: the work before each layer, and of all.
-      cost: of stages with some work each, that end at the same layer.
-      combine: the cost of stages, from that of all but the last one and that of the last one.
+      before: the work before each layer, and the work of all layers at the end.
+      cost: the cost of stages that end at one layer, from the work of each and the index of the layer.
+      combine: the cost of several stages, from the cost of all but the last and the cost of the last.
     """
     count = len(before) - 1
     best = np.full(count + 1, np.inf)

@@ -1,8 +1,8 @@
 """Finds the layers of a function: the parts that no stage divides.
 
 Layers are iterations of scans over layers, blocks that repeat, and, of the rest, parts of about equal work
-that hand over little. Alpa groups equations by a dynamic programme over all of them (Zheng et al. 2022, arXiv
-2201.12023, section 5.2); here it is only for the rest, so that repeated blocks stay whole.
+that pass few bytes on. Alpa groups all equations by a dynamic programme (Zheng et al. 2022, arXiv
+2201.12023, section 5.2); here only the rest is grouped in this way, so that repeated blocks stay whole.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _SMALL = 0.2
 a product, such as a loss, unless it has as much work as a typical layer."""
 
 _BLOCKS = 0.7
-"""A function with this share of its work in blocks that repeat, or in scans over layers, consists of them."""
+"""The least share of a function's work in repeated blocks or scans over layers for which the function is
+divided into these."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -68,13 +69,13 @@ class Layer:
 def find_layers(
     jaxpr: Jaxpr, crossing: Crossing | None = None, count: int | None = None
 ) -> tuple[Layer, ...]:
-    """The layers of a function, in order; one for a function that cannot be cut.
+    """Returns the layers of a function in order, or a single layer for a function that cannot be cut.
 
     Args:
-      jaxpr: without calls that hide layers, as ``open_function`` makes it.
-      crossing: of this jaxpr, if there is one.
-      count: the number of layers, if so many can be found: that of a batch of another size, in which other
-        parts may be small, or the user's.
+      jaxpr: a jaxpr without calls that hide layers, as ``open_function`` returns it.
+      crossing: the ``Crossing`` of this jaxpr, if the caller has computed it.
+      count: the wanted number of layers, used if the function has as many: the user's number, or the number
+        that was found for a batch of another size, in which other parts may be small.
     """
     return _Finder(jaxpr, crossing or Crossing(jaxpr)).layers(count)
 

@@ -1,4 +1,4 @@
-"""Tells scans over layers from scans over anything else."""
+"""Tells scans over layers from scans over time, chunks or data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_layer_scan(eqn: JaxprEqn, computed: Container[Var]) -> bool:
     chunks has its weights among its constants, or scans over computed values.
 
     Args:
-      computed: the values that are neither inputs nor made of one alone.
+      computed: the values that are neither inputs nor derived from a single input.
     """
     if eqn.primitive.name != "scan" or eqn.params["length"] < 2:
         return False

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 _HANDING_OVER = 0.5
-"""The cost of a usual position, over that of a piece of the usual work."""
+"""The cost of ending at a position with the usual bytes, over the cost of a piece with the usual work."""
 
 _MOST_CROSSING = 4
-"""No piece ends where more than so many times the usual bytes are handed over, such as scores of words."""
+"""A piece may end only where at most this many times the usual bytes pass; attention scores, for example,
+exceed it."""
 
 
 def best_pieces(

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 _MOST = 0.9
-"""The least share of work of an alternative period's repetitions, over that of the period with most."""
+"""The least share of work in the repetitions of an alternative period, over the share of the period with
+the most work."""
 
 _LEAST = 0.1
 """The least share of a range's work that repetitions of layers have."""
@@ -18,7 +19,7 @@ _LEAST_OF_ALL = 0.02
 """The least share of all work of a range that is searched."""
 
 _MUCH = 0.25
-"""The least work of an element at which parts begin, over that of the element with most."""
+"""The least work of an element at which parts begin, over the work of the largest element."""
 
 _LESS = 0.99
 """The most that a longer period may hand over, over a shorter one."""
@@ -72,7 +73,8 @@ def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[i
 
 
 def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -> list[Run]:
-    """The runs of the period that hands over least, of those that have most of the work."""
+    """Among the periods that cover most of the work, chooses the period that passes the fewest bytes on,
+    and returns its runs."""
     matches = {period: list(_matches(ids, period)) for period in range(1, len(ids) // 2 + 1)}
     share = {
         period: sum(_work_of(before, start, period, length) for start, length in repetitions)

@@ -35,18 +35,18 @@ def run_marked(
     stage_ends: Mapping[LayerEnd, str],
     remat: Mapping[LayerEnd, Remat] | None = None,
 ) -> list[Any]:
-    """The results of a function whose stages end with some layers.
+    """Runs a function with marks at the ends of its stages, and returns the results.
 
-    Values that are handed over there are marked, except for those that readers can compute from inputs. These
-    are computed where they are read first, and again by each function under ``jax.checkpoint`` that reads
-    them.
+    Values that pass the end of a stage are marked, except for values that their readers can compute from
+    inputs. The first reader computes such a value, and each function under ``jax.checkpoint`` that reads
+    the value computes it again.
 
     Args:
-      arguments: values of the inputs.
+      arguments: the values of the inputs.
       stage_ends: the ends of layers at which stages end, in order, and their names.
-      remat: the ends of all layers that are put under ``jax.checkpoint``, unless they are already, and of
-        those behind and before them, with their policies. Iterations of a scan that have different policies
-        become scans of their own.
+      remat: the policies by the ends of layers, for all layers that are put under ``jax.checkpoint`` unless
+        they already are, and for the layers before and behind these. Iterations of a scan that have
+        different policies become scans of their own.
     """
     return _Run(function, crossing, arguments, stage_ends, remat or {}).results()
 
@@ -121,7 +121,7 @@ class _Run:
             self._evaluate([*makers, *of_layers], read_later, policy, opened)
 
     def _policy(self, end: LayerEnd) -> Remat:
-        """The policy of the layer of what is before a position."""
+        """The policy of the layer that contains the equations before ``end``."""
         return self._remat[min(other for other in self._remat if other >= end)]
 
     def _ranges(self, scan: JaxprEqn, position: int) -> list[tuple[int, Remat]]:

@@ -26,10 +26,10 @@ def run_scan(
     ranges: Sequence[tuple[int, Remat]],
     opened: Rematerialised | None = None,
 ) -> list[Any]:
-    """The results of a scan over layers.
+    """Runs a scan over layers with marks at the ends of stages, and returns its results.
 
     Args:
-      ends: the iterations after which stages end, in order, and the names of these ends.
+      ends: the iterations after which stages end, in order, with the names of the ends.
       ranges: the policies of iterations, each with the iteration behind the last one. Each is a scan.
       opened: the function under ``jax.checkpoint`` around the scan, which has been opened.
     """

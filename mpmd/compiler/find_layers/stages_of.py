@@ -27,10 +27,10 @@ class Stages:
       count: the number of stages.
       are_written: whether the user has marked their ends, rather than ``mpmd.auto_marks``.
       num_microbatches: the number of microbatches of the loop.
-      schedule: of the loop; ``None`` if it is open.
+      schedule: the schedule of the loop; ``None`` if it is open.
       decision_index: the index of the decisions under which the loop is traced.
-      slices: the number of slices of a microbatch, on each of which the stages have marks: that of the
-        schedule, or one that ``mpmd.slices`` cuts a sequence into. 1: the stages have one mark each.
+      slices: the number of slices of a microbatch: the schedule's, or the number into which ``mpmd.slices``
+        cuts a sequence. Each stage has a mark on each slice, so 1 means one mark for each stage.
     """
 
     count: int
@@ -113,7 +113,8 @@ def _loops(jaxpr: Jaxpr) -> list[JaxprEqn]:
 
 
 def _direction(body: Jaxpr) -> bool:
-    """``Mark.forward`` of the marks that end stages: ``False`` where the user has transposed all of them."""
+    """Whether the marks that end stages point forward (``Mark.forward``); false if the user has
+    transposed every mark."""
     return any(mark.forward for _, mark in marks_in(body) if not mark.linear)
 
 

@@ -15,9 +15,9 @@ class Accumulated:
     """The values of a task that are read only to add them, or linear functions of them, to accumulators.
 
     Args:
-      passed: the values that loops hand in and out.
-      updated: the accumulators' states that the task makes.
-      makes: the values that it makes for other tasks.
+      passed: the values that loops pass into and out of their bodies.
+      updated: the updated accumulators, which the task computes.
+      makes: the values that the task computes for other tasks.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class Accumulated:
 
 
 def _flows(operations: Iterable[Operation], passed: Iterable[Passed]) -> Iterator[tuple[Value, Value, bool]]:
-    """The results that each value goes into, and whether they are linear in it."""
+    """Yields each value with a result that is computed from it, and whether the result is linear in the
+    value."""
     for operation in operations:
         linear = {i for positions in linear_positions(operation.eqn) for i in positions}
         for i, value in enumerate(operation.reads):
@@ -59,7 +60,7 @@ def _flows(operations: Iterable[Operation], passed: Iterable[Passed]) -> Iterato
 
 
 def _reached(start: set[Value], further: Mapping[Value, Iterable[Value]]) -> set[Value]:
-    """The values, and all values that follow from them."""
+    """The values, and all values that can be reached from these."""
     reached, waiting = set(start), list(start)
     while waiting:
         new = set(further.get(waiting.pop(), ())) - reached

@@ -26,12 +26,13 @@ _OPERATIONS_PER_BYTE = 200
 compute while they read a byte. They only rank classes; a search prices them by the cluster's own numbers."""
 
 _LEAST = 1 / 16
-"""The least savings per all-reduced byte of a class, over those of the best class of a layer. The rank of an
-adapter has less: its all-reduces are as large as those of hidden units, and it has next to no work."""
+"""Threshold for a class: its savings per all-reduced byte, over the savings of the best class of a layer.
+The rank of an adapter stays below it: its all-reduces are as large as the all-reduces of hidden units,
+and it has next to no work."""
 
 _NEARLY = 0.9
-"""The least work of a class, over the most of any; of classes with so much the one with the least all-reduces
-is taken."""
+"""Threshold for the work of a class, over the most work of any class. Of the classes above it, the class
+with the least all-reduces is chosen."""
 
 _LEAST_OF_WORK = 1 / 2
 """The least share of all work that a sequence divides."""
@@ -55,7 +56,7 @@ def choose_classes(
     allowed = _without_weights(step, costs)
 
     def cheapest(candidates: Iterable[Class], least: float) -> frozenset[Class]:
-        """The class with the least all-reduce traffic, of those that divide enough work."""
+        """The class with the least all-reduce traffic among the candidates that divide enough operations."""
         shared = {one: costs.shared(one, accumulated) for one in dict.fromkeys(candidates) if one in allowed}
         most = max((of_class.operations for of_class in shared.values()), default=0.0)
         enough = {
@@ -88,7 +89,7 @@ def _between_layers(step: LayeredStep, loop: LayeredLoop) -> list[Class]:
 
 
 def _without_weights(step: LayeredStep, costs: ClassCosts) -> set[Class]:
-    """The classes that divide no layer's weights, or few of them."""
+    """The classes that divide at most the share ``_MOST_OF_WEIGHTS`` of the weights of every layer."""
     weights = [sum(map(step.nbytes, step.weights(layer))) for layer in range(step.num_layers)]
     return {
         one
@@ -101,7 +102,7 @@ def _without_weights(step: LayeredStep, costs: ClassCosts) -> set[Class]:
 
 
 def _of_weights(costs: ClassCosts, rows: Set[Class], taken: Set[Class]) -> frozenset[Class]:
-    """The classes of weights to divide."""
+    """Chooses the classes of weights to divide along ``model``, by their savings per all-reduced byte."""
     savings: dict[Class, float] = {}
     best: dict[int, float] = {}
     for one, nbytes in costs.of_weights.items():

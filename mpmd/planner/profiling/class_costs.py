@@ -16,11 +16,11 @@ class ClassCosts:
     """Sums over the operations that have a class.
 
     Args:
-      others: classes to know beside those of weights.
+      others: classes to record in addition to the classes of weights.
 
     Attributes:
       of_weights: for each class, the bytes of each layer's weights that have it.
-      together: for each class, those that are other dimensions of a value.
+      together: for each class, the classes of further dimensions of the values that have it.
     """
 
     def __init__(self, step: LayeredStep, others: Iterable[Class]):
@@ -62,7 +62,8 @@ class ClassCosts:
         return math.gcd(*(size for value in values if (size := sharing.size(value)) is not None))
 
     def gathers_whole(self, one: Class, rows: Collection[Class]) -> bool:
-        """Whether an operation that cannot be shared reads a divided value that is made of weights alone."""
+        """Whether an operation that devices cannot share along the class reads a divided value that
+        depends only on weights."""
         sharing = self._sharing(one)
         for member in self._members(one):
             if all(of_class != one for of_class, _ in member.uses):

@@ -1,8 +1,9 @@
 """Dimension classes: the dimensions of a step's values that are one and the same.
 
-Two dimensions are in one class if an operation has them as one, as a product has the dimension that it sums
-over. If one of them is divided over devices, each device has the matching parts of the others. Equality has
-no direction: classes are found by union, in one pass over the operations.
+Two dimensions are in one class if an operation uses them as one dimension, as a matrix product does with
+the dimension of both operands that it sums over. If one dimension of a class is divided over devices, each
+device has the matching part of every dimension of the class. Equality has no direction: classes are found
+by union, in one pass over the operations.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ClassedOperation(NamedTuple):
 
 
 class DimensionClasses:
-    """The classes of dimensions of values; ``join`` makes two of them one."""
+    """The classes of dimensions of values; ``join`` merges classes."""
 
     def __init__(self, flat: FlatEquations):
         self._first = [0]
@@ -68,11 +69,12 @@ def classed(
     before: Sequence[Operation],
     same: Iterable[Sequence[tuple[Value, int]]],
 ) -> tuple[DimensionClasses, dict[TaskType, list[ClassedOperation]]]:
-    """The classes of a step's values, and the operations of its tasks with them.
+    """Returns the classes of a step's values, and the operations of each task with the classes of their
+    dimensions.
 
     Args:
       before: the operations before the loop, such as casts of weights.
-      same: further dimensions that are one.
+      same: further sequences of dimensions, each to be joined in one class.
     """
     classes = DimensionClasses(flat)
     uses = {work: [_shared(operation.eqn) for operation in operations] for work, operations in tasks.items()}
@@ -100,7 +102,8 @@ def classed(
 
 
 def _shared(eqn: JaxprEqn) -> list[CommonDimension]:
-    """The dimensions along which devices can share an equation; of a kernel, those that it says."""
+    """Returns the dimensions along which devices can share an equation; for a kernel, without the
+    dimensions that its parameter ``whole`` lists."""
     whole = [{*dims} for dims in eqn.params["whole"]] if call_work(eqn) is not None else []
     return [
         one

@@ -1,4 +1,5 @@
-"""Finds the dimensions of a microbatch: its rows, and others along which devices may divide it."""
+"""Finds the dimensions of a microbatch: its rows, and further dimensions along which devices may divide
+it."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class MicrobatchDim(NamedTuple):
 
     Attributes:
       batch, batch_dim: the value outside of the loop, and its dimension.
-      value, dim: the part of it, and its dimension.
-      size: of the part.
+      value, dim: the value in the loop that is a part of ``batch``, and its dimension.
+      size: the size of ``dim``.
     """
 
     batch: Var
@@ -93,15 +94,15 @@ def _taken(operation: Operation) -> Iterator[tuple[int, int]]:
 
 
 def origin_of(var: Var, dim: int, eqns: Sequence[JaxprEqn]) -> tuple[Var, int] | None:
-    """The dimension of an argument that a dimension of a value made of it is, or is a part of.
+    """Traces a dimension of ``var`` back to the dimension of an argument that it equals or is a part of.
 
-    Rows that are cut into microbatches, ``(n * rows, ...)`` to ``(n, rows, ...)``, are of the first
-    dimension.
+    Rows that are cut into microbatches, ``(n * rows, ...)`` to ``(n, rows, ...)``, belong to the argument's
+    first dimension.
 
     Args:
-      eqns: those that make the value, or none of them if it is an argument.
+      eqns: the equations that compute ``var`` from the arguments; may be empty if ``var`` is an argument.
 
-    Returns: ``None`` if it is no dimension of an argument.
+    Returns: the argument and its dimension; ``None`` if ``dim`` comes from no single dimension of one.
     """
     makers = {outvar: eqn for eqn in eqns for outvar in eqn.outvars}
     while (eqn := makers.get(var)) is not None:
@@ -118,7 +119,8 @@ def origin_of(var: Var, dim: int, eqns: Sequence[JaxprEqn]) -> tuple[Var, int] |
 
 
 def _split_of(eqn: JaxprEqn, dim: int) -> dict[int, int]:
-    """The one dimension of a reshape's operand that was split into a dimension of the result and others."""
+    """The dimension of a reshape's operand that the reshape splits into ``dim`` and further dimensions,
+    as ``{0: dimension}``; empty if there is no single one longer than 1."""
     shape = shape_of(eqn.invars[0])
     sources = (old for old, new in reshaped(eqn) if dim in new)
     longer = [d for d in next(sources, ()) if shape[d] > 1]

@@ -1,7 +1,7 @@
 """Work outside of loops, such as optimizers: after each loop, and before the first one.
 
-Each value that enters or leaves it is read or written once. Most of it is elementwise, so that no
-product hides the time of reading and writing.
+Each value that enters or leaves this work is read or written once. Most of the work is elementwise, so that
+no product hides the time of reading and writing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def work_outside(step: LayeredStep) -> tuple[TaskWork, ...]:
 
 
 def _by_loop(graph: TaskGraph) -> list[list[JaxprEqn]]:
-    """For each loop, the equations that depend on its results, and not on those of a later loop."""
+    """For each loop, the equations that depend on its results and on no results of a later loop."""
     after: dict[Var, int] = {a.result: graph.step.loop_of(a.work.stage) for a in graph.accumulators}
     eqns_by_loop: list[list[JaxprEqn]] = [[] for _ in graph.step.loops]
     for eqn in graph.outer:

@@ -71,7 +71,6 @@ def ownership_of(graph: TaskGraph) -> Ownership:
 
 
 def _casts(eqns: Iterable[JaxprEqn], weights: Collection[Var]) -> dict[Var, tuple[Var, ...]]:
-    """The casts of each weight."""
     casts: dict[Var, tuple[Var, ...]] = {}
     for eqn in eqns:
         for var in operands(eqn) if eqn.primitive.name == "convert_element_type" else ():
@@ -112,5 +111,5 @@ def _followed(eqns: Iterable[JaxprEqn], known: Mapping[Var, frozenset[Any]]) -> 
 
 
 def nbytes(var: Var) -> int:
-    """The bytes of a value; those of a key are the bytes of its integers."""
+    """The bytes of a value; a random key counts the bytes of its integers."""
     return to_aval(var).nbytes

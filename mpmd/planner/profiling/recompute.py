@@ -32,9 +32,9 @@ class Recomputed(NamedTuple):
     """The values that a layer keeps, and the operations that its backward computes again.
 
     Attributes:
-      nbytes: of the values that it keeps.
-      kept: these values; those in scans are kept for each iteration.
-      operations: in order.
+      nbytes: bytes of the values that the layer keeps.
+      kept: the values that the layer keeps; values inside of scans are kept for each iteration.
+      operations: the recomputed operations, in order.
     """
 
     nbytes: float

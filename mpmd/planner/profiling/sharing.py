@@ -1,17 +1,18 @@
 """Costs of sharing a task over devices that divide some classes of dimensions.
 
 Devices along an axis divide, of each value, the first dimension whose class is divided; a value without one
-is on every device. An operation is then shared along one of the dimensions that it is computed by. Operands
-that are divided otherwise are gathered, and a dimension that it sums over leaves each device with a part of
-the sum.
+is on every device. Devices share an operation along one of its divided dimensions. Operands that are
+divided along another dimension are gathered. If the operation sums over the shared dimension, each device
+has a part of the sum.
 
-Under sequence parallelism, values with no such dimension are divided along that of the tokens (``between``).
-An operation that has a dimension of both kinds is shared along the first kind: it gathers values that it
-reads, and scatters the sums that it makes. What several operations of a task gather is gathered once.
+Under sequence parallelism, values without a divided class are divided along the dimension of the tokens
+(``between``). An operation with a divided dimension and a dimension of tokens is shared along the former:
+it gathers the values that it reads, and scatters its sums. A value that several operations of a task gather
+is gathered once.
 
-Source of the rules: Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021,
-arXiv:2105.04663, section 4. A partitioner chooses by rules and not by costs where several would do; here,
-what moves the fewest bytes is taken.
+Source of the rules: Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation Graphs",
+2021, arXiv:2105.04663, section 4. Where several ways to share an operation exist, a partitioner chooses by
+rules; this file chooses the way that moves the fewest bytes.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class Shared:
     """A task that devices share.
 
     Attributes:
-      operations: its divided operations.
+      operations: the number of multiplications and additions that devices divide.
       reduced: bytes of values that are all-reduced in each microbatch. Values that are gathered, or summed
         and scattered, count half, as they take half of the time.
       all_reduces: the number of these values; gathered or scattered ones between regions count half.
-      summed: those of them that are all-reduced as wholes.
-      scattered: those of them of whose sums each device gets its part, as values between regions.
+      summed: the values that are all-reduced, so that each device has the whole sum.
+      scattered: the values whose sums are scattered, so that each device has a part, as between regions.
       partial: values that only add to accumulators and of whose sum each device has a part. The accumulators
         can hold the parts until the end of the step.
     """

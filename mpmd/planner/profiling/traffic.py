@@ -1,4 +1,4 @@
-"""Bytes that a task reads from memory, writes and holds, if XLA fuses what it usually does."""
+"""The bytes that a task reads from memory, writes and holds, under the usual fusions of XLA."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mpmd.planner.fusions import memory_values
 
 
 class Traffic(NamedTuple):
-    """Bytes read and written by all operations, and by those that are no products (``beside``).
+    """Bytes read and written by all operations, and by the operations that are no products (``beside``).
 
-    ``temporaries`` are the most bytes at once of values that only the task itself reads, and ``kernels`` the
-    number of fusions and other kernels.
+    ``temporaries`` are the most bytes at once of values that only the task itself reads, and ``kernels``
+    the number of fusions and other kernels.
     """
 
     nbytes: float
@@ -37,7 +37,7 @@ def traffic(
     Args:
       kept: values that the task reads from other tasks or makes for them, which are in memory.
       nbytes: the bytes to count of a value.
-      of_kernels: the values of kernels: those inside are in no memory.
+      of_kernels: the values of kernels: values inside a kernel are never in memory.
     """
     equations = [
         (operation.eqn, [value for value in operation.reads if value is not None], operation.makes)
@@ -73,10 +73,10 @@ def _most_held(
     last: Mapping[Value, int],
     nbytes: Callable[[Value], float],
 ) -> float:
-    """The most bytes of some values at once, each from where it is made until it is read last.
+    """The most bytes of the ``held`` values at once, each from its computation until its last reader.
 
     Args:
-      last: the positions of the operations that read values last; others are read by none.
+      last: for each value, the position of the last operation that reads it; unread values have no entry.
     """
     changes = [0.0] * (len(operations) + 1)
     for position, operation in enumerate(operations):

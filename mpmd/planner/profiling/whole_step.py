@@ -22,9 +22,9 @@ _WORK = TaskType("fwd", 0)
 def whole_step(graph: TaskGraph, flash_attention: bool = False) -> LayeredStep:
     """The step as one task, which takes the whole batch.
 
-    The arguments that it returns updated are its weights, and all others its batch. In a function that
-    updates nothing, the batch is the argument whose dimension shards most of the work with the least
-    all-reduce traffic, since rows do not depend on one another.
+    The arguments that the step returns updated are its weights, and the remaining arguments its batch. In a
+    function that updates nothing, the batch is the argument whose dimension shards most of the work with
+    the least all-reduce traffic, since rows do not depend on one another.
     """
     whole = graph.step
     updated = {whole.arguments[argument].var for argument, _ in whole.fed_back}
@@ -38,7 +38,6 @@ def whole_step(graph: TaskGraph, flash_attention: bool = False) -> LayeredStep:
 
 
 def _step(graph: TaskGraph, weights: Collection[Var], flash_attention: bool) -> LayeredStep:
-    """The step with these weights."""
     whole = graph.step
     arguments = [argument.var for argument in whole.arguments]
     batch = [var for var in arguments if var not in weights]

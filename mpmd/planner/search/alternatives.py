@@ -16,7 +16,8 @@ from mpmd.schedules import ForwardOnly, Interleaved1F1B, Schedule, Std1F1B
 
 
 def alternatives(space: SearchSpace) -> list[tuple[str, Evaluation]]:
-    """The best of each, whether it fits or not, of those that the constraints and the cluster allow."""
+    """The fastest candidate of each alternative that the constraints and the cluster allow, even if it does
+    not fit in memory."""
     labelled = []
     if space.constraints.groups in (None, 1) and space.constraints.submesh is None:
         for label, (kind, fsdp) in ALTERNATIVES.items():

@@ -18,9 +18,9 @@ from mpmd.planner.search.search_space import SearchSpace
 
 
 def best_cut(space: SearchSpace, candidate: Candidate) -> Evaluation | None:
-    """A candidate with the cut of its layers by which the step is shortest, of those that fit.
+    """Returns the candidate with the cut of its layers that fits in memory and gives the shortest step.
 
-    If none fits, it is the cut that needs the least memory.
+    If no cut fits, returns the cut that lacks the least memory.
     """
     if candidate not in space.best_cuts:
         evaluations = [evaluate(space.model, cut) for cut in cut_candidates(space, candidate)]

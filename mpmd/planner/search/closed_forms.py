@@ -1,7 +1,7 @@
 """Closed forms of the time and memory of schedules, for equal stages.
 
-Each is for ``p`` groups, ``v`` stages on each and ``m`` microbatches, arrays of one shape. The sources are
-those of the schedules.
+Each form takes the numbers of groups ``p``, stages per group ``v`` and microbatches ``m``, as arrays of one
+shape. The classes of the schedules name the sources.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _zero_bubble_v(p: Array, v: Array, m: Array) -> Array:
 
 
 def _or_v_shaped(form: Form, limit: Callable[[Array], Array]) -> Form:
-    """The form, or that of ``ZeroBubbleV`` where few microbatches keep it within the memory ``limit``."""
+    """Replaces ``form`` with the form of ``ZeroBubbleV`` where few microbatches keep ``ZeroBubbleV`` within
+    the memory ``limit``."""
     return lambda p, v, m: np.where(2 * np.minimum(p, m) <= limit(p), _zero_bubble_v(p, v, m), form(p, v, m))
 
 
@@ -124,10 +125,10 @@ CLOSED_FORMS: Mapping[str, ClosedForm] = {
 
 
 def closed_form(name: str, slices: int) -> ClosedForm:
-    """The closed forms of a family; those of ``GPipe`` for one that has none.
+    """Returns the closed forms of a family, or the forms of ``GPipe`` for a family without closed forms.
 
     Args:
-      slices: of a microbatch, for a family of slices.
+      slices: number of slices of a microbatch; read only for families of slices.
     """
     if name not in SLICED:
         return CLOSED_FORMS.get(name, CLOSED_FORMS["GPipe"])
@@ -155,9 +156,10 @@ def closed_form(name: str, slices: int) -> ClosedForm:
 
 
 def takes(name: str, stages_per_group: int) -> bool:
-    """Whether a family is searched with so many stages on each group.
+    """Whether a family is searched with ``stages_per_group`` stages on each group.
 
-    With one stage on each, schedules for several stages equal one for a single stage, which is searched.
+    With one stage on each group, a schedule for several stages equals a schedule for a single stage, and
+    the search tries only the latter.
     """
     if name in SLICED:
         return stages_per_group == 1 or name != GPIPE_OF_SLICES

@@ -82,7 +82,6 @@ def _of_stages(constraints: Constraints, profile: LayerProfile) -> Iterator[str]
 
 
 def _names_text(profile: LayerProfile) -> str:
-    """The names of the layers."""
     names = (f"layer {number}: {layer.name}" for number, layer in enumerate(profile.layers))
     return f"({first_few(names, 5)})"
 
@@ -130,7 +129,8 @@ def _of_slices(schedule: Schedule | str, profile: LayerProfile) -> Iterator[str]
 
 
 def _of_family(constraints: Constraints, profile: LayerProfile, devices: int) -> Iterator[str]:
-    """The refusal of a family that has a schedule of none of the open sizes, for the last of these."""
+    """Yields a refusal if the family has no schedule for any number of groups and stages that the
+    constraints allow: the message for the largest numbers."""
     assert isinstance(constraints.schedule, str), f"{constraints.schedule} has a size"
     most = constraints.num_stages or len(profile.layers)
     refusal = ""

@@ -1,8 +1,8 @@
 """Seconds that the tasks of each layer take on a submesh.
 
-The time of a task is that of ``hardware.seconds_by_part``, plus its all-reduces and the gathering of weights.
-Nothing hides all-reduces. Gathers are hidden by the computing of the same layer, if the cluster says so.
-A backward also adds its gradients to accumulators: it reads both, and writes the accumulators.
+The time of a task is the sum of ``hardware.seconds_by_part``, its all-reduces and the gathering of weights.
+Nothing hides all-reduces. Gathers are hidden by the computing of the same layer, if the cluster says so. A
+backward also adds its gradients to accumulators: it reads both, and writes the accumulators.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Evaluates every candidate of a small problem, which finds the best one by the formulas.
 
 Candidates are simulated in the order of a lower bound of their time: the time before the first task of a
-group, the time of its tasks, and the time after its last task on its own devices or on those of the first
-group. The search ends when the next bound is as long as the best step. A candidate that does not fit without
-rematerialisation is also tried with a policy for each stage, which takes no less time.
+group, the time of its tasks, and the time after its last task on its own devices or on the devices of the
+first group. The search ends when the next bound is as long as the best step. A candidate that does not fit
+without rematerialisation is also tried with a policy for each stage, which takes no less time.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
 
 
 def _candidates(space: SearchSpace) -> Iterator[Candidate]:
-    """All candidates; on one group, those of one schedule."""
+    """All candidates of the search space with every cut into stages; on one group, only the schedule of
+    ``_uncut``."""
     for uncut in _uncut(space):
         for layers in _cuts(space, uncut.schedule.num_stages):
             yield dataclasses.replace(uncut, layers_per_stage=layers)

@@ -1,7 +1,8 @@
 """The families of schedules that a search looks at, by name.
 
-They are those of ``mpmd.schedules``, and those of slices. A family of slices has a name for each combination
-of options. Its schedules cut microbatches into as many slices as the loss is written with.
+The families are the schedules of ``mpmd.schedules``, and families of slices. A family of slices has a name
+for each combination of options. Its schedules cut microbatches into as many slices as the loss is written
+with.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SLICED = (*_SEQ_1F1B, GPIPE_OF_SLICES)
 
 
 def family_of(schedule: Schedule) -> str:
-    """The name of a schedule's family; that of its class, if no search looks at the family."""
+    """The name of a schedule's family; the name of its class, if no search looks at the family."""
     if isinstance(schedule, Seq1F1B):
         options = {"eager": schedule.eager, "split_backward": schedule.split_backward}
         return next(name for name, of_family in _SEQ_1F1B.items() if of_family == options)

@@ -105,7 +105,8 @@ class _CoreSharing:
         return self.alone * max(1.0, self.devices[group] / self.at_once)
 
     def least(self, works: Sequence[float]) -> float:
-        """The least seconds of tasks that take so many seconds on each group, if no other device computes."""
+        """The least seconds in which groups with tasks of ``works`` seconds each finish, if no further
+        device computes."""
         pairs = [*zip(works, self.devices, strict=True)]
         longest = max(work * max(1.0, devices / self.at_once) for work, devices in pairs)
         return max(longest, sum(work * devices for work, devices in pairs) / self.at_once)
@@ -174,8 +175,8 @@ def _task_times(stages: Stages) -> dict[TaskType, float]:
 def step_seconds(stages: Stages) -> list[float]:
     """For each group, the seconds after its last task: all-reduces of gradients, and the optimizer.
 
-    Gradients of weights that several groups have are summed over a link between them, there and back. Those
-    that several layers of a group share are summed and updated once.
+    Gradients of weights that several groups hold are summed over a link between two of the groups, there
+    and back. Weights that several layers of one group share are summed and updated once.
     """
     model = stages.model
     steps = stages.of_groups(stages.totals("step"))
@@ -223,7 +224,6 @@ def _largest_memory(stages: Stages, orders: Sequence[Order], simulated: tuple[in
 
 
 def _memories(stages: Stages, orders: Sequence[Order], simulated: tuple[int, ...]) -> list[Memory]:
-    """The memory of each group."""
     of_orders = [_memory_parts(stages, order) for order in orders]
     return [
         Memory(

@@ -1,9 +1,9 @@
 """Improves a candidate by local search: its neighbours are simulated, and the best one is taken.
 
 Neighbours of a candidate have: the same groups, in either order, with another schedule; another number of
-microbatches; rematerialisation or FSDP the other way; a layer in the neighbouring stage; another submesh for
-a group, or for two of them; one group in place of two neighbours, or a further one on idle devices. Where the
-stages are no longer the same, layers are cut anew.
+microbatches; rematerialisation or FSDP the other way; a layer in the neighbouring stage; another submesh
+for a group, or for two of them; one group in place of two neighbours, or a further one on idle devices.
+Where the stages change, the layers are cut into stages again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ MOST_SUBMESHES = 8
 
 
 def improved(space: SearchSpace, start: Evaluation, most_tasks: int) -> Evaluation:
-    """The best neighbour of neighbours, after so many simulated tasks or when no neighbour is better.
+    """Moves to the best neighbour until no neighbour is better, or ``most_tasks`` tasks have been
+    simulated.
 
-    The best candidate has the shortest step of those that fit, or the least memory if none fits.
+    The best candidate fits in memory and has the shortest step; if none fits, it has the least memory.
     """
     best, num_tasks, rounds_without = start, 0, 0
     for move in itertools.cycle(NEIGHBOUR_MOVES):
@@ -88,7 +89,8 @@ def _microbatches(space: SearchSpace, best: Evaluation) -> Iterator[Evaluation |
 def _dividing(
     space: SearchSpace, submeshes: tuple[Submesh, ...], num_microbatches: int
 ) -> Iterator[tuple[Submesh, ...]]:
-    """The submeshes, with others of the same size for those that do not divide the rows of a microbatch."""
+    """Yields ``submeshes`` with each submesh that does not divide the rows of a microbatch replaced by a
+    submesh of the same size that does."""
     unfit = [submesh for submesh in submeshes if not space.divides((submesh,), num_microbatches)]
     sizes = sorted({_size(submesh) for submesh in unfit})
     options = [

@@ -1,4 +1,5 @@
-"""A profile's layers as arrays of numbers, and the shares of these that a device of a group has."""
+"""The layers of a profile as arrays of numbers, and the share of each number that falls to a device of a
+group."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ _Groups = tuple[Submesh, ...]
 
 
 class _Estimate(NamedTuple):
-    """A candidate that is not cut yet.
+    """A candidate whose layers are not cut into stages yet, with its estimated cost.
 
     Attributes:
-      seconds: of a step; infinite if the layers do not fit.
-      needed: the memory of all layers over that of all groups.
+      seconds: seconds of a step; infinite if the layers do not fit.
+      needed: the memory of all layers, over the memory of all groups.
     """
 
     candidate: Candidate
@@ -108,7 +108,8 @@ def _combinations(space: SearchSpace) -> Iterator[_Groups]:
 
 
 def _of_pool(space: SearchSpace, pool: str) -> Iterator[_Groups]:
-    """Equal groups of a pool: as many as it has devices for, or any number if that of all groups is fixed."""
+    """Yields equal groups of a pool: as many groups as the pool has devices for, or every number up to that
+    if constraints fix the total."""
     for submesh in space.submeshes:
         if submesh.pool == pool:
             most = min(space.devices[pool] // submesh.num_devices, len(space.profile.layers))
@@ -125,15 +126,15 @@ def _ideal_seconds(space: SearchSpace, forms: Forms, candidate: Candidate) -> fl
 
 
 class _Layers(NamedTuple):
-    """All layers on one group.
+    """Costs of all layers of a step on one group.
 
     Attributes:
-      seconds: of forward and backward of a microbatch.
+      seconds: seconds of forward and backward of a microbatch.
       step: seconds of a step outside the loop.
-      overhead: seconds of a task beside its computation.
-      room: bytes of a device for what its layers hold.
-      held: bytes on a device for the whole step.
-      residuals: bytes on a device of a microbatch.
+      overhead: seconds that a task takes in addition to its computation.
+      room: bytes of a device that remain for weights, state, gradients and residuals.
+      held: bytes of a device for weights, gradients and state, during the whole step.
+      residuals: bytes of a device for the residuals of a microbatch.
     """
 
     seconds: float
@@ -158,13 +159,14 @@ class _Layers(NamedTuple):
         )
 
     def most(self, in_flight: float) -> float:
-        """The share of all layers that fits, with so many microbatches in flight."""
+        """The share of all layers that fits on the group with ``in_flight`` microbatches in flight."""
         needed = self.held + in_flight * self.residuals
         return max(0.0, self.room / needed) if needed else math.inf
 
 
 def _of_schedules(space: SearchSpace, forms: Forms, candidate: Candidate) -> Iterator[_Estimate]:
-    """The candidate under its best schedule, and under the one that needs the least memory."""
+    """Estimates the candidate under its fastest schedule, and under the schedule that needs the least
+    memory."""
     groups = len(candidate.submeshes)
     layers = [_Layers.of(space, submesh, candidate) for submesh in candidate.submeshes]
     hop = _hop_seconds(space, candidate)

@@ -1,12 +1,13 @@
 """Searches for the best ways to run a step with several loops.
 
 The loops share the groups, how weights are divided over ``data``, and the number of microbatches where the
-step leaves it open. Each has its own stages, schedule and rematerialisation. One loop begins where the one
-before has ended, so on shared groups the best step consists of the best of each loop, and its time is their
-sum. The shared decisions that are tried are those of the best candidates of each loop by itself.
+step leaves it open. Each loop has its own stages, schedule and rematerialisation. A loop begins when the
+previous loop has ended, so on shared groups the best step consists of the best candidate of each loop, and
+its time is the sum of their times. The search tries the shared decisions that the best candidates of each
+single loop have.
 
-The memory that other loops hold meanwhile, for their weights and the state updated with these, is in the
-profile of each loop.
+The profile of each loop includes the memory that the rest of the loops hold meanwhile: their weights, and
+the state that is updated with these weights.
 """
 
 from __future__ import annotations
@@ -201,9 +202,10 @@ def _on_fewer_groups(constraints: Constraints, num_layers: int, most: int) -> Co
 
 
 def _shared_decisions(loops: Sequence[_Loop]) -> list[tuple[str, Candidate]]:
-    """A candidate for each choice of what all loops share, those of the best row of each loop first.
+    """Returns a labelled candidate for each choice of the shared decisions: the best row of each loop comes
+    first.
 
-    Those of alternatives have labels.
+    Labels are empty except for alternatives.
     """
 
     def is_open(loop: _Loop) -> bool:
@@ -248,7 +250,8 @@ def _best_on(
 
 
 def _row(label: str, shared: Candidate, loops: Sequence[Evaluation], cluster: AnyCluster) -> Row:
-    """The row of a step: the times of its loops add up; the memory is that of the loop that lacks most."""
+    """The row of a step: the sum of the times of its loops, and the memory of the loop that lacks the most
+    memory."""
     first, *later = (dataclasses.replace(e.candidate, submeshes=shared.submeshes) for e in loops)
     seconds = sum(evaluation.seconds for evaluation in loops)
     groups = len(shared.submeshes)

@@ -84,7 +84,7 @@ def _most_in_flight(
 
 
 def _maximal(vectors: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """The vectors that no other one reaches in every entry."""
+    """The vectors that no further vector matches or exceeds in every entry."""
     kept: list[tuple[int, ...]] = []
     for vector in sorted(vectors, key=sum, reverse=True):
         if not any(all(map(int.__le__, vector, other)) for other in kept):
@@ -132,7 +132,8 @@ def prolong(
 
 
 def stages_in_flight(schedule: Schedule, num_microbatches: int) -> tuple[tuple[int, ...], list[float]]:
-    """The group of each stage, and its microbatches, or slices, in flight when its group has most of them."""
+    """The group of each stage, and the stage's microbatches (or slices) in flight at the time when its group
+    has the most in flight."""
     simulated = simulated_numbers(schedule, num_microbatches)
     orders = [order_of(schedule, number) for number in simulated]
     counts = []

@@ -35,10 +35,10 @@ class StageRangeCosts:
     """Costs of ranges of layers as stages: of layers ``i`` to ``j - 1`` at ``[i, j]``.
 
     Attributes:
-      seconds: of forward and backward; infinite for no layers.
-      held: bytes that are held for the whole step, and of temporaries.
+      seconds: seconds of forward and backward of a microbatch; infinite for no layers.
+      held: bytes of weights, gradients, state, the largest temporaries and messages.
       residuals: bytes of residuals of a microbatch.
-      hops: by first layer, seconds of messages between the stage and the one before, there and back.
+      hops: by first layer, seconds of messages to the previous stage and back.
       of_other_policies: costs by other policies of rematerialisation that the stage may have instead.
     """
 
@@ -50,7 +50,8 @@ class StageRangeCosts:
 
     @staticmethod
     def of(table: Table, overhead: float, hops: Array) -> StageRangeCosts:
-        """The costs of all ranges of a table's layers. ``overhead`` is that of the tasks of a microbatch."""
+        """Returns the costs of all ranges of a table's layers; ``overhead`` is the seconds of overhead of
+        the tasks of a microbatch."""
 
         def between(*names: str) -> Array:
             until = np.sum([table.until[name] for name in names], axis=0)
@@ -132,7 +133,7 @@ def _slowest(seconds: list[Array]) -> float:
 def _shortest(
     seconds: list[Array], hops: list[Array], num_microbatches: int, limit: float
 ) -> tuple[int, ...]:
-    """The cut with the shortest step, of those in which no stage takes longer than a limit."""
+    """The cut with the shortest step in which no stage takes longer than ``limit`` seconds."""
     num_layers = len(seconds[0]) - 1
     best = np.full(num_layers + 1, math.inf)
     best[num_layers] = 0.0

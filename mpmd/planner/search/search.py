@@ -1,10 +1,11 @@
 """Searches for the best way to run a step on a cluster.
 
-Of a small problem every candidate is evaluated (``exhaustive.py``). Of others ``sweep.py`` estimates all
-candidates before their layers are cut, and ``mixed.py`` those with groups of several kinds of devices; the
-most promising ones are cut into stages (``candidates.py``) and simulated (``formula.py``), groups of
-different sizes are tried for them (``uneven.py``), and the best are improved (``improve.py``). Of those that
-need rematerialisation, the best also get a policy for each stage (``stage_policies.py``).
+Every candidate of a small problem is evaluated (``exhaustive.py``). For a larger problem, ``sweep.py``
+estimates all candidates before their layers are cut, and ``mixed.py`` the candidates with groups of several
+kinds of devices. The most promising candidates are cut into stages (``candidates.py``) and simulated
+(``formula.py``), also with groups of different sizes (``uneven.py``), and the best are improved
+(``improve.py``). The best candidates that need rematerialisation also get a policy for each stage
+(``stage_policies.py``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ MOST_PLAIN = 8
 """The most candidates that are tried under 1F1B, too."""
 
 MOST_BY_STAGE = 6
-"""The most candidates that are tried with a policy for each stage: of those that fit, and of the others."""
+"""The most candidates that are tried with a policy for each stage, counted separately for candidates that
+fit in memory and candidates that do not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +53,12 @@ class SearchBudget:
     """Limits of a search, as numbers of tried candidates and simulated tasks, so that no clock decides.
 
     Attributes:
-      uncut, tasks: how many candidates of the sweep are cut and simulated, until so many tasks are.
-      settings: for how many combinations of microbatches, rematerialisation and FSDP, the best ones, groups
-        of different sizes are tried.
-      improved, tasks_each: how many candidates are improved, each until so many tasks are simulated.
+      uncut, tasks: numbers of candidates of the sweep that are cut, and of tasks that are simulated for
+        them, at most.
+      settings: number of combinations of microbatches, rematerialisation and FSDP, the best first, for
+        which groups of different sizes are tried.
+      improved, tasks_each: numbers of candidates that are improved, and of tasks that are simulated for
+        each of these candidates, at most.
       exhaustive: whether all candidates of a small problem are evaluated.
     """
 
@@ -158,7 +162,8 @@ def _best_first(space: SearchSpace, evaluations: list[Evaluation]) -> list[Evalu
 
 
 def _unlike(ordered: list[Evaluation]) -> list[Evaluation]:
-    """The best for each number of groups, then for each number of stages on them, then the others."""
+    """Reorders evaluations: first the best for each number of groups, then the best for each number of
+    stages per group, then the rest."""
     worst_first = ordered[::-1]
     groups = {id(e) for e in {_num_groups(e): e for e in worst_first}.values()}
     stages = {

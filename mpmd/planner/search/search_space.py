@@ -71,9 +71,10 @@ class SearchSpace:
 
     @functools.cached_property
     def submeshes(self) -> list[Submesh]:
-        """The submeshes that all groups may have; the smallest one, where each group has its own.
+        """The submeshes that all groups may have; if constraints fix a submesh for each group, the smallest
+        submesh.
 
-        In a cluster of several kinds they are those of each pool.
+        In a cluster of several kinds of devices, the list has the submeshes of every pool.
         """
         pools = self.model.cluster.pool_names
         if self.constraints.submesh is not None:
@@ -92,7 +93,8 @@ class SearchSpace:
         return tuple(map(Submesh.of, self.constraints.submeshes))
 
     def of_groups(self, submesh: Submesh, groups: int) -> tuple[Submesh, ...]:
-        """The submeshes of groups: the given one for all, or the one that is fixed for each."""
+        """The submesh of each group: the constraints' submesh for the group if they fix each, otherwise
+        ``submesh``."""
         if not isinstance(self.constraints.submesh, tuple):
             return (submesh,) * groups
         return tuple(dataclasses.replace(fixed, pool=submesh.pool) for fixed in self._fixed_submeshes)
@@ -240,7 +242,8 @@ class SearchSpace:
     def stands_alone(self, family: str, stages_per_group: float) -> bool:
         """Whether a family is searched for one group.
 
-        All schedules take equally long there; only the one that needs the least memory is searched.
+        On one group all schedules take equally long, so only the schedule that needs the least memory is
+        searched.
         """
         if self.constraints.schedule is not None:
             return True

@@ -30,9 +30,9 @@ def best_by_stage(space: SearchSpace, candidate: Candidate) -> Evaluation | None
 
 
 def with_policies(space: SearchSpace, candidate: Candidate) -> Candidate:
-    """A cut candidate with the cheapest policy for each group with which the group fits.
+    """Returns a cut candidate with the cheapest policy for each group with which the group fits in memory.
 
-    A group that fits with none of them gets the one with which it lacks the least memory.
+    A group that fits with no policy gets the policy with which it lacks the least memory.
     """
     uniform = [dataclasses.replace(candidate, remat=policy) for policy in space.policies]
     by_policy = [group_memories(space.model, each) for each in uniform]

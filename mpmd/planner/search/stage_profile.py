@@ -44,10 +44,10 @@ class StageCost:
 class StageProfile:
     """Every run of layers on every submesh that groups may have; ``print`` shows it as a table.
 
-    The times are those of the formulas that rank candidates.
+    The times come from the formulas that rank candidates.
 
     Attributes:
-      rows: by layers, then by submesh.
+      rows: the costs of stages, by layers and then by submesh.
       rows_of_microbatch: the rows of the batch that the times are for.
     """
 

@@ -80,7 +80,7 @@ class CostModel:
     def group_settings(
         self, device_range: DeviceRange, candidate: Candidate, stage: int = 0
     ) -> GroupSettings:
-        """The settings of a group on some devices, with those of a candidate, for a stage of it."""
+        """The settings of the group on ``device_range`` that runs stage ``stage`` of a candidate."""
         submesh = device_range.submesh
         return GroupSettings(
             submesh.sizes,
@@ -162,7 +162,8 @@ class Stages:
         return float(self._of_group[group].layers[name][layer])
 
     def message_bytes(self, stage: int, group: int) -> float:
-        """Bytes that pass between a stage and the one before, for a microbatch, on each device of a group."""
+        """Bytes that pass between ``stage`` and the previous stage for a microbatch, on each device of
+        ``group``."""
         first = self.firsts[stage]
         skips = [skip for skip in self._skips if skip[:2] == (stage - 1, stage)]
         past = sum(nbytes * self._share(group, layer) for _, _, layer, nbytes in skips)
@@ -186,7 +187,7 @@ class Stages:
         return seconds, links
 
     def _copies(self, stage: int, sender: int, reader: int) -> float:
-        """The bytes of a message on a link, over those that a device receives.
+        """The bytes of a message on a link, divided by the bytes that a device receives.
 
         Within a node each device receives its part over a link of its own. Between nodes the devices along
         ``model`` share a link, on which a value that is not divided counts once.

@@ -25,7 +25,7 @@ from mpmd.schedules import Schedule
 
 Array = np.ndarray
 MOST_PER_SETTINGS = 4
-"""The most candidates for each settings: for so many numbers of groups, each with its best schedule."""
+"""The most candidates for each settings: this many numbers of groups, each with its best schedule."""
 
 
 class Estimate(NamedTuple):
@@ -57,14 +57,15 @@ def _estimates(space: SearchSpace, least: bool) -> Iterator[Estimate]:
 
 @dataclasses.dataclass(frozen=True)
 class Forms:
-    """Closed forms for one number of microbatches: a row for each family, a column for each number of groups.
+    """Closed forms for one number of microbatches: a row for each family, a column for each number of
+    groups.
 
     Attributes:
       families: the families, each with a number of stages per group.
       groups: the numbers of groups, from 1 on.
-      work: the time of the loop, over that of all layers for one microbatch; infinite without a schedule.
-      slices: of a microbatch, for each family.
-      tasks: of a group for each microbatch.
+      work: the time of the loop, over the time of all layers for one microbatch; infinite without a schedule.
+      slices: number of slices of a microbatch, for each family.
+      tasks: number of tasks of a group for each microbatch.
       hops: messages from the first stage to the last one and back.
       in_flight: the mean over groups, in microbatches of all of a group's stages.
       seconds, held, residuals: the least share of the largest group in each, over the mean share.
@@ -136,10 +137,11 @@ def _possible(space: SearchSpace, families: list[tuple[str, float]], p: Array, v
 def _of_groups(
     space: SearchSpace, forms: Forms, submesh: Submesh, alone: Candidate, least: bool
 ) -> Iterator[Estimate]:
-    """The best candidates of groups with a submesh: the shortest steps, or the one with the ``least`` memory.
+    """Yields the best candidates whose groups have ``submesh``: the shortest steps, or the least memory.
 
     Args:
-      alone: the step on one such group, with the settings of the candidates.
+      alone: the step on a single group with ``submesh``, with the settings of the candidates.
+      least: whether to yield the candidate with the least memory in place of the shortest steps.
     """
     size = submesh.num_devices
     table = space.model.table(space.model.group_settings(DeviceRange(0, submesh), alone))

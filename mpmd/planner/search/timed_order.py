@@ -96,7 +96,8 @@ class TimedOrder:
 def _sent_values(
     workload: Workload, cells: list[tuple[Task, ...]], homes: tuple[int, ...]
 ) -> list[tuple[Task, ...]]:
-    """For each message, the tasks whose values it has: those that a task of the receiver goes on with."""
+    """For each message, the tasks whose values the message carries: tasks of the sender with a reader on the
+    receiving group."""
     tasks_of_messages = []
     for message, sender in enumerate(workload.messages.senders):
         _, receiver = workload.edge(message)
@@ -107,7 +108,7 @@ def _sent_values(
 
 
 def _reader(task: Task, homes: tuple[int, ...]) -> int | None:
-    """The group of the stage that goes on with the result of a task."""
+    """The group of the stage that reads the result of a task."""
     on_slice = SliceNumbers(len(homes)).stage_of(task.stage)
     stage = {"fwd": on_slice + 1, "bwd": on_slice - 1, "bwdA": on_slice - 1, "bwdW": -1}[task.kind]
     return homes[stage] if 0 <= stage < len(homes) else None

@@ -22,7 +22,8 @@ from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.submesh import Submesh
 
 MOST_LAYERS = 40
-"""More layers are merged to so many, except for those at either end."""
+"""Number of layers to which a model with more layers is merged; the first and the last layer stay separate.
+"""
 
 MOST_UNITS = 32
 """The most units in which devices are assigned to groups."""
@@ -82,7 +83,8 @@ def _programme(
     num_layers: int,
     numbers: range,
 ) -> Iterator[tuple[float, list[_Option]]]:
-    """The bound for each number of stages, and the options of these stages."""
+    """Yields, for each number of stages, the bound of the seconds of the step and the options of its
+    stages."""
     best = np.full((num_layers + 1, units + 1), math.inf)
     best[num_layers] = 0.0
     behind, choices = best, []
@@ -126,7 +128,7 @@ def _chosen(options: list[_Option], choices: list[tuple[Array, Array]], units: i
 
 
 def _unit(devices: int) -> int:
-    """The devices of a unit, for so many devices."""
+    """The number of devices of a unit, so that ``devices`` devices are at most ``MOST_UNITS`` units."""
     return next(
         unit for unit in range(1, devices + 1) if devices % unit == 0 and devices // unit <= MOST_UNITS
     )
@@ -141,7 +143,7 @@ def _bounds_of_layers(num_layers: int) -> list[int]:
 
 
 def _options(space: SearchSpace, candidate: Candidate, unit: int, bounds: list[int]) -> list[_Option]:
-    """For each number of devices, the submeshes with the least work, and the one with the least memory."""
+    """For each number of devices, the submeshes with the least work and the submesh with the least memory."""
     by_size: dict[int, list[tuple[float, float, Submesh]]] = {}
     pool, number = candidate.submeshes[0].pool, candidate.num_microbatches
     for submesh in space.submeshes:

@@ -54,16 +54,16 @@ def device_work(
     around: Around = NOTHING_AROUND,
     residuals: Collection[Var] = (),
 ) -> DeviceWork:
-    """The work of each device for a jaxpr.
+    """Estimates the work of each device for a jaxpr.
 
     Args:
       inputs: the sharding of the jaxpr's inputs.
-      mesh: the size of each axis. Without axes, the work is that of the whole jaxpr.
+      mesh: the size of each axis. Without axes, one device does the work of the whole jaxpr.
       outputs: the required sharding of results; ``None`` for a result whose sharding is free.
-      free_inputs: the constant inputs that are in no memory and computed where they are read.
+      free_inputs: the constant inputs that no memory holds: each reader computes them.
       flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
       around: the surroundings of a body.
-      residuals: inputs and results that only the equations of a kernel keep, and the kernel does not.
+      residuals: inputs and results that the equations of a kernel keep, but the kernel itself does not.
     """
     eqns = without_remat(jaxpr.eqns)
     known = dict(zip(jaxpr.invars, inputs, strict=True))
@@ -96,7 +96,8 @@ def _constants(eqns: Sequence[JaxprEqn], known: Collection[Var]) -> set[Var]:
 def _with_constants(
     eqns: Sequence[JaxprEqn], constants: Collection[Var], known: Mapping[Var, ShardedDimensions]
 ) -> dict[Var, ShardedDimensions]:
-    """The known shardings, with those of constants, such as zeros that are scattered into.
+    """Adds the shardings of constants, such as zeros into which an equation scatters, to the known
+    shardings.
 
     A constant is sharded like the first result computed from it that has its shape.
     """
@@ -113,10 +114,10 @@ def _with_constants(
 def _with_addends(
     jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], known: Mapping[Var, ShardedDimensions]
 ) -> dict[Var, ShardedDimensions]:
-    """The known shardings, with those of values that only their single reader determines.
+    """Adds the shardings of values that only their single reader determines to the known shardings.
 
-    So a gradient is sharded like the accumulator that it is added to, and each device gets its part of the
-    sum over devices.
+    A gradient is sharded like the accumulator to which it is added, so each device gets its part of the sum
+    over devices.
     """
     readers = collections.Counter(atom for eqn in eqns for atom in set(operands(eqn)))
     readers.update(atom for atom in jaxpr.outvars if isinstance(atom, Var))
@@ -366,7 +367,6 @@ class _Fusions:
     def _of_scan(
         self, eqn: JaxprEqn, body: Jaxpr, shardings: Sequence[ShardedDimensions], around: Around
     ) -> DeviceWork:
-        """The work of all iterations of a scan."""
         positions = scan_operands(eqn)
         within = follow_into_scan(eqn, shardings, body.eqns, self._mesh)
         inside = [

@@ -30,12 +30,13 @@ def moving_constraints(
     mesh: Mapping[str, int],
     kept: Collection[Var],
 ) -> MovingConstraints:
-    """The constraints among equations that move data, if the sums that they read are partial.
+    """Returns the sharding constraints that move data: gathers of sharded values, and scatters of partial
+    sums.
 
     Args:
-      known: how values are sharded, as far as known.
+      known: the shardings of values that are known.
       mesh: the size of each axis.
-      kept: values that others read, too.
+      kept: values that are read outside of ``eqns``, too.
     """
     readers = collections.Counter(atom for eqn in eqns for atom in set(operands(eqn)))
     moving = MovingConstraints({}, {})
@@ -53,14 +54,15 @@ def moving_constraints(
 def crossing_axes(
     eqn: JaxprEqn, shardings: Sequence[ShardedDimensions], result_axes: set[str]
 ) -> tuple[set[str], dict[str, Atom]]:
-    """The axes along which results are all-reduced, and those along which a value is gathered or scattered.
+    """Returns the axes along which results are all-reduced, and for each axis with a gather or scatter, the
+    value.
 
     Where a product contracts a sharded dimension, or a reduction removes one, each device has a part of the
-    sum. If another dimension of the result is sharded along the same axis, the sum is scattered, or, if only
-    one operand of a product is sharded along it, that operand is gathered.
+    sum. If another dimension of the result is sharded along the same axis, the sum is scattered, or, if
+    only one operand of a product is sharded along it, that operand is gathered.
 
     Args:
-      shardings: those of the operands.
+      shardings: the shardings of the operands.
       result_axes: the axes that shard the results.
     """
     removed: list[tuple[int, str]] = []

@@ -1,7 +1,7 @@
 """The residuals of kernels: values that a plan keeps from a forward to its backward, and a kernel does not.
 
-The backward of a kernel computes them again, as flash attention does the scores. The equations that stand
-for the kernel keep them, so a plan that is made of the equations has them.
+The backward of a kernel recomputes these values, as flash attention recomputes the scores. The equations
+that stand for the kernel keep them, so a plan that is compiled from the equations has them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ NO_POSITIONS = Positions()
 def kernel_residuals(
     plan: Plan, jaxprs: Mapping[str, Jaxpr], flash_attention: bool = False
 ) -> dict[str, Positions]:
-    """The positions at which executables make or read the residuals of kernels.
+    """Returns the positions of residuals of kernels among the inputs and outputs of executables.
 
-    A value is one if a call of a kernel makes it in one task, and calls alone read it in others.
+    A value is a residual if a call of a kernel computes it in one task, and only calls of kernels read it
+    in later tasks.
 
     Args:
-      jaxprs: of each executable.
+      jaxprs: the jaxpr of each executable, by name.
       flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
     """
     positions = {name: within_calls(jaxpr, flash_attention) for name, jaxpr in jaxprs.items()}
@@ -65,7 +66,7 @@ def kernel_residuals(
 
 
 def _elsewhere(plan: Plan) -> Iterator[tuple[int, Name]]:
-    """The values of groups that others than tasks make or read: messages, arguments and results."""
+    """Yields the group and the name of each value in a message, argument, constant or result."""
     for program in plan.programs:
         for instruction in program.instructions:
             if not isinstance(instruction, Run | Free):

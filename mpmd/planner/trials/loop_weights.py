@@ -10,10 +10,10 @@ from mpmd.program import Program
 
 
 def weights_before_loops(program: Program, updated: Collection[Name]) -> frozenset[Name]:
-    """The values that tasks of stages read and tasks outside compute from the arguments that a step updates.
+    """The values that tasks of stages read, and that tasks outside of loops compute from updated arguments.
 
     Args:
-      updated: the names of these arguments.
+      updated: the names of the arguments that the step updates.
     """
     weights = {name for group in program.plan.programs for name in _weights_of(program, group, updated)}
     return frozenset(weights)

@@ -1,10 +1,10 @@
 """Measures the tasks of a step that is only planned, on this process's devices.
 
 No pipeline runs. Each group runs its program by itself (``rehearsal.py``), so the devices of one group are
-enough for all of them. But CPU devices share their host: its cores, its caches and its memory. There, each
-group is at work by itself, and then as many as there are devices for: the ratio of the times says how many
-devices compute at once as fast as alone. An accelerator shares nothing that it computes with, so groups are
-timed by themselves, and those with equal executables once. The results are the times for the simulator, and
+enough for all groups. But CPU devices share the cores, caches and memory of their host. On CPUs, each group
+runs by itself, and then as many groups run together as the devices allow: the ratio of the times says how
+many devices can compute at full speed at once. Accelerators share no cores or memory, so each group is
+timed by itself, and groups with equal executables once. The results are the times for the simulator, and
 the memory that XLA needs.
 """
 
@@ -74,10 +74,10 @@ def measure_tasks(
     Arguments and messages have the right shapes, dtypes and shardings, and arbitrary values.
 
     Args:
-      devices: of one node, of the kind that the step is to run on, at least as many as the largest group has;
-        by default those of this process.
+      devices: devices of one node, of the kind that the step is to run on, at least as many as the largest
+        group has; by default the devices of this process.
       seconds: for about how long each group runs its program, five times at least, after a warm-up: by
-        itself, and again with others where they share their host.
+        itself, and again with further groups where groups share their host.
 
     Raises: ``ValueError`` when there are too few devices, and for a step whose tasks call back into Python.
     """
@@ -157,10 +157,10 @@ def _take_over(alone: dict[tuple[int, str], float], mpmd_idx: int, plan: Plan, a
 
 
 def costs_of(plan: Plan, seconds: Mapping[tuple[int, str], float]) -> Costs:
-    """The costs of tasks whose executables take so many seconds on each group.
+    """Returns the costs of tasks from the ``seconds`` of each executable on each group.
 
-    Tasks of a kind and stage may have several executables, such as for the microbatch that comes first: their
-    time is the mean over the tasks.
+    Tasks of a kind and stage may have several executables, such as for the microbatch that comes first:
+    their time is the mean over the tasks.
     """
     cells: dict[tuple[TaskType, ...], list[float]] = collections.defaultdict(list)
     outside: dict[tuple[int, OutsideTask], float] = {}

@@ -52,8 +52,8 @@ def _computing(work: DeviceWork, pool: Hardware) -> float:
 def all_reduce_seconds(work: DeviceWork, pool: Hardware, device_range: DeviceRange) -> float:
     """The seconds of a task's collectives: see ``collectives.axis_costs``.
 
-    Weights that are gathered along ``data``, and gradients that are scattered, count as far as the task's
-    computing does not hide them, if the cluster says that it does.
+    Weights that are gathered along ``data``, and gradients that are scattered, count only by the time that
+    the task's computing does not hide, if the cluster overlaps gathers.
     """
     seconds = 0.0
     for axis, costs in zip(INNERMOST_FIRST, axis_costs(pool, device_range), strict=True):
@@ -95,13 +95,14 @@ def edge_links(cluster: AnyCluster, device_ranges: Sequence[DeviceRange]) -> dic
 
 
 def message_bytes(plan: Plan, cluster: AnyCluster, device_ranges: Sequence[DeviceRange]) -> MessageBytes:
-    """The bytes of a value on the link of an edge: those that a device of the receiver gets.
+    """Returns a function for the bytes of a value on the link of an edge: the bytes that a receiving device
+    gets.
 
-    Between nodes they are those that the devices of a node get together; parts that several of them get count
-    once.
+    Between nodes, the function returns the bytes that all devices of the receiving node get together; a
+    part that several devices get counts once.
 
     Args:
-      plan: without open specs.
+      plan: a plan without open specs.
     """
     avals = plan.avals()
     specs = [held_specs(plan, group, plan.submesh(group)) for group in range(len(device_ranges))]

@@ -99,11 +99,11 @@ def memory_of_group(
     updated: Collection[Name],
     computed_weights: Collection[Name],
 ) -> Memory:
-    """The parts of a group's peak memory.
+    """Divides a group's peak memory into its parts.
 
-    Of the arguments that the step updates, those that the loop reads are weights, and so are the weights that
-    are computed before it, while it runs. The others count as state, with all other values from the start of
-    the step or from outside the loop.
+    Updated arguments that the loop reads count as weights; so do, while the loop runs, weights that are
+    computed before the loop. The remaining updated arguments count as state, together with the rest of the
+    values from the start of the step or from outside the loop.
     """
     peak, axes = memory.peak, plan.submesh(mpmd_idx)
     is_in_loop = memory.task is not None and not isinstance(memory.task, OutsideTask)

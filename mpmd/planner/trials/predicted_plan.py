@@ -1,7 +1,7 @@
 """Predicts the shardings and temporary buffers that the groups' compilers would add to a plan.
 
-A step that is only planned has neither. With both predicted, the simulator and the report read the plan just
-as that of a step that the groups have loaded.
+A step that is only planned has neither. With both predicted, the simulator and the report read its plan
+like the plan of a step that the groups have loaded.
 """
 
 from __future__ import annotations
@@ -121,7 +121,6 @@ class _Predictions:
 
 
 def _variables(jaxpr: Jaxpr, positions: Positions) -> set[Var]:
-    """The variables at positions of a jaxpr."""
     at_positions = [jaxpr.invars[i] for i in positions.inputs] + [jaxpr.outvars[i] for i in positions.outputs]
     return {atom for atom in at_positions if isinstance(atom, Var)}
 

@@ -111,10 +111,10 @@ def lower(
     donate_argnums: Sequence[int],
     sequence_parallel: SequenceParallel | None = None,
 ) -> LoweredStep:
-    """The plan of a candidate, for groups that are not there.
+    """Lowers the step under a candidate, for abstract groups without devices.
 
     Args:
-      shardings: the specs of the arguments by position, and of those by name.
+      shardings: the specs of the positional arguments, and of the arguments by name.
       sequence_parallel: as of ``sequence_parallel_of``.
 
     Raises: ``CompileError`` as ``mpmd.jit``, and where JAX refuses the policies of rematerialisation.
@@ -157,11 +157,11 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> R
 def measured(
     before: Realized, candidate: Candidate, cluster: Hardware, devices: Sequence[jax.Device] | None
 ) -> Realized:
-    """The same plan with measured tasks, run on this process's devices, as many at a time as a node has.
+    """Predicts the same plan from tasks measured on this process's devices, at most as many as a node has.
 
-    Groups of one process share its cores as the measured tasks do, if all groups ran together. Those of
-    several processes have threads of their own: their tasks take the time beside as many groups as a node
-    has, and a group by itself is as much faster as the calibration says.
+    Groups of one process share its cores as the measured tasks do, if all groups ran together. Groups in
+    separate processes have their own threads: their tasks take the time measured while as many groups run
+    as a node has, and the calibration says how much faster a group by itself is.
     """
     device_ranges = device_ranges_of(candidate.submeshes)
     of_node = max(cluster.devices_per_node, *(device_range.num_devices for device_range in device_ranges))

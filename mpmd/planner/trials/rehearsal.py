@@ -1,7 +1,7 @@
-"""Runs the program of one group without the others, with arbitrary values as their messages.
+"""Runs the program of one group without the rest of the groups, with arbitrary values as their messages.
 
-The group never waits for a message. All else is as in a step: the order of its tasks, the values that it
-holds and frees, the contents of its caches.
+The group never waits for a message. The order of its tasks, the values that it holds and frees, and the
+contents of its caches are the same as in a step.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Rehearsal:
     """A group's program on some submesh of the group's shape.
 
     Args:
-      program: with all specs known.
-      executables: those of the group, compiled for the submesh.
+      program: the program, with all specs resolved.
+      executables: the executables of the group, compiled for the submesh.
     """
 
     def __init__(

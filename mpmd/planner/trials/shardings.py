@@ -1,7 +1,7 @@
 """The shardings of a step's arguments under a candidate: state of the optimizer has the spec of its weight.
 
-State is that of a weight if it has the weight's shape and the step combines both element by element
-(``step_arguments.py``). A spec of the user's goes before.
+State belongs to a weight if it has the weight's shape and the step combines both element by element
+(``step_arguments.py``). A spec of the user overrides the spec of the weight.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ class StepArguments:
     """The leaves of a step's arguments, by their positions.
 
     Attributes:
-      shapes: of each leaf.
+      shapes: the shape of each leaf.
       updated: the leaves that the step returns updated.
       weights: the updated leaves that loops read; without a loop, all updated leaves. In a step that updates
         nothing, all leaves that are read, including the batch.
-      linked: for each leaf, those that it is combined with element by element, including itself: a weight and
-        the optimizer's state for it.
+      linked: for each leaf, the leaves with which it is combined element by element, including itself: a
+        weight and the optimizer's state for it.
       stacked: the dimension of a leaf that counts layers and is cut between stages.
     """
 

@@ -84,12 +84,12 @@ class StepSpec:
 
 
 class Trials:
-    """Plans a step on a cluster as candidates say.
+    """Plans and simulates a step on a cluster under each candidate.
 
     Attributes:
-      profiles: of the step's loops.
-      cluster: the devices, whose ``alone`` is that of the step's mix of work.
-      written_schedules: of the loops; ``None`` for one without a schedule.
+      profiles: the profiles of the step's loops.
+      cluster: the devices, with ``alone`` weighted by the step's mix of work.
+      written_schedules: the schedules that the loops are written with; ``None`` for a loop without one.
     """
 
     def __init__(self, step_spec: StepSpec, cluster: AnyCluster, num_layers: int | None = None):

@@ -27,8 +27,8 @@ class DeviceWork:
         all-reduced values are all-reduced once.
       kernels: the number of kernels, if each fusion is one.
       products: the products, by the names of ``Hardware.rates``.
-      accumulated: the bytes among ``nbytes_beside`` of additions of a product to an argument that nothing
-        else reads, such as that of a gradient to its accumulator.
+      accumulated: the bytes among ``nbytes_beside`` of additions of a product to an argument with no further
+        reader, such as the addition of a gradient to its accumulator.
       temporaries: the most bytes at once of values that are neither operands nor results.
     """
 
