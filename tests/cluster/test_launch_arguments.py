@@ -198,9 +198,19 @@ def test_processes_with_other_versions_than_the_driver_are_named():
     ]
 
 
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(ValueError) as caught:
+        cluster.launch(
+            {"stage": 0}, "stage", platform="", max_in_flight=0, step_timeout=-1, transport="pigeon"
+        )
+    begins = ["mpmd.launch: platform", "transport", "max_in_flight", "step_timeout", "mesh_shape['stage']"]
+    for line, begin in zip(str(caught.value).splitlines(), begins, strict=True):
+        assert line.startswith(f"{begin} must be")
+
+
 def test_unknown_transports(monkeypatch):
     monkeypatch.setattr(ray, "init", None)  # a call would fail
-    with pytest.raises(ValueError, match="transport must be one of auto, shared_memory"):
+    with pytest.raises(ValueError, match="one of auto, shared_memory, .*object_store, not 'pigeon'"):
         cluster.launch({"stage": 2}, "stage", transport="pigeon")
 
 
