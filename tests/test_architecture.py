@@ -138,7 +138,7 @@ MAY_IMPORT = {
     "cluster.ray_compat": "",
     "cluster.tcp": "cluster.protocol",
     "cluster.transports": "cluster.protocol cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.runtime "
-    "mpmd.sharding",
+    "mpmd.sharding mpmd.validation",
     "cluster.process": "cluster.protocol cluster.tcp cluster.transports mpmd.compat mpmd.errors mpmd.ir "
     "mpmd.runtime mpmd.sharding mpmd.util",
     "cluster.start": "cluster.process cluster.protocol cluster.ray_compat cluster.tcp cluster.transports "

@@ -210,7 +210,7 @@ def test_all_that_is_wrong_is_said_at_once():
 
 def test_unknown_transports(monkeypatch):
     monkeypatch.setattr(ray, "init", None)  # a call would fail
-    with pytest.raises(ValueError, match="one of auto, shared_memory, .*object_store, not 'pigeon'"):
+    with pytest.raises(ValueError, match=r"one of auto, shared_memory, .*object_store, not 'pigeon'"):
         cluster.launch({"stage": 2}, "stage", transport="pigeon")
 
 
