@@ -317,26 +317,26 @@ def _start_actors(
     options: _Options,
 ) -> _Started:
     """Starts all actors and spares, and has the processes of each group meet, and take their devices."""
-    recovery, members = options.recovery, processes.members
+    recovery, endpoints = options.recovery, processes.endpoints
     share_after = None
     if recovery is not None and processes.platform in SHAREABLE_PLATFORMS:
         share_after = recovery.share_after
     runtime_env = options.runtime_env or {}
     resources = resources_of(processes, nodes, request, runtime_env, may_share=share_after is not None)
     actor_class = RecoverableActor if recovery else GroupActor
-    starter = ActorStarter(members, resources, options.cache_directory, actor_class)
-    handles = [starter.start(number, reservations[number]) for number in range(len(members))]
+    starter = ActorStarter(endpoints, resources, options.cache_directory, actor_class)
+    handles = [starter.start(number, reservations[number]) for number in range(len(endpoints))]
     replacements = None
     if recovery is not None:
-        mpmd_idxs = [member.mpmd_idx for member in members]
-        of_members, of_spares = reservations[: len(members)], reservations[len(members) :]
+        mpmd_idxs = [endpoint.mpmd_idx for endpoint in endpoints]
+        of_members, of_spares = reservations[: len(endpoints)], reservations[len(endpoints) :]
         seconds = options.seconds(_RESOURCES_SECONDS)
         allocations = Allocations(of_members, processes.bundles, mpmd_idxs, share_after, seconds)
         replacements = Replacements(starter, allocations, of_spares)
         replacements.start_spares()
     start_seconds = options.seconds(START_SECONDS)
-    actors = StartingActors(handles, processes.endpoints, start_seconds)
-    infos = open_groups(actors, members, versions_here())
+    actors = StartingActors(handles, endpoints, start_seconds)
+    infos = open_groups(actors, versions_here())
     if replacements is not None:
         replacements.await_spares(start_seconds)
     return _Started(actors, infos, replacements)

@@ -14,7 +14,6 @@ import pytest
 from cluster.process.agreement import Agreement
 from cluster.process.world import WorldLostError
 from cluster.protocol.digests import CorruptedError
-from cluster.protocol.endpoint import endpoints
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
@@ -25,6 +24,7 @@ from cluster.transports.router import Router
 from cluster.transports.shared_memory.announcements import Announcement
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
+from tests.support.processes import endpoints
 from tests.support.proxy import Flips, Proxy
 
 SECONDS = 20

@@ -9,11 +9,11 @@ from jax.sharding import AxisType
 
 import cluster
 from cluster.mesh import abstract_submesh
-from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import Location
 from cluster.protocol.versions import Versions
 from cluster.start.connect import open_groups
 from cluster.start.shapes import Request, axis_types_of, fewest_processes, shapes_of, submeshes_of
+from tests.support.processes import endpoints
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_processes_with_other_versions_than_the_driver_are_named():
             return locations
 
     with pytest.raises(RuntimeError) as caught:
-        open_groups(Starting(), [()] * 3, driver)
+        open_groups(Starting(), driver)
     assert str(caught.value).splitlines()[1:-1] == [
         "  the driver: JAX 0.10.2, jaxlib 0.10.2, Python 3.12",
         "  group 0, process 1: JAX 0.10.1, jaxlib 0.10.2, Python 3.12",

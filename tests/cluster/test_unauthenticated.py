@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from cluster.process.agreement import Agreement
-from cluster.protocol.endpoint import endpoints
 from cluster.tcp import handshake, sockets
 from cluster.tcp import listener as listener_module
 from cluster.tcp.credentials import make_credentials
@@ -29,6 +28,7 @@ from cluster.tcp.records import RecordWriter
 from cluster.tcp.rpc import Server
 from cluster.transports.router import Router
 from mpmd.runtime.transport import MessageId
+from tests.support.processes import endpoints
 
 SECONDS = 20
 ALERT_BYTES = 7

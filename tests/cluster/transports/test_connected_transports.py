@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.protocol.endpoint import endpoints
 from cluster.tcp.credentials import make_credentials
 from cluster.transports import inbox as inbox_module
 from cluster.transports.router import Router
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
+from tests.support.processes import endpoints
 
 WITHOUT_RAY = ["shared_memory", "network", "device"]
 """Transports that need no Ray."""
