@@ -14,7 +14,7 @@ from ray.actor import ActorHandle
 from cluster.protocol.packing import PackedArray, pack, unpack
 from cluster.tcp.credentials import Credentials
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.peer_transport import PeerTransport
+from cluster.transports.peer_transport import MessageSender, PeerTransport
 from mpmd.runtime.inbox import ArrayArrival
 from mpmd.runtime.transport import Array, MessageId
 
@@ -36,9 +36,10 @@ class ObjectStoreTransport(PeerTransport):
         """The address is this actor."""
         return ray.get_runtime_context().current_actor
 
-    def connect(self, addresses: Mapping[int, ActorHandle]) -> None:
+    def connect(self, addresses: Mapping[int, ActorHandle]) -> Mapping[int, MessageSender]:
         self._peers = addresses
         threading.Thread(target=self._check_deliveries, name="deliveries", daemon=True).start()
+        return dict.fromkeys(addresses, self)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         packed = [pack(array) for array in jax.device_get(list(arrays))]

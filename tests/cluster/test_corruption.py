@@ -146,7 +146,7 @@ def test_a_bit_that_flips_in_shared_memory_ends_the_connection(array):
         with Pair("shared_memory", False) as pair:
             pair.send(0, array)
             pair.ends[1].begin_step(0)
-            (sender,) = pair.ends[0]._routes[1]._senders.values()
+            sender = pair.ends[0]._senders[1]
             (slots,) = sender._slots.values()
             slots[0]._memory[slots[0]._start + 64 + byte] ^= 4
             assert_lost(pair, 0)
@@ -158,7 +158,7 @@ def test_a_bit_that_flips_in_the_header_of_a_message_in_shared_memory_ends_the_c
         with Pair("shared_memory", False) as pair:
             pair.send(0, SMALL)
             assert (pair.take(0) == SMALL).all()
-            (sender,) = pair.ends[0]._routes[1]._senders.values()
+            sender = pair.ends[0]._senders[1]
             sender._write_fd = flipping_pipe(sender._write_fd, byte)
             pair.send(1, SMALL)
             assert_lost(pair, 1)

@@ -138,7 +138,8 @@ def test_who_is_between_two_ends_can_send_nothing_in_their_handshake():
 @pytest.mark.parametrize("kind", range(4), ids=["leave", "wrong answers", "replayed beginning", "replay"])
 def test_every_port_admits_its_peers_among_strangers(heard, kind):
     """The ports of the transports, of the processes of a group, and of the driver's connection."""
-    ends = [NetworkTransport(ProcessInbox(), i) for i in range(2)]
+    inboxes = [ProcessInbox() for _ in range(2)]
+    ends = [NetworkTransport(inbox, i) for i, inbox in enumerate(inboxes)]
     members = [Agreement(rank, 2) for rank in range(2)]
     server = Server("group 0", "127.0.0.1", CREDENTIALS)
     transports = [end.listen("127.0.0.1", CREDENTIALS) for end in ends]
@@ -151,14 +152,14 @@ def test_every_port_admits_its_peers_among_strangers(heard, kind):
             threads.submit(members[0].connect, None, CREDENTIALS, SECONDS),
             threads.submit(server.serve, lambda method, arguments: (method, arguments)),
         ]
-        ends[0].connect({1: transports[1]})
+        senders = ends[0].connect({1: transports[1]})
         members[1].connect(agreement, CREDENTIALS, SECONDS)
         driver = FrameConnection(sockets.connect(server.address, CREDENTIALS, SECONDS))
         driver.write(encode(3, ("run", (1, 2))))
         assert driver.read().decode() == ("run", (1, 2))
-        ends[0].send(MessageId(0, 0, 1, 0), [np.arange(3)])
+        senders[1].send(MessageId(0, 0, 1, 0), [np.arange(3)])
         host = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        np.testing.assert_array_equal(ends[1].recv(MessageId(0, 0, 1, 0), [host])[0], np.arange(3))
+        np.testing.assert_array_equal(inboxes[1].take(MessageId(0, 0, 1, 0)).open([host])[0], np.arange(3))
         agreeing = threads.submit(members[0].agree, 1)
         members[1].agree(1)
         agreeing.result(SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -17,6 +17,9 @@ from cluster.transports.network.peer import Peer
 from mpmd.ir.plan import Spec
 from mpmd.runtime.transport import Array, MessageId
 from mpmd.sharding import spec_of, to_sharding
+
+_PACKET_BYTES = 16 * 1024
+"""Messages up to this size whose arrays are in host memory are sent as they are, and not pulled."""
 
 _DETECTION_SECONDS = 1.0
 """Within this time of a failed pull it is known whether the peer's connection has ended."""
@@ -48,6 +51,7 @@ class DevicePeer(Peer):
       submesh: this group's devices.
       offering: this process's transfer server.
       pulling: the connection to the peer's transfer server.
+      numbers: numbers of offers, which no other offer of this process has.
     """
 
     def __init__(
@@ -59,19 +63,25 @@ class DevicePeer(Peer):
         submesh: jax.sharding.Mesh,
         offering: Any,
         pulling: Any,
+        numbers: Iterator[int],
     ):
         super().__init__(inbox, here, process, connection)
         self._submesh = submesh
         self._offering = offering
         self._pulling = pulling
+        self._numbers = numbers
+        self._in_host_memory = submesh.devices.flat[0].platform == "cpu"
 
-    def offer(self, message: MessageId, number: int, arrays: Sequence[Array]) -> None:
-        """Announces a message, whose arrays the peer pulls by ``number``. Raises ``StepAborted``."""
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
+        if self._in_host_memory and sum(array.nbytes for array in arrays) <= _PACKET_BYTES:
+            super().send(message, arrays)
+            return
         self._wait_until_ready(message.step)
         specs = [self._spec_of(array) for array in arrays]
         # Copies, because the caller may donate what it has sent.
         shardings = [offered_sharding(spec, self._submesh) for spec in specs]
         offered = jax.device_put(list(arrays), shardings, may_alias=False)
+        number = next(self._numbers)
         if pulled := [array for array in offered if array.nbytes]:  # the server never reports empty arrays
             self._offering.await_pull(number, pulled)
         offers = [OfferedArray(a.shape, a.dtype, spec) for a, spec in zip(offered, specs, strict=True)]

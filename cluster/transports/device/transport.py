@@ -1,10 +1,10 @@
-"""The transport by transfers between devices: connects groups, and sends."""
+"""The transport by transfers between devices: connects groups."""
 
 from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +15,7 @@ from cluster.tcp.credentials import Credentials
 from cluster.transports.device.peer import DevicePeer
 from cluster.transports.inbox import ProcessInbox
 from cluster.transports.network.transport import ConnectedTransport
-from mpmd.runtime.transport import Array, MessageId
-
-_PACKET_BYTES = 16 * 1024
-"""Messages up to this size whose arrays are in host memory are sent as they are, and not pulled."""
+from cluster.transports.peer_transport import MessageSender
 
 _CHUNK_BYTES = 4 * 2**20
 _CHUNKS = 8
@@ -43,7 +40,6 @@ class DeviceTransport(ConnectedTransport[DevicePeer]):
     def __init__(self, inbox: ProcessInbox, process: int, submesh: jax.sharding.Mesh):
         super().__init__(inbox, process)
         self._submesh = submesh
-        self._in_host_memory = submesh.devices.flat[0].platform == "cpu"
         self._numbers = itertools.count(secrets.randbits(62))
 
     def listen(self, host: str, credentials: Credentials) -> DeviceAddress:
@@ -58,19 +54,19 @@ class DeviceTransport(ConnectedTransport[DevicePeer]):
         )
         return DeviceAddress(self._server.address(), super().listen(host, credentials))
 
-    def connect(self, addresses: Mapping[int, DeviceAddress]) -> None:
+    def connect(self, addresses: Mapping[int, DeviceAddress]) -> Mapping[int, MessageSender]:
         self._servers = {peer: each.server for peer, each in addresses.items()}
-        super().connect({peer: each.connections for peer, each in addresses.items()})
+        return super().connect({peer: each.connections for peer, each in addresses.items()})
 
     def _peer(self, process: int, connection: Connection) -> DevicePeer:
         pulling = self._server.connect(self._servers[process])
         return DevicePeer(
-            self._inbox, self._process, process, connection, self._submesh, self._server, pulling
+            inbox=self._inbox,
+            here=self._process,
+            process=process,
+            connection=connection,
+            submesh=self._submesh,
+            offering=self._server,
+            pulling=pulling,
+            numbers=self._numbers,
         )
-
-    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        peer = self._peers[message.dst]
-        if self._in_host_memory and sum(array.nbytes for array in arrays) <= _PACKET_BYTES:
-            peer.send(message, arrays)
-        else:
-            peer.offer(message, next(self._numbers), arrays)

@@ -1,9 +1,9 @@
-"""The transport by TCP: connects processes, and sends."""
+"""The transport by TCP: connects processes."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from cluster.tcp import sockets
@@ -12,8 +12,7 @@ from cluster.tcp.credentials import Credentials
 from cluster.transports.connections import connect_peers
 from cluster.transports.inbox import ProcessInbox
 from cluster.transports.network.peer import Peer
-from cluster.transports.peer_transport import PeerTransport
-from mpmd.runtime.transport import Array, MessageId
+from cluster.transports.peer_transport import MessageSender, PeerTransport
 
 PeerT = TypeVar("PeerT", bound=Peer)
 
@@ -39,13 +38,14 @@ class ConnectedTransport(PeerTransport, Generic[PeerT]):
         self._listener = sockets.Listener(host, credentials)
         return self._listener.address
 
-    def connect(self, addresses: Mapping[int, Any]) -> None:
+    def connect(self, addresses: Mapping[int, Any]) -> Mapping[int, MessageSender]:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
         assert self._listener is not None, "connect comes after listen"
         connections = connect_peers(self._listener, sockets.connect, self._process, addresses)
         self._peers = {peer: self._peer(peer, connection) for peer, connection in connections.items()}
         for connected in self._peers.values():
             connected.start()
+        return self._peers
 
     def trim(self) -> None:
         for peer in self._peers.values():
@@ -67,6 +67,3 @@ class NetworkTransport(ConnectedTransport[Peer]):
 
     def _peer(self, process: int, connection: Connection) -> Peer:
         return Peer(self._inbox, self._process, process, connection)
-
-    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        self._peers[message.dst].send(message, arrays)

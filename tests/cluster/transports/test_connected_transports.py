@@ -102,7 +102,7 @@ def test_a_message_that_cannot_be_copied_leaves_its_slot_free():
     for tag in range(3):
         with pytest.raises(RuntimeError, match="the task that makes it failed"):
             ends[0].send(MessageId(0, 0, 1, tag), [Broken()])
-    (sender,) = ends[0]._routes[1]._senders.values()
+    sender = ends[0]._senders[1]
     assert all(slot.free for slots in sender._slots.values() for slot in slots)
     for router in ends:
         router.close()
@@ -206,7 +206,7 @@ def test_messages_of_earlier_steps_are_dropped_and_count_as_received(name):
         ends[0].send(MessageId(step, 0, 1, 0), [np.full(9, step)])
         np.testing.assert_array_equal(ends[1].recv(MessageId(step, 0, 1, 0), shardings)[0], np.full(9, step))
     if name == "shared_memory":
-        (sender,) = ends[0]._routes[1]._senders.values()
+        sender = ends[0]._senders[1]
         occupied = [slot for slots in sender._slots.values() for slot in slots if not slot.free]
         assert len(occupied) <= 1, "the slot of the last message may still be lent"
     for router in ends:
