@@ -1,6 +1,6 @@
 """The uses of JAX without a public name, or with different names in its versions.
 
-No further file of the project reaches below JAX's public modules.
+Only this file reaches below JAX's public modules.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def trace_context_for_threads() -> Callable[[], AbstractContextManager]:
 def stable_custom_calls() -> frozenset[str]:
     """The targets of the custom calls that ``jax.export`` writes, which no public name lists.
 
-    ``jax.export`` refuses further targets, and its documentation names examples alone.
+    ``jax.export`` refuses all but these targets, and its documentation names examples alone.
     """
     from jax._src.export import _export
 

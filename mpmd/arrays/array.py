@@ -37,7 +37,7 @@ class Copy(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A value of groups that an array stands for; the attributes are those of ``MpmdArray``."""
+    """A value of groups that an array stands for, with the attributes that ``MpmdArray`` documents."""
 
     mpmd_idxs: tuple[int, ...]
     spec: Spec

@@ -110,7 +110,7 @@ def _is_readable(stored: Any, leaf: Any, arg: Any) -> bool:
 
 
 def _stored_as(leaf: Any) -> jax.ShapeDtypeStruct | str:
-    """The shape and dtype of a stored array or number; ``STRING`` or ``EMPTY`` for further leaves."""
+    """The shape and dtype of a stored array or number; ``STRING`` or ``EMPTY`` of another leaf."""
     if isinstance(leaf, str):
         return STRING
     if _is_empty(leaf):

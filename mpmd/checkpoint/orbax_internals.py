@@ -180,7 +180,7 @@ def stored_tree(handler: orbax.BasePyTreeCheckpointHandler, directory: epath.Pat
 
 
 def stored_leaves(tree: StoredTree, directory: epath.Path) -> dict[str, Any]:
-    """The shape and dtype of each stored array and number; ``STRING`` or ``EMPTY`` for further leaves.
+    """The shape and dtype of each stored array and number; ``STRING`` or ``EMPTY`` of another leaf.
 
     ``handler.metadata`` has the same, and reads the file of all shardings once for each array.
     """

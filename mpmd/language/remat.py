@@ -26,7 +26,7 @@ class Remat(enum.StrEnum, metaclass=_Policies):
 
     Attributes:
       NONE: the backward computes nothing again; no ``jax.checkpoint``.
-      DOTS_SAVEABLE: products are kept, and all further values are computed again.
+      DOTS_SAVEABLE: products are kept, and all values but products are computed again.
       DOTS_WITH_NO_BATCH_DIMS_SAVEABLE: as ``DOTS_SAVEABLE``, but products with batch dimensions, such as
         attention's, are computed again, too.
       NOTHING_SAVEABLE: all is computed again: full rematerialisation.

@@ -33,7 +33,7 @@ MOST_MEASURED = 3
 CONTENDERS = 1.1
 """Candidates within 1.1 times the fastest measured time are measured in turns.
 
-A single measurement on a CPU that further processes use may be off by as much.
+A single measurement on a CPU that other processes use, too, may be off by as much.
 """
 
 MOST_PLAN_SIZE = 50_000

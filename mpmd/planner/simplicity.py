@@ -9,7 +9,7 @@ from mpmd.planner.candidate import Candidate, Prediction
 from mpmd.schedules import ForwardOnly, GPipe, Interleaved1F1B, Std1F1B
 
 KNOWN_SCHEDULES = (GPipe, Std1F1B, Interleaved1F1B, ForwardOnly)
-"""The schedules that pipelines are usually run with. Any further schedule has more tasks, messages or
+"""The schedules that pipelines are usually run with. Other schedules have more tasks, messages or
 values in flight, whose costs no prediction knows well."""
 
 AS_FAST = 1.01

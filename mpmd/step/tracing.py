@@ -25,7 +25,7 @@ class TracedFunction(NamedTuple):
 def described(traced: TracedFunction, args: tuple, kwargs: dict[str, Any], refused: TypeError) -> Any:
     """The result of a step that is called with traced arrays, of which only shapes and dtypes are known.
 
-    ``jax.eval_shape`` and ``jax.make_jaxpr`` need no more. Any further transformation raises ``refused``.
+    ``jax.eval_shape`` and ``jax.make_jaxpr`` need no more. Every other transformation raises ``refused``.
     """
     traced_leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
     results = step_p.bind(*traced_leaves, jaxpr=traced.jaxpr, refused=refused)

@@ -2,7 +2,7 @@
 
 For each group: every value is defined once, before its use, and has the shape and dtype that its readers were
 compiled for; no value is used after its buffer was freed or donated; at the end the group holds the step's
-results and the values that the caller keeps, and no further value. For each edge: the receives are the sends,
+results, the values that the caller keeps, and nothing beside them. For each edge: the receives are the sends,
 in the same order and of the same values, and each message is read. For all groups together: they cannot
 deadlock.
 """

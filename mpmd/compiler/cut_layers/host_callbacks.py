@@ -2,7 +2,7 @@
 
 Such a callback may stand in scans, conditionals and rematerialized functions of the loop's body. The
 callback's operands then become results of the surrounding equation: a scan stacks them, and a conditional
-adds a flag that tells whether the callback was called. A callback within any further equation, such as a
+adds a flag that tells whether the callback was called. A callback within another kind of equation, such as a
 ``while_loop`` or a ``shard_map``, stays part of the executable, and so does a callback whose results are
 read.
 """

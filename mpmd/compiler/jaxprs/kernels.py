@@ -108,7 +108,7 @@ class KernelValues(NamedTuple, Generic[Named]):
 
     Attributes:
       inside: the values that only one call, or its backward, both computes and reads. They are in no memory.
-      operands: all further values: the kernels' operands and results in memory.
+      operands: the kernels' operands and results in memory.
     """
 
     inside: frozenset[Named]

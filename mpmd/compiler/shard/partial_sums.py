@@ -10,7 +10,7 @@ holds partial sums, and one sum over them follows the loop.
 In the equations of a task, or of a body in them:
 
 1. ``_candidates``: backwards from the values that are wanted as partial sums, through linear equations whose
-   result no further equation reads, to the values that should be partial.
+   result no other equation reads, to the values that should be partial.
 2. ``_Walk``: forwards, each candidate that is a sum over a sharded dimension is cut (``sums.py``), and each
    candidate that is linear in partial sums is computed from them (``linear.py``). A whole operand added to
    partial sums counts as partial sums, too: the operand and zeros.

@@ -84,7 +84,7 @@ def _most_in_flight(
 
 
 def _maximal(vectors: set[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """The vectors that no further vector matches or exceeds in every entry."""
+    """The vectors that no other vector matches or exceeds in every entry."""
     kept: list[tuple[int, ...]] = []
     for vector in sorted(vectors, key=sum, reverse=True):
         if not any(all(map(int.__le__, vector, other)) for other in kept):
