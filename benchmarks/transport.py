@@ -31,6 +31,7 @@ from cluster.start.environment import gpu_memory
 from cluster.tcp.credentials import Credentials, make_credentials
 from cluster.transports.choice import DEVICE, NAMES, NETWORK, SHARED_MEMORY
 from cluster.transports.router import Router
+from mpmd.ir.reshard import GroupShape
 from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
 
@@ -124,7 +125,8 @@ class End:
         self.index, self.directory, self.shared_bytes = index, directory, shared_bytes
         self.credentials, self.ways = credentials, ways
         self.submesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("stage",))
-        self.routers = {way: Router(endpoints([1, 1])[index], self.submesh) for way in ways}
+        endpoint = endpoints([GroupShape({"stage": 1})] * 2)[index]
+        self.routers = {way: Router(endpoint, self.submesh) for way in ways}
 
     def listen(self) -> dict[str, Any]:
         addresses: dict[str, Any] = {

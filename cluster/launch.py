@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import jax
 from jax.sharding import AxisType
 from ray.util.placement_group import PlacementGroup
 
 from cluster.driver.calls.actor_calls import ActorCalls
-from cluster.driver.calls.watchdog import Limits, limits_faults
+from cluster.driver.calls.watchdog import Limits
 from cluster.driver.runtime import RayRuntime
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.metrics import RunMetrics
@@ -42,8 +42,15 @@ from cluster.start.resources import (
     reserve_separately,
     reserve_together,
 )
-from cluster.start.shapes import Request, axis_types_of, check, spares_fault, submeshes_of
-from cluster.transports.choice import AUTO, check_encryption, check_name, holdings
+from cluster.start.shapes import (
+    OPTIONAL_STR,
+    Request,
+    axis_types_of,
+    groups_faults,
+    spares_fault,
+    submeshes_of,
+)
+from cluster.transports.choice import AUTO, encryption_fault, holdings, transport_fault
 from mpmd.compat import api_boundary
 from mpmd.meshes.part import parts_faults
 from mpmd.runtime.captures import collection_fault
@@ -52,6 +59,7 @@ from mpmd.util.stopwatch import Stopwatch
 from mpmd.util.warn import warn_user
 from mpmd.validation import (
     Fault,
+    faults_of,
     int_fault,
     number_fault,
     path_fault,
@@ -170,54 +178,23 @@ def launch(
         raise_faults(*alone_faults(mesh_shape, groups), title="mpmd.launch: ")
         axis_of_groups, groups, sizes = groups_of_parts(parts, mpmd_axis)
         mpmd_axis = None
-    request = Request(
-        mesh_shape,
-        mpmd_axis,
-        groups,
-        processes_per_group,
-        platform,
-        cpus_per_group,
-        gpus_per_group,
-        axis_types,
-        accelerator_types,
-    )
-    check(request)
-    check_name(transport)
-    check_encryption(encryption, transport)
-    limits = Limits(step_timeout, stuck_after, load_timeout)
-    raise_faults(
-        str_fault("address", address, optional=True),
-        *_environment_faults(runtime_env),
-        path_fault("compilation_cache", compilation_cache, optional=True),
-        type_fault("recovery", recovery, Recovery, "mpmd.Recovery(...)", optional=True),
-        number_fault("timeout", timeout, "a number of seconds", above=0, finite=True, optional=True),
-        int_fault("max_in_flight", max_in_flight),
-        path_fault("capture", capture, optional=True),
-        *limits_faults(limits),
-        *parts_faults(sizes, len(submeshes_of(request))),
-        title="mpmd.launch: ",
-    )
-    raise_faults(collection_fault(capture), title="mpmd.launch: ")
+    arguments = locals()  # each record takes its fields, whose annotations have their rules
+    request = Request(**{name: arguments[name] for name in Request._fields})
+    options = _Options(**{name: arguments[name] for name in _Options._fields})
+    faults = [
+        fault for record in (request, options) for fault in faults_of(type(record), record._asdict()) if fault
+    ]
+    if not any(isinstance(fault, TypeError) for fault in faults):
+        of_groups = [fault for fault in groups_faults(request) if fault]
+        faults += of_groups
+        if not of_groups:
+            faults += filter(None, _faults_between(request, options, sizes))
+    raise_faults(*faults, title="mpmd.launch: ")
     left_out = left_out_groups(recovery, sizes)
     check_recovery(recovery, submeshes_of(request), left_out)
-    raise_faults(spares_fault(request, recovery.spares if recovery else 0), title="mpmd.launch: ")
-    variables = (runtime_env or {}).get("env_vars") or {}
-    check_cache(compilation_cache, variables)
-    for text in without_effect(variables, jax.config):
+    check_cache(compilation_cache, options.variables)
+    for text in without_effect(options.variables, jax.config):
         warn_user(text, UserWarning)
-    options = _Options(
-        request=request,
-        runtime_env=runtime_env or {},
-        transport=transport,
-        encryption=encryption,
-        compilation_cache=None if compilation_cache is None else os.fspath(compilation_cache),
-        recovery=recovery,
-        resources_timeout=_RESOURCES_SECONDS if timeout is None else timeout,
-        start_timeout=START_SECONDS if timeout is None else timeout,
-        max_in_flight=max_in_flight,
-        limits=limits,
-        left_out=left_out,
-    )
     watch = Stopwatch()
     with contextlib.ExitStack() as undo:
         with watch("ray"):
@@ -226,17 +203,20 @@ def launch(
         processes = processes_of(request, recovery.spares if recovery else 0)
         with watch("resources"):
             reserve = reserve_separately if recovery else reserve_together
-            reservations, nodes = reserve(processes.bundles, processes.teams, options.resources_timeout)
+            reservations, nodes = reserve(
+                processes.bundles, processes.teams, options.seconds(_RESOURCES_SECONDS)
+            )
         placement_groups = {reservation.placement_group for reservation in reservations}
         undo.callback(remove_all, placement_groups)
         with watch("actors"):
-            started = _start_actors(processes, reservations, nodes, options)
+            started = _start_actors(processes, reservations, nodes, request, options)
         with watch("transports"):
             connected = connect(started.actors, started.infos, processes.shapes, transport, encryption, undo)
         recoveries: list[RecoveryReport] = []
         corruptions: list[CorruptionReport] = []
-        reports = _Reports(recoveries, corruptions)
-        runtime = _runtime_of(processes, started, connected, placement_groups, reports, options)
+        runtime = _runtime_of(
+            processes, started, connected, placement_groups, recoveries, corruptions, options, left_out
+        )
         runtime.captures.directory = None if capture is None else Path(capture)
         metrics = RunMetrics(runtime.meters, recoveries)
         undo.pop_all()
@@ -260,26 +240,65 @@ def launch(
     return mesh
 
 
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """The arguments of ``launch``, checked; ``runtime_env`` is empty where there is none."""
+def _environment_faults(name: str, runtime_env: Any) -> Iterator[Fault | None]:
+    """The faults of the fields of Ray's runtime environment that ``launch`` reads."""
+    what = 'a dict as Ray takes it, such as {"env_vars": {"NAME": "value"}}'
+    yield type_fault(name, runtime_env, Mapping, what, optional=True)
+    variables = runtime_env.get("env_vars") if isinstance(runtime_env, Mapping) else None
+    yield type_fault(f"{name}['env_vars']", variables, Mapping, "a dict of str", optional=True)
+    if isinstance(variables, Mapping):
+        for variable, value in variables.items():
+            yield str_fault(f"the name of a variable in {name}", variable)
+            yield str_fault(f"{name}['env_vars'][{variable!r}]", value)
 
-    request: Request
-    runtime_env: Mapping[str, Any]
-    transport: str
+
+_RECOVERY = partial(type_fault, types=Recovery, what="mpmd.Recovery(...)", optional=True)
+_PATH = partial(path_fault, optional=True)
+_SECONDS = partial(number_fault, what="a number of seconds", above=0, optional=True)
+
+
+class _Options(NamedTuple):
+    """The arguments of ``launch`` beside the ``Request`` for groups, with their rules."""
+
+    address: Annotated[str | None, OPTIONAL_STR]
+    runtime_env: Annotated[Mapping[str, Any] | None, _environment_faults]
+    transport: Annotated[str, transport_fault]
     encryption: bool | None
-    compilation_cache: str | None
-    recovery: Recovery | None
-    resources_timeout: float
-    start_timeout: float
-    max_in_flight: int
-    limits: Limits
-    left_out: frozenset[int]
+    compilation_cache: Annotated[str | os.PathLike[str] | None, _PATH]
+    recovery: Annotated[Recovery | None, _RECOVERY]
+    timeout: Annotated[float | None, partial(_SECONDS, finite=True)]
+    max_in_flight: Annotated[int, int_fault]
+    step_timeout: Annotated[float | None, _SECONDS]
+    stuck_after: Annotated[float | None, _SECONDS]
+    load_timeout: Annotated[float | None, _SECONDS]
+    capture: Annotated[str | os.PathLike[str] | None, _PATH]
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The user's environment variables for the actors."""
+        return (self.runtime_env or {}).get("env_vars") or {}
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.step_timeout, self.stuck_after, self.load_timeout)
+
+    @property
+    def cache_directory(self) -> str | None:
+        return None if self.compilation_cache is None else os.fspath(self.compilation_cache)
+
+    def seconds(self, default: float) -> float:
+        """The longest wait for resources, or for actors to start, in seconds."""
+        return default if self.timeout is None else self.timeout
 
 
-class _Reports(NamedTuple):
-    recoveries: list[RecoveryReport]
-    corruptions: list[CorruptionReport]
+def _faults_between(
+    request: Request, options: _Options, parts: Mapping[str, int] | None
+) -> Iterator[Fault | None]:
+    """The faults of arguments that depend on one another, or on the directory of ``capture``."""
+    yield encryption_fault(options.encryption, options.transport)
+    yield collection_fault(options.capture)
+    yield from parts_faults(parts, len(submeshes_of(request)))
+    yield spares_fault(request, options.recovery.spares if options.recovery else 0)
 
 
 class _Started(NamedTuple):
@@ -291,31 +310,35 @@ class _Started(NamedTuple):
 
 
 def _start_actors(
-    processes: Processes, reservations: Sequence[Reservation], nodes: Sequence[str], options: _Options
+    processes: Processes,
+    reservations: Sequence[Reservation],
+    nodes: Sequence[str],
+    request: Request,
+    options: _Options,
 ) -> _Started:
     """Starts all actors and spares, and has the processes of each group meet, and take their devices."""
-    recovery, members = options.recovery, processes.members
+    recovery, endpoints = options.recovery, processes.endpoints
     share_after = None
     if recovery is not None and processes.platform in SHAREABLE_PLATFORMS:
         share_after = recovery.share_after
-    resources = resources_of(
-        processes, nodes, options.request, options.runtime_env, may_share=share_after is not None
-    )
+    runtime_env = options.runtime_env or {}
+    resources = resources_of(processes, nodes, request, runtime_env, may_share=share_after is not None)
     actor_class = RecoverableActor if recovery else GroupActor
-    starter = ActorStarter(members, resources, options.compilation_cache, actor_class)
-    handles = [starter.start(number, reservations[number]) for number in range(len(members))]
+    starter = ActorStarter(endpoints, resources, options.cache_directory, actor_class)
+    handles = [starter.start(number, reservations[number]) for number in range(len(endpoints))]
     replacements = None
     if recovery is not None:
-        mpmd_idxs = [member.mpmd_idx for member in members]
-        of_members, of_spares = reservations[: len(members)], reservations[len(members) :]
-        seconds = options.resources_timeout
+        mpmd_idxs = [endpoint.mpmd_idx for endpoint in endpoints]
+        of_members, of_spares = reservations[: len(endpoints)], reservations[len(endpoints) :]
+        seconds = options.seconds(_RESOURCES_SECONDS)
         allocations = Allocations(of_members, processes.bundles, mpmd_idxs, share_after, seconds)
         replacements = Replacements(starter, allocations, of_spares)
         replacements.start_spares()
-    actors = StartingActors(handles, processes.endpoints, options.start_timeout)
-    infos = open_groups(actors, members, versions_here())
+    start_seconds = options.seconds(START_SECONDS)
+    actors = StartingActors(handles, endpoints, start_seconds)
+    infos = open_groups(actors, versions_here())
     if replacements is not None:
-        replacements.await_spares(options.start_timeout)
+        replacements.await_spares(start_seconds)
     return _Started(actors, infos, replacements)
 
 
@@ -324,10 +347,12 @@ def _runtime_of(
     started: _Started,
     connected: Connected,
     placement_groups: Collection[PlacementGroup],
-    reports: _Reports,
+    recoveries: list[RecoveryReport],
+    corruptions: list[CorruptionReport],
     options: _Options,
+    left_out: frozenset[int],
 ) -> RayRuntime | RecoveringRuntime:
-    """The runtime on the actors; with recovery one that adds its reports to ``reports``."""
+    """The runtime on the actors; with recovery one that adds to ``recoveries`` and ``corruptions``."""
     actors, infos, replacements = started.actors.actors, started.infos, started.replacements
     topology, placement, connections = connected
     groups = RayRuntime(
@@ -349,30 +374,18 @@ def _runtime_of(
         options.transport,
         options.encryption,
         topology.gathering,
-        options.start_timeout,
+        options.seconds(START_SECONDS),
         limits,
-        options.left_out,
+        left_out,
     )
     recovering = RecoveringRuntime(
         groups,
         pool,
         options.recovery,
-        reports.recoveries.append,
-        reports.corruptions.append,
+        recoveries.append,
+        corruptions.append,
         options.max_in_flight,
-        options.left_out,
+        left_out,
     )
     recovering.attach(connections)
     return recovering
-
-
-def _environment_faults(runtime_env: Any) -> Iterator[Fault | None]:
-    """The faults of the fields of Ray's runtime environment that ``launch`` reads."""
-    what = 'a dict as Ray takes it, such as {"env_vars": {"NAME": "value"}}'
-    yield type_fault("runtime_env", runtime_env, Mapping, what, optional=True)
-    variables = runtime_env.get("env_vars") if isinstance(runtime_env, Mapping) else None
-    yield type_fault("runtime_env['env_vars']", variables, Mapping, "a dict of str", optional=True)
-    if isinstance(variables, Mapping):
-        for name, value in variables.items():
-            yield str_fault("the name of a variable in runtime_env", name)
-            yield str_fault(f"runtime_env['env_vars'][{name!r}]", value)

@@ -138,13 +138,13 @@ MAY_IMPORT = {
     "cluster.ray_compat": "",
     "cluster.tcp": "cluster.protocol",
     "cluster.transports": "cluster.protocol cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.runtime "
-    "mpmd.sharding",
+    "mpmd.sharding mpmd.validation",
     "cluster.process": "cluster.protocol cluster.tcp cluster.transports mpmd.compat mpmd.errors mpmd.ir "
     "mpmd.runtime mpmd.sharding mpmd.util",
     "cluster.start": "cluster.process cluster.protocol cluster.ray_compat cluster.tcp cluster.transports "
     "mpmd.ir mpmd.validation",
     "cluster.driver": "cluster.process cluster.protocol cluster.tcp cluster.transports mpmd.errors "
-    "mpmd.ir mpmd.memory mpmd.program mpmd.runtime mpmd.util mpmd.validation",
+    "mpmd.ir mpmd.memory mpmd.program mpmd.runtime mpmd.util",
     "cluster.recovery": "cluster.driver cluster.process cluster.protocol cluster.ray_compat cluster.start "
     "cluster.tcp cluster.transports mpmd.errors mpmd.ir mpmd.meshes mpmd.program mpmd.runtime mpmd.sharding "
     "mpmd.util mpmd.validation",

@@ -20,7 +20,7 @@ from cluster.process.agreement import Agreement
 from cluster.process.compilation_cache import keep_compiled
 from cluster.process.devices import submesh_of
 from cluster.process.slices import SliceTransport
-from cluster.protocol.endpoint import Member
+from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import PackedArray, PackedValue, pack, unpack
 from cluster.protocol.process_info import Location, ProcessInfo
 from cluster.protocol.shipment import Shipment, exported_function
@@ -75,9 +75,9 @@ class GroupActor:
     CONCURRENCY_GROUPS: ClassVar[Mapping[str, int]] = {"control": 2, "watch": 1, "storage": 1}
     """Threads for calls that must not wait for the calls in order, or that never end."""
 
-    def __init__(self, member: Member, compilation_cache: str | None):
-        self._member = member
-        self._mpmd_idx = member.mpmd_idx
+    def __init__(self, endpoint: Endpoint, compilation_cache: str | None):
+        self._endpoint = endpoint
+        self._mpmd_idx = endpoint.mpmd_idx
         self._compilation_cache = compilation_cache
         # Each task is waited for where the host's cores run it: another thread for it would only cost time.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -86,7 +86,7 @@ class GroupActor:
         jax.config.update("jax_enable_x64", True)
         self._activity = Activity()
         self._trace = DeviceTrace()
-        self._agreement = Agreement(member.rank, member.shape.num_processes, self._activity)
+        self._agreement = Agreement(endpoint.rank, endpoint.shape.num_processes, self._activity)
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
         self._last_run = -1
@@ -96,12 +96,12 @@ class GroupActor:
         self._forever = threading.Event()
 
     def __repr__(self) -> str:
-        return self._member.endpoint.name  # Ray labels log lines with it
+        return self._endpoint.name  # Ray labels log lines with it
 
     def locate(self) -> Location:
         """The location of this process, before JAX has looked for devices."""
         port = None
-        if self._member.rank == 0 and self._member.shape.num_processes > 1:
+        if self._endpoint.rank == 0 and self._endpoint.shape.num_processes > 1:
             self._reserved = world.reserve_port()
             port = self._reserved.getsockname()[1]
         node_id = ray.get_runtime_context().get_node_id()
@@ -119,14 +119,14 @@ class GroupActor:
           would execute files that another user may have written.
         """
         keep_compiled(self._compilation_cache)
-        shape = self._member.shape
+        shape = self._endpoint.shape
         if coordinator is not None:
             with self._reserved or contextlib.nullcontext():
-                world.join(coordinator, shape.num_processes, self._member.rank, host, timeout)
-        submesh = submesh_of(self._mpmd_idx, self._member.shape)
+                world.join(coordinator, shape.num_processes, self._endpoint.rank, host, timeout)
+        submesh = submesh_of(self._mpmd_idx, self._endpoint.shape)
         self._devices = tuple(str(device) for device in submesh.local_devices)
         self._transports = supported(submesh.devices.flat[0].platform)
-        self._router = Router(self._member.endpoint, submesh)
+        self._router = Router(self._endpoint, submesh)
         self._worker = GroupWorker(
             mpmd_idx=self._mpmd_idx,
             submesh=submesh,
@@ -134,21 +134,23 @@ class GroupActor:
             agree=self._agreement.agree,
             activity=self._activity,
             of_donated=_OF_DONATED,
-            rank=self._member.rank,
+            rank=self._endpoint.rank,
             is_alone=True,
         )
         return self._info()
 
     def _transport_of(self, plan: Plan) -> Transport:
-        if all(group == GroupShape(self._member.shape.axes) for group in self._member.groups):
+        if all(group == GroupShape(self._endpoint.shape.axes) for group in self._endpoint.groups):
             return self._router  # whole values go from one process to another with the same submesh
-        routes = Routes(plan, Topology(self._member.groups, self._gathering)).of_group(self._mpmd_idx)
-        me, submesh = self._member.endpoint, self._worker.submesh
+        routes = Routes(plan, Topology(self._endpoint.groups, self._gathering)).of_group(self._mpmd_idx)
+        me, submesh = self._endpoint, self._worker.submesh
         return SliceTransport(self._router, me, self._agreement, routes, submesh)
 
     def listen(self, transports: Iterable[str], host: str, credentials: Credentials) -> Addresses:
         """Gets ready for the other processes to connect. Returns this one's addresses."""
-        return Addresses(self._router.listen(transports, host, credentials), self._agreement.listen(host))
+        return Addresses(
+            self._router.listen(transports, host, credentials), self._agreement.listen(host, credentials)
+        )
 
     def connect(
         self,
@@ -166,7 +168,7 @@ class GroupActor:
         """
         self._gathering = gathering
         self._router.connect(routes, [address.transports for address in addresses])
-        leader = self._member.endpoint.number_of(self._mpmd_idx, 0)
+        leader = self._endpoint.number_of(self._mpmd_idx, 0)
         self._agreement.connect(addresses[leader].agreement, credentials, timeout)
 
     def await_driver(self, host: str, credentials: Credentials) -> sockets.Address:
@@ -243,7 +245,7 @@ class GroupActor:
             raise
         except Exception as error:
             self._agreement.leave(request.run, str(error))
-            if self._member.shape.num_processes > 1 and world.is_lost(error.__cause__):
+            if self._endpoint.shape.num_processes > 1 and world.is_lost(error.__cause__):
                 raise world.WorldLostError(str(error)) from error
             raise
 
@@ -342,7 +344,7 @@ class GroupActor:
     def _info(self) -> ProcessInfo:
         return ProcessInfo(
             mpmd_idx=self._mpmd_idx,
-            rank=self._member.rank,
+            rank=self._endpoint.rank,
             node=ray.util.get_node_ip_address(),
             node_id=ray.get_runtime_context().get_node_id(),
             pid=os.getpid(),

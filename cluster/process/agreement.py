@@ -42,11 +42,11 @@ class Agreement:
         self._listener: sockets.Listener | None = None
         self._connections: list[FrameConnection] = []
 
-    def listen(self, host: str) -> sockets.Address | None:
+    def listen(self, host: str, credentials: Credentials) -> sockets.Address | None:
         """Has rank 0 listen, unless the group is connected. Returns its address, or else ``None``."""
         if self._rank or self._connections or self._num_processes == 1:
             return None
-        self._listener = sockets.Listener(host)
+        self._listener = sockets.Listener(host, credentials)
         return self._listener.address
 
     def connect(self, address: sockets.Address | None, credentials: Credentials, timeout: float) -> None:
@@ -57,7 +57,7 @@ class Agreement:
         if self._listener is not None:
             with self._listener:
                 for _ in range(1, self._num_processes):
-                    _, connection = self._listener.accept(credentials)
+                    _, connection = self._listener.accept()
                     self._connections.append(FrameConnection(connection))
             self._listener = None
         elif address is not None:

@@ -67,7 +67,7 @@ def check_free(address: Address) -> None:
 def join(coordinator: Address, num_processes: int, rank: int, host: str, timeout: float) -> None:
     """Joins the world of a group; to be called before JAX looks for devices. Rank 0 is the coordinator.
 
-    Neither the coordinator's port nor the port of the collectives asks for a secret: JAX has no way to.
+    Neither the coordinator's port nor the port of the collectives asks for a certificate: JAX has no way to.
 
     Args:
       coordinator: the address at which rank 0 listens.

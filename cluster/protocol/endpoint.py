@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from mpmd.ir.reshard import GroupShape
@@ -16,14 +17,24 @@ class Endpoint:
 
     Attributes:
       mpmd_idx, rank: the group, and the process's number in it.
-      num_processes: of each group.
+      groups: the shape of every group.
     """
 
     mpmd_idx: int
     rank: int
-    num_processes: tuple[int, ...]
+    groups: tuple[GroupShape, ...] = dataclasses.field(hash=False)
 
     @property
+    def shape(self) -> GroupShape:
+        """The shape of the process's group."""
+        return self.groups[self.mpmd_idx]
+
+    @functools.cached_property
+    def num_processes(self) -> tuple[int, ...]:
+        """The number of processes of each group."""
+        return tuple(group.num_processes for group in self.groups)
+
+    @functools.cached_property
     def number(self) -> int:
         """The process's number among the processes of all groups."""
         return self.number_of(self.mpmd_idx, self.rank)
@@ -46,31 +57,9 @@ class Endpoint:
         raise AssertionError(f"there are {sum(self.num_processes)} processes")
 
 
-def endpoints(num_processes: Sequence[int]) -> tuple[Endpoint, ...]:
-    """All processes, in the order of their numbers; ``num_processes`` has the count of each group."""
-    counts = tuple(num_processes)
-    return tuple(Endpoint(i, rank, counts) for i, count in enumerate(counts) for rank in range(count))
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """A process of a group.
-
-    Attributes:
-      mpmd_idx: the group.
-      rank: the process's number in it.
-      groups: the shape of every group.
-    """
-
-    mpmd_idx: int
-    rank: int
-    groups: tuple[GroupShape, ...]
-
-    @property
-    def shape(self) -> GroupShape:
-        return self.groups[self.mpmd_idx]
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The process as the transports address it."""
-        return Endpoint(self.mpmd_idx, self.rank, tuple(group.num_processes for group in self.groups))
+def endpoints(groups: Sequence[GroupShape]) -> tuple[Endpoint, ...]:
+    """The processes of all groups, in the order of their numbers."""
+    shapes = tuple(groups)
+    return tuple(
+        Endpoint(i, rank, shapes) for i, group in enumerate(shapes) for rank in range(group.num_processes)
+    )

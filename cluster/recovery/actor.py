@@ -18,7 +18,7 @@ import ray
 
 from cluster.process.actor import GroupActor
 from cluster.process.agreement import Agreement
-from cluster.protocol.endpoint import Member
+from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.store import Chunk, DamagedCopyError, SnapshotStore, restore
 from mpmd.runtime.lost_values import LostValue
@@ -45,8 +45,8 @@ class RecoverableActor(GroupActor):
     }
     """Copies travel in a thread of their own, while steps run."""
 
-    def __init__(self, member: Member, compilation_cache: str | None):
-        super().__init__(member, compilation_cache)
+    def __init__(self, endpoint: Endpoint, compilation_cache: str | None):
+        super().__init__(endpoint, compilation_cache)
         self._serving = threading.Lock()
         # The process's own copies and those that it keeps for others, by process.
         self._stores: dict[int, SnapshotStore] = collections.defaultdict(SnapshotStore)
@@ -72,14 +72,14 @@ class RecoverableActor(GroupActor):
 
     def warm_up(self) -> None:
         """Has a spare process take its devices, unless processes of its group have to meet first."""
-        if self._member.shape.num_processes == 1:
+        if self._endpoint.shape.num_processes == 1:
             jax.block_until_ready(jax.numpy.zeros(1) + 1)
 
-    def adopt(self, member: Member) -> None:
+    def adopt(self, endpoint: Endpoint) -> None:
         """Makes a spare process one of a group. Call ``open`` next."""
-        self._member = member
-        self._mpmd_idx = member.mpmd_idx
-        self._agreement = Agreement(member.rank, member.shape.num_processes, self._activity)
+        self._endpoint = endpoint
+        self._mpmd_idx = endpoint.mpmd_idx
+        self._agreement = Agreement(endpoint.rank, endpoint.shape.num_processes, self._activity)
 
     # A process that others leave.
 
@@ -122,7 +122,7 @@ class RecoverableActor(GroupActor):
         """
         start = time.perf_counter()
         self.release(released)
-        store = self._stores[self._member.endpoint.number]
+        store = self._stores[self._endpoint.number]
         store.keep_only(base)
         nbytes = store.take(number, self._worker.values(), self._worker.submesh)
         return Copied(time.perf_counter() - start, nbytes)
@@ -149,7 +149,7 @@ class RecoverableActor(GroupActor):
         try:
             store.add(number, chunk)
         except DamagedCopyError as error:
-            me = self._member.endpoint
+            me = self._endpoint
             raise DamagedCopyError(
                 f"{me.name} cannot keep values of {me.name_of(process)}: {error}"
             ) from error
@@ -165,7 +165,7 @@ class RecoverableActor(GroupActor):
 
         ``kept`` are the processes whose snapshots this one keeps from now on.
         """
-        me = self._member.endpoint.number
+        me = self._endpoint.number
         for process in self._stores.keys() - {me, *kept}:
             del self._stores[process]
         store = self._stores[me]

@@ -65,9 +65,8 @@ class ProcessPool:
     ):
         self.replacements = replacements
         self.allocations = replacements.allocations
-        self._members = replacements.starter.members
         self.actors = list(actors)
-        self.processes = tuple(member.endpoint for member in self._members)
+        self.processes = replacements.starter.endpoints
         self._infos = list(placement.processes)
         self._placement = placement
         self._transport = transport
@@ -144,9 +143,7 @@ class ProcessPool:
                 on_lost(error)
 
         numbers = self._numbers_of(groups)
-        opened = open_groups(
-            self._starting(numbers, check), [self._members[i] for i in numbers], versions_here()
-        )
+        opened = open_groups(self._starting(numbers, check), versions_here())
         for number, info in zip(numbers, opened, strict=True):
             self._infos[number] = self.replacements.placed(number, info)
 

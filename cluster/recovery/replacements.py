@@ -13,7 +13,6 @@ from ray.actor import ActorHandle
 
 from cluster.driver.calls.watchdog import NO_LIMITS
 from cluster.driver.ray_session import RaySession
-from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.allocations import Allocations
 from cluster.recovery.liveness_waiter import LivenessWaiter, Pings
@@ -89,7 +88,7 @@ class Replacements:
                 if allocation is None or self.allocations.node_of(allocation) not in good:
                     allocation = self.allocations.request_spare(self.starter.resources[0].bundle)
                 actor = self.starter.start(0, allocation)
-                waiter = LivenessWaiter([actor], endpoints([1]), NO_LIMITS)
+                waiter = LivenessWaiter([actor], self.starter.endpoints[:1], NO_LIMITS)
                 self._spares.append(_Spare(actor, allocation, actor.warm_up.remote(), waiter, {}))
             self._free.clear()
             prepared = [allocation for _, allocation in self._prepared.values()]
@@ -181,10 +180,10 @@ class Replacements:
                 taken = taken if taken is not None and _is_alive(taken[0]) else self._take_spare()
                 if taken is not None:
                     actors[number], allocation = taken
-                    actors[number].adopt.remote(self.starter.members[number])
+                    actors[number].adopt.remote(self.starter.endpoints[number])
                     self._leave(number, allocation)
             start = time.monotonic()
-            for mpmd_idx in sorted({self.starter.members[n].mpmd_idx for n in numbers if n not in actors}):
+            for mpmd_idx in sorted({self.starter.endpoints[n].mpmd_idx for n in numbers if n not in actors}):
                 waited = time.monotonic() - start  # for the groups before, and for this one as well
                 allocations = self.allocations.find(mpmd_idx, infos, numbers, check=check, waited=waited)
                 for number in allocations.keys() - actors.keys():
@@ -202,9 +201,9 @@ class Replacements:
     def placed(self, number: int, info: ProcessInfo) -> ProcessInfo:
         """The record of a process, completed by the group with which it shares."""
         allocation = self.allocations.of(number)
-        group = (
-            self.starter.members[allocation.host].mpmd_idx if isinstance(allocation, SharedDevices) else None
-        )
+        group = None
+        if isinstance(allocation, SharedDevices):
+            group = self.starter.endpoints[allocation.host].mpmd_idx
         return dataclasses.replace(info, shares_with=group)
 
 

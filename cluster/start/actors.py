@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cluster.process.actor import GroupActor
-from cluster.protocol.endpoint import Member
+from cluster.protocol.endpoint import Endpoint
 from cluster.start.environment import visible_devices
 from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import Allocation, Reservation
@@ -20,7 +20,7 @@ class ActorStarter:
     """Starts actors, each in its allocation.
 
     Args:
-      members: the processes, in the order of their numbers.
+      endpoints: the processes, in the order of their numbers.
       resources: the resources of each process.
       compilation_cache: as of ``GroupActor``.
       actor_class: the class of the actors.
@@ -28,12 +28,12 @@ class ActorStarter:
 
     def __init__(
         self,
-        members: Sequence[Member],
+        endpoints: Sequence[Endpoint],
         resources: Sequence[ProcessResources],
         compilation_cache: str | None,
         actor_class: type[GroupActor] = GroupActor,
     ):
-        self.members = tuple(members)
+        self.endpoints = tuple(endpoints)
         self.resources = tuple(resources)
         self._compilation_cache = compilation_cache
         self._actor_class = ray.remote(concurrency_groups=dict(actor_class.CONCURRENCY_GROUPS))(actor_class)  # type: ignore[call-overload]
@@ -57,4 +57,4 @@ class ActorStarter:
             max_restarts=0,  # a restarted process would not have the group's values
             scheduling_strategy=where,
             runtime_env=runtime_env,
-        ).remote(self.members[number], self._compilation_cache)
+        ).remote(self.endpoints[number], self._compilation_cache)

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import ray
 from ray.actor import ActorHandle
 
-from cluster.protocol.endpoint import Endpoint, Member
+from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.process_info import Location, Placement, ProcessInfo
 from cluster.protocol.versions import Versions, check_versions
 from cluster.ray_compat import log_directory, progress_of
 from cluster.tcp import sockets
-from cluster.tcp.admission import OUT_OF_RESOURCES
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import make_credentials
+from cluster.tcp.listener import OUT_OF_RESOURCES
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY, choose
 from mpmd.ir.plan import Edge
 from mpmd.ir.reshard import GroupShape
@@ -121,17 +121,17 @@ def late_error(title: str, late: Mapping[str, ActorHandle]) -> RuntimeError:
     return RuntimeError("\n".join([f"{title}:", *lines, where]))
 
 
-def open_groups(actors: StartingActors, members: Sequence[Member], versions: Versions) -> list[ProcessInfo]:
+def open_groups(actors: StartingActors, versions: Versions) -> list[ProcessInfo]:
     """Has the processes of each group meet, and take their devices.
 
     Raises: ``RuntimeError`` when one cannot, or has other ``versions`` than the driver.
     """
-    locations: list[Location] = actors.call("locate", [()] * len(members))
+    locations: list[Location] = actors.call("locate", [()] * len(actors.processes))
     names = [process.name for process in actors.processes]
     check_versions(versions, dict(zip(names, (location.versions for location in locations), strict=True)))
     groups: dict[int, list[Location]] = {}
-    for member, location in zip(members, locations, strict=True):
-        groups.setdefault(member.mpmd_idx, []).append(location)
+    for process, location in zip(actors.processes, locations, strict=True):
+        groups.setdefault(process.mpmd_idx, []).append(location)
     opening = []
     for of_group in groups.values():
         hosts, port = _hosts(of_group), of_group[0].port

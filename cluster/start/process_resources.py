@@ -38,8 +38,8 @@ def resources_of(
     variables = runtime_env.get("env_vars") or {}
     shares_of_nodes = threads_per_process(nodes)
     resources = []
-    for number, member in enumerate(processes.members):
-        bundle, shape, num_threads = processes.bundles[number], member.shape, shares_of_nodes[number]
+    for number, endpoint in enumerate(processes.endpoints):
+        bundle, shape, num_threads = processes.bundles[number], endpoint.shape, shares_of_nodes[number]
         if request.cpus_per_group:
             num_threads = int(max(request.cpus_per_group / shape.num_processes, 1))
         memory = {}

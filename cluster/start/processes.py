@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.protocol.endpoint import Endpoint, Member, endpoints
+from cluster.protocol.endpoint import Endpoint, endpoints
 from cluster.start.ray_connection import default_platform
 from cluster.start.resources import ACCELERATOR_TYPE, Bundle, fitting_cpus, live_nodes
 from cluster.start.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request, accelerator_types_of, shapes_of
@@ -26,31 +26,26 @@ class Processes:
 
     Attributes:
       platform: of the groups' devices.
-      members: the processes, in the order of their numbers.
+      endpoints: the processes, in the order of their numbers.
       bundles: the resources of each, and then of each spare.
     """
 
     platform: str
-    members: tuple[Member, ...]
+    endpoints: tuple[Endpoint, ...]
     bundles: Sequence[Bundle]
 
     @property
     def shapes(self) -> tuple[GroupShape, ...]:
         """The shape of each group."""
-        return self.members[0].groups
-
-    @property
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        """The processes, as the transports call them."""
-        return tuple(member.endpoint for member in self.members)
+        return self.endpoints[0].groups
 
     @property
     def teams(self) -> list[list[int]]:
         """The numbers of the processes of each group, and then of each spare."""
         groups: dict[int, list[int]] = {}
-        for number, member in enumerate(self.members):
-            groups.setdefault(member.mpmd_idx, []).append(number)
-        return [*groups.values(), *([spare] for spare in range(len(self.members), len(self.bundles)))]
+        for number, endpoint in enumerate(self.endpoints):
+            groups.setdefault(endpoint.mpmd_idx, []).append(number)
+        return [*groups.values(), *([spare] for spare in range(len(self.endpoints), len(self.bundles)))]
 
 
 def processes_of(request: Request, num_spares: int) -> Processes:
@@ -60,9 +55,7 @@ def processes_of(request: Request, num_spares: int) -> Processes:
     """
     platform = request.platform or default_platform()
     shapes = shapes_of(request, platform, [node["Resources"].get("GPU", 0) for node in live_nodes()])
-    numbered = endpoints([shape.num_processes for shape in shapes])
-    members = tuple(Member(process.mpmd_idx, process.rank, shapes) for process in numbered)
-    return Processes(platform, members, bundles_of(request, platform, shapes, num_spares))
+    return Processes(platform, endpoints(shapes), bundles_of(request, platform, shapes, num_spares))
 
 
 def bundles_of(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from jax.sharding import AxisType
 
@@ -18,7 +19,6 @@ from mpmd.validation import (
     is_int,
     is_sequence,
     number_fault,
-    raise_faults,
     sequence_fault,
     shown,
     str_fault,
@@ -31,38 +31,88 @@ MOST_PROCESSES = 40_000
 """Ray is tested with as many actors in a cluster, says its scalability envelope."""
 
 
+_AXES = "a dict of axis names and sizes, as {'stage': 4}"
+
+
+def _groups_faults(name: str, groups: Any) -> Iterator[Fault | None]:
+    if groups is not None:
+        yield sequence_fault(name, groups, "a sequence with the axes of each group, as [{'data': 4}]")
+    for mpmd_idx, axes in enumerate(groups if is_sequence(groups) else ()):
+        yield type_fault(f"{name}[{mpmd_idx}]", axes, Mapping, _AXES)
+
+
+def _axis_types_faults(name: str, types: Any) -> Iterator[Fault | None]:
+    kinds = [*types.values()] if isinstance(types, Mapping) else [] if types is None else [types]
+    for kind in kinds:
+        yield type_fault(
+            name, kind, AxisType, "of jax.sharding.AxisType, or a dict of these by the names of axes"
+        )
+    if AxisType.Manual in kinds:
+        yield ValueError(f"{name} must be Auto or Explicit: axes are Manual within a jax.shard_map only")
+
+
+def _processes_faults(name: str, processes: Any) -> Iterator[Fault | None]:
+    if is_sequence(processes):
+        yield from int_faults(name, processes, -math.inf)
+    elif processes is not None and not is_int(processes):
+        yield TypeError(
+            f"{name} must be a whole number, or a sequence with one for each group, not {shown(processes)}"
+        )
+
+
+def _accelerators_faults(name: str, types: Any) -> Iterator[Fault | None]:
+    if is_sequence(types):
+        yield from (str_fault(f"{name}[{mpmd_idx}]", each) for mpmd_idx, each in enumerate(types))
+    elif types is not None and not isinstance(types, str):
+        what = "the name of an accelerator type, such as 'H100', or a sequence with one for each group"
+        yield TypeError(f"{name} must be {what}, not {shown(types)}")
+
+
+def _platform_fault(name: str, platform: Any) -> Fault | None:
+    if platform is None or (platform and "," not in platform):
+        return None
+    what = "one platform for all processes, such as 'cpu' or 'cuda'"
+    return ValueError(f"{name} must be {what}, not {platform!r}")
+
+
+def _whole_fault(name: str, gpus: Any) -> Fault | None:
+    if gpus is None or gpus <= 1 or not gpus % 1:
+        return None
+    return ValueError(f"{name} must be whole where it is more than one, not {gpus}")
+
+
+OPTIONAL_STR = functools.partial(str_fault, optional=True)
+_CPUS = functools.partial(number_fault, above=0, finite=True, optional=True)
+_GPUS = functools.partial(number_fault, least=0, finite=True, optional=True)
+
+
 class Request(NamedTuple):
-    """The arguments of ``launch`` that say which groups there are, and what each gets."""
+    """The arguments of ``launch`` that say which groups there are, and what each gets, with their rules."""
 
-    mesh_shape: Mapping[str, int] | None
-    mpmd_axis: str | None
-    groups: Sequence[Mapping[str, int]] | None
-    processes_per_group: int | Sequence[int] | None = None
-    platform: str | None = None
-    cpus_per_group: float | None = None
-    gpus_per_group: float | None = None
-    axis_types: Mapping[str, AxisType] | AxisType | None = None
-    accelerator_types: Sequence[str] | str | None = None
+    mesh_shape: Annotated[
+        Mapping[str, int] | None, functools.partial(type_fault, types=Mapping, what=_AXES, optional=True)
+    ]
+    mpmd_axis: Annotated[str | None, OPTIONAL_STR]
+    groups: Annotated[Sequence[Mapping[str, int]] | None, _groups_faults]
+    processes_per_group: Annotated[int | Sequence[int] | None, _processes_faults] = None
+    platform: Annotated[str | None, OPTIONAL_STR, _platform_fault] = None
+    cpus_per_group: Annotated[float | None, _CPUS] = None
+    gpus_per_group: Annotated[float | None, _GPUS, _whole_fault] = None
+    axis_types: Annotated[Mapping[str, AxisType] | AxisType | None, _axis_types_faults] = None
+    accelerator_types: Annotated[Sequence[str] | str | None, _accelerators_faults] = None
 
 
-def check(request: Request) -> None:
-    """Raises all that is wrong with a request, as ``TypeError`` if values are of wrong types.
+def groups_faults(request: Request) -> Iterator[Fault | None]:
+    """The faults of the groups that a request with values of the right types asks for.
 
-    What the nodes can hold is not looked at; ``shapes_of`` does.
+    The nodes of the cluster are unknown yet; ``shapes_of`` looks at what they can hold.
     """
-    faults = [fault for fault in _faults_of_types(request) if fault]
-    if any(isinstance(fault, TypeError) for fault in faults):
-        raise_faults(*faults)
-    of_shapes = [fault for fault in _faults_of_shapes(request) if fault]
-    submeshes = None if of_shapes else submeshes_of(request)
-    faults += of_shapes
-    faults += _faults_of_axis_types(request, submeshes)
-    faults += _faults_of_resources(request)
-    if submeshes:
-        faults += _faults_of_accelerators(request, len(submeshes))
-    if submeshes and request.processes_per_group is not None:
-        faults += _faults_of_processes(request, submeshes)
-    raise_faults(*faults)
+    faults = [fault for fault in _submeshes_faults(request) if fault]
+    yield from faults
+    if not faults:
+        submeshes = submeshes_of(request)
+        yield from _named_axes_faults(request, submeshes)
+        yield from _counts_faults(request, submeshes)
 
 
 def submeshes_of(request: Request) -> list[dict[str, int]]:
@@ -190,121 +240,60 @@ def _check_gpus(shapes: Sequence[GroupShape], gpus: float) -> None:
         raise ValueError("\n".join(faults))
 
 
-def _faults_of_types(request: Request) -> Iterator[Fault | None]:
-    shape, groups, processes = request.mesh_shape, request.groups, request.processes_per_group
-    what = "a dict of axis names and sizes, as {'stage': 4}"
-    yield type_fault("mesh_shape", shape, Mapping, what, optional=True)
-    yield str_fault("mpmd_axis", request.mpmd_axis, optional=True)
-    yield str_fault("platform", request.platform, optional=True)
-    if is_sequence(groups):
-        for mpmd_idx, axes in enumerate(groups or ()):
-            yield type_fault(f"groups[{mpmd_idx}]", axes, Mapping, what)
-    elif groups is not None:
-        yield sequence_fault("groups", groups, "a sequence with the axes of each group, as [{'data': 4}]")
-    kinds = request.axis_types
-    for kind in kinds.values() if isinstance(kinds, Mapping) else [] if kinds is None else [kinds]:
-        what = "of jax.sharding.AxisType, or a dict of these by the names of axes"
-        yield type_fault("axis_types", kind, AxisType, what)
-    if is_sequence(processes):
-        yield from int_faults("processes_per_group", processes, -math.inf)
-    elif processes is not None and not is_int(processes):
-        yield TypeError(
-            "processes_per_group must be a whole number, or a sequence with one for each group, not "
-            f"{shown(processes)}"
-        )
-    types = request.accelerator_types
-    if not isinstance(types, str) and is_sequence(types):
-        for mpmd_idx, name in enumerate(types or ()):
-            yield str_fault(f"accelerator_types[{mpmd_idx}]", name)
-    elif not isinstance(types, str) and types is not None:
-        what = "the name of an accelerator type, such as 'H100', or a sequence with one for each group"
-        yield TypeError(f"accelerator_types must be {what}, not {shown(types)}")
-    yield number_fault("cpus_per_group", request.cpus_per_group, above=0, finite=True, optional=True)
-    yield number_fault("gpus_per_group", request.gpus_per_group, least=0, finite=True, optional=True)
-
-
-def _faults_of_shapes(request: Request) -> Iterator[Fault | None]:
+def _submeshes_faults(request: Request) -> Iterator[Fault | None]:
     mesh_shape, mpmd_axis, groups = request.mesh_shape, request.mpmd_axis, request.groups
-    if groups is not None:
-        if mesh_shape is not None or mpmd_axis is not None:
-            yield ValueError("give groups, or mesh_shape and mpmd_axis, and not both")
-        if not groups:
-            yield ValueError(
-                "groups is empty: give the axes of each group's submesh, such as [{'data': 4}, {'data': 2}]"
-            )
-        faults = [
-            fault
-            for mpmd_idx, axes in enumerate(groups)
-            for fault in _faults_of_sizes(f"groups[{mpmd_idx}]", axes)
-            if fault
-        ]
-        yield from faults
-        if not faults:
-            yield from _faults_of_amounts(len(groups), sum(math.prod(axes.values()) for axes in groups))
-    elif mesh_shape is None or mpmd_axis is None:
+    if groups is None and (mesh_shape is None or mpmd_axis is None):
         yield ValueError("launch needs mesh_shape and mpmd_axis, or groups")
-    else:
+        return
+    shapes = {f"groups[{mpmd_idx}]": axes for mpmd_idx, axes in enumerate(groups or ())}
+    if groups is None:
+        assert mesh_shape is not None, "it was looked at above"
+        shapes = {"mesh_shape": mesh_shape}
         if mpmd_axis not in mesh_shape:
             names = ", ".join(map(str, mesh_shape))
             yield ValueError(f"mesh_shape has no axis mpmd_axis={mpmd_axis!r}; its axes are {names}")
-        faults = [fault for fault in _faults_of_sizes("mesh_shape", mesh_shape) if fault]
-        yield from faults
-        if not faults and mpmd_axis in mesh_shape:
-            yield from _faults_of_amounts(mesh_shape[mpmd_axis], math.prod(mesh_shape.values()))
-
-
-def _faults_of_sizes(name: str, axes: Mapping[str, int]) -> Iterator[Fault | None]:
-    for axis, size in axes.items():
-        yield str_fault(f"the name of an axis in {name}", axis)
-        yield int_fault(f"{name}[{axis!r}]", size)
-
-
-def _faults_of_amounts(num_groups: int, num_devices: int) -> Iterator[Fault | None]:
-    if num_groups > MOST_PROCESSES:
+    elif mesh_shape is not None or mpmd_axis is not None:
+        yield ValueError("give groups, or mesh_shape and mpmd_axis, and not both")
+    elif not groups:
         yield ValueError(
-            f"{counted(num_groups)} groups, each a process at least, are more than the {MOST_PROCESSES} "
-            "processes that a Ray cluster can have"
+            "groups is empty: give the axes of each group's submesh, such as [{'data': 4}, {'data': 2}]"
         )
-    yield device_count_fault(num_devices)
+    sizes = [
+        fault
+        for name, axes in shapes.items()
+        for axis, size in axes.items()
+        for fault in (str_fault(f"the name of an axis in {name}", axis), int_fault(f"{name}[{axis!r}]", size))
+        if fault
+    ]
+    yield from sizes
+    if not sizes:
+        num_groups = len(shapes) if mpmd_axis is None else shapes.get("mesh_shape", {}).get(mpmd_axis, 1)
+        if num_groups > MOST_PROCESSES:
+            yield ValueError(
+                f"{counted(num_groups)} groups, each a process at least, are more than the {MOST_PROCESSES} "
+                "processes that a Ray cluster can have"
+            )
+        yield device_count_fault(sum(math.prod(axes.values()) for axes in shapes.values()))
 
 
-def _faults_of_axis_types(request: Request, submeshes: Sequence[Mapping[str, int]] | None) -> Iterator[Fault]:
-    types = request.axis_types
-    named = types if isinstance(types, Mapping) else {}
-    for axis in named:
-        if submeshes and axis not in submeshes[0]:
+def _named_axes_faults(request: Request, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:
+    for axis in request.axis_types if isinstance(request.axis_types, Mapping) else ():
+        if axis not in submeshes[0]:
             yield ValueError(
                 f"axis_types names the axis {axis!r}; the axes of groups are {', '.join(submeshes[0])}"
             )
-    if AxisType.Manual in (types, *named.values()):
-        yield ValueError("axis_types must be Auto or Explicit: axes are Manual within a jax.shard_map only")
 
 
-def _faults_of_resources(request: Request) -> Iterator[Fault]:
-    gpus, platform = request.gpus_per_group, request.platform
-    if gpus is not None and gpus > 1 and gpus % 1:
-        yield ValueError(f"gpus_per_group must be whole where it is more than one, not {gpus}")
-    if platform is not None and (not platform or "," in platform):
-        yield ValueError(
-            f"platform must be one platform for all processes, such as 'cpu' or 'cuda', not {platform!r}"
-        )
-
-
-def _faults_of_accelerators(request: Request, num_groups: int) -> Iterator[Fault]:
+def _counts_faults(request: Request, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:
+    num_groups, gpus = len(submeshes), request.gpus_per_group
     types = accelerator_types_of(request, num_groups)
     if len(types) != num_groups:
         yield ValueError(f"accelerator_types has {len(types)} names, but there are {num_groups} groups")
     if "" in types:
         yield ValueError("accelerator_types must be names, such as 'H100', and one is empty")
-
-
-def _faults_of_processes(request: Request, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:
-    assert request.processes_per_group is not None, "it was asked for"
-    counts, gpus = each(request.processes_per_group, len(submeshes)), request.gpus_per_group
-    if len(counts) != len(submeshes):
-        yield ValueError(
-            f"processes_per_group has {len(counts)} numbers, but there are {len(submeshes)} groups"
-        )
+    counts = each(1 if request.processes_per_group is None else request.processes_per_group, num_groups)
+    if len(counts) != num_groups:
+        yield ValueError(f"processes_per_group has {len(counts)} numbers, but there are {num_groups} groups")
         return
     for mpmd_idx, (axes, count) in enumerate(zip(submeshes, counts, strict=True)):
         devices = math.prod(axes.values())

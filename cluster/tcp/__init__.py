@@ -1,7 +1,7 @@
-"""Connections between the processes of a mesh, and with the driver, authenticated by a shared secret.
+"""Connections between the processes of a mesh, and with the driver, which need the credentials of a launch.
 
-To read in order: ``connection`` (both ends of a TCP connection), ``records`` (how bytes travel there),
-``credentials`` (of a launch), ``greeting`` (the proof that a peer has the credentials), ``admission`` (which
-peers are accepted), ``sockets`` (listening and connecting by TCP) and ``local`` (the same on one machine),
+To read in order: ``connection`` (both ends of a TCP connection), ``records`` (how bytes travel on it),
+``credentials`` (of a launch), ``handshake`` (the proof that both ends have them), ``listener`` (accepts peers
+that have them), ``sockets`` (listening and connecting by TCP) and ``local`` (the same on one machine),
 ``frames`` (the messages), ``rpc`` (requests and replies).
 """

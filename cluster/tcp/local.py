@@ -10,35 +10,31 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cluster.tcp.admission import Admission, connecting
 from cluster.tcp.credentials import Credentials
-from cluster.tcp.greeting import Greeting, introduce
+from cluster.tcp.handshake import AuthenticatedPeer, request
+from cluster.tcp.listener import Listener, connecting
 
 
 class LocalAddress(NamedTuple):
     """The name of a ``LocalListener``'s socket, and the listener's identity, which no other one has."""
 
     name: str
-    identity: bytes
+    identity: str
 
 
-class LocalListener(Admission[socket.socket]):
-    """Accepts connections from processes of this machine that have the credentials.
+class LocalListener(Listener[socket.socket]):
+    """Accepts connections of this machine from peers that have the credentials, as non-blocking sockets."""
 
-    Accepted sockets do not block.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, credentials: Credentials) -> None:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         name = f"mpmd-{secrets.token_hex(16)}"
         listening.bind(f"\0{name}")
         listening.listen(socket.SOMAXCONN)
-        super().__init__(listening)
+        super().__init__(listening, credentials)
         self.address = LocalAddress(name, self.identity)
 
-    def _admitted(self, greeting: Greeting) -> socket.socket:
-        assert greeting.handshake is None, "what does not leave the machine is not encrypted"
-        return greeting.link
+    def _open(self, link: socket.socket, peer: AuthenticatedPeer) -> socket.socket:
+        return link
 
 
 def connect_locally(
@@ -48,7 +44,7 @@ def connect_locally(
     number: int,
     check: Callable[[], None] = lambda: None,
 ) -> socket.socket:
-    """Connects with a ``LocalListener`` that accepts, as ``cluster.tcp.sockets.connect`` does by TCP.
+    """Connects with a ``LocalListener``, as ``cluster.tcp.sockets.connect`` does by TCP.
 
     Returns: the socket, which does not block.
     """
@@ -60,5 +56,5 @@ def connect_locally(
                 break
             except BlockingIOError:  # more wait there than its queue takes
                 wait.pause()
-        introduce(link, address.identity, credentials, number, False, wait)
+        request(link, credentials.context(accepts=False), address.identity, number, False, wait)
         return link

@@ -92,19 +92,17 @@ class Server:
 
     def __init__(self, name: str, host: str, credentials: Credentials):
         self._name = name
-        self._listener = Listener(host)
+        self._listener = Listener(host, credentials)
         self.address: Address = self._listener.address
         self._requests: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._connection: queue.SimpleQueue[FrameConnection] = queue.SimpleQueue()
-        threading.Thread(
-            target=self._read_requests, args=(credentials,), name="requests", daemon=True
-        ).start()
+        threading.Thread(target=self._read_requests, name="requests", daemon=True).start()
 
-    def _read_requests(self, credentials: Credentials) -> None:
+    def _read_requests(self) -> None:
         """Runs in a thread of its own, so that large requests arrive while the group computes."""
         with self._listener:
             try:
-                _, accepted = self._listener.accept(credentials)
+                _, accepted = self._listener.accept()
             except ConnectionError:  # it was told that nobody comes
                 return
         connection = FrameConnection(accepted)

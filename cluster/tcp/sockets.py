@@ -9,10 +9,11 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cluster.tcp.admission import Admission, connecting
-from cluster.tcp.connection import Connection, EncryptedConnection
-from cluster.tcp.credentials import Credentials, Handshake
-from cluster.tcp.greeting import Greeting, introduce
+from cluster.tcp import listener
+from cluster.tcp.connection import Connection, EncryptedConnection, Session
+from cluster.tcp.credentials import Credentials
+from cluster.tcp.handshake import AuthenticatedPeer, request
+from cluster.tcp.listener import connecting
 
 UNREACHABLE_SECONDS = 60
 """A peer that acknowledges nothing for this long, or accepts no data, counts as lost."""
@@ -26,23 +27,25 @@ class Address(NamedTuple):
 
     host: str
     port: int
-    identity: bytes
+    identity: str
 
 
-class Listener(Admission[Connection]):
-    """Accepts connections at a free port of a host from peers with the credentials only.
+class Listener(listener.Listener[Connection]):
+    """Accepts connections at a free port of a host from peers that have the credentials.
 
     Args:
-      host: the only address of this machine to listen at.
+      host: the address of this machine to listen at; no other one is open.
+      credentials: of both ends.
     """
 
-    def __init__(self, host: str):
-        super().__init__(socket.create_server((host, 0), backlog=socket.SOMAXCONN))
-        host, port = self._socket.getsockname()
+    def __init__(self, host: str, credentials: Credentials):
+        server = socket.create_server((host, 0), backlog=socket.SOMAXCONN)
+        host, port = server.getsockname()
+        super().__init__(server, credentials)
         self.address = Address(host, port, self.identity)
 
-    def _admitted(self, greeting: Greeting) -> Connection:
-        return _connection(greeting.link, greeting.handshake)
+    def _open(self, link: socket.socket, peer: AuthenticatedPeer) -> Connection:
+        return _connection(link, peer.encrypts, peer.session)
 
 
 def connect(
@@ -52,11 +55,10 @@ def connect(
     number: int = -1,
     check: Callable[[], None] = lambda: None,
 ) -> Connection:
-    """Connects with a ``Listener`` that accepts.
+    """Connects with a ``Listener``.
 
     Args:
-      timeout: seconds until the peer begins the greeting, which it may do late. The rest takes a few seconds
-        at most.
+      timeout: seconds until the listener answers, which may be late. The rest takes a few seconds at most.
       number: what this process is to the peer.
       check: is called several times a second, and raises to wait no longer.
 
@@ -73,11 +75,12 @@ def connect(
         encrypts = credentials.encryption
         if encrypts is None:  # what a machine sends to itself, does not leave it
             encrypts = tcp.getsockname()[0] != tcp.getpeername()[0]
-        handshake = introduce(tcp, address.identity, credentials, number, encrypts, wait)
-        return _connection(tcp, handshake)
+        context = credentials.context(accepts=False)
+        session = request(tcp, context, address.identity, number, encrypts, wait)
+        return _connection(tcp, encrypts, session)
 
 
-def _connection(tcp: socket.socket, handshake: Handshake | None) -> Connection:
+def _connection(tcp: socket.socket, encrypts: bool, session: Session) -> Connection:
     tcp.setblocking(True)
     tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -88,4 +91,4 @@ def _connection(tcp: socket.socket, handshake: Handshake | None) -> Connection:
     ):
         if hasattr(socket, name):  # some systems lack these options
             tcp.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    return Connection(tcp) if handshake is None else EncryptedConnection(tcp, handshake.session)
+    return EncryptedConnection(tcp, session) if encrypts else Connection(tcp, session.incoming.read())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cluster.protocol.process_info import ProcessInfo
 from mpmd.ir.plan import Edge
 from mpmd.memory import Holding
+from mpmd.validation import Fault
 
 AUTO = "auto"
 SHARED_MEMORY = "shared_memory"
@@ -27,21 +29,23 @@ def supported(platform: str) -> tuple[str, ...]:
     return tuple(name for name in NAMES if name != DEVICE or platform in _TRANSFER_PLATFORMS)
 
 
-def check_name(transport: str) -> None:
-    """Raises ``ValueError`` when there is no such transport."""
-    if transport not in (AUTO, *NAMES):
-        raise ValueError(f"transport must be one of {', '.join((AUTO, *NAMES))}, not {transport!r}")
+def transport_fault(name: str, transport: Any) -> ValueError | None:
+    """The fault of an unknown transport."""
+    if transport in (AUTO, *NAMES):
+        return None
+    return ValueError(f"{name} must be one of {', '.join((AUTO, *NAMES))}, not {transport!r}")
 
 
-def check_encryption(encryption: bool | None, transport: str) -> None:
-    """Raises ``TypeError`` for values of other types, ``ValueError`` if a transport cannot encrypt."""
+def encryption_fault(encryption: Any, transport: str) -> Fault | None:
+    """The fault of a wrong ``encryption``, or of encryption by a transport that cannot encrypt."""
     if encryption is not None and not isinstance(encryption, bool):
-        raise TypeError(f"encryption must be True, False or None, not {encryption!r}")
+        return TypeError(f"encryption must be True, False or None, not {encryption!r}")
     if encryption and transport in (DEVICE, OBJECT_STORE):
-        raise ValueError(
+        return ValueError(
             f"transport {transport!r} does not encrypt what groups send one another: use {NETWORK!r}, or the "
             "encryption of the network, or for the object store Ray's"
         )
+    return None
 
 
 def choose(transport: str, processes: Sequence[ProcessInfo]) -> dict[tuple[int, int], str]:

@@ -1,82 +1,23 @@
-"""Transports with a TCP connection to each peer, in both directions."""
+"""Connects a process with all its peers."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
-from cluster.tcp import sockets
-from cluster.tcp.admission import Admission, LinkT
-from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
-from cluster.transports.inbox import Inbox
-from cluster.transports.peer_transport import PeerTransport
+from cluster.tcp.listener import LinkT, Listener
 
 CONNECT_SECONDS = 60
 """The most that a peer may be late, once this process connects."""
 
-
-class ConnectedPeer(Protocol):
-    """Speaks with a peer over its connection."""
-
-    def start(self) -> None:
-        """Begins to read."""
-
-    def close(self) -> None:
-        """Ends the connection."""
-
-
 AddressT = TypeVar("AddressT")
-PeerT = TypeVar("PeerT", bound=ConnectedPeer)
-
-
-class ConnectedTransport(PeerTransport, Generic[PeerT]):
-    """A ``PeerTransport`` that has an object for each peer, by the number of its process.
-
-    Args:
-      inbox: where the messages that arrive go.
-      process: the number of this process.
-    """
-
-    def __init__(self, inbox: Inbox, process: int):
-        super().__init__(inbox)
-        self._process = process
-        self._listener: sockets.Listener | None = None
-        self._peers: dict[int, PeerT] = {}
-
-    def _listen_by_tcp(self, host: str, credentials: Credentials) -> sockets.Address:
-        self._credentials = credentials
-        self._listener = sockets.Listener(host)
-        return self._listener.address
-
-    def _connect_by_tcp(
-        self, addresses: Mapping[int, sockets.Address], peer_of: Callable[[int, Connection], PeerT]
-    ) -> None:
-        """Connects with every peer. Raises: ``ConnectionError`` when a peer cannot be reached."""
-        assert self._listener is not None, "connect comes after listen"
-        connections = connect_peers(
-            self._listener, sockets.connect, self._credentials, self._process, addresses
-        )
-        self._peers = {peer: peer_of(peer, connection) for peer, connection in connections.items()}
-        for connected in self._peers.values():
-            connected.start()
-
-    def interrupt(self) -> None:
-        if self._listener is not None:
-            self._listener.interrupt()
-
-    def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-        for peer in self._peers.values():
-            peer.close()
 
 
 def connect_peers(
-    listener: Admission[LinkT],
+    listener: Listener[LinkT],
     connect: Callable[[AddressT, Credentials, float, int, Callable[[], None]], LinkT],
-    credentials: Credentials,
     process: int,
     addresses: Mapping[int, AddressT],
 ) -> dict[int, LinkT]:
@@ -98,11 +39,11 @@ def connect_peers(
     with listener, contextlib.ExitStack() as undo:
         for peer in later:
             connections[peer] = connect(
-                addresses[peer], credentials, CONNECT_SECONDS, process, listener.check
+                addresses[peer], listener.credentials, CONNECT_SECONDS, process, listener.check
             )
             undo.callback(connections[peer].close)
         while connections.keys() != addresses.keys():
-            peer, connection = listener.accept(credentials)
+            peer, connection = listener.accept()
             undo.callback(connection.close)
             connections[peer] = connection
         undo.pop_all()

@@ -6,16 +6,13 @@ import contextlib
 import os
 import select
 import struct
-import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
-
-import jax
+from collections.abc import Callable
+from typing import NamedTuple
 
 from cluster.protocol.digests import CorruptedError
 from mpmd.errors import StepAborted
-from mpmd.runtime.transport import Array, MessageId
+from mpmd.runtime.inbox import Inbox
 
 ABORT_REASON_SECONDS = 5.0
 """The seconds that a group without a peer waits for the driver, which knows the reason, to abort the step."""
@@ -53,44 +50,24 @@ class _Loss(NamedTuple):
     culprit: int
 
 
-class Arrival(Protocol):
-    """A message that has arrived. Exactly one of the methods is called, once."""
+class ProcessInbox(Inbox):
+    """The messages that have arrived for one process, by whichever transport.
 
-    def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
-        """The values. Raises ``StepAborted`` when they were lost on the way."""
-        ...
-
-    def drop(self) -> None:
-        """Discards the message, because its step was aborted. Called from any thread."""
-        ...
-
-
-class Inbox:
-    """The messages that have arrived for one process and were not yet taken.
-
-    One thread, which runs the group's programs, waits here. It blocks in reading a pipe, and so uses no
-    processor time. Processes of this node write headers to the pipe, and the thread passes them to listeners;
-    other threads of this process ``add`` messages and then ``wake`` it. Only that thread may call
-    ``begin_step``, ``take`` and ``wait``; any thread may call the other methods.
+    The thread that takes them blocks in reading a pipe. Processes of this node write headers to the pipe, and
+    the thread passes them to listeners. Only this thread may call ``wait``.
 
     Args:
       name_of: what messages to users call the process with a number.
 
     Attributes:
       is_closed: whether ``close`` was called.
-      arrived: when the message that was taken last had arrived, in nanoseconds of ``time.perf_counter_ns``.
     """
 
     def __init__(self, name_of: Callable[[int], str] = "group {}".format) -> None:
+        super().__init__()
         self.name_of = name_of
-        self.arrived = 0
-        self._unread_since = time.perf_counter_ns()  # what is read next from the pipe was written later
-        self._lock = threading.Lock()
         self.is_closed = False
-        self._step = 0
         self._taking_part: frozenset[int] | None = None  # the processes; None: all
-        self._arrived: dict[MessageId, tuple[int, Arrival]] = {}
-        self._aborted: dict[int, str] = {}
         self._disconnected: dict[int, _Loss] = {}
         self.lost: PeerLostError | None = None
         """The loss that has ended a wait of this step, when the driver did not say in time why it came."""
@@ -109,48 +86,19 @@ class Inbox:
         self._listeners[process] = listener
 
     def begin_step(self, step: int, taking_part: frozenset[int] | None = None) -> None:
-        """Begins a step: earlier steps do not run any more, and their state is forgotten.
-
-        The numbers of steps ascend. Messages of earlier steps, which can only have been aborted, are dropped,
-        also messages that arrive later.
+        """Begins a step, as ``Inbox.begin_step``.
 
         Args:
           taking_part: the processes whose loss ends a wait of this step; by default, all.
         """
-        with self._lock:
-            self._step, self._taking_part, self.lost = step, taking_part, None
-            self._aborted = {number: why for number, why in self._aborted.items() if number >= step}
-            outdated = [self._arrived.pop(message) for message in list(self._arrived) if message.step < step]
-        for _, arrival in outdated:
-            arrival.drop()
-
-    def add(self, message: MessageId, arrival: Arrival, written: int | None = None) -> None:
-        """Adds a message that has arrived; drops it when its step is over or aborted.
-
-        Args:
-          written: nanoseconds of the sender's clock at which its header was written to the pipe; ``None``:
-            now. Limited to the time between the last read of the pipe and now.
-        """
-        with self._lock:
-            if message.step >= self._step and message.step not in self._aborted:
-                now = time.perf_counter_ns()
-                at = now if written is None else min(max(written, self._unread_since), now)
-                self._arrived[message] = at, arrival
-                return
-        arrival.drop()
+        self._taking_part, self.lost = taking_part, None
+        super().begin_step(step)
 
     def wake(self) -> None:
         """Has the waiting thread check again, after another thread has changed something."""
         with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full: the thread does not sleep
             if not self.is_closed:
                 os.write(self.write_fd, _WAKE)
-
-    def take(self, message: MessageId) -> Arrival:
-        """Waits for a message and removes it. Raises as ``wait`` does."""
-        while (item := self._arrived.pop(message, None)) is None:
-            self._wait_for_headers(message.step, None)
-        self.arrived, arrival = item
-        return arrival
 
     def wait(self, step: int, ready: Callable[[], bool], poll_seconds: float | None = None) -> None:
         """Waits until ``ready()``, which is called after each event.
@@ -161,11 +109,11 @@ class Inbox:
         Raises: ``StepAborted`` when the step is aborted, or a peer was lost and the driver does not say why.
         """
         while not ready():
-            self._wait_for_headers(step, poll_seconds)
+            self._wait_for_event(step, poll_seconds)
             if poll_seconds is not None:
                 poll_seconds = min(2 * poll_seconds, _MAX_POLL_SECONDS)
 
-    def _wait_for_headers(self, step: int, seconds: float | None) -> None:
+    def _wait_for_event(self, step: int, seconds: float | None = None) -> None:
         """Waits for headers for ``seconds`` at most, and passes them to their listeners."""
         if step in self._aborted:
             raise StepAborted(self._aborted[step])
@@ -220,17 +168,6 @@ class Inbox:
             reason, culprit = f"what it sends to {me} does not arrive as it was sent: {error}", process
         since = time.monotonic() - ABORT_REASON_SECONDS
         self._disconnected.setdefault(process, _Loss(since, reason, culprit))
-        self.wake()
-
-    def abort(self, step: int, reason: str) -> None:
-        """Ends every wait of a step, now and later, and drops its messages."""
-        with self._lock:
-            if step >= self._step:
-                self._aborted.setdefault(step, reason)
-            dropped = [self._arrived.pop(m, None) for m in list(self._arrived) if m.step == step]
-        for item in dropped:
-            if item is not None:  # the waiting thread takes messages without the lock
-                item[1].drop()
         self.wake()
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,8 +13,9 @@ from ray.actor import ActorHandle
 
 from cluster.protocol.packing import PackedArray, pack, unpack
 from cluster.tcp.credentials import Credentials
-from cluster.transports.inbox import Inbox
-from cluster.transports.peer_transport import PeerTransport
+from cluster.transports.inbox import ProcessInbox
+from cluster.transports.peer_transport import MessageSender, PeerTransport
+from mpmd.runtime.inbox import ArrayArrival
 from mpmd.runtime.transport import Array, MessageId
 
 
@@ -27,7 +27,7 @@ class ObjectStoreTransport(PeerTransport):
     abort the step, so it does not wait for the message forever.
     """
 
-    def __init__(self, inbox: Inbox):
+    def __init__(self, inbox: ProcessInbox):
         super().__init__(inbox)
         self._peers: Mapping[int, ActorHandle] = {}
         self._sent: queue.SimpleQueue[tuple[MessageId, ray.ObjectRef] | None] = queue.SimpleQueue()
@@ -36,9 +36,10 @@ class ObjectStoreTransport(PeerTransport):
         """The address is this actor."""
         return ray.get_runtime_context().current_actor
 
-    def connect(self, addresses: Mapping[int, ActorHandle]) -> None:
+    def connect(self, addresses: Mapping[int, ActorHandle]) -> Mapping[int, MessageSender]:
         self._peers = addresses
         threading.Thread(target=self._check_deliveries, name="deliveries", daemon=True).start()
+        return dict.fromkeys(addresses, self)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         packed = [pack(array) for array in jax.device_get(list(arrays))]
@@ -47,7 +48,8 @@ class ObjectStoreTransport(PeerTransport):
 
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
         """Takes a message; the peer's actor calls this, in any thread."""
-        self._inbox.add(message, _DeliveredArrival(packed))
+        # Copies, because the arrays are in Ray's memory, and executables read host memory in place.
+        self._inbox.add(message, ArrayArrival([np.array(unpack(each)) for each in packed]))
         self._inbox.wake()
 
     def close(self) -> None:
@@ -64,14 +66,3 @@ class ObjectStoreTransport(PeerTransport):
                 )
                 self._peers[message.dst].abort.remote(message.step, reason)
             del item, delivery  # an idle thread must not keep the last message in the object store
-
-
-class _DeliveredArrival(NamedTuple):
-    packed: Sequence[PackedArray]
-
-    def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
-        # The arrays are in Ray's memory, and executables read host memory in place: copy.
-        return [np.array(unpack(packed)) for packed in self.packed]
-
-    def drop(self) -> None:
-        pass

@@ -12,10 +12,10 @@ from cluster.protocol.packing import PackedArray
 from cluster.tcp.credentials import Credentials
 from cluster.transports.choice import DEVICE, NETWORK, OBJECT_STORE, SHARED_MEMORY
 from cluster.transports.device.transport import DeviceTransport
-from cluster.transports.inbox import Inbox, PeerLostError
+from cluster.transports.inbox import PeerLostError, ProcessInbox
 from cluster.transports.network.transport import NetworkTransport
 from cluster.transports.object_store import ObjectStoreTransport
-from cluster.transports.peer_transport import PeerTransport
+from cluster.transports.peer_transport import MessageSender, PeerTransport
 from cluster.transports.shared_memory.transport import SharedMemoryTransport
 from mpmd.runtime.transport import Array, MessageId
 
@@ -35,7 +35,7 @@ class Router:
 
     def _make_transports(self) -> None:
         process = self._endpoint.number
-        self._inbox = Inbox(self._endpoint.name_of)
+        self._inbox = ProcessInbox(self._endpoint.name_of)
         self._object_store = ObjectStoreTransport(self._inbox)
         self._transports: dict[str, PeerTransport] = {
             SHARED_MEMORY: SharedMemoryTransport(self._inbox, process),
@@ -43,7 +43,7 @@ class Router:
             DEVICE: DeviceTransport(self._inbox, process, self._submesh),
             OBJECT_STORE: self._object_store,
         }
-        self._routes: dict[int, PeerTransport] = {}  # by peer
+        self._senders: dict[int, MessageSender] = {}  # by peer
 
     def listen(self, names: Iterable[str], host: str, credentials: Credentials) -> dict[str, Any]:
         """Lets peers connect by the named transports. Returns the address of each."""
@@ -60,8 +60,7 @@ class Router:
         """
         for name, transport in self._transports.items():
             if peers := [peer for peer, chosen in routes.items() if chosen == name]:
-                transport.connect({peer: addresses[peer][name] for peer in peers})
-        self._routes = {peer: self._transports[name] for peer, name in routes.items()}
+                self._senders |= transport.connect({peer: addresses[peer][name] for peer in peers})
 
     @property
     def lost(self) -> PeerLostError | None:
@@ -85,10 +84,10 @@ class Router:
         )
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        self._routes[message.dst].send(message, arrays)
+        self._senders[message.dst].send(message, arrays)
 
     def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
-        return self._routes[message.src].recv(message, shardings)
+        return self._inbox.take(message).open(shardings)
 
     @property
     def arrived(self) -> int:
@@ -103,7 +102,7 @@ class Router:
 
     def trim(self) -> None:
         """Releases memory that no message occupies; the next ``send`` allocates memory again."""
-        for transport in set(self._routes.values()):
+        for transport in self._transports.values():
             transport.trim()
 
     def interrupt(self) -> None:

@@ -29,7 +29,7 @@ from mpmd.runtime.compile_once import compile_for
 from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, TraceFiles
 from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
-from mpmd.runtime.mailbox import Mailbox
+from mpmd.runtime.inbox import ArrayArrival, Inbox
 from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
 from mpmd.runtime.requests import Handle, HostSlices, Released, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
@@ -48,8 +48,8 @@ class InProcessTransport:
     Either way the sender may donate its array afterwards: JAX copies an array that numpy has a view of.
     """
 
-    def __init__(self, mailboxes: Sequence[Mailbox], submeshes: Sequence[jax.sharding.Mesh], mpmd_idx: int):
-        self._mailboxes = mailboxes
+    def __init__(self, inboxes: Sequence[Inbox], submeshes: Sequence[jax.sharding.Mesh], mpmd_idx: int):
+        self._inboxes = inboxes
         self._submeshes = submeshes
         self._mpmd_idx = mpmd_idx
         self._in_host_memory = [submesh.devices.flat[0].platform == "cpu" for submesh in submeshes]
@@ -60,20 +60,22 @@ class InProcessTransport:
         else:
             here, there = self._submeshes[self._mpmd_idx], self._submeshes[message.dst]
             handed = jax.device_put(list(arrays), [_moved(array, here, there) for array in arrays])
-        self._mailboxes[message.dst].deliver(message, handed)
+        inbox = self._inboxes[message.dst]
+        inbox.add(message, ArrayArrival(handed))
+        inbox.wake()
 
     def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
-        arrays = self._mailboxes[self._mpmd_idx].take(message)
+        arrays = self._inboxes[self._mpmd_idx].take(message).open(shardings)
         return (
             arrays if self._in_host_memory[self._mpmd_idx] else jax.device_put(list(arrays), list(shardings))
         )
 
     @property
     def arrived(self) -> int:
-        return self._mailboxes[self._mpmd_idx].arrived
+        return self._inboxes[self._mpmd_idx].arrived
 
     def abort(self, step: int, reason: str) -> None:
-        self._mailboxes[self._mpmd_idx].abort(step, reason)
+        self._inboxes[self._mpmd_idx].abort(step, reason)
 
     def close(self) -> None:
         pass
@@ -168,9 +170,9 @@ class InProcessRuntime(RuntimeBase):
         self._submitting = threading.Lock()  # a step is submitted to all groups or to none
         self.processes_per_group = (1,) * len(submeshes)
         self._trace = DeviceTrace()
-        self._mailboxes = [Mailbox() for _ in submeshes]
+        self._inboxes = [Inbox() for _ in submeshes]
         self._groups = [
-            _GroupThread(_worker(i, submesh, InProcessTransport(self._mailboxes, submeshes, i)))
+            _GroupThread(_worker(i, submesh, InProcessTransport(self._inboxes, submeshes, i)))
             for i, submesh in enumerate(submeshes)
         ]
         self._writers = ThreadPoolExecutor(len(submeshes), "mpmd writer")  # which starts threads when needed
@@ -237,7 +239,7 @@ class InProcessRuntime(RuntimeBase):
 
     def _run_step(self, mpmd_idx: int, request: StepRequest, abort: Callable[[str], None]) -> StepReply:
         received = time.perf_counter_ns()
-        self._mailboxes[mpmd_idx].begin_step(request.run)
+        self._inboxes[mpmd_idx].begin_step(request.run)
         try:
             sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
             owned: dict[Handle, np.ndarray | HostSlices] = {h: _owned(sent.pop(h)) for h in list(sent)}
@@ -250,7 +252,7 @@ class InProcessRuntime(RuntimeBase):
 
     def _abort(self, mpmd_idxs: Sequence[int], step: int, reason: str) -> None:
         for mpmd_idx in mpmd_idxs:
-            self._mailboxes[mpmd_idx].abort(step, reason)
+            self._inboxes[mpmd_idx].abort(step, reason)
 
     def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
         self.check_process()

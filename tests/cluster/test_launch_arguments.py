@@ -9,11 +9,11 @@ from jax.sharding import AxisType
 
 import cluster
 from cluster.mesh import abstract_submesh
-from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import Location
 from cluster.protocol.versions import Versions
 from cluster.start.connect import open_groups
 from cluster.start.shapes import Request, axis_types_of, fewest_processes, shapes_of, submeshes_of
+from tests.support.processes import endpoints
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_processes_with_other_versions_than_the_driver_are_named():
             return locations
 
     with pytest.raises(RuntimeError) as caught:
-        open_groups(Starting(), [()] * 3, driver)
+        open_groups(Starting(), driver)
     assert str(caught.value).splitlines()[1:-1] == [
         "  the driver: JAX 0.10.2, jaxlib 0.10.2, Python 3.12",
         "  group 0, process 1: JAX 0.10.1, jaxlib 0.10.2, Python 3.12",
@@ -198,9 +198,19 @@ def test_processes_with_other_versions_than_the_driver_are_named():
     ]
 
 
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(ValueError) as caught:
+        cluster.launch(
+            {"stage": 0}, "stage", platform="", max_in_flight=0, step_timeout=-1, transport="pigeon"
+        )
+    begins = ["mpmd.launch: platform", "transport", "max_in_flight", "step_timeout", "mesh_shape['stage']"]
+    for line, begin in zip(str(caught.value).splitlines(), begins, strict=True):
+        assert line.startswith(f"{begin} must be")
+
+
 def test_unknown_transports(monkeypatch):
     monkeypatch.setattr(ray, "init", None)  # a call would fail
-    with pytest.raises(ValueError, match="transport must be one of auto, shared_memory"):
+    with pytest.raises(ValueError, match=r"one of auto, shared_memory, .*object_store, not 'pigeon'"):
         cluster.launch({"stage": 2}, "stage", transport="pigeon")
 
 

@@ -1,7 +1,8 @@
-"""Every socket that listens, against who knows no secret: nothing is unpickled, and nobody waits."""
+"""Every socket that listens, against who has no credentials: nothing is unpickled, and nobody waits."""
 
 import contextlib
 import errno
+import os
 import pickle
 import random
 import socket
@@ -18,8 +19,8 @@ import numpy as np
 import pytest
 
 from cluster.process.agreement import Agreement
-from cluster.protocol.endpoint import endpoints
-from cluster.tcp import admission, greeting, sockets
+from cluster.tcp import handshake, sockets
+from cluster.tcp import listener as listener_module
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
 from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
@@ -27,8 +28,11 @@ from cluster.tcp.records import RecordWriter
 from cluster.tcp.rpc import Server
 from cluster.transports.router import Router
 from mpmd.runtime.transport import MessageId
+from tests.support.processes import endpoints
 
 SECONDS = 20
+ALERT_BYTES = 7
+"""Of TLS, for who begins with anything else than a handshake."""
 CREDENTIALS = make_credentials(encryption=True)
 
 
@@ -63,7 +67,7 @@ def of_transport(name):
 @contextlib.contextmanager
 def of_agreement():
     members = [Agreement(rank, 2) for rank in range(2)]
-    address = members[0].listen("127.0.0.1")
+    address = members[0].listen("127.0.0.1", CREDENTIALS)
 
     def admit():
         with ThreadPoolExecutor(1) as thread:
@@ -157,9 +161,11 @@ def all_received(link):
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 @pytest.mark.parametrize("port", PORTS.values(), ids=PORTS)
-def test_nothing_is_unpickled_and_nobody_waits_for_who_knows_no_secret(monkeypatch, tmp_path, port, content):
+def test_nothing_is_unpickled_and_nobody_waits_for_who_has_no_credentials(
+    monkeypatch, tmp_path, port, content
+):
     """Strangers that stay, also those that stay silent, and each packet of theirs as the first word."""
-    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 1000)
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1000)
     packets = content(tmp_path / "mark")
     with port() as (address, admit), contextlib.ExitStack() as stack:
         strangers = []
@@ -171,15 +177,15 @@ def test_nothing_is_unpickled_and_nobody_waits_for_who_knows_no_secret(monkeypat
         admit()
         for each in strangers:
             received, num_descriptors = all_received(each)
-            assert len(received) <= greeting.CHALLENGE_BYTES
+            assert len(received) <= ALERT_BYTES
             assert num_descriptors == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_local_socket_admits_only_who_knows_the_secret():
-    with LocalListener() as listener, ThreadPoolExecutor(1) as thread:
-        accepting = thread.submit(listener.accept, CREDENTIALS)
-        with pytest.raises(ConnectionError, match="secrets differ"):
+def test_a_local_socket_admits_only_who_has_the_credentials():
+    with LocalListener(CREDENTIALS) as listener, ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(listener.accept)
+        with pytest.raises(ConnectionError, match="other credentials"):
             connect_locally(listener.address, make_credentials(), SECONDS, 3)
         with connect_locally(listener.address, CREDENTIALS, SECONDS, 7) as link:
             number, other = accepting.result(SECONDS)
@@ -191,13 +197,15 @@ def test_a_local_socket_admits_only_who_knows_the_secret():
 
 def test_who_connects_to_a_local_socket_that_stays_silent_does_not_wait_forever():
     """Also where more wait than its queue takes."""
-    with LocalListener() as listener:
-        listener._socket.listen(0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        address = LocalAddress(f"mpmd-test-{os.getpid()}", "identity")
+        silent.bind("\0" + address.name)
+        silent.listen(0)
         for _ in range(2):  # the first one stays in the queue
             with pytest.raises(ConnectionError, match="no connection to a process of this node: no answer"):
-                connect_locally(listener.address, CREDENTIALS, 0.1, 3)
+                connect_locally(address, CREDENTIALS, 0.1, 3)
     with pytest.raises(ConnectionError, match="refused"):
-        connect_locally(listener.address, CREDENTIALS, 0.1, 3)
+        connect_locally(address, CREDENTIALS, 0.1, 3)
 
 
 class Exhausted:
@@ -218,10 +226,18 @@ class Exhausted:
         return getattr(self.listening, name)
 
 
-def test_a_process_without_descriptors_tries_now_and_then_to_accept():
-    with sockets.Listener("127.0.0.1") as listener, ThreadPoolExecutor(2) as threads:
-        listener._socket = exhausted = Exhausted(listener._socket)
-        accepting = threads.submit(listener.accept, CREDENTIALS)
+@pytest.fixture
+def exhausted(monkeypatch):
+    """The next socket that listens by TCP."""
+    exhausted = Exhausted(socket.create_server(("127.0.0.1", 0)))
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "create_server", lambda *arguments, **options: exhausted)
+        yield exhausted
+
+
+def test_a_process_without_descriptors_tries_now_and_then_to_accept(exhausted):
+    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener, ThreadPoolExecutor(2) as threads:
+        accepting = threads.submit(listener.accept)
         connecting = threads.submit(sockets.connect, listener.address, CREDENTIALS, SECONDS)
         while exhausted.num_failed < 3:
             time.sleep(0.01)
@@ -233,38 +249,33 @@ def test_a_process_without_descriptors_tries_now_and_then_to_accept():
         accepting.result(SECONDS)[1].close()
 
 
-def test_a_process_that_stays_without_descriptors_says_so(monkeypatch):
-    monkeypatch.setattr(admission, "_LASTING_SECONDS", 0.2)
-    with sockets.Listener("127.0.0.1") as listener, ThreadPoolExecutor(1) as thread:
-        listener._socket = Exhausted(listener._socket)
-        accepting = thread.submit(listener.accept, CREDENTIALS)
-        with (
-            socket.create_connection(listener.address[:2]),
-            pytest.raises(ConnectionError, match=r"Too many open files, for 0.2 s") as caught,
-        ):
-            accepting.result(SECONDS)
+def test_a_process_that_stays_without_descriptors_says_so(monkeypatch, exhausted):
+    monkeypatch.setattr(listener_module, "_LASTING_SECONDS", 0.2)
+    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener:
+        with pytest.raises(ConnectionError, match=r"Too many open files, for 0.2 s") as caught:
+            listener.accept()
         assert caught.value.errno == errno.EMFILE
 
 
 ACCEPTS = """
 import pickle, resource, sys
-from cluster.tcp import greeting
+from cluster.tcp import handshake
 from cluster.tcp.sockets import Listener
 
-greeting._GREETING_SECONDS = 1000
+handshake.HANDSHAKE_SECONDS = 0.5
 credentials = pickle.load(sys.stdin.buffer)
-with Listener("127.0.0.1") as listener:
+with Listener("127.0.0.1", credentials) as listener:
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     sys.stdout.buffer.write(pickle.dumps(tuple(listener.address)))
     sys.stdout.buffer.flush()
-    number, connection = listener.accept(credentials)
+    number, connection = listener.accept()
     connection.write([memoryview(b"welcome")])
 """
 
 
 @pytest.mark.usual("encrypted")
 @pytest.mark.parametrize("encryption", [False, True], ids=["clear", "encrypted"])
-def test_strangers_that_take_all_descriptors_keep_no_peer_waiting(encryption):
+def test_strangers_that_take_all_descriptors_keep_a_peer_waiting_for_their_handshakes_only(encryption):
     credentials = make_credentials(encryption)
     process = subprocess.Popen([sys.executable, "-c", ACCEPTS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process, contextlib.ExitStack() as stack:

@@ -293,7 +293,7 @@ MUTANTS = (
     ),
     Mutant(
         "runtime-aborted",
-        "mpmd/runtime/mailbox.py",
+        "mpmd/runtime/inbox.py",
         "if message.step >= self._step and message.step not in self._aborted:",
         "if message.step >= self._step:",
         "keeps messages of an aborted step",
@@ -327,11 +327,11 @@ MUTANTS = (
         "keeps the slot of a message that is dropped occupied",
     ),
     Mutant(
-        "tcp-reflected-proof",
-        "cluster/tcp/greeting.py",
-        'hmac.digest(secret, role + b"".join(self), "sha256")',
-        'hmac.digest(secret, b"".join(self), "sha256")',
-        "accepts its own proof from a peer that does not know the secret",
+        "tcp-unasked-certificate",
+        "cluster/tcp/credentials.py",
+        "context.verify_mode = ssl.CERT_REQUIRED",
+        "context.verify_mode = ssl.CERT_NONE if accepts else ssl.CERT_REQUIRED",
+        "accepts a peer that shows no certificate",
     ),
     Mutant(
         "recovery-unwritten-copy",

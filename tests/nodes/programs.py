@@ -70,7 +70,7 @@ def placement(mesh):
 
 def connections_of(actor):
     """The kinds of a process's connections with other groups and, of the first one of a group, within it."""
-    peers = [peer for transport in set(actor._router._routes.values()) for peer in transport._peers.values()]
+    peers = actor._router._senders.values()
     frames = actor._agreement._connections
     return [type(end._connection).__name__ for end in (*peers, *frames)]
 

@@ -94,7 +94,7 @@ def flip_message(actor):
 
 def flip_copy(actor):
     """Flips a bit of the process's copy of its own values."""
-    store = actor._stores[actor._member.endpoint.number]
+    store = actor._stores[actor._endpoint.number]
     (number,) = store._snapshots.keys() & {max(store._snapshots)}
     saved = max(store.values(number).values(), key=lambda saved: saved.nbytes)
     saved.shards[0][1][0] ^= 1

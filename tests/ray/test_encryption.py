@@ -15,8 +15,8 @@ SECONDS = 60
 
 def connections_of(actor):
     """The kinds of this process's connections, and the addresses at which it has listened for them."""
-    (transport,) = set(actor._router._routes.values())
-    (peer,) = transport._peers.values()
+    transport = actor._router._transports["network"]
+    (peer,) = actor._router._senders.values()
     addresses = [transport._listener.address, actor._server.address]
     return type(peer._connection).__name__, [tuple(address[:2]) for address in addresses]
 

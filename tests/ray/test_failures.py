@@ -20,7 +20,7 @@ import ray
 import cluster
 import mpmd
 import mpmd.errors
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.object_store import ObjectStoreTransport
 from mpmd.runtime.activity import Loading
 from mpmd.runtime.transport import MessageId
@@ -103,8 +103,7 @@ def test_groups_that_lose_each_other_are_both_named_though_both_live(local_ray):
     """Nothing but the connection between them ends, as where a network is cut there alone."""
 
     def lose_the_peer(actor):
-        (transport,) = actor._router._routes.values()
-        (peer,) = transport._peers.values()
+        (peer,) = actor._router._senders.values()
         peer._connection.end()
 
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, transport="network") as mesh:
@@ -388,9 +387,9 @@ def test_a_message_that_does_not_arrive_aborts_its_receiver(local_ray):
             self.deliver = types.SimpleNamespace(remote=lambda message, packed: lose.remote())
             self.abort = types.SimpleNamespace(remote=lambda step, reason: self.aborted.put((step, reason)))
 
-    peer, transport = Peer(), ObjectStoreTransport(Inbox())
-    transport.connect({1: peer})
-    transport.send(MessageId(step=5, src=0, dst=1, tag=2), [jnp.ones(3)])
+    peer, transport = Peer(), ObjectStoreTransport(ProcessInbox())
+    senders = transport.connect({1: peer})
+    senders[1].send(MessageId(step=5, src=0, dst=1, tag=2), [jnp.ones(3)])
     step, reason = peer.aborted.get(timeout=SOON)
     assert step == 5
     assert reason.startswith("message 2 of group 0 did not arrive")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import ray
 
-from cluster.protocol.endpoint import endpoints
 from cluster.tcp.credentials import make_credentials
 from cluster.transports import inbox
 from cluster.transports.choice import NAMES
@@ -18,6 +17,7 @@ from cluster.transports.router import Router
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
+from tests.support.processes import endpoints
 
 SECONDS = 60
 SOON = 20

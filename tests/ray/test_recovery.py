@@ -504,8 +504,7 @@ def test_of_two_groups_that_lose_each_other_one_is_replaced(local_ray):
     """Both live, and both notice at the same time."""
 
     def lose_the_peer(actor):
-        (transport,) = actor._router._routes.values()
-        (peer,) = transport._peers.values()
+        (peer,) = actor._router._senders.values()
         peer._connection.end()
 
     def disturb(number, state):

@@ -8,7 +8,7 @@ import pytest
 
 from mpmd.errors import StepAborted
 from mpmd.runtime.in_process import InProcessTransport
-from mpmd.runtime.mailbox import Mailbox
+from mpmd.runtime.inbox import ArrayArrival, Inbox
 from mpmd.runtime.transport import MessageId
 from mpmd.sharding import to_sharding
 from tests.support.parity import mesh_of
@@ -21,8 +21,8 @@ def ends():
     """Two groups' transports, and their submeshes."""
     with mesh_of(2) as mesh:
         submeshes = mesh.unstack
-        mailboxes = [Mailbox() for _ in submeshes]
-        yield [(InProcessTransport(mailboxes, submeshes, i), submesh) for i, submesh in enumerate(submeshes)]
+        inboxes = [Inbox() for _ in submeshes]
+        yield [(InProcessTransport(inboxes, submeshes, i), submesh) for i, submesh in enumerate(submeshes)]
 
 
 def message(step, tag=0):
@@ -66,22 +66,22 @@ def test_an_abort_ends_the_waiting_for_its_step_alone(ends):
         receiver.recv(message(1), [None])
 
 
-def test_a_mailbox_forgets_steps_that_have_ended():
+def test_an_inbox_forgets_steps_that_have_ended():
     """Whether the group receives something in a step or not."""
-    mailbox = Mailbox()
+    inbox = Inbox()
     for step in range(10):
-        mailbox.begin_step(step)
-        mailbox.abort(step, "the sender failed")
-        mailbox.abort(step + 1, "the next one failed, too")
-        mailbox.deliver(message(step), [np.array(step)])
-        mailbox.deliver(message(step - 1), [np.array(step)])
-    mailbox.begin_step(10)
-    assert mailbox._aborted == {10: "the next one failed, too"}
-    assert not mailbox._arrived and mailbox._arriving.empty()
+        inbox.begin_step(step)
+        inbox.abort(step, "the sender failed")
+        inbox.abort(step + 1, "the next one failed, too")
+        inbox.add(message(step), ArrayArrival([np.array(step)]))
+        inbox.add(message(step - 1), ArrayArrival([np.array(step)]))
+    inbox.begin_step(10)
+    assert inbox._aborted == {10: "the next one failed, too"}
+    assert not inbox._arrived
     with pytest.raises(StepAborted, match="the next one failed, too"):
-        mailbox.take(message(10))
-    mailbox.begin_step(11)
-    mailbox.deliver(message(10), [np.array(10)])
-    mailbox.deliver(message(11), [np.array(11)])
-    assert int(mailbox.take(message(11))[0]) == 11
-    assert not mailbox._arrived
+        inbox.take(message(10))
+    inbox.begin_step(11)
+    inbox.add(message(10), ArrayArrival([np.array(10)]))
+    inbox.add(message(11), ArrayArrival([np.array(11)]))
+    assert int(inbox.take(message(11)).open([])[0]) == 11
+    assert not inbox._arrived

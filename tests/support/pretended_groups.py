@@ -7,7 +7,6 @@ from concurrent.futures import Future
 import numpy as np
 
 from cluster.driver.runtime import RayRuntime
-from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import Recovery
 from cluster.recovery.keepers import CopiesLostError
@@ -15,6 +14,7 @@ from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
 from mpmd.ir.routes import Topology
 from mpmd.runtime.requests import StepReply, StepRequest
+from tests.support.processes import endpoints
 
 SOON = 20
 """Seconds within which what a test waits for has happened."""

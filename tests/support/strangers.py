@@ -1,9 +1,10 @@
-"""Who connects to a port without knowing its secret: what they send, by a seed."""
+"""Who connects to a port without its credentials: what they send, by a seed."""
 
 import contextlib
 import pickle
 import random
 import socket
+import ssl
 import struct
 
 SECONDS = 20
@@ -17,7 +18,7 @@ class Explodes:
 
 
 def rubbish(numbers):
-    """Any bytes; none, and more than any greeting has."""
+    """Any bytes; none, and more than any handshake has."""
     return numbers.randbytes(numbers.choice([0, 1, 5, 32, 69, 100, 101, 133, 5000, 200_000]))
 
 
@@ -58,11 +59,17 @@ def send_and_leave(address, numbers):
 
 
 def answer_wrongly(address, numbers):
-    """Waits for the challenge, answers with as many bytes as an answer has, and goes on."""
+    """Begins a handshake of TLS as it should be, without a certificate, and goes on with anything."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname=address.identity)
     with connected(address) as tcp:
-        challenge = tcp.recv(32, socket.MSG_WAITALL)
-        answer = numbers.choice([challenge, numbers.randbytes(32)]) + numbers.randbytes(69)
-        tcp.sendall(answer[: numbers.choice([40, 69, 101])])
+        for _ in range(numbers.choice([1, 2])):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                tls.do_handshake()
+            tcp.sendall(outgoing.read())
+            incoming.write(tcp.recv(10_000))
         tcp.sendall(numbers.choice(CONTENTS)(numbers))
         tcp.shutdown(socket.SHUT_WR)
         while tcp.recv(4096):
@@ -70,13 +77,14 @@ def answer_wrongly(address, numbers):
 
 
 def replay(heard):
-    """Returns a stranger that sends what was heard from somebody who knew the secret."""
+    """Returns a stranger that sends what was heard from somebody who had the credentials."""
 
     def stranger(address, numbers):
         with connected(address) as tcp:
+            tcp.sendall(heard)
             if numbers.random() < 0.5:
-                tcp.recv(32, socket.MSG_WAITALL)
-            tcp.sendall(heard + numbers.choice(CONTENTS)(numbers))
+                tcp.recv(10_000)
+            tcp.sendall(numbers.choice(CONTENTS)(numbers))
 
     return stranger
 

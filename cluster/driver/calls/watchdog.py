@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupStuckError, StepTimeoutError
 from mpmd.runtime.activity import Doing, Kind
-from mpmd.validation import Fault, number_fault
 
 ANSWER_SECONDS = 1.0
 """The seconds that processes have to report their activity before a late step is ended."""
@@ -52,14 +51,6 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-
-
-def limits_faults(limits: Limits) -> Iterator[Fault | None]:
-    """The faults of limits that are no positive number of seconds."""
-    for field in dataclasses.fields(limits):
-        yield number_fault(
-            field.name, getattr(limits, field.name), "a number of seconds", above=0, optional=True
-        )
 
 
 @dataclasses.dataclass

@@ -1,25 +1,25 @@
-"""The connection between this group and a group that it exchanges messages with by transfers."""
+"""The connection to a process, with which messages may also be exchanged by transfers between devices."""
 
 from __future__ import annotations
 
 import math
-import queue
-import threading
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 
-from cluster.protocol.digests import CorruptedError
-from cluster.protocol.packing import PackedArray, unpack
 from cluster.tcp.connection import Connection
-from cluster.tcp.frames import FrameConnection, encode
-from cluster.transports.inbox import Inbox
-from cluster.transports.window import SendWindow
+from cluster.transports.inbox import ProcessInbox
+from cluster.transports.network.frames import Header, Kind
+from cluster.transports.network.peer import Peer
 from mpmd.ir.plan import Spec
-from mpmd.runtime.transport import MessageId
-from mpmd.sharding import to_sharding
+from mpmd.runtime.transport import Array, MessageId
+from mpmd.sharding import spec_of, to_sharding
+
+_PACKET_BYTES = 16 * 1024
+"""Messages up to this size whose arrays are in host memory are sent as they are, and not pulled."""
 
 _DETECTION_SECONDS = 1.0
 """Within this time of a failed pull it is known whether the peer's connection has ended."""
@@ -36,21 +36,6 @@ class OfferedArray(NamedTuple):
     spec: Spec | None
 
 
-class OfferMessage(NamedTuple):
-    """Announces a message whose arrays can be pulled from the sender's transfer server by ``number``."""
-
-    message: MessageId
-    number: int
-    arrays: tuple[OfferedArray, ...]
-
-
-class PacketMessage(NamedTuple):
-    """A small message with its arrays."""
-
-    message: MessageId
-    arrays: tuple[PackedArray, ...]
-
-
 def offered_sharding(spec: Spec | None, submesh: jax.sharding.Mesh) -> jax.sharding.Sharding:
     """The sharding of an offered array at either end."""
     if spec is None:
@@ -58,155 +43,95 @@ def offered_sharding(spec: Spec | None, submesh: jax.sharding.Mesh) -> jax.shard
     return to_sharding(spec, submesh)
 
 
-_CONFIRMATION = None
-"""The receiver's answer to each message that was received or dropped."""
-
-
-class Peer:
-    """The connection to one group, in both directions, with a thread that reads and one that confirms.
+class DevicePeer(Peer):
+    """A ``Peer`` to which arrays can also be offered, for its devices to pull.
 
     Args:
-      inbox: where the messages that arrive go, and where senders wait.
+      inbox, here, process, connection: as for ``Peer``.
       submesh: this group's devices.
-      here: the number of this process.
-      process: the number of the peer's process.
-      server: the connection to the peer's transfer server.
-      connection: the connection to the peer, which ``close`` closes.
+      offering: this process's transfer server.
+      pulling: the connection to the peer's transfer server.
+      numbers: numbers of offers, which no other offer of this process has.
     """
 
     def __init__(
         self,
-        inbox: Inbox,
-        submesh: jax.sharding.Mesh,
+        inbox: ProcessInbox,
         here: int,
         process: int,
-        server: Any,
         connection: Connection,
+        submesh: jax.sharding.Mesh,
+        offering: Any,
+        pulling: Any,
+        numbers: Iterator[int],
     ):
-        self._inbox = inbox
-        self._here = here
-        self._process = process
+        super().__init__(inbox, here, process, connection)
         self._submesh = submesh
-        self._server = server
-        self._connection = FrameConnection(connection)
-        self._writing = threading.Lock()
-        self._window = SendWindow()
-        self._num_confirmed = 0
-        self._confirmations: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._disconnected = threading.Event()
-        self._reader = threading.Thread(target=self._read, name=f"from {process}", daemon=True)
-        self._confirmer = threading.Thread(target=self._confirm, name=f"to {process}", daemon=True)
+        self._offering = offering
+        self._pulling = pulling
+        self._numbers = numbers
+        self._in_host_memory = submesh.devices.flat[0].platform == "cpu"
 
-    def start(self) -> None:
-        """Starts the threads."""
-        self._reader.start()
-        self._confirmer.start()
-
-    def wait_for_window(self, step: int) -> None:
-        """Waits until a message of ``step`` may be sent. Raises ``StepAborted``."""
-        self._window.begin(step)
-        self._inbox.wait(step, lambda: self._window.is_open(self._num_confirmed))
-
-    def send(self, content: PacketMessage | OfferMessage) -> None:
-        """Raises: ``StepAborted`` when the peer is gone."""
-        if self._disconnected.is_set() or not self._try_send(content):
-            self.wait_for_abort(content.message.step)
+    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
+        if self._in_host_memory and sum(array.nbytes for array in arrays) <= _PACKET_BYTES:
+            super().send(message, arrays)
+            return
+        self._wait_until_ready(message.step)
+        specs = [self._spec_of(array) for array in arrays]
+        # Copies, because the caller may donate what it has sent.
+        shardings = [offered_sharding(spec, self._submesh) for spec in specs]
+        offered = jax.device_put(list(arrays), shardings, may_alias=False)
+        number = next(self._numbers)
+        if pulled := [array for array in offered if array.nbytes]:  # the server never reports empty arrays
+            self._offering.await_pull(number, pulled)
+        offers = [OfferedArray(a.shape, a.dtype, spec) for a, spec in zip(offered, specs, strict=True)]
+        content = pickle.dumps((number, offers))
+        self._writer.put([Header(Kind.OFFER, len(content), message.step, message.tag).pack(), content])
         self._window.count_sent()
 
-    def wait_for_abort(self, step: int) -> None:
-        """Waits for the reason why the peer is gone. Raises ``StepAborted``."""
-        self._inbox.wait(step, lambda: False)
+    def _spec_of(self, array: Array) -> Spec | None:
+        if isinstance(array, np.ndarray) or isinstance(array.sharding, jax.sharding.SingleDeviceSharding):
+            return None  # a part of a value, whose reader may have more devices
+        return spec_of(array.sharding, self._submesh, array.ndim)
 
-    def name_of(self, process: int) -> str:
-        """A process's name in messages to users."""
-        return self._inbox.name_of(process)
-
-    def confirm(self) -> None:
-        """Confirms a message, in a thread of its own: the caller must not wait until the peer reads."""
-        self._confirmations.put(True)
-
-    def _confirm(self) -> None:
-        while self._confirmations.get():
-            self._try_send(_CONFIRMATION)  # a peer that is gone does not need it
-
-    def _try_send(self, content: PacketMessage | OfferMessage | None) -> bool:
+    def _receive(self, header: Header) -> None:
+        if header.kind != Kind.OFFER:
+            super()._receive(header)
+            return
+        number, offers = pickle.loads(self._read_bytes(header.number))
+        message = MessageId(header.step, self._process, self._here, header.tag)
+        self._confirm(self._receipts.count_arrived(header.step))
         try:
-            with self._writing:
-                self._connection.write(encode(0, content))
-        except OSError:  # the reader notices, too, and reports it
-            return False
-        return True
+            self._inbox.add(message, _TransferArrival(self, message, self._pull(number, offers)))
+            self._inbox.wake()
+        except jax.errors.JaxRuntimeError as error:  # there is not enough memory
+            self.count_taken()
+            receiver, sender = self._inbox.name_of(self._here), self._inbox.name_of(self._process)
+            self._inbox.abort(header.step, f"{receiver} could not receive from {sender}: {error}")
 
-    def _read(self) -> None:
-        try:
-            while True:
-                self._receive(self._connection.read().decode())
-                self._inbox.wake()
-        except CorruptedError as error:
-            self._inbox.mark_unreadable(self._process, self._here, error)
-        except (EOFError, OSError):
-            pass
-        finally:
-            self._disconnected.set()
-            self._inbox.mark_disconnected(self._process)
-
-    def _receive(self, content: PacketMessage | OfferMessage | None) -> None:
-        match content:
-            case PacketMessage(message, packed):
-                self._inbox.add(message, _PacketArrival(self, packed))
-            case OfferMessage(message, number, offered):
-                try:
-                    self._inbox.add(message, _TransferArrival(self, message, self._pull(number, offered)))
-                except jax.errors.JaxRuntimeError as error:  # there is not enough memory
-                    self.confirm()
-                    reason = (
-                        f"{self._inbox.name_of(message.dst)} could not receive from "
-                        f"{self._inbox.name_of(message.src)}: {error}"
-                    )
-                    self._inbox.abort(message.step, reason)
-            case None:
-                self._num_confirmed += 1
-
-    def _pull(self, number: int, offered: Sequence[OfferedArray]) -> list[jax.Array]:
+    def _pull(self, number: int, offers: Sequence[OfferedArray]) -> list[jax.Array]:
         avals = [
             jax.ShapeDtypeStruct(shape, dtype, sharding=offered_sharding(spec, self._submesh))
-            for shape, dtype, spec in offered
+            for shape, dtype, spec in offers
         ]
-        pulled = iter(self._server.pull(number, [a for a in avals if math.prod(a.shape)]))
+        pulled = iter(self._pulling.pull(number, [a for a in avals if math.prod(a.shape)]))
         return [
             next(pulled) if math.prod(a.shape) else jax.device_put(np.zeros(a.shape, a.dtype), a.sharding)
             for a in avals
         ]
 
-    def has_disconnected(self) -> bool:
-        """Whether the connection has ended; waits until that is known."""
-        return self._disconnected.wait(_DETECTION_SECONDS)
-
-    def close(self) -> None:
-        self._connection.end()
-        self._confirmations.put(False)
-        for thread in (self._reader, self._confirmer):
-            if thread.is_alive():  # they may not have been started
-                thread.join()
-        self._connection.close()
-
-
-class _PacketArrival(NamedTuple):
-    peer: Peer
-    packed: Sequence[PackedArray]
-
-    def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
-        self.peer.confirm()
-        return [unpack(packed) for packed in self.packed]
-
-    def drop(self) -> None:
-        self.peer.confirm()
+    def lose(self, message: MessageId, error: Exception) -> NoReturn:
+        """Raises the error of a message that could not be pulled; ``StepAborted`` when the peer is gone."""
+        if self._disconnected.wait(_DETECTION_SECONDS):
+            self._inbox.wait(message.step, lambda: False)
+        sender = self._inbox.name_of(self._process)
+        raise RuntimeError(f"message {message.tag} of {sender} was lost on the way: {error}") from error
 
 
 class _TransferArrival(NamedTuple):
     """A message whose arrays are being pulled."""
 
-    peer: Peer
+    peer: DevicePeer
     message: MessageId
     arrays: Sequence[jax.Array]
 
@@ -214,16 +139,13 @@ class _TransferArrival(NamedTuple):
         try:
             jax.block_until_ready(self.arrays)
         except jax.errors.JaxRuntimeError as error:
-            self.peer.confirm()
-            if self.peer.has_disconnected():
-                self.peer.wait_for_abort(self.message.step)
-            src, tag = self.peer.name_of(self.message.src), self.message.tag
-            raise RuntimeError(f"message {tag} of {src} was lost on the way: {error}") from error
-        self.peer.confirm()
+            self.peer.lose(self.message, error)
+        finally:
+            self.peer.count_taken()
         return [
             array if array.sharding == sharding else jax.device_put(array, sharding)
             for array, sharding in zip(self.arrays, shardings, strict=True)
         ]
 
     def drop(self) -> None:
-        self.peer.confirm()
+        self.peer.count_taken()

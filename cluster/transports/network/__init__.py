@@ -11,6 +11,6 @@ Both ends have a thread that reads, even while their programs wait, and one that
 network does not take at once. So no program waits for the network when it sends, and no order of messages is
 a deadlock.
 
-Connections are authenticated by a shared secret before anything is interpreted, and encrypted between nodes.
+Connections are authenticated before anything is interpreted, and encrypted between nodes.
 Start reading at ``transport``; ``peer`` is the connection to one other process.
 """

@@ -27,6 +27,8 @@ class Kind(enum.IntEnum):
     """A message whose values have the layout ``number``; they follow."""
     TAKEN = 2
     """The sender of this has taken ``number`` messages since the beginning."""
+    OFFER = 3
+    """A message that can be pulled; a pickle in ``number`` bytes follows (``DevicePeer``)."""
 
 
 class Header(NamedTuple):

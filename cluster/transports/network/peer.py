@@ -14,7 +14,7 @@ import numpy as np
 from cluster.protocol.digests import CorruptedError
 from cluster.tcp.connection import Connection
 from cluster.tcp.sockets import UNREACHABLE_SECONDS
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.layouts import ArrayTypes, MessageLayout, decode_types, encode_types
 from cluster.transports.network.buffers import BufferPool
 from cluster.transports.network.frames import (
@@ -43,7 +43,7 @@ class Peer:
       connection: the connection to the peer, which ``close`` closes.
     """
 
-    def __init__(self, inbox: Inbox, here: int, process: int, connection: Connection):
+    def __init__(self, inbox: ProcessInbox, here: int, process: int, connection: Connection):
         self._inbox = inbox
         self._here = here
         self._process = process
@@ -66,9 +66,7 @@ class Peer:
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         """As in ``Transport``. Raises ``StepAborted`` when the peer is gone."""
-        self._wait_for_window(message.step)
-        if self._disconnected.is_set():
-            self._inbox.wait(message.step, lambda: False)
+        self._wait_until_ready(message.step)
         values = host_views(arrays)
         types, content = types_of(values), pieces_of(values)  # nothing is announced if this fails
         pieces: list[Piece] = []
@@ -81,11 +79,13 @@ class Peer:
         self._writer.put(pieces + content)
         self._window.count_sent()
 
-    def _wait_for_window(self, step: int) -> None:
+    def _wait_until_ready(self, step: int) -> None:
         self._window.begin(step)
         self._is_waiting = True  # from now on, the reader wakes this thread
         self._inbox.wait(step, lambda: self._window.is_open(self._num_confirmed))
         self._is_waiting = False
+        if self._disconnected.is_set():
+            self._inbox.wait(step, lambda: False)
 
     def _read(self) -> None:
         error: Exception | None = None

@@ -1,31 +1,69 @@
-"""The transport by TCP: connects processes, and sends."""
+"""The transport by TCP: connects processes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import abc
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
 
 from cluster.tcp import sockets
+from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
-from cluster.transports.connections import ConnectedTransport
+from cluster.transports.connections import connect_peers
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.network.peer import Peer
-from mpmd.runtime.transport import Array, MessageId
+from cluster.transports.peer_transport import MessageSender, PeerTransport
+
+PeerT = TypeVar("PeerT", bound=Peer)
+
+
+class ConnectedTransport(PeerTransport, Generic[PeerT]):
+    """A ``PeerTransport`` that has a TCP connection to each peer, by the number of its process.
+
+    Args:
+      inbox: where the messages that arrive go.
+      process: the number of this process.
+    """
+
+    def __init__(self, inbox: ProcessInbox, process: int):
+        super().__init__(inbox)
+        self._process = process
+        self._listener: sockets.Listener | None = None
+        self._peers: dict[int, PeerT] = {}
+
+    @abc.abstractmethod
+    def _peer(self, process: int, connection: Connection) -> PeerT: ...
+
+    def listen(self, host: str, credentials: Credentials) -> Any:
+        self._listener = sockets.Listener(host, credentials)
+        return self._listener.address
+
+    def connect(self, addresses: Mapping[int, Any]) -> Mapping[int, MessageSender]:
+        """Raises: ``ConnectionError`` when a peer cannot be reached."""
+        assert self._listener is not None, "connect comes after listen"
+        connections = connect_peers(self._listener, sockets.connect, self._process, addresses)
+        self._peers = {peer: self._peer(peer, connection) for peer, connection in connections.items()}
+        for connected in self._peers.values():
+            connected.start()
+        return self._peers
+
+    def trim(self) -> None:
+        for peer in self._peers.values():
+            peer.trim()
+
+    def interrupt(self) -> None:
+        if self._listener is not None:
+            self._listener.interrupt()
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for peer in self._peers.values():
+            peer.close()
 
 
 class NetworkTransport(ConnectedTransport[Peer]):
     """Exchanges messages with groups on any node, from host memory to host memory."""
 
-    def listen(self, host: str, credentials: Credentials) -> sockets.Address:
-        return self._listen_by_tcp(host, credentials)
-
-    def connect(self, addresses: Mapping[int, sockets.Address]) -> None:
-        """Raises: ``ConnectionError`` when a peer cannot be reached."""
-        self._connect_by_tcp(
-            addresses, lambda peer, connection: Peer(self._inbox, self._process, peer, connection)
-        )
-
-    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        self._peers[message.dst].send(message, arrays)
-
-    def trim(self) -> None:
-        for peer in self._peers.values():
-            peer.trim()
+    def _peer(self, process: int, connection: Connection) -> Peer:
+        return Peer(self._inbox, self._process, process, connection)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from cluster.protocol.digests import CorruptedError, digest_of
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.layouts import MessageLayout, decode_types
 from cluster.transports.shared_memory.announcements import announcement, receive
 from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
@@ -32,7 +32,7 @@ class Receiver:
       connection: the socket to its ``Sender``, which does not block.
     """
 
-    def __init__(self, inbox: Inbox, src: int, dst: int, connection: socket.socket):
+    def __init__(self, inbox: ProcessInbox, src: int, dst: int, connection: socket.socket):
         self._inbox = inbox
         self._src = src
         self._dst = dst

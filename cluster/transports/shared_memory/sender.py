@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from cluster.protocol.digests import Digest
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types
 from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
 from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
@@ -38,7 +38,7 @@ class Sender:
         the inbox is.
     """
 
-    def __init__(self, inbox: Inbox, src: int, dst: int, connection: socket.socket):
+    def __init__(self, inbox: ProcessInbox, src: int, dst: int, connection: socket.socket):
         self._inbox = inbox
         self._src = src
         self._dst = dst

@@ -7,17 +7,16 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from cluster.tcp.credentials import Credentials
-from cluster.tcp.greeting import Wait
+from cluster.tcp.handshake import Wait
 from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
 from cluster.transports.connections import CONNECT_SECONDS, connect_peers
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.peer_transport import PeerTransport
 from cluster.transports.shared_memory.receiver import Receiver
 from cluster.transports.shared_memory.sender import Sender
-from mpmd.runtime.transport import Array, MessageId
 
 
 class SharedMemoryTransport(PeerTransport):
@@ -28,7 +27,7 @@ class SharedMemoryTransport(PeerTransport):
       process: the number of this process.
     """
 
-    def __init__(self, inbox: Inbox, process: int):
+    def __init__(self, inbox: ProcessInbox, process: int):
         super().__init__(inbox)
         self._process = process
         self._listener: LocalListener | None = None
@@ -39,16 +38,13 @@ class SharedMemoryTransport(PeerTransport):
 
     def listen(self, host: str, credentials: Credentials) -> LocalAddress:
         """Returns the address of a socket of this machine."""
-        self._credentials = credentials
-        self._listener = LocalListener()
+        self._listener = LocalListener(credentials)
         return self._listener.address
 
-    def connect(self, addresses: Mapping[int, LocalAddress]) -> None:
+    def connect(self, addresses: Mapping[int, LocalAddress]) -> Mapping[int, Sender]:
         """Raises: ``ConnectionError`` when a peer cannot be reached."""
         assert self._listener is not None, "connect comes after listen"
-        self._connections = connect_peers(
-            self._listener, connect_locally, self._credentials, self._process, addresses
-        )
+        self._connections = connect_peers(self._listener, connect_locally, self._process, addresses)
         for peer, connection in self._connections.items():
             self._receivers[peer] = Receiver(self._inbox, peer, self._process, connection)
         wait = Wait(time.monotonic() + CONNECT_SECONDS, self._listener.check)
@@ -56,6 +52,7 @@ class SharedMemoryTransport(PeerTransport):
             self._senders[peer] = self._sender(peer, connection, wait)
         self._watcher = threading.Thread(target=self._watch, name="peers of this node", daemon=True)
         self._watcher.start()
+        return self._senders
 
     def _sender(self, peer: int, connection: socket.socket, wait: Wait) -> Sender:
         """Makes the sender to a peer, once the peer has said where its inbox is."""
@@ -76,9 +73,6 @@ class SharedMemoryTransport(PeerTransport):
             for descriptor, _ in poll.poll():
                 poll.unregister(descriptor)
                 self._inbox.mark_disconnected(peers.pop(descriptor))
-
-    def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        self._senders[message.dst].send(message, arrays)
 
     def trim(self) -> None:
         for sender in self._senders.values():

@@ -20,7 +20,7 @@ LOST = "a process has lost its connection to another one of its group: "
 def group():
     """The agreements of three processes, connected."""
     members = [Agreement(rank, 3) for rank in range(3)]
-    addresses = [member.listen("127.0.0.1") for member in members]
+    addresses = [member.listen("127.0.0.1", CREDENTIALS) for member in members]
     assert addresses[1:] == [None, None]
     each(members, lambda member: member.connect(addresses[0], CREDENTIALS, SECONDS))
     yield members
@@ -112,7 +112,7 @@ def test_a_process_that_misses_a_step_ends_the_waiting_of_the_others(group):
 
 def test_processes_that_are_connected_stay_so(group):
     """When other groups connect anew."""
-    addresses = [member.listen("127.0.0.1") for member in group]
+    addresses = [member.listen("127.0.0.1", CREDENTIALS) for member in group]
     assert addresses == [None] * 3
     each(group, lambda member: member.connect(addresses[0], make_credentials(), SECONDS))
     assert each(group, lambda member: member.agree(1)) == [None] * 3
@@ -120,7 +120,7 @@ def test_processes_that_are_connected_stay_so(group):
 
 def test_one_process_agrees_with_itself():
     alone = Agreement(0, 1)
-    assert alone.listen("127.0.0.1") is None
+    assert alone.listen("127.0.0.1", CREDENTIALS) is None
     alone.connect(None, CREDENTIALS, SECONDS)
     alone.agree(1)
     with pytest.raises(StepAborted, match="why"):
@@ -132,7 +132,7 @@ def test_a_process_that_waits_for_the_others_says_so():
     activity = Activity()
     activity.step = 5
     first, second = Agreement(0, 2, activity), Agreement(1, 2)
-    address = first.listen("127.0.0.1")
+    address = first.listen("127.0.0.1", CREDENTIALS)
     addresses = {first: None, second: address}
     each(list(addresses), lambda member: member.connect(addresses[member], CREDENTIALS, SECONDS))
     with ThreadPoolExecutor(1) as thread:

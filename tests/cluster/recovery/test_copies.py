@@ -9,13 +9,13 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import copies as copies_module
 from cluster.recovery.actor import RecoverableActor
 from cluster.recovery.copies import Copies, CopiesLostError
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.store import DamagedCopyError, SnapshotStore
+from tests.support.processes import endpoints
 
 SUBMESH = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
 INFOS = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(3)]
@@ -28,7 +28,7 @@ class Process:
     def __init__(self, endpoint):
         self.values = {}
         self._stores = collections.defaultdict(SnapshotStore)
-        self._member = SimpleNamespace(endpoint=endpoint)
+        self._endpoint = endpoint
         self._worker = SimpleNamespace(submesh=SUBMESH, replace_values=self.values.update)
         self.on_the_way = lambda chunk: chunk
 

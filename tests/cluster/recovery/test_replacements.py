@@ -3,13 +3,13 @@
 import pytest
 
 from cluster.driver.calls import health
-from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import liveness_waiter, replacements
 from cluster.recovery.replacements import Replacements
 from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import Reservation, SharedDevices
 from mpmd.runtime.activity import Activity
+from tests.support.processes import endpoints
 
 IDLE = Activity().read()
 """What a process answers to a ping."""
@@ -67,7 +67,7 @@ class Session:
 
 class Starter:
     def __init__(self):
-        self.members = endpoints([1, 1, 1])
+        self.endpoints = endpoints([1, 1, 1])
         self.resources = [ProcessResources({"CPU": 1}, {})] * 3
         self.started = []
 

@@ -4,9 +4,9 @@ import errno
 
 import pytest
 
-from cluster.protocol.endpoint import endpoints
 from cluster.start import connect
 from cluster.start.connect import ProcessLostError, StartingActors
+from tests.support.processes import endpoints
 
 
 class Call:

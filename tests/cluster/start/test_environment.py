@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import cluster
-from cluster.protocol.endpoint import Member
+from cluster.protocol.endpoint import Endpoint
 from cluster.start.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 from cluster.start.process_resources import resources_of
 from cluster.start.processes import Processes
@@ -73,7 +73,7 @@ def test_the_memory_that_the_user_wants_is_kept():
 def test_groups_get_their_part_of_the_memory_of_a_gpu(platform, shared, monkeypatch):
     monkeypatch.setattr("cluster.start.process_resources.threads_per_process", lambda nodes: [1] * len(nodes))
     shape = GroupShape({"stage": 1}, 1)
-    members = tuple(Member(mpmd_idx, 0, (shape, shape)) for mpmd_idx in range(2))
+    members = tuple(Endpoint(mpmd_idx, 0, (shape, shape)) for mpmd_idx in range(2))
     processes, nodes = Processes(platform, members, [{"CPU": 1.0, "GPU": 0.25}] * 2), ["a", "a"]
     request = Request({"stage": 2}, "stage", None, gpus_per_group=0.25)
     for given in ({}, {FRACTION: "0.5"}):

@@ -227,8 +227,8 @@ def speak_http(address):
         foreign_client.recv(1000)
 
 
-def guess_the_secret(address):
-    with pytest.raises(ConnectionError, match="secrets differ"):
+def show_another_certificate(address):
+    with pytest.raises(ConnectionError, match="other credentials"):
         sockets.connect(address, make_credentials(), SECONDS)
 
 
@@ -236,7 +236,7 @@ def disconnect(address):
     socket.create_connection(address[:2], SECONDS).close()
 
 
-@pytest.mark.parametrize("foreign_client", [speak_http, guess_the_secret, disconnect])
+@pytest.mark.parametrize("foreign_client", [speak_http, show_another_certificate, disconnect])
 def test_foreign_clients_are_refused_and_the_driver_is_still_accepted(group, foreign_client):
     foreign_client(group.server.address)
     driver = WaitingClient(group.server.address)
@@ -249,7 +249,6 @@ def test_foreign_clients_are_refused_and_the_driver_is_still_accepted(group, for
 def test_a_group_whose_driver_does_not_come_closes_its_port():
     server = Server("group 3", "127.0.0.1", CREDENTIALS)
     stranger = socket.create_connection(server.address[:2], SECONDS)
-    assert len(stranger.recv(32, socket.MSG_WAITALL)) == 32
     server.stop_listening()
     assert stranger.recv(1) == b""
     stranger.close()

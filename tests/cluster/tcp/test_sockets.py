@@ -1,5 +1,6 @@
 """Who is let in at a port, and who keeps nobody waiting there."""
 
+import contextlib
 import socket
 import struct
 import threading
@@ -8,17 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cluster.tcp import admission, greeting, sockets
+from cluster.tcp import handshake, sockets
+from cluster.tcp import listener as listener_module
 from cluster.tcp.credentials import make_credentials
 from cluster.transports.connections import connect_peers
+from tests.support.proxy import Proxy
 
 CREDENTIALS = make_credentials()
 SECONDS = 20
+ALERT_BYTES = 7
 
 
 @pytest.fixture
 def listener():
-    with sockets.Listener("127.0.0.1") as listener:
+    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener:
         yield listener
 
 
@@ -26,7 +30,7 @@ def listener():
 def accepted(listener):
     """The next peer that is let in, in the future."""
     with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(listener.accept, CREDENTIALS)
+        future = thread.submit(listener.accept)
         yield future
         if not future.done():
             sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
@@ -48,14 +52,14 @@ def stranger(address):
 
 
 def is_refused(tcp):
-    """Whether the other end closes the connection; before that it sends its challenge, and nothing else."""
+    """Whether the other end closes the connection; before that it sends an alert of TLS at most."""
     received = b""
     try:
         while part := tcp.recv(1000):
             received += part
     except ConnectionResetError:
         pass
-    return len(received) <= 32
+    return len(received) <= ALERT_BYTES
 
 
 def test_both_ends_are_connected(listener, accepted):
@@ -89,44 +93,43 @@ def test_strangers_are_refused_and_a_peer_is_still_accepted(listener, accepted, 
 
 
 def test_an_eavesdropper_cannot_use_what_it_has_heard(listener, accepted):
-    """Neither to connect, nor by sending the listener's own challenge back."""
-    with socket.create_server(("127.0.0.1", 0)) as middle, ThreadPoolExecutor(1) as thread:
-        address = listener.address._replace(port=middle.getsockname()[1])
-        connecting = thread.submit(sockets.connect, address, CREDENTIALS, SECONDS)
-        with middle.accept()[0] as victim:
-            victim.sendall(b"c" * 32)
-            heard = victim.recv(69, socket.MSG_WAITALL)
-            for answer in (lambda challenge: heard, lambda challenge: challenge + heard[32:]):
-                with stranger(listener.address) as tcp:
-                    tcp.sendall(answer(tcp.recv(32, socket.MSG_WAITALL)))
-                    assert is_refused(tcp)
-            victim.sendall(heard[-32:])
-        with pytest.raises(ConnectionError, match="does not know the secret"):
-            connecting.result(SECONDS)
+    with Proxy(listener.address) as proxy, sockets.connect(proxy.address, CREDENTIALS, SECONDS):
+        accepted.result(SECONDS)[1].close()
+    heard = bytes(proxy.seen[0])
+    with ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(listener.accept)
+        with stranger(listener.address) as tcp:
+            tcp.sendall(heard)
+            while tcp.recv(1000):  # the listener's part of the handshake, until it refuses
+                pass
+        assert not accepting.done()
+        sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
+        accepting.result(SECONDS)[1].close()
 
 
-def test_those_who_are_silent_keep_nobody_waiting(monkeypatch, listener, accepted):
-    """Also more of them than are greeted at a time. A greeting has no end here, unless it is given up."""
-    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 1000)
-    monkeypatch.setattr(admission, "_MAX_GREETINGS", 64)
-    silent = [stranger(listener.address) for _ in range(100)]
-    sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
-    accepted.result(SECONDS)
-    assert len(listener._greetings) <= 64
-    for tcp in silent:
-        tcp.close()
+def test_silent_connections_keep_nobody_waiting_for_longer_than_their_handshakes(monkeypatch):
+    """Also more of them than there can be handshakes at a time."""
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(listener_module, "_MAX_HANDSHAKES", 16)
+    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener, contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(stranger(listener.address))
+        sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
+        listener.accept()[1].close()
 
 
-def test_a_greeting_as_a_whole_takes_a_limited_time(monkeypatch, listener, accepted):
-    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 0.5)
+def test_a_handshake_as_a_whole_takes_a_limited_time(monkeypatch, listener, accepted):
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.5)
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(505)
     with stranger(listener.address) as slow:
-        assert len(slow.recv(32, socket.MSG_WAITALL)) == 32
         stop, sent = threading.Event(), []
 
         def drip():
-            while not stop.wait(0.1):
+            for byte in hello:
+                if stop.wait(0.1):
+                    return
                 try:
-                    sent.append(slow.send(b"x"))
+                    sent.append(slow.send(bytes([byte])))
                 except OSError:
                     return
 
@@ -135,11 +138,11 @@ def test_a_greeting_as_a_whole_takes_a_limited_time(monkeypatch, listener, accep
         assert is_refused(slow)
         stop.set()
         dripping.join()
-        assert len(sent) < 69, "it has sent a whole answer"
+        assert len(sent) < len(hello), "it has sent a whole message"
 
 
 def test_a_closed_listener_leaves_nothing_open():
-    listener = sockets.Listener("127.0.0.1")
+    listener = sockets.Listener("127.0.0.1", CREDENTIALS)
     tcp = stranger(listener.address)
     listener.close()
     assert is_refused(tcp)
@@ -149,15 +152,14 @@ def test_a_closed_listener_leaves_nothing_open():
 
 
 def test_a_listener_that_is_interrupted_accepts_nobody_now_and_later():
-    with sockets.Listener("127.0.0.1") as listener, ThreadPoolExecutor(1) as thread:
-        accepting = thread.submit(listener.accept, CREDENTIALS)
+    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener, ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(listener.accept)
         with stranger(listener.address) as silent:
-            assert len(silent.recv(32, socket.MSG_WAITALL)) == 32  # so the thread waits
             listener.interrupt()
             with pytest.raises(ConnectionError, match="nobody is waited for any more"):
                 accepting.result(SECONDS)
             with pytest.raises(ConnectionError, match="nobody is waited for any more"):
-                listener.accept(CREDENTIALS)
+                listener.accept()
             listener.interrupt()
             listener.close()
             assert is_refused(silent)
@@ -168,16 +170,16 @@ def test_a_listener_that_is_interrupted_accepts_nobody_now_and_later():
 def test_a_listener_may_be_interrupted_before_it_accepts(listener):
     listener.interrupt()
     with pytest.raises(ConnectionError, match="nobody is waited for any more"):
-        listener.accept(CREDENTIALS)
+        listener.accept()
 
 
 def test_who_waits_for_a_peer_in_vain_closes_the_connections_that_it_has():
     """Process 1 is connected with 2, and waits for 0."""
-    with sockets.Listener("127.0.0.1") as later, ThreadPoolExecutor(2) as threads:
-        listener = sockets.Listener("127.0.0.1")
-        accepting = threads.submit(later.accept, CREDENTIALS)
+    with sockets.Listener("127.0.0.1", CREDENTIALS) as later, ThreadPoolExecutor(2) as threads:
+        listener = sockets.Listener("127.0.0.1", CREDENTIALS)
+        accepting = threads.submit(later.accept)
         addresses = {0: listener.address, 2: later.address}
-        connecting = threads.submit(connect_peers, listener, sockets.connect, CREDENTIALS, 1, addresses)
+        connecting = threads.submit(connect_peers, listener, sockets.connect, 1, addresses)
         number, connection = accepting.result(SECONDS)
         with connection:
             assert number == 1
@@ -191,7 +193,7 @@ def test_who_waits_for_a_peer_in_vain_closes_the_connections_that_it_has():
 def test_connecting_to_a_peer_that_does_not_answer_fails():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
-        address = sockets.Address(host, port, bytes(32))
+        address = sockets.Address(host, port, "identity")
         with pytest.raises(ConnectionError, match=f"no connection to {host}:{port}: no answer"):
             sockets.connect(address, CREDENTIALS, 0.2)
     with pytest.raises(ConnectionError, match=f"no connection to {host}:{port}: .*refused"):
@@ -200,9 +202,9 @@ def test_connecting_to_a_peer_that_does_not_answer_fails():
 
 @pytest.fixture
 def silent():
-    """A listener's address, at which nobody greets."""
+    """A listener's address, at which nobody answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        yield sockets.Address(*server.getsockname(), bytes(32))
+        yield sockets.Address(*server.getsockname(), "identity")
 
 
 def test_who_connects_can_be_interrupted(silent):
@@ -222,23 +224,23 @@ def test_who_connects_can_be_interrupted(silent):
             connecting.result(SECONDS)
 
 
-def test_a_peer_that_is_stopped_in_the_middle_of_its_greeting_is_not_waited_for(monkeypatch):
+def test_a_peer_that_is_stopped_in_the_middle_of_its_handshake_is_not_waited_for(monkeypatch):
     """However long its first word may take."""
-    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 0.3)
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
-        address = sockets.Address(*server.getsockname(), bytes(32))
+        address = sockets.Address(*server.getsockname(), "identity")
         connecting = thread.submit(sockets.connect, address, CREDENTIALS, 1000)
         with server.accept()[0] as peer:
-            peer.sendall(bytes(32))
+            peer.sendall(b"\x16\x03\x03\x00\x7a")  # the head of a record of TLS
             with pytest.raises(ConnectionError, match="no answer"):
                 connecting.result(SECONDS)
 
 
 def test_to_interrupt_a_listener_ends_the_connecting_with_peers_too(silent):
-    """Process 0 has to connect with 1, which is stopped, before it listens."""
-    listener = sockets.Listener("127.0.0.1")
+    """Process 0 has to connect with 1, which is stopped, before it accepts."""
+    listener = sockets.Listener("127.0.0.1", CREDENTIALS)
     with ThreadPoolExecutor(1) as thread:
-        connecting = thread.submit(connect_peers, listener, sockets.connect, CREDENTIALS, 0, {1: silent})
+        connecting = thread.submit(connect_peers, listener, sockets.connect, 0, {1: silent})
         time.sleep(0.1)
         assert not connecting.done()
         listener.interrupt()

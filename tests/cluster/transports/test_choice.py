@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.protocol.process_info import ProcessInfo
-from cluster.transports.choice import check_encryption, check_name, choose, holdings, supported
+from cluster.transports.choice import choose, encryption_fault, holdings, supported
 from mpmd.memory import Holding
 
 ALL = ("shared_memory", "network", "device", "object_store")
@@ -41,13 +41,6 @@ def test_a_transport_that_cannot_connect_all_groups_is_refused_with_all_such_pai
 def test_processes_of_a_group_need_no_transport():
     processes = [group(0, "a"), group(0, "b", rank=1), group(1, "b")]
     assert choose("auto", processes) == {(0, 2): "network", (1, 2): "shared_memory"}
-
-
-def test_unknown_transports_are_refused():
-    with pytest.raises(
-        ValueError, match="one of auto, shared_memory, network, device, object_store, not 'pigeon'"
-    ):
-        check_name("pigeon")
 
 
 def test_jax_has_transfers_for_some_platforms():
@@ -88,10 +81,8 @@ def test_of_several_transports_between_groups_the_one_counts_that_takes_most_mem
 
 @pytest.mark.parametrize("transport", ["device", "object_store"])
 def test_encryption_that_a_transport_does_not_have_is_not_promised(transport):
-    with pytest.raises(ValueError, match=f"transport '{transport}' does not encrypt"):
-        check_encryption(True, transport)
+    assert f"transport '{transport}' does not encrypt" in str(encryption_fault(True, transport))
     for encryption in (None, False):
-        check_encryption(encryption, transport)
-    check_encryption(True, "auto")
-    with pytest.raises(TypeError, match="must be True, False or None, not 'yes'"):
-        check_encryption("yes", "auto")
+        assert encryption_fault(encryption, transport) is None
+    assert encryption_fault(True, "auto") is None
+    assert "must be True, False or None, not 'yes'" in str(encryption_fault("yes", "auto"))

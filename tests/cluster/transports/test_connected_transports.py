@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from cluster.protocol.endpoint import endpoints
 from cluster.tcp.credentials import make_credentials
 from cluster.transports import inbox as inbox_module
 from cluster.transports.router import Router
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
+from tests.support.processes import endpoints
 
 WITHOUT_RAY = ["shared_memory", "network", "device"]
 """Transports that need no Ray."""
@@ -102,7 +102,7 @@ def test_a_message_that_cannot_be_copied_leaves_its_slot_free():
     for tag in range(3):
         with pytest.raises(RuntimeError, match="the task that makes it failed"):
             ends[0].send(MessageId(0, 0, 1, tag), [Broken()])
-    (sender,) = ends[0]._routes[1]._senders.values()
+    sender = ends[0]._senders[1]
     assert all(slot.free for slots in sender._slots.values() for slot in slots)
     for router in ends:
         router.close()
@@ -206,7 +206,7 @@ def test_messages_of_earlier_steps_are_dropped_and_count_as_received(name):
         ends[0].send(MessageId(step, 0, 1, 0), [np.full(9, step)])
         np.testing.assert_array_equal(ends[1].recv(MessageId(step, 0, 1, 0), shardings)[0], np.full(9, step))
     if name == "shared_memory":
-        (sender,) = ends[0]._routes[1]._senders.values()
+        sender = ends[0]._senders[1]
         occupied = [slot for slots in sender._slots.values() for slot in slots if not slot.free]
         assert len(occupied) <= 1, "the slot of the last message may still be lent"
     for router in ends:
@@ -279,7 +279,7 @@ def test_a_peer_that_is_stopped_while_it_connects_in_shared_memory_need_not_be_w
     stopped.connect("\0" + addresses[1]["shared_memory"].name)
     with ThreadPoolExecutor(1) as thread:
         connecting = thread.submit(ends[1].connect, {0: "shared_memory"}, addresses)
-        while not ends[1]._transports["shared_memory"]._listener._greetings:
+        while not any(each.name == "handshake" for each in threading.enumerate()):
             time.sleep(0.01)
         ends[1].interrupt()
         with pytest.raises(ConnectionError):

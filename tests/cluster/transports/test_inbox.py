@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cluster.transports import inbox as inbox_module
-from cluster.transports.inbox import HEADER_BYTES, Inbox
+from cluster.transports.inbox import HEADER_BYTES, ProcessInbox
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
 
@@ -27,7 +27,7 @@ class CountedArrival:
 
 
 def test_messages_are_taken_in_any_order():
-    inbox, messages = Inbox(), [MessageId(0, 1, 0, tag) for tag in range(3)]
+    inbox, messages = ProcessInbox(), [MessageId(0, 1, 0, tag) for tag in range(3)]
     threads = [
         threading.Timer(0.05 * i, lambda m=m: (inbox.add(m, CountedArrival()), inbox.wake()))
         for i, m in enumerate(messages)
@@ -40,7 +40,7 @@ def test_messages_are_taken_in_any_order():
 
 
 def test_headers_reach_the_listener_of_their_source():
-    inbox, received = Inbox(), []
+    inbox, received = ProcessInbox(), []
     inbox.add_listener(3, received.append)
     header = (3).to_bytes(4, "little").ljust(HEADER_BYTES, b"x")
     os.write(inbox.write_fd, header)
@@ -50,7 +50,7 @@ def test_headers_reach_the_listener_of_their_source():
 
 
 def test_a_message_has_arrived_when_its_header_was_written():
-    inbox = Inbox()
+    inbox = ProcessInbox()
     written = {}
 
     def listen(header):
@@ -73,7 +73,7 @@ def test_a_message_has_arrived_when_its_header_was_written():
 
 
 def test_aborting_a_step_drops_its_messages_and_no_others():
-    inbox, early, late, other = Inbox(), CountedArrival(), CountedArrival(), CountedArrival()
+    inbox, early, late, other = ProcessInbox(), CountedArrival(), CountedArrival(), CountedArrival()
     inbox.add(MessageId(4, 1, 0, 0), early)
     inbox.add(MessageId(5, 1, 0, 0), other)
     inbox.abort(4, "group 1 failed")
@@ -86,7 +86,7 @@ def test_aborting_a_step_drops_its_messages_and_no_others():
 
 
 def test_an_abort_ends_a_wait():
-    inbox = Inbox()
+    inbox = ProcessInbox()
     threading.Timer(0.05, inbox.abort, (4, "group 1 failed")).start()
     with pytest.raises(StepAborted, match="group 1 failed"):
         inbox.take(MessageId(4, 1, 0, 0))
@@ -95,7 +95,7 @@ def test_an_abort_ends_a_wait():
 
 def test_a_group_that_has_lost_a_peer_waits_for_the_reason(monkeypatch):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 60)
-    inbox = Inbox()
+    inbox = ProcessInbox()
     inbox.mark_disconnected(1)
     threading.Timer(0.05, inbox.abort, (4, "group 1 died: out of memory")).start()
     with pytest.raises(StepAborted, match="out of memory"):
@@ -105,7 +105,7 @@ def test_a_group_that_has_lost_a_peer_waits_for_the_reason(monkeypatch):
 
 def test_without_a_reason_the_lost_peer_is_named(monkeypatch):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.1)
-    inbox = Inbox()
+    inbox = ProcessInbox()
     inbox.add(MessageId(4, 1, 0, 0), CountedArrival())
     inbox.mark_disconnected(1)
     inbox.take(MessageId(4, 1, 0, 0))  # had arrived before
@@ -116,7 +116,7 @@ def test_without_a_reason_the_lost_peer_is_named(monkeypatch):
 
 def test_a_lost_peer_that_has_no_part_in_the_step_ends_no_wait(monkeypatch):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.0)
-    inbox, arrival = Inbox(), CountedArrival()
+    inbox, arrival = ProcessInbox(), CountedArrival()
     inbox.mark_disconnected(3)
     inbox.begin_step(4, taking_part=frozenset([0, 1]))
     threading.Timer(0.05, lambda: (inbox.add(MessageId(4, 1, 0, 0), arrival), inbox.wake())).start()
@@ -132,7 +132,7 @@ def test_a_lost_peer_that_has_no_part_in_the_step_ends_no_wait(monkeypatch):
 
 
 def test_a_step_that_begins_ends_all_that_is_kept_of_earlier_steps():
-    inbox = Inbox()
+    inbox = ProcessInbox()
     unread, late, current = CountedArrival(), CountedArrival(), CountedArrival()
     for step in range(1000):
         inbox.begin_step(step)
@@ -153,7 +153,7 @@ def test_a_step_that_begins_ends_all_that_is_kept_of_earlier_steps():
 
 
 def test_a_step_may_be_aborted_before_it_begins():
-    inbox = Inbox()
+    inbox = ProcessInbox()
     inbox.begin_step(3)
     inbox.abort(5, "group 1 failed")
     inbox.begin_step(4)

@@ -15,11 +15,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cluster.tcp import greeting
+from cluster.tcp import handshake
 from cluster.tcp.credentials import make_credentials
 from cluster.transports import connections
 from cluster.transports import inbox as inbox_module
-from cluster.transports.inbox import Inbox, PeerLostError
+from cluster.transports.inbox import PeerLostError, ProcessInbox
 from cluster.transports.network.transport import NetworkTransport
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
@@ -33,7 +33,7 @@ class Pair:
     """Two transports that are connected with one another; ``ends`` has them by their numbers."""
 
     def __init__(self, encryption):
-        self.inboxes = [Inbox() for _ in range(2)]
+        self.inboxes = [ProcessInbox() for _ in range(2)]
         self.ends = [NetworkTransport(inbox, i) for i, inbox in enumerate(self.inboxes)]
         credentials = make_credentials(encryption)
         addresses = [end.listen("127.0.0.1", credentials) for end in self.ends]
@@ -47,10 +47,10 @@ class Pair:
         return self.ends[end]._peers[1 - end]
 
     def send(self, step, tag, *arrays):
-        self.ends[0].send(MessageId(step, 0, 1, tag), arrays)
+        self.peer(0).send(MessageId(step, 0, 1, tag), arrays)
 
     def take(self, step, tag, count=1):
-        return self.ends[1].recv(MessageId(step, 0, 1, tag), [HOST] * count)
+        return self.inboxes[1].take(MessageId(step, 0, 1, tag)).open([HOST] * count)
 
 
 @pytest.fixture(params=[False, True], ids=["in clear", "encrypted"])
@@ -224,7 +224,7 @@ def test_messages_are_sent_in_order_whoever_writes_them(pair):
 def test_a_sender_waits_for_its_window_until_the_step_is_aborted(pair):
     for step in range(2):
         pair.send(step, 0, np.ones(9))
-    threading.Timer(0.1, pair.ends[0].abort, (2, "fwd_0 failed")).start()
+    threading.Timer(0.1, pair.inboxes[0].abort, (2, "fwd_0 failed")).start()
     with pytest.raises(StepAborted, match="fwd_0 failed"):
         pair.send(2, 0, np.ones(9))
     pair.take(0, 0)
@@ -277,17 +277,18 @@ def test_a_peer_that_dies_in_the_middle_of_a_message_is_gone(pair, stalled, monk
 
 def connect_among_strangers(strange):
     """Connects two transports while a stranger is at the port of the one that accepts."""
-    ends = [NetworkTransport(Inbox(), i) for i in range(2)]
+    inboxes = [ProcessInbox() for _ in range(2)]
+    ends = [NetworkTransport(inbox, i) for i, inbox in enumerate(inboxes)]
     addresses = [end.listen("127.0.0.1", CREDENTIALS) for end in ends]
     with contextlib.ExitStack() as open_until_the_end:
         strange(addresses[1], open_until_the_end)
         accepting = threading.Thread(target=ends[1].connect, args=({0: addresses[0]},), daemon=True)
         accepting.start()
-        ends[0].connect({1: addresses[1]})
+        senders = ends[0].connect({1: addresses[1]})
         accepting.join(SECONDS)
         assert not accepting.is_alive()
-    ends[0].send(MessageId(0, 0, 1, 0), [np.arange(3)])
-    np.testing.assert_array_equal(ends[1].recv(MessageId(0, 0, 1, 0), [HOST])[0], np.arange(3))
+    senders[1].send(MessageId(0, 0, 1, 0), [np.arange(3)])
+    np.testing.assert_array_equal(inboxes[1].take(MessageId(0, 0, 1, 0)).open([HOST])[0], np.arange(3))
     for end in ends:
         end.close()
 
@@ -295,8 +296,8 @@ def connect_among_strangers(strange):
 @pytest.mark.parametrize("content", [b"\0" * 5, b"\xff\xff\xff\xff" + (2**40).to_bytes(8, "big") * 9, b""])
 @pytest.mark.parametrize("number", [1, 40])
 def test_strangers_neither_harm_nor_delay_those_who_connect(monkeypatch, content, number):
-    """Also when they stay: no greeting is given up here before the peers have given up."""
-    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 1000)
+    """Also when they stay: no handshake is given up here before the peers have given up."""
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1000)
     monkeypatch.setattr(connections, "CONNECT_SECONDS", SECONDS)
 
     def strange(address, stack):

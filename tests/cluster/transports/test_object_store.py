@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cluster.protocol.packing import pack
-from cluster.transports.inbox import Inbox
+from cluster.transports.inbox import ProcessInbox
 from cluster.transports.object_store import ObjectStoreTransport
 from mpmd.errors import StepAborted
 from mpmd.runtime.transport import MessageId
@@ -17,7 +17,7 @@ def test_received_arrays_do_not_alias_the_object_store():
     start = -memory.ctypes.data % 64
     buffer = memory[start : start + 4 * 1024].view("float32")
     message = MessageId(step=0, src=1, dst=0, tag=0)
-    inbox = Inbox()
+    inbox = ProcessInbox()
     ObjectStoreTransport(inbox).deliver(message, [pack(buffer)])
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     (value,) = inbox.take(message).open([sharding])
@@ -28,7 +28,7 @@ def test_received_arrays_do_not_alias_the_object_store():
 
 def test_an_aborted_receive_says_why():
     message = MessageId(step=3, src=1, dst=0, tag=0)
-    inbox = Inbox()
+    inbox = ProcessInbox()
     inbox.abort(3, "group 1 died")
     ObjectStoreTransport(inbox).deliver(message, [])
     with pytest.raises(StepAborted, match="group 1 died"):

@@ -11,10 +11,10 @@ from cluster.driver.calls import actor_calls
 from cluster.driver.calls.actor_calls import ActorCalls
 from cluster.driver.calls.joined import failed
 from cluster.driver.calls.watchdog import Limits
-from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from cluster.transports.inbox import PeerLostError
 from mpmd.errors import GroupDiedError
+from tests.support.processes import endpoints
 
 SOON = 20
 

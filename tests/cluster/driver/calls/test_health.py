@@ -1,7 +1,7 @@
 """When a group counts as dead."""
 
 from cluster.driver.calls.health import DEATH_REPORT_SECONDS, PING_SECONDS, UNRESPONSIVE_SECONDS, GroupHealth
-from cluster.protocol.endpoint import endpoints
+from tests.support.processes import endpoints
 
 
 def test_a_disconnected_group_is_reported_once_after_a_time_for_ray_to_say_why():

@@ -3,8 +3,8 @@
 import pytest
 
 from cluster.driver.calls.pending_calls import AbortRequest, PendingCalls
-from cluster.protocol.endpoint import endpoints
 from mpmd.errors import GroupDiedError, StepAborted, TaskError
+from tests.support.processes import endpoints
 
 GROUPS = endpoints([1, 1, 1])
 FAILED = TaskError("fwd_1__0 failed on group 1", 1, "fwd_1__0")

@@ -6,8 +6,8 @@ from ray import exceptions
 from cluster.driver.calls.health import UNRESPONSIVE_SECONDS, GroupHealth
 from cluster.driver.calls.post_mortem import death_report
 from cluster.driver.calls.ray_errors import translate
-from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
+from tests.support.processes import endpoints
 
 KILLED = (
     "The actor died unexpectedly before finishing this task.\n\tclass_name: GroupActor\n\tpid: 12\n"

@@ -6,10 +6,10 @@ import cluster
 from cluster.driver.calls.pending_calls import AbortRequest, PendingCalls
 from cluster.driver.calls.watchdog import ANSWER_SECONDS, LEAVE_SECONDS, Limits, Watchdog
 from cluster.driver.status import ProcessStatus, Status
-from cluster.protocol.endpoint import endpoints
 from cluster.protocol.process_info import ProcessInfo
 from mpmd.errors import GroupDiedError, GroupStuckError, StepAborted, StepTimeoutError
 from mpmd.runtime.activity import Doing, Kind
+from tests.support.processes import endpoints
 
 TWO = endpoints([1, 1])
 WAITS = Doing("waiting for message 2 of group 1", 7, Kind.OTHER, 33.0)
