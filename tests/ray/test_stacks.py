@@ -1,8 +1,6 @@
 """Arrays in parts on Ray actors."""
 
 import jax
-import numpy as np
-import pytest
 
 import mpmd
 from tests.support.digests import digests
@@ -24,12 +22,3 @@ def test_a_stack_is_made_trained_and_stored_by_its_groups(four_groups, tmp_path)
     loss = float(step(state, *batch())[1])
     again = step.restore(tmp_path / "saved")
     assert float(step(again, *batch())[1]) == loss != float(first)
-
-
-@pytest.mark.slow
-def test_a_stack_that_is_passed_from_the_host(four_groups):
-    step = compiled(four_groups, mpmd.Eager1F1B(4), num_stages=4)
-    state = initial_state()
-    host = jax.tree.map(lambda leaf: leaf if leaf is state[2] else np.asarray(leaf), state)
-    losses = [float(step(passed, *batch())[1]) for passed in (host, step.init(initial_state))]
-    assert losses[0] == losses[1]
