@@ -8,18 +8,11 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
-import numpy as np
 import pytest
 
-from cluster.process.agreement import Agreement
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
-from cluster.tcp.rpc import Server
-from cluster.transports.inbox import Inbox
-from cluster.transports.network.transport import NetworkTransport
-from mpmd.runtime.transport import MessageId
 from tests.support.strangers import answer_wrongly, attack, flood, replay, send_and_leave
 
 SECONDS = 20
@@ -127,6 +120,7 @@ def test_a_process_survives_all_strangers_and_answers_its_peers_meanwhile(heard)
         assert peak - before < 20 * 1024, "it has kept what strangers have sent"
 
 
+@pytest.mark.slow
 def test_more_strangers_than_can_be_greeted_keep_no_peer_waiting():
     with Answerer() as answerer, flood(answerer.address, 600):
         for i in range(5):
@@ -135,6 +129,7 @@ def test_more_strangers_than_can_be_greeted_keep_no_peer_waiting():
         assert greetings <= 256
 
 
+@pytest.mark.slow
 def test_who_is_between_two_ends_can_send_nothing_after_their_greeting():
     """All that arrives after it goes to OpenSSL, and no further."""
     numbers = random.Random(0)
@@ -152,43 +147,3 @@ def test_who_is_between_two_ends_can_send_nothing_after_their_greeting():
                 with pytest.raises(ConnectionError):
                     connecting.result(SECONDS)
         assert answerer.ask("still there")[0] == "still there"
-
-
-@pytest.mark.parametrize("kind", range(4), ids=["leave", "wrong answers", "replay", "replayed greeting"])
-def test_every_port_admits_its_peers_among_strangers(heard, kind):
-    """The ports of the transports, of the processes of a group, and of the driver's connection."""
-    ends = [NetworkTransport(Inbox(), i) for i in range(2)]
-    members = [Agreement(rank, 2) for rank in range(2)]
-    server = Server("group 0", "127.0.0.1", CREDENTIALS)
-    transports = [end.listen("127.0.0.1", CREDENTIALS) for end in ends]
-    agreement = members[0].listen("127.0.0.1")
-    with ThreadPoolExecutor(7) as threads:
-        ports = (transports[1], agreement, server.address)
-        attacks = [threads.submit(attack, port, [kinds(heard)[kind]], kind, 25) for port in ports]
-        waiting = [
-            threads.submit(ends[1].connect, {0: transports[0]}),
-            threads.submit(members[0].connect, None, CREDENTIALS, SECONDS),
-            threads.submit(server.serve, lambda method, arguments: (method, arguments)),
-        ]
-        if kind != 1:  # these wait for a challenge, so somebody has to accept
-            for one in attacks:
-                one.result(SECONDS)
-        ends[0].connect({1: transports[1]})
-        members[1].connect(agreement, CREDENTIALS, SECONDS)
-        driver = FrameConnection(sockets.connect(server.address, CREDENTIALS, SECONDS))
-        driver.write(encode(3, ("run", (1, 2))))
-        assert driver.read().decode() == ("run", (1, 2))
-        ends[0].send(MessageId(0, 0, 1, 0), [np.arange(3)])
-        host = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        np.testing.assert_array_equal(ends[1].recv(MessageId(0, 0, 1, 0), [host])[0], np.arange(3))
-        agreeing = threads.submit(members[0].agree, 1)
-        members[1].agree(1)
-        agreeing.result(SECONDS)
-        driver.end()
-        driver.close()
-        for one in waiting:
-            one.result(SECONDS)
-        for one in attacks:
-            one.result(SECONDS)
-    for closed in (*ends, *members):
-        closed.close()

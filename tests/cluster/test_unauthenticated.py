@@ -262,6 +262,7 @@ with Listener("127.0.0.1") as listener:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usual("encrypted")
 @pytest.mark.parametrize("encryption", [False, True], ids=["clear", "encrypted"])
 def test_strangers_that_take_all_descriptors_keep_no_peer_waiting(encryption):
