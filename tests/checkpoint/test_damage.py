@@ -173,25 +173,21 @@ def test_every_file_that_is_damaged_is_named(damage, restored, saved):
     restored(saved)
 
 
-@pytest.mark.usual("_METADATA")
-@pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "array_metadatas/process_0"])
-def test_an_emptied_file_of_a_checkpoint_without_a_record(name, tmp_path):
+def test_damaged_files_of_a_checkpoint_without_a_record(tmp_path):
     """As of plain Orbax, after a loss of power."""
-    tree = {"weight": jnp.ones(3)}
+    path, tree = tmp_path / "plain", {"weight": jnp.ones(3)}
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "plain", tree)
-    np.testing.assert_array_equal(mpmd.restore(tmp_path / "plain", tree)["weight"], 1)
-    emptied(tmp_path / "plain" / name)
-    with pytest.raises(mpmd.DamagedCheckpointError, match=f"{tmp_path}/plain/{name} is empty"):
-        mpmd.restore(tmp_path / "plain", tree)
-
-
-def test_a_truncated_tree_of_a_checkpoint_without_a_record(tmp_path):
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "plain", {"weight": jnp.ones(3)})
-    truncated(tmp_path / "plain/_METADATA")
-    with pytest.raises(mpmd.DamagedCheckpointError, match="_METADATA is not JSON"):
-        mpmd.restore(tmp_path / "plain", {"weight": jnp.ones(3)})
+        checkpointer.save(path, tree)
+    np.testing.assert_array_equal(mpmd.restore(path, tree)["weight"], 1)
+    for damage, name, fault in [
+        (truncated, "_METADATA", "is not JSON"),
+        (emptied, "array_metadatas/process_0", "is empty"),
+        (emptied, "manifest.ocdbt", "is empty"),
+        (emptied, "_METADATA", "is empty"),
+    ]:
+        damage(path / name)
+        with pytest.raises(mpmd.DamagedCheckpointError, match=f"{path}/{name} {fault}"):
+            mpmd.restore(path, tree)
 
 
 def test_the_last_whole_checkpoint_beside_it_is_named(tmp_path):

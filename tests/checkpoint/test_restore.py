@@ -50,6 +50,7 @@ def test_a_wider_group_continues_where_the_first_ones_were(saved):
         check_continues(compiled(mesh, mpmd.GPipe(1), sharded=True), saved)
 
 
+@pytest.mark.slow
 def test_uneven_groups_continue_where_the_first_ones_were(saved):
     with uneven_mesh_of({"fsdp": 1}, {"fsdp": 4}) as mesh:
         check_continues(compiled(mesh, mpmd.Std1F1B(2), sharded=True), saved)

@@ -8,7 +8,6 @@ from tests.support.programs import PROGRAMS
 
 CROSSING = (
     "loss_scaling[infinite, decide_with_cond]",
-    "auxiliary_output_under[concat along 1]",
     "in_order[zero bubble]",
     "numbers_of_python_that_are_returned",
     "fully_sharded_and_gathered_once[fused]",

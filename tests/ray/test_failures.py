@@ -205,18 +205,6 @@ def test_a_fork_of_the_driver_is_told_that_it_has_no_groups(two_groups):
 
 
 @pytest.mark.slow
-def test_a_group_whose_connection_to_the_driver_breaks_is_named(disposable_mesh, monkeypatch):
-    monkeypatch.setattr(cluster.driver.calls.health, "DEATH_REPORT_SECONDS", 1)
-    driver = ProgramDriver(disposable_mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
-    futures, _ = driver.step()
-    disposable_mesh.runtime._calls._clients[0].end()
-    for future in [*futures.values(), disposable_mesh.runtime.fetch(0, driver.handles["x"])]:
-        error = outcome(future)
-        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
-        assert "group 0 is gone: its connection to the driver has ended" in str(error)
-
-
-@pytest.mark.slow
 def test_close_fails_pending_calls(disposable_mesh):
     runtime = disposable_mesh.runtime
     driver = ProgramDriver(runtime, relay_program(compute_forever), {"x": np.float32(1)})

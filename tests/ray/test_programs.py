@@ -77,17 +77,3 @@ def test_a_program_that_does_not_reach_all_groups_stays_nowhere(two_groups, rela
             two_groups.runtime.load(relay_program(add_one))
         run()
         assert held(two_groups) == before
-
-
-def test_a_program_that_one_group_cannot_load_stays_nowhere(two_groups, relay, monkeypatch):
-    run, before = relay
-    call = two_groups.runtime._calls.call
-
-    def call_another(mpmd_idx, method, *arguments):
-        return call(mpmd_idx, method, *((-1,) if mpmd_idx and method == "load" else arguments))
-
-    with monkeypatch.context() as patched, pytest.raises(KeyError):
-        patched.setattr(two_groups.runtime._calls, "call", call_another)
-        two_groups.runtime.load(relay_program(add_one))
-    run()
-    assert held(two_groups) == before

@@ -1,6 +1,5 @@
 """Groups that die are replaced, and the run goes on as if nothing had happened, bit by bit."""
 
-import gc
 import os
 import resource
 import signal
@@ -18,7 +17,6 @@ import mpmd
 from cluster.recovery import Recovery
 from mpmd.errors import RecoveryError, StateLostError
 from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
-from tests.support.digests import digests
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
 from tests.support.parity import assert_close
 
@@ -72,19 +70,6 @@ def loaded_programs(mesh):
     return ray.get(asked, timeout=60)
 
 
-@pytest.mark.slow
-def test_programs_that_are_dropped_before_they_run_do_not_wait_for_a_step(recovering_mesh):
-    arguments = init(weights(2), CLIPPED_ADAM), *batch()
-    before = loaded_programs(recovering_mesh)
-    for _ in range(3):
-        step = None
-        gc.collect()
-        step = compiled(recovering_mesh).compile(*arguments)
-    after = loaded_programs(recovering_mesh)
-    assert [len(now - then) for then, now in zip(before, after, strict=True)] == [1, 1]
-    assert len(step.plan.programs) == 2
-
-
 def test_each_group_may_die(recovering_mesh, capsys):
     mesh = recovering_mesh
     step = compiled(mesh)
@@ -114,52 +99,6 @@ def test_each_group_may_die(recovering_mesh, capsys):
     expected = jax.jit(make_step(mse, mpmd.GPipe(2)))(init(weights(2)), *batch())[1][0]
     for other in others:  # which only one of the present processes was there to load
         np.testing.assert_allclose(float(other(init(weights(2)), *batch())[1][0]), expected, rtol=1e-5)
-
-
-def uneven_step(state, xs, rounds):
-    """A step after which the second of two groups computes on, for as many rounds as it is told."""
-
-    def loss_of(state, x):
-        return ((mpmd.mark_stage_end(x @ state[0]) @ state[1]) ** 2).mean()
-
-    loss, grads = mpmd.treduce(
-        lambda x: jax.value_and_grad(loss_of)(state, x), xs, mpmd.Std1F1B(2), operation=mpmd.Mean
-    )
-    first, second = (weight - 0.01 * grad for weight, grad in zip(state, grads, strict=True))
-    return [first, jax.lax.fori_loop(0, rounds, lambda _, w: w * 0.999999, second)], loss
-
-
-@pytest.mark.slow
-def test_a_profile_says_which_steps_ran_again_and_keeps_to_one_run(recovering_mesh, monkeypatch):
-    """The first group has replied when the second one dies."""
-    rng = np.random.default_rng(0)
-    state = [rng.normal(size=(64, 64)).astype(np.float32) / 8 for _ in range(2)]
-    xs, rounds = rng.normal(size=(4, 8, 64)).astype(np.float32), np.int32(1)
-    step = mpmd.jit(uneven_step, recovering_mesh, donate_argnums=0).compile(state, xs, rounds)
-    began = time.monotonic()
-    step.profile(state, xs, np.int32(10_000))
-    rounds = np.int32(10_000 / (time.monotonic() - began))  # a second, or less
-    undisturbed = step.profile(state, xs, rounds, steps=3)
-    submitted, submit = [], step.submit
-
-    def submit_and_kill(call, profile):
-        submitted.append(submit(call, profile))
-        if len(submitted) == 2:
-            time.sleep(0.3)
-            kill(recovering_mesh, 1)
-        return submitted[-1]
-
-    monkeypatch.setattr(step, "submit", submit_and_kill)
-    profile = step.profile(state, xs, rounds, steps=3)
-    assert digests(mpmd.to_host(profile.result)) == digests(mpmd.to_host(undisturbed.result))
-    assert list(profile.recoveries) == [1]
-    assert not undisturbed.recoveries
-    repeated = profile.steps[1]
-    assert profile.recoveries[1] > 3 * 10**8, "from the call until the death, at least"
-    sent = {(p.mpmd_idx, s.dst, s.tag): s.start for p in repeated.processes for s in p.sends}
-    for times in repeated.processes:
-        assert all(wait.arrived >= sent[wait.src, times.mpmd_idx, wait.tag] for wait in times.waits)
-    assert profile.attribution.measured.steps == 2
 
 
 @pytest.mark.slow

@@ -123,12 +123,6 @@ def test_answers_of_an_earlier_attempt_do_not_count():
 # Snapshots.
 
 
-def fail_copies(world):
-    world.settle_inboxes()
-    thread = stop_at(world, do.CopyAway)
-    world.run(thread, MemoryError("no room"))
-
-
 # Failed steps.
 
 
@@ -151,17 +145,6 @@ def test_a_group_that_dies_while_all_go_back_for_a_step_is_replaced_and_counts()
 
 
 # Moves.
-
-
-def test_a_move_does_not_wait_for_a_snapshot_when_a_group_has_died():
-    world = World()
-    world.step()
-    world.look({1: GROWN})
-    world.run_threads()
-    assert world.looking[0] == do.AwaitSnapshot() and world.is_blocked(world.looking[0])
-    world.kill(0)
-    assert not world.is_blocked(world.looking[0])
-    world.check_quiet()
 
 
 def test_a_group_that_dies_before_it_leaves_takes_the_processes_that_are_ready():
