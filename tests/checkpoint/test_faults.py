@@ -51,13 +51,6 @@ def saved(state, tmp_path):
     return tmp_path / "saved"
 
 
-def test_a_path_that_exists(state, saved):
-    with pytest.raises(ValueError, match=f"{saved} exists already"):
-        mpmd.save(saved, state)
-    with pytest.raises(ValueError, match=f"{saved} exists already"):
-        mpmd.save_async(saved, state)
-
-
 def test_storage_that_orbax_does_not_reach(step):
     for call in (lambda path: mpmd.save(path, 1), step.restore):
         with pytest.raises(ValueError, match="s3://bucket/saved: Orbax stores checkpoints at"):
@@ -182,14 +175,6 @@ def test_a_full_disk(large, tmp_path):
         assert manager.latest_step() == 0
         manager.save(1, args=ocp.args.PyTreeSave({"large": large}))
     assert sorted(os.listdir(tmp_path)) == ["0", "1"]
-
-
-def test_a_failed_save_can_be_repeated(state, tmp_path):
-    with files_of_at_most(2**6), pytest.raises((mpmd.CheckpointError, OSError)):
-        mpmd.save(tmp_path / "saved", state)
-    assert not (tmp_path / "saved").exists()
-    mpmd.save(tmp_path / "saved", state)
-    assert os.listdir(tmp_path) == ["saved"]
 
 
 def test_storage_that_the_driver_does_not_see(large, tmp_path, monkeypatch):

@@ -43,6 +43,7 @@ def abstract(tree):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
+@pytest.mark.slow
 def test_orbax_restores_it_without_this_project(state, tmp_path):
     assert state["params"]["embedding"].mpmd_idxs == (0, 1)  # tied
     assert state["params"]["embedding"].spec == jax.sharding.PartitionSpec("fsdp")

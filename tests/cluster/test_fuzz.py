@@ -7,18 +7,11 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
-import numpy as np
 import pytest
 
-from cluster.process.agreement import Agreement
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.frames import FrameConnection, encode
-from cluster.tcp.rpc import Server
-from cluster.transports.inbox import ProcessInbox
-from cluster.transports.network.transport import NetworkTransport
-from mpmd.runtime.transport import MessageId
 from tests.support.proxy import Proxy
 from tests.support.strangers import answer_wrongly, attack, flood, replay, send_and_leave
 
@@ -110,6 +103,7 @@ def test_a_process_survives_all_strangers_and_answers_its_peers_meanwhile(heard)
         assert peak - before < 20 * 1024, "it has kept what strangers have sent"
 
 
+@pytest.mark.slow
 def test_more_strangers_than_there_are_handshakes_at_a_time_keep_no_peer_waiting_for_long():
     with Answerer() as answerer, flood(answerer.address, 400):
         for i in range(5):
@@ -118,6 +112,7 @@ def test_more_strangers_than_there_are_handshakes_at_a_time_keep_no_peer_waiting
         assert num_threads <= 256 + 10
 
 
+@pytest.mark.slow
 def test_who_is_between_two_ends_can_send_nothing_in_their_handshake():
     numbers = random.Random(0)
     with Answerer() as answerer, socket.create_server(("127.0.0.1", 0)) as middle:
@@ -133,41 +128,3 @@ def test_who_is_between_two_ends_can_send_nothing_in_their_handshake():
                 with pytest.raises(ConnectionError):
                     connecting.result(SECONDS)
         assert answerer.ask("still there")[0] == "still there"
-
-
-@pytest.mark.parametrize("kind", range(4), ids=["leave", "wrong answers", "replayed beginning", "replay"])
-def test_every_port_admits_its_peers_among_strangers(heard, kind):
-    """The ports of the transports, of the processes of a group, and of the driver's connection."""
-    inboxes = [ProcessInbox() for _ in range(2)]
-    ends = [NetworkTransport(inbox, i) for i, inbox in enumerate(inboxes)]
-    members = [Agreement(rank, 2) for rank in range(2)]
-    server = Server("group 0", "127.0.0.1", CREDENTIALS)
-    transports = [end.listen("127.0.0.1", CREDENTIALS) for end in ends]
-    agreement = members[0].listen("127.0.0.1", CREDENTIALS)
-    with ThreadPoolExecutor(7) as threads:
-        ports = (transports[1], agreement, server.address)
-        attacks = [threads.submit(attack, port, [kinds(heard)[kind]], kind, 25) for port in ports]
-        waiting = [
-            threads.submit(ends[1].connect, {0: transports[0]}),
-            threads.submit(members[0].connect, None, CREDENTIALS, SECONDS),
-            threads.submit(server.serve, lambda method, arguments: (method, arguments)),
-        ]
-        senders = ends[0].connect({1: transports[1]})
-        members[1].connect(agreement, CREDENTIALS, SECONDS)
-        driver = FrameConnection(sockets.connect(server.address, CREDENTIALS, SECONDS))
-        driver.write(encode(3, ("run", (1, 2))))
-        assert driver.read().decode() == ("run", (1, 2))
-        senders[1].send(MessageId(0, 0, 1, 0), [np.arange(3)])
-        host = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        np.testing.assert_array_equal(inboxes[1].take(MessageId(0, 0, 1, 0)).open([host])[0], np.arange(3))
-        agreeing = threads.submit(members[0].agree, 1)
-        members[1].agree(1)
-        agreeing.result(SECONDS)
-        driver.end()
-        driver.close()
-        for one in waiting:
-            one.result(SECONDS)
-        for one in attacks:
-            one.result(SECONDS)
-    for closed in (*ends, *members):
-        closed.close()

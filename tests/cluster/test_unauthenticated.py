@@ -273,6 +273,7 @@ with Listener("127.0.0.1", credentials) as listener:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usual("encrypted")
 @pytest.mark.parametrize("encryption", [False, True], ids=["clear", "encrypted"])
 def test_strangers_that_take_all_descriptors_keep_a_peer_waiting_for_their_handshakes_only(encryption):

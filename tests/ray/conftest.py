@@ -26,16 +26,25 @@ def local_ray():
 
 @pytest.fixture(scope="session")
 def two_groups(local_ray):
-    """Two groups of two devices each. Tests leave it usable."""
-    with cluster.launch({"stage": 2, "fsdp": 2}, "stage", cpus_per_group=0.5, timeout=PATIENCE) as mesh:
+    """Two groups of two devices each, with encrypted connections, as on two nodes. Tests leave it usable."""
+    options = {"transport": "network", "encryption": True, "timeout": PATIENCE}
+    with cluster.launch({"stage": 2, "fsdp": 2}, "stage", cpus_per_group=0.5, **options) as mesh:
         yield mesh
 
 
 @pytest.fixture(scope="session")
 def two_process_groups(local_ray):
-    """Two groups of two processes, each with one of the group's two devices. Tests leave it usable."""
+    """Two groups of two processes, each with one of the group's two devices. Tests leave it usable.
+
+    Each group is a part of the mesh, too.
+    """
     with cluster.launch(
-        {"stage": 2, "fsdp": 2}, "stage", processes_per_group=2, cpus_per_group=0.25, timeout=PATIENCE
+        {"stage": 2, "fsdp": 2},
+        "stage",
+        processes_per_group=2,
+        parts={"actor": 1, "sampler": 1},
+        cpus_per_group=0.25,
+        timeout=PATIENCE,
     ) as mesh:
         yield mesh
 

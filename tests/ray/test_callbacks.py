@@ -8,7 +8,7 @@ from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.errors import CallbackError, NonFiniteError
+from mpmd.errors import NonFiniteError
 from tests.support.models import batch, init, layer, make_step, weights
 from tests.support.parity import assert_close
 
@@ -45,49 +45,6 @@ def test_the_driver_calls_in_the_order_of_the_step(four_groups, capfd):
             assert_close(one, other)
         lines = [line for line in capfd.readouterr().out.splitlines() if "first" in line]
         assert lines == [f"[stage 1, microbatch {i}] {line}" for i, line in enumerate(printed)]
-
-
-@pytest.mark.slow
-def test_of_a_step_that_fails_all_that_was_told_is_called(four_groups):
-    """Also by the groups that did not fail; the next step is not affected."""
-    seen = []
-
-    def loss(params, x, y):
-        bad = jnp.where(x[0, 0] == batch()[0][2, 0, 0], jnp.nan, 1.0)
-        jax.debug.callback(lambda v: seen.append("first"), x[0, 0])
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        out = jnp.mean((layer(params[1], h) * bad - y) ** 2)
-        jax.debug.callback(lambda v: seen.append(float(v)), out)
-        return out
-
-    _, compiled, args = compiled_for(four_groups, loss)
-    total = compiled(*args)[1][0]
-    assert np.isnan(float(total))
-    seen.clear()
-    with jax.debug_nans(True):
-        total = compiled(*args)[1][0]
-    with pytest.raises(NonFiniteError, match=r"^fwd_1__2.* on group 1 made a value with nan: ") as caught:
-        float(total)
-    assert (caught.value.mpmd_idx, isinstance(caught.value, mpmd.TaskError)) == (1, True)
-    assert [entry for entry in seen if entry != "first"][:2] == pytest.approx([seen[1], seen[3]])
-    assert seen[0] == seen[2] == seen[4] == "first" and np.isnan(seen[5])
-    assert np.isnan(float(compiled(*args)[1][0]))
-
-
-def test_a_callback_that_raises(four_groups):
-    def complain(value):
-        raise ValueError("not this one")
-
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        jax.debug.callback(complain, h)
-        return jnp.mean((layer(params[1], h) - y) ** 2)
-
-    _, compiled, args = compiled_for(four_groups, loss)
-    with pytest.raises(
-        CallbackError, match=r"test_callbacks\.py:\d+ .*stage 1, microbatch 0.*: not this one"
-    ):
-        jax.block_until_ready(compiled(*args))
 
 
 def in_while(h):

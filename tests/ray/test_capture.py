@@ -59,6 +59,7 @@ def replay(directory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_task_of_two_processes(two_process_groups, tmp_path):
     specs = (P(), P("fsdp"), P("fsdp"))
     compiled = mpmd.jit(step, two_process_groups, specs, donate_argnums=0).compile(*arguments())

@@ -72,31 +72,6 @@ def test_processes_write_their_shards_and_other_groups_read_them(two_process_gro
     np.testing.assert_allclose(float(elsewhere(restored, tokens())[1]), float(loss), rtol=1e-5)
 
 
-def total(xs):
-    def stages(x):
-        for _ in range(4):
-            x = mpmd.mark_stage_end(x * 2)
-        return x
-
-    return mpmd.treduce(stages, xs, mpmd.ForwardOnly(4, 4), operation=mpmd.Add)
-
-
-@pytest.mark.slow
-def test_a_process_names_the_array_that_storage_has_damaged(four_groups, tmp_path):
-    array = mpmd.jit(total, four_groups)(jax.random.normal(jax.random.key(0), (4, 1000)))
-    for name in ("1", "2"):
-        mpmd.save(tmp_path / name, {"array": array})
-    (file,) = [file for file in (tmp_path / "2").glob("ocdbt.process_g*/d/*") if file.stat().st_size > 2**10]
-    content = bytearray(file.read_bytes())
-    content[500] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(mpmd.DamagedCheckpointError, match=r"could not read array: DATA_LOSS: .*") as caught:
-        mpmd.restore(tmp_path / "2", {"array": array})
-    assert (caught.value.mpmd_idx,) == array.mpmd_idxs
-    restored = mpmd.restore(caught.value.last_whole, {"array": array})["array"]
-    np.testing.assert_array_equal(np.asarray(restored), np.asarray(array))
-
-
 @pytest.mark.slow
 def test_a_group_that_dies_while_it_writes(local_ray, tmp_path, monkeypatch):
     """What it leaves is not restored, and the next manager removes it."""

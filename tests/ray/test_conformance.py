@@ -8,10 +8,9 @@ from tests.support.programs import PROGRAMS
 
 CROSSING = (
     "loss_scaling[infinite, decide_with_cond]",
-    "auxiliary_output_under[concat along 1]",
     "in_order[zero bubble]",
     "numbers_of_python_that_are_returned",
-    "data_parallel_transformer[FSDP]",
+    "fully_sharded_and_gathered_once[fused]",
     "calls_that_feed_one_another[recycling]",
     "auxiliary_output_concatenated_and_reduced[weights]",
 )

@@ -13,7 +13,6 @@ import cluster
 import mpmd
 from cluster.recovery import Recovery
 from mpmd import replay
-from mpmd.errors import SilentCorruptionError
 from tests.ray.conftest import PATIENCE
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
 
@@ -174,15 +173,6 @@ def test_a_copy(mesh, step, undisturbed):
 
 
 @pytest.mark.slow
-def test_a_result_once(mesh, step, undisturbed):
-    before = len(mesh.corruptions)
-    _, state = train(step, lambda: call(mesh, 0, flip_results(1)))
-    (report,) = found(mesh, before)
-    assert (report.kind, report.mpmd_idxs) == ("computed", (0,))
-    assert state == undisturbed[1]
-
-
-@pytest.mark.slow
 def test_a_device_that_is_often_wrong_is_named_and_replaced(local_ray, undisturbed):
     recovery = Recovery(every=EVERY, verify_every=EVERY, on_corruption="replace", max_failures=20)
     with cluster.launch(
@@ -210,21 +200,6 @@ def test_a_thousand_clean_steps_give_no_alarm(mesh, step):
             float(loss)
     assert np.isfinite(float(loss))
     assert len(mesh.corruptions) == before
-
-
-@pytest.mark.slow
-def test_replicas_that_differ(mesh, undisturbed):
-    """A value that every device of a group has, without a repetition of steps."""
-
-    def function(x):
-        return x * 2
-
-    step = mpmd.jit(function, mesh)
-    doubled = step(np.ones((4, 4), np.float32))
-    mesh.verify_replicas()
-    call(mesh, doubled.mpmd_idxs[0] if hasattr(doubled, "mpmd_idxs") else 0, flip_weight)
-    with pytest.raises(SilentCorruptionError, match=r"float32\[4,4\]"):
-        mesh.verify_replicas()
 
 
 @pytest.mark.slow

@@ -8,29 +8,26 @@ import ray
 import cluster
 from tests.support.endurance import Training, held
 
-# The task that fails would need more memory than there is.
-pytestmark = pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    # The task that fails would need more memory than there is.
+    pytest.mark.filterwarnings("ignore:group . .* of the operations:mpmd.PerformanceWarning"),
+]
 
 SECONDS = 60
-
-FEW = (60, 6)
-MANY = pytest.param(2000, 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])
 
 
 def held_by_all(actors):
     return [held(), *ray.get([actor.__ray_call__.remote(held) for actor in actors], timeout=SECONDS)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("steps", "programs"), [FEW, MANY])
-def test_steps_and_programs_leave_nothing(two_groups, steps, programs):
+def test_steps_and_programs_leave_nothing(two_groups):
     actors = two_groups.runtime.actors
-    Training(two_groups).endure(steps, programs, lambda: held_by_all(actors))
+    Training(two_groups).endure(lambda: held_by_all(actors))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("steps", "programs"), [FEW, MANY])
-def test_steps_and_programs_leave_nothing_with_recovery(local_ray, steps, programs):
+def test_steps_and_programs_leave_nothing_with_recovery(local_ray):
     recovery = cluster.Recovery(every=5)
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery) as mesh:
         training = Training(mesh)
@@ -47,4 +44,4 @@ def test_steps_and_programs_leave_nothing_with_recovery(local_ray, steps, progra
                     time.sleep(0.01)
             return held_by_all(mesh.runtime._pool.actors)
 
-        training.endure(steps, programs, measure)
+        training.endure(measure)

@@ -6,12 +6,10 @@ import itertools
 import os
 import queue
 import signal
-import threading
 import time
 import types
 import weakref
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,14 +23,10 @@ from cluster.transports.object_store import ObjectStoreTransport
 from mpmd.runtime.activity import Loading
 from mpmd.runtime.transport import MessageId
 from tests.ray.hand_written_programs import (
-    TRAIN_FEEDBACK,
     ProgramDriver,
     allocate_too_much,
     compute_forever,
-    echo_program,
     relay_program,
-    train_program,
-    train_values,
     wait_until_relaying,
 )
 from tests.support.models import batch, init, make_step, mse, weights
@@ -89,37 +83,6 @@ def test_a_failing_task_is_named_and_the_others_are_unblocked(two_groups):
 
 
 @pytest.mark.slow
-def test_a_step_queued_behind_a_failed_one_fails_for_the_same_reason(two_groups):
-    program = relay_program(allocate_too_much)
-    driver = ProgramDriver(two_groups.runtime, program, {"x": np.float32(1)}, {"end": "x"})
-    driver.step()
-    futures, _ = driver.step()
-    assert "fwd_0__0 failed on group 0" in str(outcome(futures[0]))
-    assert "fwd_0__0 failed on group 0" in str(outcome(futures[1]))
-
-
-@pytest.mark.slow
-def test_groups_that_lose_each_other_are_both_named_though_both_live(local_ray):
-    """Nothing but the connection between them ends, as where a network is cut there alone."""
-
-    def lose_the_peer(actor):
-        (peer,) = actor._router._senders.values()
-        peer._connection.end()
-
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, transport="network") as mesh:
-        driver = ProgramDriver(mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
-        futures, _ = driver.step()
-        for future in futures.values():
-            future.result(SECONDS)
-        ray.get(mesh.runtime.actors[0].__ray_call__.remote(lose_the_peer), timeout=SECONDS)
-        futures, _ = driver.step()
-        for future in futures.values():
-            error = outcome(future, SECONDS)
-            assert type(error) is mpmd.errors.GroupDiedError
-            assert "group 0" in str(error) and "group 1" in str(error)
-
-
-@pytest.mark.slow
 def test_a_process_that_compiles_for_too_long_ends_its_group(local_ray):
     """Nobody knows whether it would ever end, and no step is under way whose time could be limited."""
 
@@ -150,15 +113,6 @@ def test_a_program_that_does_not_compile_names_the_group(two_groups):
     assert caught.value.mpmd_idx == 0
 
 
-@pytest.mark.slow
-def test_arguments_that_do_not_pickle_on_one_group_do_not_block_the_others(two_groups):
-    driver = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
-    driver.unsent["x"] = np.array([threading.Lock()], dtype=object)  # a lock does not pickle
-    futures, _ = driver.step()
-    assert isinstance(outcome(futures[0]), TypeError)
-    assert isinstance(outcome(futures[1]), mpmd.errors.StepAborted)
-
-
 @pytest.mark.usual("before-two_groups")
 @pytest.mark.parametrize("mesh", ["two_groups", "two_process_groups"])
 @pytest.mark.parametrize("sent", [False, True], ids=["before", "after"])
@@ -183,62 +137,6 @@ def test_an_interrupt_between_requests_leaves_no_group_waiting(mesh, sent, monke
 
 
 @pytest.mark.slow
-def test_groups_keep_nothing_of_failed_steps(two_groups):
-    failing = ProgramDriver(two_groups.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
-    for _ in range(5):
-        futures, _ = failing.step()
-        assert {type(outcome(future)) for future in futures.values()} == {
-            mpmd.errors.TaskError,
-            mpmd.errors.StepAborted,
-        }
-    working = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
-    futures, _ = working.step()
-    futures[0].result(SOON)
-
-    def kept(actor):
-        inbox = actor._router._inbox
-        return len(inbox._aborted), len(inbox._arrived)
-
-    calls = [actor.__ray_call__.remote(kept) for actor in two_groups.runtime.actors]
-    assert ray.get(calls, timeout=SECONDS) == [(0, 0), (0, 0)]
-
-
-@pytest.mark.usual("computing")
-@pytest.mark.parametrize("victim", [0, 1], ids=["computing", "waiting"])
-def test_an_actor_killed_in_a_step_is_named_at_once(disposable_mesh, victim):
-    driver = ProgramDriver(disposable_mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
-    steps = [driver.step() for _ in range(3)]
-    fetch = disposable_mesh.runtime.fetch(victim, driver.handles["x"])
-    wait_until_relaying(disposable_mesh)
-    start = time.monotonic()
-    ray.kill(disposable_mesh.runtime.actors[victim])
-    for future in [fetch, *(future for futures, _ in steps for future in futures.values())]:
-        error = outcome(future)
-        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, victim)
-        assert f"group {victim} died" in str(error)
-        assert "ray.kill" in str(error)
-        assert f"pid {disposable_mesh.groups[victim].pid}" in str(error) and ".err" in str(error)
-    later, _ = driver.step()
-    for future in [*later.values(), disposable_mesh.runtime.fetch(victim, driver.handles["x"])]:
-        error = outcome(future)
-        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, victim)
-    assert time.monotonic() - start < SOON
-
-
-@pytest.mark.slow
-def test_an_actor_that_dies_between_steps_is_noticed(disposable_mesh):
-    program, values = echo_program([np.ones(4, "float32")])
-    driver = ProgramDriver(disposable_mesh.runtime, program, values)
-    futures, outputs = driver.step()
-    for future in futures.values():
-        future.result(SECONDS)
-    os.kill(disposable_mesh.groups[0].pid, signal.SIGKILL)
-    futures, _ = driver.step()
-    assert type(outcome(futures[0])) is mpmd.errors.GroupDiedError
-    assert type(outcome(futures[1])) is mpmd.errors.GroupDiedError
-    np.testing.assert_array_equal(disposable_mesh.runtime.fetch(1, outputs["v0"]).result(SOON), values["v0"])
-
-
 def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
     monkeypatch.setattr(cluster.driver.calls.health, "PING_SECONDS", 1)
     monkeypatch.setattr(cluster.driver.calls.health, "UNRESPONSIVE_SECONDS", 4)
@@ -307,25 +205,6 @@ def test_a_fork_of_the_driver_is_told_that_it_has_no_groups(two_groups):
 
 
 @pytest.mark.slow
-def test_a_group_whose_connection_to_the_driver_breaks_is_named(disposable_mesh, monkeypatch):
-    monkeypatch.setattr(cluster.driver.calls.health, "DEATH_REPORT_SECONDS", 1)
-    driver = ProgramDriver(disposable_mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
-    futures, _ = driver.step()
-    disposable_mesh.runtime._calls._clients[0].end()
-    for future in [*futures.values(), disposable_mesh.runtime.fetch(0, driver.handles["x"])]:
-        error = outcome(future)
-        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
-        assert "group 0 is gone: its connection to the driver has ended" in str(error)
-
-
-@pytest.mark.slow
-def test_loading_on_a_dead_group_says_so(disposable_mesh):
-    ray.kill(disposable_mesh.runtime.actors[1])
-    with pytest.raises(mpmd.errors.GroupDiedError, match="group 1 died"):
-        disposable_mesh.runtime.load(relay_program(add_one))
-
-
-@pytest.mark.slow
 def test_close_fails_pending_calls(disposable_mesh):
     runtime = disposable_mesh.runtime
     driver = ProgramDriver(runtime, relay_program(compute_forever), {"x": np.float32(1)})
@@ -360,22 +239,6 @@ def test_a_closed_mesh_keeps_nothing_of_its_steps(disposable_mesh):
 
 
 @pytest.mark.slow
-def test_a_step_of_a_closed_mesh_says_so_at_the_call(disposable_mesh):
-    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=disposable_mesh)
-    loaded = step.compile(init(weights(2)), *batch())
-    kept = loaded(init(weights(2)), *batch())  # as long as it lives, the runtime does
-    small, large = jax.block_until_ready(
-        [mpmd.jit(lambda x: x + 1, disposable_mesh)(jnp.ones(size)) for size in (64, 65)]
-    )
-    disposable_mesh.close()
-    assert np.array_equal(small, np.full(64, 2.0))  # it has come with the reply
-    with pytest.raises(RuntimeError, match="the mesh was closed"):
-        np.asarray(large)
-    with pytest.raises(RuntimeError, match="the mesh was closed, and the step was unloaded"):
-        loaded(init(weights(2)), *batch())
-    del kept
-
-
 def test_a_message_that_does_not_arrive_aborts_its_receiver(local_ray):
     @ray.remote
     def lose():
@@ -395,27 +258,3 @@ def test_a_message_that_does_not_arrive_aborts_its_receiver(local_ray):
     assert reason.startswith("message 2 of group 0 did not arrive")
     assert "the network is gone" in reason
     transport.close()
-
-
-@pytest.mark.slow
-def test_training_goes_on_after_an_aborted_step(two_groups):
-    driver = ProgramDriver(two_groups.runtime, train_program(), train_values(), TRAIN_FEEDBACK)
-    driver.step()
-    failing = ProgramDriver(two_groups.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
-    failing.step()
-    futures, outputs = driver.step()
-    assert np.isfinite(futures[1].result(SOON).inline[outputs["t1"]])
-
-
-@pytest.mark.slow
-def test_a_step_without_a_part_in_it_of_a_dead_group_goes_on(disposable_mesh):
-    state, _ = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), disposable_mesh)(init(weights(2)), *batch())
-    of_one, of_other = ([x for x in jax.tree.leaves(state) if x.mpmd_idxs == (i,)] for i in range(2))
-    doubled = mpmd.jit(lambda leaves: [2 * leaf for leaf in leaves], disposable_mesh)
-    before = [np.asarray(leaf) for leaf in doubled(of_one)]
-    os.kill(disposable_mesh.groups[1].pid, signal.SIGKILL)
-    with pytest.raises(mpmd.errors.GroupDiedError, match="group 1 died"):
-        disposable_mesh.runtime.fetch(1, of_other[0].handle).result(SOON)
-    for _ in range(2):
-        for a, b in zip(doubled(of_one), before, strict=True):
-            np.testing.assert_array_equal(a, b)

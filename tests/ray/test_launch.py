@@ -1,5 +1,6 @@
 """Starting groups, the failures of that, and ending them."""
 
+import contextlib
 import os
 import re
 import time
@@ -11,6 +12,7 @@ import ray
 
 import cluster
 import mpmd
+from cluster import trial
 from mpmd.meshes.group_mesh import GroupMesh
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.subprocesses import run_code
@@ -39,18 +41,13 @@ def free(local_ray):
     return cpus
 
 
-def test_a_cluster_mesh_is_a_group_mesh(two_groups):
+def test_a_mesh_has_a_process_with_its_devices_for_each_group(two_groups):
     mesh: GroupMesh = two_groups
-    assert mesh.mpmd_dim == 2
-    assert mesh.mpmd_axis_name == "stage"
-    assert two_groups.platform == "cpu"
+    assert (mesh.mpmd_dim, mesh.mpmd_axis_name, two_groups.platform) == (2, "stage", "cpu")
     assert mesh.abstract_submeshes[1] == jax.sharding.AbstractMesh(
         (1, 2), ("stage", "fsdp"), (jax.sharding.AxisType.Auto,) * 2
     )
     assert repr(mesh) == ("ClusterMesh({'stage': 2, 'fsdp': 2}, mpmd_axis='stage', platform='cpu', nodes=1)")
-
-
-def test_every_group_has_a_process_with_its_devices(two_groups):
     assert [group.mpmd_idx for group in two_groups.groups] == [0, 1]
     assert [len(group.devices) for group in two_groups.groups] == [2, 2]
     assert len({os.getpid(), *(group.pid for group in two_groups.groups)}) == 3
@@ -72,15 +69,6 @@ def test_a_lack_of_resources_shows_what_is_requested_and_available(free, capsys)
 
 
 @pytest.mark.slow
-def test_a_mesh_of_the_same_program_that_is_in_the_way_is_named_at_once(free):
-    with (
-        cluster.launch({"stage": 1}, "stage", cpus_per_group=free),
-        pytest.raises(RuntimeError, match=r"not closed hold .* CPU: close them first"),
-    ):
-        cluster.launch({"stage": 1}, "stage", cpus_per_group=free, timeout=10_000)
-    assert free_cpus_become(free)
-
-
 def test_an_actor_that_cannot_start_names_the_group(free):
     with pytest.raises(RuntimeError, match="group 0 could not start") as caught:
         cluster.launch({"stage": 1}, "stage", platform="nowhere", cpus_per_group=0.25)
@@ -88,6 +76,7 @@ def test_an_actor_that_cannot_start_names_the_group(free):
     assert free_cpus_become(free)
 
 
+@pytest.mark.slow
 def test_an_actor_that_starts_slowly_is_named_with_what_it_does_and_its_logs(free, tmp_path):
     """One of the modules that it imports takes a minute."""
     tmp_path.joinpath("xxhash.py").write_text("import time; time.sleep(60)")
@@ -131,14 +120,6 @@ def environment_of(group):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="reads it")
-def test_every_group_has_its_share_of_the_node(four_groups):
-    environments = [environment_of(group) for group in four_groups.groups]
-    assert {e["NPROC"] for e in environments} == {"1"}
-    assert {e["JAX_PLATFORMS"] for e in environments} == {"cpu"}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.path.exists("/proc/self/environ"), reason="reads it")
 def test_the_users_runtime_env_reaches_the_groups(local_ray):
     variables = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "OF_MINE": "kept"}
     runtime_env = {"env_vars": variables}
@@ -151,6 +132,7 @@ def test_the_users_runtime_env_reaches_the_groups(local_ray):
     assert runtime_env == {"env_vars": variables}
 
 
+@pytest.mark.slow
 def test_without_ray_a_local_one_is_started_with_a_message_and_ended():
     out, err = run_code(
         """
@@ -182,6 +164,15 @@ def test_launch_joins_the_cluster_at_an_address(free, given_as):
     assert out.split() == [address]
     assert "started Ray" not in err
     assert free_cpus_become(free)
+
+
+def test_the_trial_of_the_doctor_runs_a_step_on_actors(two_groups, monkeypatch):
+    """On groups that are there, which have the cluster's CPUs."""
+    monkeypatch.setattr(cluster, "launch", lambda *arguments, **options: contextlib.nullcontext(two_groups))
+    found = trial.on_ray()
+    assert found["text"].startswith("a step on 2 actors (2 on ")
+    assert "computes what jax.jit computes, and the same bits again" in found["text"]
+    assert found["other_bits"] == [] and found["nodes"][0]["cpus"] == 4
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ SOON = 20
 BOUNDED = ["shared_memory", "network", "device"]
 """Transports that limit how far a sender may be ahead."""
 
+pytestmark = pytest.mark.slow  # tests/cluster/transports has connected transports in one process
+
 every_transport = pytest.mark.parametrize("transport", NAMES)
 
 
@@ -99,11 +101,6 @@ def send(end, router, step, contents, spec=(), src=0):
         router.send(message(step, tag, src), on_devices)
 
 
-def send_from_host(end, router, step, arrays):
-    """Sends one message of host arrays."""
-    router.send(message(step, 0), arrays)
-
-
 def receive(end, router, step, tags, count=1, spec=(), src=0):
     """The contents of messages, received in the given order, as copies."""
     wanted = [to_sharding(spec, end.submesh)] * count
@@ -123,7 +120,6 @@ CONTENTS = {
 }
 
 
-@pytest.mark.usual("split-shared_memory", "split-network", "split-device", "split-object_store")
 @every_transport
 @pytest.mark.parametrize("spec", [(), ("fsdp",)], ids=["replicated", "split"])
 def test_messages_keep_every_bit_both_ways(ends, transport, spec):
@@ -140,56 +136,6 @@ def test_messages_keep_every_bit_both_ways(ends, transport, spec):
             for value, array in zip(received, arrays, strict=True):
                 assert (value.dtype, value.shape) == (array.dtype, array.shape)
                 assert value.tobytes() == array.tobytes()
-
-
-@pytest.mark.slow
-@every_transport
-def test_messages_are_read_in_any_order(ends, transport):
-    step, contents = next(fresh), [[np.full(size, size)] for size in (1, 300_000, 5, 200_000, 70)]
-    ends[0].run.remote(send, transport, step, contents)
-    received = ray.get(ends[1].run.remote(receive, transport, step, [3, 4, 0, 2, 1]), timeout=SECONDS)
-    assert [value.shape[0] for (value,) in received] == [200_000, 70, 1, 5, 300_000]
-
-
-@pytest.mark.slow
-@every_transport
-def test_a_message_may_have_any_number_of_arrays(ends, transport):
-    count = 2_000 if transport == "device" else 20_000
-    step, arrays = next(fresh), [np.full(i % 3, i, "float32") for i in range(count)]
-    ends[0].run.remote(send_from_host, transport, step, arrays)
-    call = ends[1].run.remote(receive, transport, step, [0], len(arrays))
-    (received,) = ray.get(call, timeout=SECONDS)
-    assert [value.tobytes() for value in received] == [array.tobytes() for array in arrays]
-
-
-@pytest.mark.slow
-@every_transport
-def test_a_sender_does_not_wait_within_a_step(ends, transport):
-    """The messages are received after all of them are sent."""
-    step, contents = next(fresh), [[np.full(1_000, tag)] for tag in range(1000)]
-    ray.get(ends[0].run.remote(send, transport, step, contents), timeout=SECONDS)
-    received = ray.get(ends[1].run.remote(receive, transport, step, range(1000)), timeout=SECONDS)
-    assert [value.min() for (value,) in received] == list(range(1000))
-    assert [value.max() for (value,) in received] == list(range(1000))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("transport", BOUNDED)
-def test_a_sender_is_not_more_than_one_step_ahead(ends, transport):
-    first, second, third, fourth = (next(fresh) for _ in range(4))
-    for step in (first, second):
-        ray.get(ends[0].run.remote(send, transport, step, [[np.ones(3)]] * 3), timeout=SECONDS)
-    ahead = ends[0].run.remote(send, transport, third, [[np.ones(3)]])
-    ray.get(ends[1].run.remote(receive, transport, first, [2, 0]), timeout=SECONDS)
-    assert ray.wait([ahead], timeout=0.3) == ([], [ahead])
-    ray.get(ends[1].run.remote(receive, transport, first, [1]), timeout=SECONDS)
-    ray.get(ahead, timeout=SOON)
-    ahead = ends[0].run.remote(send, transport, fourth, [[np.ones(3)]])
-    assert ray.wait([ahead], timeout=0.3) == ([], [ahead])
-    ends[0].abort.remote(transport, fourth, "the reader failed")
-    assert "the reader failed" in str(outcome(ahead))
-    for step, tags in ((second, range(3)), (third, [0])):
-        ray.get(ends[1].run.remote(receive, transport, step, tags), timeout=SECONDS)
 
 
 def send_and_donate(end, router, step):
@@ -210,32 +156,6 @@ def test_what_was_sent_may_be_donated_and_deleted(ends, transport):
     assert [(value.min(), value.max()) for (value,) in received] == [(7, 7), (8, 8)]
 
 
-def keep(end, router, step):
-    """Keeps what is received, a jax array of it, and the result of a jitted function of it."""
-    (value,) = router.recv(message(step, 0), [to_sharding((), end.submesh)])
-    end.kept.setdefault(id(router), []).append((value, jax.device_put(value), jax.jit(jnp.negative)(value)))
-
-
-def kept(end, router):
-    return [[np.array(value) for value in values] for values in end.kept.pop(id(router))]
-
-
-@pytest.mark.slow
-@every_transport
-def test_what_was_received_stays_as_it_is(ends, transport):
-    for fill in range(6):
-        step = next(fresh)
-        ends[0].run.remote(send, transport, step, [[np.full(50_000, fill, "float32")]])
-        ends[1].run.remote(keep, transport, step)
-    for fill, values in enumerate(ray.get(ends[1].run.remote(kept, transport), timeout=SECONDS)):
-        assert [(value.min(), value.max()) for value in values] == [
-            (fill, fill),
-            (fill, fill),
-            (-fill, -fill),
-        ]
-
-
-@pytest.mark.usual("shared_memory", "network")
 @every_transport
 def test_an_aborted_step_ends_waits_and_leaves_nothing(ends, transport):
     """For more steps than a sender may be ahead: dropped messages count as received."""
@@ -273,6 +193,7 @@ def shorten_the_wait_for_a_reason(end, router):
     inbox.ABORT_REASON_SECONDS = 0.5
 
 
+@pytest.mark.slow
 def test_a_dead_peer_ends_every_wait(ends):
     """The last test that uses the two processes."""
     ray.get(ends[1].run.remote(shorten_the_wait_for_a_reason, "device"), timeout=SECONDS)

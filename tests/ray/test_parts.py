@@ -23,15 +23,6 @@ WEIGHTS = np.arange(LAYERS * WIDTH * WIDTH, dtype=np.float32).reshape(LAYERS, WI
 BATCH = np.ones((MICROBATCHES, ROWS, WIDTH), np.float32)
 
 
-@pytest.fixture(scope="module")
-def mesh(local_ray):
-    parts = {"actor": {"stage": 1}, "sampler": {"stage": 1, "model": 2}}
-    with cluster.launch(
-        parts=parts, processes_per_group=[1, 2], cpus_per_group=0.05, timeout=200, step_timeout=60
-    ) as mesh:
-        yield mesh
-
-
 def step_of(num_stages):
     def loss(weights, x):
         def layer(x, weight):
@@ -51,11 +42,12 @@ def step_of(num_stages):
     return step
 
 
-def test_steps_and_copies_of_two_parts(mesh):
+def test_steps_and_copies_of_two_parts(two_process_groups):
     """Ten rounds: the weights go to the sampler, which is sharded otherwise, and the actor goes on."""
+    mesh = two_process_groups
     assert mesh.parts == {"actor": range(1), "sampler": range(1, 2)}
     train = mpmd.jit(step_of(1), mesh.part("actor")).compile(WEIGHTS, BATCH)
-    sample = mpmd.jit(step_of(1), mesh.part("sampler"), in_shardings=(P(None, None, "model"), None))
+    sample = mpmd.jit(step_of(1), mesh.part("sampler"), in_shardings=(P(None, None, "fsdp"), None))
     sample = sample.compile(WEIGHTS, BATCH)
     reference = jax.jit(step_of(1))
     weights, expected, values, losses = WEIGHTS, WEIGHTS, [], []
@@ -76,8 +68,9 @@ def test_steps_and_copies_of_two_parts(mesh):
 
 
 @pytest.mark.slow
-def test_threads_submit_to_their_parts(mesh):
-    steps = [mpmd.jit(step_of(1), mesh.part(name)).compile(WEIGHTS, BATCH) for name in mesh.parts]
+def test_threads_submit_to_their_parts(two_process_groups):
+    parts = [two_process_groups.part(name) for name in two_process_groups.parts]
+    steps = [mpmd.jit(step_of(1), part).compile(WEIGHTS, BATCH) for part in parts]
     results = {}
 
     def run(number):
@@ -123,25 +116,7 @@ ON_A_PART = [program for program in PROGRAMS if program.name in COVERING]
 def test_program(program, four_groups, two_groups):
     """Programs on the last groups of a mesh, with the state donated, and copied between the groups."""
     case = program.case()
-    run_on_a_part(case, two_groups if case.axes else four_groups)
-
-
-@pytest.fixture(scope="module")
-def groups_of_processes(local_ray):
-    """Four groups of two processes, each with one of the group's two devices."""
-    shape = {"stage": 4, "fsdp": 2}
-    with cluster.launch(shape, "stage", processes_per_group=2, cpus_per_group=0.05, timeout=300) as mesh:
-        yield mesh
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ON_A_PART, ids=lambda program: program.name)
-def test_program_on_groups_of_several_processes(program, groups_of_processes):
-    """As well. Where a program has no axis, both processes of a group compute the same."""
-    run_on_a_part(program.case(), groups_of_processes)
-
-
-def run_on_a_part(case, whole):
+    whole = two_groups if case.axes else four_groups
     if case.groups >= whole.mpmd_dim:
         pytest.skip("it needs all groups of the mesh")
     part = PartMesh(whole, "model", range(whole.mpmd_dim - case.groups, whole.mpmd_dim))

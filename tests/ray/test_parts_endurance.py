@@ -12,9 +12,7 @@ from tests.ray.test_left_out_parts import sample_step
 from tests.ray.test_parts import BATCH, WEIGHTS, step_of
 from tests.support.endurance import assert_flat, held
 
-SECONDS = 60
-FEW = 60
-MANY = pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])
+SECONDS, COUNT = 60, 2000
 
 
 class Rounds:
@@ -56,6 +54,7 @@ class Rounds:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "recovery",
     [
@@ -63,12 +62,11 @@ class Rounds:
         pytest.param(cluster.Recovery(every=5, parts={"sampler": None}), id="left out"),
     ],
 )
-@pytest.mark.parametrize("count", [FEW, MANY])
-def test_rounds_leave_nothing(local_ray, count, recovery):
+def test_rounds_leave_nothing(local_ray, recovery):
     parts = {"trainer": {"stage": 2}, "sampler": {"stage": 1}}
     with cluster.launch(parts=parts, cpus_per_group=0.05, timeout=200, recovery=recovery) as mesh:
         rounds = Rounds(mesh)
         rounds.run(40)
         before = rounds.held()
-        rounds.run(count)
+        rounds.run(COUNT)
         assert_flat(before, rounds.held())

@@ -156,12 +156,6 @@ def test_values_of_any_sharding_are_read_and_passed_on(two_process_groups):
     assert_close(actual, expected)
 
 
-def test_profiles_have_the_events_of_each_group(two_process_groups):
-    step = jitted(3, two_process_groups).compile(*arguments())
-    _, events = step.profile(*arguments())
-    assert {event.mpmd_idx for event in events} == {0, 1}
-
-
 @pytest.mark.slow
 def test_a_failed_step_leaves_the_groups_usable(two_process_groups):
     """The second group waits for a message that does not come. Its processes leave the step together."""
@@ -182,7 +176,7 @@ def test_a_failed_step_leaves_the_groups_usable(two_process_groups):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("victim", [0, 3])
 def test_a_group_dies_with_any_of_its_processes(disposable_mesh, victim):
     """One that is in a collective, or that has done its part of the step."""
     mesh, process = disposable_mesh, disposable_mesh.processes[victim]
@@ -200,16 +194,6 @@ def test_a_group_dies_with_any_of_its_processes(disposable_mesh, victim):
         while other.mpmd_idx == process.mpmd_idx and os.path.exists(f"/proc/{other.pid}"):
             assert time.monotonic() < deadline, f"{other} lives on"
             time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_between_steps_is_named(disposable_mesh):
-    step = jitted(3, disposable_mesh)
-    float(step(*arguments()))
-    os.kill(disposable_mesh.processes[1].pid, signal.SIGKILL)
-    with pytest.raises(GroupDiedError, match="group 0, process 1"):
-        while True:
-            float(step(*arguments()))
 
 
 @pytest.mark.slow
@@ -237,24 +221,3 @@ def test_a_stopped_process_is_found_by_the_time_out_of_a_collective(local_ray):
         os.kill(mesh.processes[3].pid, signal.SIGSTOP)
         with pytest.raises(GroupDiedError, match=r"group 1 has failed as a whole.*process 0.*Timed out"):
             float(result)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"processes_per_group": 3},
-            r"the 4 devices of group 1 do not divide over processes_per_group=3; possible are 1, 2, 4",
-        ),
-        ({"processes_per_group": 0}, "do not divide over processes_per_group=0"),
-        (
-            {"processes_per_group": 2, "gpus_per_group": 3},
-            "gpus_per_group=3 does not divide over the 2 processes of group 0",
-        ),
-    ],
-    ids=str,
-)
-def test_what_does_not_divide_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        cluster.launch({"stage": 2, "fsdp": 4}, "stage", **options)

@@ -2,8 +2,6 @@
 
 import gc
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import ray
@@ -11,7 +9,6 @@ import ray
 import mpmd
 from tests.ray.hand_written_programs import ProgramDriver, relay_program
 from tests.support.models import batch, init, make_step, mse, weights
-from tests.support.parity import assert_close
 
 SECONDS = 60
 STEP = make_step(mse, mpmd.Std1F1B(2))
@@ -80,39 +77,3 @@ def test_a_program_that_does_not_reach_all_groups_stays_nowhere(two_groups, rela
             two_groups.runtime.load(relay_program(add_one))
         run()
         assert held(two_groups) == before
-
-
-def test_a_program_that_one_group_cannot_load_stays_nowhere(two_groups, relay, monkeypatch):
-    run, before = relay
-    call = two_groups.runtime._calls.call
-
-    def call_another(mpmd_idx, method, *arguments):
-        return call(mpmd_idx, method, *((-1,) if mpmd_idx and method == "load" else arguments))
-
-    with monkeypatch.context() as patched, pytest.raises(KeyError):
-        patched.setattr(two_groups.runtime._calls, "call", call_another)
-        two_groups.runtime.load(relay_program(add_one))
-    run()
-    assert held(two_groups) == before
-
-
-@pytest.mark.slow
-def test_steps_of_32_and_of_64_bits_on_one_mesh(two_groups):
-    def step(state, xs, ys):
-        state, (loss, _) = STEP(state, xs, ys)
-        return state, (loss, jnp.arange(3) * 2**20)
-
-    with jax.enable_x64(True):
-        wide = [init(jax.tree.map(wider, weights(2))), *map(wider, batch())]
-        wide_expected = jax.jit(step)(*wide)
-        wide_step = mpmd.jit(step, mpmd_mesh=two_groups).compile(*wide)
-    narrow = [init(weights(2)), *batch()]
-    narrow_step = mpmd.jit(step, mpmd_mesh=two_groups).compile(*narrow)
-    for _ in range(2):
-        with jax.enable_x64(True):
-            assert_close(wide_step(*wide), wide_expected, 1e-12)
-        assert_close(narrow_step(*narrow), jax.jit(step)(*narrow))
-
-
-def wider(leaf):
-    return jnp.asarray(leaf, jnp.float64)

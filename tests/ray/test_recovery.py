@@ -1,11 +1,9 @@
 """Groups that die are replaced, and the run goes on as if nothing had happened, bit by bit."""
 
-import gc
 import os
 import resource
 import signal
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +15,10 @@ from jax.sharding import PartitionSpec as P
 import cluster
 import mpmd
 from cluster.recovery import Recovery
-from cluster.recovery.process_pool import ProcessPool
 from mpmd.errors import RecoveryError, StateLostError
-from mpmd.runtime.operations import RunTask
-from tests.ray.conftest import PATIENCE
 from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
-from tests.support import stacked_state
-from tests.support.digests import digests
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
 from tests.support.parity import assert_close
-from tests.support.programs.sliced_models import VOCABULARY, sliced_loss, train_slices
 
 STEPS = 12
 
@@ -78,19 +70,6 @@ def loaded_programs(mesh):
     return ray.get(asked, timeout=60)
 
 
-@pytest.mark.slow
-def test_programs_that_are_dropped_before_they_run_do_not_wait_for_a_step(recovering_mesh):
-    arguments = init(weights(2), CLIPPED_ADAM), *batch()
-    before = loaded_programs(recovering_mesh)
-    for _ in range(3):
-        step = None
-        gc.collect()
-        step = compiled(recovering_mesh).compile(*arguments)
-    after = loaded_programs(recovering_mesh)
-    assert [len(now - then) for then, now in zip(before, after, strict=True)] == [1, 1]
-    assert len(step.plan.programs) == 2
-
-
 def test_each_group_may_die(recovering_mesh, capsys):
     mesh = recovering_mesh
     step = compiled(mesh)
@@ -120,148 +99,6 @@ def test_each_group_may_die(recovering_mesh, capsys):
     expected = jax.jit(make_step(mse, mpmd.GPipe(2)))(init(weights(2)), *batch())[1][0]
     for other in others:  # which only one of the present processes was there to load
         np.testing.assert_allclose(float(other(init(weights(2)), *batch())[1][0]), expected, rtol=1e-5)
-
-
-def uneven_step(state, xs, rounds):
-    """A step after which the second of two groups computes on, for as many rounds as it is told."""
-
-    def loss_of(state, x):
-        return ((mpmd.mark_stage_end(x @ state[0]) @ state[1]) ** 2).mean()
-
-    loss, grads = mpmd.treduce(
-        lambda x: jax.value_and_grad(loss_of)(state, x), xs, mpmd.Std1F1B(2), operation=mpmd.Mean
-    )
-    first, second = (weight - 0.01 * grad for weight, grad in zip(state, grads, strict=True))
-    return [first, jax.lax.fori_loop(0, rounds, lambda _, w: w * 0.999999, second)], loss
-
-
-@pytest.mark.slow
-def test_a_profile_says_which_steps_ran_again_and_keeps_to_one_run(recovering_mesh, monkeypatch):
-    """The first group has replied when the second one dies."""
-    rng = np.random.default_rng(0)
-    state = [rng.normal(size=(64, 64)).astype(np.float32) / 8 for _ in range(2)]
-    xs, rounds = rng.normal(size=(4, 8, 64)).astype(np.float32), np.int32(1)
-    step = mpmd.jit(uneven_step, recovering_mesh, donate_argnums=0).compile(state, xs, rounds)
-    began = time.monotonic()
-    step.profile(state, xs, np.int32(10_000))
-    rounds = np.int32(10_000 / (time.monotonic() - began))  # a second, or less
-    undisturbed = step.profile(state, xs, rounds, steps=3)
-    submitted, submit = [], step.submit
-
-    def submit_and_kill(call, profile):
-        submitted.append(submit(call, profile))
-        if len(submitted) == 2:
-            time.sleep(0.3)
-            kill(recovering_mesh, 1)
-        return submitted[-1]
-
-    monkeypatch.setattr(step, "submit", submit_and_kill)
-    profile = step.profile(state, xs, rounds, steps=3)
-    assert digests(mpmd.to_host(profile.result)) == digests(mpmd.to_host(undisturbed.result))
-    assert list(profile.recoveries) == [1]
-    assert not undisturbed.recoveries
-    repeated = profile.steps[1]
-    assert profile.recoveries[1] > 3 * 10**8, "from the call until the death, at least"
-    sent = {(p.mpmd_idx, s.dst, s.tag): s.start for p in repeated.processes for s in p.sends}
-    for times in repeated.processes:
-        assert all(wait.arrived >= sent[wait.src, times.mpmd_idx, wait.tag] for wait in times.waits)
-    assert profile.attribution.measured.steps == 2
-
-
-@pytest.mark.slow
-def test_what_was_restored_from_a_checkpoint_is_read_again(recovering_mesh, tmp_path, monkeypatch):
-    """No snapshot has it when the group dies."""
-    step = compiled(recovering_mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
-    state, _ = step(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
-    mpmd.save(tmp_path / "saved", state)
-    undisturbed = train(step, steps=3, state=step.restore(tmp_path / "saved"))
-    before = len(recovering_mesh.recoveries)
-    monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
-
-    def disturb(number, state):
-        if number == 1:
-            kill(recovering_mesh, 1)
-
-    assert train(step, disturb, steps=3, state=step.restore(tmp_path / "saved")) == undisturbed
-    (report,) = recoveries(recovering_mesh, before + 1)[before:]
-    assert report.mpmd_idxs == (1,)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mpmd_idx", "task"),
-    [
-        pytest.param(1, "fwd_3__1", id="forward", marks=pytest.mark.slow),
-        pytest.param(0, "bwd_2__1", id="backward"),
-    ],
-)
-def test_a_group_may_die_in_a_slice(recovering_mesh, mpmd_idx, task):
-    """It has keys and values of the slice before, or has added the gradients of the slice behind."""
-    case = train_slices(sliced_loss(), optimizer=CLIPPED_ADAM)
-    step = mpmd.jit(case.step, recovering_mesh, donate_argnums=0)
-    tokens, targets = map(np.asarray, case.batch)
-
-    def die(actor):
-        def perform(run, state):
-            if run.label == task:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return performed(run, state)
-
-        performed, RunTask.perform = RunTask.perform, perform
-
-    def trained(dies_at=None):
-        state, losses = jax.tree.map(jnp.copy, case.state), []
-        for number in range(6):
-            if number == dies_at:
-                ray.get(recovering_mesh.runtime.actors[mpmd_idx].__ray_call__.remote(die))
-            state, (loss, _) = step(state, (tokens + number) % VOCABULARY, targets)
-            losses.append(float(loss))
-        return losses, digests(mpmd.to_host(state))
-
-    before = len(recovering_mesh.recoveries)
-    assert trained(dies_at=4) == trained()
-    (report,) = recoveries(recovering_mesh, before + 1)[before:]
-    assert report.mpmd_idxs == (mpmd_idx,) and report.num_replayed > 0
-
-
-@pytest.mark.slow
-def test_another_group_may_die_during_recovery(local_ray, monkeypatch):
-    """Before the first snapshot: after it, two groups that keep each other's copies may not die together."""
-    monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
-    start, started = ProcessPool.start, []
-
-    def noting_start(pool, groups):
-        started.append(set(groups))
-        start(pool, groups)
-
-    monkeypatch.setattr(ProcessPool, "start", noting_start)
-    with cluster.launch(
-        {"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery(max_failures=9)
-    ) as mesh:
-        step = compiled(mesh)
-        undisturbed = train(step, steps=3)
-        for count, phase in enumerate(["open", "connect"], start=1):
-            started.clear()
-            with monkeypatch.context() as patched:
-                patched.setattr(ProcessPool, phase, killing_before(getattr(ProcessPool, phase), mesh, 1))
-                assert (
-                    train(step, lambda number, state: number == 1 and kill(mesh, 0), steps=3) == undisturbed
-                )
-            assert recoveries(mesh, count)[-1].mpmd_idxs == (0, 1)
-            assert started == [{0}, {1}], "the process that was started first stays"
-        assert [report.num_replayed for report in mesh.recoveries] == [5, 8]
-
-
-def killing_before(method, mesh, mpmd_idx):
-    """A method that kills a group when it is called for the first time."""
-    killed = []
-
-    def dying(*arguments):
-        if not killed:
-            killed.append(kill(mesh, mpmd_idx))
-        return method(*arguments)
-
-    return dying
 
 
 @pytest.mark.slow
@@ -333,57 +170,6 @@ def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_lose_the_values(loca
         assert [report.lost for report in recoveries(mesh, 3)[2:]] == [None]
 
 
-def actor_pids(mesh):
-    """The processes of actors that this Ray runs on the mesh's node, which are children of its raylet."""
-    raylet = Path(f"/proc/{mesh.groups[0].pid}/stat").read_text().rsplit(")")[-1].split()[1]
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            is_child = stat.read_text().rsplit(")")[-1].split()[1] == raylet
-            if is_child and b"RecoverableActor" in stat.with_name("cmdline").read_bytes():
-                found.add(int(stat.parent.name))
-        except OSError:  # it has ended
-            pass
-    return found
-
-
-def spare_of(mesh, others):
-    """The process of the mesh's one spare, when it is ready. ``others`` are the actors of other meshes."""
-    deadline = time.monotonic() + PATIENCE
-    while mesh.status().ready_spares != 1 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert "ready spares: 1" in str(mesh.status())
-    (spare,) = actor_pids(mesh) - others - {process.pid for process in mesh.processes}
-    return spare
-
-
-@pytest.mark.slow
-def test_a_spare_that_dies_or_is_stopped_is_replaced_and_is_no_failure(recovering_mesh):
-    others = actor_pids(recovering_mesh)
-    recovery = Recovery(every=4, max_failures=2, spares=1)
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=recovery) as mesh:
-        step = compiled(mesh)
-        undisturbed = train(step)
-        dead = spare_of(mesh, others)
-        os.kill(dead, signal.SIGKILL)
-        while mesh.status().ready_spares:
-            time.sleep(0.05)
-        second = spare_of(mesh, others)
-        assert second != dead
-        assert train(step, lambda number, state: number == 6 and kill(mesh, 1)) == undisturbed
-        assert mesh.groups[1].pid == second
-        stopped = spare_of(mesh, others)
-
-        def disturb(number, state):
-            if number == 6:
-                os.kill(stopped, signal.SIGSTOP)
-                kill(mesh, 0)
-
-        assert train(step, disturb) == undisturbed
-        assert stopped not in {spare_of(mesh, others), mesh.groups[0].pid}
-        assert [report.mpmd_idxs for report in recoveries(mesh, 2)] == [(1,), (0,)]
-
-
 def open_no_more(actor):
     """From now on, an actor's process cannot open anything."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -400,41 +186,6 @@ def test_a_process_without_descriptors_is_replaced_when_it_cannot_take_a_message
     (report,) = recoveries(mesh, before + 1)[before:]
     assert report.mpmd_idxs == (1,) and mesh.groups[0].pid == survivor
     assert report.reason.startswith("group 1 cannot take a message of group 0: OSError: [Errno 24]")
-
-
-@pytest.mark.slow
-def test_a_survivor_without_descriptors_is_replaced_as_well(local_ray, monkeypatch):
-    """Before the first snapshot, as the two keep each other's copies."""
-    monkeypatch.setattr(Recovery, "snapshot_is_due", lambda self, journal: False)
-
-    def disturb(number, state):
-        if number == 1:
-            ray.get(mesh.runtime.actors[0].__ray_call__.remote(open_no_more))
-            kill(mesh, 1)
-
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, recovery=Recovery()) as mesh:
-        step = compiled(mesh)
-        undisturbed = train(step, steps=3)
-        assert train(step, disturb, steps=3) == undisturbed
-        (report,) = recoveries(mesh, 1)
-        assert report.mpmd_idxs == (0, 1)
-
-
-@pytest.mark.slow
-def test_a_group_that_is_stopped_when_another_one_is_to_move_is_replaced_first(recovering_mesh, monkeypatch):
-    monkeypatch.setattr(cluster.driver.calls.health, "PING_SECONDS", 1)
-    mesh, before = recovering_mesh, len(recovering_mesh.recoveries)
-    step = compiled(mesh)
-    undisturbed = train(step, steps=3)
-    kill(mesh, 0, signal.SIGSTOP)
-    with pytest.raises(RuntimeError, match=r"resize\(1\): group 1 did not move .* no answer from group 0"):
-        mesh.resize(1, timeout=25)
-    monkeypatch.setattr(cluster.driver.calls.health, "UNRESPONSIVE_SECONDS", 5)
-    mesh.resize(1, timeout=PATIENCE)
-    kinds = [(report.kind, report.mpmd_idxs) for report in mesh.recoveries[before:]]
-    assert kinds == [("died", (0,)), ("shrunk", (1,))]
-    assert train(step, steps=3) == undisturbed
-    mesh.resize(2, timeout=PATIENCE)
 
 
 @pytest.mark.slow
@@ -556,25 +307,6 @@ def test_a_group_of_several_processes_is_replaced_as_a_whole(local_ray, transpor
         now = [process.pid for process in mesh.processes]
         assert now[:2] == pids[:2]
         assert set(now[2:]).isdisjoint(pids)
-
-
-@pytest.mark.slow
-def test_a_state_in_parts_is_recovered(recovering_mesh):
-    mesh = recovering_mesh
-    step = stacked_state.compiled(mesh, mpmd.Std1F1B(2), num_stages=2)
-
-    def run(disturbed):
-        state = step.init(stacked_state.initial_state)
-        for number in range(6):
-            state, loss = step(state, *batch())
-            if disturbed and number == 4:
-                kill(mesh, 1)
-        return float(loss), digests(mpmd.to_host(state))
-
-    known = len(mesh.recoveries)
-    undisturbed = run(disturbed=False)
-    assert run(disturbed=True) == undisturbed
-    assert [report.mpmd_idxs for report in recoveries(mesh, known + 1)[known:]] == [(1,)]
 
 
 @pytest.mark.slow

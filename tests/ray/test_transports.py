@@ -1,6 +1,7 @@
 """All transports behave alike within a mesh."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -27,16 +28,28 @@ SOON = 20
 """Seconds within which a failure ends all waiting, also on a busy machine."""
 
 
-@pytest.fixture(scope="module", params=["network", "object_store"])
+@pytest.fixture(scope="module", params=[pytest.param("network", marks=pytest.mark.slow), "object_store"])
 def mesh(local_ray, request):
-    """Two groups of two devices, without shared memory, which the other tests' meshes use."""
+    """Two groups of two devices, without shared memory."""
     shape = {"stage": 2, "fsdp": 2}
     with cluster.launch(shape, "stage", cpus_per_group=0.25, transport=request.param) as mesh:
         assert mesh.transports == {(0, 1): request.param}
+        # TCP takes ports that a network may close; the object store needs none but Ray's.
+        assert mesh.runtime._calls.by_ray == (request.param == "object_store")
         yield mesh
 
 
-def assert_training_matches(mesh):
+def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
+    failing = ProgramDriver(mesh.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
+    for _ in range(3):
+        futures, _ = failing.step()
+        assert type(futures[0].exception(SOON)) is mpmd.errors.TaskError
+        assert type(futures[1].exception(SOON)) is StepAborted
+    unsendable = ProgramDriver(mesh.runtime, relay_program(lambda x: (x + 1,)), {"x": np.float32(1)})
+    unsendable.unsent["x"] = np.array([threading.Lock()], dtype=object)  # a lock does not pickle
+    futures, _ = unsendable.step()
+    assert isinstance(futures[0].exception(SOON), TypeError)
+    assert type(futures[1].exception(SOON)) is StepAborted
     values = train_values()
     driver = ProgramDriver(mesh.runtime, train_program(), values, TRAIN_FEEDBACK)
     queued = [driver.step() for _ in range(4)]
@@ -49,50 +62,27 @@ def assert_training_matches(mesh):
         np.testing.assert_allclose(trained, values[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_groups_of_a_node_share_memory(two_groups, four_groups):
-    for mesh in (two_groups, four_groups):
-        assert set(mesh.transports.values()) == {"shared_memory"}
-        assert len(mesh.transports) == mesh.mpmd_dim * (mesh.mpmd_dim - 1) // 2
-
-
-@pytest.mark.slow
-def test_training_matches_plain_jax(mesh):
-    assert_training_matches(mesh)
-
-
-@pytest.mark.slow
-def test_with_the_object_store_the_driver_calls_groups_by_ray_alone(mesh):
-    """TCP takes ports that a network may close; the object store needs none but Ray's."""
-    assert mesh.runtime._calls.by_ray == (set(mesh.transports.values()) == {"object_store"})
-
-
-@pytest.mark.slow
-def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
-    failing = ProgramDriver(mesh.runtime, relay_program(allocate_too_much), {"x": np.float32(1)})
-    for _ in range(3):
-        futures, _ = failing.step()
-        assert type(futures[0].exception(SOON)) is mpmd.errors.TaskError
-        assert type(futures[1].exception(SOON)) is StepAborted
-    unsendable = ProgramDriver(mesh.runtime, relay_program(lambda x: (x + 1,)), {"x": np.float32(1)})
-    unsendable.unsent["x"] = np.array([threading.Lock()], dtype=object)
-    futures, _ = unsendable.step()
-    assert isinstance(futures[0].exception(SOON), TypeError)
-    assert type(futures[1].exception(SOON)) is StepAborted
-    assert_training_matches(mesh)
-
-
-@pytest.mark.slow
-def test_a_killed_actor_is_named_in_all_pending_steps(mesh):
-    """The last test that uses the mesh."""
+def test_an_actor_killed_in_a_step_is_named_at_once_in_all_that_is_pending(mesh):
+    """The last test that uses the mesh. By the network the victim waits, by the object store it computes."""
     driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
-    queued = [driver.step() for _ in range(2)]
+    steps = [driver.step() for _ in range(3)]
+    victim = 0 if mesh.runtime._calls.by_ray else 1
+    fetch = mesh.runtime.fetch(victim, driver.handles["x"])
     wait_until_relaying(mesh)
-    ray.kill(mesh.runtime.actors[0])
-    for future in (future for futures, _ in queued for future in futures.values()):
+    start = time.monotonic()
+    ray.kill(mesh.runtime.actors[victim])
+    pending = [fetch, *(future for futures, _ in steps for future in futures.values())]
+    for error in [future.exception(SOON) for future in pending]:
+        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, victim)
+        assert f"group {victim} died" in str(error) and "ray.kill" in str(error)
+        assert f"pid {mesh.groups[victim].pid}" in str(error) and ".err" in str(error)
+    later, _ = driver.step()
+    for future in [*later.values(), mesh.runtime.fetch(victim, driver.handles["x"])]:
         error = future.exception(SOON)
-        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, 0)
-        assert "ray.kill" in str(error)
+        assert (type(error), error.mpmd_idx) == (mpmd.errors.GroupDiedError, victim)
+    with pytest.raises(mpmd.errors.GroupDiedError, match=f"group {victim} died"):
+        mesh.runtime.load(relay_program(compute_forever))
+    assert time.monotonic() - start < SOON
 
 
 TWO_NODES = """

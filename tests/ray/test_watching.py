@@ -61,19 +61,6 @@ def shown_by_ray(function, name):
 
 
 @pytest.mark.slow
-def test_steps_and_memory_are_in_rays_metrics(two_groups):
-    def shown_step(*arguments):
-        return TRAIN_STEP(*arguments)
-
-    step = mpmd.jit(shown_step, two_groups)
-    jax.block_until_ready(train(step, init(weights(2)), 3))
-    shown = shown_by_ray("shown_step", "host_memory_bytes")
-    assert shown["steps_total", "shown_step"] == 3
-    assert shown["step_seconds", "shown_step"] > 0 and shown["steps_under_way", "shown_step"] == 0
-    assert all(shown["host_memory_bytes", group] > 2**20 for group in ("0", "1"))
-
-
-@pytest.mark.slow
 def test_a_recovery_is_in_both_metrics(local_ray):
     def recovered_step(*arguments):
         return TRAIN_STEP(*arguments)

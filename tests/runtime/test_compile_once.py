@@ -78,6 +78,7 @@ def test_groups_share_what_is_compiled_and_compute_the_same(compiled, cache_on_d
     agree(results, jax.jit(step)(*args))
 
 
+@pytest.mark.slow
 def test_groups_share_nothing_that_the_persistent_cache_may_have(compiled, cache_on_disk, tmp_path):
     cache_on_disk(str(tmp_path))
     step, args = step_and_arguments()

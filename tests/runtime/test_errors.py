@@ -45,21 +45,6 @@ def compile_error(step, *args, groups=2, **options):
     return message
 
 
-@pytest.mark.parametrize("marks", [(), (0, 1, 2)])
-def test_wrong_number_of_marks(marks):
-    message = compile_error(step_of(lambda p, x: jnp.mean(layers(p, x, marks))))
-    assert ("has 3 calls of mark_stage_end" if marks else "has no call of mark_stage_end") in message
-    assert "has 2 stages: it needs 1 mark, or 2 with one" in message
-    assert ("stages 0 to 2 end at" in message) == bool(marks)
-    assert message.count("test_errors.py:") == bool(marks) + 1  # the line of the loop, too
-
-
-def test_more_groups_than_the_mesh_has():
-    message = compile_error(step_of(lambda p, x: jnp.mean(layers(p, x, (0, 1, 2))), mpmd.Std1F1B(4)))
-    assert "runs on 4 groups, but the mesh has 2" in message
-    assert "ListSchedule(num_stages=4, mpmd_dim=2)" in message
-
-
 def test_a_mark_where_no_stage_can_end():
     def model(p, x):
         return jax.lax.cond(x[0, 0] > 0, lambda h: mpmd.mark_stage_end(h), lambda h: h, x @ p[0])
@@ -124,16 +109,6 @@ def test_specs_that_do_not_divide_are_all_named():
     assert caught.value.faults[0].endswith("shard another dimension, or pad this one")
 
 
-def test_the_same_array_donated_twice():
-    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
-    with mesh_of(2) as mesh:
-        compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0)
-        w = jnp.eye(WIDTH)
-        with pytest.raises(ValueError, match=r"args\[0\]\[0\] and args\[0\]\[1\] are the same array"):
-            compiled([w, w], XS)
-        assert not w.is_deleted()
-
-
 def test_arguments_of_another_shape():
     step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
     with mesh_of(2) as mesh:
@@ -142,12 +117,6 @@ def test_arguments_of_another_shape():
         with pytest.raises(ValueError, match=r"args\[1\] is float32\[6, 2, 4\], not float32\[4, 2, 4\]"):
             loaded(PARAMS, jnp.ones((6, 2, WIDTH)))
         float(compiled(PARAMS, jnp.ones((6, 2, WIDTH)))[1])  # a call of the function compiles again
-
-
-def test_arguments_that_are_no_arrays():
-    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
-    with pytest.raises(TypeError, match=r"args\[1\] is a str.*static_argnums"):
-        mpmd.jit(step, mpmd_mesh=mesh_of(2)).compile(PARAMS, "hello")
 
 
 def test_mesh_without_the_axis():
@@ -168,32 +137,6 @@ def test_mesh_without_the_axis():
 def test_what_is_no_mesh(given, message):
     with pytest.raises(TypeError, match=message):
         mpmd.MpmdMesh(*given)
-
-
-def test_a_failing_task_is_named_and_later_steps_run():
-    def explode(h):
-        if h.ravel()[0] > 1.5:
-            raise ArithmeticError("too hot")
-        return h
-
-    def loss(params, x):
-        h = mpmd.mark_stage_end(x @ params[0])
-        h = jax.pure_callback(explode, jax.ShapeDtypeStruct(h.shape, h.dtype), jax.lax.stop_gradient(h))
-        return jnp.mean(h) + jnp.mean(params[1])
-
-    xs = jnp.asarray(XS).at[2].set(2.0)  # the third microbatch fails
-    with mesh_of(2) as mesh:
-        compiled = mpmd.jit(step_of(loss), mpmd_mesh=mesh)
-        params, total = compiled(PARAMS[:2], xs)
-        with pytest.raises(mpmd.TaskError, match=r"(?s)fwd_1__2 failed on group 1: .*too hot") as caught:
-            float(total)
-        assert (caught.value.mpmd_idx, caught.value.label) == (1, "fwd_1__2")
-        assert caught.value.__cause__ is not None
-        with pytest.raises(mpmd.TaskError, match="fwd_1__2"):
-            params[1].block_until_ready()
-        with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
-            float(compiled(params, XS)[1])
-        float(compiled(PARAMS[:2], XS)[1])
 
 
 @pytest.mark.parametrize("donate_argnums", [None, 0])
@@ -238,25 +181,6 @@ def test_a_lost_value_keeps_its_reason_through_later_steps_and_other_processes()
         assert "too hot" in error.reason
 
 
-def test_a_closed_mesh_loses_its_values_and_starts_anew():
-    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
-    mesh = mesh_of(2)
-    compiled = mpmd.jit(step, mpmd_mesh=mesh)
-    with mesh:
-        params, loss = compiled(PARAMS, XS)
-        expected = float(loss)
-    with pytest.raises(RuntimeError, match="the mesh was closed"):
-        (
-            np.asarray(mpmd.jit(step, mpmd_mesh=mesh)(PARAMS, XS)[0][0]),
-            params[0].block_until_ready(),
-        )
-        params[0].to_mpmd_local_array  # noqa: B018
-    other = mpmd.jit(step_of(lambda p, x: jnp.sum(layers(p, x, (0,)))), mpmd_mesh=mesh)
-    with mesh:
-        other(PARAMS, XS)
-        assert float(compiled(PARAMS, XS)[1]) == expected
-
-
 def test_small_results_of_a_closed_mesh_can_be_read_and_passed():
     with mesh_of(2) as mesh:
         step = mpmd.jit(lambda small, large: (small + 1, large + 1), mesh)
@@ -274,14 +198,3 @@ def test_concat_along_an_axis_that_is_not_there():
 
     with pytest.raises(ValueError, match=r"Concat\(axis=3\) cannot stack values of shape \(\)"):
         jax.eval_shape(step, XS)
-
-
-def test_values_move_to_where_they_are_needed():
-    """A result may be used by another step that wants it elsewhere."""
-    step = step_of(lambda p, x: jnp.mean(layers(p, x, (0,))))
-    with mesh_of(2) as mesh:
-        params, _ = mpmd.jit(step, mpmd_mesh=mesh)(PARAMS, XS)
-        other = mpmd.jit(step, mpmd_mesh=mesh)
-        swapped = other(params[::-1], XS)[0]
-        expected = jax.jit(step)(jax.jit(step)(PARAMS, XS)[0][::-1], XS)[0]
-        np.testing.assert_allclose(swapped[3], expected[3], rtol=1e-5)

@@ -76,8 +76,7 @@ def held(mesh):
     return [group.submit(lambda group=group: len(group.worker._values)).result(SECONDS) for group in groups]
 
 
-@pytest.mark.parametrize("group", [0, 1])
-@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize(("group", "sent"), [(0, False), (1, True)])
 def test_an_interrupt_while_a_step_is_submitted_leaves_the_state_after_it(
     mesh, donating, monkeypatch, group, sent
 ):
@@ -211,19 +210,6 @@ def test_what_is_released_is_told_once_whoever_asks():
     for thread in threads:
         thread.join()
     assert sorted([*told, *queue.take(0).handles]) == list(range(5000))
-
-
-def test_a_step_is_compiled_anew_for_64_bits(mesh):
-    def step(params, xs, ys):
-        total = mpmd.treduce(
-            lambda mb: mse(params, *mb), (xs, ys), mpmd.ForwardOnly(2, 2), operation=mpmd.Add
-        )
-        return total, jax.numpy.arange(3) * 1.0
-
-    compiled = mpmd.jit(step, mpmd_mesh=mesh)
-    assert compiled(weights(2), *batch())[1].dtype == "float32"
-    with jax.enable_x64(True):
-        assert compiled(weights(2), *batch())[1].dtype == "float64"
 
 
 def test_the_error_of_dropped_steps_is_gone():

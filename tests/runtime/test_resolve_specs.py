@@ -5,14 +5,10 @@ from concurrent.futures import Future
 
 import jax
 import pytest
-from jax.sharding import PartitionSpec as P
 
-import mpmd
 from mpmd.ir.plan import Aval, Executable, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Run, Send, Task
 from mpmd.program import Program
 from mpmd.runtime.resolve_specs import resolve_specs
-from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
-from tests.support.parity import compiles, mesh_of
 
 ROWS = Aval((4, 2), "float32", 4)
 
@@ -119,15 +115,3 @@ def test_what_a_compiler_raises_is_raised():
     future.set_exception(RuntimeError("out of memory"))
     with pytest.raises(RuntimeError, match="out of memory"):
         resolve_specs(chain(EVEN), compiler.compile)
-
-
-def test_each_group_compiles_each_executable_once():
-    step, state = make_step(mse, mpmd.Std1F1B(3), CLIPPED_ADAM), init(weights(3), CLIPPED_ADAM)
-    data = batch()
-    rows = P(None, "data")
-    with mesh_of(3, data=2) as mesh:
-        compiled = mpmd.jit(step, mpmd_mesh=mesh, in_specs=(P(), rows, rows))
-        with compiles() as counted:
-            loaded = compiled.compile(state, *data)
-    plan = loaded.plan
-    assert len(counted) == sum(len(plan.executables_of(group)) for group in range(3))

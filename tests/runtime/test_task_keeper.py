@@ -21,21 +21,6 @@ def kept(keeper):
     return outcome
 
 
-def test_the_last_task_is_that_which_fails():
-    keeper = TaskKeeper(Capture(None, 7), copies_donated=False)
-    keeper.begin("fwd_0__0", "fwd_0__0", [jnp.zeros(2)], ())
-    keeper.end("fwd_0__0", [jnp.ones(2)])
-    keeper.begin("fwd_0__1", "fwd_0__1", [jnp.full(2, 5.0), np.full(3, 6.0)], ())
-    captured, values = kept(keeper)
-    assert (captured.task, captured.mpmd_idx, captured.num_inputs, captured.num_results) == (
-        "fwd_0__1",
-        3,
-        2,
-        0,
-    )
-    assert [values[handle].tolist() for handle in captured.handles] == [[5.0, 5.0], [6.0, 6.0, 6.0]]
-
-
 @pytest.mark.parametrize("copies_donated", [False, True])
 def test_what_a_task_has_taken_over_is_lost_unless_it_was_copied(copies_donated):
     keeper = TaskKeeper(Capture(None, 0), copies_donated)
@@ -46,20 +31,6 @@ def test_what_a_task_has_taken_over_is_lost_unless_it_was_copied(copies_donated)
     assert captured.lost == (() if copies_donated else (0,))
     assert [handle is None for handle in captured.handles] == [not copies_donated, False]
     assert len(values) == 2 - len(captured.lost)
-
-
-def test_a_named_task_survives_those_behind_it():
-    keeper = TaskKeeper(Capture("fwd_0__0", 1), copies_donated=False)
-    operand, result = jnp.full(2, 5.0), jnp.ones(2)
-    keeper.begin("fwd_0__0", "fwd_0__0", [operand], ())
-    keeper.end("fwd_0__0", [result])
-    operand.delete()
-    result.delete()
-    keeper.begin("bwd_0__0", "bwd_0__0", [jnp.zeros(2)], ())
-    keeper.end("bwd_0__0", [jnp.zeros(2)])
-    captured, values = kept(keeper)
-    assert captured.task == "fwd_0__0" and captured.lost == ()
-    assert [values[handle].tolist() for handle in captured.handles] == [[5.0, 5.0], [1.0, 1.0]]
 
 
 def test_nothing_is_kept_of_a_task_that_never_came():

@@ -36,15 +36,6 @@ def test_a_dropped_function_is_unloaded(mesh):
     assert np.isfinite(np.asarray(jax.tree.leaves(result)[0])).all()
 
 
-def test_a_loaded_step_is_kept_without_its_function(mesh):
-    loaded = mpmd.jit(shrink, mpmd_mesh=mesh).compile(weights(2), *batch())
-    assert loaded_programs(mesh) == [[0], [0]]
-    _, loss = loaded(weights(2), *batch())
-    assert np.isfinite(float(loss))
-    del loaded
-    assert loaded_programs(mesh) == [[], []]
-
-
 def test_a_program_that_one_group_cannot_load_stays_nowhere(mesh, monkeypatch):
     def fail(*arguments):
         raise MemoryError("no room")

@@ -3,15 +3,13 @@
 import os
 import threading
 import time
-from concurrent.futures import Future
 
 import jax
 import numpy as np
 import pytest
 
 import mpmd
-from mpmd.runtime.activity import Activity, Kind, Loading
-from mpmd.runtime.in_flight import StepsInFlight
+from mpmd.runtime.activity import Kind
 from tests.support.models import batch, init, make_step, mse, weights
 
 SECONDS = 60
@@ -19,24 +17,6 @@ SECONDS = 60
 
 def mesh_of_two(**options):
     return mpmd.MpmdMesh(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("stage",)), "stage", **options)
-
-
-def test_a_step_waits_for_the_oldest_when_the_limit_is_reached():
-    in_flight = StepsInFlight(2)
-    steps = [[Future(), Future()] for _ in range(3)]
-    for replies in steps[:2]:
-        in_flight.enter()
-        in_flight.leave_after(replies)
-    entered = threading.Event()
-    third = threading.Thread(target=lambda: (in_flight.enter(), entered.set()))
-    third.start()
-    steps[0][1].set_result(None)
-    assert not entered.wait(0.2)  # one group has not answered yet
-    steps[0][0].set_exception(RuntimeError("the group has died"))
-    assert entered.wait(SECONDS)
-    third.join()
-    in_flight.leave()
-    in_flight.enter()
 
 
 @pytest.mark.parametrize(("limit", "error"), [(0, ValueError), (True, TypeError), (2.0, TypeError)])
@@ -65,16 +45,6 @@ def test_a_driver_that_reads_nothing_is_at_most_so_many_steps_ahead():
         go.set()
         driver.join(SECONDS)
         assert len(returned) == 4
-
-
-def test_a_group_says_what_it_does_and_for_how_long():
-    activity = Activity()
-    with activity.during(Loading("loading the program")):
-        with activity.during("compiling fwd_1"):
-            assert activity.read().what == "compiling fwd_1"
-        activity.now = (activity.now[0], time.perf_counter() - 7)
-        assert str(activity.read()).startswith("loading the program for 7.")
-    assert activity.read().what == "idle" and activity.read().step is None
 
 
 def test_a_group_in_a_task_names_it(monkeypatch):

@@ -16,6 +16,8 @@ import pytest
 import mpmd
 from tests.support.models import batch, init, make_step, mse, too_much, weights
 
+STEPS, PROGRAMS = 2000, 500
+
 SLACK = 10
 """By how many descriptors, threads, mappings and objects a process may differ: Ray and libc have pools."""
 
@@ -126,8 +128,8 @@ class Training:
                 float(step(self._state, *self._data)[1][0])
 
     @usual_collections()
-    def endure(self, steps, programs, measure):
-        """Asserts that all is as before after so many steps and programs.
+    def endure(self, measure):
+        """Asserts that all is as before after ``STEPS`` steps and ``PROGRAMS`` programs.
 
         Args:
           measure: gives what each process holds, when nothing is under way.
@@ -136,10 +138,10 @@ class Training:
         self.steps(21)
         self.programs(4)
         before = self._measured(measure)
-        self.steps(steps)
+        self.steps(STEPS)
         assert_flat(before, self._measured(measure))
-        self.programs(programs)
-        assert_flat(before, self._measured(measure), programs)
+        self.programs(PROGRAMS)
+        assert_flat(before, self._measured(measure), PROGRAMS)
 
     def _measured(self, measure):
         gc.collect()

@@ -45,12 +45,6 @@ def test_an_empty_array_has_no_parts():
     assert assemble(Aval((0, 3), "float32", 4), sharding(), {}).shape == (0, 3)
 
 
-def test_an_array_of_bfloat16():
-    half = WHOLE.astype(jax.numpy.bfloat16)
-    found = {((0, 4), (0, 8)): half[:4], ((4, 8), (0, 8)): half[4:]}
-    np.testing.assert_array_equal(assemble(Aval((8, 8), "bfloat16", 2), sharding(), found), half)
-
-
 @pytest.mark.parametrize("box", [((0, 8), (0, 8)), ((1, 7), (2, 8))], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
 def test_a_device_puts_slices_together_as_the_host_does(box, dtype):

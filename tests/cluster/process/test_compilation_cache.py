@@ -11,7 +11,7 @@ import pytest
 import cluster
 from cluster.process.compilation_cache import check_cache
 from mpmd.util import private_directory
-from mpmd.util.private_directory import fault_of
+from mpmd.util.private_directory import fault_of, make_private
 
 COMPILE = """
 import sys, jax, jax.numpy as jnp
@@ -42,7 +42,7 @@ def test_an_entry_that_cannot_be_read_is_written_again(tmp_path):
 
 
 def test_a_directory_that_does_not_exist_is_made_for_its_user_alone(tmp_path):
-    compiled_into(tmp_path / "above" / "cache")
+    make_private(str(tmp_path / "above" / "cache"))
     assert stat.S_IMODE((tmp_path / "above" / "cache").stat().st_mode) == 0o700
 
 

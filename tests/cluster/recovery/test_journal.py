@@ -202,20 +202,6 @@ def test_a_value_that_was_given_is_not_asked_again():
     assert journal.go_back() == (step, waiting)
 
 
-def test_what_was_read_is_read_again_unless_a_snapshot_has_it():
-    journal = CountingJournal()
-    read, step = journal.add_read(1, {5: "stored"}), journal.add_step(requests())
-    assert told(journal.succeed(0, read, 1, StepReply({}))) == [(1, None)]
-    answered_by_all(journal, step)
-    assert journal.go_back() == (read, step)
-    assert not journal.is_answered(read)
-    assert told(journal.succeed(journal.attempt, read, 1, StepReply({}))) == []
-    answered_by_all(journal, step)
-    commit(journal)
-    later = journal.add_read(0, {6: "stored"})
-    assert journal.go_back() == (later,)
-
-
 def test_a_snapshot_waits_for_what_is_being_read():
     journal = CountingJournal()
     read = journal.add_read(2, {5: "stored"})
@@ -243,27 +229,6 @@ def test_what_could_not_be_read_is_told_once_whatever_becomes_of_it():
     assert told(journal.fail(journal.attempt, read, 1, error)) == []
     journal.go_back()
     assert told(journal.succeed(journal.attempt, read, 1, StepReply({}))) == []
-
-
-def test_a_snapshot_waits_for_what_is_being_saved_and_the_copy_is_made_again():
-    journal = CountingJournal()
-    copy, step = journal.add_copy(1, 9, [5]), journal.add_step(requests())
-    snapshot = journal.begin_snapshot({})
-    assert told(journal.succeed(0, copy, 1, None)) == [(1, None)]
-    answered_by_all(journal, step)
-    journal.mark_copied(0, snapshot)
-    assert journal.committed == BEGINNING
-    assert journal.go_back() == (copy, step, snapshot)
-    assert told(journal.succeed(journal.attempt, copy, 1, None)) == []
-    answered_by_all(journal, step)
-    journal.mark_copied(journal.attempt, snapshot)
-    assert journal.find_copy(9) is copy
-    assert journal.drop_copies([8]) == []
-    assert journal.keeps_copies
-    journal.drop_copies([9])
-    assert journal.committed == snapshot.number
-    assert journal.find_copy(9) is None
-    assert journal.go_back() == ()
 
 
 def test_a_copy_that_is_dropped_early_is_still_answered():

@@ -9,13 +9,12 @@ from cluster.recovery import actions as do
 from cluster.recovery.allocations import NoAllocationError
 from cluster.recovery.events import Answered, Died, Done, Faulted, Lost, Unneeded
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import FailureCounter
 from cluster.recovery.replacement import Replacement
 from cluster.recovery.report import DIED, DRAINED, FAILED, GROWN, SHRUNK
-from mpmd.errors import GroupDiedError, RecoveryError, StateLostError
+from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.runtime.requests import StepReply
 from tests.support.membership_world import World
 
@@ -60,20 +59,6 @@ def kinds(world):
 
 
 # Deaths.
-
-
-def test_a_death_has_its_group_replaced_and_all_go_back():
-    world = committed()
-    world.kill(1)
-    assert not world.membership.is_running
-    world.settle_all()
-    assert [type(job) for job in world.done if isinstance(job, do.ReplacementJob)] == JOBS[:11]
-    for job in (do.Kill(frozenset([1])), do.Start(frozenset([1])), do.Load(frozenset([1]))):
-        assert job in world.done
-    assert do.Restore(world.journal.committed) in world.done
-    assert kinds(world) == [(DIED, {1}, False)]
-    assert [report.step.ordinal for report in world.reports] == [2]
-    world.check_quiet()
 
 
 @pytest.mark.parametrize("job", JOBS[3:11], ids=lambda job: job.__name__)
@@ -138,81 +123,7 @@ def test_answers_of_an_earlier_attempt_do_not_count():
 # Snapshots.
 
 
-@pytest.mark.parametrize("is_heard", [True, False])
-def test_a_death_during_a_snapshot(is_heard):
-    """It is asked again when the death was heard of before it failed, and else given up."""
-    world = World()
-    world.step()
-    snapshot = world.journal.snapshot
-    for mpmd_idx in range(3):
-        world.answer(mpmd_idx)
-        world.answer(mpmd_idx)
-    world.die(1)
-    if is_heard:
-        world.hear()
-    world.run_threads()
-    assert snapshot.has_failed == (not is_heard)
-    world.settle_all()
-    assert world.said == []
-    assert (world.journal.committed != BEGINNING) == is_heard
-    world.check_quiet()
-
-
-def fail_copies(world):
-    world.settle_inboxes()
-    thread = stop_at(world, do.CopyAway)
-    world.run(thread, MemoryError("no room"))
-
-
-def test_a_run_without_snapshots_ends_when_the_log_is_full_unless_a_death_is_why():
-    for dies in (True, False):
-        world = World(Recovery(every=2))
-        for number in range(9):
-            if number in (1, 3, 5, 7):
-                fail_copies(world)
-                assert world.membership.error is None
-            world.step()
-        fail_copies(world)
-        if dies:
-            world.die(2)
-            stop_at(world, do.FindDead)
-            assert world.run_threads() is None, "the death is awaited"
-            world.hear()
-        world.settle_all()
-        assert len(set(map(id, world.given_back))) == 4, "groups were not told to drop what a snapshot was to"
-        assert (world.membership.error is None) == dies
-        assert dies or "not be copied 5 times in a row, the last time because MemoryError: no room" in str(
-            world.membership.error
-        )
-        world.check_quiet()
-
-
-def test_copies_for_storage_keep_a_snapshot_but_no_step_waiting():
-    world = World(Recovery(every=2))
-    world.save(0)
-    world.step()
-    world.settle_all()
-    assert world.journal.committed == BEGINNING
-    for _ in range(7):
-        world.step()
-        world.settle_all()
-    assert world.membership.snapshot_is_late and world.may_submit
-    assert world.journal.committed != BEGINNING
-
-
 # Failed steps.
-
-
-def test_groups_go_back_when_a_step_has_failed_that_has_taken_its_inputs_over():
-    world = World(Recovery(max_failures=1))
-    pids = list(world.groups)
-    for _ in range(3):
-        world.step(donated=(0,), fails=True)
-        world.step()
-        world.settle_all()
-    assert kinds(world) == [(FAILED, set(), False)] * 3
-    assert world.groups == pids, "no process was replaced"
-    world.check_quiet()
 
 
 def test_a_group_that_dies_while_all_go_back_for_a_step_is_replaced_and_counts():
@@ -230,92 +141,10 @@ def test_a_group_that_dies_while_all_go_back_for_a_step_is_replaced_and_counts()
     world.check_quiet()
 
 
-def test_another_result_than_before_ends_the_run():
-    world = World(Recovery(every=100))
-    world.step()
-    world.answer(0)
-    world.kill(1)
-    world.run_threads()
-    world.corrupts = True
-    world.answer(0)
-    assert isinstance(world.membership.error, RecoveryError)
-    world.check_quiet()
-
-
 # Lost values.
 
 
-def test_without_copies_all_go_back_to_the_beginning_and_it_is_no_further_failure():
-    world = committed()
-    (step,) = {request for request, _ in world.futures}
-    world.kill(1)
-    thread = stop_at(world, do.CheckCopies)
-    world.run(thread, CopiesLostError("both have died together"))
-    world.settle_all()
-    assert kinds(world) == [(DIED, {1}, True)]
-    assert isinstance(world.told[step, 0], StateLostError)
-    assert [job.groups for job in world.done if isinstance(job, do.Start)] == [{1}, set()]
-    assert do.Restore(BEGINNING) in world.done
-    world.step()
-    world.settle_all()
-    assert world.journal.committed != BEGINNING
-    world.check_quiet()
-
-
 # Moves.
-
-
-@pytest.mark.parametrize("kind", [DRAINED, SHRUNK, GROWN])
-def test_a_group_moves_when_all_is_copied_and_no_step_is_run_again(kind):
-    world = World(Recovery(every=100, max_failures=1))
-    for _ in range(3):
-        world.step()
-        world.step()
-        world.look({1: kind})
-        assert [*world.looking] == [do.Prepare(1, kind)]
-        world.run_threads()
-        assert not world.membership.is_running, "new steps wait for those that are under way"
-        world.settle_all()
-    assert kinds(world) == [(kind, {1}, False)] * 3, "which is no failure"
-    assert [report.steps for report in world.reports] == [()] * 3
-    assert [type(job) for job in world.done if isinstance(job, do.MoveJob)][:6] == [
-        do.Prepare,
-        do.AwaitRunning,
-        do.AwaitSaves,
-        do.FindDead,
-        do.AwaitSnapshot,
-        do.AwaitSnapshot,
-    ]
-    assert world.prepared == {}
-    world.check_quiet()
-
-
-@pytest.mark.parametrize("job", MOVING[:5], ids=lambda job: job.__name__)
-def test_a_group_does_not_move_when_another_one_dies_before_it_has_left(job):
-    world = committed()
-    world.look({1: GROWN})
-    stop_at(world, job)
-    world.kill(0)
-    world.run_threads()
-    place = world.groups[1].place
-    world.settle_all()
-    assert kinds(world)[0] == (DIED, {0}, False)
-    assert len(kinds(world)) == 1 and world.groups[1].place == place
-    world.look({1: GROWN})
-    world.settle_all()
-    assert kinds(world)[1:] == [(GROWN, {1}, False)], "it does at the next look"
-    world.check_quiet()
-
-
-def test_a_move_does_not_wait_for_a_snapshot_when_a_group_has_died():
-    world = World()
-    world.step()
-    world.look({1: GROWN})
-    world.run_threads()
-    assert world.looking[0] == do.AwaitSnapshot() and world.is_blocked(world.looking[0])
-    world.kill(0)
-    assert not world.is_blocked(world.looking[0])
-    world.check_quiet()
 
 
 def test_a_group_that_dies_before_it_leaves_takes_the_processes_that_are_ready():
@@ -328,22 +157,6 @@ def test_a_group_that_dies_before_it_leaves_takes_the_processes_that_are_ready()
     assert kinds(world) == [(DIED, {1}, False)]
     assert world.groups[1].place == place
     world.check_quiet()
-
-
-def test_a_death_at_the_moment_of_a_move_is_a_failure():
-    world = committed()
-    world.look({1: GROWN})
-    world.settle_inboxes()
-    for _ in range(2):
-        thread = stop_at(world, do.AwaitSnapshot)
-        world.run(thread)
-        world.settle_inboxes()
-    world.kill(0)
-    world.settle_all()
-    assert kinds(world) == [(GROWN, {0, 1}, False)]
-    world.kill(2)
-    world.settle_all()
-    assert "the groups have failed 2 times, and max_failures is 1" in str(world.membership.error)
 
 
 def test_groups_that_are_to_leave_may_die():
@@ -377,38 +190,6 @@ def test_groups_that_are_to_move_wait_for_a_recovery_and_the_next_look():
     world.check_quiet()
 
 
-def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end():
-    world = committed()
-    copy = world.save(0)
-    world.settle_all()
-    world.look({1: GROWN})
-    world.settle_all()
-    assert world.said == [
-        "group 1 does not move, though the cluster has room for it: a checkpoint is being saved"
-    ]
-    world.look({1: DRAINED})
-    assert world.run_threads() is None and world.is_blocked(do.AwaitSaves())
-    world.settle_all()
-    assert kinds(world) == [(DRAINED, {1}, False)]
-    assert len(world.reports[0].steps) == 1, "no snapshot counts before the copy is written"
-    world.finish_saving(copy)
-    world.look({1: GROWN})
-    world.settle_all()
-    assert kinds(world)[1:] == [(GROWN, {1}, False)]
-    world.check_quiet()
-
-
-def test_a_group_stays_when_another_one_may_be_dead():
-    world = committed()
-    world.look({1: GROWN})
-    stop_at(world, do.FindDead)
-    world.die(2)
-    world.unheard.clear()
-    world.run_threads()
-    assert world.said == ["group 1 does not move, though the cluster has room for it: no answer from group 2"]
-    assert not world.membership.moves.is_paused and world.prepared == {}
-
-
 NO, GONE = RuntimeError("Ray says no"), OSError("Ray is out of reach")
 
 
@@ -430,15 +211,6 @@ def test_a_move_that_fails_is_told_once_and_the_next_group_moves(job, error, sai
         world.settle_all()
     assert world.said == [said]
     assert (DRAINED, {2}, False) in kinds(world)
-    world.check_quiet()
-
-
-@pytest.mark.parametrize("job", [do.Look(), do.StartSpares()], ids=str)
-def test_what_keeps_all_from_moving_is_told_once(job):
-    world = World()
-    for _ in range(2):
-        world.tell(Faulted(job, OSError("Ray is out of reach")))
-    assert world.said == ["the places of groups cannot be looked after: OSError: Ray is out of reach"]
     world.check_quiet()
 
 

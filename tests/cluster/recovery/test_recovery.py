@@ -113,16 +113,6 @@ def test_deaths_are_counted():
     )
 
 
-def test_a_step_that_kills_twice_is_named():
-    counter, journal = FailureCounter(9), CountingJournal()
-    first = journal.add_step({0: StepRequest(0, 0, (), ()), 1: StepRequest(0, 0, (), ())})
-    second = journal.add_step({0: StepRequest(0, 0, (), ()), 1: StepRequest(0, 0, (), ())})
-    assert counter.count(1, first) is None
-    assert counter.count(0, first) is None
-    assert counter.count(0, second) is None
-    assert counter.count(0, second) == "step 2 has ended the process of group 0 twice"
-
-
 def processes(*nodes_of_groups):
     """For each group a string, with a letter for the node of each process."""
     return [

@@ -1,6 +1,5 @@
 """The connection between the driver and a group, with both ends in this process."""
 
-import contextlib
 import gc
 import queue
 import socket
@@ -219,31 +218,6 @@ def test_a_request_too_large_for_the_group_ends_the_connection(group, driver, mo
     driver.ends.get(timeout=SECONDS)
     group.thread.join(SECONDS)
     assert "too large" in str(group.raised)
-
-
-def speak_http(address):
-    with socket.create_connection(address[:2], SECONDS) as foreign_client, contextlib.suppress(OSError):
-        foreign_client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        foreign_client.recv(1000)
-
-
-def show_another_certificate(address):
-    with pytest.raises(ConnectionError, match="other credentials"):
-        sockets.connect(address, make_credentials(), SECONDS)
-
-
-def disconnect(address):
-    socket.create_connection(address[:2], SECONDS).close()
-
-
-@pytest.mark.parametrize("foreign_client", [speak_http, show_another_certificate, disconnect])
-def test_foreign_clients_are_refused_and_the_driver_is_still_accepted(group, foreign_client):
-    foreign_client(group.server.address)
-    driver = WaitingClient(group.server.address)
-    assert driver.ask("echo", 1) == (1,)
-    driver.client.close()
-    group.thread.join(SECONDS)
-    assert not group.thread.is_alive()
 
 
 def test_a_group_whose_driver_does_not_come_closes_its_port():

@@ -80,18 +80,6 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("content", STRANGERS.values(), ids=STRANGERS)
-def test_strangers_are_refused_and_a_peer_is_still_accepted(listener, accepted, content):
-    with stranger(listener.address) as tcp:
-        tcp.sendall(content)
-        if not content:
-            tcp.shutdown(socket.SHUT_WR)
-        assert is_refused(tcp)
-    assert not accepted.done()
-    sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
-    accepted.result(SECONDS)
-
-
 def test_an_eavesdropper_cannot_use_what_it_has_heard(listener, accepted):
     with Proxy(listener.address) as proxy, sockets.connect(proxy.address, CREDENTIALS, SECONDS):
         accepted.result(SECONDS)[1].close()

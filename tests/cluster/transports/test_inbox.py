@@ -26,19 +26,6 @@ class CountedArrival:
         self.times_dropped += 1
 
 
-def test_messages_are_taken_in_any_order():
-    inbox, messages = ProcessInbox(), [MessageId(0, 1, 0, tag) for tag in range(3)]
-    threads = [
-        threading.Timer(0.05 * i, lambda m=m: (inbox.add(m, CountedArrival()), inbox.wake()))
-        for i, m in enumerate(messages)
-    ]
-    for thread in threads:
-        thread.start()
-    for message in reversed(messages):
-        assert len(inbox.take(message).open([])) == 1
-    inbox.close()
-
-
 def test_headers_reach_the_listener_of_their_source():
     inbox, received = ProcessInbox(), []
     inbox.add_listener(3, received.append)

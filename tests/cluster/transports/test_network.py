@@ -1,10 +1,8 @@
 """The transport over the network, between two ends in this process."""
 
-import contextlib
 import errno
 import gc
 import pickle
-import socket
 import threading
 import time
 import weakref
@@ -15,9 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cluster.tcp import handshake
 from cluster.tcp.credentials import make_credentials
-from cluster.transports import connections
 from cluster.transports import inbox as inbox_module
 from cluster.transports.inbox import PeerLostError, ProcessInbox
 from cluster.transports.network.transport import NetworkTransport
@@ -273,35 +269,3 @@ def test_a_peer_that_dies_in_the_middle_of_a_message_is_gone(pair, stalled, monk
         pair.take(0, 0)
     with pytest.raises(StepAborted, match="group 1 is gone"):
         pair.send(0, 1, np.ones(3))
-
-
-def connect_among_strangers(strange):
-    """Connects two transports while a stranger is at the port of the one that accepts."""
-    inboxes = [ProcessInbox() for _ in range(2)]
-    ends = [NetworkTransport(inbox, i) for i, inbox in enumerate(inboxes)]
-    addresses = [end.listen("127.0.0.1", CREDENTIALS) for end in ends]
-    with contextlib.ExitStack() as open_until_the_end:
-        strange(addresses[1], open_until_the_end)
-        accepting = threading.Thread(target=ends[1].connect, args=({0: addresses[0]},), daemon=True)
-        accepting.start()
-        senders = ends[0].connect({1: addresses[1]})
-        accepting.join(SECONDS)
-        assert not accepting.is_alive()
-    senders[1].send(MessageId(0, 0, 1, 0), [np.arange(3)])
-    np.testing.assert_array_equal(inboxes[1].take(MessageId(0, 0, 1, 0)).open([HOST])[0], np.arange(3))
-    for end in ends:
-        end.close()
-
-
-@pytest.mark.parametrize("content", [b"\0" * 5, b"\xff\xff\xff\xff" + (2**40).to_bytes(8, "big") * 9, b""])
-@pytest.mark.parametrize("number", [1, 40])
-def test_strangers_neither_harm_nor_delay_those_who_connect(monkeypatch, content, number):
-    """Also when they stay: no handshake is given up here before the peers have given up."""
-    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1000)
-    monkeypatch.setattr(connections, "CONNECT_SECONDS", SECONDS)
-
-    def strange(address, stack):
-        for _ in range(number):
-            stack.enter_context(socket.create_connection(address[:2], SECONDS)).sendall(content)
-
-    connect_among_strangers(strange)
