@@ -8,7 +8,6 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import mpmd
-from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.rules import (
     RULES,
     common_dimensions,
@@ -123,16 +122,6 @@ def test_parameters_of_a_part():
 def test_dimensions_of_one_element_are_common_and_of_no_use():
     eqn = last_equation(lambda x: x.T, (1, 6))
     assert len(list(common_dimensions(eqn))) == 2 and pairs(exact_dimensions(eqn)) == [({0: 1}, {0: 0})]
-
-
-def test_disjoint_sets():
-    sets = DisjointSets()
-    sets.join("ab")
-    sets.join("cd")
-    assert sets.find("b") == "a" and sets.find("e") == "e"
-    sets.join("db")
-    assert sets.sets() == [["a", "b", "c", "d"], ["e"]]
-    assert set(sets.representatives().values()) == {"c", "e"}
 
 
 LIKELY = {

@@ -338,6 +338,7 @@ def test_a_batch_of_one_row_is_not_cut():
         mpmd.plan(open_step, *args, cluster=CLUSTER, num_microbatches=2)
 
 
+@pytest.mark.slow
 def test_one_long_row_is_divided_along_the_sequence():
     params = params_of(2)
     row = jnp.ones((1, 8, 16))
@@ -385,6 +386,7 @@ def test_a_step_without_work_takes_no_time():
     assert "0 µs" in str(choice)
 
 
+@pytest.mark.slow
 def test_gathered_weights_are_weights():
     fixes = {"fsdp": True, "groups": 1, "submesh": {"data": 4}, "num_microbatches": 2, "remat": False}
     choice = mpmd.plan(open_step, *arguments(open_step, num_layers=2), cluster=CLUSTER, **fixes)

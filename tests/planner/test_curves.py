@@ -293,14 +293,6 @@ def test_a_value_straight_between_two_kernels_is_in_memory(around):
     assert two.backward.nbytes - one.backward.nbytes >= 2 * VALUE
 
 
-def test_a_plan_counts_a_value_straight_between_two_kernels():
-    one, two = (
-        device_work(jax.make_jaxpr(lambda x, f=f: f(x) + 1)(shaped(4, 4, LENGTH, 32)).jaxpr, [((),) * 4], {})
-        for f in (one_kernel, two_kernels)
-    )
-    assert (one.nbytes, two.nbytes) == (4 * 4 * VALUE, 6 * 4 * VALUE)  # the last addition reads the result
-
-
 LETTERS = "bthd,bshd,bshd->bthd"
 FEW = {"operations": 1e12, "nbytes": 1e8, "backward_operations": 2e12, "backward_bytes": 2e8}
 MANY = {"operations": 2e12, "nbytes": 3e8, "backward_operations": 5e12, "backward_bytes": 6e8}
@@ -513,12 +505,6 @@ def test_a_cluster_is_read_as_it_was_written(tmp_path):
     assert Cluster.load(tmp_path / "cluster.json") == cluster
 
 
-def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
-    (tmp_path / "cluster.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="is no JSON"):
-        Cluster.load(tmp_path / "cluster.json")
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -545,13 +531,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path, change, text):
     Cluster.preset("h100").save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises((ValueError, TypeError), match=text):
-        Cluster.load(path)
-
-
-def test_a_file_without_a_field_is_refused(tmp_path):
-    path = tmp_path / "cluster.json"
-    path.write_text('{"version": 1, "nodes": 2}')
-    with pytest.raises(ValueError, match="has no devices_per_node, memory, flops"):
         Cluster.load(path)
 
 

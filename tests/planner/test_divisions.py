@@ -98,6 +98,7 @@ def divided(profile, args, kind="model"):
     }
 
 
+@pytest.mark.slow
 def test_finds_the_pairs_of_megatron():
     import gpt
 

@@ -1,7 +1,6 @@
 """The parts of the formulas: links, sums over devices, memory, closed forms, and prolonged steps."""
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
@@ -16,7 +15,6 @@ from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.orders import order_of
-from mpmd.planner.search.partition import StageRangeCosts, cuts
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import FAMILIES, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble, ZeroBubbleV
@@ -188,13 +186,6 @@ def test_shares_of_several_axes_multiply():
     assert found.prediction.memory.residuals == 800 * (0.5 + 0.5 / 4) / 2
 
 
-def test_tied_weights_are_held_once_in_a_group():
-    parts = [layer("", 1e12, weights=100) for _ in range(2)]
-    candidate = Candidate((2,), ({},), Std1F1B(1), 1, False, False)
-    made = profile(tuple(parts), 1, tied=(((0, 1), 100),))
-    assert evaluate(CostModel(made, FAST), candidate).prediction.memory.weights == 100
-
-
 def test_tied_weights_of_a_group_are_summed_and_updated_once():
     cluster = Cluster(1, 4, 1e12, 1e12, 1e9, Link(0, 1e9), Link(0, 1e9))
     parts = (layer("", 0.0, weights=10**9), layer("", 0.0, weights=10**9))
@@ -254,35 +245,3 @@ def test_long_steps_are_prolonged(name, monkeypatch):
     assert prolonged.num_tasks < whole.num_tasks
     assert prolonged.seconds == pytest.approx(whole.seconds, rel=0.03)
     assert prolonged.prediction.memory.residuals == pytest.approx(whole.prediction.memory.residuals, rel=0.2)
-
-
-def test_a_cut_is_the_shortest_of_all():
-    """By the bound of 1F1B, for layers of different lengths."""
-    seconds, number = [5.0, 1.0, 1.0, 4.0, 2.0, 2.0], 4
-    made = profile(tuple(layer("", 1e12 * time / 3) for time in seconds), number)
-    model = CostModel(made, FAST)
-    alone = Candidate((), (Submesh(),), Std1F1B(1), number, False, False)
-    table = model.table(model.group_settings(DeviceRange(0, Submesh()), alone))
-    range_costs = StageRangeCosts.of(table, 0.0, np.zeros(7))
-
-    def bound(cut):
-        stops = [*itertools.accumulate(cut)]
-        value = 0.0
-        for first, stop in reversed([*zip([0, *stops], stops, strict=False)]):
-            time = sum(seconds[first:stop])
-            value = max(number * time, time + value)
-        return value
-
-    every = [
-        tuple(b - a for a, b in itertools.pairwise((0, *inner, 6)))
-        for inner in itertools.combinations(range(1, 6), 2)
-    ]
-    found = [*cuts([range_costs] * 3, [1, 1, 1], number, [math.inf] * 3)]
-    assert min(map(bound, found)) == pytest.approx(min(map(bound, every)))
-    assert (
-        min(
-            max(sum(seconds[a : a + n]) for a, n in zip([0, *itertools.accumulate(c)], c, strict=False))
-            for c in found
-        )
-        == 6
-    )

@@ -137,12 +137,6 @@ def test_what_does_not_fit_by_formula_is_not_planned():
     assert planned == [1] and order == [1, 2]
 
 
-def test_measured_tasks_rank_before_the_others():
-    order, _, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {}, measure=2, measured={1: 1.0, 2: 0.9})
-    assert order == [2, 1, 3]
-    assert [found.prediction.source for found in result.rows] == ["measurement", "measurement", "simulation"]
-
-
 def test_contenders_are_measured_in_turns_and_the_median_counts():
     rows = [row(1, 1.0), row(2, 1.0), row(3, 1.0), row(4, 1.0)]
     # The second one is disturbed in the first turn, the first one is quick by chance, the fourth is too slow.

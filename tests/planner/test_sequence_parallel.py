@@ -17,12 +17,8 @@ from mpmd.planner.search.stages import CostModel
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Link
 from tests.support import planned_steps
-from tests.support.collectives import collectives_of
 from tests.support.parity import assert_close
 from tests.support.transformer_step import (
-    LENGTH,
-    ROWS,
-    WIDTH,
     arguments,
     scanned_step,
     shapes,
@@ -43,16 +39,6 @@ CLUSTER = mpmd.Cluster(
 
 def chosen(step, args, **fixes):
     return mpmd.plan(step, *args, cluster=CLUSTER, simulate=1, **fixes)
-
-
-def specs_of(loaded, shape):
-    """The specs of results of a shape of all executables."""
-    results = [
-        (aval.shape, spec)
-        for executable in loaded.plan.executables
-        for aval, spec in zip(executable.outputs, executable.out_specs, strict=True)
-    ]
-    return [spec for of_result, spec in results if of_result == shape]
 
 
 CASES = {
@@ -100,36 +86,6 @@ def test_a_step_of_rows_alone_is_divided_by_rows():
     with choice.mesh() as mesh:
         planned = choice.jit(mesh, donate_argnums=())
         assert_close(planned(*args), expected)
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    """The step compiled for a group of four, without and with sequence parallelism."""
-    args, steps = arguments(), {}
-    for sequence_parallel in (False, True):
-        fixes = {"groups": 2, "submesh": {"model": 4}, "num_microbatches": 2, "remat": False}
-        choice = chosen(train_step, args, **fixes, sequence_parallel=sequence_parallel)
-        with choice.mesh() as mesh:
-            step = choice.jit(mesh).compile(*args)
-            in_loop, _ = collectives_of(step, mesh)
-        steps[sequence_parallel] = choice, step, in_loop
-    return steps
-
-
-@pytest.mark.slow
-def test_what_forwards_keep_and_send_is_divided(loaded):
-    shape = (ROWS // 2, LENGTH, WIDTH)
-    (_, whole, _), (_, divided, _) = loaded[False], loaded[True]
-    assert () in specs_of(whole, shape)
-    assert specs_of(divided, shape) and all(specs_of(divided, shape))
-
-
-@pytest.mark.slow
-def test_forwards_allocate_less(loaded):
-    for executable in loaded[False][1].plan.executables:
-        if executable.name.startswith("fwd"):
-            divided = loaded[True][1].plan.executable(executable.name)
-            assert divided.memory.outputs < 0.75 * executable.memory.outputs
 
 
 @pytest.fixture(scope="module")

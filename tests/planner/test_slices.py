@@ -154,13 +154,6 @@ def test_the_numbers_of_the_advice_are_those_of_the_formulas():
     assert not advice_on_slices(made, slow, search(made, slow, constraints))
 
 
-@pytest.mark.slow
-def test_the_steps_own_schedule_of_slices_is_a_row():
-    schedule = mpmd.Seq1F1B(STAGES, SLICES)
-    choice = planned(schedule, groups=STAGES, submesh={})
-    assert [row.candidate.schedule for row in choice.rows if row.label == "as written"] == [schedule]
-
-
 @pytest.mark.parametrize(
     ("slices", "schedule", "message"),
     [

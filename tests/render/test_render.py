@@ -48,12 +48,6 @@ def test_a_schedule_as_text(schedule):
     assert schedule_grid(schedule.tasks(2)) == GRIDS[schedule].strip()
 
 
-@pytest.mark.parametrize("schedule", GRIDS)
-def test_the_text_reads_back(schedule):
-    tasks = schedule.tasks(2)
-    assert from_text(schedule_grid(tasks)) == tasks
-
-
 def test_split_backwards_and_wide_numbers_as_text() -> None:
     group: list[Cell] = [
         FusedTask((Task("fwd", 0, 9), Task("bwdA", 0, 9))),
@@ -61,6 +55,7 @@ def test_split_backwards_and_wide_numbers_as_text() -> None:
         Task("fwd", 0, 10),
     ]
     assert schedule_grid([group]) == "0  F9 +A9  W9  F10"
+    assert from_text(schedule_grid([group])) == [group]
 
 
 def test_columns_are_as_fine_as_the_times() -> None:

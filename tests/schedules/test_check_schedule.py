@@ -223,20 +223,8 @@ def test_what_is_no_cell_is_named_and_marked() -> None:
 
 
 def test_long_lists_of_cells_are_cut():
-    with pytest.raises(ScheduleError, match=r"missing: fwd_0__0, bwd_0__0, .*, … 200 in all$"):
-        check_schedule([[]], num_stages=2, num_microbatches=50)
     with pytest.raises(ScheduleError, match=r"not of this step: (\S+ \(group 0\), ){8}… 20 in all"):
         check_schedule([[Task("fwd", 1, i) for i in range(20)]], num_stages=1, num_microbatches=1)
-
-
-@pytest.mark.parametrize("schedule", [Std1F1B(4), Interleaved1F1B(6, 2)], ids=repr)
-def test_lists_of_forwards_alone_can_run(schedule):
-    tasks = [
-        [task for cell in cells for task in cell.tasks if task.kind == "fwd"] for cells in schedule.tasks(3)
-    ]
-    check_schedule(tasks, schedule.num_stages, 3, schedule.mpmd_dim)
-    with pytest.raises(ScheduleError, match="missing: bwd_0__0, bwd_0__1"):
-        check_schedule([*tasks[:-1], [*tasks[-1], Task("bwd", schedule.num_stages - 1, 0)]], 6, 3)
 
 
 @given(st.data())
@@ -255,6 +243,7 @@ def test_removing_or_repeating_any_task_is_found(data):
     assert set(repeated.cells) == {(group, index), (group, index + 1)}
 
 
+@pytest.mark.slow
 def test_a_large_schedule_is_checked_and_ordered_quickly():
     tasks = Eager1F1B(32).tasks(256)
     start = time.process_time()
@@ -265,6 +254,7 @@ def test_a_large_schedule_is_checked_and_ordered_quickly():
     assert checked - start < 5 and time.process_time() - checked < 5
 
 
+@pytest.mark.slow
 def test_groups_that_run_one_after_another_are_ordered_quickly():
     tasks = [[Task(kind, stage, mb) for mb in range(256) for kind in ("fwd", "bwd")] for stage in range(32)]
     start = time.process_time()

@@ -328,6 +328,7 @@ def test_plans_of_schedules_pass(schedule, num_microbatches):
         assert verified.capacities == dict.fromkeys([(0, 1), (1, 2), (1, 0), (2, 1)], num_microbatches)
 
 
+@pytest.mark.slow
 def test_a_large_plan_is_verified_quickly():
     plan = pipeline_plan(Std1F1B(32), 128)
     start = time.process_time()

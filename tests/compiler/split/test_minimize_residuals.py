@@ -169,21 +169,6 @@ def test_halves_of_a_backward_recompute_what_each_reads():
     assert products == sum(count(work.eqns, "dot_general") for work in plain.values())
 
 
-def test_equal_stages_still_share_executables():
-    step = make_step(functools.partial(mse, layer=gelu), mpmd.Std1F1B(4))
-    mesh = mpmd.AbstractMpmdMesh({"stage": 4}, "stage")
-    plan = mpmd.jit(step, mesh).lower(init(weights(4)), *batch()).plan
-    kinds = [executable.name[:3] for executable in plan.executables]
-    assert kinds.count("fwd") == kinds.count("bwd") == 3  # of the first stage, of the last, of the others
-
-
-def test_sizes_may_be_anything():
-    large, small = (Var(jax.core.ShapedArray((size,), jnp.int8)) for size in (2**50, 2**45))
-    costs = {large: 2**50, small: 2**45}
-    assert _minimum_cut({small: None, large: {small}}, [large], costs) == {small}
-    assert _minimum_cut({large: None, small: {large}}, [small], costs) == {small}
-
-
 @st.composite
 def derivations(draw):
     """Variables, each to be kept or made of earlier ones; those wanted, perhaps twice; what each costs."""
