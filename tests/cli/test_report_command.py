@@ -70,18 +70,14 @@ def test_a_page_is_not_written_through_a_link(capsys, step_json, tmp_path):
     assert not (tmp_path / "elsewhere.html").exists()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "large", "deep", "long"])
+@pytest.mark.parametrize("kind", ["pipe", "large", "long"])
 def test_files_that_are_not_read(capsys, tmp_path, kind):
     path = tmp_path / "step.json"
     if kind == "pipe":
         os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
     elif kind == "large":
         with path.open("wb") as file:
             file.truncate(2**40)
-    elif kind == "deep":
-        path.write_text("[" * 500 + "]" * 500)
     else:
         path.write_text(json.dumps({"format": "mpmd profile", "version": 2, "profile": {"x" * 10**6: 1}}))
     code, out, err = run(capsys, path, "-o", tmp_path / "page.html")

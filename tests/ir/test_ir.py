@@ -9,15 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpmd.ir.names import (
-    constant_name,
-    index_name,
-    output_pattern,
-    outside_name,
-    resharded_name,
-    state_pattern,
-    variant_name,
-)
 from mpmd.ir.plan import (
     ConstantLeaf,
     Executable,
@@ -94,19 +85,6 @@ def test_a_cell_lists_its_tasks():
 def test_other_text_is_an_error(text):
     with pytest.raises(ValueError, match="is not a task; write"):
         parse_cell(text)
-
-
-def test_values_have_the_names_of_the_grammar():
-    assert constant_name(0) == "constant_0"
-    assert index_name(3) == "index_3"
-    assert output_pattern("fwd", 2, 0) % 1 == "fwd_2__1.0"
-    assert state_pattern("bwd", 1, 3) % 5 == "bwd_1.state3@5"
-    assert outside_name(OutsideTask("after", 0), 2, 1) == "after_0.2.1"
-
-
-def test_executables_have_the_names_of_the_grammar():
-    assert [variant_name("fwd_1", number) for number in (1, 2)] == ["fwd_1", "fwd_1'2"]
-    assert [resharded_name("fwd_1'2", number) for number in (0, 1)] == ["fwd_1'2", "fwd_1'2@1"]
 
 
 def test_a_plan_says_what_a_group_reads_runs_and_holds():

@@ -127,17 +127,6 @@ def test_boxes_are_those_of_jax():
         assert list(boxes_by_process((8, 8), spec, GroupShape(dict(mesh.shape), 8))) == theirs
 
 
-def test_rows_become_columns():
-    """Each process has half of what each process wants: the whole value travels, and no more."""
-    group = GroupShape({"x": 2}, 2)
-    assert transfers(aval(4, 4), ("x",), group, (None, "x"), group) == [
-        Transfer(0, 0, ((0, 2), (0, 2))),
-        Transfer(0, 1, ((0, 2), (2, 4))),
-        Transfer(1, 0, ((2, 4), (0, 2))),
-        Transfer(1, 1, ((2, 4), (2, 4))),
-    ]
-
-
 def test_what_both_hold_alike_goes_straight_across():
     group = GroupShape({"x": 4}, 2)
     assert transfers(aval(8), ("x",), group, ("x",), group) == [

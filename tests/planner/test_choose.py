@@ -65,7 +65,7 @@ def test_a_choice_as_text_page_and_data(open_choice):
     assert details.to_html() == page and str(details).count("temporaries") == len(choice.rows)
 
 
-@pytest.mark.usual("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_marked_stages_on_fewer_groups(groups):
     args = arguments(marked_step, cut=True)
@@ -94,6 +94,7 @@ def test_a_cluster_of_two_kinds_of_devices():
         mpmd.plan(open_step, *args, cluster=cluster, measure=1)
 
 
+@pytest.mark.slow
 def test_what_is_fixed_stays():
     fixes = {"remat": True, "fsdp": True, "num_microbatches": 4}
     args, submesh = arguments(open_step), {"data": 2, "model": 2}
@@ -155,6 +156,7 @@ def test_three_losses_with_nothing_fixed(devices):
         assert_close(planned(state, batch), jax.jit(step)(state, batch))
 
 
+@pytest.mark.slow
 def test_a_loop_with_fewer_layers_than_groups_runs_on_the_first_ones():
     submesh = [{"data": 2}, {}, {}, {"model": 2}]
     args = adversarial_arguments()
@@ -175,7 +177,7 @@ def test_loops_cannot_have_more_groups_than_layers():
         mpmd.plan(adversarial_step, *adversarial_arguments(), cluster=CLUSTER, groups=5)
 
 
-@pytest.mark.usual("submesh1")
+@pytest.mark.slow
 @pytest.mark.parametrize("submesh", [None, {"data": 2, "model": 2}])
 def test_a_step_without_a_loop_is_shared_by_one_group(submesh):
     choice = check_computes_the_same(
@@ -248,6 +250,7 @@ def test_specs_that_the_user_gives_stay():
     assert state[0].mu[0]["up"] == P("data"), "what the optimizer keeps is sharded like the weight"
 
 
+@pytest.mark.slow
 def test_what_is_measured_comes_first():
     args = arguments(open_step, num_layers=2)
     fixes = {"groups": 2, "submesh": {}, "num_microbatches": 4, "remat": False}
@@ -292,7 +295,8 @@ def test_groups_of_several_nodes_have_several_processes():
     assert choice.launch["processes_per_group"] == [2]
 
 
-@pytest.mark.parametrize("kind", ["H100", "", "TPU-V6E"])
+@pytest.mark.usual("H100")
+@pytest.mark.parametrize("kind", ["H100", "TPU-V6E"])
 def test_groups_that_need_more_memory_than_jax_takes_get_it(kind):
     args, fixes = arguments(open_step, num_layers=2), {"num_microbatches": 1, "submesh": {}, "groups": 1}
     needed = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes).best.prediction.memory.total

@@ -223,6 +223,7 @@ def layer_of_equations():
     return the_layer(attention_loss(attention), ATTENTION_WEIGHTS)
 
 
+@pytest.mark.usual("remat inside")
 @pytest.mark.parametrize(
     ("around", "function"),
     [*((around, attention) for around in AROUND), ("plain", jax.checkpoint(attention))],
@@ -276,6 +277,7 @@ def each_row(function):
     return lambda x: jax.lax.map(function, x)
 
 
+@pytest.mark.usual("plain")
 @pytest.mark.parametrize(
     "around", [lambda function: function, jax.vmap, each_row], ids=["plain", "vmap", "scan"]
 )
@@ -319,6 +321,7 @@ def test_the_numbers_of_a_kernel_count_for_each_of_its_calls(around):
     assert differences == pytest.approx([calls * number for number in expected])
 
 
+@pytest.mark.usual("remat outside")
 @EACH_AROUND
 def test_factors_of_a_kernel_are_of_its_forward_and_of_its_backward(around):
     """Also within scans, of whose body the names say nothing."""
@@ -336,6 +339,7 @@ def test_factors_of_a_kernel_are_of_its_forward_and_of_its_backward(around):
     )
 
 
+@pytest.mark.usual("vmap")
 @EACH_AROUND
 def test_a_kernel_divides_along_the_dimensions_that_it_names(around):
     divided, whole = (layer.divisions["model"] for layer in layers_with_numbers(around))
@@ -366,6 +370,7 @@ def test_dimensions_that_arrays_do_not_have_are_refused():
         kernel(np.ones(3))
 
 
+@pytest.mark.usual("vmap")
 @EACH_AROUND
 def test_a_kernel_with_numbers_computes_what_its_function_does(around):
     q, k, v = np.random.default_rng(0).normal(size=(3, 2, 8, 2, 4)).astype(np.float32)
@@ -390,6 +395,7 @@ def layers_in_a_scan(kernel):
 OF_LAYERS = {name: shaped(3, *weight.shape) for name, weight in ATTENTION_WEIGHTS.items()}
 
 
+@pytest.mark.usual("plain")
 @pytest.mark.parametrize(
     ("loss", "weights"),
     [(attention_loss, ATTENTION_WEIGHTS), (layers_in_a_scan, OF_LAYERS)],
@@ -430,6 +436,7 @@ def layer_of_jax(around, flash_attention):
     return profile_step(step, args, {}, flash_attention=flash_attention).profiles[0].layers[0]
 
 
+@pytest.mark.usual("plain")
 @EACH_AROUND
 def test_attention_of_jax_is_a_kernel_on_a_cluster_that_runs_it_so(around):
     by_equations, flash = layer_of_jax("plain", False), layer_of_jax(around, True)

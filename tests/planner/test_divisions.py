@@ -78,6 +78,7 @@ def test_devices_sum_what_the_profile_says_for_weights(name):
     assert any(actual.values())
 
 
+@pytest.mark.usual("convolutions")
 @pytest.mark.parametrize("name", ["experts", "convolutions"])
 def test_devices_sum_what_the_profile_says_for_rows(name):
     step, args, profile = profiled(name)

@@ -19,6 +19,7 @@ from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import FAMILIES, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble, ZeroBubbleV
 from mpmd.simulate import Costs, Link, simulate
+from tests.support.placements import PLACEMENTS
 from tests.support.profiles import layer, profile
 
 TWO_NODES = Cluster(2, 4, 1e9, 1e12, 1e12, Link(1e-6, 100e9), Link(1e-5, 10e9))
@@ -146,28 +147,19 @@ def test_rematerialisation_keeps_what_enters_and_computes_again():
     assert again.seconds == pytest.approx(plain.seconds * 4 / 3)
 
 
-def test_weights_that_are_divided_over_data_are_gathered():
+def test_weights_that_are_divided_over_data_are_gathered_and_take_memory_if_once():
     cluster = Cluster(1, 4, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
     parts = [layer("", 4e12, weights=4 * 10**9)]
-    plain, divided = (
-        evaluated(parts, Std1F1B(1), 2, cluster, rows=8, submesh={"data": 4}, fsdp=fsdp)
-        for fsdp in (False, True)
+    plain, each, once = (
+        evaluated(parts, Std1F1B(1), 2, cluster, 8, {"data": 4}, fsdp=fsdp, gather_once=is_once)
+        for fsdp, is_once in ((False, False), (True, False), (True, True))
     )
     # 8 rows of 12 s on 4 devices, and one sum of gradients, or two gathers and a scatter of each microbatch.
-    assert plain.seconds - divided.seconds == pytest.approx(6 - 2 * 9, rel=1e-3)
-    assert divided.prediction.memory.weights == plain.prediction.memory.weights / 4
-
-
-def test_weights_that_are_gathered_once_take_memory():
-    cluster = Cluster(1, 4, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
-    parts = [layer("", 4e12, weights=4 * 10**9)]
-    plain, once = (
-        evaluated(parts, Std1F1B(1), 2, cluster, rows=8, submesh={"data": 4}, fsdp=fsdp, gather_once=fsdp)
-        for fsdp in (False, True)
-    )
+    assert plain.seconds - each.seconds == pytest.approx(6 - 2 * 9, rel=1e-3)
     # A gather and a scatter take as long as a sum.
     assert plain.seconds == pytest.approx(once.seconds, rel=1e-3)
-    memory, of_plain = once.prediction.memory, plain.prediction.memory
+    of_plain, memory = plain.prediction.memory, once.prediction.memory
+    assert each.prediction.memory.weights == memory.state / 2 == of_plain.weights / 4
     assert (memory.weights, memory.gradients) == (1.25 * of_plain.weights, of_plain.gradients)
     assert memory.state == of_plain.state / 4
 
@@ -206,6 +198,7 @@ def test_tied_weights_of_a_group_are_summed_and_updated_once():
     assert one.seconds == pytest.approx(6 + 1 + 3)
     assert two.seconds == pytest.approx(2 * 6 + 1 + 3)
     assert two.prediction.communication == pytest.approx(1 / two.seconds)
+    assert two.prediction.memory.weights == one.prediction.memory.weights, "they are held once"
 
 
 @pytest.mark.parametrize("name", CLOSED_FORMS)
@@ -235,7 +228,7 @@ def test_the_first_round_of_microbatches_is_the_longest(stages):
     assert form.in_flight(*args)[0] == pytest.approx(most)
 
 
-@pytest.mark.parametrize("name", [name for name in CLOSED_FORMS if name != "ForwardOnly"])
+@pytest.mark.parametrize("name", [name for name in PLACEMENTS if name in CLOSED_FORMS])
 def test_long_steps_are_prolonged(name, monkeypatch):
     schedule = FAMILIES[name].build(4)
     parts = [layer("", 1e12 * (1 + stage % 3 / 4), residuals=1000) for stage in range(schedule.num_stages)]

@@ -109,6 +109,7 @@ def test_the_memory_of_a_row_is_that_of_the_group_that_lacks_most():
     assert (memory.group, same.group) == (1, 0)
 
 
+@pytest.mark.usual("steps0-cluster0")
 @pytest.mark.parametrize(
     ("steps", "cluster"), [(u_net(), FAST), (gpt(num_layers=4, width=1024, heads=8, rows=16), a100s(2))]
 )
@@ -226,6 +227,11 @@ def test_a_file_that_is_none_of_pools_is_refused(tmp_path, change, text):
         (FAST, LINK, "pools must be clusters of one kind each"),
         ([FAST, 3], LINK, r"pools\[1\] must be an mpmd.Cluster of one kind of devices, not 3"),
         ([FAST, dataclasses.replace(SLOW, kind="")], LINK, r"pools\[1\] needs a kind, .* kind='H100'"),
+        (
+            [Cluster.of([FAST, SLOW], link=LINK), FAST],
+            LINK,
+            r"pools\[0\] must be an mpmd.Cluster of one kind",
+        ),
         ([FAST, FAST], LINK, r"pools\[1\] and pools\[0\] are both of the kind 'fast'"),
         ([FAST, SLOW], None, "link must be given between 2 pools"),
         ([FAST, SLOW], 3, "link must be an mpmd.simulate.Link of seconds and bytes per second, .* not 3"),

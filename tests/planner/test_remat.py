@@ -79,7 +79,7 @@ LOSSES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.usual("dots_saveable-written", "dots_with_no_batch_dims_saveable-scanned")
+@pytest.mark.usual("dots_with_no_batch_dims_saveable-scanned")
 @LOSSES
 @pytest.mark.parametrize("policy", [policy for policy in Remat if policy is not Remat.NONE])
 def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, stacked, policy):
@@ -147,7 +147,7 @@ def test_short_memory_gets_the_cheapest_policy_that_fits():
     assert choice.candidate.is_rematerialised
 
 
-@pytest.mark.usual("nothing_saveable then dots_saveable-scanned")
+@pytest.mark.slow
 @LOSSES
 @pytest.mark.parametrize(
     "remat",

@@ -62,7 +62,7 @@ CASES = {
 }
 
 
-@pytest.mark.usual("one group")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_computes_what_plain_jax_computes(case):
     fixes, step, arguments_of = CASES[case]
@@ -139,6 +139,7 @@ def test_is_not_chosen_where_latencies_limit_tasks(trials):
     assert not best_row(trials, slow).candidate.sequence_parallel
 
 
+@pytest.mark.slow
 def test_constraints_of_the_user_stay():
     def loss(params, x, y):
         for layer in params:

@@ -184,6 +184,7 @@ def test_slices_are_those_of_marks_that_stand_in_each():
     assert stages(mpmd.Std1F1B(STAGES), loss=scores_in_slices) == (STAGES, 1)
 
 
+@pytest.mark.slow
 def test_slices_of_scans_with_marks():
     case = next(program for program in PROGRAMS if program.name == "slices_of_scans_with_marks").case()
     (of_loop,) = stages_of(case.step, (case.state, *case.batch))
@@ -261,6 +262,7 @@ def test_a_search_finds_slices_where_memory_is_short(budget):
     assert best.candidate.schedule.slices == 4 and best.prediction.memory.total <= 2500
 
 
+@pytest.mark.slow
 def test_the_formula_is_near_the_simulation_of_the_plan():
     step = step_of(mpmd.Std1F1B(STAGES), loss=sliced_loss(position_by_position, bounds=(0, 6, 12)))
     made = Trials(StepSpec.of(step, sliced_arguments(), {}, None, None, None, None, None), CLUSTER)

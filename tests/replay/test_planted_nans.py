@@ -44,7 +44,7 @@ def replays(request, tmp_path_factory):
     return json.loads(done.stdout)
 
 
-@pytest.mark.usual("scan_over_layers", "attention_mask", "sharded_group")
+@pytest.mark.usual("scan_over_layers", "sharded_group")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_line_is_named_and_the_executable_has_the_recorded_bits(replays, name):
     evaluation = replays[name]["evaluation"]

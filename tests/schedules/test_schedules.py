@@ -111,7 +111,7 @@ CLOSED_FORMS = {
     InterleavedGPipe: lambda p, v, m: [v * m] * p,
     LoopedBFS: lambda p, v, m: [v * m] * p,
 }
-"""Microbatches of its stages that each group holds, for ``p`` groups of ``v`` stages and ``m`` microbatches."""
+"""Microbatches that each of ``p`` groups holds of its ``v`` stages, of ``m`` microbatches in a step."""
 
 
 @pytest.mark.parametrize("family", CLOSED_FORMS, ids=lambda family: family.__name__)
