@@ -159,23 +159,6 @@ def test_a_cluster_of_several_kinds_of_devices(capsys, program):
     assert code == 2 and "link must be given between 2 pools" in err
 
 
-def test_a_cluster_that_is_none(capsys, program):
-    cluster = program.with_name("cluster.json")
-    shapes = ("--shapes", f"{program}:shapes", "--cluster", cluster)
-    for fields, message in [
-        ("[", "is no JSON"),
-        ('{"node": 1}', "must have an object with the fields nodes, devices_per_node"),
-        ('{"node_link": 3}', "must have a latency in seconds and a bandwidth"),
-        (
-            '{"node_link": {"latency": 1, "bandwidth": "fast"}}',
-            "must have a latency in seconds and a bandwidth",
-        ),
-    ]:
-        cluster.write_text(fields)
-        code, _, err = run(capsys, f"{program}:train_step", *shapes)
-        assert code == 2 and message in err
-
-
 def test_arguments_that_the_step_does_not_take(capsys, program):
     code, _, err = run(capsys, f"{program}:train_step", "--shapes", f"{program}:xs", "--groups", 2)
     assert code == 2 and "cannot be called with what" in err and "a tuple of 1: missing a required" in err

@@ -110,16 +110,6 @@ def test_files_that_are_no_profile(capsys, tmp_path, step_json, content, said):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_times_of_another_plan(capsys, step_json):
-    content = json.loads(step_json.read_text())
-    tasks = content["profile"]["recorded"][0]["processes"][0]["tasks"]
-    tasks[0], tasks[1] = tasks[1], tasks[0]
-    step_json.write_text(json.dumps(content))
-    code, _, err = run(capsys, step_json)
-    assert code == 2
-    assert "is a damaged profile: process 0 of group 0 ran other tasks than its program" in err
-
-
 def test_no_file_and_a_directory(capsys, tmp_path):
     code, _, err = run(capsys, tmp_path / "none.json")
     assert code == 2 and err.endswith("none.json: No such file or directory\n")

@@ -180,7 +180,7 @@ def test_one_key_for_all_microbatches_is_a_warning(fun, key):
     assert "draws the same random numbers in all of its 4 microbatches" in text and "(dropped)" in text
 
 
-@pytest.mark.parametrize(("fun", "key"), DRAWS)
+@pytest.mark.parametrize(("fun", "key"), [(noisy, TYPED), (noisy_while, TYPED), (noisy_scan, RAW)])
 def test_a_key_for_each_microbatch_is_none(fun, key):
     def of_split(params, xs, key):
         one = lambda mb: jax.value_and_grad(fun)(params, *mb)  # noqa: E731

@@ -17,7 +17,6 @@ from mpmd.ir.reshard import (
     Transfer,
     boxes_by_process,
     landing_spec,
-    merged,
     transfers,
     volume,
 )
@@ -149,11 +148,3 @@ def test_replicas_share_the_sending_of_large_values_only():
     assert [(t.src, t.dst) for t in small] == [(0, 0), (1, 1)]
     to_each = transfers(aval(1024, 64), (), two, (), two)
     assert [(t.src, t.dst, volume(t.box)) for t in to_each] == [(0, 0, 2**16), (1, 1, 2**16)]
-
-
-def test_merged_boxes_have_the_same_elements():
-    quarters = [((i, i + 2), (j, j + 2)) for i in (0, 2) for j in (0, 2)]
-    assert merged(quarters) == [((0, 4), (0, 4))]
-    assert merged([quarters[0], quarters[3]]) == [quarters[0], quarters[3]]
-    assert merged([()]) == [()]
-    assert merged([]) == []

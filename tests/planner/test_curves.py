@@ -308,6 +308,7 @@ def layers_with_numbers(around):
     )
 
 
+@pytest.mark.usual("remat outside", "scan")
 @EACH_AROUND
 def test_the_numbers_of_a_kernel_count_for_each_of_its_calls(around):
     few, many = layers_with_numbers(around)
@@ -563,17 +564,5 @@ def test_the_message_of_a_wrong_file_is_short(content, tmp_path):
     path = tmp_path / "cluster.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"cluster\.json") as caught:
-        Cluster.load(path)
-    assert len(str(caught.value)) <= 2_000
-
-
-@pytest.mark.parametrize("name", ["rates", "version", "memory", "node_link"])
-def test_the_message_of_a_wrong_value_is_short(name, tmp_path):
-    path = tmp_path / "cluster.json"
-    Cluster.preset("h100").save(path)
-    long = "x" * 10**6
-    value = {long: {"rate": 1e9}} if name == "rates" else long
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    with pytest.raises((ValueError, TypeError), match=name) as caught:
         Cluster.load(path)
     assert len(str(caught.value)) <= 2_000

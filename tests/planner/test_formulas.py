@@ -36,18 +36,13 @@ def costs_of(cluster, submesh, start=0):
     return axis_costs(cluster, DeviceRange(start, submesh))
 
 
-def test_axes_within_a_node_have_its_links():
+def test_rings_have_the_slowest_link_on_their_way():
     gathers = [costs.all_gather for costs in costs_of(TWO_NODES, {"model": 2, "data": 2}, 4)]
-    assert gathers == [ring(2, 1e-6, 100e9), CollectiveCost(0, 0), ring(2, 1e-6, 100e9)]
-
-
-def test_rings_between_nodes_share_their_link():
+    assert gathers == [ring(2, 1e-6, 100e9), CollectiveCost(0, 0), ring(2, 1e-6, 100e9)], "of a node"
     model, _, data = costs_of(TWO_NODES, {"model": 4, "data": 2})
-    assert (model.all_gather, data.all_gather) == (ring(4, 1e-6, 100e9), ring(2, 1e-5, 2.5e9))
-
-
-def test_a_group_across_the_border_of_nodes_has_the_slow_link():
-    assert costs_of(TWO_NODES, {"model": 4}, 2)[0].all_gather == ring(4, 1e-5, 10e9)
+    shared = ring(2, 1e-5, 2.5e9)
+    assert (model.all_gather, data.all_gather) == (ring(4, 1e-6, 100e9), shared), "between nodes"
+    assert costs_of(TWO_NODES, {"model": 4}, 2)[0].all_gather == ring(4, 1e-5, 10e9), "across the border"
 
 
 def test_sums_over_devices_take_the_time_of_a_ring():

@@ -41,7 +41,6 @@ def trials(request):
 
 @pytest.mark.usual(
     "products are bound by operations-4-model-4",
-    "with shared cores-2-model-16",
 )
 @pytest.mark.parametrize("num_microbatches", [4, 16])
 @pytest.mark.parametrize("submesh", SUBMESHES.values(), ids=SUBMESHES)

@@ -42,18 +42,13 @@ def chosen(step, args, **fixes):
 
 
 CASES = {
-    "one group": ({"groups": 1, "submesh": {"model": 4}}, train_step, arguments),
-    "two groups": ({"groups": 2, "submesh": {"model": 4}, "num_microbatches": 4}, train_step, arguments),
     "rows, too": ({"groups": 2, "submesh": {"data": 2, "model": 2}}, train_step, arguments),
-    "sequences, too": ({"groups": 1, "submesh": {"sequence": 2, "model": 2}}, train_step, arguments),
     "weights, too": (
         {"groups": 1, "submesh": {"data": 2, "model": 2}, "fsdp": True},
         train_step,
         arguments,
     ),
-    "rematerialised": ({"groups": 2, "submesh": {"model": 2}, "remat": True}, train_step, arguments),
     "layers of a scan": ({"groups": 2, "submesh": {"model": 2}}, scanned_step, stacked_arguments),
-    "a scan in one stage": ({"groups": 1, "submesh": {"model": 4}}, scanned_step, stacked_arguments),
     "groups of two sizes": (
         {"groups": 2, "submesh": [{"model": 4}, {"model": 2}]},
         train_step,

@@ -9,7 +9,7 @@ import pytest
 import mpmd
 from mpmd.compiler.find_layers.stages_of import stages_of
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.choice_table import candidate_text, row_data
+from mpmd.planner.choice_table import row_data
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, closed_form
@@ -167,6 +167,7 @@ def test_slices_that_the_loss_does_not_have_are_refused(slices, schedule, messag
         search(made, FAST, Constraints(schedule=schedule))
 
 
+@pytest.mark.slow
 def test_slices_are_those_of_marks_that_stand_in_each():
     def stages(schedule, **loss):
         (of_loop,) = stages_of(step_of(schedule, **loss), sliced_arguments())
@@ -272,12 +273,3 @@ def test_the_formula_is_near_the_simulation_of_the_plan():
         simulated = made.realize(candidate).prediction
         assert formula.seconds == pytest.approx(simulated.seconds, rel=0.1)
         assert formula.bubble == pytest.approx(simulated.bubble, abs=0.05)
-
-
-def test_candidates_in_words():
-    def text(schedule):
-        return candidate_text(Candidate((1,) * 4, ({},) * 4, schedule, 2, False, False))
-
-    assert text(mpmd.GPipe(4, 2)) == "4 groups of one device, GPipe of 2 slices, 2 microbatches"
-    assert "eager Seq1F1B of 2 slices, " in text(mpmd.Seq1F1B(4, 2, eager=True))
-    assert "Seq1F1B of 2 slices with split backwards, " in text(mpmd.Seq1F1B(4, 2, split_backward=True))

@@ -158,10 +158,3 @@ def test_a_chart_measures_memory_in_microbatches_of_a_whole_group():
     one, two = simulate(Std1F1B(2).tasks(4)), simulate(Interleaved1F1B(4, 2).tasks(4))
     assert Chart.of(one).peaks == list(one.peaks) == [2, 1]
     assert Chart.of(two).peaks == [peak / 2 for peak in two.peaks] == [2.5, 1.5]
-
-
-def test_a_chart_of_measured_events_starts_with_the_first_and_does_not_count_waiting_as_work():
-    chart = Chart.of(EVENTS)
-    assert (chart.groups, round(chart.makespan, 6), chart.memory) == ((0, 1), 0.009, ())
-    assert [round(busy, 6) for busy in chart.busy] == [round(6 / 9, 6), round(3 / 9, 6)]
-    assert chart.time_text(chart.makespan) == "9 ms"

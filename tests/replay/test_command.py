@@ -260,6 +260,7 @@ def test_a_task_of_more_threads_or_devices_than_a_process_has(capsys, small, tmp
     assert code == 2 and "no group has the devices" in error
 
 
+@pytest.mark.slow
 def test_an_option_that_xla_does_not_know_is_no_fault_of_the_task(small, tmp_path):
     """XLA ends its process with 1, which would mean that a result differs."""
     versions = load(small[0] / "fwd_0__1").record.versions

@@ -7,13 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mpmd.ir.plan import FusedTask, Task
 from mpmd.schedules import (
     Eager1F1B,
-    Interleaved1F1B,
     ScheduleError,
     Std1F1B,
     check_schedule,
@@ -225,22 +222,6 @@ def test_what_is_no_cell_is_named_and_marked() -> None:
 def test_long_lists_of_cells_are_cut():
     with pytest.raises(ScheduleError, match=r"not of this step: (\S+ \(group 0\), ){8}… 20 in all"):
         check_schedule([[Task("fwd", 1, i) for i in range(20)]], num_stages=1, num_microbatches=1)
-
-
-@given(st.data())
-def test_removing_or_repeating_any_task_is_found(data):
-    tasks = Interleaved1F1B(6, 3).tasks(data.draw(st.integers(1, 5)))
-    num_microbatches = sum(task.stage == 0 and task.kind == "fwd" for task in tasks[0])
-    group = data.draw(st.integers(0, 2))
-    index = data.draw(st.integers(0, len(tasks[group]) - 1))
-    cell = tasks[group].pop(index)
-    with pytest.raises(ScheduleError, match=rf"missing: [^(]*{cell.tasks[0]}"):
-        check_schedule(tasks, 6, num_microbatches)
-    tasks[group][index:index] = [cell, cell]
-    with pytest.raises(ScheduleError) as caught:
-        check_schedule(tasks, 6, num_microbatches)
-    repeated = next(fault for fault in caught.value.faults if "more than once" in fault.message)
-    assert set(repeated.cells) == {(group, index), (group, index + 1)}
 
 
 @pytest.mark.slow

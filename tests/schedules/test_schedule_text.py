@@ -139,13 +139,6 @@ def test_a_schedule_of_text():
         schedule.lists = ()
 
 
-def test_a_schedule_of_several_stages_per_group_and_one_of_forwards():
-    looped = CustomSchedule(Interleaved1F1B(6, 3).tasks(4))
-    assert (looped.num_stages, looped.mpmd_dim, looped.num_microbatches) == (6, 3, 4)
-    forward = CustomSchedule.from_text("F0 F1 F2\nF0 F1 F2")
-    assert (forward.num_stages, forward.mpmd_dim, forward.num_microbatches) == (2, 2, 3)
-
-
 def test_a_schedule_of_a_file(tmp_path):
     path = tmp_path / "schedule.csv"
     path.write_text(to_text(Std1F1B(3).tasks(5), "csv"))

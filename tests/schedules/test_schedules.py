@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpmd.ir.plan import Task
 from mpmd.render import schedule_grid
 from mpmd.schedules import (
     FAMILIES,
@@ -132,15 +131,6 @@ def test_breadth_first_turns_to_each_stage_once_per_direction(p, v, m):
         assert len(turns) == 2 * v
 
 
-@given(p=groups, v=stages_per_group, m=microbatches)
-def test_interleaved_1f1b_always_fuses_the_last_stage(p, v, m):
-    last = Interleaved1F1B(p * v, p).tasks(m)[-1]
-    fused = [str(cell) for cell in last if len(cell.tasks) > 1]
-    s = p * v - 1
-    assert fused == [f"FusedTask(fwd_{s}__{i}, bwd_{s}__{i})" for i in range(m)]
-    assert sum(task.stage == s for task in flat(last)) == 2 * m
-
-
 def test_interleaved_1f1b_runs_the_longer_round_first():
     assert schedule_grid(Interleaved1F1B(4, 2).tasks(5)) == (
         "0  0F0 0F1 0F2 2F0 2F1 2F2 .   2B0---- 0F3 2B1---- 0F4 2B2---- 2F3 0B0---- 2F4 0B1---- 0B2---- "
@@ -216,22 +206,6 @@ def test_schedules_are_values():
     assert (Eager1F1B(3).name, Eager1F1B(3).mpmd_dim) == ("Eager1F1B", 3)
     with pytest.raises(dataclasses.FrozenInstanceError):
         GPipe(2).num_stages = 3  # type: ignore[misc]
-
-
-def test_a_schedule_of_ones_own_gives_its_tasks_and_nothing_else():
-    @dataclasses.dataclass(frozen=True)
-    class OneAtATime(Schedule):
-        def tasks(self, num_microbatches):
-            pairs = list(itertools.product(range(num_microbatches), ("fwd", "bwd")))
-            return [[Task(kind, stage, mb) for mb, kind in pairs] for stage in range(self.num_stages)]
-
-    schedule = OneAtATime(num_stages=2, mpmd_dim=2)
-    assert (schedule.name, hash(schedule)) == ("OneAtATime", hash(OneAtATime(2, 2)))
-    check_schedule(schedule.tasks(3), num_stages=2, num_microbatches=3, mpmd_dim=2)
-    assert schedule_grid(schedule.tasks(2)) == (
-        "0  F0 .  .  .  B0--- F1 .  .  .  B1---\n"
-        "1  .  F0 B0--- .  .  .  F1 B1--- .  ."
-    )  # fmt: skip
 
 
 @given(st.data())

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.ir.plan import Task
-from mpmd.ir.slices import SliceNumbers
 from mpmd.render import schedule_grid
 from mpmd.schedules import (
     ALL_FAMILIES,
@@ -19,14 +18,13 @@ from mpmd.schedules import (
     ScheduleError,
     Seq1F1B,
     Std1F1B,
-    TaskTimes,
     ZeroBubble,
     build,
     check_schedule,
     from_text,
     to_text,
 )
-from mpmd.simulate import Costs, Link, simulate
+from mpmd.simulate import Costs, simulate
 
 sizes = st.integers(1, 5)
 
@@ -100,20 +98,6 @@ def test_the_memory_is_that_of_the_closed_forms(p, m, s):
 def test_one_slice_is_the_schedule_without_slices(p, m):
     assert Seq1F1B(p, 1).tasks(m) == Std1F1B(p).tasks(m)
     assert Seq1F1B(p, 1, split_backward=True).tasks(m) == ZeroBubble(p).tasks(m)
-
-
-@pytest.mark.parametrize(("p", "m", "s"), SIZES)
-def test_a_list_schedule_is_never_longer_than_seq_1f1b(p, m, s):
-    for split in (False, True):
-        times = TaskTimes(fwd=[1 + (n % p == p - 1) for n in range(p * s)], hop=0.25)
-        found = ListSchedule(p, p, times=times, split_backward=split, slices=s).tasks(m)
-        costs = Costs(
-            {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW": 1},
-            tasks={("fwd", n): 2 for n in range(p - 1, p * s, p)},
-            link=Link(latency=0.25),
-        )
-        known = Seq1F1B(p, s, split_backward=split).tasks(m)
-        assert simulate(found, costs, slices=s).makespan <= simulate(known, costs, slices=s).makespan
 
 
 GRID = """
@@ -195,13 +179,3 @@ def test_families_are_built_with_slices():
     }
     with pytest.raises(ValueError, match=r"Std1F1B does not cut microbatches into slices; GPipe, .* do"):
         build("Std1F1B", 4, slices=2)
-
-
-def test_the_numbers_of_stages_on_slices():
-    numbers = SliceNumbers(3, 2, first=4)
-    assert list(numbers.all) == [4, 5, 6, 7, 8, 9]
-    assert [numbers.stage_text(n) for n in (4, 9)] == ["stage 0, slice 0", "stage 2, slice 1"]
-    assert list(numbers.of_stage(1)) == [5, 8]
-    assert (numbers.before(8), numbers.after(5)) == ([7, 5], [6, 8])
-    assert (numbers.before(4), numbers.after(9)) == ([], [])
-    assert SliceNumbers(3).stage_text(2) == "stage 2"

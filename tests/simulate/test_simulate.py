@@ -13,7 +13,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import re
 from typing import Any, get_args
 
 import pytest
@@ -131,15 +130,6 @@ def test_a_task_starts_as_soon_as_it_can(tasks, costs, latency):
         ends[event.mpmd_idx] = event.end
 
 
-@given(tasks=any_lists(), costs=any_costs())
-def test_blocking_sends_slower_links_and_atomic_cells_are_never_faster(tasks, costs):
-    costs = dataclasses.replace(costs, atomic=False)
-    makespan = simulate(tasks, costs).makespan
-    assert simulate(tasks, dataclasses.replace(costs, blocking=True)).makespan >= makespan
-    assert simulate(tasks, dataclasses.replace(costs, link=Link(), links={})).makespan <= makespan
-    assert simulate(tasks, dataclasses.replace(costs, atomic=True)).makespan >= makespan
-
-
 @given(tasks=any_lists(), costs=any_costs(), steps=st.integers(1, 2))
 def test_measured_times_give_the_makespan_that_they_were_measured_in(tasks, costs, steps):
     simulated = simulate(tasks, costs, steps)
@@ -147,20 +137,6 @@ def test_measured_times_give_the_makespan_that_they_were_measured_in(tasks, cost
     measured = Costs.measured([*simulated.events, *waits])
     again = dataclasses.replace(measured, link=costs.link, links=costs.links, atomic=costs.atomic)
     assert simulate(tasks, again, steps).makespan == pytest.approx(simulated.makespan)
-
-
-@given(tasks=any_lists(), costs=any_costs())
-def test_a_gap_ends_when_what_it_waits_for_ends(tasks, costs):
-    simulated = simulate(tasks, dataclasses.replace(costs, link=Link(), links={}))
-    ends = {(event.label, event.mpmd_idx): event.end for event in simulated.events}
-    for gap in simulated.gaps:
-        if gap.reason == "nothing left to do":
-            assert gap.end == simulated.makespan
-        else:
-            waited = re.fullmatch(r"waits for (its first input, )?(.*) of group (\d+)", gap.reason)
-            assert waited, gap
-            assert bool(waited[1]) == (gap.start == 0)
-            assert gap.end == ends[waited[2], int(waited[3])]
 
 
 def test_why_groups_are_idle():

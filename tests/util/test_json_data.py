@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mpmd.ir.tasks import AnyTask, OutsideTask, Task, parse_task
+from mpmd.ir.tasks import AnyTask, Task, parse_task
 from mpmd.util.json_data import JsonFormat
 
 
@@ -44,21 +44,6 @@ class Tree:
 FORMAT = JsonFormat({AnyTask: parse_task})
 
 TREE = Tree((Other(1.0),), (Span(1, None),), frozenset(), {"a": 1}, {(0, 1): True}, Task("fwd", 0, 0))
-FULL = Tree(
-    members=(Leaf((1, -(2**70)), ("x", None, ("y", ""))), Other(1e-300)),
-    spans=(Span(0, "é"),),
-    edges=frozenset({(0, 1), (1, 0)}),
-    by_name={"": 0, "b": 2},
-    by_edge={(0, 1): True, (-1, 2): False},
-    task=OutsideTask("after", 0),
-    maybe=Leaf((), ((),)),
-)
-
-
-@pytest.mark.parametrize("tree", [TREE, FULL])
-def test_what_is_written_is_read_again(tree):
-    data = json.loads(json.dumps(FORMAT.dump(Tree, tree)))
-    assert FORMAT.load(Tree, data) == tree
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from mpmd.compiler.lower.liveness import add_frees_and_donations
 from mpmd.errors import PlanError
 from mpmd.ir.plan import (
     Aval,
@@ -297,54 +296,6 @@ def test_a_large_plan_is_verified_quickly():
     verify(plan)
     # Far more than it takes, so that a busy machine does not matter; less than a quadratic check would.
     assert time.process_time() - start < 8
-
-
-def test_frees_follow_the_last_use_and_dead_inputs_are_donated():
-    plan = plan_of(
-        [
-            run_of("after_1", "forward", ("w",), ("h",)),
-            run_of("after_2", "forward", ("h",), ("k",)),
-            run_of("after_3", "combine", ("h", "k"), ("out",)),
-        ],
-        [],
-        executables=[
-            executable("forward", [VECTOR], [VECTOR]),
-            executable("combine", [VECTOR, VECTOR], [VECTOR]),
-        ],
-    )
-    live = add_frees_and_donations(plan)
-    assert [e.donated for e in live.executables] == [(), (0,)]
-    assert live.programs[0].instructions[-1] == Free(("k",))
-    verify(live)
-
-
-def test_sent_values_are_not_donated():
-    plan = plan_of(
-        [
-            run_of("after_1", "forward", ("w",), ("h",)),
-            Send(("h",), 1, 0),
-            run_of("after_2", "other", ("h",), ("out",)),
-        ],
-        [Recv(("h",), 0, 0)],
-        executables=[executable("forward", [VECTOR], [VECTOR]), executable("other", [VECTOR], [VECTOR])],
-        outputs=[("out", 0), ("h", 1)],
-    )
-    live = add_frees_and_donations(plan)
-    assert all(e.donated == () for e in live.executables)
-    assert Free(("h",)) in live.programs[0].instructions
-    verify(live)
-
-
-def test_donated_arguments_are_taken_over():
-    plan = plan_of(
-        [run_of("after_1", "forward", ("w",), ("out",))],
-        [],
-        executables=[executable("forward", [VECTOR], [VECTOR])],
-        donated=True,
-    )
-    live = add_frees_and_donations(plan)
-    assert live.executables[0].donated == (0,)
-    assert verify(live).peak_values == (1, 2)
 
 
 def test_a_copy_of_an_argument_that_was_sent_is_freed_like_any_value():

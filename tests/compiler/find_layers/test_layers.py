@@ -13,7 +13,6 @@ from jax import lax
 
 from mpmd.compiler.find_layers.even_stages import even_stages
 from mpmd.compiler.find_layers.find_layers import find_layers, opened_for_layers
-from mpmd.compiler.find_layers.pieces import best_pieces
 from mpmd.compiler.find_layers.repeats import Run, find_runs
 from mpmd.compiler.jaxprs.equations import is_remat
 
@@ -261,17 +260,6 @@ def test_repetitions_of_several_kinds():
     tokens = [1, 2] * 5 + [3, 4, 5] * 5
     found = find_runs(tokens, [1.0] * 25, [1] * 26)
     assert [(run.period, run.count) for run in found] == [(2, 5), (3, 5)]
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 10), st.one_of(st.none(), st.integers(1, 100))), max_size=12),
-    st.floats(1, 20),
-)
-def test_pieces_end_where_something_is_handed_over(elements, usual):
-    work, before = [w for w, _ in elements], [c for _, c in elements]
-    found = best_pieces(work, [*before, None], usual, None)
-    assert found == sorted(set(found))
-    assert all(before[position] is not None and 0 < position < len(work) for position in found)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=8), st.data())

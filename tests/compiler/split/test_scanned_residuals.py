@@ -107,6 +107,7 @@ def test_scans_without_marks_within_a_stage():
     assert [aval.shape for aval in kept(works_of(loss))] == [(2, BATCH, WIDTH)] * 3
 
 
+@pytest.mark.slow
 def test_a_shard_map_in_the_body():
     def loss(params, x, y):
         def body(h, p):
