@@ -6,7 +6,7 @@ import math
 import pytest
 
 from mpmd.attribution.attribution import Attribution
-from mpmd.attribution.cores import sharing, times_alone
+from mpmd.attribution.cores import sharing
 from mpmd.attribution.findings import findings_of
 from mpmd.attribution.measured import measure
 from mpmd.attribution.model import StepModel
@@ -107,9 +107,3 @@ def test_measured_groups_count_by_their_devices():
     # Three devices on two cores are slower than on three also while the other group does not compute.
     assert [max(of_group) for of_group in speeds] == [pytest.approx(2 / 3), 1.0]
     assert [min(of_group) for of_group in speeds] == [pytest.approx(0.5)] * 2
-
-
-def test_times_alone():
-    assert times_alone([0, 0, 4], [4, 2, 6], 1) == [3, 1, 2]
-    assert times_alone([0, 0, 4], [4, 2, 6], 2) == [4, 2, 2]
-    assert times_alone([0, 3], [0, 3], 1) == [0, 0]

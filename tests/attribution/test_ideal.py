@@ -3,10 +3,10 @@
 import dataclasses
 
 from mpmd.attribution.attribution import Attribution
-from mpmd.attribution.ideal import ideal_of, members_alone
+from mpmd.attribution.ideal import members_alone
 from mpmd.attribution.measured import measure
 from mpmd.ir.plan import LoopStages, OutsideTask, TaskType
-from mpmd.schedules import Interleaved1F1B, Std1F1B
+from mpmd.schedules import Interleaved1F1B
 from tests.support.plans import pipeline_plan
 from tests.support.recorded_steps import Timing, matched_steps, unit_time
 
@@ -28,19 +28,6 @@ def test_a_loop_that_is_slower_than_another_is_no_imbalance():
     )
     assert of_two.total.imbalance == of_two.total.elsewhere == 0
     assert any(account.imbalance for account in of_one.accounts)
-
-
-def test_each_kind_takes_the_mean_of_its_stages():
-    plan = pipeline_plan(Std1F1B(2), 4)
-
-    def duration(group, task):
-        is_slow = not isinstance(task, OutsideTask) and task.tasks[0].type == LAST_BWD
-        return unit_time(group, task) + (4_000_000 if is_slow else 0)
-
-    measured = measure(plan, matched_steps(plan, Timing(duration=duration)))
-    times = dict(zip(map(str, measured.workload.tasks), ideal_of(measured).durations, strict=True))
-    assert (times["fwd_0__0"], times["fwd_1__0"]) == (1_000_000, 1_000_000)
-    assert (times["bwd_0__0"], times["bwd_1__0"]) == (4_000_000, 4_000_000)
 
 
 def test_members_share_a_fused_task_by_the_times_of_their_kinds():

@@ -4,10 +4,9 @@ import dataclasses
 
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.measured import measure
-from mpmd.schedules import Interleaved1F1B, Std1F1B
+from mpmd.schedules import Std1F1B
 from mpmd.simulate import simulate
 from mpmd.simulate.costs import Costs
-from mpmd.simulate.plan import message_keys, plan_workload
 from tests.support.plans import pipeline_plan
 from tests.support.recorded_steps import OUTSIDE, UNITS, Timing, matched_steps, unit_time
 
@@ -23,14 +22,6 @@ def test_a_step_without_disturbances_is_the_simulated_one():
         (measured.starts[i], measured.end(i)) for group in measured.groups for i in measured.tasks(group)
     ]
     assert times == [(event.start, event.end) for event in simulated.events]
-
-
-def test_messages_have_the_numbers_of_the_workload():
-    for plan in (PLAN, pipeline_plan(Interleaved1F1B(4, 2), 4)):
-        workload = plan_workload(plan, Costs())
-        assert [edge for edge, _ in message_keys(plan)] == [
-            workload.edge(message) for message in range(len(workload.messages.readers))
-        ]
 
 
 def test_medians_are_of_all_steps_and_the_step_is_the_median_one():

@@ -70,18 +70,14 @@ def test_a_page_is_not_written_through_a_link(capsys, step_json, tmp_path):
     assert not (tmp_path / "elsewhere.html").exists()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "large", "deep", "long"])
+@pytest.mark.parametrize("kind", ["pipe", "large", "long"])
 def test_files_that_are_not_read(capsys, tmp_path, kind):
     path = tmp_path / "step.json"
     if kind == "pipe":
         os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
     elif kind == "large":
         with path.open("wb") as file:
             file.truncate(2**40)
-    elif kind == "deep":
-        path.write_text("[" * 500 + "]" * 500)
     else:
         path.write_text(json.dumps({"format": "mpmd profile", "version": 2, "profile": {"x" * 10**6: 1}}))
     code, out, err = run(capsys, path, "-o", tmp_path / "page.html")
@@ -112,16 +108,6 @@ def test_files_that_are_no_profile(capsys, tmp_path, step_json, content, said):
         assert err.startswith("mpmd: error: ")
         assert "other.json" in err and said in err
     assert not (tmp_path / "page.html").exists()
-
-
-def test_times_of_another_plan(capsys, step_json):
-    content = json.loads(step_json.read_text())
-    tasks = content["profile"]["recorded"][0]["processes"][0]["tasks"]
-    tasks[0], tasks[1] = tasks[1], tasks[0]
-    step_json.write_text(json.dumps(content))
-    code, _, err = run(capsys, step_json)
-    assert code == 2
-    assert "is a damaged profile: process 0 of group 0 ran other tasks than its program" in err
 
 
 def test_no_file_and_a_directory(capsys, tmp_path):

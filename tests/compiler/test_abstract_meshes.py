@@ -42,7 +42,7 @@ def constrained(mesh, spec):
     return lambda h: jax.lax.with_sharding_constraint(h, NamedSharding(mesh, spec))
 
 
-@pytest.mark.usual("a group's devices", "a sharding over all groups")
+@pytest.mark.usual("a group's devices")
 @pytest.mark.parametrize(
     ("activation", "per_group"),
     [

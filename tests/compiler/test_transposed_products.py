@@ -37,6 +37,7 @@ def normal(*shape):
     return jnp.asarray(np.random.default_rng(len(shape)).standard_normal(shape, np.float32))
 
 
+@pytest.mark.usual("btd,dhe->bthe-weights1", "bthe,hed->btd-weights2")
 @pytest.mark.parametrize(
     "subscripts, weights",
     [

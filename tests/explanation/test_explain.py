@@ -25,25 +25,24 @@ from tests.support.models import (
     mse,
     weights,
 )
-from tests.support.parity import mesh_of
 
 ACTIVATION = f"float32[{BATCH},{WIDTH}]"
 
 
-def compiled(loss, params, groups, optimizer=SGD):
-    """A compiled step of a loss; parameters are args[0][0]..., the optimizer's state is args[0][1]..."""
+def lowered(loss, params, groups, optimizer=SGD):
+    """A planned step of a loss; parameters are args[0][0]..., the optimizer's state is args[0][1]..."""
     step = make_step(loss, mpmd.Std1F1B(groups), optimizer)
-    return compile_step(step, init(params, optimizer), groups)
+    return lower(step, init(params, optimizer), groups)
 
 
-def compile_step(step, state, groups):
-    with mesh_of(groups) as mesh:
-        return mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0).compile(state, *batch())
+def lower(step, state, groups):
+    mesh = mpmd.AbstractMpmdMesh({"stage": groups}, "stage")
+    return mpmd.jit(step, mesh, donate_argnums=0).lower(state, *batch())
 
 
 @functools.cache
 def mlp_step():
-    return compiled(mse, weights(3), 3, CLIPPED_ADAM)
+    return lowered(mse, weights(3), 3, CLIPPED_ADAM)
 
 
 def tied(params, x, y):
@@ -56,13 +55,13 @@ def tied(params, x, y):
 @functools.cache
 def tied_step():
     table = jax.random.normal(keys(1)[0], (WIDTH, WIDTH))
-    return compiled(tied, (table, weights(1)[0]), 3)
+    return lowered(tied, (table, weights(1)[0]), 3)
 
 
 @functools.cache
 def interleaved_step():
     """Its schedule fuses forward and backward of the last stage."""
-    return compile_step(make_step(mse, mpmd.Interleaved1F1B(4, 2)), init(weights(4)), 2)
+    return lower(make_step(mse, mpmd.Interleaved1F1B(4, 2)), init(weights(4)), 2)
 
 
 def uses(found):
@@ -143,7 +142,7 @@ def test_a_frozen_weight_is_returned_as_it_is():
         )
         return (frozen, jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)), grads
 
-    leaf = mpmd.explain(compile_step(step, tuple(weights(2)), 2)).leaf("args[0][0]['w']")
+    leaf = mpmd.explain(lower(step, tuple(weights(2)), 2)).leaf("args[0][0]['w']")
     assert leaf.input.mpmd_idxs == leaf.output.mpmd_idxs == (0,)
     assert uses(leaf.input.read_by) == [("fwd_0", 0)]
     assert leaf.output.made_by == ()
@@ -157,7 +156,7 @@ def test_a_skip_connection_goes_straight_to_its_reader():
         h = mpmd.mark_stage_end(layer(params[1], h))
         return jnp.mean((layer(params[2], h + a) - y) ** 2)
 
-    explanation = mpmd.explain(compiled(loss, weights(3), 3))
+    explanation = mpmd.explain(lowered(loss, weights(3), 3))
     (value,) = edge(explanation, 0, 2).values
     assert str(value.aval) == ACTIVATION
     assert value.count == MICROBATCHES
@@ -183,7 +182,7 @@ def test_masks_are_not_sent():
         h = mpmd.mark_stage_end(jnp.where(mask, layer(params[0], x), 0.0))
         return jnp.mean((jnp.where(mask, layer(params[1], h), 0.0) - y) ** 2)
 
-    sent = [value for edge in mpmd.explain(compiled(loss, weights(2), 2)).edges for value in edge.values]
+    sent = [value for edge in mpmd.explain(lowered(loss, weights(2), 2)).edges for value in edge.values]
     assert {str(value.aval) for value in sent} == {ACTIVATION}
     assert [(value.made_by.task, value.count) for value in sent] == [
         ("fwd_0", MICROBATCHES),
@@ -199,7 +198,7 @@ def test_a_global_norm_is_made_of_scalars_of_all_groups():
         norm = optax.tree.norm(grads)
         return jax.tree.map(lambda p, g: p - g / jnp.maximum(1.0, norm), params, grads), norm
 
-    explanation = mpmd.explain(compile_step(step, weights(3), 3))
+    explanation = mpmd.explain(lower(step, weights(3), 3))
     output = explanation.leaf("result[1]").output
     assert output.updates is None
     assert {use.mpmd_idx for use in output.tasks} == {0, 1, 2}
@@ -265,7 +264,7 @@ def test_equal_tasks_of_other_lines_keep_their_lines():
     def second(params, h):
         return jnp.tanh(h @ params["w"] + params["b"])
 
-    tasks = {task.task: task for task in mpmd.explain(compiled(loss, weights(4), 4)).tasks}
+    tasks = {task.task: task for task in mpmd.explain(lowered(loss, weights(4), 4)).tasks}
     assert tasks["fwd_1"].executable == tasks["fwd_2"].executable
     assert [share.line.function for share in tasks["fwd_1"].functions] == ["first"]
     assert [share.line.function for share in tasks["fwd_2"].functions] == ["second"]
@@ -297,17 +296,16 @@ def test_a_part_of_a_name_has_to_be_unique():
 
 
 def test_only_compiled_steps_can_be_explained():
-    with mesh_of(3) as mesh:
-        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mpmd_mesh=mesh)
-        with pytest.raises(TypeError, match=r"step must be a planned or a compiled step, .*\.compile\("):
-            mpmd.explain(step)
+    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(3)), mpmd.AbstractMpmdMesh({"stage": 3}, "stage"))
+    with pytest.raises(TypeError, match=r"step must be a planned or a compiled step, .*\.compile\("):
+        mpmd.explain(step)
 
 
 def test_a_leaf_says_how_it_is_sharded():
     rows = P(None, "data")
-    with mesh_of(2, data=2) as mesh:
-        step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=(P(), rows, rows))
-        explanation = mpmd.explain(step.compile(init(weights(2)), *batch()))
+    mesh = mpmd.AbstractMpmdMesh({"stage": 2, "data": 2}, "stage")
+    step = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh, in_specs=(P(), rows, rows))
+    explanation = mpmd.explain(step.lower(init(weights(2)), *batch()))
     assert str(explanation.leaf("args[1]")).splitlines()[0].endswith("on group 0, sharded (None, 'data')")
     assert str(explanation.leaf("args[0][0][0]['w']")).splitlines()[0].endswith("on group 0")
     assert [task.runs for task in explanation.tasks if task.task == "fwd_0"] == [MICROBATCHES]

@@ -4,15 +4,14 @@ import pytest
 
 import mpmd
 from tests.support.models import SGD, batch, init, make_step
-from tests.support.parity import mesh_of
 from tests.support.programs.scanned_layers import model, stacked
 
 
 @pytest.fixture(scope="module")
 def explanation():
     step = make_step(model(), mpmd.Std1F1B(3), SGD)
-    with mesh_of(3) as mesh:
-        yield mpmd.explain(mpmd.jit(step, mesh).compile(init(stacked()), *batch()))
+    mesh = mpmd.AbstractMpmdMesh({"stage": 3}, "stage")
+    return mpmd.explain(mpmd.jit(step, mesh).lower(init(stacked()), *batch()))
 
 
 def test_the_same_part_of_several_stacks_is_one_line(explanation):

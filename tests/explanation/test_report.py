@@ -95,26 +95,6 @@ def test_several_processes_send_what_travels_between_them(data_parallel):
     assert f"{human_bytes(whole)}, {human_bytes(whole // 2)} by a process" in text
 
 
-def test_specs_take_one_trace_and_a_compile():
-    """Those of results need the result's shape; activations are sharded as XLA likes, which takes a while."""
-    calls = []
-
-    def counted(params, x, y):
-        calls.append(x)
-        return mse(params, x, y)
-
-    with mesh_of(2, data=2) as mesh:
-        step = mpmd.jit(
-            make_step(counted, mpmd.Std1F1B(2)),
-            mpmd_mesh=mesh,
-            in_specs=(P(), P(None, "data"), P(None, "data")),
-            out_specs=P(),
-        )
-        report = step.compile(init(weights(2)), *batch()).report()
-    assert len(calls) == 1
-    assert report.seconds["resolve"] > 0.001
-
-
 def test_the_report_has_what_xla_needs(loaded):
     """And the peaks beside what the allocators have measured, where they measure."""
     report = loaded.report()
@@ -129,13 +109,9 @@ def test_the_report_has_what_xla_needs(loaded):
     assert "3.0 MiB" in str(dataclasses.replace(report, groups=tuple(measured)))
 
 
-def test_bytes_are_those_of_each_device():
+def test_bytes_are_those_of_each_device(data_parallel):
     """The batch is on two devices, half of it each, and the weights are on both."""
-    with mesh_of(2, data=2) as mesh:
-        step = mpmd.jit(
-            make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh, in_specs=(P(), P(None, "data"), P(None, "data"))
-        )
-        group = step.compile(init(weights(2)), *batch()).report().groups[0]
+    group = data_parallel.report().groups[0]
     (whole,) = (leaf.nbytes for leaf in batch()[:1])
     assert group.memory.peak.arguments < whole
     assert group.parameter_bytes == sum(leaf.nbytes for leaf in weights(1)[0].values())

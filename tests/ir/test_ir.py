@@ -9,22 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpmd.ir.names import (
-    constant_name,
-    index_name,
-    output_pattern,
-    outside_name,
-    resharded_name,
-    state_pattern,
-    variant_name,
-)
 from mpmd.ir.plan import (
-    ConstantLeaf,
-    Executable,
     FusedTask,
-    InputLeaf,
     LoopStages,
-    OutputLeaf,
     OutsideTask,
     Run,
     Task,
@@ -32,7 +19,7 @@ from mpmd.ir.plan import (
     parse_task,
 )
 from mpmd.schedules import Std1F1B
-from tests.support.plans import ACTIVATION, WEIGHT, pipeline_plan
+from tests.support.plans import pipeline_plan
 
 kinds = st.sampled_from(["fwd", "bwd", "bwdA", "bwdW"])
 tasks = st.builds(Task, kinds, st.integers(0, 10_000), st.integers(0, 10_000))
@@ -94,60 +81,6 @@ def test_a_cell_lists_its_tasks():
 def test_other_text_is_an_error(text):
     with pytest.raises(ValueError, match="is not a task; write"):
         parse_cell(text)
-
-
-def test_values_have_the_names_of_the_grammar():
-    assert constant_name(0) == "constant_0"
-    assert index_name(3) == "index_3"
-    assert output_pattern("fwd", 2, 0) % 1 == "fwd_2__1.0"
-    assert state_pattern("bwd", 1, 3) % 5 == "bwd_1.state3@5"
-    assert outside_name(OutsideTask("after", 0), 2, 1) == "after_0.2.1"
-
-
-def test_executables_have_the_names_of_the_grammar():
-    assert [variant_name("fwd_1", number) for number in (1, 2)] == ["fwd_1", "fwd_1'2"]
-    assert [resharded_name("fwd_1'2", number) for number in (0, 1)] == ["fwd_1'2", "fwd_1'2@1"]
-
-
-def test_a_plan_says_what_a_group_reads_runs_and_holds():
-    plan = pipeline_plan(Std1F1B(2), 2)
-    assert [leaf.name for leaf in plan.inputs_of(0).values()] == ["w0", "h0@0", "h0@1"]
-    assert list(plan.inputs_of(1)) == list(plan.outputs_of(1)) == [1]
-    assert plan.constants_of(0) == ()
-    assert plan.resident(1) == {"w1": WEIGHT}
-    assert [e.name for e in plan.executables_of(1)] == [e.name for e in plan.executables]
-    assert plan.executable("fwd") is plan.executables[0]
-    assert [str(run.task) for run in plan.programs[0].runs] == [
-        *("before_0", "fwd_0__0", "fwd_0__1", "bwd_0__0", "bwd_0__1", "after_0")
-    ]
-    assert plan.avals()["h1@0"] == plan.avals()["h0@0"] == ACTIVATION
-
-
-def test_executables_and_leaves_print_types_shardings_and_groups():
-    specs = ((), ("data", None)), (None,)
-    executable = Executable("fwd_0", (WEIGHT, ACTIVATION), (ACTIVATION,), (1,), *specs)
-    assert str(executable) == (
-        "fwd_0: float32[4,4], float32[2,4] sharded ('data', None) donated -> float32[2,4] sharded ?"
-    )
-    assert str(InputLeaf("args[0]", "args[0]", WEIGHT, (0, 1), ("data",), True)) == (
-        "args[0]: float32[4,4] sharded ('data',) on 0, 1, donated"
-    )
-    assert str(InputLeaf("args[1]", None, WEIGHT, (), (), False)) == "args[1]: float32[4,4] on no group"
-    assert str(ConstantLeaf("constant_0", WEIGHT, (1,))) == "constant_0: float32[4,4] on 1"
-    assert str(OutputLeaf("[0]", "after_0.1.0", WEIGHT, (1,), None)) == (
-        "result[0] = after_0.1.0: float32[4,4] sharded ? on 1"
-    )
-
-
-def test_a_printed_plan_begins_with_the_programs():
-    plan = pipeline_plan(Std1F1B(2), 2)
-    lines = str(plan).splitlines()
-    programs = "\n".join(map(str, plan.programs)).splitlines()
-    assert lines[: len(programs)] == programs
-    headings = [line for line in lines[len(programs) :] if not line.startswith(" ")]
-    assert headings == ["executables:", "inputs:", "constants:", "outputs:"]
-    parts = len(plan.executables) + len(plan.inputs) + len(plan.constants) + len(plan.outputs)
-    assert len(lines) == len(programs) + len(headings) + parts
 
 
 def test_a_plan_is_shipped_without_what_was_derived_from_it():

@@ -17,7 +17,6 @@ from mpmd.ir.reshard import (
     Transfer,
     boxes_by_process,
     landing_spec,
-    merged,
     transfers,
     volume,
 )
@@ -127,17 +126,6 @@ def test_boxes_are_those_of_jax():
         assert list(boxes_by_process((8, 8), spec, GroupShape(dict(mesh.shape), 8))) == theirs
 
 
-def test_rows_become_columns():
-    """Each process has half of what each process wants: the whole value travels, and no more."""
-    group = GroupShape({"x": 2}, 2)
-    assert transfers(aval(4, 4), ("x",), group, (None, "x"), group) == [
-        Transfer(0, 0, ((0, 2), (0, 2))),
-        Transfer(0, 1, ((0, 2), (2, 4))),
-        Transfer(1, 0, ((2, 4), (0, 2))),
-        Transfer(1, 1, ((2, 4), (2, 4))),
-    ]
-
-
 def test_what_both_hold_alike_goes_straight_across():
     group = GroupShape({"x": 4}, 2)
     assert transfers(aval(8), ("x",), group, ("x",), group) == [
@@ -160,11 +148,3 @@ def test_replicas_share_the_sending_of_large_values_only():
     assert [(t.src, t.dst) for t in small] == [(0, 0), (1, 1)]
     to_each = transfers(aval(1024, 64), (), two, (), two)
     assert [(t.src, t.dst, volume(t.box)) for t in to_each] == [(0, 0, 2**16), (1, 1, 2**16)]
-
-
-def test_merged_boxes_have_the_same_elements():
-    quarters = [((i, i + 2), (j, j + 2)) for i in (0, 2) for j in (0, 2)]
-    assert merged(quarters) == [((0, 4), (0, 4))]
-    assert merged([quarters[0], quarters[3]]) == [quarters[0], quarters[3]]
-    assert merged([()]) == [()]
-    assert merged([]) == []

@@ -1,7 +1,10 @@
 """The rows of a choice as text and as a page."""
 
+import dataclasses
+
 import pytest
 
+from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate, Memory, Prediction, Row
 from mpmd.planner.choice_table import (
     ChoiceDetails,
@@ -11,7 +14,7 @@ from mpmd.planner.choice_table import (
     terminal_width,
     text_table,
 )
-from mpmd.schedules import Interleaved1F1B, Std1F1B
+from mpmd.schedules import Interleaved1F1B, Seq1F1B, Std1F1B
 from tests.support.profiles import gpt
 
 PAIR = ({"data": 2, "model": 4}, {"data": 2, "model": 4})
@@ -31,6 +34,16 @@ def test_candidates_in_words():
     )
     alone = Candidate((4,), ({"data": 1},), Std1F1B(1), 1, False, False)
     assert candidate_text(alone) == "one device, 1 microbatch"
+    later = dataclasses.replace(groups, num_microbatches=4, remat=(Remat.NONE,))
+    assert candidate_text(dataclasses.replace(groups, later=(groups, later))) == (
+        "2 groups of data 2 model 4, FSDP; loops 0..1: Std1F1B, 8 microbatches, remat; "
+        "loop 2: Std1F1B, 4 microbatches"
+    )
+    for schedule, text in (
+        (Seq1F1B(4, 2, eager=True), "eager Seq1F1B of 2 slices, "),
+        (Seq1F1B(4, 2, split_backward=True), "Seq1F1B of 2 slices with split backwards, "),
+    ):
+        assert text in candidate_text(Candidate((1,) * 4, ({},) * 4, schedule, 2, False, False))
 
 
 def test_times_have_units_that_suit_them():

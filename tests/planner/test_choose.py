@@ -3,12 +3,9 @@
 import dataclasses
 import json
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
-from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 import mpmd
@@ -65,7 +62,7 @@ def test_a_choice_as_text_page_and_data(open_choice):
     assert details.to_html() == page and str(details).count("temporaries") == len(choice.rows)
 
 
-@pytest.mark.usual("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_marked_stages_on_fewer_groups(groups):
     args = arguments(marked_step, cut=True)
@@ -94,6 +91,7 @@ def test_a_cluster_of_two_kinds_of_devices():
         mpmd.plan(open_step, *args, cluster=cluster, measure=1)
 
 
+@pytest.mark.slow
 def test_what_is_fixed_stays():
     fixes = {"remat": True, "fsdp": True, "num_microbatches": 4}
     args, submesh = arguments(open_step), {"data": 2, "model": 2}
@@ -155,6 +153,7 @@ def test_three_losses_with_nothing_fixed(devices):
         assert_close(planned(state, batch), jax.jit(step)(state, batch))
 
 
+@pytest.mark.slow
 def test_a_loop_with_fewer_layers_than_groups_runs_on_the_first_ones():
     submesh = [{"data": 2}, {}, {}, {"model": 2}]
     args = adversarial_arguments()
@@ -175,7 +174,7 @@ def test_loops_cannot_have_more_groups_than_layers():
         mpmd.plan(adversarial_step, *adversarial_arguments(), cluster=CLUSTER, groups=5)
 
 
-@pytest.mark.usual("submesh1")
+@pytest.mark.slow
 @pytest.mark.parametrize("submesh", [None, {"data": 2, "model": 2}])
 def test_a_step_without_a_loop_is_shared_by_one_group(submesh):
     choice = check_computes_the_same(
@@ -204,33 +203,6 @@ def test_a_function_that_updates_nothing():
         assert_close(choice.jit(mesh)(*args), model(*args))
 
 
-class Model(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for _ in range(4):
-            x = nn.relu(nn.Dense(16)(x))
-        return x
-
-
-@pytest.mark.slow
-def test_a_flax_train_state():
-    model = Model()
-    x, y = batch()
-    state = TrainState.create(
-        apply_fn=model.apply, params=model.init(jax.random.key(0), x), tx=optax.adam(1e-3)
-    )
-
-    def step(state, x, y):
-        def loss_of(params, x, y):
-            return jnp.mean((state.apply_fn(params, x) - y) ** 2)
-
-        loss, grads = mpmd.value_and_grad(loss_of)(state.params, x, y)
-        return state.apply_gradients(grads=grads), loss
-
-    choice = check_computes_the_same(step, (state, x, y), groups=4)
-    assert choice.donate_argnums == (0,)
-
-
 def test_specs_that_the_user_gives_stay():
     weights = [{"up": P("data"), "bias": None, "down": None}] * 2
     choice = mpmd.plan(
@@ -248,6 +220,7 @@ def test_specs_that_the_user_gives_stay():
     assert state[0].mu[0]["up"] == P("data"), "what the optimizer keeps is sharded like the weight"
 
 
+@pytest.mark.slow
 def test_what_is_measured_comes_first():
     args = arguments(open_step, num_layers=2)
     fixes = {"groups": 2, "submesh": {}, "num_microbatches": 4, "remat": False}
@@ -263,19 +236,14 @@ def test_static_arguments_and_arguments_by_name():
         return open_step(params, state, x, y)
 
     params, state, x, y = arguments(open_step, num_layers=2)
-
-    def planned(**fixes):
-        fixes |= {"static_argnums": 2, "num_microbatches": 2, "remat": False, "simulate": 1}
-        return mpmd.plan(step, params, state, "mean", x, kwargs={"y": y}, cluster=CLUSTER, **fixes)
-
-    choice = planned(groups=2, submesh={"data": 2}, schedule="Std1F1B")
+    fixes = {"num_microbatches": 2, "remat": False, "groups": 2, "submesh": {"data": 2}, "simulate": 1}
+    args, options = (params, state, "mean", x), {"kwargs": {"y": y}, "static_argnums": 2}
+    choice = mpmd.plan(step, *args, cluster=CLUSTER, schedule="Std1F1B", **options, **fixes)
     assert choice.kwarg_shardings == {"y": P("data")} and choice.in_shardings[2] == P("data")
     assert choice.donate_argnums == (0, 1)
     expected = jax.jit(step, static_argnums=2)(params, state, "mean", x, y=y)
     with choice.mesh() as mesh:
         assert_close(choice.jit(mesh)(params, state, "mean", x, y=y), expected)
-    fixed_y = planned(groups=1, submesh={"data": 2}, kwarg_shardings={"y": P()}, fsdp=False)
-    assert fixed_y.kwarg_shardings == {"y": P()}
 
 
 def test_a_mesh_of_other_groups(open_choice):
@@ -292,7 +260,8 @@ def test_groups_of_several_nodes_have_several_processes():
     assert choice.launch["processes_per_group"] == [2]
 
 
-@pytest.mark.parametrize("kind", ["H100", "", "TPU-V6E"])
+@pytest.mark.usual("H100")
+@pytest.mark.parametrize("kind", ["H100", "TPU-V6E"])
 def test_groups_that_need_more_memory_than_jax_takes_get_it(kind):
     args, fixes = arguments(open_step, num_layers=2), {"num_microbatches": 1, "submesh": {}, "groups": 1}
     needed = mpmd.plan(open_step, *args, cluster=CLUSTER, **fixes).best.prediction.memory.total
@@ -338,6 +307,7 @@ def test_a_batch_of_one_row_is_not_cut():
         mpmd.plan(open_step, *args, cluster=CLUSTER, num_microbatches=2)
 
 
+@pytest.mark.slow
 def test_one_long_row_is_divided_along_the_sequence():
     params = params_of(2)
     row = jnp.ones((1, 8, 16))
@@ -359,6 +329,7 @@ def test_rows_that_depend_on_one_another_are_cut_and_not_divided():
     assert {row.candidate.num_microbatches for row in choice.rows} <= {1, 2, 4}
 
 
+@pytest.mark.usual("none-of_the_batch", "unused-constant_in_a_loop")
 @pytest.mark.parametrize(
     ("loss_of", "number"),
     [
@@ -385,6 +356,7 @@ def test_a_step_without_work_takes_no_time():
     assert "0 µs" in str(choice)
 
 
+@pytest.mark.slow
 def test_gathered_weights_are_weights():
     fixes = {"fsdp": True, "groups": 1, "submesh": {"data": 4}, "num_microbatches": 2, "remat": False}
     choice = mpmd.plan(open_step, *arguments(open_step, num_layers=2), cluster=CLUSTER, **fixes)

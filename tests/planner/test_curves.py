@@ -223,6 +223,7 @@ def layer_of_equations():
     return the_layer(attention_loss(attention), ATTENTION_WEIGHTS)
 
 
+@pytest.mark.usual("remat inside")
 @pytest.mark.parametrize(
     ("around", "function"),
     [*((around, attention) for around in AROUND), ("plain", jax.checkpoint(attention))],
@@ -276,6 +277,7 @@ def each_row(function):
     return lambda x: jax.lax.map(function, x)
 
 
+@pytest.mark.usual("plain")
 @pytest.mark.parametrize(
     "around", [lambda function: function, jax.vmap, each_row], ids=["plain", "vmap", "scan"]
 )
@@ -293,14 +295,6 @@ def test_a_value_straight_between_two_kernels_is_in_memory(around):
     assert two.backward.nbytes - one.backward.nbytes >= 2 * VALUE
 
 
-def test_a_plan_counts_a_value_straight_between_two_kernels():
-    one, two = (
-        device_work(jax.make_jaxpr(lambda x, f=f: f(x) + 1)(shaped(4, 4, LENGTH, 32)).jaxpr, [((),) * 4], {})
-        for f in (one_kernel, two_kernels)
-    )
-    assert (one.nbytes, two.nbytes) == (4 * 4 * VALUE, 6 * 4 * VALUE)  # the last addition reads the result
-
-
 LETTERS = "bthd,bshd,bshd->bthd"
 FEW = {"operations": 1e12, "nbytes": 1e8, "backward_operations": 2e12, "backward_bytes": 2e8}
 MANY = {"operations": 2e12, "nbytes": 3e8, "backward_operations": 5e12, "backward_bytes": 6e8}
@@ -314,6 +308,7 @@ def layers_with_numbers(around):
     )
 
 
+@pytest.mark.usual("remat outside", "scan")
 @EACH_AROUND
 def test_the_numbers_of_a_kernel_count_for_each_of_its_calls(around):
     few, many = layers_with_numbers(around)
@@ -327,6 +322,7 @@ def test_the_numbers_of_a_kernel_count_for_each_of_its_calls(around):
     assert differences == pytest.approx([calls * number for number in expected])
 
 
+@pytest.mark.usual("remat outside")
 @EACH_AROUND
 def test_factors_of_a_kernel_are_of_its_forward_and_of_its_backward(around):
     """Also within scans, of whose body the names say nothing."""
@@ -344,6 +340,7 @@ def test_factors_of_a_kernel_are_of_its_forward_and_of_its_backward(around):
     )
 
 
+@pytest.mark.usual("vmap")
 @EACH_AROUND
 def test_a_kernel_divides_along_the_dimensions_that_it_names(around):
     divided, whole = (layer.divisions["model"] for layer in layers_with_numbers(around))
@@ -374,6 +371,7 @@ def test_dimensions_that_arrays_do_not_have_are_refused():
         kernel(np.ones(3))
 
 
+@pytest.mark.usual("vmap")
 @EACH_AROUND
 def test_a_kernel_with_numbers_computes_what_its_function_does(around):
     q, k, v = np.random.default_rng(0).normal(size=(3, 2, 8, 2, 4)).astype(np.float32)
@@ -398,6 +396,7 @@ def layers_in_a_scan(kernel):
 OF_LAYERS = {name: shaped(3, *weight.shape) for name, weight in ATTENTION_WEIGHTS.items()}
 
 
+@pytest.mark.usual("plain")
 @pytest.mark.parametrize(
     ("loss", "weights"),
     [(attention_loss, ATTENTION_WEIGHTS), (layers_in_a_scan, OF_LAYERS)],
@@ -438,6 +437,7 @@ def layer_of_jax(around, flash_attention):
     return profile_step(step, args, {}, flash_attention=flash_attention).profiles[0].layers[0]
 
 
+@pytest.mark.usual("plain")
 @EACH_AROUND
 def test_attention_of_jax_is_a_kernel_on_a_cluster_that_runs_it_so(around):
     by_equations, flash = layer_of_jax("plain", False), layer_of_jax(around, True)
@@ -513,12 +513,6 @@ def test_a_cluster_is_read_as_it_was_written(tmp_path):
     assert Cluster.load(tmp_path / "cluster.json") == cluster
 
 
-def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
-    (tmp_path / "cluster.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="is no JSON"):
-        Cluster.load(tmp_path / "cluster.json")
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -548,13 +542,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path, change, text):
         Cluster.load(path)
 
 
-def test_a_file_without_a_field_is_refused(tmp_path):
-    path = tmp_path / "cluster.json"
-    path.write_text('{"version": 1, "nodes": 2}')
-    with pytest.raises(ValueError, match="has no devices_per_node, memory, flops"):
-        Cluster.load(path)
-
-
 def test_an_unknown_preset_is_named():
     with pytest.raises(ValueError, match=r"name must be one of 'a100-80gb', 'a100-40gb', .* not 'b100'"):
         Cluster.preset("b100")
@@ -577,17 +564,5 @@ def test_the_message_of_a_wrong_file_is_short(content, tmp_path):
     path = tmp_path / "cluster.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"cluster\.json") as caught:
-        Cluster.load(path)
-    assert len(str(caught.value)) <= 2_000
-
-
-@pytest.mark.parametrize("name", ["rates", "version", "memory", "node_link"])
-def test_the_message_of_a_wrong_value_is_short(name, tmp_path):
-    path = tmp_path / "cluster.json"
-    Cluster.preset("h100").save(path)
-    long = "x" * 10**6
-    value = {long: {"rate": 1e9}} if name == "rates" else long
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    with pytest.raises((ValueError, TypeError), match=name) as caught:
         Cluster.load(path)
     assert len(str(caught.value)) <= 2_000

@@ -78,6 +78,7 @@ def test_devices_sum_what_the_profile_says_for_weights(name):
     assert any(actual.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["experts", "convolutions"])
 def test_devices_sum_what_the_profile_says_for_rows(name):
     step, args, profile = profiled(name)
@@ -98,6 +99,7 @@ def divided(profile, args, kind="model"):
     }
 
 
+@pytest.mark.slow
 def test_finds_the_pairs_of_megatron():
     import gpt
 
@@ -113,24 +115,6 @@ def test_finds_the_pairs_of_megatron():
     assert {layer.divisions["model"].largest for layer in profile.layers} == {config.num_heads}
     assert divided(profile, args, "sequence") == {"['position_embedding']": 0}
     assert not divided(profile, args, "data")
-
-
-@pytest.mark.slow
-def test_finds_what_the_workshop_shards():
-    import argparse
-
-    import workshop_transformer as workshop
-    from flax import nnx
-
-    args = argparse.Namespace(hidden=16, heads=4, layers=2, microbatches=2, batch_size=8, seq_len=8)
-    graphdef, state = workshop.init(args, workshop.Strategy())
-    batch = workshop.make_batch(args)
-    step = functools.partial(workshop.train_step, graphdef=graphdef)
-    profile = profile_of(step, (state, *batch), {})
-    by_hand = jax.tree.leaves(nnx.get_partition_spec(state), is_leaf=lambda x: isinstance(x, P))
-    wanted = {i: spec.index("model") for i, spec in enumerate(by_hand) if spec and "model" in spec}
-    found = {i: dim for i, dim in profile.specs["model"].items() if i < len(by_hand)}
-    assert found == wanted
 
 
 def test_heads_are_as_many_as_those_of_keys():

@@ -1,7 +1,6 @@
 """The parts of the formulas: links, sums over devices, memory, closed forms, and prolonged steps."""
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
@@ -16,11 +15,11 @@ from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.orders import order_of
-from mpmd.planner.search.partition import StageRangeCosts, cuts
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import FAMILIES, GPipe, Interleaved1F1B, Std1F1B, ZeroBubble, ZeroBubbleV
 from mpmd.simulate import Costs, Link, simulate
+from tests.support.placements import PLACEMENTS
 from tests.support.profiles import layer, profile
 
 TWO_NODES = Cluster(2, 4, 1e9, 1e12, 1e12, Link(1e-6, 100e9), Link(1e-5, 10e9))
@@ -37,18 +36,13 @@ def costs_of(cluster, submesh, start=0):
     return axis_costs(cluster, DeviceRange(start, submesh))
 
 
-def test_axes_within_a_node_have_its_links():
+def test_rings_have_the_slowest_link_on_their_way():
     gathers = [costs.all_gather for costs in costs_of(TWO_NODES, {"model": 2, "data": 2}, 4)]
-    assert gathers == [ring(2, 1e-6, 100e9), CollectiveCost(0, 0), ring(2, 1e-6, 100e9)]
-
-
-def test_rings_between_nodes_share_their_link():
+    assert gathers == [ring(2, 1e-6, 100e9), CollectiveCost(0, 0), ring(2, 1e-6, 100e9)], "of a node"
     model, _, data = costs_of(TWO_NODES, {"model": 4, "data": 2})
-    assert (model.all_gather, data.all_gather) == (ring(4, 1e-6, 100e9), ring(2, 1e-5, 2.5e9))
-
-
-def test_a_group_across_the_border_of_nodes_has_the_slow_link():
-    assert costs_of(TWO_NODES, {"model": 4}, 2)[0].all_gather == ring(4, 1e-5, 10e9)
+    shared = ring(2, 1e-5, 2.5e9)
+    assert (model.all_gather, data.all_gather) == (ring(4, 1e-6, 100e9), shared), "between nodes"
+    assert costs_of(TWO_NODES, {"model": 4}, 2)[0].all_gather == ring(4, 1e-5, 10e9), "across the border"
 
 
 def test_sums_over_devices_take_the_time_of_a_ring():
@@ -148,28 +142,19 @@ def test_rematerialisation_keeps_what_enters_and_computes_again():
     assert again.seconds == pytest.approx(plain.seconds * 4 / 3)
 
 
-def test_weights_that_are_divided_over_data_are_gathered():
+def test_weights_that_are_divided_over_data_are_gathered_and_take_memory_if_once():
     cluster = Cluster(1, 4, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
     parts = [layer("", 4e12, weights=4 * 10**9)]
-    plain, divided = (
-        evaluated(parts, Std1F1B(1), 2, cluster, rows=8, submesh={"data": 4}, fsdp=fsdp)
-        for fsdp in (False, True)
+    plain, each, once = (
+        evaluated(parts, Std1F1B(1), 2, cluster, 8, {"data": 4}, fsdp=fsdp, gather_once=is_once)
+        for fsdp, is_once in ((False, False), (True, False), (True, True))
     )
     # 8 rows of 12 s on 4 devices, and one sum of gradients, or two gathers and a scatter of each microbatch.
-    assert plain.seconds - divided.seconds == pytest.approx(6 - 2 * 9, rel=1e-3)
-    assert divided.prediction.memory.weights == plain.prediction.memory.weights / 4
-
-
-def test_weights_that_are_gathered_once_take_memory():
-    cluster = Cluster(1, 4, 1e12, 1e12, 1e15, Link(0, 1e9), Link(0, 1e9))
-    parts = [layer("", 4e12, weights=4 * 10**9)]
-    plain, once = (
-        evaluated(parts, Std1F1B(1), 2, cluster, rows=8, submesh={"data": 4}, fsdp=fsdp, gather_once=fsdp)
-        for fsdp in (False, True)
-    )
+    assert plain.seconds - each.seconds == pytest.approx(6 - 2 * 9, rel=1e-3)
     # A gather and a scatter take as long as a sum.
     assert plain.seconds == pytest.approx(once.seconds, rel=1e-3)
-    memory, of_plain = once.prediction.memory, plain.prediction.memory
+    of_plain, memory = plain.prediction.memory, once.prediction.memory
+    assert each.prediction.memory.weights == memory.state / 2 == of_plain.weights / 4
     assert (memory.weights, memory.gradients) == (1.25 * of_plain.weights, of_plain.gradients)
     assert memory.state == of_plain.state / 4
 
@@ -186,13 +171,6 @@ def test_shares_of_several_axes_multiply():
     # Half of the operations is divided by 4; the values that are summed are divided over data.
     assert found.seconds == pytest.approx(8 * (0.5 + 0.5 / 4) / 2 + 2 * 3 / 4 * 2)
     assert found.prediction.memory.residuals == 800 * (0.5 + 0.5 / 4) / 2
-
-
-def test_tied_weights_are_held_once_in_a_group():
-    parts = [layer("", 1e12, weights=100) for _ in range(2)]
-    candidate = Candidate((2,), ({},), Std1F1B(1), 1, False, False)
-    made = profile(tuple(parts), 1, tied=(((0, 1), 100),))
-    assert evaluate(CostModel(made, FAST), candidate).prediction.memory.weights == 100
 
 
 def test_tied_weights_of_a_group_are_summed_and_updated_once():
@@ -215,6 +193,7 @@ def test_tied_weights_of_a_group_are_summed_and_updated_once():
     assert one.seconds == pytest.approx(6 + 1 + 3)
     assert two.seconds == pytest.approx(2 * 6 + 1 + 3)
     assert two.prediction.communication == pytest.approx(1 / two.seconds)
+    assert two.prediction.memory.weights == one.prediction.memory.weights, "they are held once"
 
 
 @pytest.mark.parametrize("name", CLOSED_FORMS)
@@ -244,7 +223,7 @@ def test_the_first_round_of_microbatches_is_the_longest(stages):
     assert form.in_flight(*args)[0] == pytest.approx(most)
 
 
-@pytest.mark.parametrize("name", [name for name in CLOSED_FORMS if name != "ForwardOnly"])
+@pytest.mark.parametrize("name", [name for name in PLACEMENTS if name in CLOSED_FORMS])
 def test_long_steps_are_prolonged(name, monkeypatch):
     schedule = FAMILIES[name].build(4)
     parts = [layer("", 1e12 * (1 + stage % 3 / 4), residuals=1000) for stage in range(schedule.num_stages)]
@@ -254,35 +233,3 @@ def test_long_steps_are_prolonged(name, monkeypatch):
     assert prolonged.num_tasks < whole.num_tasks
     assert prolonged.seconds == pytest.approx(whole.seconds, rel=0.03)
     assert prolonged.prediction.memory.residuals == pytest.approx(whole.prediction.memory.residuals, rel=0.2)
-
-
-def test_a_cut_is_the_shortest_of_all():
-    """By the bound of 1F1B, for layers of different lengths."""
-    seconds, number = [5.0, 1.0, 1.0, 4.0, 2.0, 2.0], 4
-    made = profile(tuple(layer("", 1e12 * time / 3) for time in seconds), number)
-    model = CostModel(made, FAST)
-    alone = Candidate((), (Submesh(),), Std1F1B(1), number, False, False)
-    table = model.table(model.group_settings(DeviceRange(0, Submesh()), alone))
-    range_costs = StageRangeCosts.of(table, 0.0, np.zeros(7))
-
-    def bound(cut):
-        stops = [*itertools.accumulate(cut)]
-        value = 0.0
-        for first, stop in reversed([*zip([0, *stops], stops, strict=False)]):
-            time = sum(seconds[first:stop])
-            value = max(number * time, time + value)
-        return value
-
-    every = [
-        tuple(b - a for a, b in itertools.pairwise((0, *inner, 6)))
-        for inner in itertools.combinations(range(1, 6), 2)
-    ]
-    found = [*cuts([range_costs] * 3, [1, 1, 1], number, [math.inf] * 3)]
-    assert min(map(bound, found)) == pytest.approx(min(map(bound, every)))
-    assert (
-        min(
-            max(sum(seconds[a : a + n]) for a, n in zip([0, *itertools.accumulate(c)], c, strict=False))
-            for c in found
-        )
-        == 6
-    )

@@ -41,8 +41,6 @@ def trials(request):
 
 @pytest.mark.usual(
     "products are bound by operations-4-model-4",
-    "by memory-4-one device-16",
-    "with shared cores-2-model-16",
 )
 @pytest.mark.parametrize("num_microbatches", [4, 16])
 @pytest.mark.parametrize("submesh", SUBMESHES.values(), ids=SUBMESHES)
@@ -76,6 +74,7 @@ def step_with_scores(params, tokens, labels):
     return mpmd.value_and_grad(loss_with_scores)(params, tokens, labels)
 
 
+@pytest.mark.usual("{'data': 2}")
 @pytest.mark.parametrize("submesh", [{}, {"data": 2}], ids=str)
 def test_the_formula_knows_the_temporaries_of_a_large_vocabulary(submesh):
     embedding = jax.ShapeDtypeStruct((4096, WIDTH), "float32")

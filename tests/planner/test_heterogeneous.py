@@ -65,15 +65,6 @@ def test_slower_groups_have_fewer_layers_in_proportion():
     assert sorted(layers_of(best)) == [("fast", 6), ("fast", 6), ("slow", 2), ("slow", 2)]
 
 
-@pytest.mark.parametrize("layers", [15, 16, 18])
-def test_layers_are_in_proportion_within_one_layer(layers):
-    steps = dataclasses.replace(SIXTEEN, layers=SIXTEEN.layers[:1] * layers)
-    fixed = dataclasses.replace(FOUR_GROUPS, num_microbatches=32, submesh={"data": 1})
-    best = search(steps, two_and_two(), fixed, SearchBudget(exhaustive=False))[0].candidate
-    for pool, number in layers_of(best):
-        assert abs(number - layers * (3 if pool == "fast" else 1) / 8) <= 1
-
-
 def test_the_step_is_shorter_than_with_equal_layers_and_than_on_the_fast_devices():
     cluster = two_and_two()
     chosen = on_four_groups()[0]
@@ -118,6 +109,7 @@ def test_the_memory_of_a_row_is_that_of_the_group_that_lacks_most():
     assert (memory.group, same.group) == (1, 0)
 
 
+@pytest.mark.usual("steps0-cluster0")
 @pytest.mark.parametrize(
     ("steps", "cluster"), [(u_net(), FAST), (gpt(num_layers=4, width=1024, heads=8, rows=16), a100s(2))]
 )
@@ -159,6 +151,7 @@ def test_stage_profiles_say_the_pool():
     assert "pool" not in str(stage_profile(SIXTEEN, FAST, on_fast_devices()[0].candidate))
 
 
+@pytest.mark.slow
 def test_large_clusters_of_two_kinds_use_both():
     pools = [
         dataclasses.replace(a100s(1), kind="A100"),
@@ -234,6 +227,11 @@ def test_a_file_that_is_none_of_pools_is_refused(tmp_path, change, text):
         (FAST, LINK, "pools must be clusters of one kind each"),
         ([FAST, 3], LINK, r"pools\[1\] must be an mpmd.Cluster of one kind of devices, not 3"),
         ([FAST, dataclasses.replace(SLOW, kind="")], LINK, r"pools\[1\] needs a kind, .* kind='H100'"),
+        (
+            [Cluster.of([FAST, SLOW], link=LINK), FAST],
+            LINK,
+            r"pools\[0\] must be an mpmd.Cluster of one kind",
+        ),
         ([FAST, FAST], LINK, r"pools\[1\] and pools\[0\] are both of the kind 'fast'"),
         ([FAST, SLOW], None, "link must be given between 2 pools"),
         ([FAST, SLOW], 3, "link must be an mpmd.simulate.Link of seconds and bytes per second, .* not 3"),
@@ -254,11 +252,6 @@ def test_a_file_that_is_none_of_pools_is_refused(tmp_path, change, text):
 def test_what_is_no_cluster_is_refused(pools, link, text):
     with pytest.raises((ValueError, TypeError), match=text):
         Cluster.of(pools, link=link)
-
-
-def test_a_cluster_of_several_kinds_in_one_is_refused():
-    with pytest.raises(TypeError, match=r"pools\[0\] must be an mpmd.Cluster of one kind"):
-        Cluster.of([two_and_two(), FAST], link=LINK)
 
 
 def test_presets_make_pools():

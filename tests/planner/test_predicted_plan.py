@@ -164,7 +164,7 @@ def test_zeros_that_are_scattered_into_are_sharded_like_the_result():
     assert divided.temporaries == pytest.approx(whole.temporaries / 4, rel=0.01)
 
 
-@pytest.mark.usual("1")
+@pytest.mark.slow
 @pytest.mark.parametrize("num_microbatches", [1, 2, 4])
 def test_rows_stay_divided_by_more_devices_than_there_are_microbatches(num_microbatches):
     def prediction(devices):

@@ -79,7 +79,7 @@ LOSSES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.usual("dots_saveable-written", "dots_with_no_batch_dims_saveable-scanned")
+@pytest.mark.usual("dots_with_no_batch_dims_saveable-scanned")
 @LOSSES
 @pytest.mark.parametrize("policy", [policy for policy in Remat if policy is not Remat.NONE])
 def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, stacked, policy):
@@ -128,26 +128,6 @@ def test_attention_by_pattern_is_refused_with_the_remedy():
 
 
 @pytest.mark.slow
-def test_short_memory_gets_the_cheapest_policy_that_fits():
-    args = weights(), batch()
-    alone = {
-        policy: mpmd.plan(
-            step_of(written), *args, cluster=cluster(1e12), simulate=1, num_stages=2, remat=policy, **FIXED
-        ).best.prediction
-        for policy in (Remat.NONE, Remat.DOTS_SAVEABLE, Remat.NOTHING_SAVEABLE)
-    }
-    bytes_of = {policy: prediction.memory.total for policy, prediction in alone.items()}
-    assert bytes_of[Remat.NONE] > bytes_of[Remat.DOTS_SAVEABLE] > bytes_of[Remat.NOTHING_SAVEABLE]
-    choice = planned(written, False, (bytes_of[Remat.NONE] + bytes_of[Remat.DOTS_SAVEABLE]) / 2, num_stages=2)
-    names = {*choice.candidate.remat}
-    assert all(f"remat {name}" in str(choice) for name in names)
-    assert all(f"{name} " in str(choice.details()) for name in names)
-    assert choice.best.prediction.seconds < alone[Remat.NOTHING_SAVEABLE].seconds
-    assert Remat.NOTHING_SAVEABLE not in choice.candidate.remat
-    assert choice.candidate.is_rematerialised
-
-
-@pytest.mark.usual("nothing_saveable then dots_saveable-scanned")
 @LOSSES
 @pytest.mark.parametrize(
     "remat",

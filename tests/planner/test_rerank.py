@@ -137,12 +137,6 @@ def test_what_does_not_fit_by_formula_is_not_planned():
     assert planned == [1] and order == [1, 2]
 
 
-def test_measured_tasks_rank_before_the_others():
-    order, _, result = run([row(1, 1.0), row(2, 1.1), row(3, 1.2)], {}, measure=2, measured={1: 1.0, 2: 0.9})
-    assert order == [2, 1, 3]
-    assert [found.prediction.source for found in result.rows] == ["measurement", "measurement", "simulation"]
-
-
 def test_contenders_are_measured_in_turns_and_the_median_counts():
     rows = [row(1, 1.0), row(2, 1.0), row(3, 1.0), row(4, 1.0)]
     # The second one is disturbed in the first turn, the first one is quick by chance, the fourth is too slow.
@@ -180,18 +174,18 @@ def test_the_simplest_of_those_within_the_expected_error_wins():
     assert run(rows, {**plans, 3: (1.06, 50.0)})[0] == [2, 1, 3, 4]
 
 
-def test_one_group_is_simpler_than_a_pipeline():
-    rows = [row(1, 1.0, submeshes=TWO), row(2, 1.04, submeshes=({"data": 2},))]
-    order, _, result = run(rows, {1: (1.0, 50.0), 2: (1.04, 50.0)})
-    assert order == [2, 1] and result.rows[1].reason.endswith("5%; a pipeline is less simple")
-
-
-@pytest.mark.parametrize("axis", ["model", "sequence"])
-def test_layers_that_no_devices_share_are_simpler(axis):
-    shared, whole = ({axis: 2, "data": 2},) * 2, ({"data": 4},) * 2
-    rows = [row(1, 1.0, submeshes=shared), row(2, 1.05, submeshes=whole)]
+@pytest.mark.parametrize(
+    ("complex_one", "simple_one", "reason"),
+    [
+        (TWO, ({"data": 2},), "a pipeline is less simple"),
+        (({"model": 2, "data": 2},) * 2, ({"data": 4},) * 2, "devices share its layers"),
+        (({"sequence": 2, "data": 2},) * 2, ({"data": 4},) * 2, "devices share its layers"),
+    ],
+)
+def test_what_is_simpler_wins_within_the_expected_error(complex_one, simple_one, reason):
+    rows = [row(1, 1.0, submeshes=complex_one), row(2, 1.05, submeshes=simple_one)]
     order, _, result = run(rows, {1: (1.0, 50.0), 2: (1.05, 50.0)})
-    assert order == [2, 1] and result.rows[1].reason.endswith("5%; devices share its layers")
+    assert order == [2, 1] and result.rows[1].reason.endswith(f"5%; {reason}")
     order, _, _ = run(rows, {1: (1.0, 50.0), 2: (1.06, 50.0)})
     assert order == [1, 2], "further off than the error of a plan, 5%"
 

@@ -186,6 +186,7 @@ def test_a_fix_that_keeps_a_step_from_fitting_is_named():
         search(SMALL, cluster, Constraints(groups=1, submesh={}))
 
 
+@pytest.mark.slow
 def test_a_schedule_of_more_stages_is_no_fix_for_layers_of_each_stage():
     cluster = dataclasses.replace(a100s(nodes=1), memory=5e8)
     fixed = Constraints(groups=2, num_stages=2, layers_per_stage=(2, 6), schedule="Interleaved1F1B")

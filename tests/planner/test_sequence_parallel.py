@@ -17,12 +17,8 @@ from mpmd.planner.search.stages import CostModel
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Link
 from tests.support import planned_steps
-from tests.support.collectives import collectives_of
 from tests.support.parity import assert_close
 from tests.support.transformer_step import (
-    LENGTH,
-    ROWS,
-    WIDTH,
     arguments,
     scanned_step,
     shapes,
@@ -45,29 +41,14 @@ def chosen(step, args, **fixes):
     return mpmd.plan(step, *args, cluster=CLUSTER, simulate=1, **fixes)
 
 
-def specs_of(loaded, shape):
-    """The specs of results of a shape of all executables."""
-    results = [
-        (aval.shape, spec)
-        for executable in loaded.plan.executables
-        for aval, spec in zip(executable.outputs, executable.out_specs, strict=True)
-    ]
-    return [spec for of_result, spec in results if of_result == shape]
-
-
 CASES = {
-    "one group": ({"groups": 1, "submesh": {"model": 4}}, train_step, arguments),
-    "two groups": ({"groups": 2, "submesh": {"model": 4}, "num_microbatches": 4}, train_step, arguments),
     "rows, too": ({"groups": 2, "submesh": {"data": 2, "model": 2}}, train_step, arguments),
-    "sequences, too": ({"groups": 1, "submesh": {"sequence": 2, "model": 2}}, train_step, arguments),
     "weights, too": (
         {"groups": 1, "submesh": {"data": 2, "model": 2}, "fsdp": True},
         train_step,
         arguments,
     ),
-    "rematerialised": ({"groups": 2, "submesh": {"model": 2}, "remat": True}, train_step, arguments),
     "layers of a scan": ({"groups": 2, "submesh": {"model": 2}}, scanned_step, stacked_arguments),
-    "a scan in one stage": ({"groups": 1, "submesh": {"model": 4}}, scanned_step, stacked_arguments),
     "groups of two sizes": (
         {"groups": 2, "submesh": [{"model": 4}, {"model": 2}]},
         train_step,
@@ -76,7 +57,7 @@ CASES = {
 }
 
 
-@pytest.mark.usual("one group")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_computes_what_plain_jax_computes(case):
     fixes, step, arguments_of = CASES[case]
@@ -100,36 +81,6 @@ def test_a_step_of_rows_alone_is_divided_by_rows():
     with choice.mesh() as mesh:
         planned = choice.jit(mesh, donate_argnums=())
         assert_close(planned(*args), expected)
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    """The step compiled for a group of four, without and with sequence parallelism."""
-    args, steps = arguments(), {}
-    for sequence_parallel in (False, True):
-        fixes = {"groups": 2, "submesh": {"model": 4}, "num_microbatches": 2, "remat": False}
-        choice = chosen(train_step, args, **fixes, sequence_parallel=sequence_parallel)
-        with choice.mesh() as mesh:
-            step = choice.jit(mesh).compile(*args)
-            in_loop, _ = collectives_of(step, mesh)
-        steps[sequence_parallel] = choice, step, in_loop
-    return steps
-
-
-@pytest.mark.slow
-def test_what_forwards_keep_and_send_is_divided(loaded):
-    shape = (ROWS // 2, LENGTH, WIDTH)
-    (_, whole, _), (_, divided, _) = loaded[False], loaded[True]
-    assert () in specs_of(whole, shape)
-    assert specs_of(divided, shape) and all(specs_of(divided, shape))
-
-
-@pytest.mark.slow
-def test_forwards_allocate_less(loaded):
-    for executable in loaded[False][1].plan.executables:
-        if executable.name.startswith("fwd"):
-            divided = loaded[True][1].plan.executable(executable.name)
-            assert divided.memory.outputs < 0.75 * executable.memory.outputs
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +134,7 @@ def test_is_not_chosen_where_latencies_limit_tasks(trials):
     assert not best_row(trials, slow).candidate.sequence_parallel
 
 
+@pytest.mark.slow
 def test_constraints_of_the_user_stay():
     def loss(params, x, y):
         for layer in params:

@@ -144,14 +144,10 @@ def on_four_devices(size):
     "size, nodes, holding, at_once, seconds, groups_at_once",
     [
         (1, 1, "receiver", 1.6, 2.0 + 0.4, 1.6),
-        (1, 1, "receiver", None, 2.0 + 0.5, 2.0),
-        (1, 1, "slots", 1.6, 5.0 / 2 + 0.5, 2.0),
         (1, 1, "slots", None, 5.0 / 2 + 0.5, 2.0),
-        (1, 2, "kept", None, 5.0 + 1.0, math.inf),
         (1, 2, "kept", 1.6, 5.0 + 1.0, math.inf),
         (2, 1, "receiver", 1.6, 2.0 * 0.8 + 0.4, 0.8),
         (2, 1, "receiver", None, 2.0 + 0.5, 1.0),
-        (2, 1, "slots", None, 5.0 / 2 + 0.5, 1.0),
     ],
 )
 def test_measured_groups_share_cores(monkeypatch, size, nodes, holding, at_once, seconds, groups_at_once):

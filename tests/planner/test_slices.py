@@ -9,7 +9,7 @@ import pytest
 import mpmd
 from mpmd.compiler.find_layers.stages_of import stages_of
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.choice_table import candidate_text, row_data
+from mpmd.planner.choice_table import row_data
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, closed_form
@@ -154,13 +154,6 @@ def test_the_numbers_of_the_advice_are_those_of_the_formulas():
     assert not advice_on_slices(made, slow, search(made, slow, constraints))
 
 
-@pytest.mark.slow
-def test_the_steps_own_schedule_of_slices_is_a_row():
-    schedule = mpmd.Seq1F1B(STAGES, SLICES)
-    choice = planned(schedule, groups=STAGES, submesh={})
-    assert [row.candidate.schedule for row in choice.rows if row.label == "as written"] == [schedule]
-
-
 @pytest.mark.parametrize(
     ("slices", "schedule", "message"),
     [
@@ -174,6 +167,7 @@ def test_slices_that_the_loss_does_not_have_are_refused(slices, schedule, messag
         search(made, FAST, Constraints(schedule=schedule))
 
 
+@pytest.mark.slow
 def test_slices_are_those_of_marks_that_stand_in_each():
     def stages(schedule, **loss):
         (of_loop,) = stages_of(step_of(schedule, **loss), sliced_arguments())
@@ -191,6 +185,7 @@ def test_slices_are_those_of_marks_that_stand_in_each():
     assert stages(mpmd.Std1F1B(STAGES), loss=scores_in_slices) == (STAGES, 1)
 
 
+@pytest.mark.slow
 def test_slices_of_scans_with_marks():
     case = next(program for program in PROGRAMS if program.name == "slices_of_scans_with_marks").case()
     (of_loop,) = stages_of(case.step, (case.state, *case.batch))
@@ -268,6 +263,7 @@ def test_a_search_finds_slices_where_memory_is_short(budget):
     assert best.candidate.schedule.slices == 4 and best.prediction.memory.total <= 2500
 
 
+@pytest.mark.slow
 def test_the_formula_is_near_the_simulation_of_the_plan():
     step = step_of(mpmd.Std1F1B(STAGES), loss=sliced_loss(position_by_position, bounds=(0, 6, 12)))
     made = Trials(StepSpec.of(step, sliced_arguments(), {}, None, None, None, None, None), CLUSTER)
@@ -277,12 +273,3 @@ def test_the_formula_is_near_the_simulation_of_the_plan():
         simulated = made.realize(candidate).prediction
         assert formula.seconds == pytest.approx(simulated.seconds, rel=0.1)
         assert formula.bubble == pytest.approx(simulated.bubble, abs=0.05)
-
-
-def test_candidates_in_words():
-    def text(schedule):
-        return candidate_text(Candidate((1,) * 4, ({},) * 4, schedule, 2, False, False))
-
-    assert text(mpmd.GPipe(4, 2)) == "4 groups of one device, GPipe of 2 slices, 2 microbatches"
-    assert "eager Seq1F1B of 2 slices, " in text(mpmd.Seq1F1B(4, 2, eager=True))
-    assert "Seq1F1B of 2 slices with split backwards, " in text(mpmd.Seq1F1B(4, 2, split_backward=True))

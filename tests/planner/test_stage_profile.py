@@ -78,7 +78,7 @@ def test_a_choice_shows_the_table_of_its_loop():
         planned(2).stage_profile(1)
 
 
-@pytest.mark.usual("2")
+@pytest.mark.slow
 @pytest.mark.parametrize("num_layers", [2, 3])
 def test_as_many_layers_as_asked_for(num_layers):
     choice = planned(num_layers)

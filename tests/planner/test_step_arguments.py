@@ -47,26 +47,22 @@ def specs(chosen, given=(None,) * 4, known=SMALL):
     return argument_specs(known, DIVIDED, chosen, given)
 
 
-def test_what_the_optimizer_keeps_is_sharded_like_the_weight():
-    assert specs(candidate(data=2, model=4)) == [("data",), (None, "model"), (None, "model"), ("model",)]
+DIVIDED_WEIGHT, COLUMNS = ("data", "model"), (None, "model")
 
 
-def test_axes_of_one_device_are_left_out():
-    assert specs(candidate(data=1, model=4)) == [(), (None, "model"), (None, "model"), ("model",)]
-
-
-def test_what_does_not_divide_is_whole():
-    assert specs(candidate(data=3, model=5)) == [(), (), (), ()]
-
-
-def test_fsdp_divides_a_dimension_that_is_free():
-    divided = ("data", "model")
-    assert specs(candidate(fsdp=True, data=2, model=4)) == [("data",), divided, divided, ("model",)]
-
-
-def test_fsdp_takes_the_same_dimension_if_no_other_divides():
-    both = (None, ("model", "data"))
-    assert specs(candidate(fsdp=True, data=4, model=4))[1:3] == [both, both]
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (candidate(data=2, model=4), [("data",), COLUMNS, COLUMNS, ("model",)]),
+        (candidate(data=1, model=4), [(), COLUMNS, COLUMNS, ("model",)]),
+        (candidate(data=3, model=5), [(), (), (), ()]),
+        (candidate(fsdp=True, data=2, model=4), [("data",), DIVIDED_WEIGHT, DIVIDED_WEIGHT, ("model",)]),
+        (candidate(fsdp=True, data=4, model=4), [("data",), *[(None, ("model", "data"))] * 2, ("model",)]),
+    ],
+    ids=["moments like weights", "one device", "no divisor", "FSDP", "FSDP along the same dimension"],
+)
+def test_specs_of_a_candidate(chosen, expected):
+    assert specs(chosen) == expected
 
 
 def test_what_the_user_gives_holds_for_all_that_is_linked():

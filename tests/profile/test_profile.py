@@ -137,28 +137,6 @@ def test_an_argument_that_would_be_gone_refuses_several_steps(mesh):
         step.profile(*arguments(), steps=0)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "is not a profile: it is not JSON"),
-        ("[" * 100_000, "is not a profile: it is not JSON"),
-        ("[]", "is not a profile, which step.profile"),
-        (
-            '{"format": "mpmd profile", "version": 99}',
-            "of version 99, and this release reads version 2",
-        ),
-        (
-            '{"format": "mpmd profile", "version": 2, "profile": 3}',
-            "is a damaged profile: expected an object",
-        ),
-    ],
-)
-def test_other_files_are_refused(content, message, tmp_path):
-    (tmp_path / "other.json").write_text(content)
-    with pytest.raises(ValueError, match=f"other.json .*{message}"):
-        mpmd.Profile.load(tmp_path / "other.json")
-
-
 def edit(path, *keys, to):
     """Changes one value of a file; ``to`` is called with the value there."""
     content = json.loads(path.read_text())

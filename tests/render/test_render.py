@@ -48,12 +48,6 @@ def test_a_schedule_as_text(schedule):
     assert schedule_grid(schedule.tasks(2)) == GRIDS[schedule].strip()
 
 
-@pytest.mark.parametrize("schedule", GRIDS)
-def test_the_text_reads_back(schedule):
-    tasks = schedule.tasks(2)
-    assert from_text(schedule_grid(tasks)) == tasks
-
-
 def test_split_backwards_and_wide_numbers_as_text() -> None:
     group: list[Cell] = [
         FusedTask((Task("fwd", 0, 9), Task("bwdA", 0, 9))),
@@ -61,6 +55,7 @@ def test_split_backwards_and_wide_numbers_as_text() -> None:
         Task("fwd", 0, 10),
     ]
     assert schedule_grid([group]) == "0  F9 +A9  W9  F10"
+    assert from_text(schedule_grid([group])) == [group]
 
 
 def test_columns_are_as_fine_as_the_times() -> None:
@@ -163,10 +158,3 @@ def test_a_chart_measures_memory_in_microbatches_of_a_whole_group():
     one, two = simulate(Std1F1B(2).tasks(4)), simulate(Interleaved1F1B(4, 2).tasks(4))
     assert Chart.of(one).peaks == list(one.peaks) == [2, 1]
     assert Chart.of(two).peaks == [peak / 2 for peak in two.peaks] == [2.5, 1.5]
-
-
-def test_a_chart_of_measured_events_starts_with_the_first_and_does_not_count_waiting_as_work():
-    chart = Chart.of(EVENTS)
-    assert (chart.groups, round(chart.makespan, 6), chart.memory) == ((0, 1), 0.009, ())
-    assert [round(busy, 6) for busy in chart.busy] == [round(6 / 9, 6), round(3 / 9, 6)]
-    assert chart.time_text(chart.makespan) == "9 ms"

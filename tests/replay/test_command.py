@@ -4,7 +4,6 @@ import dataclasses
 import importlib.metadata
 import io
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -162,9 +161,7 @@ def with_low(number):
 
 HEADERS = [
     b"{[]: 1}",
-    b"{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}",
     b"{'descr': '<f4', 1: False, 'shape': (1,)}",
-    b"{('a'",
     b"'''abc",
     b"-" * 9000 + b"1",
 ]
@@ -213,32 +210,24 @@ BOMB = bytes(2**26 + 1)
         (lambda directory: (directory / "task.json").write_text("[" * 200000), "task.json is damaged"),
         (nested, "task.json is damaged: it is nested more than 200 levels deep"),
         (changed("dtype", "object"), "no dtype 'object'"),
-        (changed("dtype", "finfo"), "no dtype 'finfo'"),
         (changed("shape", [10**30]), "inputs.npz is damaged: it has "),
-        (changed("shape", [0, 10**30]), "inputs.npz is damaged"),
         (changed("shape", [-1]), "no array has the shape"),
         (changed("name", "../task.json"), "no item named '../task.json.npy'"),
         (changed("submesh", [["data", 0]]), "no group has the devices"),
-        (changed("submesh", [["data", 10**30]]), "no group has the devices"),
         (changed("evaluation", 3), "task.json is damaged: evaluation"),
         (changed("evaluation", with_low(10**400)), "first.operands[0].low: expected a number, not 1000"),
-        (changed("evaluation", with_low(math.nan)), "first.operands[0].low: expected a number, not nan"),
         (changed("not_exported", None), "task.json is damaged: not_exported"),
         (changed("spec", ["nowhere"]), "cannot run with JAX"),
         (changed("result_shape", [3, 3, 3]), "cannot run with JAX"),
-        (changed("result_shape", [2**40]), "cannot run with JAX"),
         (rewritten("inputs.npz", with_a_changed_value), "inputs.npz is damaged: Bad CRC-32"),
         (rewritten("inputs.npz", lambda data: data[:-4]), "inputs.npz is damaged"),
-        (rewritten("results.npz", lambda data: data[: len(data) // 2]), "results.npz is damaged"),
         (of_another_archive(lambda *args: None), "inputs.npz is damaged"),
         (of_another_archive(with_compression), "is compressed"),
         (of_another_archive(lambda a, n, v: written(a, n, v.astype(object))), "as task.json says"),
-        (of_another_archive(lambda a, n, v: written(a, n, v[None])), "as task.json says"),
         (of_another_archive(lambda a, n, v: a.writestr(f"{n}.npy", b"#!")), "inputs.npz is damaged"),
         *((with_header(text), "as task.json says") for text in HEADERS),
         (rewritten("task.mlir", lambda data: BOMB), "it has more than 64 MiB"),
         (rewritten("task.mlir", lambda data: data[: len(data) // 2]), "cannot run with JAX"),
-        (rewritten("task.mlir", lambda data: b""), "cannot run with JAX"),
     ],
 )
 def test_a_damaged_directory(capsys, small, tmp_path, change, message):
@@ -271,6 +260,7 @@ def test_a_task_of_more_threads_or_devices_than_a_process_has(capsys, small, tmp
     assert code == 2 and "no group has the devices" in error
 
 
+@pytest.mark.slow
 def test_an_option_that_xla_does_not_know_is_no_fault_of_the_task(small, tmp_path):
     """XLA ends its process with 1, which would mean that a result differs."""
     versions = load(small[0] / "fwd_0__1").record.versions
@@ -281,20 +271,6 @@ def test_an_option_that_xla_does_not_know_is_no_fault_of_the_task(small, tmp_pat
         [sys.executable, "-m", "mpmd", "replay", directory], cwd=ROOT, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "") and "--xla_of_somebody_else=1" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["pipe", "large", "deep"])
-def test_digests_that_are_no_file_of_digests(capsys, small, tmp_path, name):
-    path = tmp_path / name
-    if name == "pipe":
-        os.mkfifo(path)
-    elif name == "large":
-        with path.open("wb") as file:
-            file.truncate(2**40)
-    else:
-        path.write_text("[" * 500 + "]" * 500)
-    code, text, error = replay(capsys, small[0] / "fwd_0__1", "--against", path)
-    assert (code, text) == (2, "") and f"{path} is damaged: it " in error
 
 
 def test_what_was_found_is_printed_where_the_task_cannot_run(capsys, with_nan, tmp_path):

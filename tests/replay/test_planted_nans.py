@@ -44,13 +44,13 @@ def replays(request, tmp_path_factory):
     return json.loads(done.stdout)
 
 
-@pytest.mark.usual("scan_over_layers", "attention_mask", "sharded_group")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_line_is_named_and_the_executable_has_the_recorded_bits(replays, name):
     evaluation = replays[name]["evaluation"]
     first = evaluation["first"]
     assert first["source"]["line"].split(" ")[0].endswith(f"planted_nans.py:{line_of(name)}"), first
-    assert first["kind"] == PROGRAMS[name]().kind
+    assert first["kind"] == "NaN"
     assert evaluation["reaches_result"] and evaluation["skipped"] == []
     assert replays[name]["fault"] and replays[name]["code"] == 1
     assert (replays[name]["not_run"], replays[name]["differences"]) == ("", [])

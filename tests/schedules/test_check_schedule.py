@@ -7,13 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mpmd.ir.plan import FusedTask, Task
 from mpmd.schedules import (
     Eager1F1B,
-    Interleaved1F1B,
     ScheduleError,
     Std1F1B,
     check_schedule,
@@ -223,38 +220,11 @@ def test_what_is_no_cell_is_named_and_marked() -> None:
 
 
 def test_long_lists_of_cells_are_cut():
-    with pytest.raises(ScheduleError, match=r"missing: fwd_0__0, bwd_0__0, .*, … 200 in all$"):
-        check_schedule([[]], num_stages=2, num_microbatches=50)
     with pytest.raises(ScheduleError, match=r"not of this step: (\S+ \(group 0\), ){8}… 20 in all"):
         check_schedule([[Task("fwd", 1, i) for i in range(20)]], num_stages=1, num_microbatches=1)
 
 
-@pytest.mark.parametrize("schedule", [Std1F1B(4), Interleaved1F1B(6, 2)], ids=repr)
-def test_lists_of_forwards_alone_can_run(schedule):
-    tasks = [
-        [task for cell in cells for task in cell.tasks if task.kind == "fwd"] for cells in schedule.tasks(3)
-    ]
-    check_schedule(tasks, schedule.num_stages, 3, schedule.mpmd_dim)
-    with pytest.raises(ScheduleError, match="missing: bwd_0__0, bwd_0__1"):
-        check_schedule([*tasks[:-1], [*tasks[-1], Task("bwd", schedule.num_stages - 1, 0)]], 6, 3)
-
-
-@given(st.data())
-def test_removing_or_repeating_any_task_is_found(data):
-    tasks = Interleaved1F1B(6, 3).tasks(data.draw(st.integers(1, 5)))
-    num_microbatches = sum(task.stage == 0 and task.kind == "fwd" for task in tasks[0])
-    group = data.draw(st.integers(0, 2))
-    index = data.draw(st.integers(0, len(tasks[group]) - 1))
-    cell = tasks[group].pop(index)
-    with pytest.raises(ScheduleError, match=rf"missing: [^(]*{cell.tasks[0]}"):
-        check_schedule(tasks, 6, num_microbatches)
-    tasks[group][index:index] = [cell, cell]
-    with pytest.raises(ScheduleError) as caught:
-        check_schedule(tasks, 6, num_microbatches)
-    repeated = next(fault for fault in caught.value.faults if "more than once" in fault.message)
-    assert set(repeated.cells) == {(group, index), (group, index + 1)}
-
-
+@pytest.mark.slow
 def test_a_large_schedule_is_checked_and_ordered_quickly():
     tasks = Eager1F1B(32).tasks(256)
     start = time.process_time()
@@ -265,6 +235,7 @@ def test_a_large_schedule_is_checked_and_ordered_quickly():
     assert checked - start < 5 and time.process_time() - checked < 5
 
 
+@pytest.mark.slow
 def test_groups_that_run_one_after_another_are_ordered_quickly():
     tasks = [[Task(kind, stage, mb) for mb in range(256) for kind in ("fwd", "bwd")] for stage in range(32)]
     start = time.process_time()

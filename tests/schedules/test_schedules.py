@@ -7,6 +7,7 @@ unit, a backward of two, its halves of one each, and free messages. Records with
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -16,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpmd.ir.plan import Task
 from mpmd.render import schedule_grid
 from mpmd.schedules import (
     FAMILIES,
@@ -27,10 +27,12 @@ from mpmd.schedules import (
     Interleaved1F1B,
     InterleavedGPipe,
     KimiK2,
+    ListSchedule,
     LoopedBFS,
     RoundRobin,
     Schedule,
     Std1F1B,
+    TaskTimes,
     VShaped,
     ZeroBubbleH2,
     ZeroBubbleV,
@@ -73,43 +75,20 @@ def test_the_lists_are_those_of_others(name):
 
 
 @given(schedule=schedules(), m=microbatches)
-def test_every_schedule_of_every_size_can_run(schedule, m):
+def test_every_schedule_of_every_size_can_run_in_ascending_order_on_the_groups_of_its_placement(schedule, m):
     lists = schedule.tasks(m)
     check_schedule(lists, schedule.num_stages, m, schedule.mpmd_dim)
     assert simulate(lists, fused=True)
     assert schedule.tasks(m) == lists
-
-
-@given(schedule=schedules(), m=microbatches)
-def test_every_stage_accumulates_in_ascending_order(schedule, m):
-    for tasks in map(flat, schedule.tasks(m)):
-        for kind, stage in {(task.kind, task.stage) for task in tasks}:
-            ran = [task.microbatch for task in tasks if (task.kind, task.stage) == (kind, stage)]
-            assert ran == [*range(m)]
-
-
-@given(schedule=schedules(), m=microbatches)
-def test_stages_are_on_the_groups_of_their_placement(schedule, m):
-    for mpmd_idx, tasks in enumerate(map(flat, schedule.tasks(m))):
+    for mpmd_idx, tasks in enumerate(map(flat, lists)):
         stages = [*range(mpmd_idx, schedule.num_stages, schedule.mpmd_dim)]
         if isinstance(schedule, VShaped):
             stages = [mpmd_idx, schedule.num_stages - 1 - mpmd_idx]
-        assert sorted({task.stage for task in tasks}) == stages
-
-
-@given(p=groups, m=microbatches)
-def test_gpipe_holds_all_microbatches(p, m):
-    assert figures(GPipe(p).tasks(m)) == (3 * (m + p - 1), [m] * p)
-
-
-@given(p=groups, m=microbatches)
-def test_std_1f1b_holds_as_many_microbatches_as_there_are_stages_from_here_on(p, m):
-    assert figures(Std1F1B(p).tasks(m)) == (3 * (m + p - 1), [min(p - r, m) for r in range(p)])
-
-
-@given(p=groups, m=microbatches)
-def test_eager_1f1b_holds_about_twice_as_many(p, m):
-    assert figures(Eager1F1B(p).tasks(m)) == (3 * (m + p - 1), [min(2 * (p - r) - 1, m) for r in range(p)])
+        ran = collections.defaultdict(list)
+        for task in tasks:
+            ran[task.kind, task.stage].append(task.microbatch)
+        assert {stage for _, stage in ran} == {*stages}
+        assert all(numbers == [*range(m)] for numbers in ran.values())
 
 
 def interleaved_makespan(p, v, m):
@@ -120,24 +99,29 @@ def first_round(p, m):
     return -(-m // max(1, m // p))
 
 
+CLOSED_FORMS = {
+    GPipe: lambda p, v, m: [m] * p,
+    Std1F1B: lambda p, v, m: [min(p - r, m) for r in range(p)],
+    Eager1F1B: lambda p, v, m: [min(2 * (p - r) - 1, m) for r in range(p)],
+    Interleaved1F1B: lambda p, v, m: [
+        min(v * m, (v - 1) * first_round(p, m) + 2 * (p - 1 - r) + 1) for r in range(p)
+    ],
+    KimiK2: lambda p, v, m: [min(v * m, (v - 1) * first_round(p, m) + 2 * (p - 1 - r) + 2) for r in range(p)],
+    InterleavedGPipe: lambda p, v, m: [v * m] * p,
+    LoopedBFS: lambda p, v, m: [v * m] * p,
+}
+"""Microbatches that each of ``p`` groups holds of its ``v`` stages, of ``m`` microbatches in a step."""
+
+
+@pytest.mark.parametrize("family", CLOSED_FORMS, ids=lambda family: family.__name__)
 @given(p=groups, v=stages_per_group, m=microbatches)
-def test_interleaved_1f1b_has_the_same_bubble_in_units_of_smaller_stages(p, v, m):
-    held = [min(v * m, (v - 1) * first_round(p, m) + 2 * (p - 1 - r) + 1) for r in range(p)]
-    assert figures(Interleaved1F1B(p * v, p).tasks(m)) == (interleaved_makespan(p, v, m), held)
-
-
-@given(p=groups, v=stages_per_group, m=microbatches)
-def test_kimi_k2_holds_one_more(p, v, m):
-    lists = KimiK2(p * v, p).tasks(m)
-    held = [min(v * m, (v - 1) * first_round(p, m) + 2 * (p - 1 - r) + 2) for r in range(p)]
-    assert figures(lists) == (interleaved_makespan(p, v, m), held)
-    assert simulate(lists, fused=True).makespan == interleaved_makespan(p, v, m)
-
-
-@given(p=groups, v=stages_per_group, m=microbatches)
-def test_looped_schedules_with_all_forwards_first_hold_everything(p, v, m):
-    for schedule in (InterleavedGPipe(p * v, p), LoopedBFS(p * v, p)):
-        assert figures(schedule.tasks(m)) == (interleaved_makespan(p, v, m), [v * m] * p)
+def test_bubbles_are_those_of_1f1b_and_memory_is_that_of_the_closed_form(family, p, v, m):
+    if not issubclass(family, RoundRobin):
+        v = 1
+    lists = FAMILIES[family.__name__].build(p, v * p).tasks(m)
+    assert figures(lists) == (interleaved_makespan(p, v, m), CLOSED_FORMS[family](p, v, m))
+    if family is KimiK2:
+        assert simulate(lists, fused=True).makespan == interleaved_makespan(p, v, m)
 
 
 @given(p=groups, v=stages_per_group, m=microbatches)
@@ -145,15 +129,6 @@ def test_breadth_first_turns_to_each_stage_once_per_direction(p, v, m):
     for tasks in map(flat, LoopedBFS(p * v, p).tasks(m)):
         turns = [stage for stage, _ in itertools.groupby((task.kind, task.stage) for task in tasks)]
         assert len(turns) == 2 * v
-
-
-@given(p=groups, v=stages_per_group, m=microbatches)
-def test_interleaved_1f1b_always_fuses_the_last_stage(p, v, m):
-    last = Interleaved1F1B(p * v, p).tasks(m)[-1]
-    fused = [str(cell) for cell in last if len(cell.tasks) > 1]
-    s = p * v - 1
-    assert fused == [f"FusedTask(fwd_{s}__{i}, bwd_{s}__{i})" for i in range(m)]
-    assert sum(task.stage == s for task in flat(last)) == 2 * m
 
 
 def test_interleaved_1f1b_runs_the_longer_round_first():
@@ -224,26 +199,13 @@ def test_schedules_are_values():
     assert Interleaved1F1B(8, 4) == Interleaved1F1B(num_stages=8, mpmd_dim=4) != KimiK2(8, 4)
     assert ForwardOnly(2, 2) == ForwardOnly(2, 2, placement=[0, 1])
     assert len({GPipe(2), GPipe(2), GPipe(3), Std1F1B(2), Interleaved1F1B(2, 2), KimiK2(2, 2)}) == 5
+    times = TaskTimes(fwd=[1, 2])
+    assert ListSchedule(2, 2, times=times, memory_limit=[2, 1]) == ListSchedule(2, 2, (0, 1), times, (2, 1))
+    assert len({ListSchedule(2, 2, times=times), ListSchedule(2, 2, times=times, memory_limit=[2, 1])}) == 2
     assert repr(GPipe(2)) == "GPipe(num_stages=2)"
     assert (Eager1F1B(3).name, Eager1F1B(3).mpmd_dim) == ("Eager1F1B", 3)
     with pytest.raises(dataclasses.FrozenInstanceError):
         GPipe(2).num_stages = 3  # type: ignore[misc]
-
-
-def test_a_schedule_of_ones_own_gives_its_tasks_and_nothing_else():
-    @dataclasses.dataclass(frozen=True)
-    class OneAtATime(Schedule):
-        def tasks(self, num_microbatches):
-            pairs = list(itertools.product(range(num_microbatches), ("fwd", "bwd")))
-            return [[Task(kind, stage, mb) for mb, kind in pairs] for stage in range(self.num_stages)]
-
-    schedule = OneAtATime(num_stages=2, mpmd_dim=2)
-    assert (schedule.name, hash(schedule)) == ("OneAtATime", hash(OneAtATime(2, 2)))
-    check_schedule(schedule.tasks(3), num_stages=2, num_microbatches=3, mpmd_dim=2)
-    assert schedule_grid(schedule.tasks(2)) == (
-        "0  F0 .  .  .  B0--- F1 .  .  .  B1---\n"
-        "1  .  F0 B0--- .  .  .  F1 B1--- .  ."
-    )  # fmt: skip
 
 
 @given(st.data())

@@ -104,14 +104,6 @@ def test_a_limit_of_one_microbatch_runs_one_after_another():
     assert (simulate(lists).makespan, peaks(lists)) == (4 * (3 + 3 + 1), [1, 1, 1])
 
 
-def test_list_schedules_are_values():
-    times = TaskTimes(fwd=[1, 2])
-    assert times == TaskTimes(fwd=(1, 2)) and hash(times) == hash(TaskTimes(fwd=(1, 2)))
-    schedule = ListSchedule(2, 2, times=times, memory_limit=[2, 1])
-    assert schedule == ListSchedule(2, 2, (0, 1), times, (2, 1))
-    assert len({schedule, ListSchedule(2, 2, times=times)}) == 2
-
-
 def test_what_cannot_be_found_is_an_error_that_says_all_that_is_wrong():
     with pytest.raises(ValueError) as caught:
         ListSchedule(4, 2, times=TaskTimes(fwd=[1, 2], bwdW=[1] * 5), memory_limit=1)

@@ -2,17 +2,17 @@
 
 import pytest
 
-from mpmd.schedules import GPipe, Interleaved1F1B, Std1F1B, ZeroBubble
+from mpmd.schedules import FAMILIES, GPipe
 from mpmd.schedules.text import from_text
 from mpmd.simulate import Costs, Link, simulate
+from tests.support.placements import PLACEMENTS
 
-SCHEDULES = [GPipe(4), Std1F1B(4), ZeroBubble(4), Interleaved1F1B(8, 4)]
+SCHEDULES = [FAMILIES[name].build(4) for name in PLACEMENTS]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__)
-@pytest.mark.parametrize("microbatches", [4, 8])
-def test_with_a_core_for_each_group_nothing_changes(schedule, microbatches):
-    tasks, link = schedule.tasks(microbatches), Link(latency=0.25, bandwidth=2.0)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=PLACEMENTS)
+def test_with_a_core_for_each_group_nothing_changes_and_one_core_does_all_work_in_turn(schedule):
+    tasks, link = schedule.tasks(8), Link(latency=0.25, bandwidth=2.0)
     own = simulate(tasks, Costs(link=link), steps=2)
     shared = simulate(tasks, Costs(link=link, at_once=4), steps=2)
     assert shared.makespan == pytest.approx(own.makespan)
@@ -22,14 +22,7 @@ def test_with_a_core_for_each_group_nothing_changes(schedule, microbatches):
         (e.label, e.start, e.end) for e in shared.events
     ]
     assert shared.peaks == pytest.approx(own.peaks)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__)
-def test_one_core_does_all_work_one_after_the_other(schedule):
-    tasks = schedule.tasks(8)
-    work = sum(simulate(tasks).busy)
-    shared = simulate(tasks, Costs(at_once=1))
-    assert shared.makespan == pytest.approx(work)
+    assert simulate(tasks, Costs(at_once=1)).makespan == pytest.approx(sum(own.busy) / 2)  # of two steps
 
 
 def test_speeds_change_when_a_group_begins_and_ends():

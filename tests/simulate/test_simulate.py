@@ -13,7 +13,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import re
 from typing import Any, get_args
 
 import pytest
@@ -21,11 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.ir.events import Event, Wait
-from mpmd.ir.plan import Cell, OutsideTask, Task, TaskKind, parse_cell, parse_task
+from mpmd.ir.plan import Cell, OutsideTask, Task, TaskKind, parse_task
 from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B
 from mpmd.schedules.check import makes, needs
 from mpmd.simulate import Costs, Gap, Link, Simulation, simulate
+from tests.support.lists import parse
 
 EXPECTED = json.loads((pathlib.Path(__file__).parent / "expected_simulation.json").read_text())
 MADE_HERE = {schedule.__name__: schedule for schedule in (GPipe, Std1F1B, Eager1F1B)}
@@ -38,12 +38,6 @@ microbatches = st.integers(1, 12)
 times = st.sampled_from([0.25, 0.5, 1.0, 1.75, 3.0])
 latencies = st.sampled_from([0.25, 0.5, 1.0])
 links = st.builds(Link, st.sampled_from([0.0, 0.25, 2.0]), st.sampled_from([0.5, 1.0, 4.0, math.inf]))
-
-
-def parse(text: str) -> list[list[Cell]]:
-    """The lists of a text with one line per group."""
-    lines = text.strip().splitlines()
-    return [[parse_cell(cell) for cell in re.findall(r"FusedTask\(.*?\)|\S+", line)] for line in lines]
 
 
 def lists_of(record: dict[str, Any]) -> list[list[Cell]]:
@@ -104,38 +98,6 @@ def test_the_figures_of_a_schedule_are_those_expected(name):
         assert found == {figure: record[figure] for figure in found}, record
 
 
-@given(p=groups, v=stages_per_group, m=microbatches)
-def test_bubbles(p, v, m):
-    for schedule in (GPipe(p), Std1F1B(p), Eager1F1B(p)):
-        assert simulate(schedule.tasks(m)).bubble == pytest.approx((p - 1) / (m + p - 1))
-    interleaved = simulate(Interleaved1F1B(p * v, p).tasks(m))
-    idle = p - 1 if m >= p else m + v * p - 1 - v * m
-    assert interleaved.bubble_over_ideal == pytest.approx(idle / (v * m))
-    assert interleaved.bubble == pytest.approx(idle / (v * m + idle))
-
-
-@given(p=groups, v=stages_per_group, k=st.integers(1, 5), m=microbatches, c=latencies)
-def test_what_latency_costs(p, v, k, m, c):
-    def extra(schedule, num_microbatches):
-        tasks = schedule.tasks(num_microbatches)
-        return simulate(tasks, Costs(link=Link(latency=c))).makespan - simulate(tasks).makespan
-
-    assert extra(GPipe(p), m) == 2 * (p - 1) * c
-    assert extra(Eager1F1B(p), m) == 2 * (p - 1) * c
-    if p > 1:
-        assert extra(Interleaved1F1B(p * v, p), k * p) == 2 * (v * p - 1) * c
-        assert extra(Std1F1B(p), k * p) == (4 * p - 6 + 2 * (k - 1) * (p - 1)) * c
-
-
-@given(fwd=times, bwd_a=times, bwd_w=times)
-def test_the_bubble_of_zero_bubble_h1(fwd, bwd_a, bwd_w):
-    for record in [record for record in EXPECTED if record["schedule"] == "ZeroBubble"]:
-        p, m = record["mpmd_dim"], record["num_microbatches"]
-        simulated = simulate(lists_of(record), Costs(kinds={"fwd": fwd, "bwdA": bwd_a, "bwdW": bwd_w}))
-        bubble = (p - 1) * max(fwd, bwd_a, fwd + bwd_a - bwd_w)
-        assert simulated.makespan == m * (fwd + bwd_a + bwd_w) + bubble
-
-
 @given(tasks=any_lists(), costs=any_costs(), blocking=st.booleans(), steps=st.integers(1, 3))
 def test_events_and_gaps_fill_the_time_of_each_group(tasks, costs, blocking, steps):
     costs = dataclasses.replace(costs, blocking=blocking)
@@ -168,20 +130,6 @@ def test_a_task_starts_as_soon_as_it_can(tasks, costs, latency):
         ends[event.mpmd_idx] = event.end
 
 
-@given(tasks=any_lists(), costs=any_costs())
-def test_blocking_sends_slower_links_and_atomic_cells_are_never_faster(tasks, costs):
-    costs = dataclasses.replace(costs, atomic=False)
-    makespan = simulate(tasks, costs).makespan
-    assert simulate(tasks, dataclasses.replace(costs, blocking=True)).makespan >= makespan
-    assert simulate(tasks, dataclasses.replace(costs, link=Link(), links={})).makespan <= makespan
-    assert simulate(tasks, dataclasses.replace(costs, atomic=True)).makespan >= makespan
-
-
-@given(tasks=any_lists(), costs=any_costs())
-def test_a_simulation_is_a_function_of_its_arguments(tasks, costs):
-    assert simulate(tasks, costs, 2) == simulate(tasks, costs, 2)
-
-
 @given(tasks=any_lists(), costs=any_costs(), steps=st.integers(1, 2))
 def test_measured_times_give_the_makespan_that_they_were_measured_in(tasks, costs, steps):
     simulated = simulate(tasks, costs, steps)
@@ -189,20 +137,6 @@ def test_measured_times_give_the_makespan_that_they_were_measured_in(tasks, cost
     measured = Costs.measured([*simulated.events, *waits])
     again = dataclasses.replace(measured, link=costs.link, links=costs.links, atomic=costs.atomic)
     assert simulate(tasks, again, steps).makespan == pytest.approx(simulated.makespan)
-
-
-@given(tasks=any_lists(), costs=any_costs())
-def test_a_gap_ends_when_what_it_waits_for_ends(tasks, costs):
-    simulated = simulate(tasks, dataclasses.replace(costs, link=Link(), links={}))
-    ends = {(event.label, event.mpmd_idx): event.end for event in simulated.events}
-    for gap in simulated.gaps:
-        if gap.reason == "nothing left to do":
-            assert gap.end == simulated.makespan
-        else:
-            waited = re.fullmatch(r"waits for (its first input, )?(.*) of group (\d+)", gap.reason)
-            assert waited, gap
-            assert bool(waited[1]) == (gap.start == 0)
-            assert gap.end == ends[waited[2], int(waited[3])]
 
 
 def test_why_groups_are_idle():

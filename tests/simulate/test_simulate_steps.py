@@ -1,7 +1,5 @@
 """What is simulated of a compiled plan is what is simulated of its schedule."""
 
-import pytest
-
 import mpmd
 from mpmd.ir.plan import OutsideTask
 from mpmd.simulate import Costs, simulate
@@ -16,8 +14,8 @@ def compile_for(schedule, microbatches):
         return step.compile(init(weights(schedule.num_stages)), *batch(microbatches))
 
 
-@pytest.mark.parametrize("schedule", [mpmd.Std1F1B(3), mpmd.Interleaved1F1B(4, 2)], ids=str)
-def test_a_plan_and_its_schedule_take_the_same_time(schedule):
+def test_a_plan_and_its_schedule_take_the_same_time():
+    schedule = mpmd.Interleaved1F1B(4, 2)
     plan = compile_for(schedule, 5).plan
     simulated = simulate(plan)
     expected = simulate(schedule.tasks(5), Costs(atomic=True))

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import mpmd
 from mpmd.ir.plan import Task
@@ -40,8 +39,8 @@ def lowered_step(bounds):
         return mpmd.jit(step, mesh).lower(params, np.ones((3, 1, LENGTH, WIDTH), np.float32))
 
 
-@pytest.mark.parametrize("bounds", [(0, 8, 16), (0, 12, 16)], ids=["equal", "uneven"])
-def test_a_slice_holds_the_bytes_of_its_length(bounds):
+def test_a_slice_holds_the_bytes_of_its_length():
+    bounds = (0, 12, 16)
     lowered = lowered_step(bounds)
     simulation = simulate(lowered.plan)
     first, second = (

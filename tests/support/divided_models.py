@@ -2,7 +2,6 @@
 
 import functools
 
-import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -108,33 +107,6 @@ def decoder():
     return step_of(decoder_loss, 2), (state_of(decoder_params), tokens)
 
 
-# A flax model as a user of linen writes it.
-
-
-class LinenBlock(nn.Module):
-    """An attention and an MLP, with biases."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = x + nn.MultiHeadDotProductAttention(num_heads=HEADS, qkv_features=HEADS * HEAD)(nn.LayerNorm()(x))
-        return x + nn.Dense(WIDTH)(nn.gelu(nn.Dense(HIDDEN)(nn.LayerNorm()(x))))
-
-
-class LinenModel(nn.Module):
-    """Two blocks, each a stage."""
-
-    @nn.compact
-    def __call__(self, x):
-        return LinenBlock()(mpmd.mark_stage_end(LinenBlock()(x)))
-
-
-def linen():
-    model = LinenModel()
-    x = jax.ShapeDtypeStruct((ROWS, LENGTH, WIDTH), jnp.float32)
-    params = functools.partial(model.init, jax.random.key(0), jnp.ones(x.shape))
-    return step_of(lambda p, x: mean_square(model.apply(p, x)), 2), (state_of(params), floats(LENGTH, WIDTH))
-
-
 # The MLP of Alpa's tutorial: layers without residual connections.
 
 
@@ -154,29 +126,6 @@ def mlp():
     model = Mlp()
     params = functools.partial(model.init, jax.random.key(0), jnp.ones((ROWS, HIDDEN)))
     return step_of(lambda p, x: mean_square(model.apply(p, x)), 2), (state_of(params), floats(HIDDEN))
-
-
-# Equinox: a vector model under vmap.
-
-
-def equinox():
-    def init():
-        keys = jax.random.split(jax.random.key(0), 2)
-        models = [eqx.nn.MLP(WIDTH, WIDTH, HIDDEN, 2, key=key) for key in keys]
-        return [eqx.filter(model, eqx.is_array) for model in models]
-
-    static = eqx.filter(
-        eqx.nn.MLP(WIDTH, WIDTH, HIDDEN, 2, key=jax.random.key(0)), eqx.is_array, inverse=True
-    )
-
-    def loss(params, x):
-        for i, p in enumerate(params):
-            x = x + jax.vmap(eqx.combine(p, static))(x)
-            if i == 0:
-                x = mpmd.mark_stage_end(x)
-        return mean_square(x)
-
-    return step_of(loss, 2), (state_of(init), floats(WIDTH))
 
 
 # Experts that each take some of the tokens.
@@ -255,4 +204,4 @@ def scanned():
     return step_of(loss, 2), (state_of(init), floats(LENGTH, WIDTH))
 
 
-MODELS = {made.__name__: made for made in (decoder, linen, mlp, equinox, experts, convolutions, scanned)}
+MODELS = {made.__name__: made for made in (decoder, mlp, experts, convolutions, scanned)}

@@ -19,13 +19,11 @@ class Planted(NamedTuple):
     """A step with its arguments.
 
     Attributes:
-      kind: what the marked line makes, as ``mpmd.replay.Origin`` says.
       devices: the devices of each group, along the axis ``data``.
     """
 
     step: Callable
     args: tuple[Any, ...]
-    kind: str = "NaN"
     devices: int = 1
     in_specs: Any = None
 
@@ -92,27 +90,6 @@ def scan_over_layers() -> Planted:
     return Planted(train_step(loss_fn), ({"w": np.stack(weights(6)), "t": times}, *batch()))
 
 
-def rematerialised() -> Planted:
-    @jax.checkpoint
-    def layer(h, w):
-        h = jnp.tanh(h @ w)
-        return jnp.log(h) * h  # planted: rematerialised
-
-    return Planted(two_stages(lambda x, w: x @ w, layer), (weights(), *batch()))
-
-
-def conditional() -> Planted:
-    def divided(h):
-        return h / (h - h)  # planted: conditional
-
-    def layer(h, w):
-        return jax.lax.cond(w[0, 0] > 100.0, divided, jnp.tanh, h @ w)
-
-    first, second = weights()
-    second[0, 0] = 200.0
-    return Planted(two_stages(lambda x, w: x @ w, layer), ([first, second], *batch()))
-
-
 def custom_derivative() -> Planted:
     @jax.custom_vjp
     def layer(h, w):
@@ -139,28 +116,6 @@ def sharded_group() -> Planted:
     return Planted(two_stages(layer), (weights(), *batch()), devices=2, in_specs=(None, spec, spec))
 
 
-def router() -> Planted:
-    def experts(h, w):
-        probabilities = jax.nn.softmax(h @ w)
-        chosen, indices = jax.lax.top_k(probabilities, 2)
-        kept = jnp.where(chosen > 2.0, chosen, 0.0)
-        shares = kept / kept.sum(-1, keepdims=True)  # planted: router
-        one_hot = jax.nn.one_hot(indices, WIDTH)
-        return jnp.einsum("rk,rke,re->re", shares, one_hot, h)
-
-    return Planted(two_stages(lambda x, w: x @ w, experts), (weights(), *batch()))
-
-
-def attention_mask() -> Planted:
-    def attention(h, w):
-        scores = h @ (h @ w).T
-        mask = jnp.tril(jnp.ones(scores.shape, bool), -1)  # the first row sees nothing
-        masked = jnp.where(mask, scores, -jnp.inf)
-        return jax.nn.softmax(masked) @ h  # planted: attention_mask
-
-    return Planted(two_stages(lambda x, w: x @ w, attention), (weights(), *batch()))
-
-
 def optimizer() -> Planted:
     def update(p, g):
         variance = jnp.maximum(g * g - 1e9, 0.0)
@@ -173,36 +128,13 @@ def optimizer() -> Planted:
     return Planted(train_step(loss_fn, update), (weights(), *batch()))
 
 
-def zero_tokens() -> Planted:
-    def loss(h, y):
-        counted = (y > 5.0).astype(h.dtype)
-        return (counted * (h - y) ** 2).sum() / counted.sum()  # planted: zero_tokens
-
-    return Planted(two_stages(lambda x, w: x @ w, loss=loss), (weights(), *batch()))
-
-
-def bf16_overflow() -> Planted:
-    def layer(h, w):
-        h = (h @ w).astype(jnp.bfloat16)
-        h = h * jnp.bfloat16(3e38) * 100  # planted: bf16_overflow
-        return (h - h.mean()).astype(jnp.float32)
-
-    return Planted(two_stages(lambda x, w: x @ w, layer), (weights(), *batch()), kind="infinity")
-
-
 PROGRAMS = {
     program.__name__: program
     for program in (
         scan_over_layers,
-        rematerialised,
-        conditional,
         custom_derivative,
         sharded_group,
-        router,
-        attention_mask,
         optimizer,
-        zero_tokens,
-        bf16_overflow,
     )
 }
 

@@ -121,10 +121,6 @@ def used_twice(params, x):
     return mean(jnp.tanh(x @ params["w"]) @ params["w"].T)
 
 
-def checkpointed(params, x):
-    return mean(jax.checkpoint(lambda h: jnp.tanh(jnp.tanh(h @ params["w"]) @ params["w"]))(x))
-
-
 def merged_dimensions(params, x):
     h = x.reshape(ROWS, 2, D // 2)
     h = jnp.einsum("btd,df->btf", h, params["w"]).reshape(-1, D // 2)
@@ -135,10 +131,6 @@ def picked_logits(params, x):
     """A cross entropy by indexing, whose transposition scatters."""
     logits = jax.nn.log_softmax(params["table"][x[:, 0]] @ params["head"])
     return -jnp.mean(logits[jnp.arange(ROWS), x[:, 1]])
-
-
-def under_jit(params, x):
-    return jax.jit(dense)(params, x)
 
 
 w = normal(2, D, D)
@@ -162,9 +154,7 @@ IN_PARTS = {
     "weight penalty": (weight_penalty, {"w": w}, XS),
     "casts of weights": (casts_of_weights, {"w": w}, XS),
     "used twice": (used_twice, {"w": w}, XS),
-    "checkpointed": (checkpointed, {"w": w}, XS),
     "merged dimensions": (merged_dimensions, {"w": normal(2, D // 2, D // 2)}, XS),
-    "under jit": (under_jit, DENSE, XS),
 }
 
 

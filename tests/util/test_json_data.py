@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from mpmd.ir.tasks import AnyTask, OutsideTask, Task, parse_task
+from mpmd.ir.tasks import AnyTask, Task, parse_task
 from mpmd.util.json_data import JsonFormat
 
 
@@ -45,31 +42,6 @@ class Tree:
 
 
 FORMAT = JsonFormat({AnyTask: parse_task})
-
-names = st.text(max_size=3)
-lists = functools.partial(st.lists, max_size=3)
-leaves = st.builds(
-    Leaf,
-    lists(st.integers()).map(tuple),
-    lists(st.none() | names | lists(names).map(tuple)).map(tuple),
-)
-trees = st.builds(
-    Tree,
-    members=lists(leaves | st.builds(Other, st.floats(allow_nan=False, allow_infinity=False))).map(tuple),
-    spans=lists(st.builds(Span, st.integers(), st.none() | names)).map(tuple),
-    edges=st.frozensets(st.tuples(st.integers(0, 9), st.integers(0, 9))),
-    by_name=st.dictionaries(names, st.integers()),
-    by_edge=st.dictionaries(st.tuples(st.integers(), st.integers()), st.booleans()),
-    task=st.sampled_from([Task("fwd", 1, 2), OutsideTask("after", 0)]),
-    maybe=st.none() | leaves,
-)
-
-
-@given(trees)
-def test_what_is_written_is_read_again(tree):
-    data = json.loads(json.dumps(FORMAT.dump(Tree, tree)))
-    assert FORMAT.load(Tree, data) == tree
-
 
 TREE = Tree((Other(1.0),), (Span(1, None),), frozenset(), {"a": 1}, {(0, 1): True}, Task("fwd", 0, 0))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpmd.util.tables import first_few, group_leaves, ranges, table
+from mpmd.util.tables import group_leaves
 
 
 @pytest.mark.parametrize(
@@ -23,18 +23,3 @@ def test_leaves_with_equal_keys_share_a_name(keys, names):
     gathered = group_leaves(keys)
     assert [name for name, _ in gathered] == names
     assert sorted(path for _, paths in gathered for path in paths) == sorted(keys)
-
-
-def test_ranges():
-    assert ranges(["0", "1", "2", "5", "a", "7", "8"]) == ["0..2", "5", "a", "7..8"]
-    assert ranges([]) == []
-
-
-def test_first_few():
-    assert first_few("abc") == "a, b, c"
-    assert first_few("abcd") == "a, b, c, … 4 in all"
-
-
-def test_table():
-    assert table(("a", "bb"), [("1", "2"), ("333", "4")]) == "a    bb\n1    2\n333  4"
-    assert table(("a", "bb"), []) == ""

@@ -12,6 +12,7 @@ SPLIT_BACKWARDS = """
 """
 
 
+@pytest.mark.usual("interleaved 1F1B", "split backwards")
 @pytest.mark.parametrize(
     "schedule",
     [GPipe(2), Std1F1B(3), Interleaved1F1B(4, 2), CustomSchedule.from_text(SPLIT_BACKWARDS)],

@@ -14,7 +14,7 @@ def tied(params, x, y):
     return mse([*params[:-1], last], x, y)
 
 
-@pytest.mark.usual("global norm and AdamW")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss_fn", "schedule", "optimizer"),
     [(mse, mpmd.Std1F1B(2), CLIPPED_ADAM), (tied, mpmd.Interleaved1F1B(4, 2), SGD)],

@@ -142,18 +142,6 @@ def test_a_compiled_step_counts_with_its_function_and_a_lowered_one_by_itself(st
     assert (of_function.steps, of_compiled.steps, of_lowered.steps) == ([0], [0], [0, 1])
 
 
-def test_a_method_has_metrics(mesh):
-    class Trainer:
-        @mpmd.jit(mpmd_mesh=mesh, static_argnums=0)
-        def step(self, state, xs, ys):
-            return shrink(state, xs, ys)
-
-    trainer, written = Trainer(), Written()
-    with mpmd.metrics(trainer.step, written):
-        trainer.step(weights(2), *batch())
-    assert written.steps == [0]
-
-
 def test_nothing_about_the_results_changes(step):
     with mpmd.metrics(step, Written()):
         state = train(step, weights(2), 3)

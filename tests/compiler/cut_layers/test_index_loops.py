@@ -59,11 +59,8 @@ REFUSED = {
     "two layers": lambda w, x: lax.fori_loop(
         0, LAYERS // 2, lambda i, h: layer(w[2 * i + 1], jnp.tanh(h @ w[2 * i])), x
     ),
-    "a range": over(jnp.arange(LAYERS), lambda w, i: w[i]),
-    "a range of numpy": over(np.arange(LAYERS), lambda w, i: w[i]),
     "a later range": over(jnp.arange(LAYERS) + 7, lambda w, i: w[i - 7]),
     "take": over(jnp.arange(LAYERS), lambda w, i: jnp.take(w, i, axis=0)),
-    "at": over(jnp.arange(LAYERS), lambda w, i: w.at[i].get(mode="fill", fill_value=0)),
     "dynamic_slice": over(jnp.arange(LAYERS), lambda w, i: lax.dynamic_slice_in_dim(w, i, 1)[0]),
     "counting down": counted_in_the_carry,
     "a layer under remat": lambda w, x: lax.fori_loop(
@@ -72,9 +69,6 @@ REFUSED = {
     "another order": over(np.array([0, 2, 1, 3]), lambda w, i: w[i]),
     "a cast before": lambda w, x: lax.fori_loop(
         0, LAYERS, lambda i, h: layer(w.astype(jnp.bfloat16)[i].astype(jnp.float32), h), x
-    ),
-    "integers": lambda w, x: lax.fori_loop(
-        0, LAYERS, lambda i, h: layer(jnp.asarray(TABLE.astype(np.int8))[i] + w[0] * 0, h), x
     ),
     "weights that change": lambda w, x: lax.fori_loop(
         0, LAYERS, lambda i, c: (c[0].at[i].multiply(0.5), layer(c[0][i], c[1])), (w, x)

@@ -10,30 +10,32 @@ from tests.support.models import batch, init, layer, make_step, mlp, weights
 from tests.support.parity import assert_parity, mesh_of
 
 
-def test_stages_after_the_loss_have_no_work():
-    def loss(params, x, y):
-        seen, h = [], x
-        for stage in params:
-            h = mpmd.mark_stage_end(layer(stage, h))
-            seen.append(h)
-        return jnp.mean((seen[1] - y) ** 2)
-
-    assert_parity(make_step(loss, mpmd.Std1F1B(3)), init(weights(3)), *batch(), mesh=mesh_of(3))
+def stages_after_the_loss(params, x, y):
+    seen, h = [], x
+    for stage in params:
+        h = mpmd.mark_stage_end(layer(stage, h))
+        seen.append(h)
+    return jnp.mean((seen[1] - y) ** 2)
 
 
-def test_a_loss_that_reads_no_mark():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        return jnp.mean((layer(params[1], jnp.zeros_like(h)) - y) ** 2)
-
-    assert_parity(make_step(loss, mpmd.Std1F1B(2)), init(weights(2)), *batch(), mesh=mesh_of(2))
+def a_loss_that_reads_no_mark(params, x, y):
+    h = mpmd.mark_stage_end(layer(params[0], x))
+    h = mpmd.mark_stage_end(layer(params[1], jnp.zeros_like(h)))
+    return jnp.mean((layer(params[2], h) - y) ** 2)
 
 
-def test_a_second_pass_through_the_model_that_nothing_uses():
-    def loss(params, x, y):
-        mlp(params, 2 * x)
-        return jnp.mean((mlp(params, x) - y) ** 2)
+def a_second_pass_that_nothing_uses(params, x, y):
+    mlp(params, 2 * x)
+    return jnp.mean((mlp(params, x) - y) ** 2)
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss",
+    [stages_after_the_loss, a_loss_that_reads_no_mark, a_second_pass_that_nothing_uses],
+    ids=lambda loss: loss.__name__,
+)
+def test_work_that_is_dead(loss):
     assert_parity(make_step(loss, mpmd.Std1F1B(3)), init(weights(3)), *batch(), mesh=mesh_of(3))
 
 

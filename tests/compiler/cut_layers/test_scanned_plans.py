@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import mpmd
 from mpmd.compiler.pipeline import compile_step
@@ -63,6 +64,7 @@ def test_unequal_stages_have_their_layers():
     assert [argument.var.aval.shape[0] for argument in parts] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_group_needs_memory_for_its_own_layers_and_no_others():
     """By how much its worst moment grows with the layers: any other group's share of a stack would show."""
     weights, activations = 4 * (WIDTH**2 + WIDTH), 4 * BATCH * WIDTH  # bytes of a layer

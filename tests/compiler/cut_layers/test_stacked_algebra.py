@@ -61,25 +61,13 @@ ALGEBRA = {
 }
 
 INDEXED = {
-    "rows and columns": lambda x: (
-        x[:, jnp.array([2, 0])],
-        x[:, :, jnp.array([2, 0])],
-        jnp.diagonal(x, 0, 1, 2),
-    ),
-    "sorted by indices": lambda x: jnp.take_along_axis(x, jnp.argsort(x, 1), 1),
     "indices of each layer": jax.vmap(lambda row: row[jnp.argmax(row[:, 0])]),
-    "some replaced": lambda x: (x.at[:, 1].set(0), x.at[:, jnp.arange(3), jnp.arange(3)].set(1)),
     "some of each layer replaced": jax.vmap(
         lambda row: (row.at[jnp.argmax(row[:, 0])].set(7), row.at[jnp.argmax(row[:, 0])].min(-3))
-    ),
-    "added to": lambda x: (
-        x.at[:, jnp.array([1, 3])].add(1),
-        jax.vmap(lambda row: jax.ops.segment_sum(row, jnp.array([0, 1, 0, 1]), 2))(x),
     ),
     "a window at a place of its own": jax.vmap(
         lambda row: lax.dynamic_slice_in_dim(row, jnp.argmax(row[:, 0]), 2)
     ),
-    "the largest": lambda x: (lax.top_k(x, 2), lax.approx_max_k(x, 2, reduction_dimension=1)),
     "ranks": lambda x: (jnp.median(x, 1), jnp.percentile(x, 99.0, axis=(1, 2))),
     "counts": lambda x: jax.vmap(lambda row: jnp.histogram(row, bins=3, range=(-5, 5))[0])(x),
     "windows": lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2, 1), (1, 1, 1), "SAME"),

@@ -11,7 +11,6 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 import mpmd
 from mpmd.compiler.cut_layers.cut import cut_stacks
-from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
 from mpmd.compiler.cut_scans import iterations_of
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.ir.stack import Stack
@@ -252,36 +251,6 @@ def test_keys_are_cut_like_numbers():
     np.testing.assert_array_equal(actual[0], draw(keys))
 
 
-def test_slices_of_one_dimension_cut_it_where_they_end():
-    dimensions = LayerDimensions()
-    whole, first, second = (jax.extend.core.Var(jax.core.ShapedArray((n, 2), jnp.float32)) for n in (9, 4, 5))
-    dimensions.add_inclusion((whole, 0), (first, 0), 0)
-    dimensions.add_inclusion((whole, 0), (second, 0), 4)
-    dimensions.cut((first, 0), 4, [2])
-    dimensions.cut((second, 0), 5, [])
-    dimensions.spread()
-    assert dimensions.stack(whole) == Stack(0, (2, 2, 5))
-    assert dimensions.stack(first) == Stack(0, (2, 2))
-    assert dimensions.stack(second) is None
-
-
-def test_a_whole_waits_for_the_parts_that_others_cut():
-    """New weights of frozen layers and of trained ones, of which another slice alone says the cuts."""
-    dimensions = LayerDimensions()
-    old, new, kept, also_kept, trained = (
-        (jax.extend.core.Var(jax.core.ShapedArray((n,), jnp.float32)), 0) for n in (6, 6, 4, 4, 2)
-    )
-    dimensions.add_inclusion(new, kept, 0)
-    dimensions.add_inclusion(new, trained, 4)
-    dimensions.add_inclusion(old, kept, 0)
-    dimensions.add_inclusion(old, also_kept, 0)
-    dimensions.add_inclusion(old, trained, 4)
-    dimensions.cut(also_kept, 4, [2])
-    dimensions.cut(trained, 2, [])
-    dimensions.spread()
-    assert dimensions.stack(old[0]) == dimensions.stack(new[0]) == Stack(0, (2, 2, 2))
-
-
 @pytest.mark.parametrize(
     ("spread", "length", "counts"),
     [
@@ -310,20 +279,3 @@ def test_iterations_of_stages(spread, length, counts):
 def test_numbers_that_are_none(spread, error, message):
     with pytest.raises(error, match=message):
         mpmd.mark_stage_end(jnp.ones(2), **spread)
-
-
-def test_plain_jax_ignores_marks_in_scans():
-    def run(x, mark):
-        def body(h, row):
-            h = jnp.tanh(h + row)
-            return (mpmd.mark_stage_end(h, every=2) if mark else h), h.sum()
-
-        return lax.scan(jax.checkpoint(body), jnp.zeros((4, 3)), x)
-
-    def loss(x, mark):
-        return run(x, mark)[0].sum() + run(x, mark)[1].sum()
-
-    both = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    marked, plain = (both(argument() / 4, mark) for mark in (True, False))
-    for a, b in zip(jax.tree.leaves(marked), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_array_equal(a, b)

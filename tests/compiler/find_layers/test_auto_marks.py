@@ -127,6 +127,7 @@ def test_marks_of_its_own_are_left():
     assert [boundary.name for boundary in found] == ["mine"]
 
 
+@pytest.mark.usual("counts0-iterations0", "counts4-iterations4", "counts2-iterations2")
 @pytest.mark.parametrize(
     ("counts", "iterations"),
     [
@@ -296,12 +297,6 @@ def test_what_cannot_be_cut_as_asked(fun, args, decisions, message):
         decided(fun, decisions)(*args())
 
 
-@pytest.mark.parametrize(("num_stages", "error"), [(0, ValueError), (2.0, TypeError), (True, TypeError)])
-def test_numbers_of_stages_that_are_none(num_stages, error):
-    with pytest.raises(error, match="auto_marks: num_stages"):
-        mpmd.auto_marks(loss, num_stages)
-
-
 def test_modules_that_are_changed_in_place():
     from flax import nnx
 
@@ -346,6 +341,7 @@ def applied(kind, p, x, kept):
     raise AssertionError(kind)
 
 
+@pytest.mark.slow
 @costly
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=7), st.data())
 def test_random_functions(kinds, data):

@@ -13,7 +13,6 @@ from jax import lax
 
 from mpmd.compiler.find_layers.even_stages import even_stages
 from mpmd.compiler.find_layers.find_layers import find_layers, opened_for_layers
-from mpmd.compiler.find_layers.pieces import best_pieces
 from mpmd.compiler.find_layers.repeats import Run, find_runs
 from mpmd.compiler.jaxprs.equations import is_remat
 
@@ -94,11 +93,6 @@ def test_equal_dense_layers_are_a_layer_each():
     layers, jaxpr = layers_of(mlp, dense_weights(*[WIDTH] * 9), shape(8, WIDTH))
     assert products_of(layers, jaxpr) == [1] * 8
     assert {layer.leaving for layer in layers[:-1]} == {8 * WIDTH * 4}
-
-
-def test_dense_layers_of_any_width_are_a_layer_each():
-    layers, jaxpr = layers_of(mlp, dense_weights(64, 96, 64, 80), shape(8, 64))
-    assert products_of(layers, jaxpr) == [1, 1, 1]
 
 
 def test_blocks_stay_whole():
@@ -255,11 +249,6 @@ def dense_once(x):
     return jnp.ones((4, 4)) @ x
 
 
-def test_the_same_function_has_the_same_layers():
-    first, second = (layers_of(transformer, transformer_weights(3), TOKENS)[0] for _ in range(2))
-    assert first == second
-
-
 def test_a_block_and_not_its_half_repeats():
     """Blocks end where one value is handed over, not between their halves, where it is two."""
     tokens = [0, *[1, 2, 1, 2, 3] * 4, 4]
@@ -271,17 +260,6 @@ def test_repetitions_of_several_kinds():
     tokens = [1, 2] * 5 + [3, 4, 5] * 5
     found = find_runs(tokens, [1.0] * 25, [1] * 26)
     assert [(run.period, run.count) for run in found] == [(2, 5), (3, 5)]
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 10), st.one_of(st.none(), st.integers(1, 100))), max_size=12),
-    st.floats(1, 20),
-)
-def test_pieces_end_where_something_is_handed_over(elements, usual):
-    work, before = [w for w, _ in elements], [c for _, c in elements]
-    found = best_pieces(work, [*before, None], usual, None)
-    assert found == sorted(set(found))
-    assert all(before[position] is not None and 0 < position < len(work) for position in found)
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=8), st.data())
@@ -308,17 +286,3 @@ def test_equal_layers_make_equal_stages():
 def test_stages_end_where_less_is_handed_over():
     assert even_stages([1.0] * 5, [9, 9, 1, 9, 9], 2) == (3, 2)
     assert even_stages([1.0] * 5, [9, 1, 9, 9, 9], 2) == (2, 3)
-
-
-def test_layers_that_pass_numbers_to_compiled_functions():
-    """Which are literals among the operands of a call."""
-    scaled = jax.jit(lambda x, factor: x * factor)
-
-    def model(weights, x):
-        def body(h, w):
-            return jnp.tanh(scaled(h, 0.5) @ scaled(w, 2.0)), None
-
-        return lax.scan(body, x, weights)[0]
-
-    layers, _ = layers_of(model, shape(6, WIDTH, WIDTH), shape(4, WIDTH))
-    assert len(layers) in (5, 6) and layers[0].end.iterations

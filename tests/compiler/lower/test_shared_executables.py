@@ -73,7 +73,7 @@ def executables(apply, wrap, *, backward):
     return sorted(name for name in names if name.startswith(("fwd", "bwd")))
 
 
-@pytest.mark.usual("relu-plain", "with_jvp-scan", "with_vjp-plain", "of_optax-jit")
+@pytest.mark.usual("with_vjp-scan", "of_optax-jit")
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
 @pytest.mark.parametrize("apply", [jax.nn.relu, with_jvp, with_vjp, of_optax], ids=lambda f: f.__name__)
 def test_the_stages_between_the_first_and_the_last_share_executables(apply, wrap):

@@ -110,7 +110,7 @@ def test_a_loop_without_a_backward_does_not_wait_for_its_first_group():
     assert between == {1}
 
 
-@pytest.mark.usual("options1")
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"second_learns": False}, {"later_reads": True}])
 def test_numbers_are_those_of_plain_jax(options):
     assert_parity(

@@ -171,6 +171,7 @@ def test_each_group_loops_over_its_own_weights(form, sent_by_microbatches):
         assert leaf.mpmd_idxs == (layer_number // 2,), f"{leaf.path} is on {leaf.mpmd_idxs}"
 
 
+@pytest.mark.slow
 def test_parity():
     """All of them, one after the other."""
 

@@ -82,6 +82,7 @@ def test_a_step_has_one_gather_and_one_reduction_for_each_weight(once):
     assert gathered(loaded) == [{("float32[8,8]", ())}] * 2
 
 
+@pytest.mark.slow
 def test_tasks_that_sum_gradients_gather_no_weights():
     options = {"partial_sums": "replicated", "gather": "step"}
     _, in_loop, outside = run(train(mlp), mlp_weights(), MANY_ROWS, in_specs=FSDP, **options)
@@ -117,7 +118,7 @@ IN_WHOLE = {
 }
 
 
-@pytest.mark.usual("checkpointed scan")
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "params"), IN_WHOLE.values(), ids=IN_WHOLE)
 def test_all_weights_of_a_stage_are_gathered_once(loss, params):
     specs = ({"first": P(), "second": sharded(params)}, BATCH)
@@ -127,7 +128,7 @@ def test_all_weights_of_a_stage_are_gathered_once(loss, params):
     assert bytes_by_operation(outside)["all-gather"] == nbytes(params)
 
 
-@pytest.mark.usual("ZeroBubble")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",
     [mpmd.ZeroBubble(2), mpmd.Interleaved1F1B(4, 2, fuse_steady_state=True), mpmd.DualPipeV(4, 2)],
@@ -157,6 +158,7 @@ def outside_the_loop(prepare, loss):
     return step
 
 
+@pytest.mark.slow
 def test_what_is_made_of_weights_before_the_loop_is_gathered():
     """In the dtype that it has by then, and without an axis that XLA is free to choose."""
     step = outside_the_loop(lambda weight: weight.T.astype(jnp.bfloat16), mlp)
@@ -166,6 +168,7 @@ def test_what_is_made_of_weights_before_the_loop_is_gathered():
     assert gathered(loaded) == [{("bfloat16[8,8]", ())}] * 2
 
 
+@pytest.mark.slow
 def test_a_tied_weight_is_gathered_by_each_group():
     """The updated shards are sent from one to the other, and nothing gathered."""
 
@@ -199,6 +202,7 @@ def test_another_axis_of_a_weight_stays():
     assert "all-gather" not in bytes_by_operation(in_loop)
 
 
+@pytest.mark.slow
 def test_values_with_the_batch_of_a_microbatch_are_not_gathered():
     """Rows that are normalised in the loop, and a key of the microbatch beside a weight."""
 
@@ -226,13 +230,6 @@ def test_values_with_the_batch_of_a_microbatch_are_not_gathered():
     assert bytes_by_operation(in_loop) == {}
 
 
-@pytest.mark.slow
-def test_the_only_microbatch_is_not_gathered():
-    loaded, in_loop, _ = run(train(mlp), mlp_weights(), MANY_ROWS[:1], in_specs=FSDP, **ONCE)
-    assert gathered(loaded) == [{("float32[8,8]", ())}] * 2
-    assert bytes_by_operation(in_loop) == {}
-
-
 def test_what_a_loop_reads_beside_a_number_of_the_microbatch_is_gathered():
     """The number, too, is read by the microbatch index, and the weight is not."""
 
@@ -249,6 +246,7 @@ def test_what_a_loop_reads_beside_a_number_of_the_microbatch_is_gathered():
     assert bytes_by_operation(in_loop) == {}
 
 
+@pytest.mark.slow
 def test_a_shard_map_gathers_for_itself():
     def loss(params, x):
         mesh = jax.sharding.get_abstract_mesh()
@@ -298,6 +296,7 @@ def test_another_option_is_refused():
         mpmd.jit(train(mlp), mesh, gather="auto")
 
 
+@pytest.mark.slow
 def test_a_sharded_optimizer_state_updates_whole_weights():
     """ZeRO-1: weights are gathered when they have been updated."""
     optimizer = optax.adam(1e-2, eps=1e-3)

@@ -65,17 +65,6 @@ def test_rows_stay_sharded(cut):
         assert not any(in_loop.values()), "gradients are summed up after the loop"
 
 
-@pytest.mark.slow
-def test_microbatches_along_another_axis():
-    def cut(x):
-        return jnp.swapaxes(x.reshape(MICROBATCHES, ROWS, WIDTH), 0, 1)
-
-    with mesh_of(2, data=2) as mesh:
-        specs = (P(), P("data"), P("data"))
-        loaded = assert_parity_on(mesh, train(cut, axis=1), weights(2), X, Y, in_specs=specs)
-    assert specs_of_microbatches(loaded, (ROWS, MICROBATCHES, WIDTH)) == {("data",)}
-
-
 def test_rows_that_divide_by_some_axes_alone():
     """Two rows of a microbatch over four devices."""
     with mesh_of(2, data=2, more=2) as mesh:
@@ -85,6 +74,7 @@ def test_rows_that_divide_by_some_axes_alone():
     assert specs_of_microbatches(loaded, (8, 2, WIDTH)) == {(None, "data")}
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_divide_are_whole():
     with mesh_of(2, data=2) as mesh:
         step = train(lambda x: mpmd.microbatches(x, 16))
@@ -102,6 +92,7 @@ def test_a_loop_without_stages():
     assert {c.operation for found in outside.values() for c in found} == {"all-to-all", "all-reduce"}
 
 
+@pytest.mark.slow
 def test_groups_of_different_sizes():
     with uneven_mesh_of({"data": 4}, {"data": 2}) as mesh:
         specs = (P(), P("data"), P("data"))
@@ -109,18 +100,7 @@ def test_groups_of_different_sizes():
     assert specs_of_microbatches(loaded, (MICROBATCHES, ROWS, WIDTH)) == {(None, "data")}
 
 
-def test_rows_with_noise_that_is_drawn_for_each_microbatch():
-
-    def step(params, x, y):
-        noise = jax.random.normal(jax.random.key(0), (MICROBATCHES, ROWS, WIDTH))
-        return train(lambda h: mpmd.microbatches(h, MICROBATCHES) + noise)(params, x, y)
-
-    with mesh_of(2, data=2) as mesh:
-        specs = (P(), P("data"), P("data"))
-        loaded = assert_parity_on(mesh, step, weights(2), X, Y, in_specs=specs)
-    assert specs_of_microbatches(loaded, (MICROBATCHES, ROWS, WIDTH)) == {(None, "data")}
-
-
+@pytest.mark.slow
 def test_weights_sharded_like_the_batch_are_gathered_and_rows_are_not():
     params = weights(2)
     specs = (jax.tree.map(lambda leaf: P("data"), params), P("data"), P("data"))

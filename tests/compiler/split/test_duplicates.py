@@ -19,7 +19,7 @@ def loss(params, x, y):
     return jnp.mean((h - y) ** 2)
 
 
-@pytest.mark.usual("shape1")
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_model_whose_weights_are_all_single_numbers_is_cut_at_its_marks(shape):
     params = [

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.keys import to_aval
 from tests.support.levels import task_graph
-from tests.support.models import BATCH, SGD, WIDTH, batch, init, make_step
+from tests.support.models import BATCH, WIDTH, batch, init, make_step
 from tests.support.parity import assert_close, mesh_of
 from tests.support.programs.scanned_layers import scanned, squares, stacked
 
@@ -79,16 +79,6 @@ def test_an_activation_keeps_its_input_and_its_tanh():
     assert shapes == [(2, BATCH, WIDTH)] * 3  # and the layer's input, which the weights' gradient needs
 
 
-def test_a_kernel_with_numbers_keeps_what_its_equations_keep():
-    kernel = mpmd.cost(gated, operations=1.0)
-    sizes = [sum(aval.nbytes for aval in kept(works_of(in_a_scan(body)))) for body in (gated, kernel)]
-    assert sizes[0] == sizes[1]
-    step = make_step(in_a_scan(kernel), mpmd.Std1F1B(3))
-    with mesh_of(3) as mesh:
-        results = mpmd.jit(step, mesh)(init(stacked()), *batch())
-        assert_close(jax.device_get(results), jax.jit(step)(init(stacked()), *batch()))
-
-
 def test_what_is_dear_runs_once():
     works = works_of(in_a_scan(gated))
     text = {name: "\n".join(map(str, works[name].eqns)) for name in ("fwd_1", "bwd_1")}
@@ -117,6 +107,7 @@ def test_scans_without_marks_within_a_stage():
     assert [aval.shape for aval in kept(works_of(loss))] == [(2, BATCH, WIDTH)] * 3
 
 
+@pytest.mark.slow
 def test_a_shard_map_in_the_body():
     def loss(params, x, y):
         def body(h, p):
@@ -139,11 +130,3 @@ def test_a_shard_map_in_the_body():
         expected = jax.jit(step)(params, *data)
     with mesh_of(3, x=2) as mesh:
         assert_close(mpmd.jit(step, mpmd_mesh=mesh)(params, *data), expected)
-
-
-def test_equal_stages_share_executables():
-    step = make_step(in_a_scan(gelu), mpmd.Std1F1B(3), SGD)
-    mesh = mpmd.AbstractMpmdMesh({"stage": 3}, "stage")
-    plan = mpmd.jit(step, mesh).lower(init(stacked()), *batch()).plan
-    kinds = [executable.name[:3] for executable in plan.executables]
-    assert kinds.count("fwd") == kinds.count("bwd") == 3

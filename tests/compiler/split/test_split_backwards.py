@@ -100,7 +100,6 @@ def scanned_again_in_the_backward(stage, h):
     return jax.checkpoint(lambda h: jax.lax.scan(body, h, None, length=2)[0])(h)
 
 
-@pytest.mark.usual("nested")
 @pytest.mark.parametrize(
     ("stage", "forward", "halves"),
     [
@@ -112,9 +111,7 @@ def scanned_again_in_the_backward(stage, h):
     ids=["scan", "checkpoint", "shared", "nested"],
 )
 def test_a_scan_over_layers_is_taken_apart(stage, forward, halves):
-    params = [stacked_weights(3) for _ in range(3)]
-    check(through(stage), params, 3)
-    counts = products(through(stage), params, 3)
+    counts = products(through(stage), [stacked_weights(3) for _ in range(3)], 3)
     assert (counts["fwd_1"], (counts["bwdA_1"], counts["bwdW_1"])) == (forward, halves)
 
 
@@ -134,12 +131,12 @@ def conditional(p, h):
 
 def test_results_of_stages_of_several_kinds_are_those_of_plain_jax():
     """Also of a result of a scan that is the scan's input."""
-    stages = jax.jit(layer), jax.checkpoint(layer), conditional, scanned_again_in_the_backward
+    stages = jax.jit(layer), jax.checkpoint(layer), conditional, scanned_again_in_the_backward, scanned_twice
 
     def loss(params, x, y):
         return mse(list(zip(stages, params, strict=True)), x, y, lambda own, h: own[0](*own[1:], h))
 
-    check(loss, [*weights(3), stacked_weights(1)], 4)
+    check(loss, [*weights(3), stacked_weights(1), stacked_weights(2)], 5)
 
 
 def test_stages_without_weights_or_input_gradient_have_one_half():
@@ -153,6 +150,7 @@ def test_stages_without_weights_or_input_gradient_have_one_half():
     assert {run.label[:4] for run in runs(loaded, 1) if run.label.startswith("bwd")} == {"bwdA", "bwd_"}
 
 
+@pytest.mark.slow
 def test_tied_weights_and_auxiliary_losses():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], x))

@@ -44,6 +44,7 @@ STEPS = {
 }
 
 
+@pytest.mark.usual("False-cut in the step")
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("donated", [False, True])
 def test_what_is_made_of_each_row_is_no_next_batch(name, donated):
