@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, avals_of
+from mpmd.compiler.jaxprs.equations import (
+    aval_of,
+    is_among,
+    lookup,
+    operands,
+    subjaxprs,
+    substitute,
+    with_eqns,
+)
 from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.steps import TracedStep
 from mpmd.compiler.trace.to_jaxpr import to_jaxpr
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import Spec
-from mpmd.language.reduce import treduce_p
 
 
 def trace(request: CompileRequest) -> TracedStep:
     """Traces a step under the first group's submesh, with the state as the step returns it.
 
     Arrays made of Python numbers, such as ``jnp.full(3, 0.1)``, have a weak type at first and, once updated,
-    no longer. The difference only matters where dtypes mix, and to weak types of results; where it does, the
-    step is traced as it was called, and the second call compiles again, as under ``jax.jit``.
+    no longer. The difference only matters where dtypes mix, and to weak types of results; where it may, the
+    arguments keep their weak types, and the second call compiles again, as under ``jax.jit``.
 
     Raises: ``CompileError`` for loops that cannot be pipelined.
     """
@@ -41,13 +49,7 @@ def trace(request: CompileRequest) -> TracedStep:
         first if type_specs == specs_as_held or not first.explicit_specs else traced(leaves, type_specs)
     )
     weak = {i for i, j in as_called.fed_back_leaves if _loses_weak_type(as_called.jaxpr, i, j)}
-    if not weak:
-        return as_called
-    strong_leaves = [
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if i in weak else leaf for i, leaf in enumerate(leaves)
-    ]
-    as_updated = traced(strong_leaves, type_specs)
-    return as_updated if _types(as_updated.jaxpr) == _types(as_called.jaxpr) else as_called
+    return as_called if _decide_types(as_called.jaxpr, weak) else _without_weak_types(as_called, weak)
 
 
 def _or_as_held(
@@ -65,23 +67,39 @@ def _loses_weak_type(jaxpr: Jaxpr, argument: int, result: int) -> bool:
     return aval_of(jaxpr.invars[argument]).weak_type and not aval_of(jaxpr.outvars[result]).weak_type
 
 
-def _types(jaxpr: Jaxpr) -> tuple[list[bool], list[Any]]:
-    """Whether each result has a weak type, and the dtypes of all that a step computes.
+def _decide_types(jaxpr: Jaxpr, weak: Set[int]) -> bool:
+    """Whether a dtype, or the weak type of a result, may follow from the weak types of these arguments.
 
-    Conversions that change weak types alone compute nothing.
+    JAX converts a weakly typed value where it meets another dtype. A user's own cast looks the same.
     """
-    dtypes = [
-        aval.dtype
-        for eqn in _live(jaxpr)
-        for aval in avals_of(eqn.outvars)
-        if eqn.primitive.name != "convert_element_type" or aval.dtype != aval_of(eqn.invars[0]).dtype
-    ]
-    return [aval_of(atom).weak_type for atom in jaxpr.outvars], dtypes
-
-
-def _live(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """The equations of a step and of its loops that their results need."""
+    reached = {jaxpr.invars[i] for i in weak}
     for eqn in live_eqns(jaxpr.eqns, jaxpr.outvars):
-        yield eqn
-        if eqn.primitive is treduce_p:
-            yield from _live(eqn.params["body"])
+        if not reached.isdisjoint(operands(eqn)):
+            if _converts_weakly_typed(eqn):
+                return True
+            reached.update(eqn.outvars)
+    return any(is_among(atom, reached) and aval_of(atom).weak_type for atom in jaxpr.outvars)
+
+
+def _converts_weakly_typed(eqn: JaxprEqn) -> bool:
+    if eqn.primitive.name == "convert_element_type":
+        return any(
+            aval_of(var).weak_type and aval_of(var).dtype != eqn.params["new_dtype"] for var in operands(eqn)
+        )
+    return any(_converts_weakly_typed(inner) for body in subjaxprs(eqn) for inner in body.eqns)
+
+
+def _without_weak_types(step: TracedStep, arguments: Set[int]) -> TracedStep:
+    jaxpr = step.jaxpr
+    before = [jaxpr.invars[i] for i in arguments]
+    strong = {var: Var(aval_of(var).update(weak_type=False)) for var in before}
+    return dataclasses.replace(
+        step,
+        jaxpr=with_eqns(
+            jaxpr,
+            [substitute(eqn, strong) for eqn in jaxpr.eqns],
+            invars=[strong.get(var, var) for var in jaxpr.invars],
+            outvars=[lookup(atom, strong) for atom in jaxpr.outvars],
+        ),
+        explicit_specs={strong.get(var, var): spec for var, spec in step.explicit_specs.items()},
+    )
