@@ -217,7 +217,7 @@ class _Batch:
             among = ", ".join(f"args[{i}]" for i in sorted(cut_arguments))
             raise nothing_to_cut(fun, args, kwargs, among or "what is passed")
         with captured_named(fun, args, kwargs):
-            microbatches = cut_rows(list(named.values()), size, hint)
+            microbatches = cut_rows(list(named.values()), size, hint, is_open=num_microbatches is None)
         return cls(tuple(leaf for _, leaf in with_paths), treedef, tuple(named), tuple(microbatches), size)
 
     def arguments(self, microbatch: Sequence[Any]) -> tuple:

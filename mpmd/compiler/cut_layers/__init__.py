@@ -16,5 +16,6 @@ of stacks.
 """
 
 from mpmd.compiler.cut_layers.cut_layers import cut_layers
+from mpmd.compiler.cut_layers.number_marks import MarkedStages, count_stages
 
-__all__ = ["cut_layers"]
+__all__ = ["MarkedStages", "count_stages", "cut_layers"]
