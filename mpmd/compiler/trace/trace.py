@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
-from typing import Any
+from collections.abc import Set
 
-import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import (
@@ -22,8 +20,6 @@ from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.steps import TracedStep
 from mpmd.compiler.trace.to_jaxpr import to_jaxpr
-from mpmd.ir.placement import Placement
-from mpmd.ir.plan import Spec
 
 
 def trace(request: CompileRequest) -> TracedStep:
@@ -35,32 +31,11 @@ def trace(request: CompileRequest) -> TracedStep:
 
     Raises: ``CompileError`` for loops that cannot be pipelined.
     """
-    leaves, treedef = jax.tree.flatten((request.args, dict(request.kwargs)))
-
-    def traced(avals: Sequence[Any], specs: Sequence[Spec | None] | None) -> TracedStep:
-        args, kwargs = jax.tree.unflatten(treedef, avals)
-        return to_jaxpr(request.fun, args, kwargs, request.submeshes, specs, request.donated)
-
-    specs_as_held = _or_as_held(request.in_specs, request.argument_placements)
-    first = traced(leaves, specs_as_held)
-    # A loop's arguments come from anywhere: types follow from the call alone.
-    type_specs = request.in_specs if first.has_loop else specs_as_held
-    as_called = (
-        first if type_specs == specs_as_held or not first.explicit_specs else traced(leaves, type_specs)
+    step = to_jaxpr(
+        request.fun, request.args, dict(request.kwargs), request.submeshes, request.in_specs, request.donated
     )
-    weak = {i for i, j in as_called.fed_back_leaves if _loses_weak_type(as_called.jaxpr, i, j)}
-    return as_called if _decide_types(as_called.jaxpr, weak) else _without_weak_types(as_called, weak)
-
-
-def _or_as_held(
-    specs: Sequence[Spec | None] | None, held: Sequence[Placement] | None
-) -> Sequence[Spec | None] | None:
-    """The specs of leaves, or else those that they are held with; ``None``: all are replicated."""
-    if not any(there.spec for there in held or ()):
-        return specs
-    of_held = [there.spec for there in held or ()]
-    pairs = zip(specs or of_held, of_held, strict=True)
-    return tuple(there if spec is None else spec for spec, there in pairs)
+    weak = {i for i, j in step.fed_back_leaves if _loses_weak_type(step.jaxpr, i, j)}
+    return step if _decide_types(step.jaxpr, weak) else _without_weak_types(step, weak)
 
 
 def _loses_weak_type(jaxpr: Jaxpr, argument: int, result: int) -> bool:
