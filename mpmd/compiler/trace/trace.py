@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Set
 
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import (
@@ -45,7 +46,8 @@ def _loses_weak_type(jaxpr: Jaxpr, argument: int, result: int) -> bool:
 def _decide_types(jaxpr: Jaxpr, weak: Set[int]) -> bool:
     """Whether a dtype, or the weak type of a result, may follow from the weak types of these arguments.
 
-    JAX converts a weakly typed value where it meets another dtype. A user's own cast looks the same.
+    JAX converts a weakly typed value where it meets another dtype of its kind. A user's own cast looks the
+    same. An integer that meets a float is converted, and so is a boolean, whatever its weak type.
     """
     reached = {jaxpr.invars[i] for i in weak}
     for eqn in live_eqns(jaxpr.eqns, jaxpr.outvars):
@@ -57,11 +59,12 @@ def _decide_types(jaxpr: Jaxpr, weak: Set[int]) -> bool:
 
 
 def _converts_weakly_typed(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name == "convert_element_type":
-        return any(
-            aval_of(var).weak_type and aval_of(var).dtype != eqn.params["new_dtype"] for var in operands(eqn)
-        )
-    return any(_converts_weakly_typed(inner) for body in subjaxprs(eqn) for inner in body.eqns)
+    if eqn.primitive.name != "convert_element_type":
+        return any(_converts_weakly_typed(inner) for body in subjaxprs(eqn) for inner in body.eqns)
+    before, after = aval_of(eqn.invars[0]), eqn.params["new_dtype"]
+    kinds = (jnp.integer, jnp.inexact)
+    is_of_kind = any(jnp.issubdtype(before.dtype, kind) and jnp.issubdtype(after, kind) for kind in kinds)
+    return before.weak_type and before.dtype != after and is_of_kind
 
 
 def _without_weak_types(step: TracedStep, arguments: Set[int]) -> TracedStep:
