@@ -36,7 +36,9 @@ def trace(request: CompileRequest) -> TracedStep:
         request.fun, request.args, dict(request.kwargs), request.submeshes, request.in_specs, request.donated
     )
     weak = {i for i, j in step.fed_back_leaves if _loses_weak_type(step.jaxpr, i, j)}
-    return step if _decide_types(step.jaxpr, weak) else _without_weak_types(step, weak)
+    if not weak or _decide_types(step.jaxpr, weak):
+        return step
+    return _without_weak_types(step, weak)
 
 
 def _loses_weak_type(jaxpr: Jaxpr, argument: int, result: int) -> bool:
