@@ -13,7 +13,7 @@ from mpmd.arguments.call import Call
 from mpmd.arguments.specs import input_specs
 from mpmd.arrays.array import MpmdArray
 from mpmd.ir.plan import Spec
-from mpmd.ir.specs import indivisible, num_shards
+from mpmd.ir.specs import num_shards
 from mpmd.sharding import entries_of, to_spec
 
 
@@ -21,7 +21,7 @@ class SpecsOfCalls:
     """Finds the spec of each argument leaf of a call, as ``jax.jit`` finds its sharding.
 
     A leaf without a user's spec that has a ``NamedSharding``, or is an ``MpmdArray``, has the axes in its own
-    spec that groups have, if they divide its shape on every group.
+    spec that groups have. The compiler leaves the spec out where it does not divide the leaf.
 
     Args:
       in_specs: the user's specs of arguments that are passed by position; ``None``: there are none.
@@ -47,11 +47,11 @@ class SpecsOfCalls:
         self._explicit: dict[Any, tuple[Spec | None, ...]] = {}
         self._usable = functools.cache(self._find_usable)
 
-    def are_of_arrays(self, call: Call) -> tuple[bool, ...]:
-        """Returns for each leaf whether its spec comes from the passed array, and not from the user."""
+    def are_asked(self, call: Call) -> tuple[bool, ...]:
+        """Returns for each leaf whether its spec comes from the user, and not from the passed array."""
         if self._is_open:
-            return (True,) * len(call.leaves)
-        return tuple(spec is None for spec in self._explicit_specs(call))
+            return (False,) * len(call.leaves)
+        return tuple(spec is not None for spec in self._explicit_specs(call))
 
     def of(self, call: Call) -> tuple[Spec | None, ...] | None:
         """The specs; ``None`` for a replicated leaf, or for all when nothing is given and all are replicated.
@@ -81,17 +81,15 @@ class SpecsOfCalls:
     def _of_array(self, leaf: Any) -> Spec | None:
         """The usable spec that a passed array has, if it has any."""
         if isinstance(leaf, MpmdArray):
-            return self._usable(leaf.placement.spec, leaf.shape)
+            return self._usable(leaf.placement.spec)
         if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and isinstance(leaf.sharding, NamedSharding):
-            return self._usable(leaf.sharding.spec, leaf.shape)
+            return self._usable(leaf.sharding.spec)
         return None
 
-    def _find_usable(self, spec: Spec | PartitionSpec, shape: tuple[int, ...]) -> Spec | None:
-        """An array's spec over the axes that groups have; ``None`` if it does not divide or cuts nothing."""
+    def _find_usable(self, spec: Spec | PartitionSpec) -> Spec | None:
+        """An array's spec over the axes that groups have; ``None`` if it cuts nothing."""
         entries = entries_of(spec) if isinstance(spec, PartitionSpec) else spec
         usable = to_spec(PartitionSpec(*map(self._of_groups, entries)))
-        if any(any(indivisible(usable, shape, sizes)) for sizes in self._sizes):
-            return None
         return usable if any(num_shards(usable, sizes) > 1 for sizes in self._sizes) else None
 
     def _of_groups(self, entry: Any) -> tuple[str, ...] | str | None:

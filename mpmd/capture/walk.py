@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh, Mesh
 from mpmd.compiler.jaxprs.canonical import called
 from mpmd.compiler.jaxprs.equations import Atom, closed, is_remat, make_jaxpr, operands, subjaxprs
 from mpmd.compiler.jaxprs.rules import ELEMENTWISE
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import line_of
 from mpmd.compiler.lower.executables import python_calls
 from mpmd.compiler.lower.fingerprint import fingerprint
@@ -238,8 +238,8 @@ class _Walker:
         return origin
 
     def _scan(self, eqn: JaxprEqn, values: Sequence[Value], path: Path) -> list[Value]:
-        positions, length = scan_operands(eqn), eqn.params["length"]
-        consts, carry, stacks = (list(values[each]) for each in positions)
+        scan, length = Scan.of(eqn), eqn.params["length"]
+        consts, carry, stacks = (list(values[each]) for each in (scan.consts, scan.carry, scan.xs))
         rows: list[list[Value]] = []
         iterations = range(length)
         for i in reversed(iterations) if eqn.params["reverse"] else iterations:
@@ -247,8 +247,8 @@ class _Walker:
                 return [UNKNOWN] * len(eqn.outvars)
             arguments = [*consts, *carry, *(_row(stack, i) for stack in stacks)]
             results = self.run(eqn.params["jaxpr"], arguments, (*path, f"iteration {i} of {length}"))
-            carry = results[: positions.num_carry]
-            rows.append(results[positions.num_carry :])
+            carry = results[: scan.num_carry]
+            rows.append(results[scan.num_carry :])
         if eqn.params["reverse"]:
             rows.reverse()
         return [*carry, *map(_stacked, zip(*rows, strict=True))]

@@ -1,15 +1,16 @@
-"""The shardings and places that the caller chooses for a step's arguments and results."""
+"""Resolves how a step's arguments and results are sharded, and where the caller has or wants them."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.jaxprs.equations import aval_of
+from mpmd.compiler.jaxprs.equations import shape_of
 from mpmd.compiler.request import CompileRequest
-from mpmd.compiler.steps import CutStep
+from mpmd.compiler.steps import Argument, CutStep
 from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import indivisible
@@ -18,126 +19,88 @@ from mpmd.ir.stack import Leaf, per_layer_range
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentSpecs:
-    """The shardings of arguments and results within groups.
+    """The shardings of arguments and results within groups, and their placements.
 
     Attributes:
-      leaves: for each leaf of the arguments; ``None`` for one, or for all: replicated.
+      leaves: for each leaf of the arguments, the spec that it has in whichever layer ranges; ``None`` for
+        one, or for all: replicated.
       arguments: for each argument.
       results: for each result; ``None`` for one that is left to the compiler.
       others_are_open: whether the groups' compilers choose the specs of values that no pass knows;
         otherwise these are replicated.
+      held: where each argument is before the step; ``ANYWHERE``: the caller sends it.
+      wanted: where each result is to be after the step; ``ANYWHERE``: where it is computed. With a loop,
+        whose stages say where everything is, all placements are ``ANYWHERE``.
     """
 
     leaves: tuple[Spec | None, ...] | None
     arguments: tuple[Spec, ...]
     results: tuple[Spec | None, ...]
     others_are_open: bool
+    held: tuple[Placement, ...]
+    wanted: tuple[Placement, ...]
 
     @classmethod
     def replicated(cls, step: CutStep) -> ArgumentSpecs:
         """Returns the specs of a step without ``in_shardings``: every leaf is replicated."""
-        return cls(None, ((),) * len(step.arguments), (None,) * len(step.results), False)
-
-    @classmethod
-    def of(cls, step: CutStep, request: CompileRequest) -> ArgumentSpecs:
-        """Returns the requested specs; without a loop, the specs of arguments serve where none is requested.
-
-        Raises: what ``request.out_specs`` raises.
-        """
-        leaves = _fitting_ranges(step.argument_leaves, request)
-        out_specs = request.out_specs(step.out_shape) if request.out_specs else None
-        results = per_layer_range(step.result_leaves, out_specs or [None] * len(step.result_leaves))
-        asked = per_layer_range(step.argument_leaves, leaves or [None] * len(step.argument_leaves))
-        known = asked if step.loops else _or_held_or_returned(step, asked, results, request)
-        is_known = leaves is not None or any(known) or out_specs is not None
-        return cls(
-            leaves=leaves,
-            arguments=tuple(spec or () for spec in known),
-            results=tuple(results),
-            others_are_open=is_known or any(step.explicit_specs.values()),
-        )
+        arguments, results = len(step.arguments), len(step.results)
+        anywhere = (ANYWHERE,) * arguments, (ANYWHERE,) * results
+        return cls(None, ((),) * arguments, (None,) * results, False, *anywhere)
 
 
-@dataclasses.dataclass(frozen=True)
-class ArgumentPlacements:
-    """The placements of arguments before a step and of results after it; ``ANYWHERE``: the compiler chooses.
+def resolve(request: CompileRequest, step: CutStep) -> ArgumentSpecs:
+    """Resolves the specs and placements that a request has for a step.
 
-    With a loop, whose stages say where everything is, all are ``ANYWHERE``.
+    The spec of a passed array holds where it divides all layer ranges of the array: on all groups, or
+    without a loop, on the groups that hold them. A spec that the caller asks for always holds, and is refused
+    by the pass ``place`` where it does not divide. Without a loop, another argument is replicated if groups
+    hold it, and else has the spec with which it is returned.
+
+    Raises: what ``request.out_specs`` raises.
     """
+    held = _of_ranges(step, step.argument_leaves, request.argument_placements)
+    out_specs = request.out_specs(step.out_shape) if request.out_specs else None
+    results = per_layer_range(step.result_leaves, out_specs or [None] * len(step.result_leaves))
+    returned = {} if step.loops else dict(zip((r.var for r in step.results), results, strict=True))
+    in_specs = request.in_specs or [None] * len(step.argument_leaves)
+    are_asked = request.are_asked or [True] * len(in_specs)
+    places = zip(step.arguments, held, strict=True)
+    leaves: list[Spec | None] = []
+    arguments: list[Spec] = []
+    for leaf, spec, is_asked in zip(step.argument_leaves, in_specs, are_asked, strict=True):
+        ranges = list(itertools.islice(places, len(leaf.names)))
+        fits = [is_asked or _fits(spec or (), *each, request.submeshes) for each in ranges]
+        leaves.append(spec if all(fits) else None)
+        for (argument, there), fits_range in zip(ranges, fits, strict=True):
+            if spec is not None and (fits_range if not step.loops else all(fits)):
+                arguments.append(spec)
+            else:
+                arguments.append(() if there.mpmd_idxs else returned.get(argument.var) or ())
+    are_known = request.in_specs is not None and (any(leaves) or leaves == list(in_specs))
+    are_known_outside = are_known or any(arguments) or out_specs is not None
+    return ArgumentSpecs(
+        leaves=tuple(leaves) if are_known else None,
+        arguments=tuple(arguments),
+        results=tuple(results),
+        others_are_open=are_known_outside or any(step.explicit_specs.values()),
+        held=held,
+        wanted=_of_ranges(step, step.result_leaves, request.result_placements),
+    )
 
-    arguments: tuple[Placement, ...]
-    results: tuple[Placement, ...]
 
-    @classmethod
-    def anywhere(cls, step: CutStep) -> ArgumentPlacements:
-        """Returns placements that leave every argument and result to the pass ``place``."""
-        return cls((ANYWHERE,) * len(step.arguments), (ANYWHERE,) * len(step.results))
-
-    @classmethod
-    def of(cls, step: CutStep, request: CompileRequest) -> ArgumentPlacements:
-        """Returns the requested placements; none for a step with loops, which the pass ``place`` decides."""
-        if step.loops:
-            return cls.anywhere(step)
-        arguments = _of_ranges(step.argument_leaves, request.argument_placements)
-        return cls(arguments, _of_ranges(step.result_leaves, request.result_placements))
-
-
-def _of_ranges(leaves: Sequence[Leaf], placements: Sequence[Placement] | None) -> tuple[Placement, ...]:
+def _of_ranges(
+    step: CutStep, leaves: Sequence[Leaf], placements: Sequence[Placement] | None
+) -> tuple[Placement, ...]:
     """The placement of each layer range of leaves; ``ANYWHERE`` for leaves that are held in other ranges."""
     of_ranges: list[Placement] = []
-    for leaf, placement in zip(leaves, placements or [ANYWHERE] * len(leaves), strict=True):
+    asked = [ANYWHERE] * len(leaves) if step.loops or placements is None else placements
+    for leaf, placement in zip(leaves, asked, strict=True):
         there = placement if placement.stack == leaf.stack else ANYWHERE
         of_ranges += there.ranges if there.stack else [there] * len(leaf.names)
     return tuple(of_ranges)
 
 
-def _fitting_ranges(leaves: Sequence[Leaf], request: CompileRequest) -> tuple[Spec | None, ...] | None:
-    """The specs of leaves, where arrays whose own spec does not fit all of their layer ranges are replicated.
-
-    Specs that were asked for are left to be refused.
-    """
-    specs = request.in_specs
-    if specs is None:
-        return None
-
-    def fits(leaf: Leaf, spec: Spec) -> bool:
-        shapes = leaf.stack.shapes(leaf.shape) if leaf.stack else (leaf.shape,)
-        return not any(_is_indivisible(spec, shape, request.submeshes) for shape in shapes)
-
-    are_of_arrays = request.specs_are_of_arrays or [False] * len(leaves)
-    fitting = tuple(
-        None if is_of_array and spec and not fits(leaf, spec) else spec
-        for leaf, spec, is_of_array in zip(leaves, specs, are_of_arrays, strict=True)
-    )
-    return fitting if any(fitting) or fitting == tuple(specs) else None
-
-
-def _or_held_or_returned(
-    step: CutStep,
-    asked: Sequence[Spec | None],
-    results: Sequence[Spec | None],
-    request: CompileRequest,
-) -> list[Spec | None]:
-    """Returns the spec of each argument: as requested, or else as it is held, or else as it is returned."""
-    returned = dict(zip((result.var for result in step.results), results, strict=True))
-    held = _of_ranges(step.argument_leaves, request.argument_placements)
-    specs: list[Spec | None] = []
-    for argument, asked_spec, placement in zip(step.arguments, asked, held, strict=True):
-        spec = asked_spec
-        if spec is None:
-            spec = _as_held(aval_of(argument.var).shape, placement, request.submeshes)
-        specs.append(returned.get(argument.var) if spec is None else spec)
-    return specs
-
-
-def _as_held(shape: Sequence[int], there: Placement, submeshes: Sequence[AbstractMesh]) -> Spec | None:
-    """Returns the spec with which groups hold an array; ``()`` if it does not divide the array on a group."""
-    if there.spec is None:
-        return None
-    groups = [submeshes[group] for group in there.mpmd_idxs]
-    return () if _is_indivisible(there.spec, shape, groups) else there.spec
-
-
-def _is_indivisible(spec: Spec, shape: Sequence[int], submeshes: Sequence[AbstractMesh]) -> bool:
-    """Whether a dimension does not divide by its devices on one of the submeshes."""
-    return any(any(indivisible(spec, tuple(shape), submesh.shape)) for submesh in submeshes)
+def _fits(spec: Spec, argument: Argument, there: Placement, submeshes: Sequence[AbstractMesh]) -> bool:
+    """Whether the spec divides an argument on the groups that hold it; on all groups if none does."""
+    groups = [submeshes[group] for group in there.mpmd_idxs] or submeshes
+    return not any(any(indivisible(spec, shape_of(argument.var), submesh.shape)) for submesh in groups)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar
 
-from mpmd.compiler.argument_specs import ArgumentPlacements, ArgumentSpecs
+from mpmd.compiler.argument_specs import resolve
 from mpmd.compiler.checks import (
     check_cut_step,
     check_placed_graph,
@@ -87,13 +87,12 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     traced = run(trace, check_traced_step)(timed)
     warn_of_ignored_marks(traced)
     cut = run(cut_layers, check_cut_step)(traced, request.argument_stacks, request.result_stacks)
-    specs = ArgumentSpecs.of(cut, request)
-    placements = ArgumentPlacements.of(cut, request)
+    specs = resolve(request, cut)
     graph = run(split, check_task_graph)(cut)
     sharded = run(shard, check_sharded_graph)(
         graph, submeshes, specs, request.partial_sums, request.gather, request.sequence_parallel
     )
-    placed = run(place, check_placed_graph)(sharded, submeshes, specs, placements, request.parts)
+    placed = run(place, check_placed_graph)(sharded, submeshes, specs, request.parts)
     program = run(lower)(placed, submeshes, specs)
     verified = run(verify)(program.plan)
     return CompiledStep(placed.graph.step, specs.leaves, program, verified, watch.seconds)

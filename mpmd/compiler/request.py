@@ -47,8 +47,8 @@ class CompileRequest:
       donated: for each argument leaf, whether the caller gives it up; none if none is.
       in_specs: for each argument leaf how it is sharded within a group; ``None`` for one, or for all:
         replicated.
-      specs_are_of_arrays: for each argument leaf, whether its spec comes from the passed array and not from
-        the caller. A leaf is replicated where its array's spec does not divide its layer ranges.
+      are_asked: for each argument leaf, whether the caller asks for its spec; else it is that of the passed
+        array, which holds where it divides. ``None``: all are asked for.
       out_specs: returns the specs of result leaves, given the shape of the result; the compiler chooses where
         one is ``None``.
       partial_sums: which accumulators may hold partial sums over the devices of a group.
@@ -56,8 +56,7 @@ class CompileRequest:
       sequence_parallel: how values between tensor-parallel regions are sharded along the axis of the regions;
         ``None``: no pass shards them.
       argument_placements: for a function without a loop, where each argument leaf is; ``ANYWHERE`` for one
-        that the caller sends. A leaf without a spec in ``in_specs`` has the spec with which groups hold it,
-        and a leaf that groups hold in layer ranges is read in these ranges.
+        that the caller sends. A leaf that groups hold in layer ranges is read in these ranges.
       result_placements: for a function without a loop, the placement that each result leaf is to have;
         ``ANYWHERE``: where it is computed. Their specs are in ``out_specs``.
       parts: the groups of each part of the mesh, by its name.
@@ -69,7 +68,7 @@ class CompileRequest:
     submeshes: Sequence[AbstractMesh]
     donated: Sequence[bool] = ()
     in_specs: Sequence[Spec | None] | None = None
-    specs_are_of_arrays: Sequence[bool] | None = None
+    are_asked: Sequence[bool] | None = None
     out_specs: Callable[[Any], Sequence[Spec | None]] | None = None
     partial_sums: PartialSums = "replicated"
     gather: Gather = "task"

@@ -181,6 +181,7 @@ class TracedStep:
       fed_back_leaves: pairs of an argument's and a result's position that a training loop will connect.
       explicit_specs: the specs of variables whose types said how they are sharded.
       ignored_marks: the marks outside of loops that a result depended on, as text; they are left out.
+      open_loops: the decision indices of loops whose number of microbatches the step leaves open.
     """
 
     jaxpr: Jaxpr
@@ -191,6 +192,7 @@ class TracedStep:
     fed_back_leaves: tuple[tuple[int, int], ...]
     explicit_specs: Mapping[Var, Spec]
     ignored_marks: tuple[str, ...] = ()
+    open_loops: frozenset[int] = frozenset()
 
     @property
     def has_loop(self) -> bool:

@@ -10,7 +10,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, is_among, operands, subjaxprs
 from mpmd.compiler.jaxprs.printing import type_text
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import nearness_to_user, where
 from mpmd.compiler.steps import CutStep, Loop
 from mpmd.errors import (
@@ -196,7 +196,7 @@ def _within(eqn: JaxprEqn, inner: Jaxpr, dependent: set[Var]) -> set[Var]:
         seeds = set() if dependent.isdisjoint(operands(eqn)) else set(inner.invars)
     inside = _dependent(inner.eqns, seeds)
     if eqn.primitive.name == "scan":
-        carry = list(zip(inner.invars[scan_operands(eqn).carry], inner.outvars, strict=False))
+        carry = Scan.of(eqn).carried
         while further := {before for before, after in carry if is_among(after, inside)} - inside:
             inside = _dependent(inner.eqns, inside | further)
     return inside

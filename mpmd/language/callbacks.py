@@ -27,7 +27,7 @@ callback_p = Primitive("host_callback")
 callback_p.multiple_results = True
 
 
-class Scan(NamedTuple):
+class Iterations(NamedTuple):
     """A scan around a callback: its iterations, and whether the last one runs first."""
 
     length: int
@@ -53,7 +53,7 @@ class HostCallback:
     params: Mapping[str, Any]
     where: str
     position: tuple[int | None, ...]
-    scans: tuple[Scan, ...]
+    scans: tuple[Iterations, ...]
     conditional: bool
     avals: tuple[Any, ...]
     literals: Mapping[int, np.ndarray]

@@ -91,6 +91,11 @@ def compiling() -> AbstractContextManager[None]:
     return _compiled(True)
 
 
+def is_compiled_outside_of_loops() -> bool:
+    """Whether a step, and not the function of one of its loops, is traced to be compiled."""
+    return _compiled.value and not _slices_of_loop.value
+
+
 def in_loop(slices: int) -> AbstractContextManager[None]:
     """A context in which the function of a loop is traced, with this number of slices in a microbatch."""
     return _slices_of_loop(slices if _compiled.value else 0)

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.compat import api_boundary
+from mpmd.language.auxiliary import AuxRules, returning_a_pair, weighted
 from mpmd.language.captured import captured_named, nothing_to_cut
 from mpmd.language.decisions import marked_as_decided
-from mpmd.language.operations import Op, is_op, operation_faults
+from mpmd.language.operations import operation_faults
 from mpmd.language.pieces import cut_rows, list_explained, number_of_microbatches
-from mpmd.language.reduce import Add, Concat, Mean, treduce
+from mpmd.language.reduce import Add, Mean, treduce
 from mpmd.schedules import Schedule
 from mpmd.schedules.base import schedule_fault
-from mpmd.sharding import explicit_sharding
 from mpmd.util.tables import first_few
-from mpmd.util.tree import broadcast_prefix
 from mpmd.validation import bool_fault, callable_fault, int_fault, positions_faults, raise_faults, shown
 
 Reduction = Literal["mean", "sum"] | Callable[..., Any]
@@ -91,7 +87,8 @@ def value_and_grad(
       that cannot be combined.
     """
     _check_options(fun, argnums, has_aux, num_microbatches, schedule, batch_argnums, reduction, aux_reduction)
-    differentiate = jax.value_and_grad(marked_as_decided(fun, schedule), argnums, has_aux)
+    differentiated = returning_a_pair(fun) if has_aux else fun
+    differentiate = jax.value_and_grad(marked_as_decided(differentiated, schedule), argnums, has_aux)
     whole = Add if reduction == "sum" else Mean
 
     def of_microbatches(batch: _Batch, kwargs: dict[str, Any]) -> Any:
@@ -101,23 +98,22 @@ def value_and_grad(
 
             def of_microbatch(microbatch: Any) -> Any:
                 leaves, weight = microbatch
-                return _weighted(differentiate(*batch.arguments(leaves), **kwargs), weight)
+                return weighted(differentiate(*batch.arguments(leaves), **kwargs), weight)
 
             return treduce(of_microbatch, xs, schedule, operation=whole)
 
-        rules, treedef = _aux_rules(fun, batch, kwargs, aux_reduction, whole)
+        rules = AuxRules(batch.size, lambda: fun(*batch.whole, **kwargs)[1], aux_reduction, whole)
 
         def with_aux_of_microbatch(microbatch: Any) -> Any:
             leaves, weight = microbatch
             (value, aux), grads = differentiate(*batch.arguments(leaves), **kwargs)
-            pairs = zip(rules, jax.tree.leaves(aux), strict=True)
-            aux = [_weighted(leaf, weight) if rule.is_reduced else leaf for rule, leaf in pairs]
-            return (*_weighted((value, grads), weight), aux)
+            rules.find(aux)
+            return (*weighted((value, grads), weight), rules.weighted(aux, weight))
 
-        operation = (whole, whole, [rule.op for rule in rules])
-        value, grads, aux = treduce(with_aux_of_microbatch, xs, schedule, operation=operation)
-        finished = [rule.finish(leaf) for rule, leaf in zip(rules, aux, strict=True)]
-        return (value, jax.tree.unflatten(treedef, finished)), grads
+        value, grads, aux = treduce(
+            with_aux_of_microbatch, xs, schedule, operation=(whole, whole, rules.operations)
+        )
+        return (value, rules.finished(aux)), grads
 
     @api_boundary
     @functools.wraps(fun)
@@ -221,7 +217,7 @@ class _Batch:
             among = ", ".join(f"args[{i}]" for i in sorted(cut_arguments))
             raise nothing_to_cut(fun, args, kwargs, among or "what is passed")
         with captured_named(fun, args, kwargs):
-            microbatches = cut_rows(list(named.values()), size, hint)
+            microbatches = cut_rows(list(named.values()), size, hint, is_open=num_microbatches is None)
         return cls(tuple(leaf for _, leaf in with_paths), treedef, tuple(named), tuple(microbatches), size)
 
     def arguments(self, microbatch: Sequence[Any]) -> tuple:
@@ -287,106 +283,3 @@ def _batch_positions(count: int, argnums: Any, batch_argnums: Any) -> frozenset[
     if faults:
         raise ValueError("; ".join(faults))
     return cut
-
-
-def _weighted(tree: Any, weight: jax.Array | None) -> Any:
-    """The leaves times the weight, if there is one. A zero weight gives zeros, also of NaNs."""
-    if weight is None:
-        return tree
-
-    def times(leaf: jax.Array) -> jax.Array:
-        leaf = jnp.asarray(leaf)
-        wide = leaf.dtype if leaf.dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
-        product = lax.mul(leaf.astype(wide), jnp.broadcast_to(weight.astype(wide), leaf.shape))
-        return jnp.where(weight == 0, jnp.zeros_like(leaf), product.astype(leaf.dtype))
-
-    return jax.tree.map(times, tree)
-
-
-@dataclasses.dataclass(frozen=True)
-class _AuxRule:
-    """The rule by which a leaf of the auxiliary output is combined.
-
-    Attributes:
-      is_reduced: whether it is weighted as the value is.
-      finish: makes the result of the accumulated value.
-    """
-
-    op: Op
-    is_reduced: bool = False
-    finish: Callable[[jax.Array], jax.Array] = lambda accumulated: accumulated
-
-
-def _aux_rules(
-    fun: Callable[..., Any], batch: _Batch, kwargs: dict[str, Any], aux_reduction: Any, reduced: Op
-) -> tuple[list[_AuxRule], Any]:
-    """The rule for each leaf of the auxiliary output, and its structure. Raises ``TypeError``."""
-
-    def aux_of(microbatch: Sequence[Any] | None) -> Any:
-        result = fun(*(batch.whole if microbatch is None else batch.arguments(microbatch)), **kwargs)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(
-                "with has_aux, the function returns a pair, the value and the auxiliary output, not "
-                f"{jax.tree.structure(result)}"
-            )
-        return result[1]
-
-    first = jax.eval_shape(lambda: aux_of([leaf[0] for leaf in batch.microbatches]))
-    with_paths, treedef = jax.tree_util.tree_flatten_with_path(first)
-    try:
-        ops = broadcast_prefix(aux_reduction, first, lambda x: x is None or is_op(x))
-    except ValueError as error:
-        raise TypeError(
-            f"aux_reduction {aux_reduction} is not a pytree prefix of the auxiliary output, which has the "
-            f"structure {treedef}"
-        ) from error
-    whole: Sequence[Any] = [leaf for _, leaf in with_paths]
-    if None in ops and batch.size > 1:
-        whole = jax.tree.leaves(jax.eval_shape(lambda: aux_of(None)))
-    rules: list[_AuxRule] = []
-    faults: list[str] = []
-    for (path, leaf), of_whole, op in zip(with_paths, whole, ops, strict=True):
-        rule = _AuxRule(op) if op is not None else _default_rule(leaf, of_whole, batch.size, reduced)
-        if rule is not None:
-            rules.append(rule)
-        else:
-            faults.append(
-                f"aux{jax.tree_util.keystr(path)} is {leaf.dtype}{list(leaf.shape)} of a microbatch and "
-                f"{of_whole.dtype}{list(of_whole.shape)} of the batch"
-            )
-    if faults:
-        raise TypeError(
-            "auxiliary output that is neither rows nor floats, which are reduced as the loss is: say in "
-            "aux_reduction how to combine it, e.g. with mpmd.Add, mpmd.Max or mpmd.Concat(); "
-            + first_few(faults, _SHOWN)
-        )
-    return rules, treedef
-
-
-def _default_rule(
-    leaf: jax.ShapeDtypeStruct, whole: jax.ShapeDtypeStruct, size: int, reduced: Op
-) -> _AuxRule | None:
-    """The rule that makes the leaf of the whole batch; ``None`` if none evidently does."""
-    if size == 1:
-        return _AuxRule(Concat(), finish=lambda stacked: stacked[0])
-    if leaf.shape == whole.shape:
-        return _AuxRule(reduced, is_reduced=True) if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
-    if len(leaf.shape) != len(whole.shape):
-        return None
-    growing = [
-        axis for axis, sizes in enumerate(zip(leaf.shape, whole.shape, strict=True)) if len({*sizes}) > 1
-    ]
-    if len(growing) != 1 or whole.shape[growing[0]] != size * leaf.shape[growing[0]]:
-        return None
-    return _AuxRule(Concat(growing[0]), finish=functools.partial(_merged, axis=growing[0]))
-
-
-def _merged(stacked: jax.Array, axis: int) -> jax.Array:
-    """``(..., microbatches, rows, ...)`` as ``(..., microbatches * rows, ...)``, both at ``axis``."""
-    shape = (*stacked.shape[:axis], math.prod(stacked.shape[axis : axis + 2]), *stacked.shape[axis + 2 :])
-    sharding = explicit_sharding(jax.typeof(stacked))
-    if sharding is None:
-        return lax.reshape(stacked, shape)
-    entries = [*sharding.spec, *[None] * (stacked.ndim - len(sharding.spec))]
-    del entries[axis]
-    return lax.reshape(stacked, shape, out_sharding=NamedSharding(sharding.mesh, PartitionSpec(*entries)))

@@ -9,10 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpmd.compat import api_boundary
-from mpmd.language.decisions import current_decisions
+from mpmd.language.decisions import current_decisions, is_compiled_outside_of_loops
 from mpmd.sharding import explicit_sharding
 from mpmd.util.tables import first_few
 from mpmd.validation import int_fault, raise_faults
@@ -106,13 +108,13 @@ def microbatches(batch: Any, n: int | None = None) -> Any:
     Raises: ``ValueError`` that names every leaf that cannot be cut, or when leaves differ in their rows;
       ``TypeError`` for leaves that are not arrays.
     """
-    n = number_of_microbatches("n", n)
+    size = number_of_microbatches("n", n)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(batch)
     if not leaves:
         raise ValueError("the batch has no array to cut into microbatches")
     named = [(f"batch{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
     with list_explained({"batch": batch}):
-        return jax.tree.unflatten(treedef, cut_rows(named, n))
+        return jax.tree.unflatten(treedef, cut_rows(named, size, is_open=n is None))
 
 
 def number_of_microbatches(name: str, n: int | None) -> int:
@@ -123,10 +125,14 @@ def number_of_microbatches(name: str, n: int | None) -> int:
     return int(n)
 
 
-def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "") -> list[Any]:
+def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "", *, is_open: bool = False) -> list[Any]:
     """Cuts the rows of leaves, given with their names, into ``n`` microbatches.
 
-    Raises: the errors of ``microbatches``; ``hint`` follows where leaves differ in rows or do not divide.
+    Args:
+      hint: follows the error where leaves differ in rows.
+      is_open: whether the step leaves ``n`` to a plan. The compiler is told of the loops that take the rows.
+
+    Raises: the errors of ``microbatches``.
     """
     if wrong := [
         f"{path} is of type {type(leaf).__name__}" for path, leaf in named if not hasattr(leaf, "shape")
@@ -146,7 +152,8 @@ def cut_rows(named: Sequence[tuple[str, Any]], n: int, hint: str = "") -> list[A
             f"{rows} rows do not divide into {n} microbatches of equal size{_others(rows, n)}: {all_shapes}; "
             "take another number, or leave out or pad the rows that are left over"
         )
-    return [_cut(leaf, n) for _, leaf in named]
+    cut = [_cut(leaf, n) for _, leaf in named]
+    return [open_rows_p.bind(leaf) for leaf in cut] if is_open and is_compiled_outside_of_loops() else cut
 
 
 def _others(rows: int, n: int) -> str:
@@ -165,6 +172,15 @@ def _cut(leaf: Any, n: int) -> Any:
         return leaf.reshape(shape)
     of_rows = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
     return jax.lax.reshape(leaf, shape, out_sharding=of_rows)
+
+
+open_rows_p = Primitive("open_rows")
+"""The identity, of rows that are cut into a number of microbatches that the step leaves open."""
+open_rows_p.def_impl(lambda x: x)
+open_rows_p.def_abstract_eval(lambda x: x)
+ad.deflinear2(open_rows_p, lambda ct, x: [ct])
+batching.primitive_batchers[open_rows_p] = lambda args, dims: (open_rows_p.bind(*args), *dims)
+mlir.register_lowering(open_rows_p, lambda ctx, x: [x])
 
 
 @api_boundary

@@ -27,14 +27,17 @@ def compile_init(fun: Callable, call: Call, argument: Any, mesh: GroupMesh) -> C
     Raises: ``CompileError`` for a result that is not like the argument, and for a function with a loop.
     """
     args, kwargs = jax.tree.unflatten(call.treedef, call.avals)
+    held = call.placements(mesh.runtime)
     request = CompileRequest(
         fun=fun,
         args=args,
         kwargs=kwargs,
         submeshes=mesh.abstract_submeshes,
         donated=call.donated,
+        in_specs=[placement.spec for placement in held],
+        are_asked=[False] * len(held),
         out_specs=functools.partial(_specs_of, argument),
-        argument_placements=call.placements(mesh.runtime),
+        argument_placements=held,
         result_placements=[leaf.placement for leaf in jax.tree.leaves(argument)],
     )
     compiled = compile_step(request)

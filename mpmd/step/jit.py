@@ -362,7 +362,7 @@ class MpmdFunction(ShownAsText):
             kwargs=kwargs,
             submeshes=submeshes,
             in_specs=in_specs,
-            specs_are_of_arrays=self._in_specs.are_of_arrays(call),
+            are_asked=self._in_specs.are_asked(call),
             out_specs=out_specs,
             donated=call.donated,
             partial_sums=options.partial_sums,

@@ -162,6 +162,7 @@ def copy_request(copies: Sequence[LeafCopy], submeshes: Sequence[AbstractMesh]) 
     Args:
       submeshes: the shape of each group's submesh.
     """
+    held = [placement for copy in copies for placement in copy.held.ranges]
     read = [placement for copy in copies for placement in copy.read.ranges]
     specs: list[Spec | None] = [placement.spec or () for placement in read]
     return CompileRequest(
@@ -169,8 +170,10 @@ def copy_request(copies: Sequence[LeafCopy], submeshes: Sequence[AbstractMesh]) 
         args=([copy.held_avals for copy in copies],),
         kwargs={},
         submeshes=submeshes,
+        in_specs=[placement.spec for placement in held],
+        are_asked=[False] * len(held),
         out_specs=lambda _: specs,
-        argument_placements=[placement for copy in copies for placement in copy.held.ranges],
+        argument_placements=held,
         result_placements=read,
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 import mpmd
 from mpmd.compat import NAMELESS
-from mpmd.compiler.argument_specs import ArgumentPlacements, ArgumentSpecs
+from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.checks import (
     check_cut_step,
     check_placed_graph,
@@ -61,9 +61,8 @@ def sharded(graph):
 
 @pytest.fixture(scope="module")
 def placed(sharded, cut):
-    specs, placements = ArgumentSpecs.replicated(cut), ArgumentPlacements.anywhere(cut)
     with mesh_of(2) as mesh:
-        return place(sharded, mesh.abstract_submeshes, specs, placements, {})
+        return place(sharded, mesh.abstract_submeshes, ArgumentSpecs.replicated(cut), {})
 
 
 def without(items, position):

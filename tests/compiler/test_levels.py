@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import mpmd
-from mpmd.compiler.argument_specs import ArgumentPlacements, ArgumentSpecs
+from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import place
@@ -75,7 +75,7 @@ def replicated(cut):
     specs = ArgumentSpecs.replicated(cut)
     with mesh_of(GROUPS) as mesh:
         submeshes = mesh.abstract_submeshes
-    return place(shard(split(cut), submeshes, specs), submeshes, specs, ArgumentPlacements.anywhere(cut), {})
+    return place(shard(split(cut), submeshes, specs), submeshes, specs, {})
 
 
 def placed(step, *args):

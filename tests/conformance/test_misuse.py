@@ -82,6 +82,29 @@ def test_a_loop_cannot_be_differentiated_from_outside():
     assert len(caught.value.faults) == 1
 
 
+def test_a_model_with_marks_cannot_be_transposed():
+    """``jax.vjp`` applies the same transposed function, and its stages are those of a backward."""
+
+    def linear(params, x):
+        for p in params:
+            x = mpmd.mark_stage_end(x @ p["w"])
+        return x
+
+    def step_of(transposed):
+        def error(params, x, y):
+            return jnp.mean(transposed(lambda x: linear(params, x), x, y) ** 2)
+
+        def step(params, xs, ys):
+            return mpmd.treduce(lambda mb: error(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add)
+
+        return step
+
+    with pytest.raises(mpmd.CompileError, match=r"at .*test_misuse.py.* transposes, .*: write jax.vjp\("):
+        compiled(step_of(lambda f, x, y: jax.linear_transpose(f, x)(y)[0]))(weights(2), *batch())
+    step = step_of(lambda f, x, y: jax.vjp(f, x)[1](y)[0])
+    assert_close(compiled(step)(weights(2), *batch()), jax.jit(step)(weights(2), *batch()))
+
+
 def test_specs_made_from_arguments_and_results_that_hold_none():
     def step(state, xs, ys, nothing):
         params, rest = state

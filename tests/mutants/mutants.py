@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "cut-nested-callbacks",
         "mpmd/compiler/cut_layers/host_callbacks.py",
-        "scans=(Scan(length, reverse), *member.scans)",
-        "scans=(*member.scans, Scan(length, reverse))",
+        "scans=(around, *member.scans)",
+        "scans=(*member.scans, around)",
         "takes the inner one of two scans around a callback for the outer one",
     ),
     Mutant(

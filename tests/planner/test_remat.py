@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.compiler.find_layers.stages_of import EACH_LAYER, stages_of
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.profiling.layered_step import layered
 from mpmd.planner.profiling.open_step import profile_of
-from mpmd.planner.profiling.tracing import traced_layers
+from mpmd.planner.profiling.tracing import EACH_LAYER, traced_layers
 from mpmd.planner.simplicity import complexity
 from mpmd.simulate import Link
 from tests.support.parity import assert_close
@@ -86,7 +85,7 @@ def test_kept_bytes_are_those_of_a_trace_under_the_policy(loss, stacked, policy)
     step, args = step_of(loss), (weights(stacked), batch())
     profile = profiled(loss, stacked)
     each_layer = dataclasses.replace(EACH_LAYER, remat=(policy,))
-    traced = layered(traced_layers(step, args, {}, stages_of(step, args, {}), each_layer))
+    traced = layered(traced_layers(step, args, {}, each_layer).graph)
     kept = [
         sum(var.aval.size * var.aval.dtype.itemsize for var in traced.residuals(layer))
         for layer in range(traced.num_layers)

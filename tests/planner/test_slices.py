@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.compiler.find_layers.stages_of import stages_of
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.choice_table import row_data
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.constraints import Constraints
+from mpmd.planner.profiling.tracing import traced_layers
 from mpmd.planner.search.closed_forms import CLOSED_FORMS, closed_form
 from mpmd.planner.search.families import SLICED, build, family_of
 from mpmd.planner.search.formula import evaluate
@@ -170,8 +170,8 @@ def test_slices_that_the_loss_does_not_have_are_refused(slices, schedule, messag
 @pytest.mark.slow
 def test_slices_are_those_of_marks_that_stand_in_each():
     def stages(schedule, **loss):
-        (of_loop,) = stages_of(step_of(schedule, **loss), sliced_arguments())
-        return of_loop.count, of_loop.slices
+        (loop,) = traced_layers(step_of(schedule, **loss), sliced_arguments(), {}).written.values()
+        return loop.stages.count, loop.stages.slices
 
     def scores_in_slices(params, tokens, targets):
         """A loss of whole microbatches, of which the last stage alone is cut."""
@@ -188,8 +188,8 @@ def test_slices_are_those_of_marks_that_stand_in_each():
 @pytest.mark.slow
 def test_slices_of_scans_with_marks():
     case = next(program for program in PROGRAMS if program.name == "slices_of_scans_with_marks").case()
-    (of_loop,) = stages_of(case.step, (case.state, *case.batch))
-    assert (of_loop.count, of_loop.slices) == (of_loop.schedule.num_stages, of_loop.schedule.slices)
+    (loop,) = traced_layers(case.step, (case.state, *case.batch), {}).written.values()
+    assert (loop.stages.count, loop.stages.slices) == (loop.schedule.num_stages, loop.schedule.slices)
 
 
 @pytest.mark.parametrize("name", SLICED)

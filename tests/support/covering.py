@@ -77,7 +77,6 @@ COVERING = (
     "specs_of_the_results",
     "stages_that_end_within_two_scans",
     "the_second_loop_depends_on_a_norm_of_all_gradients",
-    "transposed_models[in a scan]",
     "words_masks_dropout_and_aux",
 )
 

@@ -9,12 +9,13 @@ this removal (``number_marks.py``).
 through the step once and notes, by the rules in ``jaxprs/rules.py`` and ``concat_and_slice.py``, which
 dimensions of its values are the same; ``layer_dimensions.py`` concludes which dimensions count layers, and
 where these are cut. ``rewrite.py`` goes through the step again and writes an equation for each layer range,
-or, where no rule applies, one equation for the whole value; ``scans.py`` is the rule for scans without
-marks, which ``layer_scans.py`` reads, and ``values.py`` has the values in layer ranges.
+or, where no rule applies, one equation for the whole value; ``scans.py`` is the rule for scans
+without marks, and ``values.py`` has the values in layer ranges.
 ``scans_over_data.py`` warns of marks in scans that are not over layers. The passes that follow know nothing
 of stacks.
 """
 
 from mpmd.compiler.cut_layers.cut_layers import cut_layers
+from mpmd.compiler.cut_layers.number_marks import MarkedStages, count_stages
 
-__all__ = ["cut_layers"]
+__all__ = ["MarkedStages", "count_stages", "cut_layers"]

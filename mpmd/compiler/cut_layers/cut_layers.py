@@ -13,8 +13,10 @@ from mpmd.compiler.cut_layers.dead_code import without_dead_code
 from mpmd.compiler.cut_layers.host_callbacks import with_host_callbacks
 from mpmd.compiler.cut_layers.number_marks import number_live_marks, number_marks
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.steps import Argument, Constant, CutStep, Loop, Result, TracedStep
+from mpmd.errors import CompileError
 from mpmd.ir.stack import Leaf, Stack, per_layer_range
 from mpmd.language.reduce import treduce_p
 from mpmd.util.tree import paths
@@ -31,11 +33,12 @@ def cut_layers(
       argument_stacks, result_stacks: for a function without a loop, the division of each leaf of
         the arguments and of the result into layer ranges; ``None`` for a whole leaf, empty if all are whole.
 
-    Raises: ``CompileError`` for marks that do not fit their scans, or do not make the stages of schedules;
-      for marked loops that take rows by a counter.
+    Raises: ``CompileError`` for loops without a schedule; for marks that do not fit their scans, or do not
+      make the stages of schedules; for marked loops that take rows by a counter.
     Warns: ``PerformanceWarning`` for equations that put parts together; ``SharedWeightsWarning`` for marks in
       scans over data.
     """
+    _check_schedules(traced.jaxpr)
     # 1. Scans are cut at their marks, and stacked arrays into parts.
     stacks = () if traced.has_loop else (argument_stacks, result_stacks)
     cut = cut_stacks(traced.jaxpr, traced.constants, traced.fed_back_leaves, *stacks)
@@ -51,6 +54,16 @@ def cut_layers(
     # 6. The marks that are left are numbered through all loops.
     staged = number_live_marks(live_loops, numbered)
     return _cut_step(traced, cut, live, staged, results)
+
+
+def _check_schedules(jaxpr: Jaxpr) -> None:
+    if faults := [
+        f"the treduce at {where(eqn)} has no schedule: give schedule=..., such as "
+        "mpmd.Std1F1B(num_stages=4), or let mpmd.plan choose"
+        for eqn in jaxpr.eqns
+        if eqn.primitive is treduce_p and eqn.params["schedule"] is None
+    ]:
+        raise CompileError(list(dict.fromkeys(faults)))
 
 
 def _segments(jaxpr: Jaxpr) -> tuple[list[list[JaxprEqn]], list[Loop]]:

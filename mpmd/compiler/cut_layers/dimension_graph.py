@@ -10,10 +10,10 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.concat_and_slice import concats_and_slices
 from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
-from mpmd.compiler.cut_layers.layer_scans import LayerScan, read_scan
 from mpmd.compiler.cut_scans.layer_ranges import layers_p
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
 from mpmd.compiler.jaxprs.rules import exact_dimensions
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.stack import Stack
 from mpmd.language.reduce import treduce_p
 
@@ -27,9 +27,9 @@ class DimensionGraph:
     """
 
     dimensions: LayerDimensions
-    scans: Mapping[int, LayerScan]
+    scans: Mapping[int, Scan]
 
-    def sizes(self, scan: LayerScan) -> tuple[int, ...] | None:
+    def sizes(self, scan: Scan) -> tuple[int, ...] | None:
         """The parts into which a scan is cut; ``None`` for one that stays whole."""
         return self.dimensions.sizes((id(scan.eqn), 0), scan.length)
 
@@ -54,7 +54,7 @@ class _GraphMaker:
 
     def __init__(self) -> None:
         self.dimensions = LayerDimensions()
-        self.scans: dict[int, LayerScan] = {}
+        self.scans: dict[int, Scan] = {}
 
     def walk(self, eqns: Iterable[JaxprEqn]) -> None:
         for eqn in eqns:
@@ -68,8 +68,9 @@ class _GraphMaker:
                 self._equation(eqn)
 
     def _scan(self, eqn: JaxprEqn) -> None:
-        scan = self.scans[id(eqn)] = read_scan(eqn)
-        self.dimensions.join([(id(eqn), 0), *((atom, 0) for atom in scan.stacked if isinstance(atom, Var))])
+        scan = self.scans[id(eqn)] = Scan.of(eqn)
+        stacked = [*eqn.invars[scan.xs], *(var for var, _ in scan.stacked)]
+        self.dimensions.join([(id(eqn), 0), *((atom, 0) for atom in stacked if isinstance(atom, Var))])
         self._equation(eqn)
 
     def _loop(self, eqn: JaxprEqn) -> None:

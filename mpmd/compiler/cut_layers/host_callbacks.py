@@ -15,8 +15,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.jaxprs.equations import (
@@ -31,11 +30,12 @@ from mpmd.compiler.jaxprs.equations import (
     substitute,
     with_eqns,
 )
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scan_parts import part_of_scan
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.keys import decode, raw
-from mpmd.language.callbacks import GIVING_NOTHING_BACK, HostCallback, Scan, callback_p
+from mpmd.language.callbacks import GIVING_NOTHING_BACK, HostCallback, Iterations, callback_p
 from mpmd.language.reduce import treduce_p
 
 
@@ -60,7 +60,7 @@ class _Lifted:
     eqn: JaxprEqn
     position: tuple[int | None, ...]
     operands: tuple[Atom, ...]
-    scans: tuple[Scan, ...] = ()
+    scans: tuple[Iterations, ...] = ()
     conditional: bool = False
 
 
@@ -155,26 +155,12 @@ def _lift_from_scan(
     eqns, outvars, lifted = _opened(whole.jaxpr, (*at, None))
     if not lifted:
         return [eqn]
-    results = [*outvars, *_variables_of(lifted)]
-    run = jaxpr_as_fun(closed(make_jaxpr(whole.jaxpr.invars, eqns, results)))
-    consts, carry, xs = positions = scan_operands(eqn)
-    length, reverse, unroll = (eqn.params[name] for name in ("length", "reverse", "unroll"))
-
-    def scan(*operands):
-        def one(state, x):
-            values = run(*operands[consts], *state, *x)
-            return values[: positions.num_carry], values[positions.num_carry :]
-
-        final, stacks = lax.scan(one, list(operands[carry]), list(operands[xs]), length, reverse, unroll)
-        return [*final, *stacks]
-
-    scans, atoms = traced_eqns(scan, eqn.invars)
-    renamed.update(zip(eqn.outvars, atoms, strict=False))
-    around = [dataclasses.replace(member, scans=(Scan(length, reverse), *member.scans)) for member in lifted]
-    return [
-        *(inner.replace(source_info=eqn.source_info) for inner in scans),
-        *_outside(around, atoms[len(outvars) :]),
-    ]
+    smaller = closed(with_eqns(whole.jaxpr, eqns, outvars=outvars))
+    scan = Scan.of(eqn.replace(params={**eqn.params, "jaxpr": smaller}))
+    scans, stacks = part_of_scan(scan, eqns, set(range(len(outvars))), extra_outputs=_variables_of(lifted))
+    around = Iterations(scan.length, eqn.params["reverse"])
+    lifted = [dataclasses.replace(member, scans=(around, *member.scans)) for member in lifted]
+    return [*scans, *_outside(lifted, stacks)]
 
 
 def _lift_from_remat(
@@ -232,7 +218,7 @@ def _opened_branch(
     return eqns, outvars, flagged
 
 
-def _ones(scans: Sequence[Scan]) -> tuple[list[JaxprEqn], list[Any]]:
+def _ones(scans: Sequence[Iterations]) -> tuple[list[JaxprEqn], list[Any]]:
     """Flags as variables: a literal would be true in the other branches, too."""
     return traced_eqns(lambda: [jnp.copy(jnp.ones([scan.length for scan in scans], bool))], [])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -21,6 +21,50 @@ from mpmd.schedules.base import AnyPlacement, RoundRobin
 Ends = Sequence[tuple[JaxprEqn, Mark]]
 
 
+@dataclasses.dataclass(frozen=True)
+class MarkedStages:
+    """The stages that the marks of a loop end, where no schedule says how many there are.
+
+    Attributes:
+      count: the number of stages.
+      are_written: whether the user has marked their ends, rather than ``mpmd.auto_marks``.
+      slices: the number of slices of a microbatch. Each stage has a mark on each slice, so 1 means one mark
+        for each stage.
+    """
+
+    count: int
+    are_written: bool
+    slices: int
+
+
+def count_stages(loop: Loop, written: Schedule | None, slices: Iterable[int]) -> MarkedStages:
+    """Counts the stages of a loop as ``number_marks`` numbers them.
+
+    Marks that ``auto_marks`` makes end stages in the order in which they stand: an iteration of a second
+    tower does not read what the first one has made.
+
+    Args:
+      written: the schedule in the step. A mark after its last stage ends no further stage.
+      slices: the numbers into which the step cuts sequences.
+    """
+    ends = _ends(loop)
+    are_written = any(not mark.boundary.by_auto_marks for _, mark in _marks(loop))
+    depth = max(_depths(loop), default=-1) + 1
+    depth = max(depth, sum(mark.boundary.by_auto_marks for _, mark in ends))
+    is_last_marked = are_written and written is not None and written.num_stages == depth
+    count = depth if is_last_marked else depth + 1
+    sizes = {(count, number) for number in slices} | (
+        {(written.num_stages, written.slices)} if written else set()
+    )
+    on_slices = [
+        (stages, number)
+        for stages, number in sizes
+        if stages > 1 and number > 1 and len(ends) in (number * (stages - 1), number * stages)
+    ]
+    count, number = max(on_slices, default=(count, 1)) if are_written else (count, 1)
+    return MarkedStages(count, are_written, number)
+
+
 def number_marks(loops: Sequence[Loop]) -> tuple[Loop, ...]:
     """Numbers the marks of each loop whose marks end as many stages as its schedule has.
 
@@ -28,9 +72,6 @@ def number_marks(loops: Sequence[Loop]) -> tuple[Loop, ...]:
     one another, such as an actor and a critic, pass the same stages, each with marks of its own. If this
     numbering has too few stages, as for branches that are to be a stage each, the marks end stages in the
     order in which they were written.
-
-    Marks that ``jax.linear_transpose`` has reversed accompany the user's marks, as in a backward. In a loop
-    with reversed marks only, these end the stages of the transposed function.
 
     This comes before dead code is removed: when the loss is computed before the last stage, the marks of
     the later stages are dead code.
@@ -56,7 +97,7 @@ def number_live_marks(loops: Sequence[Loop], before: Sequence[Loop]) -> tuple[Lo
             loop = _numbered(loop, stages)
         elif not had_stages[loop.index]:
             faults.append(_wrong_number_of_marks(loop))
-        numbered.append(_turned_round(loop) if _is_transposed(loop) else loop)
+        numbered.append(loop)
     if faults:
         raise CompileError(faults)
     sizes = (len(loop.stages) for loop in numbered)
@@ -87,39 +128,14 @@ def _marks(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
     return [(eqn, mark) for eqn in loop.eqns if (mark := mark_of(eqn))]
 
 
-def _written(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
-    """The marks that the user wrote, without marks that differentiation derived."""
-    return [(eqn, mark) for eqn, mark in _marks(loop) if not mark.linear]
-
-
-def _is_transposed(loop: Loop) -> bool:
-    """Whether all marks that the user wrote were transposed."""
-    return bool(_written(loop)) and not any(mark.forward for _, mark in _written(loop))
-
-
-def _turned_round(loop: Loop) -> Loop:
-    eqns = (
-        eqn.replace(params={**eqn.params, "forward": not mark.forward}) if (mark := mark_of(eqn)) else eqn
-        for eqn in loop.eqns
-    )
-    return dataclasses.replace(loop, eqns=tuple(eqns))
-
-
 def _ends(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
-    """The user's marks that end stages."""
-    direction = not _is_transposed(loop)
-    return [(eqn, mark) for eqn, mark in _written(loop) if mark.forward is direction]
-
-
-def _accompanying(loop: Loop) -> list[tuple[JaxprEqn, Mark]]:
-    """The user's marks of functions that the loop applies transposed, and not otherwise."""
-    ends = {mark.boundary for _, mark in _ends(loop)}
-    return [(eqn, mark) for eqn, mark in _written(loop) if mark.boundary not in ends]
+    """The marks that the user wrote, which end stages, without marks that differentiation derived."""
+    return [(eqn, mark) for eqn, mark in _marks(loop) if not mark.linear]
 
 
 def _has_orphans(loop: Loop) -> bool:
     """Whether what a mark returns is dead code, but derivatives through it are not, as of a penalty."""
-    return not {mark.boundary for _, mark in _marks(loop)} <= {mark.boundary for _, mark in _written(loop)}
+    return not {mark.boundary for _, mark in _marks(loop)} <= {mark.boundary for _, mark in _ends(loop)}
 
 
 def _stages(loop: Loop) -> Sequence[int] | None:
@@ -128,49 +144,38 @@ def _stages(loop: Loop) -> Sequence[int] | None:
     There is one between each two stages, and perhaps one after the last stage; ``None`` if not.
     """
     num_stages = loop.schedule.num_stages
-    ends = _ends(loop)
+    depths = _depths(loop)
     if loop.schedule.slices > 1:
-        is_plain = not (_is_transposed(loop) or _accompanying(loop))
-        return stages_on_slices(_marks_before(loop, ends), loop.schedule.numbers) if is_plain else None
-    for stages in (_marks_before(loop, ends), range(len(ends))):
+        return stages_on_slices(depths, loop.schedule.numbers)
+    for stages in (depths, range(len(depths))):
         most = max(stages, default=-1) + 1
-        if most == num_stages and _is_transposed(loop):  # the mark after the last stage comes first
-            return [(stage - 1) % num_stages for stage in stages]
         if most in (num_stages - 1, num_stages):
             return stages
     return None
 
 
-def _stages_back(loop: Loop) -> list[int]:
-    """The stage that each of the accompanying marks ends in the forward; the last one ends at stage 0."""
-    before = _marks_before(loop, _accompanying(loop))
-    last_stage = loop.schedule.num_stages - 1
-    return [min(max(before) - stage, last_stage) for stage in before]
+def _depths(loop: Loop) -> list[int]:
+    """For each of the user's marks, the length of the longest chain of these marks before it."""
+    passed = _marks_passed(loop)
+    return [passed[eqn.outvars[0]] - 1 for eqn, _ in _ends(loop)]
 
 
-def _marks_before(loop: Loop, marks: Ends) -> list[int]:
-    """For each mark, the length of the longest chain of marks before it."""
-    passed = _marks_passed(loop, marks)
-    return [passed[eqn.outvars[0]] - 1 for eqn, _ in marks]
-
-
-def _marks_passed(loop: Loop, marks: Ends) -> dict[Var, int]:
-    """For each value that the loop makes, the number of marks that it depends on, one behind the other."""
-    ends = {id(eqn) for eqn, _ in marks}
+def _marks_passed(loop: Loop) -> dict[Var, int]:
+    """For each value that the loop makes, the length of the longest chain of the user's marks before it."""
     passed: dict[Var, int] = {}
     for eqn in loop.eqns:
         before = max((passed.get(var, 0) for var in operands(eqn)), default=0)
-        passed.update(dict.fromkeys(eqn.outvars, before + (id(eqn) in ends)))
+        is_end = (mark := mark_of(eqn)) is not None and not mark.linear
+        passed.update(dict.fromkeys(eqn.outvars, before + is_end))
     return passed
 
 
 def _numbered(loop: Loop, stages: Sequence[int]) -> Loop:
-    """The loop with a different boundary for each of the user's marks, of which the ends end these stages."""
-    boundaries = [mark.boundary for _, mark in (*_ends(loop), *_accompanying(loop))]
-    numbers = (*stages, *_stages_back(loop))
+    """The loop with a different boundary for each of the user's marks, which end these stages."""
+    boundaries = [mark.boundary for _, mark in _ends(loop)]
     new = [
         Boundary(boundary.name, stage, ends=boundary.ends)
-        for boundary, stage in zip(boundaries, numbers, strict=True)
+        for boundary, stage in zip(boundaries, stages, strict=True)
     ]
     end_of = {
         id(eqn): end
@@ -194,10 +199,9 @@ def _ends_at(loop: Loop, boundary: Boundary, ends: Sequence[int]) -> Iterator[tu
       ends: the numbers of the user's marks of this boundary.
     """
     marks = [(eqn, mark) for eqn, mark in _marks(loop) if mark.boundary is boundary]
-    direction = any(mark.forward and not mark.linear for _, mark in marks)
-    by_user = [eqn for eqn, mark in marks if mark.forward is direction and not mark.linear]
-    tangents = [eqn for eqn, mark in marks if mark.forward is direction and mark.linear]
-    cotangents = [eqn for eqn, mark in marks if mark.forward is not direction]
+    by_user = [eqn for eqn, mark in marks if not mark.linear]
+    tangents = [eqn for eqn, mark in marks if mark.forward and mark.linear]
+    cotangents = [eqn for eqn, mark in marks if not mark.forward]
     yield from zip(by_user, ends, strict=True)
     yield from zip(tangents, itertools.cycle(ends), strict=False)
     yield from zip(cotangents, itertools.cycle(reversed(ends)), strict=False)
@@ -205,7 +209,7 @@ def _ends_at(loop: Loop, boundary: Boundary, ends: Sequence[int]) -> Iterator[tu
 
 def _wrong_number_of_marks(loop: Loop) -> str:
     ends, schedule = _ends(loop), loop.schedule
-    stages = _marks_before(loop, ends)
+    stages = _depths(loop)
     marked, num_stages = max(stages, default=-1) + 1, schedule.num_stages
     if schedule.slices > 1:
         return _wrong_marks_of_slices(loop, stages, ends)
@@ -228,7 +232,7 @@ def _wrong_marks_of_slices(loop: Loop, stages: Sequence[int], ends: Ends) -> str
     places = [_place(*end) for end in ends]
     in_scan = all(mark.boundary.in_scan for _, mark in ends) and len(set(places)) == 1
     chosen = any(mark.boundary.by_auto_marks for _, mark in ends)
-    if (handed_back := backward_value(loop, [eqn for eqn, _ in ends], _marks_passed(loop, ends))) is not None:
+    if (handed_back := backward_value(loop, [eqn for eqn, _ in ends], _marks_passed(loop))) is not None:
         return handed_back
     return (
         f"the function that treduce at {loop.where} applies has {_ends_found(ends, marked)}, but the "

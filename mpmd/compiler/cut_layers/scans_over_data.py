@@ -10,7 +10,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_scans import MarkedScan, layers_p
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_among, operands, shape_of
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import SharedWeightsWarning
 from mpmd.language.reduce import treduce_p
@@ -55,8 +55,8 @@ def _message(mark: str, scan: str) -> str:
 
 def _is_over_data(eqn: JaxprEqn, of_microbatch: Collection[Var]) -> bool:
     """Whether iterations read weights, and the arrays that they scan over are only data of the microbatch."""
-    roles = scan_operands(eqn)
-    xs, consts = eqn.invars[roles.xs], eqn.invars[roles.consts]
+    scan = Scan.of(eqn)
+    xs, consts = eqn.invars[scan.xs], eqn.invars[scan.consts]
     has_data = any(is_among(atom, of_microbatch) and _is_data(atom) for atom in xs)
     has_layers = any(not is_among(atom, of_microbatch) and _is_of_layers(atom) for atom in xs)
     shares_weights = any(not is_among(atom, of_microbatch) and _is_matrix(atom) for atom in consts)

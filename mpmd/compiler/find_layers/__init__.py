@@ -1,5 +1,5 @@
 """Finds the layers of a function, and marks the ends of stages between them.
 
 A function enters; a function with marks leaves. Start reading in ``auto_marks.py``; ``find_layers.py`` groups
-equations, and ``stages_of.py`` counts the stages of a step.
+equations.
 """

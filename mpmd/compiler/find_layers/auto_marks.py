@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.tree_util import DictKey, SequenceKey
 
 from mpmd.compat import api_boundary
@@ -73,7 +73,8 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
             return loss_fn(*args, **kwargs)
         traced = _Traced(loss_fn, args, kwargs)
         if contains(traced.closed.jaxpr, mark_p):
-            return loss_fn(*args, **kwargs)
+            # Objects that the function changes have their new values only where it is called.
+            return loss_fn(*args, **kwargs) if traced.changed else traced.result(traced.run())
         traced.check_unchanged()
         opened = opened_for_layers(traced.closed)
         crossing = Crossing(opened.jaxpr)
@@ -106,6 +107,7 @@ class _Traced:
     Attributes:
       closed: the jaxpr.
       arrays: its inputs.
+      changed: the paths of leaves of objects among the arguments that the function changes.
     """
 
     def __init__(self, fun: Callable, args: tuple, kwargs: dict[str, Any]):
@@ -122,7 +124,7 @@ class _Traced:
             before = jax.tree_util.tree_leaves_with_path(call)
             args, kwargs = call
             self._out, self._outdef = jax.tree.flatten(fun(*args, **kwargs))
-            self._changed = _changed_in_place(before, jax.tree_util.tree_leaves_with_path(call))
+            self.changed = _changed_in_place(before, jax.tree_util.tree_leaves_with_path(call))
             self._array_positions = [i for i, leaf in enumerate(self._out) if isinstance(leaf, jax.Array)]
             return [self._out[i] for i in self._array_positions]
 
@@ -131,11 +133,14 @@ class _Traced:
 
     def check_unchanged(self) -> None:
         """Raises ``TypeError`` if the function changes an object among its arguments."""
-        if self._changed:
+        if self.changed:
             raise TypeError(
-                f"{_name(self._fun)} changes {self._changed[0]} of its arguments in place, which auto_marks "
+                f"{_name(self._fun)} changes {self.changed[0]} of its arguments in place, which auto_marks "
                 "does not see: let it take arrays and return the new ones, as by nnx.split and nnx.merge"
             )
+
+    def run(self) -> list[Any]:
+        return jaxpr_as_fun(self.closed)(*self.arrays)
 
     def result(self, values: Sequence[Any]) -> Any:
         """The function's result with these values for the results of the jaxpr."""

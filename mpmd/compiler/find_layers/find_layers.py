@@ -20,7 +20,7 @@ from mpmd.compiler.find_layers.open_function import OpenFunction, open_function
 from mpmd.compiler.find_layers.pieces import best_pieces
 from mpmd.compiler.find_layers.repeats import Run, find_runs
 from mpmd.compiler.jaxprs.equations import aval_of, is_remat, subjaxprs
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.work import WorkOf, has_product, nbytes
 
 OPERATIONS_PER_BYTE = 10.0
@@ -197,7 +197,7 @@ class _Finder:
         if not end.iterations:
             return self._crossing.bytes_at(end.equation) or 0
         eqn = self._eqns[end.equation]
-        return sum(map(nbytes, eqn.invars[scan_operands(eqn).carry]))
+        return sum(map(nbytes, eqn.invars[Scan.of(eqn).carry]))
 
     def _layer(self, start: LayerEnd, end: LayerEnd) -> Layer:
         leaving = self._leaving(end) if end.equation < len(self._eqns) else 0

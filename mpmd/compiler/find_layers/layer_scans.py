@@ -7,7 +7,7 @@ from collections.abc import Container
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import is_among, operands, subjaxprs
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.work import PRODUCTS
 
 
@@ -22,13 +22,9 @@ def is_layer_scan(eqn: JaxprEqn, computed: Container[Var]) -> bool:
     """
     if eqn.primitive.name != "scan" or eqn.params["length"] < 2:
         return False
-    body: Jaxpr = eqn.params["jaxpr"].jaxpr
-    roles = scan_operands(eqn)
-    outer = eqn.invars[roles.xs]
-    weights = {
-        x for x, atom in zip(body.invars[roles.xs], outer, strict=True) if not is_among(atom, computed)
-    }
-    return _multiplies(body, set(body.invars[roles.carry]), weights)[0]
+    scan = Scan.of(eqn)
+    weights = {x for x, atom in scan.operands(scan.xs).items() if not is_among(atom, computed)}
+    return _multiplies(scan.body, set(scan.body.invars[scan.carry]), weights)[0]
 
 
 def _multiplies(jaxpr: Jaxpr, carried: set[Var], weights: set[Var]) -> tuple[bool, set[Var], set[Var]]:

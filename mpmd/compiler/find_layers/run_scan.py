@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from mpmd.compiler.cut_scans import cut_scan
 from mpmd.compiler.find_layers.open_function import Rematerialised
 from mpmd.compiler.find_layers.rematerialised import rematerialised
-from mpmd.compiler.jaxprs.equations import aval_of, operands
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.equations import aval_of, is_among, operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.language.annotate import Boundary, mark_p
 from mpmd.language.remat import Remat
 from mpmd.sharding import described
@@ -33,8 +33,7 @@ def run_scan(
       ranges: the policies of iterations, each with the iteration behind the last one. Each is a scan.
       opened: the function under ``jax.checkpoint`` around the scan, which has been opened.
     """
-    roles, params = scan_operands(eqn), eqn.params
-    handed_over = _handed_over(params["jaxpr"].jaxpr, roles.carry)
+    params, handed_over = eqn.params, _handed_over(Scan.of(eqn))
     boundaries = {end: Boundary(None, by_auto_marks=True, ends=(name,)) for end, name in ends.items()}
     bodies = {policy: _under(params["jaxpr"], policy, opened) for _, policy in ranges}
     each = [(stop, bodies[policy]) for stop, policy in ranges]
@@ -51,15 +50,14 @@ def _under(body: ClosedJaxpr, policy: Remat, opened: Rematerialised | None) -> C
     return jax.make_jaxpr(run)(*map(described, body.in_avals))
 
 
-def _handed_over(body: Jaxpr, carry: slice) -> list[int]:
+def _handed_over(scan: Scan) -> list[int]:
     """The positions of carried values that depend on carried floats: no counters, and no unchanged values."""
-    before = body.invars[carry]
-    changed = [i for i, var in enumerate(before) if body.outvars[i] is not var]
-    reached = {before[i] for i in changed if jnp.issubdtype(aval_of(before[i]).dtype, jnp.inexact)}
-    for eqn in body.eqns:
+    changed = {i: before for i, (before, after) in enumerate(scan.carried) if after is not before}
+    reached = {var for var in changed.values() if jnp.issubdtype(aval_of(var).dtype, jnp.inexact)}
+    for eqn in scan.body.eqns:
         if any(var in reached for var in operands(eqn)):
             reached.update(eqn.outvars)
-    return [i for i in changed if body.outvars[i] in reached]
+    return [i for i in changed if is_among(scan.body.outvars[i], reached)]
 
 
 def marked_values(values: Sequence[Any], boundary: Boundary) -> list[Any]:

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.disjoint_sets import DisjointSets
 from mpmd.compiler.jaxprs.equations import Atom, closed, lookup, make_jaxpr, shape_of, substitute
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 
 DimensionsOf = Callable[[JaxprEqn], Sequence[CommonDimension]]
 PartParams = Callable[[JaxprEqn, CommonDimension, int], Mapping]
@@ -65,18 +65,16 @@ class _Body:
     """
 
     def __init__(self, eqn: JaxprEqn, dimensions_of: DimensionsOf):
-        roles = scan_operands(eqn)
-        self.jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
+        scan = Scan.of(eqn)
+        self.jaxpr: Jaxpr = scan.body
         self.eqns = self.jaxpr.eqns
-        self.operands = [(i, int(i >= roles.xs.start), var) for i, var in enumerate(self.jaxpr.invars)]
+        self.operands = [(i, int(i >= scan.xs.start), var) for i, var in enumerate(self.jaxpr.invars)]
         self.results = [
-            (i, int(i >= roles.num_carry), atom)
+            (i, int(i >= scan.num_carry), atom)
             for i, atom in enumerate(self.jaxpr.outvars)
             if isinstance(atom, Var)
         ]
-        self._carried = list(
-            zip(self.jaxpr.invars[roles.carry], self.jaxpr.outvars[: roles.num_carry], strict=True)
-        )
+        self._carried = scan.carried
         self._dimensions_of = dimensions_of
 
     def groups(self) -> Iterator[dict[Var, int]]:

@@ -29,21 +29,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding
 
 from mpmd.compat import expanded, with_scan_constants
-from mpmd.compiler.jaxprs.equations import (
-    Atom,
-    as_called,
-    aval_of,
-    closed,
-    lookup,
-    substitute,
-    with_eqns,
-)
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, closed, lookup, with_eqns
+from mpmd.compiler.jaxprs.inline import Constants, Inliner
 from mpmd.compiler.jaxprs.linear_solves import solution
 from mpmd.compiler.jaxprs.transposed_products import without_transposed_products
 from mpmd.sharding import with_auto_axes, within
-
-Constants = dict[Var, Any]
-"""The values of variables that a jaxpr reads besides its arguments."""
 
 # Primitives that only call the one jaxpr in their parameters. Since JAX 0.11.1 closed_call is eval_jaxpr.
 _CALLS = frozenset({"jit", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call"})
@@ -122,7 +112,7 @@ def _written(function: ClosedJaxpr, scope: _Scope) -> tuple[Jaxpr, Constants]:
     return with_eqns(jaxpr, eqns, constvars=[], invars=invars, outvars=outvars), scope.constants
 
 
-class _Scope:
+class _Scope(Inliner):
     """The canonical equations of one body, and the constants that they read.
 
     Args:
@@ -135,17 +125,9 @@ class _Scope:
         is_body: bool = True,
         own_variables: bool = False,
     ):
-        self.eqns: list[JaxprEqn] = []
-        self.constants: Constants = {}
+        super().__init__(own_variables)
         self._known = known
         self._is_body = is_body
-        self._own_variables = own_variables
-        self._constant_of: dict[int, Var] = {}  # by the identity of its value
-
-    def constants_of(self, function: ClosedJaxpr) -> dict[Var, Atom]:
-        """Variables of this scope for the constants that a function closes over."""
-        pairs = zip(function.jaxpr.constvars, function.consts, strict=True)
-        return {var: self._constant(var, value) for var, value in pairs}
 
     def own(self, var: Var, renamed: dict[Var, Atom]) -> Var:
         """The variable of this scope for ``var``, which is noted if it is another one."""
@@ -154,40 +136,17 @@ class _Scope:
         renamed[var] = new = Var(var.aval)
         return new
 
-    def add(self, eqns: Iterable[JaxprEqn], renamed: dict[Var, Atom], call: JaxprEqn | None = None) -> None:
-        """Appends equations to the scope; they come from the function of ``call``, if any.
+    def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
+        return called(eqn)
 
-        Args:
-          renamed: for each variable that the equations read, its value in this scope. The variables that the
-            equations define are added.
-        """
-        for eqn in eqns:
-            eqn = substitute(eqn, renamed)
-            if call is not None:
-                eqn = as_called(call, eqn)
-            if (callee := called(eqn)) is not None:
-                inside = self.constants_of(callee)
-                operands = self._as_sharded(eqn, eqn.invars, "in_shardings")
-                inside.update(zip(callee.jaxpr.invars, operands, strict=True))
-                self.add(callee.jaxpr.eqns, inside, eqn)
-                results = [lookup(atom, inside) for atom in callee.jaxpr.outvars]
-                results = self._as_sharded(eqn, results, "out_shardings")
-                renamed.update(zip(eqn.outvars, results, strict=True))
-                continue
-            eqn = self._with_bodies(eqn)
-            if call is not None or self._own_variables:  # the same function may be called again
-                outvars = [type(var)(var.aval) for var in eqn.outvars]
-                renamed.update(zip(eqn.outvars, outvars, strict=True))
-                eqn = eqn.replace(outvars=outvars)
-            self.eqns.append(eqn)
+    def open(self, call: JaxprEqn, callee: ClosedJaxpr, operands: Iterable[Atom]) -> list[Atom]:
+        results = super().open(call, callee, self._as_sharded(call, operands, "in_shardings"))
+        return self._as_sharded(call, results, "out_shardings")
 
-    def _constant(self, var: Var, value: Any) -> Var:
-        if id(value) not in self._constant_of:
-            self._constant_of[id(value)] = new = Var(var.aval)
-            self.constants[new] = value
-        return self._constant_of[id(value)]
+    def append(self, eqn: JaxprEqn) -> None:
+        super().append(self._with_bodies(eqn))
 
-    def _as_sharded(self, call: JaxprEqn, atoms: Sequence[Atom], name: str) -> list[Atom]:
+    def _as_sharded(self, call: JaxprEqn, atoms: Iterable[Atom], name: str) -> list[Atom]:
         """Operands or results of a call, with a constraint for those whose sharding it says."""
         shardings = call.params.get(name, ()) if self._is_body else ()
         values = list(atoms)
@@ -217,9 +176,7 @@ class _Scope:
         bodies = [jaxpr for jaxpr, _ in canonical]
         if _are_same(bodies, [body.jaxpr for body in before]):
             return eqn
-        read = [
-            [self._constant(var, value) for var, value in constants.items()] for _, constants in canonical
-        ]
+        read = [[self.constant(var, value) for var, value in constants.items()] for _, constants in canonical]
         if name == "while":
             first = params["cond_nconsts"]
             invars = [*read[0], *invars[:first], *read[1], *invars[first:]]

@@ -19,7 +19,7 @@ from mpmd.compiler.jaxprs.equations import (
     with_eqns,
 )
 from mpmd.compiler.jaxprs.scan_parts import named
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.traced import traced_eqns
 
 CONTROL_FLOW = ("cond", "scan", "while")
@@ -38,7 +38,7 @@ def labels_of_results(eqn: JaxprEqn, labels: Sequence[Labels]) -> list[Labels]:
         branches = [_labels_through(branch.jaxpr, labels[1:]) for branch in params["branches"]]
         return [labels[0].union(*of_result) for of_result in zip(*branches, strict=True)]
     if name == "scan":
-        return _labels_through(params["jaxpr"].jaxpr, labels, scan_operands(eqn).carry)
+        return _labels_through(params["jaxpr"].jaxpr, labels, Scan.of(eqn).carry)
     if name == "while":
         first, carry = params["cond_nconsts"], slice(params["body_nconsts"], None)
         results = _labels_through(params["body_jaxpr"].jaxpr, labels[first:], carry)
@@ -76,7 +76,7 @@ def with_results(eqn: JaxprEqn, kept: Collection[int]) -> JaxprEqn:
         return _while_with_results(eqn, kept)
     if name not in ("cond", "scan"):
         return eqn
-    carry = scan_operands(eqn).carry if name == "scan" else slice(0)
+    carry = Scan.of(eqn).carry if name == "scan" else slice(0)
     # JAX's own rules do the rest, but they keep all results of a ``while`` within these bodies.
     bodies = [with_eqns(b.jaxpr, live_body(b.jaxpr, kept, carry)[0].eqns) for b in bodies_of(eqn)]
     eqn = eqn.replace(params=params_with_bodies(eqn, eqn.params, bodies))

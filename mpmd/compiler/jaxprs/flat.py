@@ -15,7 +15,7 @@ from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.jaxprs.equations import Atom, is_remat
 from mpmd.compiler.jaxprs.kernels import Around, Kernel, kernel_around
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 
 Value = int
 """The number of a value; ``FlatEquations.avals`` has its shape and dtype."""
@@ -141,18 +141,17 @@ class FlatEquations:
             self.passed.append(Passed(outer, inner, axis, into))
 
     def _scan(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
-        body: Jaxpr = eqn.params["jaxpr"].jaxpr
-        positions = scan_operands(eqn)
+        scan = Scan.of(eqn)
         inputs = list(reads)
-        for i, var in enumerate(body.invars[positions.consts.stop :], positions.consts.stop):
+        for i, var in enumerate(scan.body.invars[scan.carry.start :], scan.carry.start):
             inputs[i] = self._new(var.aval)
-            self._hand(reads[i], inputs[i], int(i >= positions.xs.start), into=True)
-        results = self._body(body, inputs, scope.times * eqn.params["length"], scope)
+            self._hand(reads[i], inputs[i], int(i >= scan.xs.start), into=True)
+        results = self._body(scan.body, inputs, scope.times * scan.length, scope)
         for i, (var, value) in enumerate(zip(eqn.outvars, results, strict=True)):
-            is_stacked = i >= positions.num_carry
+            is_stacked = i >= scan.num_carry
             self._hand(self._number(var, scope.numbers), value, int(is_stacked), into=False)
             if not is_stacked:
-                self._hand(value, inputs[positions.carry.start + i], 0, into=True)
+                self._hand(value, inputs[scan.carry.start + i], 0, into=True)
 
     def _while(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
         """A ``while`` counts once: the number of its iterations is not known."""

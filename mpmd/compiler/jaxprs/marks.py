@@ -47,24 +47,24 @@ def without_marks(jaxpr: Jaxpr) -> Jaxpr:
     return without_identities(jaxpr, mark_p)
 
 
-def without_identities(jaxpr: Jaxpr, primitive: Primitive) -> Jaxpr:
-    """The jaxpr with the results of a primitive replaced by its operands, at any depth outside of loops."""
+def without_identities(jaxpr: Jaxpr, *primitives: Primitive) -> Jaxpr:
+    """The jaxpr with the results of primitives replaced by their operands, at any depth outside of loops."""
 
     def within(value: Any) -> Any:
         if isinstance(value, ClosedJaxpr):
-            return closed(without_identities(value.jaxpr, primitive), value.consts)
+            return closed(without_identities(value.jaxpr, *primitives), value.consts)
         if isinstance(value, Jaxpr):
-            return without_identities(value, primitive)
+            return without_identities(value, *primitives)
         return tuple(map(within, value)) if isinstance(value, tuple) else value
 
     renamed: dict[Var, Atom] = {}
     eqns = []
     for eqn in jaxpr.eqns:
         eqn = substitute(eqn, renamed)
-        if eqn.primitive is primitive:
+        if eqn.primitive in primitives:
             renamed.update(zip(eqn.outvars, eqn.invars, strict=True))
             continue
-        if any_inside(eqn, primitive) and eqn.primitive is not treduce_p:
+        if eqn.primitive is not treduce_p and any(any_inside(eqn, each) for each in primitives):
             eqn = eqn.replace(params={name: within(value) for name, value in eqn.params.items()})
         eqns.append(eqn)
     return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import jax.numpy as jnp
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.canonical import canonical
-from mpmd.compiler.jaxprs.equations import Atom, as_called, closed, is_dropped, is_remat, lookup, substitute
-from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.jaxprs.equations import Atom, closed, is_dropped, is_remat
+from mpmd.compiler.jaxprs.inline import Inliner
+from mpmd.compiler.jaxprs.scan_parts import named
 
 
 def without_remat(
@@ -17,28 +17,25 @@ def without_remat(
 ) -> list[JaxprEqn]:
     """Inlines rematerialised functions into equations, recursively.
 
-    The variables that the functions define keep their names.
+    Results keep their variables.
 
     Args:
       should_open: whether to inline the function of a ``remat`` equation; by default every one.
     """
-    opened: list[JaxprEqn] = []
-    for eqn in eqns:
-        if not is_remat(eqn) or not should_open(eqn):
-            opened.append(eqn)
-            continue
+    opening = _Opening(should_open)
+    renamed: dict[Var, Atom] = {}
+    opening.add(eqns, renamed)
+    results = [var for var in renamed if not is_dropped(var)]
+    return named(opening.eqns, [renamed[var] for var in results], results) if renamed else opening.eqns
+
+
+class _Opening(Inliner):
+    def __init__(self, should_open: Callable[[JaxprEqn], bool]):
+        super().__init__()
+        self._should_open = should_open
+
+    def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
+        if not is_remat(eqn) or not self._should_open(eqn):
+            return None
         body, _ = canonical(closed(eqn.params["jaxpr"]))  # where branches have variables of their own
-        renamed: dict[Var, Atom] = dict(zip(body.invars, eqn.invars, strict=True))
-        results: dict[Var, Var] = {}
-        for var, atom in zip(eqn.outvars, body.outvars, strict=True):
-            if isinstance(atom, Var) and atom not in renamed and not is_dropped(var):
-                results.setdefault(atom, var)
-        for member in without_remat(body.eqns, should_open):
-            outvars = [results.get(var) or Var(var.aval) for var in member.outvars]
-            opened.append(as_called(eqn, substitute(member, renamed)).replace(outvars=outvars))
-            renamed.update(zip(member.outvars, outvars, strict=True))
-        for var, atom in zip(eqn.outvars, body.outvars, strict=True):
-            if not is_dropped(var) and (value := lookup(atom, renamed)) is not var:
-                copies, _ = traced_eqns(lambda x: [jnp.copy(x)], [value])
-                opened.append(copies[-1].replace(outvars=[var]))
-    return opened
+        return closed(body)

@@ -1,4 +1,4 @@
-"""Scans that compute a part of the iterations or results of another scan."""
+"""Scans that compute a part of the results of another scan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
+from jax.extend.core import JaxprEqn, Var, jaxpr_as_fun
 
 from mpmd.compiler.jaxprs.equations import (
     Atom,
@@ -17,71 +17,56 @@ from mpmd.compiler.jaxprs.equations import (
     make_jaxpr,
     substitute,
 )
-from mpmd.compiler.jaxprs.scans import computed, scan_operands
+from mpmd.compiler.jaxprs.scans import Scan, computed
 from mpmd.compiler.jaxprs.traced import traced_eqns
 
 
-class ScanParts:
-    """A scan equation without constants in its body, from which scans of a part of its results are made."""
+def part_of_scan(
+    scan: Scan,
+    eqns: Sequence[JaxprEqn],
+    results: Set[int],
+    extra_inputs: Mapping[Var, Atom] | None = None,
+    extra_outputs: Sequence[Var] = (),
+    extra_constants: Mapping[Var, Atom] | None = None,
+) -> tuple[list[JaxprEqn], list[Var]]:
+    """A scan of the body's ``eqns`` for ``results``, and the variables of the stacked extras.
 
-    def __init__(self, eqn: JaxprEqn):
-        self._eqn = eqn
-        self._body: Jaxpr = eqn.params["jaxpr"].jaxpr
-        consts, carry, xs = scan_operands(eqn)
-        self.carry = self._body.invars[carry]
-        self._consts: dict[Var, Atom] = dict(zip(self._body.invars[consts], eqn.invars[consts], strict=True))
-        self._initial = eqn.invars[carry]
-        self._xs: dict[Var, Atom] = dict(zip(self._body.invars[xs], eqn.invars[xs], strict=True))
+    Args:
+      results: indices of the scan's results.
+      extra_inputs: variables of the body that are read from stacked values.
+      extra_outputs: variables of the body to stack.
+      extra_constants: variables of the body that are the same in all iterations.
+    """
+    eqn, carry = scan.eqn, scan.body.invars[scan.carry]
+    carried = sorted(i for i in results if i < scan.num_carry)
+    stacked = sorted(results - set(carried))
+    outputs = [scan.body.outvars[i] for i in (*carried, *stacked)] + list(extra_outputs)
+    read = {*free_variables(eqns), *(atom for atom in outputs if isinstance(atom, Var))}
+    consts = {**scan.operands(scan.consts), **(extra_constants or {})}
+    consts = {var: atom for var, atom in consts.items() if var in read}
+    xs = {**scan.operands(scan.xs), **(extra_inputs or {})}
+    xs = {var: atom for var, atom in xs.items() if var in read}
+    invars = [*consts, *(carry[i] for i in carried), *xs]
+    run = jaxpr_as_fun(closed(make_jaxpr(invars, eqns, outputs)))
 
-    def carried(self, results: Set[int]) -> list[int]:
-        """Returns the indices among ``results`` of values that one iteration hands to the next."""
-        return sorted(i for i in results if i < len(self.carry))
+    def part(*operands):
+        fixed, initial, inputs = _cut(operands, len(consts), len(carried))
 
-    def part(
-        self,
-        eqns: Sequence[JaxprEqn],
-        results: Set[int],
-        extra_inputs: Mapping[Var, Atom] | None = None,
-        extra_outputs: Sequence[Var] = (),
-        extra_constants: Mapping[Var, Atom] | None = None,
-    ) -> tuple[list[JaxprEqn], list[Var]]:
-        """A scan of the body's ``eqns`` for ``results``, and the variables of the stacked extras.
+        def one(carry, x):
+            values = computed(run(*fixed, *carry, *x), [*carry, *x])
+            return values[: len(carried)], values[len(carried) :]
 
-        Args:
-          extra_inputs: variables of the body that are read from stacked values.
-          extra_outputs: variables of the body to stack.
-          extra_constants: variables of the body that are the same in all iterations.
-        """
-        carried = self.carried(results)
-        stacked = sorted(results - set(carried))
-        outputs = [self._body.outvars[i] for i in (*carried, *stacked)] + list(extra_outputs)
-        read = {*free_variables(eqns), *(atom for atom in outputs if isinstance(atom, Var))}
-        consts = {
-            var: atom for var, atom in {**self._consts, **(extra_constants or {})}.items() if var in read
-        }
-        xs = {var: atom for var, atom in {**self._xs, **(extra_inputs or {})}.items() if var in read}
-        invars = [*consts, *(self.carry[i] for i in carried), *xs]
-        run = jaxpr_as_fun(closed(make_jaxpr(invars, eqns, outputs)))
+        reverse, unroll = eqn.params["reverse"], eqn.params["unroll"]
+        final, stacks = lax.scan(one, initial, inputs, scan.length, reverse, unroll)
+        return [*final, *stacks]
 
-        def scan(*operands):
-            fixed, initial, inputs = _cut(operands, len(consts), len(carried))
-
-            def one(carry, x):
-                values = computed(run(*fixed, *carry, *x), [*carry, *x])
-                return values[: len(carried)], values[len(carried) :]
-
-            params = self._eqn.params
-            final, stacks = lax.scan(
-                one, initial, inputs, params["length"], params["reverse"], params["unroll"]
-            )
-            return [*final, *stacks]
-
-        operands = [*consts.values(), *(self._initial[i] for i in carried), *xs.values()]
-        new_eqns, values = traced_eqns(scan, operands)
-        outvars = [self._eqn.outvars[i] for i in (*carried, *stacked)]
-        extras = [Var(aval_of(value)) for value in values[len(outvars) :]]
-        new_eqns = [eqn.replace(source_info=self._eqn.source_info) for eqn in new_eqns]
-        return named(new_eqns, values, [*outvars, *extras]), extras
+    first = eqn.invars[scan.carry]
+    operands = [*consts.values(), *(first[i] for i in carried), *xs.values()]
+    new_eqns, values = traced_eqns(part, operands)
+    outvars = [eqn.outvars[i] for i in (*carried, *stacked)]
+    extras = [Var(aval_of(value)) for value in values[len(outvars) :]]
+    new_eqns = [new.replace(source_info=eqn.source_info) for new in new_eqns]
+    return named(new_eqns, values, [*outvars, *extras]), extras
 
 
 def named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]) -> list[JaxprEqn]:

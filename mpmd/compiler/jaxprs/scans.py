@@ -1,46 +1,65 @@
-"""Tells which operands and results of a scan are constant, carried, or one slice per iteration."""
+"""The record of a scan: its body, and its operands and results by the roles that they have."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compat import scan_counts
+from mpmd.compiler.jaxprs.equations import Atom
 
 
-class ScanOperands(NamedTuple):
-    """The positions of a scan's operands: constants, carried values, and scanned arrays.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scan:
+    """A scan equation. Its results are the carried values, then the stacked arrays.
 
-    The results of a scan are the carried values, then the stacked arrays.
+    Attributes:
+      eqn: the equation.
+      body: computes one iteration.
+      consts: the positions of operands that each iteration reads whole.
+      carry: the positions of operands that the first iteration reads, and the others from the one before.
+      xs: the positions of operands of which each iteration reads one row.
     """
 
+    eqn: JaxprEqn
+    body: Jaxpr
     consts: slice
     carry: slice
     xs: slice
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn) -> Scan:
+        num_consts, num_carry = scan_counts(eqn.params)
+        first_row = num_consts + num_carry
+        positions = slice(0, num_consts), slice(num_consts, first_row), slice(first_row, len(eqn.invars))
+        return cls(eqn, eqn.params["jaxpr"].jaxpr, *positions)
+
+    @property
+    def length(self) -> int:
+        return self.eqn.params["length"]
 
     @property
     def num_carry(self) -> int:
         return self.carry.stop - self.carry.start
 
+    def operands(self, positions: slice) -> dict[Var, Atom]:
+        """The variables of the body at ``positions``, each with the scan's operand."""
+        return dict(zip(self.body.invars[positions], self.eqn.invars[positions], strict=True))
 
-def scan_operands(eqn: JaxprEqn) -> ScanOperands:
-    """Returns the positions of a scan's operands, by their ranks.
+    @property
+    def carried(self) -> list[tuple[Var, Atom]]:
+        """The carried values, each before and after an iteration."""
+        return list(zip(self.body.invars[self.carry], self.body.outvars, strict=False))
 
-    Only a scanned or stacked array has one axis less in the body. The names of JAX's parameters for the
-    positions differ between its versions.
-    """
-    body: Jaxpr = eqn.params["jaxpr"].jaxpr
-    num_carry = sum(map(_same_rank, eqn.outvars, body.outvars))
-    num_fixed = sum(map(_same_rank, eqn.invars, body.invars))
-    first = num_fixed - num_carry
-    return ScanOperands(slice(0, first), slice(first, num_fixed), slice(num_fixed, len(eqn.invars)))
-
-
-def _same_rank(outside: Atom, inside: Atom) -> bool:
-    return len(aval_of(outside).shape) == len(aval_of(inside).shape)
+    @property
+    def stacked(self) -> list[tuple[Var, Atom]]:
+        """The stacked results, each with its row in the body."""
+        results = zip(self.eqn.outvars, self.body.outvars, strict=True)
+        return list(results)[self.num_carry :]
 
 
 def computed(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:

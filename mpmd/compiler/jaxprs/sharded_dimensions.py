@@ -18,7 +18,7 @@ from jax.extend.core.primitives import remat_p, scan_p
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.equations import Atom, aval_of
 from mpmd.compiler.jaxprs.rules import likely_dimensions, reshaped
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.plan import Spec
 
 Axes = tuple[str, ...]
@@ -98,15 +98,14 @@ def follow_into_scan(
 
     A carried value often starts as zeros without a known sharding: it is then sharded as the body returns it.
     """
-    jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
-    positions = scan_operands(eqn)
+    scan = Scan.of(eqn)
     inside = list(operands)
-    inside[positions.xs] = [dimensions[1:] for dimensions in inside[positions.xs]]
-    in_body = follow_into(jaxpr, inside, eqns, mesh)
-    for i, atom in zip(range(positions.carry.start, positions.carry.stop), jaxpr.outvars, strict=False):
+    inside[scan.xs] = [dimensions[1:] for dimensions in inside[scan.xs]]
+    in_body = follow_into(scan.body, inside, eqns, mesh)
+    for i, (_, after) in enumerate(scan.carried, scan.carry.start):
         if not any(inside[i]):
-            inside[i] = sharded(atom, in_body)
-    return follow_into(jaxpr, inside, eqns, mesh)
+            inside[i] = sharded(after, in_body)
+    return follow_into(scan.body, inside, eqns, mesh)
 
 
 def _results(

@@ -33,7 +33,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.argument_specs import ArgumentPlacements, ArgumentSpecs
+from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import GroupSet, PlacedGraph, ShardedGraph
 from mpmd.compiler.jaxprs.control_flow import (
     CONTROL_FLOW,
@@ -56,23 +56,22 @@ def place(
     sharded: ShardedGraph,
     submeshes: Sequence[AbstractMesh],
     specs: ArgumentSpecs,
-    placements: ArgumentPlacements,
     parts: Mapping[str, Sequence[int]],
 ) -> PlacedGraph:
     """Places a sharded graph on groups.
 
     Args:
       submeshes: the shape of each group's submesh.
-      specs: how arguments and results are sharded.
-      placements: where arguments are already, and results are to be; an argument that is nowhere yet the
-        caller sends to whoever reads it, and a result that may be anywhere stays where it is made.
+      specs: how arguments and results are sharded; where arguments are already, and results are to be. An
+        argument that is nowhere yet the caller sends to whoever reads it, and a result that may be anywhere
+        stays where it is made.
       parts: the groups of each part of the mesh, by its name, for loops that name one.
 
     Raises: ``CompileError`` when a schedule needs more groups, and naming every argument and result whose
       spec does not divide it on a group that holds it.
     """
     stage_groups = place_stages(sharded.graph, submeshes, parts)
-    placed = _Placer(sharded, stage_groups, placements).run(len(submeshes))
+    placed = _Placer(sharded, stage_groups, specs).run(len(submeshes))
     check_specs(placed, submeshes, specs)
     return placed
 
@@ -82,7 +81,7 @@ class _Placer:
         self,
         sharded: ShardedGraph,
         stage_groups: tuple[int, ...],
-        placements: ArgumentPlacements,
+        specs: ArgumentSpecs,
     ):
         graph = sharded.graph
         self._graph = graph
@@ -94,9 +93,9 @@ class _Placer:
         self._constants = [constant.var for constant in graph.step.constants]
         self._results = [result.var for result in graph.step.results]
         self._returned = set(self._results)
-        held = zip(self._arguments, placements.arguments, strict=True)
+        held = zip(self._arguments, specs.held, strict=True)
         self._held = {var: frozenset(there.mpmd_idxs) for var, there in held if there.mpmd_idxs}
-        self._asked = [frozenset(there.mpmd_idxs) for there in placements.results]
+        self._asked = [frozenset(there.mpmd_idxs) for there in specs.wanted]
         self._stage_groups = stage_groups
         self._loop_reads = self._groups_reading_in_loop()
         self._accumulated = {a.result: frozenset({stage_groups[a.work.stage]}) for a in graph.accumulators}

@@ -1,8 +1,8 @@
 """The fourth pass: a ``TaskGraph`` enters, a ``ShardedGraph`` leaves.
 
-First, ``forwarded_results.py`` copies results that are also other results or arguments, with another spec.
-Then ``infer_specs.py`` says how accumulators and values outside the loop are sharded within a group, and
-``reads.py`` tells weights from the batch. ``microbatch_dimensions.py`` keeps the rows of a batch sharded
+First, ``infer_specs.py`` copies results that are also other results or arguments, with another spec, and says
+how accumulators and values outside the loop are sharded within a group. ``reads.py`` tells weights from the
+batch. ``microbatch_dimensions.py`` keeps the rows of a batch sharded
 that the step cuts into microbatches, and ``gather.py`` has weights gathered once per step, if asked to.
 
 Last, ``partial_accumulators.py`` has accumulators hold partial sums until the loop has ended.

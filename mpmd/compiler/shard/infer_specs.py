@@ -9,42 +9,62 @@ and moments without a spec, the values computed between the two, such as the acc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.elementwise import elementwise_classes
-from mpmd.compiler.steps import CutStep
+from mpmd.compiler.jaxprs.equations import shape_of
+from mpmd.compiler.jaxprs.sharded_dimensions import dimensions_of
+from mpmd.compiler.jaxprs.traced import traced_eqns
+from mpmd.compiler.steps import Result
 from mpmd.ir.plan import Spec
 
 
-def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> dict[Var, Spec]:
-    """Returns the known specs of outer values, the specs of accumulators, and the specs that types had.
+def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> tuple[TaskGraph, dict[Var, Spec]]:
+    """Infers the specs of outer values and of accumulators.
 
     A result without a requested spec is sharded like the argument that the next step passes in its place.
+
+    Returns: the graph with a copy for each result whose spec is not that which its variable has already, and
+      the known specs, among them those that types of values had.
     """
-    inferred = _spread(graph.outer, _decided(graph.step, specs))
+    graph, asked = _with_results_apart(graph, specs)
+    step = graph.step
+    fed_back = {step.results[j].var: specs.arguments[i] for i, j in reversed(step.fed_back)}
+    constants = {constant.var: () for constant in step.constants}
+    inferred = _spread(graph.outer, {**fed_back, **step.explicit_specs, **constants, **asked})
     for a in graph.accumulators:
         # An accumulator has the same spec before and after each update.
         inferred |= dict.fromkeys((a.initial, a.state, a.updated, a.result), inferred.get(a.result, ()))
-    return {**graph.step.explicit_specs, **inferred}
+    return graph, {**step.explicit_specs, **inferred}
 
 
-def _decided(step: CutStep, specs: ArgumentSpecs) -> dict[Var, Spec]:
-    """Returns the specs of arguments, constants and results, and the specs in types of values."""
-    arguments = [argument.var for argument in step.arguments]
-    results = [result.var for result in step.results]
-    decided: dict[Var, Spec] = dict(zip(arguments, specs.arguments, strict=True))
-    decided |= {constant.var: () for constant in step.constants}
-    decided |= {var: spec for var, spec in step.explicit_specs.items() if var not in decided}
-    for argument, result in step.fed_back:
-        decided.setdefault(results[result], decided[arguments[argument]])
-    for var, spec in zip(results, specs.results, strict=True):
-        if spec is not None and var not in arguments:
-            decided[var] = spec
-    return decided
+def _with_results_apart(graph: TaskGraph, specs: ArgumentSpecs) -> tuple[TaskGraph, dict[Var, Spec]]:
+    """Returns the graph in which each result has a variable of its spec, and the specs of these variables."""
+    step = graph.step
+    known = dict(zip((argument.var for argument in step.arguments), specs.arguments, strict=True))
+    copies: list[JaxprEqn] = []
+    results: list[Result] = []
+    for result, spec in zip(step.results, specs.results, strict=True):
+        var = result.var
+        if spec is not None and not _are_alike(var, known.setdefault(var, spec), spec):
+            eqns, (var,) = traced_eqns(lambda x: [jnp.copy(x)], [var])
+            copies += eqns
+            known[var] = spec
+        results.append(dataclasses.replace(result, var=var))
+    outside = (*step.outside[:-1], (*step.outside[-1], *copies))
+    apart = dataclasses.replace(step, outside=outside, results=tuple(results))
+    return dataclasses.replace(graph, step=apart, outer=(*graph.outer, *copies)), known
+
+
+def _are_alike(var: Var, spec: Spec, other: Spec) -> bool:
+    rank = len(shape_of(var))
+    return dimensions_of(spec, rank) == dimensions_of(other, rank)
 
 
 def _spread(eqns: Sequence[JaxprEqn], decided: Mapping[Var, Spec]) -> dict[Var, Spec]:

@@ -43,7 +43,7 @@ from mpmd.compiler.jaxprs.equations import (
     needed_eqns,
     operands,
 )
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.sharded_dimensions import (
     Axes,
     ShardedDimensions,
@@ -264,18 +264,16 @@ def _rewritten_remat(
 def _rewritten_scan(
     eqn: JaxprEqn, sharding: Sequence[ShardedDimensions], targets: Allowed, maker: PartialSumMaker
 ) -> _Body:
-    jaxpr: Jaxpr = eqn.params["jaxpr"].jaxpr
+    scan = Scan.of(eqn)
+    jaxpr = scan.body
     dimensions = follow_into_scan(eqn, sharding, jaxpr.eqns, maker.mesh.shape)
-    positions = scan_operands(eqn)
     targets = _targets_inside(eqn, jaxpr, targets)
-    pairs = zip(jaxpr.invars[positions.carry], jaxpr.outvars, strict=False)
-    carry = {old: new for old, new in pairs if isinstance(new, Var) and new in targets}
+    carry = {old: new for old, new in scan.carried if isinstance(new, Var) and new in targets}
     rewritten = as_partial_sums(jaxpr.eqns, dimensions, targets, carry, jaxpr.outvars, maker)
     before = {i: rewritten.carry[var] for i, var in enumerate(jaxpr.invars) if var in rewritten.carry}
     inside = _partial_results(jaxpr, rewritten)
-    stacked = frozenset(i for i in inside if i >= positions.num_carry)
-    length = (eqn.params["length"],)
-    results = {i: _outside(partial, length if i in stacked else ()) for i, partial in inside.items()}
+    stacked = frozenset(i for i in inside if i >= scan.num_carry)
+    results = {i: _outside(partial, (scan.length,) if i in stacked else ()) for i, partial in inside.items()}
     return _Body(
         {**eqn.params, "jaxpr": closed(_with_partial_sums(jaxpr, rewritten))}, before, results, stacked
     )

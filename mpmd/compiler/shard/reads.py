@@ -12,7 +12,7 @@ from jax.extend.core.primitives import remat_p, scan_p
 from mpmd.compiler.graph import TaskGraph
 from mpmd.compiler.jaxprs.cost import is_elementwise
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.language.per_group import per_group_p
 
 Origins = Mapping[Var, frozenset[Var]]
@@ -50,7 +50,7 @@ def loop_reads(graph: TaskGraph) -> LoopReads:
         if eqn.primitive is scan_p:
             for body, passed in _bodies(eqn):
                 known = {var: frozenset({atom}) for var, atom in passed if isinstance(atom, Var)}
-                _walk(body.eqns, known, set(filter(_is_index, body.invars[scan_operands(eqn).xs])), of_scans)
+                _walk(body.eqns, known, set(filter(_is_index, body.invars[Scan.of(eqn).xs])), of_scans)
     return in_loops._replace(dimensions={**of_scans.dimensions, **in_loops.dimensions})
 
 
@@ -102,9 +102,8 @@ def _bodies(eqn: JaxprEqn) -> Iterator[tuple[Jaxpr, list[tuple[Var, Atom]]]]:
     if eqn.primitive is remat_p:
         yield eqn.params["jaxpr"], list(zip(eqn.params["jaxpr"].invars, eqn.invars, strict=True))
     elif eqn.primitive is scan_p:
-        positions, body = scan_operands(eqn), eqn.params["jaxpr"].jaxpr
-        passed = list(zip(body.invars, eqn.invars, strict=True))
-        yield body, passed[positions.consts] + passed[positions.xs]
+        scan = Scan.of(eqn)
+        yield scan.body, [*scan.operands(scan.consts).items(), *scan.operands(scan.xs).items()]
     elif eqn.primitive.name == "while":
         start = 0
         for name in ("cond", "body"):

@@ -13,7 +13,6 @@ from mpmd.compiler.graph import ShardedGraph, TaskGraph
 from mpmd.compiler.jaxprs.equations import aval_of
 from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, axes_in, dimensions_of, follow
 from mpmd.compiler.request import Gather, PartialSums, SequenceParallel
-from mpmd.compiler.shard.forwarded_results import with_results_apart
 from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
 from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions, with_rows_sharded
@@ -41,8 +40,8 @@ def shard(
       gather: when weights that are sharded over the batch's axes are gathered.
       sequence_parallel: how values between tensor-parallel regions are sharded; ``None``: as XLA chooses.
     """
-    graph = with_results_apart(graph, specs)
-    sharded = ShardedGraph(graph, infer_specs(graph, specs), {})
+    graph, inferred = infer_specs(graph, specs)
+    sharded = ShardedGraph(graph, inferred, {})
     if not graph.step.loops or not any(map(any, specs.arguments)):
         return sharded
     reads = loop_reads(graph)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
@@ -25,8 +25,8 @@ from mpmd.compiler.jaxprs.equations import (
     with_eqns,
 )
 from mpmd.compiler.jaxprs.kernels import operands_of, repeated
-from mpmd.compiler.jaxprs.scan_parts import ScanParts
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scan_parts import part_of_scan
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.keys import to_aval
 
 Eqns = Sequence[JaxprEqn]
@@ -103,20 +103,19 @@ class ForwardScans:
         again = _Again()
         for scan in self._scans:
             again.add(scan, [row.var for row in read.values() if row.scan == scan.number], stacks)
-        body: Jaxpr = eqn.params["jaxpr"].jaxpr
-        roles = scan_operands(eqn)
-        outside = zip(body.invars[roles.xs], eqn.invars[roles.xs], strict=True)
+        reader = Scan.of(eqn)
+        body = reader.body
         renamed: dict[Var, Atom] = {
             inner: again.names[read[outer]]
-            for inner, outer in outside
+            for inner, outer in reader.operands(reader.xs).items()
             if isinstance(outer, Var) and outer in read
         }
         eqns = [*again.eqns, *(substitute(inner, renamed) for inner in body.eqns)]
         new = with_eqns(body, eqns, outvars=[lookup(atom, renamed) for atom in body.outvars])
-        changed = eqn.replace(params={**eqn.params, "jaxpr": ClosedJaxpr(new, ())})
-        results = {i for i, var in enumerate(eqn.outvars) if i < roles.num_carry or not is_dropped(var)}
-        new_eqns, _ = ScanParts(changed).part(
-            eqns, results, extra_inputs=again.stacked, extra_constants=again.constants
+        changed = Scan.of(eqn.replace(params={**eqn.params, "jaxpr": ClosedJaxpr(new, ())}))
+        results = {i for i, var in enumerate(eqn.outvars) if i < reader.num_carry or not is_dropped(var)}
+        new_eqns, _ = part_of_scan(
+            changed, eqns, results, extra_inputs=again.stacked, extra_constants=again.constants
         )
         return new_eqns
 
@@ -133,25 +132,24 @@ class _ForwardScan:
     """
 
     def __init__(self, number: int, eqn: JaxprEqn, by_rows: Set[Var]):
-        roles = scan_operands(eqn)
-        body: Jaxpr = eqn.params["jaxpr"].jaxpr
         self.number = number
         self.eqn = eqn
-        self.length: int = eqn.params["length"]
-        self._carry = body.invars[roles.carry]
-        self._eqns = body.eqns
-        self._num_carry = roles.num_carry
-        self._outvars = body.outvars
-        self.maker = {var: inner for inner in self._eqns for var in inner.outvars}
-        self.constants = dict(zip(body.invars[roles.consts], eqn.invars[roles.consts], strict=True))
-        self.stacked = dict(zip(body.invars[roles.xs], eqn.invars[roles.xs], strict=True))
-        results = list(zip(eqn.outvars, body.outvars, strict=True))[roles.num_carry :]
-        for var, atom in results:
+        self._scan = scan = Scan.of(eqn)
+        self.maker = {var: inner for inner in scan.body.eqns for var in inner.outvars}
+        self.constants = scan.operands(scan.consts)
+        self.stacked = scan.operands(scan.xs)
+        for var, atom in scan.stacked:
             if isinstance(atom, Var) and var not in by_rows and not is_dropped(var):
                 self.stacked.setdefault(atom, var)
         self.rows = {
-            var: node for var, atom in results if var in by_rows and isinstance(node := self.node(atom), Row)
+            var: node
+            for var, atom in scan.stacked
+            if var in by_rows and isinstance(node := self.node(atom), Row)
         }
+
+    @property
+    def length(self) -> int:
+        return self._scan.length
 
     def node(self, atom: Atom) -> Node | None:
         """The node of a value of the body: a variable outside, a row, or ``None`` for a literal."""
@@ -162,7 +160,8 @@ class _ForwardScan:
 
     def keeping(self, kept: Collection[Node]) -> tuple[list[JaxprEqn], dict[Row, Var]]:
         """Returns the scan that stacks the rows among ``kept`` and all that is read whole; and the stacks."""
-        rows = [row for var in (*self._carry, *self.maker) if (row := Row(self.number, var)) in kept]
+        carry = self._scan.body.invars[self._scan.carry]
+        rows = [row for var in (*carry, *self.maker) if (row := Row(self.number, var)) in kept]
         named: dict[Row, Var] = {}
         for var, row in self.rows.items():
             if row in rows:
@@ -173,18 +172,18 @@ class _ForwardScan:
         results = {
             i
             for i, var in enumerate(self.eqn.outvars)
-            if i < self._num_carry
+            if i < self._scan.num_carry
             or (named.get(self.rows[var]) is var if var in self.rows else not is_dropped(var))
         }
-        outputs = [self._outvars[i] for i in results] + [row.var for row in new]
-        eqns = needed_eqns(self._eqns, outputs)
-        new_eqns, stacks = ScanParts(self.eqn).part(eqns, results, extra_outputs=[row.var for row in new])
+        body = self._scan.body
+        eqns = needed_eqns(body.eqns, [*(body.outvars[i] for i in results), *(row.var for row in new)])
+        new_eqns, stacks = part_of_scan(self._scan, eqns, results, extra_outputs=[row.var for row in new])
         return new_eqns, named | dict(zip(new, stacks, strict=True))
 
     def making(self, values: Iterable[Var], is_there: Collection[Var]) -> list[JaxprEqn]:
         """Returns the equations of the body that compute ``values`` from the variables ``is_there``."""
         missing = [var for var in values if var not in is_there]
-        return needed_eqns(self._eqns, missing, is_there, taken=repeated)
+        return needed_eqns(self._scan.body.eqns, missing, is_there, taken=repeated)
 
 
 class _Again:
@@ -228,7 +227,7 @@ def _read_by_rows(eqns: Eqns) -> set[Var]:
     for eqn in eqns:
         read = operands(eqn)
         if _is_open(eqn):
-            xs = eqn.invars[scan_operands(eqn).xs]
+            xs = eqn.invars[Scan.of(eqn).xs]
             by_rows.update(atom for atom in xs if isinstance(atom, Var))
             read = [atom for atom in eqn.invars[: -len(xs) or None] if isinstance(atom, Var)]
         otherwise.update(read)

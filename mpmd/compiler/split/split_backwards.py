@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Var
 from jax.extend.core.primitives import cond_p, scan_p
 
 from mpmd.compiler.graph import StageWork
@@ -21,7 +21,8 @@ from mpmd.compiler.jaxprs.equations import (
     needed_eqns,
 )
 from mpmd.compiler.jaxprs.remat import without_remat
-from mpmd.compiler.jaxprs.scan_parts import ScanParts
+from mpmd.compiler.jaxprs.scan_parts import part_of_scan
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.plan import Cell, TaskType
 
 
@@ -114,23 +115,23 @@ def _take_apart(eqn: JaxprEqn, now: Sequence[int]) -> tuple[list[JaxprEqn], list
 
 def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
     """Returns a scan for the results ``now``, and a scan for the rest that reads stacks of the first."""
-    scan = ScanParts(eqn)
-    body: Jaxpr = eqn.params["jaxpr"].jaxpr
+    scan = Scan.of(eqn)
+    body, carry = scan.body, scan.body.invars[scan.carry]
     eqns = without_remat(body.eqns)
     while True:  # until every carried value that the first scan reads is carried by it
         outputs = [atom for i in now if isinstance(atom := body.outvars[i], Var)]
         first, second = _divide(eqns, outputs)
         read = {*free_variables(first), *outputs}
-        read_carry = {i for i, var in enumerate(scan.carry) if var in read}
+        read_carry = {i for i, var in enumerate(carry) if var in read}
         if read_carry <= now:
             break
         now |= read_carry
     later = {i for i, var in enumerate(eqn.outvars) if i not in now and not is_dropped(var)}
     if not later:
         return [eqn], []
-    known = {var for inner in first for var in inner.outvars} | {scan.carry[i] for i in scan.carried(now)}
+    known = {var for inner in first for var in inner.outvars} | {carry[i] for i in now if i < len(carry)}
     results = [atom for i in later if isinstance(atom := body.outvars[i], Var)]
     stacked = [var for var in dict.fromkeys([*free_variables(second), *results]) if var in known]
-    one, stacks = scan.part(first, now, extra_outputs=stacked)
-    two, _ = scan.part(second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))
+    one, stacks = part_of_scan(scan, first, now, extra_outputs=stacked)
+    two, _ = part_of_scan(scan, second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))
     return one, two

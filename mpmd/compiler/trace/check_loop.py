@@ -50,11 +50,6 @@ def check_loop(jaxpr: Jaxpr) -> None:
         if eqn.primitive is not treduce_p:
             faults.extend(_faults_outside(eqn, eqn))
             continue
-        if eqn.params["schedule"] is None:
-            faults.append(
-                f"the treduce at {where(eqn)} has no schedule: give schedule=..., such as "
-                "mpmd.Std1F1B(num_stages=4), or let mpmd.plan choose"
-            )
         faults.extend(_misplaced_marks(eqn.params["body"], None))
     if faults:
         raise CompileError(list(dict.fromkeys(faults)))
@@ -85,7 +80,13 @@ def _misplaced_marks(jaxpr: Jaxpr, scan: JaxprEqn | None) -> Iterator[str]:
     """The faults of the marks in a loop's body, or in the body of a scan in it."""
     for eqn in jaxpr.eqns:
         mark = mark_of(eqn)
-        if mark is not None and mark.boundary.is_of_scan and scan is None:
+        if mark is not None and not mark.forward and not mark.linear:
+            yield (
+                f"mark_stage_end at {where(eqn)} is in a function that jax.linear_transpose transposes, and "
+                "no stage can end there: write jax.vjp(f, x)[1](cotangents) in place of "
+                "jax.linear_transpose(f, x)(cotangents)"
+            )
+        elif mark is not None and mark.boundary.is_of_scan and scan is None:
             yield (
                 f"mark_stage_end at {where(eqn)} says after which iterations stages end, but it is not in "
                 "the body of a lax.scan: leave out every and num_stages, or scan over the layers"

@@ -7,11 +7,12 @@ from jax.extend.core import Jaxpr
 from mpmd.compiler.cut_scans import layers_p
 from mpmd.compiler.jaxprs.equations import make_jaxpr
 from mpmd.compiler.jaxprs.live import live_eqns
-from mpmd.compiler.jaxprs.marks import marks_in, without_identities, without_marks
+from mpmd.compiler.jaxprs.marks import marks_in, without_identities
 from mpmd.compiler.jaxprs.source import line_of
 from mpmd.compiler.steps import TracedStep
 from mpmd.errors import PerformanceWarning
-from mpmd.language.annotate import mark_text
+from mpmd.language.annotate import mark_p, mark_text
+from mpmd.language.pieces import open_rows_p
 from mpmd.language.reduce import treduce_p
 from mpmd.util.tables import first_few
 from mpmd.util.warn import warn_user
@@ -26,7 +27,7 @@ def ignore_marks(jaxpr: Jaxpr) -> tuple[Jaxpr, tuple[str, ...]]:
     live = (eqn for eqn in live_eqns(jaxpr.eqns, jaxpr.outvars) if eqn.primitive is not treduce_p)
     marks = marks_in(make_jaxpr([], [*live], []))
     ignored = dict.fromkeys(mark_text(eqn, line_of(eqn)) for eqn, _ in marks)
-    return without_identities(without_marks(jaxpr), layers_p), tuple(ignored)
+    return without_identities(jaxpr, mark_p, layers_p, open_rows_p), tuple(ignored)
 
 
 def warn_of_ignored_marks(step: TracedStep) -> None:

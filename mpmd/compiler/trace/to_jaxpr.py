@@ -16,6 +16,7 @@ from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.check_loop import check_loop
 from mpmd.compiler.trace.fed_back import find_fed_back
 from mpmd.compiler.trace.ignore_marks import ignore_marks
+from mpmd.compiler.trace.open_loops import find_open_loops
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.compiler.trace.unequal_layers import unequal_layers
 from mpmd.ir.plan import Spec
@@ -53,6 +54,7 @@ def to_jaxpr(
     jaxpr, constants = _canonical(closed, submeshes, untyped)
     check_untraced(("an array that the step closes over", constant) for constant in constants.values())
     check_loop(jaxpr)
+    open_loops = find_open_loops(jaxpr)
     jaxpr, ignored_marks = ignore_marks(jaxpr)
     return TracedStep(
         jaxpr=jaxpr,
@@ -63,6 +65,7 @@ def to_jaxpr(
         fed_back_leaves=find_fed_back((*args, *kwargs.values()), jaxpr, out_shape, donated),
         explicit_specs=untyped.specs,
         ignored_marks=ignored_marks,
+        open_loops=open_loops,
     )
 
 

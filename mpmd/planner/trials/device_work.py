@@ -28,7 +28,7 @@ from mpmd.compiler.jaxprs.equations import (
 )
 from mpmd.compiler.jaxprs.kernels import NOTHING_AROUND, Around, call_work, kernel_around, kernel_values
 from mpmd.compiler.jaxprs.remat import without_remat
-from mpmd.compiler.jaxprs.scans import scan_operands
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.sharded_dimensions import (
     ShardedDimensions,
     axes_in,
@@ -367,7 +367,7 @@ class _Fusions:
     def _of_scan(
         self, eqn: JaxprEqn, body: Jaxpr, shardings: Sequence[ShardedDimensions], around: Around
     ) -> DeviceWork:
-        positions = scan_operands(eqn)
+        positions = Scan.of(eqn)
         within = follow_into_scan(eqn, shardings, body.eqns, self._mesh)
         inside = [
             sharded(var, within) if i < positions.xs.start else dimensions[1:]

@@ -13,12 +13,12 @@ from jax import lax
 
 import mpmd
 from mpmd.compiler.find_layers.find_layers import find_layers, opened_for_layers
-from mpmd.compiler.find_layers.stages_of import EACH_LAYER, stages_of
 from mpmd.compiler.jaxprs.equations import is_remat, subjaxprs
 from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.language.annotate import mark_p
 from mpmd.language.decisions import Decisions, decided
 from mpmd.language.remat import Remat
+from mpmd.planner.profiling.tracing import EACH_LAYER, traced_layers
 from tests.support.effort import costly
 from tests.support.models import batch, init, layer, make_step, weights
 from tests.support.parity import assert_close
@@ -187,10 +187,10 @@ def step_of(loss_fn, stages=2):
     return make_step(loss_fn, mpmd.Std1F1B(stages))
 
 
-def counted(step, args):
+def counted(step, args, decisions=EACH_LAYER):
     """How many stages there are, and whether they are written."""
-    (found,) = stages_of(step, args)
-    return found.count, found.are_written
+    (loop,) = traced_layers(step, args, {}, decisions).written.values()
+    return loop.stages.count, loop.stages.are_written
 
 
 def test_stages_of_a_step():
@@ -198,8 +198,7 @@ def test_stages_of_a_step():
     assert counted(step_of(mpmd.auto_marks(loss)), args) == (6, False)
     words_args = init(scanned_words()), *words()
     assert counted(step_of(mpmd.auto_marks(language_model)), words_args) == (7, False)
-    (of_three,) = stages_of(step_of(mpmd.auto_marks(loss, 3)), args, decisions=Decisions())
-    assert of_three.count == 3
+    assert counted(step_of(mpmd.auto_marks(loss, 3)), args, Decisions()) == (3, False)
     assert counted(step_of(loss), args) == (1, False)
 
 
@@ -228,12 +227,12 @@ def test_towers_share_stages_only_where_their_user_says_so():
 
     args = init(weights(3)), *batch()
     assert counted(step_of(towers(mpmd.mark_stage_end), 3), args) == (3, True)
-    (found,) = stages_of(step_of(mpmd.auto_marks(towers(lambda x: x))), args)
-    assert found.count > 3 and not found.are_written
+    count, are_written = counted(step_of(mpmd.auto_marks(towers(lambda x: x))), args)
+    assert count > 3 and not are_written
 
 
 def test_a_step_without_a_loop_has_no_stages():
-    assert stages_of(lambda x: x, (jnp.ones(3),)) == ()
+    assert traced_layers(lambda x: x, (jnp.ones(3),), {}).written == {}
 
 
 def test_loops_of_a_function_that_is_traced_once_are_decided_together():
@@ -244,7 +243,8 @@ def test_loops_of_a_function_that_is_traced_once_are_decided_together():
         return mpmd.treduce(lambda row: row, x, operation=mpmd.Add) + descend(descend(first, x), x)
 
     for _ in range(2):  # the second time from JAX's caches, if they were shared
-        numbers = [loop.decision_index for loop in stages_of(step, (jnp.ones(3), jnp.ones((4, 3))))]
+        graph = traced_layers(step, (jnp.ones(3), jnp.ones((4, 3))), {}).graph
+        numbers = [loop.decision_index for loop in graph.step.loops]
         assert numbers == [0, 1, 2, 2]
 
 

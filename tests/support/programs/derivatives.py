@@ -1,13 +1,11 @@
 """Derivatives inside a stage: rules of one's own, and gradients of gradients."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
 import mpmd
 from tests.support.models import batch, layer, mse, weights
-from tests.support.programs.table import Case, descend, loop, program, stages_of, train, trains
+from tests.support.programs.table import Case, descend, loop, program, stages_of, train
 
 
 @jax.custom_vjp
@@ -74,58 +72,6 @@ def linearised_and_transposed_by_hand():
 
         total, grads = loop(run, (xs, ys))
         return descend(state, grads), (total, grads)
-
-    return Case(step, weights(3), batch())
-
-
-def linear(params, x):
-    """A model without nonlinearities, whose gradient is the transposed model of the error."""
-    for i, stage in enumerate(params):
-        x = x @ stage["w"]
-        if i < len(params) - 1:
-            x = mpmd.mark_stage_end(x)
-    return x
-
-
-def linear_in_a_scan(params, x):
-    def body(h, layer):
-        return mpmd.mark_stage_end(h @ layer["w"], num_stages=3), None
-
-    return jax.lax.scan(body, x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *params, *params))[0]
-
-
-def of_the_transposed(model):
-    """The loss of a transposed model alone: its stages are passed in the order in which it applies them."""
-    return lambda params, x, y: jnp.mean((jax.linear_transpose(partial(model, params), x)(y)[0] - x) ** 2)
-
-
-def of_the_error(model):
-    """The transposed model of the error, as in a backward."""
-
-    def loss(params, x, y):
-        error = jax.lax.stop_gradient(model(params, x) - y)
-        return jnp.mean(jax.linear_transpose(partial(model, params), x)(error)[0] ** 2)
-
-    return loss
-
-
-TRANSPOSED = {
-    "alone": (of_the_transposed(linear), True),
-    "in a scan": (of_the_transposed(linear_in_a_scan), True),
-    "of the error": (of_the_error(linear), False),
-    "of the error in a scan": (of_the_error(linear_in_a_scan), False),
-}
-
-
-@program(TRANSPOSED)
-def transposed_models(arguments):
-    loss, is_trained = arguments
-
-    def step(state, xs, ys):
-        if not is_trained:
-            return state, loop(lambda x, y: loss(state, x, y), (xs, ys))
-        total, grads = trains(state, (xs, ys), loss)
-        return descend(state, grads), total
 
     return Case(step, weights(3), batch())
 

@@ -1,0 +1,164 @@
+"""The auxiliary output of a loss: how that of microbatches is combined into that of the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mpmd.language.operations import Op, is_op
+from mpmd.language.reduce import Concat
+from mpmd.sharding import explicit_sharding
+from mpmd.util.tables import first_few
+from mpmd.util.tree import broadcast_prefix
+
+_SHOWN = 5
+"""The number of leaves that an error names."""
+
+
+def weighted(tree: Any, weight: jax.Array | None) -> Any:
+    """The leaves times the weight, if there is one. A zero weight gives zeros, also of NaNs."""
+    if weight is None:
+        return tree
+
+    def times(leaf: jax.Array) -> jax.Array:
+        leaf = jnp.asarray(leaf)
+        wide = leaf.dtype if leaf.dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
+        product = lax.mul(leaf.astype(wide), jnp.broadcast_to(weight.astype(wide), leaf.shape))
+        return jnp.where(weight == 0, jnp.zeros_like(leaf), product.astype(leaf.dtype))
+
+    return jax.tree.map(times, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AuxRule:
+    """The rule by which a leaf of the auxiliary output is combined.
+
+    Attributes:
+      is_reduced: whether it is weighted as the value is.
+      finish: makes the result of the accumulated value.
+    """
+
+    op: Op
+    is_reduced: bool = False
+    finish: Callable[[jax.Array], jax.Array] = lambda accumulated: accumulated
+
+
+class AuxRules:
+    """The rules for the leaves of the auxiliary output, found while the loss of a microbatch is traced.
+
+    Args:
+      size: the number of microbatches.
+      of_batch: computes the auxiliary output of the whole batch. It is traced if rules depend on its shapes:
+        if a leaf with axes has no operation in ``aux_reduction``.
+      aux_reduction: as of ``value_and_grad``.
+      reduced: the operation of the value.
+
+    Attributes:
+      operations: the operation of each leaf. ``treduce`` reads them after it has traced the loss.
+    """
+
+    def __init__(self, size: int, of_batch: Callable[[], Any], aux_reduction: Any, reduced: Op):
+        self._size = size
+        self._of_batch = of_batch
+        self._aux_reduction = aux_reduction
+        self._reduced = reduced
+        self._rules: list[_AuxRule] = []
+        self._treedef: Any = None
+        self.operations: list[Op] = []
+
+    def find(self, aux: Any) -> None:
+        """Finds the rules, given the auxiliary output of a microbatch. Raises ``TypeError``."""
+        with_paths, self._treedef = jax.tree_util.tree_flatten_with_path(aux)
+        leaves = [jax.typeof(leaf) for _, leaf in with_paths]
+        try:
+            ops = broadcast_prefix(self._aux_reduction, aux, lambda x: x is None or is_op(x))
+        except ValueError as error:
+            raise TypeError(
+                f"aux_reduction {self._aux_reduction} is not a pytree prefix of the auxiliary output, which "
+                f"has the structure {self._treedef}"
+            ) from error
+        whole = leaves
+        if self._size > 1 and any(op is None and leaf.shape for op, leaf in zip(ops, leaves, strict=True)):
+            whole = jax.tree.leaves(jax.eval_shape(self._of_batch))
+        rules: list[_AuxRule] = []
+        faults: list[str] = []
+        for (path, _), leaf, of_whole, op in zip(with_paths, leaves, whole, ops, strict=True):
+            rule = (
+                _AuxRule(op) if op is not None else _default_rule(leaf, of_whole, self._size, self._reduced)
+            )
+            if rule is not None:
+                rules.append(rule)
+            else:
+                faults.append(
+                    f"aux{jax.tree_util.keystr(path)} is {leaf.dtype}{list(leaf.shape)} of a microbatch and "
+                    f"{of_whole.dtype}{list(of_whole.shape)} of the batch"
+                )
+        if faults:
+            raise TypeError(
+                "auxiliary output that is neither rows nor floats, which are reduced as the loss is: say in "
+                "aux_reduction how to combine it, e.g. with mpmd.Add, mpmd.Max or mpmd.Concat(); "
+                + first_few(faults, _SHOWN)
+            )
+        self._rules = rules
+        self.operations[:] = [rule.op for rule in rules]
+
+    def weighted(self, aux: Any, weight: jax.Array | None) -> list[Any]:
+        """Returns the leaves of a microbatch, of which those that are reduced as the value are weighted."""
+        pairs = zip(self._rules, jax.tree.leaves(aux), strict=True)
+        return [weighted(leaf, weight) if rule.is_reduced else leaf for rule, leaf in pairs]
+
+    def finished(self, accumulated: Sequence[jax.Array]) -> Any:
+        """Returns the auxiliary output of the batch."""
+        leaves = [rule.finish(leaf) for rule, leaf in zip(self._rules, accumulated, strict=True)]
+        return jax.tree.unflatten(self._treedef, leaves)
+
+
+def returning_a_pair(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``fun``, which raises ``TypeError`` unless it returns a value and auxiliary output."""
+
+    @functools.wraps(fun)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        result = fun(*args, **kwargs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(
+                "with has_aux, the function returns a pair, the value and the auxiliary output, not "
+                f"{jax.tree.structure(result)}"
+            )
+        return result
+
+    return checked
+
+
+def _default_rule(leaf: Any, whole: Any, size: int, reduced: Op) -> _AuxRule | None:
+    """The rule that makes the leaf of the whole batch; ``None`` if none evidently does."""
+    if size == 1:
+        return _AuxRule(Concat(), finish=lambda stacked: stacked[0])
+    if leaf.shape == whole.shape:
+        return _AuxRule(reduced, is_reduced=True) if jnp.issubdtype(leaf.dtype, jnp.inexact) else None
+    if len(leaf.shape) != len(whole.shape):
+        return None
+    growing = [
+        axis for axis, sizes in enumerate(zip(leaf.shape, whole.shape, strict=True)) if len({*sizes}) > 1
+    ]
+    if len(growing) != 1 or whole.shape[growing[0]] != size * leaf.shape[growing[0]]:
+        return None
+    return _AuxRule(Concat(growing[0]), finish=functools.partial(_merged, axis=growing[0]))
+
+
+def _merged(stacked: jax.Array, axis: int) -> jax.Array:
+    """``(..., microbatches, rows, ...)`` as ``(..., microbatches * rows, ...)``, both at ``axis``."""
+    shape = (*stacked.shape[:axis], math.prod(stacked.shape[axis : axis + 2]), *stacked.shape[axis + 2 :])
+    sharding = explicit_sharding(jax.typeof(stacked))
+    if sharding is None:
+        return lax.reshape(stacked, shape)
+    entries = [*sharding.spec, *[None] * (stacked.ndim - len(sharding.spec))]
+    del entries[axis]
+    return lax.reshape(stacked, shape, out_sharding=NamedSharding(sharding.mesh, PartitionSpec(*entries)))
