@@ -10,7 +10,6 @@ from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import device_ranges_of, message_link
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.search.even_groups import even_groups
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.partition import StageRangeCosts, cuts
@@ -71,8 +70,7 @@ def _cuts(
     number = candidate.num_passes
     balanced = [*cuts(range_costs, in_flight, number, [pool.memory / share for pool in pools])]
     # The memory of groups with several stages is only known of whole cuts.
-    balanced = balanced or [*cuts(range_costs, in_flight, number, [math.inf] * len(homes))]
-    return [*dict.fromkeys([*balanced, *(even_groups(range_costs, homes, cut) for cut in balanced)])]
+    return balanced or [*cuts(range_costs, in_flight, number, [math.inf] * len(homes))]
 
 
 def _range_costs(space: SearchSpace, candidate: Candidate, homes: tuple[int, ...]) -> list[StageRangeCosts]:

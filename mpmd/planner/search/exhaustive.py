@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping
 
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.search.formula import Evaluation, evaluate, step_seconds
+from mpmd.planner.search.formula import step_seconds
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.search_space import SearchSpace
-from mpmd.planner.search.stage_policies import may_have_policies, with_policies
 from mpmd.planner.search.stages import Stages
 from mpmd.planner.shared_cores import devices_at_once, time_alone, time_together
 from mpmd.planner.submesh import Submesh
@@ -37,26 +36,6 @@ def is_small(space: SearchSpace) -> bool:
         return False
     numbers = (_num_cuts(space, candidate.schedule.num_stages) for candidate in _uncut(space))
     return all(number <= MOST_CANDIDATES for number in itertools.accumulate(numbers))
-
-
-def best_of_all(space: SearchSpace) -> list[Evaluation]:
-    """The simulated candidates, among them the shortest step that fits."""
-    bounds = [(lower_bound(space, candidate), candidate) for candidate in _candidates(space)]
-    bounds.sort(key=lambda pair: pair[0])
-    evaluations, best_seconds = [], math.inf
-    for bound, candidate in bounds:
-        if bound >= best_seconds:
-            break
-        tried = [evaluate(space.model, candidate)]
-        is_short = tried[0].missing_bytes(space.model.cluster) > 0
-        if is_short and not candidate.is_rematerialised and may_have_policies(space, candidate):
-            by_stage = with_policies(space, candidate)
-            if len(by_stage.remat) > 1 and lower_bound(space, by_stage) < best_seconds:
-                tried.append(evaluate(space.model, by_stage))
-        evaluations += tried
-        fitting = [each.seconds for each in tried if each.missing_bytes(space.model.cluster) <= 0]
-        best_seconds = min([best_seconds, *fitting])
-    return evaluations
 
 
 def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
@@ -89,8 +68,8 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
     return bound
 
 
-def _candidates(space: SearchSpace) -> Iterator[Candidate]:
-    """All candidates of the search space with every cut into stages; on one group, only the schedule of
+def every_candidate(space: SearchSpace) -> Iterator[Candidate]:
+    """All candidates of a search space with every cut into stages; on one group, only the schedule of
     ``_uncut``."""
     for uncut in _uncut(space):
         for layers in _cuts(space, uncut.schedule.num_stages):

@@ -9,11 +9,10 @@ from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.search.candidates import best_cut
+from mpmd.planner.search.estimates import estimates
 from mpmd.planner.search.formula import Evaluation
-from mpmd.planner.search.mixed import mixed, smallest_mixed
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.search.sweep import smallest, sweep
 from mpmd.util.tables import human_bytes
 
 MOST_CANDIDATES = 8
@@ -25,11 +24,7 @@ MOST_NODES = 4096
 def infeasible(space: SearchSpace) -> str:
     """The message for a search space in which no candidate fits."""
     cluster = space.model.cluster
-    evaluations = [
-        e
-        for candidate in [*smallest(space)[:MOST_CANDIDATES], *smallest_mixed(space)[:MOST_CANDIDATES]]
-        if (e := best_cut(space, candidate))
-    ]
+    evaluations = [e for estimate in estimates(space).smallest if (e := best_cut(space, estimate.candidate))]
     if not evaluations:
         return (
             f"there is no way to run the step as fixed on {space.num_devices} devices: no schedule has "
@@ -94,10 +89,9 @@ def _of_number_of_stages(space: SearchSpace) -> set[str]:
 
 
 def _first_that_fits(space: SearchSpace) -> Evaluation | None:
-    estimates = (sweep(space), smallest(space), mixed(space), smallest_mixed(space))
-    candidates = [candidate for ordered in estimates for candidate in ordered[:MOST_CANDIDATES]]
-    for candidate in candidates:
-        evaluation = best_cut(space, candidate)
+    found = estimates(space)
+    for estimate in found.fastest[:MOST_CANDIDATES] + found.smallest[:MOST_CANDIDATES]:
+        evaluation = best_cut(space, estimate.candidate)
         if evaluation and evaluation.missing_bytes(space.model.cluster) <= 0:
             return evaluation
     return None

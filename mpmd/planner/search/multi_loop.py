@@ -129,7 +129,7 @@ def loops_as_written(
         return as_written(profiles[0], cluster, schedules[0], constraints)
     each = [dataclasses.replace(constraints, schedule=schedule) for schedule in schedules]
     try:
-        rows = search_loops(profiles, cluster, each, SearchBudget(improved=0, exhaustive=False))
+        rows = search_loops(profiles, cluster, each, SearchBudget(exhaustive=False))
     except ValueError:  # contradictions, or nothing fits
         return None
     return dataclasses.replace(rows[0], label="as written")

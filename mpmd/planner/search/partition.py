@@ -1,12 +1,13 @@
-"""Cuts layers into stages by dynamic programming, for groups with given devices.
+"""Cuts layers into stages, by one dynamic programme for groups with given devices and for open ones.
 
 It minimises, over the groups of a pipeline with one stage each,
 
-    max over groups g:  (time until the first microbatch reaches g) + m T_g + (time from g back to the start)
+    max over groups g:  (time until the first microbatch reaches g) + busy_g + (time from g back to the start)
 
-where ``T_g`` is the time of the forward and backward of a microbatch on ``g``: no schedule is shorter.
-From the last stage backwards this is one number for each first layer, ``V``. A stage with all behind it takes
-``max(m T, T + 2 c + V)``, which never falls as ``V`` rises.
+where ``busy_g`` is the time of all microbatches on ``g``, forward and backward: no schedule is shorter. From
+the last stage backwards this is one number ``V[i, d]`` for the layers from ``i`` on, on ``d`` devices. With a
+stage before them, which takes ``T`` for a microbatch and ``c`` for a message, it is
+``max(busy, T + 2 c + V)``, which never falls as ``V`` rises.
 
 The dynamic programme of Alpa minimises ``sum T + (m - 1) max T`` instead (Zheng et al., "Alpa: Automating
 Inter- and Intra-Operator Parallelism for Distributed Deep Learning", 2022, arXiv:2201.12023, section 5.2).
@@ -17,9 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -69,6 +70,11 @@ class StageRangeCosts:
             hops=hops,
         )
 
+    def merged(self, bounds: list[int]) -> StageRangeCosts:
+        """The costs of ranges that begin and end at these layers."""
+        rows = np.ix_(bounds, bounds)
+        return StageRangeCosts(self.seconds[rows], self.held[rows], self.residuals[rows], self.hops[bounds])
+
     def fitting(self, in_flight: float, memory: float) -> Array:
         """The seconds of each range by the fastest policy with which it fits, infinite where none does."""
         fits = self.held + in_flight * self.residuals <= memory
@@ -96,10 +102,92 @@ def cuts(
         return
     yielded = set()
     for slack in SLACKS:
-        cut = _shortest(seconds, hops, num_microbatches, slack * balanced * (1 + 1e-9))
+        limited = [
+            np.where(of_stage <= slack * balanced * (1 + 1e-9), of_stage, math.inf) for of_stage in seconds
+        ]
+        options = [
+            [GroupOption(of_stage, num_microbatches * of_stage, hop)]
+            for of_stage, hop in zip(limited, hops, strict=True)
+        ]
+        *_, shortest = programme(reversed(options), 0)
+        assert shortest is not None, "the limit allows a cut"
+        cut = tuple(number for _, number in shortest.stages)
         if cut not in yielded:
             yielded.add(cut)
             yield cut
+
+
+class GroupOption(NamedTuple):
+    """A group on which a stage may run; of layers ``i`` to ``j - 1`` at ``[i, j]``.
+
+    Attributes:
+      seconds: seconds of forward and backward of a microbatch; infinite for layers that do not fit.
+      busy: seconds of forward and backward of all microbatches, and of the step outside the loop.
+      hops: by first layer, seconds of messages to the previous stage and back.
+      units: the number of units of devices; 0 where all groups are given.
+    """
+
+    seconds: Array
+    busy: Array
+    hops: Array
+    units: int = 0
+
+
+class Partition(NamedTuple):
+    """Stages for all layers.
+
+    Attributes:
+      seconds: the bound of the seconds of a step.
+      stages: for each stage, the position of its group among the options, and its number of layers.
+    """
+
+    seconds: float
+    stages: list[tuple[int, int]]
+
+
+def programme(stages: Iterable[Sequence[GroupOption]], units: int) -> Iterator[Partition | None]:
+    """Yields the shortest partition into one stage, two stages, and so on; ``None`` where none fits.
+
+    Args:
+      stages: the options of each stage, from the last stage on.
+      units: the units of devices that all stages use.
+    """
+    choices: list[tuple[Sequence[GroupOption], Array, Array]] = []
+    behind = np.empty((0, 0))
+    for options in stages:
+        if not choices:
+            behind = np.full((len(options[0].hops), units + 1), math.inf)
+            behind[-1] = 0.0
+        tried = [_with_option(option, behind) for option in options]
+        values = np.stack([value for value, _ in tried])
+        chosen = values.argmin(axis=0)
+        best = np.take_along_axis(values, chosen[None], axis=0)[0]
+        stops = np.take_along_axis(np.stack([stop for _, stop in tried]), chosen[None], axis=0)[0]
+        choices.append((options, chosen, stops))
+        # The message into a stage goes at the pace of the best link that any option has.
+        behind = best + np.min([option.hops for option in options], axis=0)[:, None]
+        seconds = float(best[0, units])
+        yield Partition(seconds, _chosen(choices, units)) if math.isfinite(seconds) else None
+
+
+def _with_option(option: GroupOption, behind: Array) -> tuple[Array, Array]:
+    """By first layer and number of units: the bound with an option, and the first layer behind its stage."""
+    left = behind
+    if option.units:
+        left = np.full_like(behind, math.inf)
+        left[:, option.units :] = behind[:, : behind.shape[1] - option.units]
+    totals = np.maximum(option.busy[:, :, None], option.seconds[:, :, None] + left[None, :, :])
+    stops = totals.argmin(axis=1)
+    return np.take_along_axis(totals, stops[:, None, :], axis=1)[:, 0, :], stops
+
+
+def _chosen(choices: list[tuple[Sequence[GroupOption], Array, Array]], units: int) -> list[tuple[int, int]]:
+    first, stages = 0, []
+    for options, option_of, stops in reversed(choices):
+        option, stop = int(option_of[first, units]), int(stops[first, units])
+        stages.append((option, stop - first))
+        first, units = stop, units - options[option].units
+    return stages
 
 
 def unevenness(values: Array) -> Array:
@@ -128,27 +216,6 @@ def _slowest(seconds: list[Array]) -> float:
     for of_stage in reversed(seconds):
         best = np.maximum(of_stage, best[None, :]).min(axis=1)
     return float(best[0])
-
-
-def _shortest(
-    seconds: list[Array], hops: list[Array], num_microbatches: int, limit: float
-) -> tuple[int, ...]:
-    """The cut with the shortest step in which no stage takes longer than ``limit`` seconds."""
-    num_layers = len(seconds[0]) - 1
-    best = np.full(num_layers + 1, math.inf)
-    best[num_layers] = 0.0
-    behind, choices = best, []
-    for of_stage, hop in zip(reversed(seconds), reversed(hops), strict=True):
-        of_stage = np.where(of_stage <= limit, of_stage, math.inf)
-        steps = np.maximum(num_microbatches * of_stage, of_stage + behind[None, :])
-        choices.append(steps.argmin(axis=1))
-        best = steps.min(axis=1)
-        behind = best + hop
-    assert math.isfinite(best[0]), "the limit allows a cut"
-    bounds = [0]
-    for choice in reversed(choices):
-        bounds.append(int(choice[bounds[-1]]))
-    return tuple(stop - start for start, stop in itertools.pairwise(bounds))
 
 
 def _largest(values: Array) -> Array:

@@ -1,23 +1,23 @@
-"""Finds groups of different sizes, by a dynamic programme over layers and numbers of devices.
+"""Finds groups of different sizes, by the dynamic programme of ``partition.py`` with several options for each
+stage.
 
-As Alpa's (arXiv:2201.12023, section 5.2) it gives each stage a run of layers and a submesh, but it minimises
-the bound of ``partition.py``, which counts filling and draining. ``V[i, d]`` is the bound for the layers
-from ``i`` on, on ``d`` devices, in ``s`` stages. A stage holds as many microbatches as in 1F1B, which follows
-from the stages behind it; other schedules get the same submeshes, and their own cuts.
+As Alpa's (arXiv:2201.12023, section 5.2) it gives each stage a run of layers and a submesh. A stage holds as
+many microbatches as in 1F1B, which follows from the stages behind it; other schedules get the same submeshes,
+and their own cuts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
+from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import DeviceRange, message_link
 from mpmd.planner.search.layer_arrays import Array
-from mpmd.planner.search.partition import StageRangeCosts
+from mpmd.planner.search.partition import GroupOption, StageRangeCosts, programme
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.submesh import Submesh
 
@@ -30,7 +30,7 @@ MOST_UNITS = 32
 
 MOST_STAGES = 32
 OPTIONS_PER_SIZE = 2
-MOST_RESULTS = 3
+MOST_RESULTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,82 +49,49 @@ class _Option:
     step: Array
 
 
-def uneven_submeshes(space: SearchSpace, candidate: Candidate) -> list[tuple[Submesh, ...]]:
-    """The most promising submeshes of groups of different sizes, for different numbers of groups.
+def uneven_submeshes(
+    space: SearchSpace, candidate: Candidate, policies: Sequence[tuple[Remat, ...]] = ()
+) -> list[tuple[float, tuple[Submesh, ...]]]:
+    """The most promising submeshes of groups of different sizes, for different numbers of groups; each with
+    the seconds that a step takes at least, the shortest step first.
 
     Args:
       candidate: with the settings of all groups, and with the pool in which they are.
+      policies: other policies of rematerialisation that each stage may have.
     """
     pool = space.model.cluster.pool(candidate.submeshes[0].pool)
     bounds = _bounds_of_layers(len(space.profile.layers))
     unit = _unit(pool.num_devices)
-    options = _options(space, candidate, unit, bounds)
+    options = [
+        _option(space, candidate, submesh, unit, bounds, policies)
+        for submesh in _submeshes(space, candidate, unit)
+    ]
     if len({option.units for option in options}) < 2:
         return []
-    most = min(len(bounds) - 1, pool.num_devices // unit, MOST_STAGES)
-    numbers = (
-        range(1, most + 1) if space.constraints.groups is None else range(1, space.constraints.groups + 1)
-    )
-    values: list[tuple[float, tuple[Submesh, ...]]] = []
-    units = pool.num_devices // unit
-    for value, chosen in _programme(space, candidate, options, units, len(bounds) - 1, numbers):
-        submeshes = tuple(option.submesh for option in chosen)
-        is_allowed = space.constraints.groups in (None, len(submeshes))
-        if is_allowed and any(submesh != submeshes[0] for submesh in submeshes):
-            values.append((value, submeshes))
-    return [submeshes for _, submeshes in sorted(values, key=lambda pair: pair[0])[:MOST_RESULTS]]
+    units, asked = pool.num_devices // unit, space.constraints.groups
+    most = min(len(bounds) - 1, units, MOST_STAGES) if asked is None else asked
+    stages = (_of_stage(space, candidate, options, number) for number in range(1, most + 1))
+    found = []
+    for number, partition in enumerate(programme(stages, units), start=1):
+        if partition is not None and asked in (None, number):
+            submeshes = tuple(options[option].submesh for option, _ in partition.stages)
+            if len({*submeshes}) > 1:
+                found.append((partition.seconds, submeshes))
+    return sorted(found, key=lambda pair: pair[0])[:MOST_RESULTS]
 
 
-def _programme(
-    space: SearchSpace,
-    candidate: Candidate,
-    options: list[_Option],
-    units: int,
-    num_layers: int,
-    numbers: range,
-) -> Iterator[tuple[float, list[_Option]]]:
-    """Yields, for each number of stages, the bound of the seconds of the step and the options of its
-    stages."""
-    best = np.full((num_layers + 1, units + 1), math.inf)
-    best[num_layers] = 0.0
-    behind, choices = best, []
-    for number in numbers:
-        in_flight = min(number, candidate.num_microbatches)
-        of_options = [_with_option(space, candidate, option, in_flight, behind) for option in options]
-        values = np.stack([value for value, _ in of_options])
-        option_of = values.argmin(axis=0)
-        stops = np.take_along_axis(np.stack([stop for _, stop in of_options]), option_of[None], axis=0)[0]
-        best = np.take_along_axis(values, option_of[None], axis=0)[0]
-        # The message into a stage goes at the pace of the best link that any option has.
-        hops = np.min([option.range_costs.hops for option in options], axis=0)
-        behind = best + hops[:, None]
-        choices.append((option_of, stops))
-        if math.isfinite(best[0, units]):
-            yield float(best[0, units]), _chosen(options, choices, units)
-
-
-def _with_option(
-    space: SearchSpace, candidate: Candidate, option: _Option, in_flight: int, behind: Array
-) -> tuple[Array, Array]:
-    """By first layer and number of units: the bound with an option, and the first layer behind its stage."""
-    memory = space.model.cluster.pool(option.submesh.pool).memory
-    seconds = option.range_costs.fitting(in_flight, memory)
-    units = behind.shape[1]
-    left = np.full_like(behind, math.inf)
-    left[:, option.units :] = behind[:, : units - option.units]
-    busy = candidate.num_microbatches * seconds + option.step
-    totals = np.maximum(busy[:, :, None], seconds[:, :, None] + left[None, :, :])
-    stops = totals.argmin(axis=1)
-    return np.take_along_axis(totals, stops[:, None, :], axis=1)[:, 0, :], stops
-
-
-def _chosen(options: list[_Option], choices: list[tuple[Array, Array]], units: int) -> list[_Option]:
-    first, chosen = 0, []
-    for option_of, stops in reversed(choices):
-        option = options[option_of[first, units]]
-        first, units = int(stops[first, units]), units - option.units
-        chosen.append(option)
-    return chosen
+def _of_stage(
+    space: SearchSpace, candidate: Candidate, options: list[_Option], number: int
+) -> list[GroupOption]:
+    """The options of a stage with ``number - 1`` stages behind it."""
+    in_flight = min(number, candidate.num_microbatches)
+    of_stage = []
+    for option in options:
+        memory = space.model.cluster.pool(option.submesh.pool).memory
+        seconds = option.range_costs.fitting(in_flight, memory)
+        busy = candidate.num_microbatches * seconds + option.step
+        of_stage.append(GroupOption(seconds, busy, option.range_costs.hops, option.units))
+    return of_stage
 
 
 def _unit(devices: int) -> int:
@@ -142,7 +109,7 @@ def _bounds_of_layers(num_layers: int) -> list[int]:
     return [0, 1, *(int(bound) for bound in inner), num_layers - 1, num_layers]
 
 
-def _options(space: SearchSpace, candidate: Candidate, unit: int, bounds: list[int]) -> list[_Option]:
+def _submeshes(space: SearchSpace, candidate: Candidate, unit: int) -> list[Submesh]:
     """For each number of devices, the submeshes with the least work and the submesh with the least memory."""
     by_size: dict[int, list[tuple[float, float, Submesh]]] = {}
     pool, number = candidate.submeshes[0].pool, candidate.num_microbatches
@@ -151,36 +118,38 @@ def _options(space: SearchSpace, candidate: Candidate, unit: int, bounds: list[i
         if (
             submesh.pool == pool
             and size % unit == 0
-            and space.profile.rows // candidate.num_microbatches % submesh.data == 0
+            and space.divides((submesh,), number)
             and (not candidate.sequence_parallel or space.divides_between_regions(submesh, number))
         ):
-            table = _table(space, candidate, submesh)
-            work = float(table.until["forward"][-1] + table.until["backward"][-1])
-            held = float(table.until["weights"][-1] + table.until["state"][-1] + table.until["gradients"][-1])
+            table = space.model.table(space.model.group_settings(DeviceRange(0, submesh), candidate))
+            work = table.total("forward") + table.total("backward")
+            held = table.total("weights") + table.total("state") + table.total("gradients")
             by_size.setdefault(size, []).append((work, held, submesh))
     chosen = []
     for submeshes in by_size.values():
         by_work = sorted(submeshes, key=lambda entry: entry[0])[:OPTIONS_PER_SIZE]
         least = min(submeshes, key=lambda entry: entry[1])
         chosen += [submesh for _, _, submesh in (*by_work, *([] if least in by_work else [least]))]
-    return [_option(space, candidate, submesh, unit, bounds) for submesh in chosen]
+    return chosen
 
 
 def _option(
-    space: SearchSpace, candidate: Candidate, submesh: Submesh, unit: int, bounds: list[int]
+    space: SearchSpace,
+    candidate: Candidate,
+    submesh: Submesh,
+    unit: int,
+    bounds: list[int],
+    policies: Sequence[tuple[Remat, ...]],
 ) -> _Option:
-    size = submesh.num_devices
     device_range = DeviceRange(0, submesh)
-    link = message_link(space.model.cluster, device_range, DeviceRange(size, submesh))
-    whole = space.range_costs(space.model.group_settings(device_range, candidate), link)
-    rows = np.ix_(bounds, bounds)
-    range_costs = StageRangeCosts(
-        whole.seconds[rows], whole.held[rows], whole.residuals[rows], whole.hops[bounds]
-    )
-    until = _table(space, candidate, submesh).until["step"][bounds]
-    return _Option(submesh, size // unit, range_costs, until[None, :] - until[:, None])
+    link = message_link(space.model.cluster, device_range, DeviceRange(submesh.num_devices, submesh))
 
+    def costs_of(remat: tuple[Remat, ...]) -> StageRangeCosts:
+        settings = space.model.group_settings(device_range, dataclasses.replace(candidate, remat=remat))
+        return space.range_costs(settings, link).merged(bounds)
 
-def _table(space: SearchSpace, candidate: Candidate, submesh: Submesh):
-    group_settings = space.model.group_settings(DeviceRange(0, submesh), candidate)
-    return space.model.table(group_settings)
+    others = tuple(costs_of(policy) for policy in policies)
+    range_costs = dataclasses.replace(costs_of(candidate.remat), of_other_policies=others)
+    table = space.model.table(space.model.group_settings(device_range, candidate))
+    until = table.until["step"][bounds]
+    return _Option(submesh, submesh.num_devices // unit, range_costs, until[None, :] - until[:, None])
