@@ -24,7 +24,6 @@ from tests.support.planned_steps import (
     params_of,
     step_without_a_loop,
 )
-from tests.support.programs import PROGRAMS
 from tests.support.programs.several_loops import delayed_actor, delayed_actor_arguments
 
 
@@ -120,21 +119,6 @@ def test_everything_open(open_choice):
 @pytest.mark.slow
 def test_what_is_chosen_with_nothing_fixed_runs(open_choice):
     check_computes_the_same(open_step, arguments(open_step), open_choice)
-
-
-@pytest.mark.slow
-def test_loops_of_unlike_stages_as_they_are_written():
-    case = next(program for program in PROGRAMS if program.name == "loops_of_unlike_stages").case()
-    args = case.state, *case.batch
-    choice = mpmd.plan(case.step, *args, cluster=CLUSTER, simulate=1)
-    assert "as written" in {row.label for row in choice.rows}
-    assert {"one device", "data parallel"} <= {row.label for row in choice.rows}
-    expected = jax.jit(case.step)(*args)
-    with choice.mesh() as mesh:
-        step = choice.jit(mesh, donate_argnums=())
-        assert_close(step(*args), expected)
-        numbers = [(loop.num_stages, loop.num_microbatches) for loop in step.lower(*args).plan.loops]
-    assert numbers == [(len(c.layers_per_stage), c.num_microbatches) for c in choice.candidate.loops]
 
 
 @pytest.mark.slow

@@ -103,13 +103,11 @@ def put(instruction, at):
 PROGRAMS = {
     "drop a run": (0, lambda i: i.pop(0), "uses h, which is not defined before"),
     "drop a send": (0, lambda i: i.pop(1), "edge 0 -> 1, message 0: nothing, but h = recv <- 0 #0"),
-    "drop a receive": (0, lambda i: i.pop(2), "uses g, which is not defined before"),
     "receive nothing that is read": (
         1,
         lambda i: (i.insert(1, Recv(("k",), 0, 1)),),
         "message 1: nothing, but k = recv <- 0 #1",
     ),
-    "run twice": (0, lambda i: i.insert(0, i[0]), "defines h again"),
     "define twice in one run": (
         0,
         put(run_of("after_0", "two", ("w",), ("h", "h")), 0),
@@ -117,7 +115,6 @@ PROGRAMS = {
     ),
     "receive what is there": (1, lambda i: i.append(Recv(("x",), 0, 1)), "defines x again"),
     "use after free": (1, lambda i: i.insert(1, i.pop(2)), "uses h, which was freed in instruction 1"),
-    "send after free": (1, lambda i: i.insert(3, i.pop(4)), "uses g, which was freed in instruction 3"),
     "free twice at once": (0, put(Free(("h", "h")), 4), "uses h, which was freed in instruction 4"),
     "free too little": (0, lambda i: i.pop(4), "group 0 holds h to the end, where nothing needs it"),
     "free what the caller keeps": (

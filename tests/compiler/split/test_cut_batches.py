@@ -98,15 +98,3 @@ def test_groups_of_different_sizes():
         specs = (P(), P("data"), P("data"))
         loaded = assert_parity_on(mesh, train(CUTS["microbatches"]), weights(2), X, Y, in_specs=specs)
     assert specs_of_microbatches(loaded, (MICROBATCHES, ROWS, WIDTH)) == {(None, "data")}
-
-
-@pytest.mark.slow
-def test_weights_sharded_like_the_batch_are_gathered_and_rows_are_not():
-    params = weights(2)
-    specs = (jax.tree.map(lambda leaf: P("data"), params), P("data"), P("data"))
-    options = {"in_specs": specs, "gather": "step", "partial_sums": "all"}
-    with mesh_of(2, data=2) as mesh:
-        loaded = assert_parity_on(mesh, train(CUTS["microbatches"]), params, X, Y, **options)
-        in_loop, _ = collectives_of(loaded, mesh)
-    assert specs_of_microbatches(loaded, (MICROBATCHES, ROWS, WIDTH)) == {(None, "data")}
-    assert not any(in_loop.values())

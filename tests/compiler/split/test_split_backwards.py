@@ -150,18 +150,6 @@ def test_stages_without_weights_or_input_gradient_have_one_half():
     assert {run.label[:4] for run in runs(loaded, 1) if run.label.startswith("bwd")} == {"bwdA", "bwd_"}
 
 
-@pytest.mark.slow
-def test_tied_weights_and_auxiliary_losses():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        auxiliary = jnp.mean(h**2)
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        auxiliary += jnp.mean(h**2) + sum(jnp.vdot(w, w) for w in jax.tree.leaves(params))
-        return jnp.mean((layer(params[0], h) - y) ** 2) + 0.1 * auxiliary
-
-    check(loss, weights(2), 3)
-
-
 class Last:
     def state(self, n, a):
         return jnp.zeros(a.shape, a.dtype)
