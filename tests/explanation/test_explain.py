@@ -112,14 +112,6 @@ def test_a_tied_weight_has_an_accumulator_on_each_group_and_is_updated_on_one():
     assert "is sent to group 2, where args[0][0][0] is" in str(leaf)
 
 
-def test_a_tied_weight_crosses_once_in_each_direction():
-    (gradient,) = edge(mpmd.explain(tied_step()), 2, 0).values
-    assert (gradient.made_by.task, gradient.count, uses(gradient.read_by)) == ("bwd_2", 1, [("after_0", 0)])
-    (weight,) = edge(mpmd.explain(tied_step()), 0, 2).values
-    assert (weight.made_by.task, weight.count, weight.read_by) == ("after_0", 1, ())
-    assert weight.kept_as == ("result[0][0][0]",)
-
-
 def test_the_overview_names_shared_weights():
     lines = str(mpmd.explain(tied_step())).splitlines()
     header = next(i for i, line in enumerate(lines) if line.startswith("shared weight"))

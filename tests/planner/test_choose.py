@@ -340,19 +340,6 @@ def test_a_step_without_work_takes_no_time():
     assert "0 µs" in str(choice)
 
 
-@pytest.mark.slow
-def test_gathered_weights_are_weights():
-    fixes = {"fsdp": True, "groups": 1, "submesh": {"data": 4}, "num_microbatches": 2, "remat": False}
-    choice = mpmd.plan(open_step, *arguments(open_step, num_layers=2), cluster=CLUSTER, **fixes)
-    once, each = (
-        next(row.prediction for row in choice.rows if row.candidate.gather_once is is_once)
-        for is_once in (True, False)
-    )
-    assert once.source == each.source == "simulation"
-    matrices = sum(leaf.nbytes for layer in params_of(2) for leaf in layer.values() if leaf.ndim == 2)
-    assert once.memory.weights == each.memory.weights + 3 / 4 * matrices
-
-
 def test_a_share_of_the_memory_stays_free():
     args = arguments(open_step, num_layers=2)
     fixes = {"groups": 1, "submesh": {}, "num_microbatches": 1, "remat": False}

@@ -245,13 +245,6 @@ def test_failed_steps_are_counted(mesh):
     assert [(number, values["failed_steps"]) for number, values in written] == [(0, 0), (1, 1)]
 
 
-def test_two_writes_get_the_same(step):
-    first, second = Written(), Written()
-    with mpmd.metrics(step, first), mpmd.metrics(step, second, every=2):
-        train(step, weights(2), 4)
-    assert (first.steps, second.steps) == ([0, 1, 2, 3], [1, 3])
-
-
 def test_closing_twice_writes_once(step):
     written = Written()
     metrics = mpmd.metrics(step, written)

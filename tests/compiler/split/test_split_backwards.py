@@ -115,16 +115,6 @@ def test_a_scan_over_layers_is_taken_apart(stage, forward, halves):
     assert (counts["fwd_1"], (counts["bwdA_1"], counts["bwdW_1"])) == (forward, halves)
 
 
-@pytest.mark.parametrize(
-    ("wrapped", "halves"),
-    [(jax.jit(layer), (1, 1)), (jax.checkpoint(layer), (2, 1))],
-    ids=["jit", "checkpoint"],
-)
-def test_functions_are_opened_and_recomputed_once(wrapped, halves):
-    counts = products(through(wrapped), weights(3), 3)
-    assert (counts["bwdA_1"], counts["bwdW_1"]) == halves
-
-
 def conditional(p, h):
     return jax.lax.cond(jnp.sum(h) > 0, lambda: layer(p, h), lambda: h + p["b"])
 
