@@ -5,7 +5,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
@@ -113,14 +112,6 @@ def test_a_tied_weight_has_an_accumulator_on_each_group_and_is_updated_on_one():
     assert "is sent to group 2, where args[0][0][0] is" in str(leaf)
 
 
-def test_a_tied_weight_crosses_once_in_each_direction():
-    (gradient,) = edge(mpmd.explain(tied_step()), 2, 0).values
-    assert (gradient.made_by.task, gradient.count, uses(gradient.read_by)) == ("bwd_2", 1, [("after_0", 0)])
-    (weight,) = edge(mpmd.explain(tied_step()), 0, 2).values
-    assert (weight.made_by.task, weight.count, weight.read_by) == ("after_0", 1, ())
-    assert weight.kept_as == ("result[0][0][0]",)
-
-
 def test_the_overview_names_shared_weights():
     lines = str(mpmd.explain(tied_step())).splitlines()
     header = next(i for i, line in enumerate(lines) if line.startswith("shared weight"))
@@ -174,40 +165,6 @@ def test_a_counter_is_computed_by_every_group_and_not_sent():
     assert leaf.output.sent_to == ()
     assert "is made on each group for itself by" in str(leaf)
     assert {value.aval.dtype for edge in explanation.edges for value in edge.values} == {"float32"}
-
-
-def test_masks_are_not_sent():
-    def loss(params, x, y):
-        mask = jnp.tril(jnp.ones((BATCH, BATCH), bool))
-        h = mpmd.mark_stage_end(jnp.where(mask, layer(params[0], x), 0.0))
-        return jnp.mean((jnp.where(mask, layer(params[1], h), 0.0) - y) ** 2)
-
-    sent = [value for edge in mpmd.explain(lowered(loss, weights(2), 2)).edges for value in edge.values]
-    assert {str(value.aval) for value in sent} == {ACTIVATION}
-    assert [(value.made_by.task, value.count) for value in sent] == [
-        ("fwd_0", MICROBATCHES),
-        ("bwd_1", MICROBATCHES),
-    ]
-
-
-def test_a_global_norm_is_made_of_scalars_of_all_groups():
-    def step(params, xs, ys):
-        grads = mpmd.treduce(
-            lambda mb: jax.grad(mse)(params, *mb), (xs, ys), mpmd.Std1F1B(3), operation=mpmd.Add
-        )
-        norm = optax.tree.norm(grads)
-        return jax.tree.map(lambda p, g: p - g / jnp.maximum(1.0, norm), params, grads), norm
-
-    explanation = mpmd.explain(lower(step, weights(3), 3))
-    output = explanation.leaf("result[1]").output
-    assert output.updates is None
-    assert {use.mpmd_idx for use in output.tasks} == {0, 1, 2}
-    assert {use.in_loop for use in output.tasks} == {False}
-    assert {line.callee for use in output.tasks for line in use.lines} == {"optax.tree_sum"}
-    assert {functions(use).pop() for use in output.tasks} == {"step"}
-    weight = explanation.leaf("result[0][0]['w']").output
-    assert weight.arguments == ("args[0][0]['w']",)
-    assert uses(weight.tasks) == [("bwd_0", 0)]
 
 
 def test_a_batch_is_where_its_slices_are_read():

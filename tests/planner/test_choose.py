@@ -24,7 +24,6 @@ from tests.support.planned_steps import (
     params_of,
     step_without_a_loop,
 )
-from tests.support.programs import PROGRAMS
 from tests.support.programs.several_loops import delayed_actor, delayed_actor_arguments
 
 
@@ -120,21 +119,6 @@ def test_everything_open(open_choice):
 @pytest.mark.slow
 def test_what_is_chosen_with_nothing_fixed_runs(open_choice):
     check_computes_the_same(open_step, arguments(open_step), open_choice)
-
-
-@pytest.mark.slow
-def test_loops_of_unlike_stages_as_they_are_written():
-    case = next(program for program in PROGRAMS if program.name == "loops_of_unlike_stages").case()
-    args = case.state, *case.batch
-    choice = mpmd.plan(case.step, *args, cluster=CLUSTER, simulate=1)
-    assert "as written" in {row.label for row in choice.rows}
-    assert {"one device", "data parallel"} <= {row.label for row in choice.rows}
-    expected = jax.jit(case.step)(*args)
-    with choice.mesh() as mesh:
-        step = choice.jit(mesh, donate_argnums=())
-        assert_close(step(*args), expected)
-        numbers = [(loop.num_stages, loop.num_microbatches) for loop in step.lower(*args).plan.loops]
-    assert numbers == [(len(c.layers_per_stage), c.num_microbatches) for c in choice.candidate.loops]
 
 
 @pytest.mark.slow
@@ -354,19 +338,6 @@ def test_a_step_without_work_takes_no_time():
     choice = mpmd.plan(lambda x: x, jnp.ones((4, 8)), cluster=CLUSTER, simulate=2)
     assert choice.best.prediction.seconds == choice.best.prediction.communication == 0
     assert "0 µs" in str(choice)
-
-
-@pytest.mark.slow
-def test_gathered_weights_are_weights():
-    fixes = {"fsdp": True, "groups": 1, "submesh": {"data": 4}, "num_microbatches": 2, "remat": False}
-    choice = mpmd.plan(open_step, *arguments(open_step, num_layers=2), cluster=CLUSTER, **fixes)
-    once, each = (
-        next(row.prediction for row in choice.rows if row.candidate.gather_once is is_once)
-        for is_once in (True, False)
-    )
-    assert once.source == each.source == "simulation"
-    matrices = sum(leaf.nbytes for layer in params_of(2) for leaf in layer.values() if leaf.ndim == 2)
-    assert once.memory.weights == each.memory.weights + 3 / 4 * matrices
 
 
 def test_a_share_of_the_memory_stays_free():

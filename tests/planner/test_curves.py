@@ -451,16 +451,6 @@ def test_attention_of_jax_is_a_kernel_on_a_cluster_that_runs_it_so(around):
         assert more == pytest.approx(1.25)
 
 
-def test_a_plan_counts_attention_of_jax_as_a_cluster_runs_it():
-    avals = [shaped(4, LENGTH, 4, 8)] * 3
-    gradients = jax.grad(lambda *operands: jnp.sum(jax.checkpoint(of_jax)(*operands) ** 2), (0, 1, 2))
-    jaxpr, _ = canonical(jax.make_jaxpr(gradients)(*avals))
-    by_equations, flash = (
-        device_work(jaxpr, [((), (), (), ())] * 3, {}, flash_attention=known) for known in (False, True)
-    )
-    assert by_equations.nbytes > 8 * SCORES and flash.nbytes < SCORES
-
-
 @pytest.mark.parametrize(("size", "kind"), [(2, "product"), (4, "batched_product")])
 def test_a_batch_with_one_product_for_each_device_is_of_plain_products(size, kind):
     """As the gradients of weights that each device sums by itself."""

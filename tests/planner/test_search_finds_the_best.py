@@ -95,7 +95,6 @@ def worst_ratio(seeds, **sizes):
         pytest.param(range(10), 6, 6, 4, marks=pytest.mark.slow),
         # With another number of groups than the sweep's best.
         pytest.param([135, 445], 2, 6, 8, marks=pytest.mark.slow),
-        pytest.param(range(280, 380), 40, 7, 4, marks=pytest.mark.slow),
         pytest.param(range(200, 280), 40, 6, 4, marks=pytest.mark.slow),
         pytest.param(range(400, 470), 30, 6, 8, marks=pytest.mark.slow),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mpmd.schedules.families import FAMILIES
 from mpmd.simulate.compare import compare
 
@@ -58,12 +56,3 @@ def test_families_that_cannot_do_the_number_of_stages_say_so():
         in found.refusals
     )
     assert len(found.candidates) + len(found.refusals) == len(FAMILIES) - 1
-
-
-def test_sizes_are_at_least_one():
-    with pytest.raises(ValueError, match="num_microbatches must be a whole number of at least 1"):
-        compare(2, 0, TIMES)
-    with pytest.raises(ValueError, match="mpmd_dim must be a whole number of at least 1"):
-        compare(0, 4, TIMES)
-    with pytest.raises(ValueError, match=r"stages_per_group\[0\] must be a whole number of at least 1"):
-        compare(2, 4, TIMES, stages_per_group=[0])

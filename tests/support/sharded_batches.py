@@ -127,12 +127,6 @@ def merged_dimensions(params, x):
     return mean(jnp.tanh(h) @ params["w"])
 
 
-def picked_logits(params, x):
-    """A cross entropy by indexing, whose transposition scatters."""
-    logits = jax.nn.log_softmax(params["table"][x[:, 0]] @ params["head"])
-    return -jnp.mean(logits[jnp.arange(ROWS), x[:, 1]])
-
-
 w = normal(2, D, D)
 LAYERS = {"layers": normal(3, 2, D, D)}
 STACKED = {"up": normal(4, 2, D, 2 * D), "b": normal(5, 2, 2 * D), "down": normal(6, 2, 2 * D, D)}

@@ -12,7 +12,7 @@ import mpmd.errors
 from mpmd.runtime import step_meter
 from mpmd.runtime.step_meter import StepEnd, StepMeter
 from tests.support.models import batch, shrink, weights
-from tests.support.parity import assert_close, mesh_of
+from tests.support.parity import mesh_of
 
 ON_CPU = {
     "step_seconds",
@@ -142,15 +142,6 @@ def test_a_compiled_step_counts_with_its_function_and_a_lowered_one_by_itself(st
     assert (of_function.steps, of_compiled.steps, of_lowered.steps) == ([0], [0], [0, 1])
 
 
-def test_nothing_about_the_results_changes(step):
-    with mpmd.metrics(step, Written()):
-        state = train(step, weights(2), 3)
-    expected = weights(2)
-    for _ in range(3):
-        expected, _ = jax.jit(shrink)(expected, *batch())
-    assert_close(state, expected)
-
-
 @pytest.fixture
 def requests(mesh, monkeypatch):
     """The requests of all steps from now on."""
@@ -252,13 +243,6 @@ def test_failed_steps_are_counted(mesh):
             jax.block_until_ready(failed)
         train(step, state, 1)
     assert [(number, values["failed_steps"]) for number, values in written] == [(0, 0), (1, 1)]
-
-
-def test_two_writes_get_the_same(step):
-    first, second = Written(), Written()
-    with mpmd.metrics(step, first), mpmd.metrics(step, second, every=2):
-        train(step, weights(2), 4)
-    assert (first.steps, second.steps) == ([0, 1, 2, 3], [1, 3])
 
 
 def test_closing_twice_writes_once(step):

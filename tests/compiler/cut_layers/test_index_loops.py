@@ -99,7 +99,6 @@ SERVED = {
     "one of two tables": of_each_layer(lambda h, i: h @ jnp.asarray(TABLE)[:2][i % 2]),
     "a kind of each layer": of_each_layer(lambda h, i: h @ jnp.asarray(TABLE)[i], np.array([0, 1, 0, 1])),
     "rows that are drawn": of_each_layer(lambda h, i: h + jnp.asarray(TABLE)[drawn(i, 0, LAYERS), 0]),
-    "layers that are shared": over(jnp.arange(LAYERS), lambda w, i: jnp.asarray(TABLE)[i % 2] + w[0] * 0),
     "a loop within a layer": lambda w, x: lax.scan(lambda h, each: (layer(each, smoothed(h)), None), x, w)[0],
 }
 

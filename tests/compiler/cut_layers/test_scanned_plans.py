@@ -1,7 +1,6 @@
 """Plans of scanned layers: they do not grow with the layers, and each group has its share."""
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import mpmd
@@ -73,26 +72,3 @@ def test_a_group_needs_memory_for_its_own_layers_and_no_others():
         in_flight = 4 - stage  # microbatches under 1F1B, of which each layer keeps its output
         state = 2 * 3 + 2  # weights and two moments, old and new, gradients, and updates in the making
         assert (after - before) / (32 - 8) <= state * weights + in_flight * activations
-
-
-def test_what_nothing_needs_of_all_layers_is_no_warning():
-    """Libraries take a layer for its structure alone, in the loss and outside of it."""
-
-    def loss(params, x, y):
-        structure_alone = jax.tree.map(lambda stacked: jnp.sort(stacked, 0)[0], params)
-        assert jax.tree.structure(structure_alone) == jax.tree.structure(params)
-
-        def layer(h, w):
-            return mpmd.mark_stage_end(jnp.tanh(h @ w["w"]), num_stages=2), None
-
-        return jnp.mean((jax.lax.scan(layer, x, params)[0] - y) ** 2)
-
-    def step(params, xs, ys):
-        jax.tree.map(lambda stacked: jnp.sort(stacked, 0), params)
-        return mpmd.treduce(
-            lambda mb: jax.grad(loss)(params, *mb), (xs, ys), mpmd.Std1F1B(2), operation=mpmd.Add
-        )
-
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
-    plan = mpmd.jit(step, mesh).lower({"w": jnp.ones((4, 3, 3))}, *[jnp.ones((2, 5, 3))] * 2).plan
-    assert [leaf.mpmd_idxs for leaf in plan.inputs[:2]] == [(0,), (1,)]

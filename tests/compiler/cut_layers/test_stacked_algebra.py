@@ -96,13 +96,6 @@ MAPPED = {
     "a spectral penalty": jax.grad(
         lambda w: jnp.sum(lax.map(lambda row: jnp.linalg.norm(row, 2) ** 2, w, batch_size=2))
     ),
-    "power iterations": lambda w: lax.map(
-        lambda row: lax.fori_loop(
-            0, 4, lambda i, v: (lambda u: u / jnp.linalg.norm(u))(row.T @ (row @ v)), jnp.ones(3)
-        ),
-        w,
-    ),
-    "statistics": lambda w: lax.map(lambda row: {"mean": row.mean(), "largest": jnp.abs(row).max(0)}, w),
 }
 
 

@@ -214,13 +214,6 @@ def test_what_has_no_rule_is_made_of_the_whole_and_says_so(name):
     np.testing.assert_allclose(actual[0], jax.jit(fun)(x), rtol=1e-6, atol=1e-6)
 
 
-def test_layers_along_another_axis():
-    x = argument((4, 6, 3))
-    actual, made = cut(lambda x: jnp.tanh(x).swapaxes(0, 1), x, stack=Stack(1, UNEVEN))
-    assert made.result_stacks == (Stack(0, UNEVEN),)
-    np.testing.assert_allclose(actual[0], jnp.tanh(x).swapaxes(0, 1), rtol=1e-6)
-
-
 def test_reversed_layers_are_in_reversed_parts():
     x = argument()
     (flipped, norm), made = cut(lambda x: (x[::-1] * 2, (x[::-1] ** 2).sum()), x, stack=Stack(0, UNEVEN))

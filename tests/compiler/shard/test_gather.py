@@ -82,14 +82,6 @@ def test_a_step_has_one_gather_and_one_reduction_for_each_weight(once):
     assert gathered(loaded) == [{("float32[8,8]", ())}] * 2
 
 
-@pytest.mark.slow
-def test_tasks_that_sum_gradients_gather_no_weights():
-    options = {"partial_sums": "replicated", "gather": "step"}
-    _, in_loop, outside = run(train(mlp), mlp_weights(), MANY_ROWS, in_specs=FSDP, **options)
-    assert bytes_by_operation(in_loop) == {"all-reduce": 2 * WEIGHT}
-    assert bytes_by_operation(outside) == {"all-gather": 2 * WEIGHT, "all-reduce": 2 * BIAS + 4}
-
-
 def test_sharded_weights_stay_for_their_update(once):
     """They are donated to the update; the gathered copies end with the last task that reads them."""
     loaded, *_ = once

@@ -24,7 +24,6 @@ from tests.support.sharded_batches import (
     ONE_F_ONE_B,
     ROWS,
     STACKED,
-    TOKENS,
     WEIGHT,
     XS,
     D,
@@ -34,7 +33,6 @@ from tests.support.sharded_batches import (
     mlp_weights,
     normal,
     on_second_stage,
-    picked_logits,
     run,
     scanned,
     train,
@@ -52,15 +50,6 @@ def test_nothing_crosses_devices_in_a_microbatch(loss, params, xs):
     assert bytes_by_operation(in_loop) == {}
     gradients = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
     assert bytes_by_operation(outside) == {"all-reduce": gradients + 4}
-
-
-@pytest.mark.slow
-def test_what_else_crosses_devices_stays():
-    """XLA gathers the indices of this cross entropy; the gradients are in parts nevertheless."""
-    step = train(on_second_stage(picked_logits))
-    _, in_loop, _ = run(step, with_first({"table": w, "head": w}), TOKENS)
-    shapes = {shape for found in in_loop.values() for collective in found for shape in collective.shapes}
-    assert shapes and w.shape not in shapes
 
 
 @pytest.mark.slow

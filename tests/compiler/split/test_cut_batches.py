@@ -74,15 +74,6 @@ def test_rows_that_divide_by_some_axes_alone():
     assert specs_of_microbatches(loaded, (8, 2, WIDTH)) == {(None, "data")}
 
 
-@pytest.mark.slow
-def test_rows_that_do_not_divide_are_whole():
-    with mesh_of(2, data=2) as mesh:
-        step = train(lambda x: mpmd.microbatches(x, 16))
-        loaded = assert_parity_on(mesh, step, weights(2), X, Y, in_specs=(P(), P("data"), P("data")))
-    (spec,) = specs_of_microbatches(loaded, (16, 1, WIDTH))
-    assert spec[:2] in ((), (None, None))
-
-
 def test_a_loop_without_stages():
     """It is a scan outside of the pipeline."""
     with mesh_of(1, data=2) as mesh:
@@ -98,15 +89,3 @@ def test_groups_of_different_sizes():
         specs = (P(), P("data"), P("data"))
         loaded = assert_parity_on(mesh, train(CUTS["microbatches"]), weights(2), X, Y, in_specs=specs)
     assert specs_of_microbatches(loaded, (MICROBATCHES, ROWS, WIDTH)) == {(None, "data")}
-
-
-@pytest.mark.slow
-def test_weights_sharded_like_the_batch_are_gathered_and_rows_are_not():
-    params = weights(2)
-    specs = (jax.tree.map(lambda leaf: P("data"), params), P("data"), P("data"))
-    options = {"in_specs": specs, "gather": "step", "partial_sums": "all"}
-    with mesh_of(2, data=2) as mesh:
-        loaded = assert_parity_on(mesh, train(CUTS["microbatches"]), params, X, Y, **options)
-        in_loop, _ = collectives_of(loaded, mesh)
-    assert specs_of_microbatches(loaded, (MICROBATCHES, ROWS, WIDTH)) == {(None, "data")}
-    assert not any(in_loop.values())

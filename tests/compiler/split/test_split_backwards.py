@@ -115,16 +115,6 @@ def test_a_scan_over_layers_is_taken_apart(stage, forward, halves):
     assert (counts["fwd_1"], (counts["bwdA_1"], counts["bwdW_1"])) == (forward, halves)
 
 
-@pytest.mark.parametrize(
-    ("wrapped", "halves"),
-    [(jax.jit(layer), (1, 1)), (jax.checkpoint(layer), (2, 1))],
-    ids=["jit", "checkpoint"],
-)
-def test_functions_are_opened_and_recomputed_once(wrapped, halves):
-    counts = products(through(wrapped), weights(3), 3)
-    assert (counts["bwdA_1"], counts["bwdW_1"]) == halves
-
-
 def conditional(p, h):
     return jax.lax.cond(jnp.sum(h) > 0, lambda: layer(p, h), lambda: h + p["b"])
 
@@ -148,18 +138,6 @@ def test_stages_without_weights_or_input_gradient_have_one_half():
     loaded = check(loss, weights(2), 3)
     assert {run.label[:4] for run in runs(loaded, 0) if run.label.startswith("bwd")} == {"bwdW", "bwd_"}
     assert {run.label[:4] for run in runs(loaded, 1) if run.label.startswith("bwd")} == {"bwdA", "bwd_"}
-
-
-@pytest.mark.slow
-def test_tied_weights_and_auxiliary_losses():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        auxiliary = jnp.mean(h**2)
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        auxiliary += jnp.mean(h**2) + sum(jnp.vdot(w, w) for w in jax.tree.leaves(params))
-        return jnp.mean((layer(params[0], h) - y) ** 2) + 0.1 * auxiliary
-
-    check(loss, weights(2), 3)
 
 
 class Last:
