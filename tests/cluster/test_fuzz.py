@@ -18,7 +18,7 @@ from tests.support.strangers import answer_wrongly, attack, flood, replay, send_
 SECONDS = 20
 """The time that a peer may take. Alone it takes milliseconds; machines of tests are slow."""
 
-VISITS = 150
+VISITS = 60
 """Of strangers at a port, by each of four threads."""
 
 CREDENTIALS = make_credentials(encryption=True)

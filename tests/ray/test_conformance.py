@@ -26,5 +26,7 @@ CROSSING = (
 def test_program(program, request):
     """On groups of several devices: of one process, and of a process for each."""
     case = program.case()
+    if case.axes and (case.axes != {"fsdp": 2} or case.groups > 2):
+        pytest.skip("no mesh that tests share has its shape")
     for mesh in ["two_groups", "two_process_groups"] if case.axes else ["four_groups"]:
         assert_case_on(request.getfixturevalue(mesh), case, donate_argnums=0)

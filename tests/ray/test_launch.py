@@ -57,14 +57,14 @@ def test_a_mesh_has_a_process_with_its_devices_for_each_group(two_groups):
 
 def test_a_lack_of_resources_shows_what_is_requested_and_available(free, capsys):
     with pytest.raises(RuntimeError) as caught:
-        cluster.launch({"stage": 3}, "stage", cpus_per_group=50, gpus_per_group=1, timeout=3)
+        cluster.launch({"stage": 3}, "stage", cpus_per_group=50, gpus_per_group=1, timeout=1)
     message = str(caught.value)
-    assert "no room for the groups within 3 s" in message
+    assert "no room for the groups within 1 s" in message
     assert "3 processes of 50 CPU, 1 GPU each, every one on one node" in message
     assert f"CPU: 150 asked, {free:g} available of 4, {150 - free:g} missing" in message
     assert "GPU: 3 asked, 0 available of 0, 3 missing" in message
     assert "nodes: 4 CPU, 0 GPU" in message
-    assert "waiting up to 3 s" in capsys.readouterr().err
+    assert "waiting up to 1 s" in capsys.readouterr().err
     assert free_cpus_become(free)
 
 

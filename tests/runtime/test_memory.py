@@ -42,7 +42,7 @@ class Watch:
         monkeypatch.setattr(operation, "perform", watched)
 
 
-@pytest.mark.usual("ZeroBubbleH2", "DualPipeV")
+@pytest.mark.usual("DualPipeV")
 @pytest.mark.parametrize("name", TRAINING)
 def test_groups_hold_what_the_plan_says(name, monkeypatch):
     monkeypatch.setattr(worker, "INLINE_BYTES", 0)  # numpy's view of a result keeps it from being donated

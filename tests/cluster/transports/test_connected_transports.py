@@ -154,6 +154,7 @@ def test_without_a_free_descriptor_for_a_moment_no_message_is_lost_for_ever(
         router.close()
 
 
+@pytest.mark.usual("network")
 @pytest.mark.parametrize("name", ["network", "device"])
 def test_messages_of_an_aborted_step_in_both_directions_block_no_sender(name):
     """More of them than sockets can hold."""
