@@ -67,8 +67,8 @@ MAY_IMPORT = {
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.pools mpmd.planner.simplicity mpmd.util",
     "mpmd.planner.shared_cores": "mpmd.memory mpmd.planner.curves mpmd.planner.hardware "
     "mpmd.planner.layer_profile mpmd.planner.pools mpmd.simulate",
-    "mpmd.compiler.find_layers": "mpmd.compat mpmd.compiler.cut_scans mpmd.compiler.jaxprs "
-    "mpmd.compiler.trace mpmd.errors mpmd.language mpmd.schedules mpmd.sharding mpmd.util mpmd.validation",
+    "mpmd.compiler.find_layers": "mpmd.compat mpmd.compiler.cut_scans mpmd.compiler.jaxprs mpmd.errors "
+    "mpmd.language mpmd.sharding mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
     "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.steps "
     "mpmd.compiler.trace mpmd.ir mpmd.keys mpmd.language mpmd.planner.curves mpmd.planner.fusions "

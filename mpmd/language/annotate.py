@@ -55,7 +55,7 @@ class Boundary:
 mark_p = Primitive("stage_end")
 """Parameters: ``boundary``; ``forward``: the data flow from the stage to the next one rather than back;
 ``linear``: derived by differentiation, so it accompanies another mark and ends no stage of its own. A mark
-that is neither is the user's, transposed by ``jax.linear_transpose``."""
+that is neither is the user's, transposed by ``jax.linear_transpose``, and loops refuse it."""
 mark_p.multiple_results = True
 
 

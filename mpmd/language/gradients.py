@@ -78,7 +78,8 @@ def value_and_grad(
       aux_reduction: how auxiliary output is combined: an ``Op`` of ``treduce``, or a pytree prefix of the
         output with an ``Op`` for each subtree. ``None``, for a subtree or for the whole output, gives the
         auxiliary output of the whole batch: a leaf whose shape grows with the rows is concatenated along the
-        rows; any other leaf has to be of floats and is reduced as the value is.
+        rows; any other leaf has to be of floats and is reduced as the value is. For leaves with axes, ``fun``
+        is traced once more, for the shapes of the whole batch.
 
     Returns: a function of the arguments of ``fun`` with the results of ``jax.value_and_grad``.
     Raises: ``TypeError`` or ``ValueError`` for wrong arguments. The returned function raises the errors of

@@ -53,9 +53,8 @@ def count_stages(loop: Loop, written: Schedule | None, slices: Iterable[int]) ->
     depth = max(depth, sum(mark.boundary.by_auto_marks for _, mark in ends))
     is_last_marked = are_written and written is not None and written.num_stages == depth
     count = depth if is_last_marked else depth + 1
-    sizes = {(count, number) for number in slices} | (
-        {(written.num_stages, written.slices)} if written else set()
-    )
+    sizes = {(count, number) for number in slices}
+    sizes |= {(written.num_stages, written.slices)} if written else set()
     on_slices = [
         (stages, number)
         for stages, number in sizes
