@@ -115,7 +115,7 @@ def test_the_memory_of_a_row_is_that_of_the_group_that_lacks_most():
 )
 def test_a_cluster_of_one_pool_is_as_one_of_a_kind(steps, cluster):
     alone, named = dataclasses.replace(cluster, kind=""), dataclasses.replace(cluster, kind="x")
-    budget = SearchBudget(uncut=20, improved=1, tasks_each=2_000, exhaustive=False)
+    budget = SearchBudget(least=20, tasks=20_000, exhaustive=False)
     rows = search(steps, alone, budget=budget)
     pooled = search(steps, Cluster.of([named]), budget=budget)
     assert [row.prediction for row in pooled] == [row.prediction for row in rows]
@@ -159,7 +159,7 @@ def test_large_clusters_of_two_kinds_use_both():
     ]
     cluster = Cluster.of(pools, link=Link(1e-5, 1e11))
     steps = gpt(num_layers=8, width=2048, heads=16, rows=16)
-    budget = SearchBudget(uncut=20, improved=1, tasks_each=2_000)
+    budget = SearchBudget(least=20, tasks=20_000)
     best = search(steps, cluster, USUAL, budget)[0]
     alone = [search(steps, pool, USUAL, budget)[0].prediction.seconds for pool in pools]
     assert best.prediction.seconds < 0.9 * min(alone)

@@ -88,9 +88,7 @@ def estimates(space: SearchSpace) -> Estimates:
         itertools.chain(*(table.fastest() for table in tables)),
         key=lambda cell: (cell.seconds, cell.needed),
     )
-    smallest = sorted(
-        itertools.chain(*(table.smallest() for table in tables)), key=lambda cell: cell.needed
-    )
+    smallest = sorted(itertools.chain(*(table.smallest() for table in tables)), key=lambda cell: cell.needed)
     return Estimates(
         [*itertools.islice(_built(space, fastest), MOST_ESTIMATES)],
         [*itertools.islice(_built(space, smallest), MOST_SMALLEST)],

@@ -26,13 +26,16 @@ from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.estimates import estimates
 from mpmd.planner.search.exhaustive import every_candidate, is_small, lower_bound
 from mpmd.planner.search.families import family_of
+from mpmd.planner.search.forms import Forms
 from mpmd.planner.search.formula import Evaluation, evaluate
 from mpmd.planner.search.infeasible import infeasible
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stage_policies import best_by_stage, may_have_policies, with_policies
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.uneven import uneven_submeshes
+from mpmd.planner.shared_cores import time_alone
 from mpmd.planner.simplicity import complexity
+from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule
 
 OPEN = Constraints()
@@ -42,12 +45,18 @@ NUM_ROWS = 32
 SLACK = 1.05
 """Estimates are this close: the search ends when the next one is 1.05 times the best step."""
 
+UNEVEN_SLACK = 1.1
+"""The same for groups of different sizes, which some schedules run faster than the bound of 1F1B."""
+
 MOST_SETTINGS = 12
 """The most combinations of microbatches, rematerialisation and FSDP, the best first, for which groups of
 different sizes are tried."""
 
 MOST_FAMILIES = 5
 """The most schedules, the best first, under which groups of different sizes are tried."""
+
+MOST_UNEQUAL = 4
+"""The most candidates with groups of different sizes that are tried under all schedules."""
 
 MOST_PLAIN = 8
 """The most candidates that are tried under 1F1B, too."""
@@ -59,12 +68,14 @@ class SearchBudget:
 
     Attributes:
       least: the number of candidates that are cut and simulated, whatever the next estimates are.
-      tasks: the number of simulated tasks after which no further candidate is cut.
+      tasks: the number of simulated tasks after which no further estimate is cut.
+      further_tasks: the same for candidates with groups of different sizes and with other schedules.
       exhaustive: whether all candidates of a small problem are tried.
     """
 
     least: int = 40
     tasks: int = 400_000
+    further_tasks: int = 40_000
     exhaustive: bool = True
 
 
@@ -132,9 +143,14 @@ def _evaluations(space: SearchSpace, budget: SearchBudget) -> list[Evaluation]:
         heap.walk(least=1, slack=1.0)
     else:
         heap.walk_estimates()
+        heap.limit(budget.further_tasks)
         for seconds, candidate in _uneven(space, heap.best_first()):
             heap.push(seconds, candidate, by_stage=may_have_policies(space, candidate))
+        heap.walk(slack=UNEVEN_SLACK)
+        for seconds, candidate in _other_schedules(space, heap.best_first()):
+            heap.push(seconds, candidate)
         heap.walk()
+    heap.limit(budget.further_tasks)
     for candidate in _plain(space, heap.best_first()):
         heap.push(0.0, candidate)
     heap.walk()
@@ -162,7 +178,7 @@ class _Heap:
         self._space, self._budget = space, budget
         self._entries: list[_Entry] = []
         self._pushed: set[tuple[Candidate, bool]] = set()
-        self._num_tasks = 0
+        self._num_tasks, self._most_tasks = 0, budget.tasks
         self._shortest = math.inf  # the seconds of the best step that fits
         self.evaluations: list[Evaluation] = []
 
@@ -171,6 +187,10 @@ class _Heap:
         if (candidate, by_stage) not in self._pushed:
             self._pushed.add((candidate, by_stage))
             heapq.heappush(self._entries, _Entry(key, len(self._pushed), candidate, by_stage))
+
+    def limit(self, tasks: int) -> None:
+        """Lets at most ``tasks`` further tasks be simulated."""
+        self._most_tasks = self._num_tasks + tasks
 
     def walk_estimates(self) -> None:
         """Tries the fastest estimates; if none fits, the estimates that need the least memory."""
@@ -187,7 +207,7 @@ class _Heap:
     def walk(self, least: int = 0, slack: float = SLACK) -> None:
         """Tries candidates until the next key is ``slack`` times the best step, and at least ``least`` have
         been tried."""
-        while self._entries and self._num_tasks < self._budget.tasks:
+        while self._entries and self._num_tasks < self._most_tasks:
             if self._entries[0].key >= slack * self._shortest and len(self.evaluations) >= least:
                 return
             entry = heapq.heappop(self._entries)
@@ -229,7 +249,7 @@ class _Heap:
 
 def _uneven(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[float, Candidate]]:
     """Uncut candidates with groups of different sizes, with the settings and schedules of the best ones; and
-    the seconds that their steps take at least."""
+    the estimated seconds of their steps."""
     if space.constraints.submesh is not None:
         return
     cheapest, *others = space.policies
@@ -239,28 +259,65 @@ def _uneven(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[flo
         pools = {submesh.pool for submesh in candidate.submeshes}
         if len(pools) == 1:
             by_settings.setdefault((uncut.settings, *pools), []).append(uncut)
+    alone = time_alone(space.model.cluster)
     for alike in [*by_settings.values()][:MOST_SETTINGS]:
-        schedules = {(family_of(one.schedule), one.stages_per_group): None for one in alike}
+        families = [*dict.fromkeys(_family(candidate) for candidate in alike)][:MOST_FAMILIES]
         for seconds, groups in uneven_submeshes(space, alike[0], others):
+            for _, candidate in _under_schedules(space, alike[0], groups, 1.0, families):
+                yield alone * seconds, candidate
+
+
+def _other_schedules(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[float, Candidate]]:
+    """The best candidates with groups of different sizes under all other schedules; and the estimated seconds
+    of their steps."""
+    if space.constraints.submesh is not None:
+        return
+    unequal = {}
+    for evaluation in ordered:
+        candidate = evaluation.candidate
+        if not _are_equal(candidate) and candidate.remat in space.policies:
+            unequal.setdefault((candidate.settings, candidate.submeshes), evaluation)
+    for evaluation in [*unequal.values()][:MOST_UNEQUAL]:
+        candidate, groups = evaluation.candidate, evaluation.candidate.submeshes
+        forms = Forms.of(space, candidate.num_microbatches)
+        of_own = float(forms.work[forms.families.index(_family(candidate)), len(groups) - 1])
+        uncut = dataclasses.replace(candidate, layers_per_stage=())
+        yield from _under_schedules(space, uncut, groups, evaluation.seconds / of_own, forms.families)
+
+
+def _under_schedules(
+    space: SearchSpace,
+    candidate: Candidate,
+    groups: tuple[Submesh, ...],
+    seconds: float,
+    families: Iterable[tuple[str, float]],
+) -> Iterator[tuple[float, Candidate]]:
+    """The candidate on groups, in either order, under the schedules of families; and the estimated seconds.
+
+    Args:
+      seconds: the estimated seconds, over the closed form of the schedule.
+      families: the families, each with a number of stages per group.
+    """
+    forms = Forms.of(space, candidate.num_microbatches)
+    for family, stages_per_group in families:
+        work = float(forms.work[forms.families.index((family, stages_per_group)), len(groups) - 1])
+        schedule = space.schedule(family, round(len(groups) * stages_per_group), len(groups))
+        if schedule is not None and math.isfinite(work):
             # Which end of the pipeline is to have the larger groups depends on the schedule.
             for submeshes in (groups, groups[::-1]):
-                for family, stages_per_group in [*schedules][:MOST_FAMILIES]:
-                    num_stages = len(submeshes) * stages_per_group
-                    schedule = space.schedule(family, num_stages, len(submeshes))
-                    if schedule is not None:
-                        yield seconds, dataclasses.replace(alike[0], schedule=schedule, submeshes=submeshes)
+                yield seconds * work, dataclasses.replace(candidate, schedule=schedule, submeshes=submeshes)
 
 
-def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterable[Candidate]:
+def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[Candidate]:
     """The best candidates with equal groups under 1F1B, which the estimates may have put too far behind."""
     if space.constraints.schedule is not None:
         return
     unusual = [
-        e.candidate
-        for e in ordered
-        if complexity(e.candidate).unusual_schedule
-        and _are_equal(e.candidate)
-        and e.candidate.remat in space.policies
+        evaluation.candidate
+        for evaluation in ordered
+        if complexity(evaluation.candidate).unusual_schedule
+        and _are_equal(evaluation.candidate)
+        and evaluation.candidate.remat in space.policies
     ]
     for candidate in unusual[:MOST_PLAIN]:
         groups = len(candidate.submeshes)
@@ -269,6 +326,11 @@ def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterable[Candidate]
             schedule = space.schedule(family, num_stages, groups)
             if schedule is not None:
                 yield dataclasses.replace(candidate, layers_per_stage=(), schedule=schedule)
+
+
+def _family(candidate: Candidate) -> tuple[str, float]:
+    """The family of the candidate's schedule, and the number of stages per group."""
+    return family_of(candidate.schedule), candidate.schedule.num_stages / candidate.schedule.mpmd_dim
 
 
 def _are_equal(candidate: Candidate) -> bool:
