@@ -150,7 +150,7 @@ def test_every_port_admits_its_peers_among_strangers(heard, kind):
         waiting = [
             threads.submit(ends[1].connect, {0: transports[0]}),
             threads.submit(members[0].connect, None, CREDENTIALS, SECONDS),
-            threads.submit(server.serve, lambda method, arguments: (method, arguments)),
+            threads.submit(server.serve, lambda request: request),
         ]
         senders = ends[0].connect({1: transports[1]})
         members[1].connect(agreement, CREDENTIALS, SECONDS)

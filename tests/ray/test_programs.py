@@ -9,6 +9,7 @@ import pytest
 import ray
 
 import mpmd
+from cluster.protocol.shipment import Load
 from tests.ray.hand_written_programs import ProgramDriver, relay_program
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import assert_close
@@ -84,13 +85,13 @@ def test_a_program_that_does_not_reach_all_groups_stays_nowhere(two_groups, rela
 
 def test_a_program_that_one_group_cannot_load_stays_nowhere(two_groups, relay, monkeypatch):
     run, before = relay
-    call = two_groups.runtime._calls.call
+    ask = two_groups.runtime._calls.ask
 
-    def call_another(mpmd_idx, method, *arguments):
-        return call(mpmd_idx, method, *((-1,) if mpmd_idx and method == "load" else arguments))
+    def ask_for_another(mpmd_idx, request):
+        return ask(mpmd_idx, Load(-1) if mpmd_idx and isinstance(request, Load) else request)
 
     with monkeypatch.context() as patched, pytest.raises(KeyError):
-        patched.setattr(two_groups.runtime._calls, "call", call_another)
+        patched.setattr(two_groups.runtime._calls, "ask", ask_for_another)
         two_groups.runtime.load(relay_program(add_one))
     run()
     assert held(two_groups) == before

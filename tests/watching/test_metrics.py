@@ -10,6 +10,7 @@ import pytest
 import mpmd
 import mpmd.errors
 from mpmd.runtime import step_meter
+from mpmd.runtime.requests import StepRequest
 from mpmd.runtime.step_meter import StepEnd, StepMeter
 from tests.support.models import batch, shrink, weights
 from tests.support.parity import assert_close, mesh_of
@@ -166,10 +167,13 @@ def test_nothing_about_the_results_changes(step):
 @pytest.fixture
 def requests(mesh, monkeypatch):
     """The requests of all steps from now on."""
-    sent, submit = [], mesh.runtime.submit_step
-    monkeypatch.setattr(
-        mesh.runtime, "submit_step", lambda requests: (sent.extend(requests.values()), submit(requests))[1]
-    )
+    sent, ask = [], mesh.runtime.ask
+
+    def note(requests):
+        sent.extend(request for request in requests.values() if isinstance(request, StepRequest))
+        return ask(requests)
+
+    monkeypatch.setattr(mesh.runtime, "ask", note)
     return sent
 
 
