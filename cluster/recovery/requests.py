@@ -79,9 +79,8 @@ class Requests:
         self._takes_digests = takes_digests
         self._futures: dict[tuple[Asked, int], Future] = {}
         self._writes: dict[Handle, Asked] = {}  # requests to write that are not answered, by their copies
-        self._loss: StateLostError | None = None  # why there are no values with handles before the first one
-        self._first_handle: Handle = 0
-        self._begun_anew: dict[int, Handle] = {}  # groups that are left out, and their first value since
+        # By group, the first handle of the values that it may have, and why earlier ones are lost.
+        self._lost_before: dict[int, tuple[Handle, RuntimeError]] = {}
 
     # Whether groups can be asked.
 
@@ -89,15 +88,10 @@ class Requests:
         """A new error that says why groups cannot be asked for values that requests name."""
         if self.membership.error is not None:
             return copy_of(self.membership.error)
-        if self._loss is None and not self._begun_anew:
-            return None
-        oldest = {i: min(request.handles) for i, request in requests.items() if request.handles}
-        logged = [oldest[mpmd_idx] for mpmd_idx in self.logged & oldest.keys()]
-        if self._loss is not None and min(logged, default=self._first_handle) < self._first_handle:
-            return copy_of(self._loss)
-        for mpmd_idx, first in self._begun_anew.items():
-            if oldest.get(mpmd_idx, first) < first:
-                return lost_values(mpmd_idx)
+        for mpmd_idx, (first, loss) in self._lost_before.items():
+            request = requests.get(mpmd_idx)
+            if request is not None and min(request.handles, default=first) < first:
+                return copy_of(loss)
         return None
 
     def wait_until_running(self) -> None:
@@ -360,17 +354,19 @@ class Requests:
 
         Groups that recovery leaves out keep their values.
         """
-        self._loss = loss
-        self._first_handle = self._next_handle()
-        self._arguments.forget_before(self._first_handle, self.logged)
+        self._lose_before(loss, self.logged)
         for writing in self._writes.values():
             self.settle(Outcome(writing, mpmd_idx, None, loss) for mpmd_idx in writing.requests)
         self._writes.clear()
 
     def forget_values(self, groups: Collection[int]) -> None:
         """These groups, which recovery leaves out, were restarted, and have no value from before."""
+        for mpmd_idx in groups:
+            self._lose_before(lost_values(mpmd_idx), [mpmd_idx])
+
+    def _lose_before(self, loss: RuntimeError, groups: Collection[int]) -> None:
         first = self._next_handle()
-        self._begun_anew |= dict.fromkeys(groups, first)
+        self._lost_before |= dict.fromkeys(groups, (first, loss))
         self._arguments.forget_before(first, groups)
 
     def end(self, error: RuntimeError) -> None:

@@ -19,7 +19,7 @@ from cluster.recovery.report import FoundValue
 from mpmd.errors import GroupDiedError, NonFiniteError, StepTimeoutError
 from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.nonfinite import NonFinitePolicy
-from mpmd.runtime.requests import StepReply, captured_in
+from mpmd.runtime.requests import StepReply, sent_with
 
 
 @dataclasses.dataclass
@@ -111,7 +111,7 @@ class Rewind:
             reply = repeated.result if error is None else None
             self._replies.setdefault(entry.ordinal, {})[mpmd_idx] = reply
         is_first = self.found is None or entry.ordinal < self.found.step
-        if isinstance(error, NonFiniteError) and (captured := captured_in(error)) is not None:
+        if isinstance(error, NonFiniteError) and (captured := sent_with(error).captured) is not None:
             program = entry.steps[mpmd_idx].program
             self.kept.append(do.KeptHere(entry.ordinal, program, captured, error))
         if isinstance(error, NonFiniteError) and is_first:

@@ -268,9 +268,12 @@ class Write(Request[list[int]]):
 
 @dataclasses.dataclass(frozen=True)
 class Release(Request[None]):
-    """Asks a group to drop values, copies and programs now, rather than before its next step."""
+    """Asks a group to drop values, copies and programs now, rather than before its next step.
 
-    released: Released
+    Without any, the answer says that the group has done all that it was asked before.
+    """
+
+    released: Released = NOTHING_RELEASED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,11 +302,6 @@ class MeasuredPeak(Request["int | None"]):
 
     def join(self, answers: Sequence[int | None]) -> int | None:
         return None if None in answers else max(answers)  # type: ignore[type-var]
-
-
-@dataclasses.dataclass(frozen=True)
-class Reach(Request[None]):
-    """Is answered once the group has done all that it was asked before."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,28 +364,17 @@ def readable_operands(operands: Iterable[CallbackOperands]) -> Iterator[Callback
             return
 
 
-def add_callback_operands(error: BaseException, operands: Sequence[CallbackOperands]) -> None:
-    """Adds the operands of callbacks to a step's error, which travels in place of the reply."""
-    error.callback_operands = (*getattr(error, "callback_operands", ()), *operands)  # type: ignore[attr-defined]
+def add_reply(error: BaseException, reply: StepReply) -> None:
+    """Adds what a group has sent until then to the error of a step, which travels in place of the reply."""
+    error.reply = reply  # type: ignore[attr-defined]
 
 
-def callback_operands_of(reply: Future[StepReply]) -> tuple[CallbackOperands, ...]:
-    """The operands of callbacks that a group has sent, whether it has finished the step or failed to."""
+def reply_of(reply: Future[StepReply]) -> StepReply:
+    """Waits for a group. Returns its reply, or what it has sent before it failed."""
     error = reply.exception()
-    return reply.result().callback_operands if error is None else getattr(error, "callback_operands", ())
+    return reply.result() if error is None else sent_with(error)
 
 
-def captured_of(reply: Future[StepReply]) -> Captured | None:
-    """The task that a group has kept, whether it has finished the step or failed to."""
-    error = reply.exception()
-    return reply.result().captured if error is None else captured_in(error)
-
-
-def captured_in(error: BaseException) -> Captured | None:
-    """The task that a group has kept which has failed with this error."""
-    return getattr(error, "captured", None)
-
-
-def add_captured(error: BaseException, captured: Captured | None) -> None:
-    """Adds the task that a group has kept to a step's error, which travels in place of the reply."""
-    error.captured = captured  # type: ignore[attr-defined]
+def sent_with(error: BaseException) -> StepReply:
+    """The reply that ``add_reply`` has added to an error; an empty one by default."""
+    return getattr(error, "reply", None) or StepReply({})

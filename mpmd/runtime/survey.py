@@ -12,7 +12,7 @@ from mpmd.errors import GroupDiedError
 from mpmd.runtime.device_trace import TraceFiles
 from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.requests import Digests, MeasuredPeak, Reach, StartTrace, StopTrace
+from mpmd.runtime.requests import Digests, MeasuredPeak, Release, StartTrace, StopTrace
 
 
 def measured_peaks(runtime: Runtime) -> tuple[int | None, ...]:
@@ -54,7 +54,7 @@ def start_traces(runtime: Runtime) -> None:
 
     Raises: ``RuntimeError`` when a process is traced already, ``GroupDiedError`` as a step's future.
     """
-    for reached in runtime.ask({group: Reach() for group in _all_groups(runtime)}).values():
+    for reached in runtime.ask({group: Release() for group in _all_groups(runtime)}).values():
         reached.result()
     started = runtime.ask({group: StartTrace() for group in runtime.traced_groups})
     if errors := [error for future in started.values() if (error := future.exception()) is not None]:

@@ -44,8 +44,7 @@ from mpmd.runtime.requests import (
     Request,
     StepReply,
     StepRequest,
-    add_callback_operands,
-    add_captured,
+    add_reply,
     operands_on_host,
     readable_operands,
 )
@@ -233,8 +232,6 @@ class GroupWorker:
             case ask.StopTrace():
                 name = process_name(self.mpmd_idx, self._rank) if self._is_alone else ALL_GROUPS
                 return {name: self._trace.stop()}
-            case ask.Reach():
-                pass
             case _:
                 raise AssertionError(f"{request} is no request that groups know")
         return None
@@ -273,9 +270,10 @@ class GroupWorker:
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
                 on_host = tuple(map(operands_on_host, callback_operands))
             except Exception as error:
-                add_callback_operands(error, tuple(readable_operands(callback_operands)))
-                if isinstance(error, TaskError) or (capture is not None and capture.task is not None):
-                    add_captured(error, self._keep(keeper))
+                has_kept = isinstance(error, TaskError) or (capture is not None and capture.task is not None)
+                captured = self._keep(keeper) if has_kept else None
+                operands = tuple(readable_operands(callback_operands))
+                add_reply(error, StepReply({}, callback_operands=operands, captured=captured))
                 lost = LostValue(self._reason(error, request))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))

@@ -18,10 +18,8 @@ from mpmd.runtime.argument_cache import Piece
 from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import (
     StepReply,
-    add_callback_operands,
-    add_captured,
-    callback_operands_of,
-    captured_of,
+    add_reply,
+    reply_of,
 )
 from mpmd.runtime.survey import take_digests
 from tests.support.pretended_groups import (
@@ -94,10 +92,9 @@ def test_the_error_of_a_step_has_what_its_group_has_sent_until_then():
     driven._membership.left_out.lost[4] = GroupDiedError("group 0 died", 0)
     errors = TaskError("out of memory", 2, "fwd_0__0"), LostValueError("group 0 died")
     for index, (error, future) in enumerate(zip(errors, (failed[2], lost[2]), strict=True)):
-        add_callback_operands(error, ["operands"])
-        add_captured(error, "task")
+        add_reply(error, StepReply({}, callback_operands=("operands",), captured="task"))
         driven.attempts[0].fail(index, error)
-        assert callback_operands_of(future) == ("operands",) and captured_of(future) == "task"
+        assert reply_of(future).callback_operands == ("operands",) and reply_of(future).captured == "task"
     with pytest.raises(TaskError, match="out of memory"):
         failed[2].result()
     with pytest.raises(GroupDiedError, match="group 0 died"):

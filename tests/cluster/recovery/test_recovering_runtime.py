@@ -192,7 +192,7 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
         assert "/checkpoints/300" in str(caught.value)
         assert caught.value.checkpoint == "/checkpoints/300"
     assert driven._pool.restored == [BEGINNING]
-    old = driven._requests._first_handle - 1
+    old = driven._requests._lost_before[0][0] - 1
     requests = {i: StepRequest(0, 0, (old,), (driven.next_handle(),)) for i in range(2)}
     of_old_values = [
         driven.fetch(0, old),
