@@ -86,7 +86,7 @@ class Journal:
     # What is asked.
 
     def add(self, requests: Mapping[int, Request], released: Mapping[int, Released] | None = None) -> Asked:
-        """Groups are asked, and repeat what they do. Copies are made again until ``drop_copies``.
+        """Logs requests to groups, which repeat them after a death; copies, until ``drop_copies``.
 
         Args:
           released: by group, the values to drop before the group answers.

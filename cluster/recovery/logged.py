@@ -1,4 +1,8 @@
-"""The records of what groups were asked, with their answers: the entries of the journal's log, and others."""
+"""Records of requests with the answers of groups.
+
+The journal's log consists of such records and of snapshots. ``Requests`` makes records, also of requests that
+are not logged.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,7 @@ class Asked:
 
     @property
     def makes_values(self) -> bool:
-        """Whether groups have values because of it, which a replay makes again."""
+        """Whether the requests make or read values, which a replay has to repeat."""
         return self.kind is StepRequest or self.kind is Read
 
     @property

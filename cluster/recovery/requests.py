@@ -197,8 +197,7 @@ class Requests:
     def give_back(self, released: Mapping[int, Released]) -> None:
         """Queues handles for release again, since groups were not told to drop them."""
         for mpmd_idx, each in released.items():
-            for handle in each.handles:
-                self._released.add_handle((mpmd_idx,), handle)
+            self._released.add(mpmd_idx, each)
 
     # What groups are asked, for the first time or again.
 

@@ -1,4 +1,4 @@
-"""A group's part of a program, compiled, and what the driver is told of it."""
+"""A group's part of a program, compiled, and the reply to the driver that says so."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class LoadedProgram:
 
 
 class Runtime(abc.ABC):
-    """The groups of one mesh. All that the driver asks of them goes through ``ask``, but for ``load``.
+    """The groups of one mesh, as the driver sees them. Requests to groups go through ``ask``.
 
     Args:
       processes_per_group: the number of processes of each group.
@@ -166,7 +166,7 @@ class Runtime(abc.ABC):
         return self.ask({mpmd_idx: Fetch(handle)})[mpmd_idx]
 
     def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:  # noqa: B027
-        """Waits until ``ask`` would not block for a step of these groups, as while groups are replaced.
+        """Waits until ``ask`` does not block for a step of ``mpmd_idxs``. It blocks while groups are replaced.
 
         Within ``ask``, an interrupt has to wait, too.
         """

@@ -120,7 +120,7 @@ class Request(Generic[Answer]):
         return ()
 
     def join(self, answers: Sequence[Any]) -> Answer:
-        """The group's answer. ``answers`` are those of its processes, by rank."""
+        """Returns the group's answer. ``answers`` has an answer of each process of the group, by rank."""
         return answers[0]
 
 
@@ -211,9 +211,9 @@ class StoredArray(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Read(Request["StepReply"]):
-    """Asks each process to read the shards of values that its devices are to hold, from storage.
+    """Asks each process to read, from storage, the shards of values that its devices are to hold.
 
-    The reply is that of a step without results.
+    The reply has no results.
     """
 
     is_repeatable = True
@@ -250,7 +250,7 @@ class Write(Request[list[int]]):
 
     Attributes:
       copy: the handle of ``CopyOut``.
-      specs: for each process of the group, how TensorStore is to open what it writes the values to.
+      specs: for each process of the group, TensorStore's specification of the array that it writes, by value.
     """
 
     beside_steps = "storage"
@@ -370,7 +370,7 @@ def add_reply(error: BaseException, reply: StepReply) -> None:
 
 
 def reply_of(reply: Future[StepReply]) -> StepReply:
-    """Waits for a group. Returns its reply, or what it has sent before it failed."""
+    """Waits for a group. Returns its reply, or the reply that ``add_reply`` has added to its error."""
     error = reply.exception()
     return reply.result() if error is None else sent_with(error)
 

@@ -1,6 +1,6 @@
-"""Asks all groups of a mesh the same, and collects what they answer.
+"""Sends one request to all groups of a mesh, and collects the answers.
 
-Called by reports, by ``verify_replicas`` and by profiles. Each function is made of ``Runtime.ask`` alone.
+Reports, ``verify_replicas`` and profiles call these functions, which need ``Runtime.ask`` alone.
 """
 
 from __future__ import annotations
