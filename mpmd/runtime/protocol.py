@@ -166,7 +166,7 @@ class Runtime(abc.ABC):
         return self.ask({mpmd_idx: Fetch(handle)})[mpmd_idx]
 
     def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:  # noqa: B027
-        """Waits until ``ask`` does not block for a step of ``mpmd_idxs``. It blocks while groups are replaced.
+        """Waits until ``ask`` does not block for a step of ``mpmd_idxs``. While groups recover, it blocks.
 
         Within ``ask``, an interrupt has to wait, too.
         """
