@@ -134,7 +134,7 @@ MAY_IMPORT = {
     "mpmd.runtime": "mpmd.compat mpmd.errors mpmd.ir mpmd.language mpmd.memory mpmd.program mpmd.sharding "
     "mpmd.util mpmd.validation",
     # What runs it on Ray: shared ground, connections, a process, the start, the driver.
-    "cluster.protocol": "mpmd.compat mpmd.ir mpmd.program",
+    "cluster.protocol": "mpmd.compat mpmd.ir mpmd.program mpmd.runtime",
     "cluster.ray_compat": "",
     "cluster.tcp": "cluster.protocol",
     "cluster.transports": "cluster.protocol cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.runtime "

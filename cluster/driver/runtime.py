@@ -6,13 +6,10 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
-import operator
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,41 +22,36 @@ from cluster.driver.exports import Exports
 from cluster.driver.status import Status
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import PackedValue, join
-from cluster.protocol.shipment import Shipment
+from cluster.protocol.shipment import Compile, Load, Shipment
 from mpmd.errors import GroupDiedError
 from mpmd.ir.participants import participants
 from mpmd.ir.plan import Edge, Executable, Spec
 from mpmd.ir.routes import Topology
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
-from mpmd.runtime.collectives import ExecutableAnalysis
-from mpmd.runtime.device_trace import TraceFiles, process_name
-from mpmd.runtime.digests import ProcessDigests
+from mpmd.runtime.compiled_program import LoadReply
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
-from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import Handle, LoadReply, StepReply, StepRequest
+from mpmd.runtime.protocol import LoadedProgram, Runtime
+from mpmd.runtime.requests import Fetch, Release, Released, Request, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
-from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.util.stopwatch import Stopwatch
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadRequests:
-    """The requests to the processes of each group by which they loaded a program.
+    """The requests to each group by which it has loaded a program.
 
     Attributes:
-      groups: the groups that take part in the program, whose processes have loaded it.
-      shipment: the argument of ``ship``, before ``load``.
-      compiled: for each group, the arguments of its ``compile`` calls before ``load``, in order.
+      shipment: the argument of ``ship``, which comes before the last request.
+      by_group: for each group that takes part in the program, ``Compile`` of executables, and ``Load``.
     """
 
-    groups: tuple[int, ...]
     shipment: ray.ObjectRef
-    compiled: Mapping[int, Sequence[tuple[Executable, bytes]]]
+    by_group: Mapping[int, Sequence[Request]]
 
 
-class RayRuntime(RuntimeBase):
-    """Implements ``mpmd.runtime.protocol.Runtime`` with an actor for each process of a group.
+class RayRuntime(Runtime):
+    """Implements ``Runtime`` with an actor for each process of a group.
 
     A step is one request to each process, whatever the program. Nothing can be asked before ``attach``.
     ``close`` ends the actors; so does dropping the last reference to the runtime, and the exit of the
@@ -83,12 +75,11 @@ class RayRuntime(RuntimeBase):
         holdings: Mapping[Edge, Holding],
         max_in_flight: int = MAX_IN_FLIGHT,
     ):
-        super().__init__(len(submeshes), max_in_flight)
-        self._calling = threading.Lock()  # so that all processes of a group get its calls in the same order
         self._numbers = collections.defaultdict(list)  # of each group's processes
         for process in processes:
             self._numbers[process.mpmd_idx].append(process.number)
-        self.processes_per_group = tuple(len(self._numbers[i]) for i in range(len(submeshes)))
+        super().__init__([len(self._numbers[i]) for i in range(len(submeshes))], max_in_flight)
+        self._asking = threading.Lock()  # so that all processes of a group get its requests in the same order
         self._submeshes = tuple(submeshes)
         self._topology = topology
         self._arguments: dict[int, HostArguments] = {}  # by program
@@ -131,14 +122,13 @@ class RayRuntime(RuntimeBase):
         self._participants[number] = participants(program.plan)
         watch = Stopwatch()
         exports = Exports(self._submeshes, self._platform, watch)
-        requested = collections.defaultdict(list)
+        requested: dict[int, list[Request]] = collections.defaultdict(list)
 
         def compile(mpmd_idx: int, executable: Executable, function: Function) -> Future[tuple[Spec, ...]]:
-            exported = exports.of(mpmd_idx, executable, function)
-            requested[mpmd_idx].append((executable, exported))
+            request = Compile(number, executable, exports.of(mpmd_idx, executable, function))
+            requested[mpmd_idx].append(request)
             # By all processes: their compilers may have to talk to one another.
-            compiling = self.call_group(mpmd_idx, "compile", number, executable, exported)
-            return joined(compiling, lambda specs: specs[0])
+            return self.ask({mpmd_idx: request})[mpmd_idx]
 
         try:
             with watch("resolve"):
@@ -154,7 +144,8 @@ class RayRuntime(RuntimeBase):
             raise
         self._arguments[number] = HostArguments(program.plan, self._topology)
         loaded = LoadedProgram.of(number, program, watch.seconds, replies, self._holdings)
-        return loaded, LoadRequests(self._participants[number], stored, requested)
+        by_group = {i: [*requested[i], Load(number)] for i in self._participants[number]}
+        return loaded, LoadRequests(stored, by_group)
 
     def _load(self, number: int, stored: ray.ObjectRef) -> dict[int, LoadReply]:
         self._tell_released()
@@ -162,120 +153,62 @@ class RayRuntime(RuntimeBase):
         processes = [process for i in groups for process in self._numbers[i]]
         for shipped in [self._calls.call_ray(process, "ship", number, stored) for process in processes]:
             shipped.result()
-        loading = {i: joined(self.call_group(i, "load", number), _of_all) for i in groups}
+        loading = self.ask({i: Load(number) for i in groups})
         concurrent.futures.wait(loading.values())
         return {i: reply.result() for i, reply in loading.items()}
-
-    def call_group(self, mpmd_idx: int, method: str, *arguments: Any) -> list[Future]:
-        """Calls all processes of a group. They get all calls in the same order, as collectives need it.
-
-        Raises: as ``ActorCalls.call``.
-        """
-        with self._calling:
-            return [self._calls.call(number, method, *arguments) for number in self._numbers[mpmd_idx]]
 
     def unload(self, number: int) -> None:
         self._arguments.pop(number, None)
         self._released.add_program(self._participants.pop(number, ()), number)
 
+    def release(self, mpmd_idx: int, released: Released) -> None:
+        """Has a group drop values and programs with its next step."""
+        self._released.add(mpmd_idx, released)
+
     def _tell_released(self, but: Collection[int] = ()) -> None:
         """Tells groups, except ``but``, which values and programs to drop now, before their next step."""
         for mpmd_idx, released in self._releases_of_others(but):
-            with contextlib.suppress(RuntimeError):  # the group has died, or the mesh was closed
-                self.call_group(mpmd_idx, "release", released)
+            self._ask_group(mpmd_idx, Release(released))
 
-    def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
+    def ask(self, requests: Mapping[int, Request]) -> dict[int, Future]:
+        """As ``Runtime.ask``. Where a group has died or the mesh was closed, futures fail."""
         self.check_process()
-        (step,) = {request.step for request in requests.values()}
+        if any(isinstance(request, StepRequest) for request in requests.values()):
+            return self._submit_step(requests)  # type: ignore[arg-type]
+        return {mpmd_idx: self._ask_group(mpmd_idx, request) for mpmd_idx, request in requests.items()}
+
+    def _ask_group(self, mpmd_idx: int, request: Request) -> Future:
+        """Asks all processes of a group. They get all requests in the same order, as collectives need it."""
+        try:
+            with self._asking:
+                answers = [self._calls.ask(number, request) for number in self._numbers[mpmd_idx]]
+        except RuntimeError as error:  # the group has died, or the mesh was closed
+            return failed(error)
+        if isinstance(request, Fetch):
+            return joined(answers, _copied if self._calls.by_ray else join)
+        return joined(answers, request.join)
+
+    def _submit_step(self, requests: Mapping[int, StepRequest]) -> dict[int, Future[StepReply]]:
         groups = frozenset(requests)
         self._tell_released(but=groups)
-        with self._calling:
+        with self._asking:
             run = next(self._runs)
+            sent: dict[int, StepRequest] = {}
+            for mpmd_idx, request in requests.items():
+                arguments, released = self._arguments[request.program], self._released.take(mpmd_idx)
+                for rank, number in enumerate(self._numbers[mpmd_idx]):
+                    packed = arguments.packed(mpmd_idx, rank, request)
+                    sent[number] = dataclasses.replace(
+                        request, host_arrays=packed, released=released, groups=groups, run=run
+                    )
             try:
-                calls: dict[int, tuple] = {}
-                for mpmd_idx, request in requests.items():
-                    calls |= self._packed(mpmd_idx, dataclasses.replace(request, groups=groups, run=run))
-                replies = self._calls.call_step(run, calls, step)
-                return {i: _first([replies[number] for number in self._numbers[i]]) for i in requests}
+                replies = self._calls.ask_step(sent)
             except RuntimeError as error:  # a group has died, or the mesh was closed
                 return {mpmd_idx: failed(error) for mpmd_idx in requests}
-
-    def _packed(
-        self, mpmd_idx: int, request: StepRequest
-    ) -> dict[int, tuple[StepRequest, dict[Handle, PackedValue]]]:
-        """The arguments of ``run_step`` for each process of a group."""
-        arguments = self._arguments[request.program]
-        packed = [arguments.packed(mpmd_idx, rank, request) for rank in range(len(self._numbers[mpmd_idx]))]
-        released = request.released.and_also(self._released.take(mpmd_idx))
-        request = dataclasses.replace(request, host_arrays={}, released=released)
-        return {n: (request, arrays) for n, arrays in zip(self._numbers[mpmd_idx], packed, strict=True)}
-
-    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
-        self.check_process()
-        return _joined(
-            lambda: self.call_group(mpmd_idx, "fetch", handle), _copied if self._calls.by_ray else join
-        )
-
-    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
-        self.check_process()
-        return _joined(lambda: self.call_group(mpmd_idx, "copy_out", copy, handles), lambda _: None)
-
-    def write(
-        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
-    ) -> Future[list[int]]:
-        self.check_process()
-        processes = list(zip(self._numbers[mpmd_idx], specs, strict=True))
-        return _joined(lambda: [self._calls.call_ray(n, "write", copy, mine) for n, mine in processes], list)
-
-    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
-        self.check_process()
-        return _joined(lambda: self.call_group(mpmd_idx, "read", stored), lambda replies: replies[0])
-
-    def measured_peaks(self) -> tuple[int | None, ...]:
-        self.check_process()
-        return tuple(map(self._measured_peak, range(len(self._submeshes))))
-
-    def _measured_peak(self, mpmd_idx: int) -> int | None:
-        try:
-            asked = [self._calls.call_ray(number, "measured_peak") for number in self._numbers[mpmd_idx]]
-            peaks = [future.result() for future in asked]
-        except RuntimeError:  # the group has died, or the mesh was closed
-            return None
-        return None if None in peaks else max(peaks)
-
-    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
-        self.check_process()
-        first = [self._numbers[i][0] for i in self._participants[number]]
-        asked = [self._calls.call_ray(process, "analyses", number) for process in first]
-        return {name: each for future in asked for name, each in future.result().items()}
-
-    def digests(self, mpmd_idxs: Collection[int] | None = None) -> tuple[ProcessDigests, ...]:
-        """As in the protocol, for the groups ``mpmd_idxs``; ``None`` for all groups."""
-        self.check_process()
-        groups = range(len(self._submeshes)) if mpmd_idxs is None else sorted(mpmd_idxs)
-        taken = [digests for group in groups for digests in self.call_group(group, "digests")]
-        return tuple(digests.result() for digests in taken)
-
-    def start_trace(self) -> None:
-        self.check_process()
-        started = self._call_all("start_trace")
-        if errors := [error for future in started if (error := future.exception()) is not None]:
-            self._call_all("stop_trace")
-            raise errors[0]
-
-    def stop_trace(self) -> dict[str, TraceFiles]:
         return {
-            process_name(mpmd_idx, rank): files
-            for mpmd_idx, of_group in enumerate(self._call_all("stop_trace"))
-            for rank, files in enumerate(of_group.result())
+            mpmd_idx: _joined([replies[number] for number in self._numbers[mpmd_idx]], request)
+            for mpmd_idx, request in requests.items()
         }
-
-    def _call_all(self, method: str) -> list[Future[list]]:
-        """Calls all processes, and waits for them. Returns a future of the results of each group."""
-        groups = range(len(self._submeshes))
-        called = [_joined(functools.partial(self.call_group, group, method), list) for group in groups]
-        concurrent.futures.wait(called)
-        return called
 
     def status(self) -> Status:
         """The activity of every process; does not wait for steps under way."""
@@ -294,29 +227,8 @@ class RayRuntime(RuntimeBase):
         self._calls.close()
 
 
-def _first(replies: Sequence[Future[StepReply]]) -> Future[StepReply]:
-    """The reply of a group's first process, with the times and the most memory of all, when all are there."""
-    return replies[0] if len(replies) == 1 else joined(replies, _of_processes)
-
-
-def _of_processes(replies: Sequence[StepReply]) -> StepReply:
-    times = tuple(times for reply in replies for times in reply.times)
-    measured = [reply.memory for reply in replies if reply.memory is not None]
-    memory = functools.reduce(operator.or_, measured) if measured else None
-    events = tuple(events for reply in replies for events in reply.events)
-    return dataclasses.replace(replies[0], times=times, memory=memory, events=events)
-
-
-def _of_all(replies: Sequence[LoadReply]) -> LoadReply:
-    return functools.reduce(operator.or_, replies)
-
-
-def _joined(call: Callable[[], list[Future]], combine: Callable[[list[Any]], Any]) -> Future:
-    """One future of calls on the processes of a group; it fails where they cannot be made."""
-    try:
-        return joined(call(), combine)
-    except RuntimeError as error:  # the group has died, or the mesh was closed
-        return failed(error)
+def _joined(replies: Sequence[Future[StepReply]], request: StepRequest) -> Future[StepReply]:
+    return replies[0] if len(replies) == 1 else joined(replies, request.join)
 
 
 def _copied(values: list[PackedValue]) -> np.ndarray:

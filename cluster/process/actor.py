@@ -1,13 +1,11 @@
-"""The actor of a process of a group: makes ``mpmd.runtime.worker.GroupWorker`` callable from the driver."""
+"""The actor of a process of a group: answers the driver by a ``GroupWorker``."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,7 +21,7 @@ from cluster.process.slices import SliceTransport
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import PackedArray, PackedValue, pack, unpack
 from cluster.protocol.process_info import Location, ProcessInfo
-from cluster.protocol.shipment import Shipment, exported_function
+from cluster.protocol.shipment import Compile, Load, Shipment, exported_function
 from cluster.protocol.versions import versions_here
 from cluster.tcp import sockets
 from cluster.tcp.credentials import Credentials
@@ -31,24 +29,14 @@ from cluster.tcp.rpc import Server
 from cluster.transports.choice import supported
 from cluster.transports.router import Router
 from mpmd.errors import StepAborted, TaskError
-from mpmd.ir.plan import Edge, Executable, Plan, Spec
+from mpmd.ir.plan import Edge, Plan
 from mpmd.ir.reshard import GroupShape, box_of
 from mpmd.ir.routes import Routes, Topology
 from mpmd.runtime.activity import Activity, Doing, Loading
-from mpmd.runtime.collectives import ExecutableAnalysis
-from mpmd.runtime.device_trace import DeviceTrace, TraceFiles
-from mpmd.runtime.digests import ProcessDigests
+from mpmd.runtime.compiled_program import LoadReply
+from mpmd.runtime.device_values import HostSlices
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS
-from mpmd.runtime.requests import (
-    NOTHING_RELEASED,
-    Handle,
-    HostSlices,
-    LoadReply,
-    Released,
-    StepReply,
-    StepRequest,
-)
-from mpmd.runtime.storage import JsonSpec, StoredArray
+from mpmd.runtime.requests import Fetch, Release, Released, Request, StepReply, StepRequest
 from mpmd.runtime.transport import MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 
@@ -85,7 +73,6 @@ class GroupActor:
         # was traced, no value is to be narrowed here, in any thread.
         jax.config.update("jax_enable_x64", True)
         self._activity = Activity()
-        self._trace = DeviceTrace()
         self._agreement = Agreement(endpoint.rank, endpoint.shape.num_processes, self._activity)
         self._reserved: socket.socket | None = None
         self._server: Server | None = None
@@ -136,6 +123,7 @@ class GroupActor:
             of_donated=_OF_DONATED,
             rank=self._endpoint.rank,
             is_alone=True,
+            own=self._host_array,
         )
         return self._info()
 
@@ -178,18 +166,14 @@ class GroupActor:
 
     @ray.method(concurrency_group="control")
     def ship(self, number: int, shipment: Shipment) -> None:
-        """Takes in what ``load`` is to load."""
+        """Takes in a program that ``Load`` is to load."""
         with self._shipping:
             if number in self._cancelled:
                 self._cancelled.remove(number)
             else:
                 self._shipments[number] = shipment
 
-    def load(self, number: int) -> LoadReply:
-        """Compiles this group's part of a shipment. Returns what ``GroupWorker.load`` returns.
-
-        Raises ``TaskError`` with the label ``load`` when that fails; then call ``release``.
-        """
+    def _load(self, number: int) -> LoadReply:
         shipment = self._shipments[number]
         names = [executable.name for executable in shipment.plan.executables_of(self._mpmd_idx)]
         needed = [name for name in names if name not in shipment.compiled]
@@ -203,14 +187,6 @@ class GroupActor:
         del self._shipments[number]
         return reply
 
-    def compile(self, number: int, executable: Executable, exported: bytes) -> tuple[Spec, ...]:
-        """Compiles an executable of a program that ``load`` will load, and returns its output specs.
-
-        Raises ``TaskError`` as ``load`` does.
-        """
-        with self._naming_failures():
-            return self._worker.compile(number, executable, exported_function(executable.name, exported))
-
     @contextlib.contextmanager
     def _naming_failures(self) -> Iterator[None]:
         try:
@@ -220,25 +196,37 @@ class GroupActor:
             message = f"{where}: {type(error).__name__}: {error}"
             raise TaskError(message, self._mpmd_idx, "load") from error
 
-    def run_step(self, request: StepRequest, packed: dict[Handle, PackedValue]) -> StepReply:
-        """Runs one step; ``packed`` has this process's slices of the host arrays sent with the step.
-
-        The arrays are removed from ``packed``, so that nothing keeps them for the whole step.
+    def answer(self, request: Request) -> Any:
+        """The answer of this process to a request of the driver; see ``GroupWorker.answer``.
 
         Raises, besides the errors of a step: ``WorldLostError`` when the processes of the group have lost one
           another, ``PeerLostError`` when this process has lost a process of another group, ``RuntimeError``
-          for a step that has come before.
+          for a step that has come before, ``TaskError`` with the label ``load`` when loading fails.
         """
-        received = time.perf_counter_ns()
+        match request:
+            case StepRequest():
+                return self._run_step(request)
+            case Fetch():
+                return _packed(self._worker.answer(request))
+            case Release(released):
+                self._drop_shipments(released)
+            case Compile(program, executable, exported):
+                with self._naming_failures():
+                    function = exported_function(executable.name, exported)
+                    return self._worker.compile(program, executable, function)
+            case Load(program):
+                return self._load(program)
+        return self._worker.answer(request)
+
+    def _run_step(self, request: StepRequest) -> StepReply:
         if request.run <= self._last_run:
             raise RuntimeError(f"step {request.step} has come before")
         self._last_run = request.run
         self._router.begin_step(request.run, request.groups)
+        if request.released.programs:
+            self._drop_shipments(request.released)
         try:
-            arrays = {handle: self._host_array(packed.pop(handle)) for handle in list(packed)}
-            self.release(request.released)
-            request = dataclasses.replace(request, released=NOTHING_RELEASED)
-            return self._worker.run_step(request, arrays, received)
+            return self._worker.answer(request)
         except StepAborted:
             if self._router.lost is not None:
                 raise self._router.lost from None
@@ -259,49 +247,12 @@ class GroupActor:
             slices[box_of(index, value.shape)] = array
         return HostSlices(value.shape, slices)
 
-    def release(self, released: Released) -> None:
-        """Drops values and programs, also programs that were shipped and not loaded."""
+    def _drop_shipments(self, released: Released) -> None:
+        """Drops programs that were shipped and not loaded, also before they have arrived."""
         with self._shipping:
             for number in released.programs:
                 if self._shipments.pop(number, None) is None and not self._worker.has_program(number):
                     self._cancelled.add(number)
-        self._worker.release(released)
-
-    def fetch(self, handle: Handle) -> PackedValue:
-        """The slices that this process has of a value, after the steps requested before.
-
-        If several devices of the group hold the same slice, only one copy is returned.
-        """
-        array = self._worker.fetch(handle)
-        if array.is_fully_addressable:
-            return PackedValue(array.shape, ((None, pack(np.asarray(array))),))
-        shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
-        return PackedValue(array.shape, tuple((s.index, pack(np.asarray(s.data))) for s in shards))
-
-    def digests(self) -> ProcessDigests:
-        """Digests of all values that live here, after the steps requested before."""
-        return self._worker.digests()
-
-    def copy_out(self, copy: Handle, handles: Sequence[Handle]) -> None:
-        """Copies values to host memory for ``write``, after the steps requested before."""
-        self._worker.copy_out(copy, handles)
-
-    @ray.method(concurrency_group="storage")
-    def write(self, copy: Handle, specs: Sequence[tuple[Handle, JsonSpec]]) -> int:
-        """Writes a copy, whatever the group is doing, and returns the number of bytes."""
-        return self._worker.write(copy, specs)
-
-    def read(self, stored: Mapping[Handle, StoredArray]) -> StepReply:
-        """Reads what this process's devices are to hold of values."""
-        return self._worker.read(stored)
-
-    def start_trace(self) -> None:
-        """Traces this process by ``jax.profiler`` from now on."""
-        self._trace.start()
-
-    def stop_trace(self) -> TraceFiles:
-        """Ends the trace, and returns its files."""
-        return self._trace.stop()
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
@@ -318,15 +269,6 @@ class GroupActor:
         """Says at once what the process is doing, whatever it is."""
         return self._activity.read()
 
-    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
-        """XLA's analysis of each executable of a program that the group runs."""
-        return self._worker.analyses(number)
-
-    @ray.method(concurrency_group="control")
-    def measured_peak(self) -> int | None:
-        """The most bytes that were ever allocated on one of this process's devices, where JAX counts them."""
-        return self._worker.measured_peak()
-
     @ray.method(concurrency_group="watch")
     def serve(self) -> None:
         """Answers the driver's requests over its connection, as long as there is one.
@@ -334,7 +276,7 @@ class GroupActor:
         The call fails when the actor dies, which is how the driver notices.
         """
         assert self._server is not None, "await_driver comes first"
-        self._server.serve(lambda method, arguments: getattr(self, method)(*arguments))
+        self._server.serve(self.answer)
 
     @ray.method(concurrency_group="watch")
     def watch(self) -> None:
@@ -352,6 +294,17 @@ class GroupActor:
             transports=self._transports,
             log=_log_file(),
         )
+
+
+def _packed(array: jax.Array) -> PackedValue:
+    """The slices that this process has of a value.
+
+    If several devices of the group hold the same slice, only one copy is returned.
+    """
+    if array.is_fully_addressable:
+        return PackedValue(array.shape, ((None, pack(np.asarray(array))),))
+    shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
+    return PackedValue(array.shape, tuple((s.index, pack(np.asarray(s.data))) for s in shards))
 
 
 def _log_file() -> str:

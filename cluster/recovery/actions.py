@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from cluster.recovery.journal import Outcome
-from cluster.recovery.logged import Logged, LoggedRequest, LoggedSnapshot, LoggedStep
+from cluster.recovery.logged import Asked, Logged, LoggedSnapshot, LoggedStep
 from cluster.recovery.report import CorruptionReport, FoundValue
 from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, StateLostError, StepTimeoutError
@@ -80,7 +80,7 @@ class Repeat(Action):
     """Asks groups once more, in order, for answers that only the rewind with this number gets."""
 
     number: int
-    entries: Sequence[LoggedRequest]
+    entries: Sequence[Asked]
     refused: NonFinitePolicy | None
 
 

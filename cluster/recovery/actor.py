@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Collection, Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import ray
@@ -20,16 +20,9 @@ from cluster.process.actor import GroupActor
 from cluster.process.agreement import Agreement
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.process_info import ProcessInfo
-from cluster.recovery.store import Chunk, DamagedCopyError, SnapshotStore, restore
+from cluster.recovery.store import Chunk, Copied, DamagedCopyError, Snapshot, SnapshotStore, restore
 from mpmd.runtime.lost_values import LostValue
-from mpmd.runtime.requests import Handle, Released
-
-
-class Copied(NamedTuple):
-    """A process's copies for a snapshot: the seconds for which steps had to wait, and the bytes."""
-
-    seconds: float
-    nbytes: int
+from mpmd.runtime.requests import Handle, Release, Request
 
 
 class RecoverableActor(GroupActor):
@@ -112,19 +105,15 @@ class RecoverableActor(GroupActor):
 
     # Snapshots.
 
-    def snapshot(self, number: int, base: int, released: Released) -> Copied:
-        """Copies the values that live here between the steps before and the steps after.
-
-        Args:
-          number: number of the snapshot.
-          base: number of the committed snapshot; older snapshots are dropped.
-          released: the values and programs that the process drops before it copies.
-        """
+    def answer(self, request: Request) -> Any:
+        """As ``GroupActor.answer``. Copies the values that live here for a snapshot."""
+        if not isinstance(request, Snapshot):
+            return super().answer(request)
         start = time.perf_counter()
-        self.release(released)
+        super().answer(Release(request.released))
         store = self._stores[self._endpoint.number]
-        store.keep_only(base)
-        nbytes = store.take(number, self._worker.values(), self._worker.submesh)
+        store.keep_only(request.base)
+        nbytes = store.take(request.number, self._worker.values(), self._worker.submesh)
         return Copied(time.perf_counter() - start, nbytes)
 
     @ray.method(concurrency_group="snapshots")

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from cluster.recovery.actions import Job
-from cluster.recovery.logged import LoggedRequest, LoggedSnapshot
+from cluster.recovery.logged import Asked, LoggedSnapshot
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.requests import Handle
@@ -26,7 +26,7 @@ class Answered:
     """A group has answered a request in an attempt of the journal's: by a result, or by an error."""
 
     attempt: int
-    request: LoggedRequest
+    request: Asked
     mpmd_idx: int
     result: Any = None
     error: BaseException | None = None
@@ -50,7 +50,7 @@ class Repeated:
     """A group has answered a request of a rewind, by a result or an error."""
 
     number: int
-    request: LoggedRequest
+    request: Asked
     mpmd_idx: int
     result: Any = None
     error: BaseException | None = None

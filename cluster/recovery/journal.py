@@ -27,32 +27,23 @@ events go in and outcomes come out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cluster.recovery.logged import (
-    Logged,
-    LoggedCopy,
-    LoggedFetch,
-    LoggedRead,
-    LoggedRequest,
-    LoggedSnapshot,
-    LoggedStep,
-)
+from cluster.recovery.logged import Asked, Logged, LoggedSnapshot, LoggedStep
 from mpmd.errors import StepAborted
-from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
-from mpmd.runtime.storage import StoredArray
+from mpmd.runtime.requests import CopyOut, Fetch, Handle, Released, Request, StepReply, StepRequest
 
 BEGINNING = 0
 """The number of the snapshot that is committed from the start: groups have no values."""
 
 
 class Outcome(NamedTuple):
-    """The answer for the user to a request to a group: its result, or else its error."""
+    """The answer for the user of one of the groups that were asked: its result, or else its error."""
 
-    request: LoggedRequest
+    request: Asked
     mpmd_idx: int
     result: Any
     error: BaseException | None
@@ -61,7 +52,7 @@ class Outcome(NamedTuple):
 class ResultChangedError(RuntimeError):
     """A repeated request has had another result than the first time, or failed with ``error``."""
 
-    def __init__(self, request: LoggedStep | LoggedRead, mpmd_idx: int, error: BaseException | None = None):
+    def __init__(self, request: Asked, mpmd_idx: int, error: BaseException | None = None):
         what = "gave another result" if error is None else "failed"
         why = "" if error is None else f": {error}"
         super().__init__(
@@ -85,7 +76,7 @@ class Journal:
         self._log: list[Logged] = []
         self._snapshots = itertools.count(BEGINNING + 1)
         self._released_programs: set[int] = set()
-        self._dropped: set[LoggedCopy] = set()
+        self._dropped: set[Asked] = set()  # copies
         self._is_suspended = False
         self.attempt = 0
         self.num_asked = 0  # steps
@@ -94,33 +85,17 @@ class Journal:
 
     # What is asked.
 
-    def add_step(self, requests: Mapping[int, StepRequest]) -> LoggedStep:
-        """A step is asked of groups."""
-        (ordinal,) = {request.step for request in requests.values()}
-        arrays = {id(a): a for request in requests.values() for a in request.host_arrays.values()}
-        nbytes = sum(array.nbytes for array in arrays.values())
-        step = LoggedStep(ordinal, requests, nbytes)
-        self._log.append(step)
-        self.num_asked += 1
-        return step
+    def add(self, requests: Mapping[int, Request], released: Mapping[int, Released] | None = None) -> Asked:
+        """Logs requests to groups, which repeat them after a death; copies, until ``drop_copies``.
 
-    def add_read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> LoggedRead:
-        """A group is asked to read values from storage."""
-        read = LoggedRead(mpmd_idx, stored)
-        self._log.append(read)
-        return read
-
-    def add_fetch(self, mpmd_idx: int, handle: Handle) -> LoggedFetch:
-        """A value is asked of a group."""
-        fetch = LoggedFetch(mpmd_idx, handle)
-        self._log.append(fetch)
-        return fetch
-
-    def add_copy(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> LoggedCopy:
-        """A group is asked to copy values; it is asked again until ``drop_copies``."""
-        entry = LoggedCopy(mpmd_idx, copy, tuple(handles))
-        self._log.append(entry)
-        return entry
+        Args:
+          released: by group, the values to drop before the group answers.
+        """
+        is_step = any(isinstance(request, StepRequest) for request in requests.values())
+        asked = LoggedStep(requests, released or {}) if is_step else Asked(requests, released or {})
+        self._log.append(asked)
+        self.num_asked += is_step
+        return asked
 
     def begin_snapshot(self, released: Mapping[int, Released]) -> LoggedSnapshot:
         """Groups are asked to copy their values; one snapshot at a time."""
@@ -137,15 +112,25 @@ class Journal:
         """Values could not be copied. What groups were to drop before has to be released again."""
         snapshot.has_failed = True
 
-    def find_copy(self, copy: Handle) -> LoggedCopy | None:
-        """The request for a copy; ``None`` when it would not be made again."""
-        copies = (entry for entry in self._log if isinstance(entry, LoggedCopy))
-        return next((e for e in copies if e.copy == copy and e not in self._dropped), None)
+    def find_copy(self, copy: Handle) -> Asked | None:
+        """The record of a request for a copy; ``None`` when the copy would not be made again."""
+        return next((entry for entry in self._copies if copy in _copies_of(entry)), None)
+
+    @property
+    def _copies(self) -> Iterator[Asked]:
+        """The requests for copies that would be made again."""
+        for entry in self._asked:
+            if entry.kind is CopyOut and entry not in self._dropped:
+                yield entry
+
+    @property
+    def _asked(self) -> Iterator[Asked]:
+        return (entry for entry in self._log if isinstance(entry, Asked))
 
     @property
     def keeps_copies(self) -> bool:
         """Whether copies would be made again."""
-        return any(isinstance(entry, LoggedCopy) and entry not in self._dropped for entry in self._log)
+        return any(True for _ in self._copies)
 
     @property
     def snapshot(self) -> LoggedSnapshot | None:
@@ -185,13 +170,13 @@ class Journal:
         return is_answered and self.snapshot is None and not self.keeps_copies
 
     @property
-    def repeatable(self) -> tuple[LoggedStep | LoggedRead, ...]:
+    def repeatable(self) -> tuple[Asked, ...]:
         """The requests that have made the values since the snapshot, in order."""
-        return tuple(entry for entry in self._log if isinstance(entry, LoggedStep | LoggedRead))
+        return tuple(entry for entry in self._asked if entry.makes_values)
 
     # What is answered.
 
-    def succeed(self, attempt: int, request: LoggedRequest, mpmd_idx: int, result: Any) -> list[Outcome]:
+    def succeed(self, attempt: int, request: Asked, mpmd_idx: int, result: Any) -> list[Outcome]:
         """A group has answered. Returns what the user is to be told now.
 
         Raises: ``ResultChangedError`` when the user was given another result in an earlier attempt.
@@ -203,15 +188,13 @@ class Journal:
             request.events[mpmd_idx] = result.events
         if mpmd_idx not in request.answers:
             request.results[mpmd_idx] = result
-        elif isinstance(request, LoggedStep | LoggedRead) and not _repeats(request.answers[mpmd_idx], result):
+        elif not _repeats(request.answers[mpmd_idx], result):
             raise ResultChangedError(request, mpmd_idx)
         is_whole = not request.waiting and not request.errors
         outcomes = _give_results(request) if is_whole or not request.is_of_one_attempt else []
         return outcomes + self._go_on()
 
-    def fail(
-        self, attempt: int, request: LoggedRequest, mpmd_idx: int, error: BaseException
-    ) -> list[Outcome]:
+    def fail(self, attempt: int, request: Asked, mpmd_idx: int, error: BaseException) -> list[Outcome]:
         """A group has answered by an error that is not the death of a group. As ``succeed``."""
         if attempt != self.attempt or mpmd_idx not in request.waiting:
             return []
@@ -226,8 +209,8 @@ class Journal:
 
         One that is not answered yet still will be. As ``succeed``.
         """
-        for entry in self._log:
-            if isinstance(entry, LoggedCopy) and (copies is None or entry.copy in copies):
+        for entry in list(self._copies):
+            if copies is None or not _copies_of(entry).isdisjoint(copies):
                 self._dropped.add(entry)
         return [] if self._is_suspended else self._go_on()
 
@@ -244,7 +227,7 @@ class Journal:
         kept: list[Logged] = []
         for position, entry in enumerate(self._log):
             if isinstance(entry, LoggedSnapshot):
-                if not entry.is_copied or any(isinstance(before, LoggedCopy) for before in kept):
+                if not entry.is_copied or any(_is_copy(before) for before in kept):
                     kept.append(entry)
                     continue
                 self.committed = entry.number
@@ -264,7 +247,7 @@ class Journal:
             if not self._is_done(entry):
                 kept.append(entry)
         self._log = kept
-        self._dropped.intersection_update(entry for entry in kept if isinstance(entry, LoggedCopy))
+        self._dropped.intersection_update(entry for entry in kept if isinstance(entry, Asked))
         return outcomes
 
     def _give_up(self, position: int, outcomes: Sequence[Outcome]) -> None:
@@ -274,22 +257,22 @@ class Journal:
         reason = f"{error}. The MpmdArrays that the step was donated are as they were before it"
         lost: set[Handle] = set()
         for step in (entry for entry in self._log[position:] if isinstance(entry, LoggedStep)):
-            requests = step.requests.values()
+            requests = step.steps.values()
             if step is self._log[position] or any(lost.intersection(each.inputs) for each in requests):
                 step.give_up(reason)
                 lost.update(handle for each in requests for handle in each.outputs)
 
-    def _is_done(self, answered: LoggedRequest) -> bool:
+    def _is_done(self, answered: Asked) -> bool:
         """Whether an answered request need not be asked again, whatever happens."""
-        return isinstance(answered, LoggedFetch) or answered in self._dropped
+        return answered.kind is Fetch or answered in self._dropped
 
-    def _believed_errors(self, request: LoggedRequest) -> list[Outcome]:
+    def _believed_errors(self, request: Asked) -> list[Outcome]:
         outcomes = []
         for mpmd_idx, error in request.errors.items():
             if mpmd_idx not in request.answers:
                 request.answers[mpmd_idx] = None
                 outcomes.append(Outcome(request, mpmd_idx, None, error))
-            elif isinstance(request, LoggedStep | LoggedRead) and request.answers[mpmd_idx] is not None:
+            elif request.answers[mpmd_idx] is not None:
                 raise ResultChangedError(request, mpmd_idx, error)
         request.errors.clear()
         return outcomes
@@ -301,7 +284,7 @@ class Journal:
         steps = (entry for entry in self._log if isinstance(entry, LoggedStep))
         return next((step for step in steps if mpmd_idx in step.waiting), None)
 
-    def is_answered(self, request: LoggedRequest) -> bool:
+    def is_answered(self, request: Asked) -> bool:
         """Whether all groups have answered a request, in this attempt."""
         return not request.waiting
 
@@ -334,16 +317,15 @@ class Journal:
         return tuple(self._log)
 
     @property
-    def unasked(self) -> tuple[LoggedRequest, ...]:
+    def unasked(self) -> tuple[Asked, ...]:
         """The requests since all was quiet, for groups that were not asked meanwhile."""
-        return tuple(e for e in self._log if not isinstance(e, LoggedSnapshot) and e.waiting)
+        return tuple(entry for entry in self._asked if entry.waiting)
 
     def lose_values(self, error: BaseException) -> list[Outcome]:
         """No process has a value any more: fails unanswered requests with ``error``, and empties the log."""
         outcomes = [
             Outcome(entry, mpmd_idx, None, error)
-            for entry in self._log
-            if not isinstance(entry, LoggedSnapshot)
+            for entry in self._asked
             for mpmd_idx in sorted(entry.groups - entry.answers.keys())
         ]
         self._log.clear()
@@ -364,14 +346,23 @@ class Journal:
             request.program
             for entry in self._log
             if isinstance(entry, LoggedStep)
-            for request in entry.requests.values()
+            for request in entry.steps.values()
         }
         unused = sorted(self._released_programs - needed)
         self._released_programs.difference_update(unused)
         return unused
 
 
-def _give_results(request: LoggedRequest) -> list[Outcome]:
+def _is_copy(entry: Logged) -> bool:
+    return isinstance(entry, Asked) and entry.kind is CopyOut
+
+
+def _copies_of(entry: Asked) -> set[Handle]:
+    """The handles of the copies that groups were asked for."""
+    return {request.copy for request in entry.requests.values() if isinstance(request, CopyOut)}
+
+
+def _give_results(request: Asked) -> list[Outcome]:
     """Makes new results the user's answers from now on, and returns these as outcomes."""
     outcomes = []
     for mpmd_idx, result in request.results.items():

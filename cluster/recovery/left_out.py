@@ -1,20 +1,25 @@
 """The groups that recovery leaves out: the groups of parts in ``Recovery(parts={"sampler": None})``.
 
-Their requests are not logged and their values are not copied. They do not go back: when another group dies,
-their steps under way end first. When such a group dies, the rest of the mesh goes on, and the group stays
-dead until the user has it replaced. Nothing here knows Ray, a thread or the clock.
+Their requests are not logged (``Asked.is_logged``) and their values are not copied. They do not go back: when
+another group dies, their steps under way end first. When such a group dies, the rest of the mesh goes on, and
+the group stays dead until the user has it replaced. Nothing here knows Ray, a thread or the clock.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
+from typing import Any
 
+from cluster.driver.calls.pending_calls import copy_of
+from cluster.recovery.journal import Outcome
+from cluster.recovery.logged import Asked
 from cluster.recovery.report import REPLACED
 from mpmd.errors import GroupDiedError
 from mpmd.ir.participants import participants
 from mpmd.ir.plan import Plan, Send
+from mpmd.runtime.lost_values import LostValueError
+from mpmd.runtime.requests import Handle, Request, StepRequest
 from mpmd.util.tables import first_few
 
 
@@ -26,14 +31,34 @@ class LeftOut:
       groups: their numbers.
       dead: the error of each group that has died and is not replaced yet.
       wanted: the dead groups that the user wants replaced. Other threads change it, at any time.
-      pending: futures of requests that are not logged, until they are answered. ``UnloggedRequests`` changes
-        it.
+      pending: requests that are not logged, until they are answered. ``Requests`` adds to it.
+      lost: deaths, by the results that they ended. The user may free a result at any time.
     """
 
     groups: frozenset[int]
     dead: dict[int, GroupDiedError] = dataclasses.field(default_factory=dict)
     wanted: set[int] = dataclasses.field(default_factory=set)
-    pending: set[Future] = dataclasses.field(default_factory=set)
+    pending: set[Asked] = dataclasses.field(default_factory=set)
+    lost: dict[Handle, BaseException] = dataclasses.field(default_factory=dict)
+
+    def answer(self, asked: Asked, mpmd_idx: int, result: Any, error: BaseException | None) -> list[Outcome]:
+        """A group has answered a request that is not logged. Returns what the user is to be told now.
+
+        Where a step has lost its input by a death, the error is that death, with what the group has sent.
+        """
+        if mpmd_idx not in asked.waiting:
+            return []
+        asked.waiting.remove(mpmd_idx)
+        if not asked.waiting:
+            self.pending.discard(asked)
+        request = asked.requests[mpmd_idx]
+        if isinstance(request, StepRequest):
+            if isinstance(error, LostValueError):
+                deaths = [self.lost.get(handle) for handle in request.inputs]
+                error = next((_instead_of(error, death) for death in deaths if death is not None), error)
+            if isinstance(error, GroupDiedError):
+                self.lost |= dict.fromkeys(request.outputs, copy_of(error))
+        return [Outcome(asked, mpmd_idx, result, error)]
 
     def moves(self, kinds: Mapping[int, str]) -> dict[int, str]:
         """The groups to move, and why: living groups of ``kinds``, and dead groups of ``wanted``."""
@@ -54,6 +79,31 @@ class LeftOut:
         self.dead.clear()
         self.wanted.clear()
         return self.groups.intersection(replaced)
+
+
+def _instead_of(error: BaseException, death: BaseException) -> BaseException:
+    """The death, with what a group has sent along with its error."""
+    explained = copy_of(death)
+    vars(explained).update(vars(error) | vars(explained))
+    return explained
+
+
+def host_arrays_fault(requests: Mapping[int, Request], groups: Collection[int]) -> ValueError | None:
+    """The fault of a step that sends host arrays to groups which recover, and copies to ``groups``.
+
+    The former do not send the values again after a death, so nothing that a replay needs may come with the
+    step.
+
+    Args:
+      groups: the groups that are left out.
+    """
+    steps = {i: request for i, request in requests.items() if isinstance(request, StepRequest)}
+    if groups and any(request.host_arrays for i, request in steps.items() if i not in groups):
+        return ValueError(
+            "a step that copies values from groups which recover to groups which Recovery(parts=...) "
+            "leaves out takes no arrays of the host on the former: pass MpmdArrays"
+        )
+    return None
 
 
 def lost_values(mpmd_idx: int) -> GroupDiedError:

@@ -1,23 +1,29 @@
-"""The entries of the log of requests, with the answers of groups."""
+"""Records of requests with the answers of groups.
+
+The journal's log consists of such records and of snapshots. ``Requests`` makes records, also of requests that
+are not logged.
+"""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from mpmd.runtime.digests import ProcessEvents
 from mpmd.runtime.lost_values import LostValueError
-from mpmd.runtime.requests import Handle, Released, StepReply, StepRequest
-from mpmd.runtime.storage import StoredArray
+from mpmd.runtime.requests import Handle, Read, Released, Request, StepReply, StepRequest
 
 
 @dataclasses.dataclass(eq=False)
-class LoggedRequest(abc.ABC):
-    """A request that each of its groups answers to the user. The journal keeps the answers up to date.
+class Asked:
+    """Requests of one kind to groups, and their answers, which the journal keeps up to date.
 
     Attributes:
+      requests: by group.
+      released: by group, the values to drop before it answers. No programs: a replay may need them.
+      is_logged: whether the groups are asked again after a death. Otherwise the first answer is the user's.
+      kind: the class of the requests.
       waiting: the groups that have not answered in this attempt.
       errors: by group, errors that the user was not given yet.
       results: by group, results of this attempt that the user was not given yet.
@@ -25,58 +31,78 @@ class LoggedRequest(abc.ABC):
         an error, and for other kinds of requests.
     """
 
+    requests: Mapping[int, Request]
+    released: Mapping[int, Released] = dataclasses.field(default_factory=dict)
+    is_logged: bool = True
+    kind: type[Request] = dataclasses.field(init=False)
     waiting: set[int] = dataclasses.field(init=False)
     errors: dict[int, BaseException] = dataclasses.field(init=False, default_factory=dict)
     results: dict[int, Any] = dataclasses.field(init=False, default_factory=dict)
     answers: dict[int, Mapping[Handle, Any] | None] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.waiting = set(self.groups)
+        (self.kind,) = {type(request) for request in self.requests.values()}
+        self.waiting = set(self.requests)
 
     @property
-    @abc.abstractmethod
     def groups(self) -> frozenset[int]:
         """The groups that were asked."""
+        return frozenset(self.requests)
+
+    @property
+    def makes_values(self) -> bool:
+        """Whether the requests make or read values, which a replay has to repeat."""
+        return self.kind is StepRequest or self.kind is Read
 
     @property
     def is_of_one_attempt(self) -> bool:
         """Whether the results of all groups have to be of the same attempt."""
         return False
 
+    def __str__(self) -> str:
+        return "reading from storage" if self.kind is Read else self.kind.__name__
+
 
 @dataclasses.dataclass(eq=False)
-class LoggedStep(LoggedRequest):
-    """A step that was asked of groups.
+class LoggedStep(Asked):
+    """A step that groups were asked for, and that they repeat after a death.
 
     Attributes:
-      ordinal: counts the steps of the mesh, from 1.
-      events: the messages of the last run on each group that has run it, with digests, if it has any.
-      requests: what each group was asked. Programs are not released here: a replay may need them.
       nbytes: of the host arrays that it sends; one that several groups get counts once.
+      events: the messages of the last run on each group that has run it, with digests, if it has any.
       failure: why it has failed, or cannot run because an earlier step has: it is not run again.
     """
 
-    ordinal: int
-    requests: Mapping[int, StepRequest]
-    nbytes: int
-    failure: str | None = None
-    events: dict[int, tuple[ProcessEvents, ...]] = dataclasses.field(default_factory=dict)
+    nbytes: int = dataclasses.field(init=False)
+    events: dict[int, tuple[ProcessEvents, ...]] = dataclasses.field(init=False, default_factory=dict)
+    failure: str | None = dataclasses.field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        arrays = {id(a): a for request in self.steps.values() for a in request.host_arrays.values()}
+        self.nbytes = sum(array.nbytes for array in arrays.values())
 
     @property
-    def groups(self) -> frozenset[int]:
-        return frozenset(self.requests)
+    def steps(self) -> Mapping[int, StepRequest]:
+        """The requests, by group."""
+        return cast(Mapping[int, StepRequest], self.requests)
+
+    @property
+    def ordinal(self) -> int:
+        """The number of the step to people, which counts the steps of the mesh, from 1."""
+        return next(iter(self.steps.values())).step
 
     @property
     def is_of_one_attempt(self) -> bool:
         """Whether the step is recorded: times of several runs say nothing together."""
-        return any(request.profile for request in self.requests.values())
+        return any(request.profile for request in self.steps.values())
 
     @property
     def has_taken_over(self) -> bool:
         """Whether it has failed for the first time, and on some group not before its inputs were taken."""
         return self.failure is None and any(
-            self.requests[mpmd_idx].donated and not isinstance(self.errors.get(mpmd_idx), LostValueError)
-            for mpmd_idx in (self.requests if self.errors else ())
+            request.donated and not isinstance(self.errors.get(mpmd_idx), LostValueError)
+            for mpmd_idx, request in (self.steps.items() if self.errors else ())
         )
 
     def give_up(self, reason: str) -> None:
@@ -107,40 +133,6 @@ class LoggedStep(LoggedRequest):
 
 
 @dataclasses.dataclass(eq=False)
-class _OfOneGroup(LoggedRequest):
-    mpmd_idx: int
-
-    @property
-    def groups(self) -> frozenset[int]:
-        return frozenset([self.mpmd_idx])
-
-
-@dataclasses.dataclass(eq=False)
-class LoggedRead(_OfOneGroup):
-    """Values that a group was asked to read from storage."""
-
-    stored: Mapping[Handle, StoredArray]
-
-    def __str__(self) -> str:
-        return "reading from storage"
-
-
-@dataclasses.dataclass(eq=False)
-class LoggedFetch(_OfOneGroup):
-    """A value that was asked of a group."""
-
-    handle: Handle
-
-
-@dataclasses.dataclass(eq=False)
-class LoggedCopy(_OfOneGroup):
-    """Values that a group was asked to copy to host memory, as ``copy``, to write them to storage."""
-
-    copy: Handle
-    handles: tuple[Handle, ...]
-
-
-@dataclasses.dataclass(eq=False)
 class LoggedSnapshot:
     """A snapshot under way, or one that has failed since the last that is committed.
 
@@ -155,4 +147,4 @@ class LoggedSnapshot:
     has_failed: bool = False
 
 
-Logged = LoggedRequest | LoggedSnapshot
+Logged = Asked | LoggedSnapshot

@@ -137,6 +137,8 @@ class Membership:
         match event:
             case on.Died(error):
                 return self._note_death(error)
+            case on.Answered(_, request, mpmd_idx, result, error) if not request.is_logged:
+                return [do.Tell(self.left_out.answer(request, mpmd_idx, result, error))]
             case on.Answered(attempt, request, mpmd_idx, result, None):
                 return self._believe(journal.succeed(attempt, request, mpmd_idx, result))
             case on.Answered(_, _, _, _, GroupDiedError()):

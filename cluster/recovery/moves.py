@@ -36,7 +36,7 @@ class Moves:
     Attributes:
       is_paused: a group is about to move, and new requests wait.
       leaving: the groups whose nodes are to end, or that move: their death is no failure.
-      unwritten: copies that are perhaps still to be written to storage. ``Saving`` changes it, at any time.
+      unwritten: copies that are perhaps still to be written to storage. The runtime changes it, at any time.
       said: by group, why it does not move, as the user was told; ``None`` stands for all groups.
     """
 

@@ -182,16 +182,15 @@ class ProcessPool:
             (i, program, requests)
             for i in self._numbers_of(groups)
             for program, requests in sorted(loads.items())
-            if self.processes[i].mpmd_idx in requests.groups
+            if self.processes[i].mpmd_idx in requests.by_group
         ]
         self._waiter.wait_for(
             {self.actors[i].ship.remote(program, requests.shipment): i for i, program, requests in programs}
         )
         loading: Calls = {}
-        for i, program, requests in programs:
-            for executable, exported in requests.compiled.get(self.processes[i].mpmd_idx, ()):
-                loading[self.actors[i].compile.remote(program, executable, exported)] = i
-            loading[self.actors[i].load.remote(program)] = i
+        for i, _, requests in programs:
+            for request in requests.by_group[self.processes[i].mpmd_idx]:
+                loading[self.actors[i].answer.remote(request)] = i
         self._waiter.wait_for(loading, limits=self._limits)
 
     def connect_driver(self) -> list[Connection]:

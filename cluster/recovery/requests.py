@@ -13,27 +13,22 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
+from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import LoadRequests, RayRuntime
 from cluster.recovery.actions import EndRewind
 from cluster.recovery.events import Answered, Copying, Event, Repeated, RewindAsked, Unneeded
 from cluster.recovery.journal import Outcome
 from cluster.recovery.left_out import lost_values
-from cluster.recovery.logged import (
-    LoggedCopy,
-    LoggedFetch,
-    LoggedRead,
-    LoggedRequest,
-    LoggedSnapshot,
-    LoggedStep,
-)
+from cluster.recovery.logged import Asked, LoggedSnapshot, LoggedStep
 from cluster.recovery.membership import Membership
 from cluster.recovery.process_pool import ProcessPool
-from mpmd.errors import StateLostError
+from cluster.recovery.store import Snapshot
+from mpmd.errors import GroupDiedError, StateLostError
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import ReleaseQueue
-from mpmd.runtime.requests import Capture, Handle, Released
+from mpmd.runtime.requests import Capture, CopyOut, Handle, Released, Request, StepRequest, Write
 
 _POLL_SECONDS = 0.1
 
@@ -48,13 +43,13 @@ class Requests:
       released: handles that the user has released and groups were not told to drop yet.
       next_handle: returns numbers that ascend.
       arguments: the user's arguments that groups keep for later steps.
+      takes_digests: whether groups are to digest the messages of logged steps.
 
     Attributes:
       changed: guards all attributes, and is notified of each change. A reply may settle a call in the thread
         that makes it, so its lock is reentrant.
       tell: tells the membership of an event, and has the resulting actions carried out.
       loads: by program number, the requests by which the groups loaded the program.
-      unlogged: futures of requests that are not in the journal; they fail when values are lost.
       rewinds: by number, the rewinds that a caller waits for, and their ends.
     """
 
@@ -66,6 +61,7 @@ class Requests:
         released: ReleaseQueue,
         next_handle: Callable[[], Handle],
         arguments: ArgumentCache,
+        takes_digests: bool = False,
     ):
         self.membership = membership
         self.journal = membership.journal
@@ -75,30 +71,27 @@ class Requests:
         self.changed = threading.Condition(threading.RLock())
         self.tell: Callable[[Event], object] = lambda event: None
         self.loads: dict[int, LoadRequests] = {}
-        self.unlogged: set[Future] = set()
         self.rewinds: dict[int, EndRewind | None] = {}
         self._released = released
         self._unloaded = collections.deque[int]()  # programs of which the journal does not know it yet
         self._next_handle = next_handle
         self._arguments = arguments
-        self._futures: dict[tuple[LoggedRequest, int], Future] = {}
-        self._loss: StateLostError | None = None  # why there are no values with handles before the first one
-        self._first_handle: Handle = 0
-        self._begun_anew: dict[int, Handle] = {}  # groups that are left out, and their first value since
+        self._takes_digests = takes_digests
+        self._futures: dict[tuple[Asked, int], Future] = {}
+        self._writes: dict[Handle, Asked] = {}  # requests to write that are not answered, by their copies
+        # By group, the first handle of the values that it may have, and why earlier ones are lost.
+        self._lost_before: dict[int, tuple[Handle, RuntimeError]] = {}
 
     # Whether groups can be asked.
 
-    def refusal(self, handles: Mapping[int, Collection[Handle]]) -> BaseException | None:
-        """A new error that says why groups cannot be asked for what these handles name."""
+    def refusal(self, requests: Mapping[int, Request]) -> BaseException | None:
+        """A new error that says why groups cannot be asked for values that requests name."""
         if self.membership.error is not None:
             return copy_of(self.membership.error)
-        oldest = {i: min(of_group, default=self._first_handle) for i, of_group in handles.items()}
-        logged = [oldest[mpmd_idx] for mpmd_idx in self.logged & oldest.keys()]
-        if self._loss is not None and min(logged, default=self._first_handle) < self._first_handle:
-            return copy_of(self._loss)
-        for mpmd_idx, first in self._begun_anew.items():
-            if oldest.get(mpmd_idx, first) < first:
-                return lost_values(mpmd_idx)
+        for mpmd_idx, (first, loss) in self._lost_before.items():
+            request = requests.get(mpmd_idx)
+            if request is not None and min(request.handles, default=first) < first:
+                return copy_of(loss)
         return None
 
     def wait_until_running(self) -> None:
@@ -204,90 +197,123 @@ class Requests:
     def give_back(self, released: Mapping[int, Released]) -> None:
         """Queues handles for release again, since groups were not told to drop them."""
         for mpmd_idx, each in released.items():
-            for handle in each.handles:
-                self._released.add_handle((mpmd_idx,), handle)
+            self._released.add(mpmd_idx, each)
 
     # What groups are asked, for the first time or again.
 
-    def ask_first(
-        self, request: LoggedRequest, then: Callable[[], object] = lambda: None
+    def ask_once(
+        self, requests: Mapping[int, Request], released: Mapping[int, Released] | None = None
     ) -> dict[int, Future]:
-        """Sends a request that was just logged. Returns the user's future of each group's answer.
+        """Sends requests that are not logged: groups are not asked again after a death."""
+        asked = Asked(requests, released or {}, is_logged=False)
+        self.membership.left_out.pending.add(asked)
+        return self.ask_first(asked)
 
-        ``then`` is as of ``ask``.
-        """
-        futures = {}
-        for mpmd_idx in request.groups:
-            futures[mpmd_idx] = self._futures[request, mpmd_idx] = Future()
-            futures[mpmd_idx].set_running_or_notify_cancel()
+    def ask_first(self, request: Asked) -> dict[int, Future]:
+        """Sends requests for the first time. Returns the user's future of each group's answer."""
+        futures = {mpmd_idx: self._new_future(request, mpmd_idx) for mpmd_idx in request.requests}
         try:
-            self.ask(request, then)
+            self.ask(request)
         except BaseException as interrupt:  # perhaps not all groups were asked, and nobody gets their replies
             unsent = RuntimeError(f"the request was not sent to all groups: {interrupt!r}")
-            for mpmd_idx in request.groups:
+            for mpmd_idx in request.requests:
                 self.tell(Answered(self.journal.attempt, request, mpmd_idx, error=unsent))
             raise
         return futures
 
-    def ask(self, request: LoggedRequest, then: Callable[[], object] = lambda: None) -> None:
-        """Asks the groups of a request that is logged.
+    def _new_future(self, request: Asked, mpmd_idx: int) -> Future:
+        future = self._futures[request, mpmd_idx] = Future()
+        future.set_running_or_notify_cancel()
+        return future
 
-        While groups are being replaced, nothing is asked: all that is logged is asked when they are there.
-        ``then`` is called, in any thread, when the journal knows of a reply.
+    def ask(self, request: Asked) -> None:
+        """Asks groups, for the first time or again.
+
+        While groups are being replaced, nothing that is logged is asked: it is asked when they are there.
         """
-        if self.membership.dead:
+        if request.is_logged and self.membership.dead:
             return
         attempt = self.journal.attempt
         for mpmd_idx, reply in self._replies(request).items():
             reply.add_done_callback(functools.partial(self._note_reply, attempt, request, mpmd_idx))
-            reply.add_done_callback(lambda _: then())
 
-    def repeat(self, number: int, entries: Sequence[LoggedRequest], refused: NonFinitePolicy | None) -> None:
+    def repeat(self, number: int, entries: Sequence[Asked], refused: NonFinitePolicy | None) -> None:
         """Asks groups once more, for a rewind with this number. ``refused``: as of a ``StepRequest``."""
         for request in entries:
             for mpmd_idx, reply in self._replies(request, refused).items():
                 reply.add_done_callback(functools.partial(self._note_repeated, number, request, mpmd_idx))
 
-    def _note_repeated(self, number: int, request: LoggedRequest, mpmd_idx: int, reply: Future) -> None:
+    def _note_repeated(self, number: int, request: Asked, mpmd_idx: int, reply: Future) -> None:
         error = reply.exception()
         result = reply.result() if error is None else None
         self.tell(Repeated(number, request, mpmd_idx, result, error))
 
-    def _replies(
-        self,
-        request: LoggedRequest,
-        refused: NonFinitePolicy | None = None,
-    ) -> Mapping[int, Future]:
-        match request:
-            case LoggedStep():
-                return self.groups.submit_step(
-                    {
-                        i: dataclasses.replace(
-                            asked,
-                            failed=request.failure,
-                            refused=refused or asked.refused,
-                            capture=Capture(None, self._next_handle()) if refused else asked.capture,
-                        )
-                        for i, asked in request.requests.items()
-                    }
-                )
-            case LoggedFetch(mpmd_idx, handle):
-                return {mpmd_idx: self.groups.fetch(mpmd_idx, handle)}
-            case LoggedRead(mpmd_idx, stored):
-                return {mpmd_idx: self.groups.read(mpmd_idx, stored)}
-            case LoggedCopy(mpmd_idx, copy, handles):
-                return {mpmd_idx: self.groups.copy_out(mpmd_idx, copy, handles)}
-        raise AssertionError(f"{request} is no request that groups know")
+    def _replies(self, asked: Asked, refused: NonFinitePolicy | None = None) -> Mapping[int, Future]:
+        for mpmd_idx, released in asked.released.items():
+            self.groups.release(mpmd_idx, released)
+        requests = asked.requests
+        if isinstance(asked, LoggedStep) and (self._takes_digests or asked.failure or refused):
+            requests = {i: self._in_this_run(step, asked.failure, refused) for i, step in asked.steps.items()}
+        return self.groups.ask(requests)
+
+    def _in_this_run(
+        self, step: StepRequest, failure: str | None, refused: NonFinitePolicy | None
+    ) -> StepRequest:
+        """The request for a step that has failed before, or whose task is kept if it makes refused values."""
+        return dataclasses.replace(
+            step,
+            digests=self._takes_digests,
+            failed=failure,
+            refused=refused or step.refused,
+            capture=Capture(None, self._next_handle()) if refused else step.capture,
+        )
 
     @property
     def logged(self) -> frozenset[int]:
         """The groups that are not left out."""
         return frozenset(range(self.num_groups)) - self.membership.left_out.groups
 
-    def _note_reply(self, attempt: int, request: LoggedRequest, mpmd_idx: int, reply: Future) -> None:
+    def _note_reply(self, attempt: int, request: Asked, mpmd_idx: int, reply: Future) -> None:
         error = reply.exception()
         result = reply.result() if error is None else None
         self.tell(Answered(attempt, request, mpmd_idx, result, error))
+        if isinstance(copying := request.requests[mpmd_idx], CopyOut):
+            self._ask_write(copying.copy)
+
+    # Copies that groups write to storage, whatever dies meanwhile.
+
+    def write(self, mpmd_idx: int, request: Write) -> Future[list[int]]:
+        """Has a group write a copy. A death of the group ends it only if the copy cannot be made again."""
+        dead = self.membership.dead
+        if dead and self.journal.find_copy(request.copy) is None:
+            return failed(copy_of(next(iter(dead.values()))))
+        writing = self._writes[request.copy] = Asked({mpmd_idx: request}, is_logged=False)
+        future = self._new_future(writing, mpmd_idx)
+        self._ask_write(request.copy)
+        return future
+
+    def _ask_write(self, copy: Handle) -> None:
+        """Has a group write a copy, if the user has asked for the write and the group has made the copy."""
+        with self.changed:
+            writing, copying = self._writes.get(copy), self.journal.find_copy(copy)
+            is_copied = copying is None or self.journal.is_answered(copying)
+            if writing is None or self.membership.dead or not is_copied:
+                return
+            for mpmd_idx, written in self.groups.ask(writing.requests).items():
+                note = functools.partial(self._note_written, self.journal.attempt, copy, mpmd_idx)
+                written.add_done_callback(note)
+
+    def _note_written(self, attempt: int, copy: Handle, mpmd_idx: int, written: Future[list[int]]) -> None:
+        with self.changed:
+            error = written.exception()
+            counts = attempt == self.journal.attempt and not isinstance(error, GroupDiedError)
+            if copy not in self._writes or (not counts and self.journal.find_copy(copy) is not None):
+                return  # in the second case the copy is made again, and then written
+            result = written.result() if error is None else None
+            self.settle([Outcome(self._writes.pop(copy), mpmd_idx, result, error)])
+            self.tell(Unneeded(frozenset([copy])))
+
+    # Snapshots.
 
     def begin_snapshot(self) -> None:
         """Has groups copy their values, after all requests that were sent before."""
@@ -303,14 +329,13 @@ class Requests:
         """Asks groups for the copies of a snapshot, for the first time or again. As ``ask``."""
         if self.membership.dead:
             return
-        copied: list[Future] = []
-        try:
-            for mpmd_idx, released in snapshot.released.items():
-                numbers = (snapshot.number, self.journal.committed)
-                copied += self.groups.call_group(mpmd_idx, "snapshot", *numbers, released)
-        except RuntimeError:
-            return  # a group has died, and all is asked again; or the mesh was closed
-        self.tell(Copying(snapshot, copied))
+        asked = {
+            mpmd_idx: Snapshot(snapshot.number, self.journal.committed, released)
+            for mpmd_idx, released in snapshot.released.items()
+        }
+        copied = list(self.groups.ask(asked).values())
+        if not any(future.done() and isinstance(future.exception(), GroupDiedError) for future in copied):
+            self.tell(Copying(snapshot, copied))  # otherwise all is asked again
 
     # What the user is told.
 
@@ -328,26 +353,25 @@ class Requests:
 
         Groups that recovery leaves out keep their values.
         """
-        self._loss = loss
-        self._first_handle = self._next_handle()
-        self._arguments.forget_before(self._first_handle, self.logged)
-        self._fail_unlogged(loss)
+        self._lose_before(loss, self.logged)
+        for writing in self._writes.values():
+            self.settle(Outcome(writing, mpmd_idx, None, loss) for mpmd_idx in writing.requests)
+        self._writes.clear()
 
     def forget_values(self, groups: Collection[int]) -> None:
         """These groups, which recovery leaves out, were restarted, and have no value from before."""
-        first = self._next_handle()
-        self._begun_anew |= dict.fromkeys(groups, first)
-        self._arguments.forget_before(first, groups)
+        for mpmd_idx in groups:
+            self._lose_before(lost_values(mpmd_idx), [mpmd_idx])
 
-    def _fail_unlogged(self, error: BaseException) -> None:
-        futures, self.unlogged = self.unlogged, set()
-        for future in futures:
-            future.set_exception(copy_of(error))
+    def _lose_before(self, loss: RuntimeError, groups: Collection[int]) -> None:
+        first = self._next_handle()
+        self._lost_before |= dict.fromkeys(groups, (first, loss))
+        self._arguments.forget_before(first, groups)
 
     def end(self, error: RuntimeError) -> None:
         """Fails all that is asked."""
         self.pool.stop.set()
-        self._fail_unlogged(error)
+        self._writes.clear()
         futures, self._futures = self._futures, {}
         for future in futures.values():
             future.set_exception(copy_of(error))

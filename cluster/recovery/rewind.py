@@ -14,12 +14,12 @@ from cluster.recovery.actions import Actions
 from cluster.recovery.comparison import Run
 from cluster.recovery.events import Repeated
 from cluster.recovery.journal import Journal, ResultChangedError
-from cluster.recovery.logged import LoggedRead, LoggedStep
+from cluster.recovery.logged import Asked, LoggedStep
 from cluster.recovery.report import FoundValue
 from mpmd.errors import GroupDiedError, NonFiniteError, StepTimeoutError
 from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.nonfinite import NonFinitePolicy
-from mpmd.runtime.requests import StepReply, captured_in
+from mpmd.runtime.requests import StepReply, sent_with
 
 
 @dataclasses.dataclass
@@ -47,9 +47,9 @@ class Rewind:
     kept: list[do.KeptHere] = dataclasses.field(default_factory=list)
     damaged: list[str] = dataclasses.field(default_factory=list)
     late: StepTimeoutError | None = None
-    _entries: tuple[LoggedStep | LoggedRead, ...] = ()
+    _entries: tuple[Asked, ...] = ()
     _replies: dict[int, dict[int, StepReply | None]] = dataclasses.field(default_factory=dict)
-    _waiting: set[tuple[LoggedStep | LoggedRead, int]] = dataclasses.field(default_factory=set)
+    _waiting: set[tuple[Asked, int]] = dataclasses.field(default_factory=set)
     _has_failed: bool = False
 
     @property
@@ -103,16 +103,16 @@ class Rewind:
         self._has_failed |= error is not None
         if isinstance(error, StepTimeoutError):
             self.late = self.late or error
-        if isinstance(entry, LoggedRead) and error is not None and entry.answers[mpmd_idx] is not None:
-            raise ResultChangedError(entry, mpmd_idx, error)
         if not isinstance(entry, LoggedStep):
+            if error is not None and entry.answers[mpmd_idx] is not None:
+                raise ResultChangedError(entry, mpmd_idx, error)
             return
         if entry.ordinal in self.runs[0].replies:
             reply = repeated.result if error is None else None
             self._replies.setdefault(entry.ordinal, {})[mpmd_idx] = reply
         is_first = self.found is None or entry.ordinal < self.found.step
-        if isinstance(error, NonFiniteError) and (captured := captured_in(error)) is not None:
-            program = entry.requests[mpmd_idx].program
+        if isinstance(error, NonFiniteError) and (captured := sent_with(error).captured) is not None:
+            program = entry.steps[mpmd_idx].program
             self.kept.append(do.KeptHere(entry.ordinal, program, captured, error))
         if isinstance(error, NonFiniteError) and is_first:
             self.found = FoundValue(entry.ordinal, error.label, error.mpmd_idx, str(error))

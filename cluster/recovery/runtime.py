@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 import jax
-import numpy as np
 from ray.actor import ActorHandle
 
 from cluster.driver.calls.joined import failed
@@ -21,33 +21,36 @@ from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import Status, while_recovering
 from cluster.recovery.actions import KeptHere
-from cluster.recovery.events import Closed, RewindAsked
-from cluster.recovery.left_out import crossing_fault
+from cluster.recovery.events import Closed, Died, RewindAsked
+from cluster.recovery.left_out import crossing_fault, host_arrays_fault
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import Recovery
 from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.report import CorruptionReport, FoundValue, RecoveryReport
 from cluster.recovery.requests import Requests
-from cluster.recovery.saving import Saving
 from cluster.recovery.shell import Shell
-from cluster.recovery.unlogged import UnloggedRequests
 from cluster.tcp.connection import Connection
 from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
-from mpmd.runtime.collectives import ExecutableAnalysis
-from mpmd.runtime.device_trace import TraceFiles
-from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.fetch_kept import drop_kept, fetch_kept
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.nonfinite import NonFinitePolicy
-from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import Handle, StepReply, StepRequest
-from mpmd.runtime.storage import JsonSpec, StoredArray
+from mpmd.runtime.protocol import LoadedProgram, Runtime
+from mpmd.runtime.requests import (
+    NOTHING_RELEASED,
+    CopyOut,
+    Fetch,
+    Handle,
+    Release,
+    Request,
+    StepRequest,
+    Write,
+)
 from mpmd.util.warn import warn_user
 
 
-class RecoveringRuntime(RuntimeBase):
-    """Implements ``mpmd.runtime.protocol.Runtime`` by another one, whose processes may be replaced.
+class RecoveringRuntime(Runtime):
+    """Implements ``Runtime`` by another one, whose processes may be replaced.
 
     Nothing can be asked before ``attach``.
 
@@ -75,21 +78,23 @@ class RecoveringRuntime(RuntimeBase):
         max_in_flight: int = MAX_IN_FLIGHT,
         left_out: Collection[int] = (),
     ):
-        super().__init__(len(groups.processes_per_group), max_in_flight)
-        self.processes_per_group = groups.processes_per_group
+        super().__init__(groups.processes_per_group, max_in_flight)
         self._groups = groups
         self._pool = pool
         self._has_spares = policy.spares > 0
-        self._digests = policy.verify_every is not None
         # None of them gets this object or a method of it: it ends when its last user drops it.
         self.left_out = frozenset(left_out)
         self._membership = Membership(policy, self.processes_per_group, left_out)
         self._requests = Requests(
-            self._membership, groups, pool, self._released, self._handles.__next__, self.arguments
+            self._membership,
+            groups,
+            pool,
+            self._released,
+            self._handles.__next__,
+            self.arguments,
+            takes_digests=policy.verify_every is not None,
         )
-        self._saving = Saving(self._requests)
-        self._shell = Shell(self._requests, self._saving, on_recovery, on_corruption)
-        self._unlogged = UnloggedRequests(self._requests, self._shell.wake)
+        self._shell = Shell(self._requests, on_recovery, on_corruption)
 
     def attach(self, connections: Sequence[Connection]) -> None:
         """Begins to send requests to groups over the driver's connections, and to look after the groups."""
@@ -167,109 +172,68 @@ class RecoveringRuntime(RuntimeBase):
     def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:
         """As in the protocol. Only steps that are logged wait for a snapshot that is late."""
         with self._requests.changed:
-            if self._unlogged.concerns(mpmd_idxs):
-                self._requests.wait_until_running()
-            else:
+            if self.left_out.isdisjoint(mpmd_idxs):
                 self._requests.wait_to_submit()
+            else:
+                self._requests.wait_until_running()
 
-    def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
-        """As in the protocol. Waits as ``wait_to_submit`` does."""
-        asked, is_unlogged = self._requests, self._unlogged.concerns(requests)
+    def ask(self, requests: Mapping[int, Request]) -> dict[int, Future]:
+        """As ``Runtime.ask``. Requests that are logged are answered also if a group dies meanwhile.
+
+        Steps wait as ``wait_to_submit`` does. While groups are replaced, fetches are logged, writes are kept
+        until their copy is made again, and other requests wait.
+        """
+        self.check_process()
+        (kind,) = {type(request) for request in requests.values()}
+        if kind.beside_steps == "control":  # which says what the processes do now
+            return self._groups.ask(requests)
+        asked, is_left_out = self._requests, not self.left_out.isdisjoint(requests)
         with asked.changed:
-            self.wait_to_submit(requests)
-            if (refusal := asked.refusal({i: each.handles for i, each in requests.items()})) is not None:
-                return {i: failed(copy_of(refusal)) for i in requests}
-            if is_unlogged:
-                return self._unlogged.submit_step(requests)
-            released = asked.take_released(requests)
-            step = asked.journal.add_step(
-                {
-                    i: dataclasses.replace(request, released=released[i], digests=self._digests)
-                    for i, request in requests.items()
-                }
-            )
-            futures = asked.ask_first(step)
-            if self._membership.check_is_due:
-                self._shell.tell(RewindAsked(self.next_handle()))
-            elif self._membership.snapshot_is_due:
-                asked.begin_snapshot()
-                self._unlogged.tell_released()
-            return futures
+            if kind is StepRequest:
+                self.wait_to_submit(requests)
+            elif is_left_out or kind not in (Fetch, Write):
+                asked.wait_until_running()
+            refusal = asked.refusal(requests)
+            if refusal is None and is_left_out:
+                refusal = host_arrays_fault(requests, self.left_out)
+            if refusal is not None:
+                return {mpmd_idx: failed(copy_of(refusal)) for mpmd_idx in requests}
+            if is_left_out or not (kind.is_repeatable or kind is Write):
+                return self._ask_once(requests)
+            if kind is StepRequest:
+                return self._submit_step(requests)
+            return {mpmd_idx: self._ask_group(mpmd_idx, request) for mpmd_idx, request in requests.items()}
 
-    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
-        self.check_process()
-        with self._requests.changed:
-            is_unlogged = self._unlogged.concerns([mpmd_idx])
-            if is_unlogged:
-                self._requests.wait_until_running()
-            if (refusal := self._requests.refusal({mpmd_idx: [handle]})) is not None:
-                return failed(refusal)
-            if is_unlogged:
-                return self._unlogged.fetch(mpmd_idx, handle)
-            fetch = self._requests.journal.add_fetch(mpmd_idx, handle)
-            return self._requests.ask_first(fetch)[mpmd_idx]
+    def _ask_once(self, requests: Mapping[int, Request]) -> dict[int, Future]:
+        asked = self._requests
+        asked.unload_unused()
+        return asked.ask_once(requests, asked.take_released(self.left_out & requests.keys()))
 
-    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
-        """As in the protocol. After a death it is repeated, unless a snapshot has the values."""
-        self.check_process()
-        with self._requests.changed:
-            self._requests.wait_until_running()
-            if (refusal := self._requests.refusal({mpmd_idx: stored})) is not None:
-                return failed(refusal)
-            if self._unlogged.concerns([mpmd_idx]):
-                return self._unlogged.read(mpmd_idx, stored)
-            read = self._requests.journal.add_read(mpmd_idx, stored)
-            return self._requests.ask_first(read)[mpmd_idx]
+    def _submit_step(self, requests: Mapping[int, Request]) -> dict[int, Future]:
+        asked = self._requests
+        futures = asked.ask_first(asked.journal.add(requests, asked.take_released(requests)))
+        if self._membership.check_is_due:
+            self._shell.tell(RewindAsked(self.next_handle()))
+        elif self._membership.snapshot_is_due:
+            asked.begin_snapshot()
+            for mpmd_idx, released in asked.take_released(self.left_out).items():
+                if released != NOTHING_RELEASED:
+                    asked.ask_once({mpmd_idx: Release(released)})
+        return futures
 
-    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
-        """As in the protocol. After a death the copy is made again, as long as the log goes back to it."""
-        self.check_process()
-        with self._requests.changed:
-            self._requests.wait_until_running()
-            if (refusal := self._requests.refusal({mpmd_idx: [copy, *handles]})) is not None:
-                return failed(refusal)
-            if self._unlogged.concerns([mpmd_idx]):
-                return self._unlogged.copy_out(mpmd_idx, copy, handles)
-            return self._saving.copy_out(mpmd_idx, copy, handles)
-
-    def write(
-        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
-    ) -> Future[list[int]]:
-        """As in the protocol. A death of the group ends it only if the copy cannot be made again."""
-        self.check_process()
-        with self._requests.changed:
-            is_unlogged = self._unlogged.concerns([mpmd_idx])
-            if is_unlogged:
-                self._requests.wait_until_running()
-            if (refusal := self._requests.refusal({mpmd_idx: [copy]})) is not None:
-                return failed(refusal)
-            if is_unlogged:
-                return self._unlogged.write(mpmd_idx, copy, specs)
-            return self._saving.write(mpmd_idx, copy, specs)
+    def _ask_group(self, mpmd_idx: int, request: Request) -> Future:
+        """Asks a group for something that is not a step, and that is asked again after a death."""
+        match request:
+            case CopyOut(copy):
+                self._membership.moves.unwritten.add(copy)
+            case Write():
+                return self._requests.write(mpmd_idx, request)
+        return self._requests.ask_first(self._requests.journal.add({mpmd_idx: request}))[mpmd_idx]
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
-        self._saving.free(handle)
-        self._unlogged.free(handle)
+        self._membership.moves.unwritten.discard(handle)
+        self._membership.left_out.lost.pop(handle, None)
         super().free(mpmd_idxs, handle)
-
-    def measured_peaks(self) -> tuple[int | None, ...]:
-        """As in the protocol; while groups recover, nothing is known of any."""
-        return self._groups.measured_peaks()
-
-    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
-        """As in the protocol. Waits while groups recover."""
-        with self._requests.changed:
-            self._requests.wait_until_running()
-        return self._groups.analyses(number)
-
-    def start_trace(self) -> None:
-        """As in the protocol. Not repeated for a process that replaces another."""
-        with self._requests.changed:
-            self._requests.wait_until_running()
-        self._groups.start_trace()
-
-    def stop_trace(self) -> dict[str, TraceFiles]:
-        return self._groups.stop_trace()
 
     def find_nonfinite(self, refused: NonFinitePolicy, to: Path | None) -> FoundValue | None:
         """Finds the first value that ``refused`` refuses and a step has made since the last snapshot.
@@ -302,19 +266,6 @@ class RecoveringRuntime(RuntimeBase):
             return False
         return True
 
-    def digests(self) -> tuple[ProcessDigests, ...]:
-        """As in the protocol. Waits while groups recover. Dead groups that are left out have no digests."""
-        with self._requests.changed:
-            self._requests.wait_until_running()
-            groups = set(range(self._requests.num_groups)) - self._membership.left_out.dead.keys()
-        while True:
-            try:
-                return self._groups.digests(groups)
-            except GroupDiedError as death:
-                if death.mpmd_idx not in self.left_out & groups:
-                    raise
-                groups.discard(death.mpmd_idx)
-
     def status(self) -> Status:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""
         self.check_process()
@@ -332,9 +283,35 @@ class RecoveringRuntime(RuntimeBase):
         self._shell.resize(num_places, timeout)
 
     def replace(self, mpmd_idxs: Collection[int], timeout: float) -> None:
-        """As ``UnloggedRequests.replace``."""
+        """Has dead groups of ``mpmd_idxs`` restart without values. Returns when all the groups live.
+
+        Raises: ``RuntimeError`` when they do not within ``timeout`` seconds.
+        """
         self.check_process()
-        self._unlogged.replace(mpmd_idxs, timeout)
+        requests, membership, left_out = self._requests, self._membership, self._membership.left_out
+        deadline = time.monotonic() + timeout
+        with requests.changed:
+            may_begin = requests.changed.wait_for(lambda: membership.error or membership.is_running, timeout)
+            for mpmd_idx in range(requests.num_groups):
+                # Who was told by a step may be earlier than the membership, also of a group of another part.
+                if membership.is_running and (death := self._groups.death_of(mpmd_idx)) is not None:
+                    requests.tell(Died(death))
+            left_out.wanted.update(left_out.dead.keys() & set(mpmd_idxs))
+            self._shell.wake()
+            has_ended = requests.changed.wait_for(
+                lambda: membership.error or not (membership.dead or left_out.dead.keys() & set(mpmd_idxs)),
+                max(0.0, deadline - time.monotonic()),
+            )
+            if membership.error is not None:
+                raise copy_of(membership.error)
+            if late := sorted(left_out.dead.keys() & set(mpmd_idxs)):
+                left_out.wanted.difference_update(late)
+                said = membership.moves.said
+                why = "".join(f"; {said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in said)
+                names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)
+                raise RuntimeError(f"replace: {names} did not begin anew within {timeout:g} s{why}")
+            if not may_begin or not has_ended:
+                raise RuntimeError(f"replace: other groups have recovered or moved for {timeout:g} s")
 
     def close(self) -> None:
         """Kills the actors; all calls that are under way fail. May be called again. Not in a fork."""

@@ -22,13 +22,13 @@ from cluster.recovery.allocations import NoAllocationError, NodeGoneError
 from cluster.recovery.events import Died, Done, Event, Faulted, Lost
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import SupersededError
-from cluster.recovery.logged import LoggedCopy, LoggedSnapshot
+from cluster.recovery.logged import LoggedSnapshot
 from cluster.recovery.migrations import Migrations
 from cluster.recovery.report import CorruptionReport, RecoveryReport
 from cluster.recovery.requests import Requests
-from cluster.recovery.saving import Saving
 from cluster.start.connect import ProcessLostError
 from cluster.tcp.connection import Connection
+from mpmd.runtime.survey import take_digests
 from mpmd.util.stopwatch import Stopwatch
 
 _LOOK_SECONDS = 1.0
@@ -67,7 +67,7 @@ class Shell:
     """Looks after the groups of a mesh, by what their ``Membership`` says.
 
     Args:
-      requests, saving: what groups were asked.
+      requests: what groups were asked.
       on_recovery: is called with a report of each recovery and move.
       on_corruption: is called with a report of wrong bits.
     """
@@ -75,7 +75,6 @@ class Shell:
     def __init__(
         self,
         requests: Requests,
-        saving: Saving,
         on_recovery: Callable[[RecoveryReport], None],
         on_corruption: Callable[[CorruptionReport], None],
     ):
@@ -83,7 +82,6 @@ class Shell:
         self._membership = requests.membership
         self._groups = requests.groups
         self._pool = requests.pool
-        self._saving = saving
         self._on_recovery = on_recovery
         self._on_corruption = on_corruption
         self._session = RaySession()
@@ -136,8 +134,6 @@ class Shell:
                 for entry in entries:
                     if isinstance(entry, LoggedSnapshot):
                         requests.ask_for_copies(entry)
-                    elif isinstance(entry, LoggedCopy):
-                        self._saving.copy_again(entry)
                     else:
                         requests.ask(entry)
             case do.BeginSnapshot():
@@ -248,7 +244,7 @@ class Shell:
                 journal = self._membership.journal
                 pool.copies.copy_away(snapshot.number, base, lambda: attempt == journal.attempt)
             case do.TakeDigests():
-                return self._groups.digests(self._requests.logged)
+                return take_digests(self._groups, self._requests.logged)
             case do.GoBack(_, snapshot):
                 damaged = pool.copies.check(snapshot)
                 pool.copies.restore(snapshot, pool.infos)

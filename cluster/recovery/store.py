@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from cluster.recovery.journal import BEGINNING
 from mpmd.ir.plan import Spec
 from mpmd.ir.reshard import Box
 from mpmd.runtime.lost_values import LostValue
-from mpmd.runtime.requests import Handle
+from mpmd.runtime.requests import Handle, Released, Request
 from mpmd.sharding import spec_of, to_sharding
 
 _CHUNK_BYTES = 128 * 2**20
@@ -22,6 +23,28 @@ _CHUNK_BYTES = 128 * 2**20
 
 Allocate = Callable[[int], np.ndarray]
 """Returns an array of the given number of bytes, with any content."""
+
+
+class Copied(NamedTuple):
+    """A process's copies for a snapshot: the seconds for which steps had to wait, and the bytes."""
+
+    seconds: float
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot(Request[Copied]):
+    """Asks each process of a group to copy the values that live there between two steps.
+
+    Attributes:
+      number: number of the snapshot.
+      base: number of the committed snapshot; older snapshots are dropped.
+      released: the values and programs that the processes drop before they copy.
+    """
+
+    number: int
+    base: int
+    released: Released
 
 
 class DamagedCopyError(RuntimeError):

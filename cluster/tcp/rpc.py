@@ -117,8 +117,8 @@ class Server:
         """Closes the port, if the driver has not connected; then ``serve`` must not be called."""
         self._listener.interrupt()
 
-    def serve(self, answer: Callable[[str, tuple], Any]) -> None:
-        """Answers requests, each a method and its arguments, until the driver's end is closed.
+    def serve(self, answer: Callable[[Any], Any]) -> None:
+        """Answers requests until the driver's end is closed.
 
         The reply is the result of ``answer``, or a ``RayTaskError`` with the error that it raises.
 
@@ -127,10 +127,10 @@ class Server:
         connection = self._connection.get()
         try:
             while isinstance(request := self._requests.get(), Frame):
-                number, call = request.number, _decoded(request)
-                del request  # the arrays belong to the call, which may let go of them before it ends
-                connection.write(self._reply(number, call, answer))
-                del call  # an idle thread must not keep the last call's arrays
+                number, asked = request.number, _decoded(request)
+                del request  # who answers may let go of the arrays before the answer is there
+                connection.write(self._reply(number, asked, answer))
+                del asked  # an idle thread must not keep the last request's arrays
             raise request
         except (EOFError, ConnectionError):  # the driver's end is closed
             pass
@@ -138,12 +138,11 @@ class Server:
             connection.end()
             connection.close()
 
-    def _reply(self, number: int, call: Any, answer: Callable[[str, tuple], Any]) -> Frame:
+    def _reply(self, number: int, asked: Any, answer: Callable[[Any], Any]) -> Frame:
         try:
-            if isinstance(call, Exception):
-                raise call
-            method, arguments = call
-            return encode(number, answer(method, arguments))
+            if isinstance(asked, Exception):
+                raise asked
+            return encode(number, answer(asked))
         except Exception as error:
             return self._failure(number, error)
 

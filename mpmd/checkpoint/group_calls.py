@@ -1,4 +1,4 @@
-"""Calls of the driver on groups, and their errors in terms of checkpoints."""
+"""Requests of the driver to groups, and their errors in terms of checkpoints."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from concurrent.futures import Future
 from typing import Any
 
 from mpmd.errors import CheckpointError, GroupDiedError
+from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.requests import Answer, Request
 
 
-def call(method: Any, *arguments: Any) -> Future:
-    """The future of a call on a group; a failed future if the mesh was closed."""
+def ask(runtime: Runtime, mpmd_idx: int, request: Request[Answer]) -> Future[Answer]:
+    """The future answer of a group; a failed future if the mesh was closed."""
     try:
-        return method(*arguments)
+        return runtime.ask({mpmd_idx: request})[mpmd_idx]
     except RuntimeError as error:  # the mesh was closed
-        future: Future = Future()
+        future: Future[Answer] = Future()
         future.set_exception(error)
         return future
 

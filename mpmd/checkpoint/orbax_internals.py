@@ -21,7 +21,8 @@ from orbax.checkpoint._src.metadata import array_metadata, array_metadata_store
 from orbax.checkpoint._src.serialization import jax_array_handlers, tensorstore_utils
 
 from mpmd.keys import is_key
-from mpmd.runtime.storage import JsonSpec, stored_dtype
+from mpmd.runtime.requests import JsonSpec
+from mpmd.runtime.storage import stored_dtype
 
 _CODECS = (
     {"name": "bytes", "configuration": {"endian": "little"}},

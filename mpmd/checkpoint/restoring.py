@@ -14,15 +14,15 @@ from mpmd.arguments.leaves import ArgumentLeaf
 from mpmd.arrays.array import MpmdArray
 from mpmd.arrays.stacked_array import StackedMpmdArray
 from mpmd.checkpoint import orbax_internals
-from mpmd.checkpoint.group_calls import call, results
+from mpmd.checkpoint.group_calls import ask, results
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import Spec
 from mpmd.keys import raw
 from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.requests import Handle
+from mpmd.runtime.requests import Handle, JsonSpec, Read, StoredArray
 from mpmd.runtime.step_future import StepFuture
-from mpmd.runtime.storage import JsonSpec, StoredArray, region_of
+from mpmd.runtime.storage import region_of
 
 
 @dataclasses.dataclass
@@ -114,7 +114,7 @@ async def read(infos: Sequence[type_handlers.ParamInfo], args: Sequence[GroupRes
             for mpmd_idx in layers.placement.mpmd_idxs:
                 stored.setdefault(arg.runtime, {}).setdefault(mpmd_idx, {})[handle] = layers.stored
     reading = {
-        runtime: {i: call(runtime.read, i, arrays) for i, arrays in by_group.items()}
+        runtime: {i: ask(runtime, i, Read(arrays)) for i, arrays in by_group.items()}
         for runtime, by_group in stored.items()
     }
     arrays = [

@@ -15,13 +15,13 @@ from orbax.checkpoint import type_handlers
 
 from mpmd.arrays.array import MpmdArray
 from mpmd.checkpoint import orbax_internals
-from mpmd.checkpoint.group_calls import call, results
+from mpmd.checkpoint.group_calls import ask, results
 from mpmd.compat import key_impl_name
 from mpmd.errors import CheckpointError
 from mpmd.keys import encode, is_key, raw
 from mpmd.runtime import storage
-from mpmd.runtime.requests import Handle
-from mpmd.runtime.storage import HostShard, JsonSpec, copied_out, region_of
+from mpmd.runtime.requests import CopyOut, Handle, JsonSpec, Write
+from mpmd.runtime.storage import HostShard, copied_out, region_of
 
 Row = tuple[Any, type_handlers.ParamInfo, type_handlers.SaveArgs]
 """An array, and Orbax's arguments for it."""
@@ -107,8 +107,9 @@ def copy_out(leaves: Sequence[Leaf]) -> list[GroupCopy]:
     copies = []
     for mpmd_idx, mine in sorted(by_group.items()):
         runtime = mine[0].array.runtime
-        copy, handles = runtime.next_handle(), list(dict.fromkeys(leaf.handle for leaf in mine))
-        copies.append(GroupCopy(mpmd_idx, copy, call(runtime.copy_out, mpmd_idx, copy, handles), mine))
+        copy, handles = runtime.next_handle(), tuple(dict.fromkeys(leaf.handle for leaf in mine))
+        copied = ask(runtime, mpmd_idx, CopyOut(copy, handles))
+        copies.append(GroupCopy(mpmd_idx, copy, copied, mine))
     return copies
 
 
@@ -157,7 +158,7 @@ async def write(copies: Sequence[GroupCopy]) -> list[Any]:
                 opened_by[mpmd_idx].append([(leaf.handle, spec.opened_by) for leaf, spec in rows])
                 metadata |= {leaf.info.name: spec.metadata for leaf, spec in rows}
         writing = {
-            (i := group_copy.mpmd_idx): call(runtime.write, i, group_copy.copy, opened_by[i])
+            (i := group_copy.mpmd_idx): ask(runtime, i, Write(group_copy.copy, opened_by[i]))
             for group_copy in copies
         }
         written = await results(writing, what)

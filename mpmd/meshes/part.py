@@ -22,6 +22,7 @@ from mpmd.ir.routes import Topology
 from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.replicas import inconclusive_text, unequal_replicas
+from mpmd.runtime.survey import take_digests
 from mpmd.util.tables import first_few
 from mpmd.util.warn import warn_user
 from mpmd.validation import Fault, int_fault, raise_faults, shown, str_fault, type_fault
@@ -67,7 +68,7 @@ class WholeMesh:
 
         Raises: ``mpmd.errors.SilentCorruptionError`` that names the devices, those with equal bits together.
         """
-        processes = self.whole.runtime.digests()
+        processes = take_digests(self.whole.runtime)
         absent = set(range(self.whole.mpmd_dim)) - {process.mpmd_idx for process in processes}
         if absent:
             names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in sorted(absent))

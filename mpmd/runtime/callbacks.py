@@ -13,7 +13,7 @@ import jax
 from mpmd.errors import CallbackError
 from mpmd.ir.plan import Plan, Task
 from mpmd.language.callbacks import HostCallback
-from mpmd.runtime.requests import CallbackOperands, StepReply, callback_operands_of
+from mpmd.runtime.requests import CallbackOperands, StepReply, reply_of
 
 _logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def _call_all(
     calls = [
         (order, callbacks[sent.callback], sent, operands)
         for reply in replies
-        for sent in callback_operands_of(reply)
+        for sent in reply_of(reply).callback_operands
         for order, operands in callbacks[sent.callback].calls(_microbatch(sent), sent.values)
     ]
     with jax.enable_x64(enable_x64):

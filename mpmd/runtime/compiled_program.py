@@ -1,4 +1,4 @@
-"""A group's part of a program, compiled."""
+"""A group's part of a program, compiled, and the reply to the driver that says so."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import jax
 
+from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.program import Variant
 from mpmd.runtime.executor import Executor
 from mpmd.util.stopwatch import Stopwatch
@@ -40,3 +41,24 @@ class CompiledAhead:
 
     calls: dict[Variant, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
     watch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReply:
+    """The reply of a process of a group that has loaded a program.
+
+    Attributes:
+      xla_seconds: how long XLA took.
+      memory: the need of each executable, where the backend says it.
+      memory_limit: the bytes that each of its devices has.
+    """
+
+    xla_seconds: float
+    memory: Mapping[str, ExecutableMemory]
+    memory_limit: int
+
+    def __or__(self, other: LoadReply) -> LoadReply:
+        """The reply of two processes of a group together."""
+        both = {name: self.memory[name] | other.memory[name] for name in self.memory.keys() & other.memory}
+        limit = min(self.memory_limit, other.memory_limit)
+        return LoadReply(max(self.xla_seconds, other.xla_seconds), both, limit)

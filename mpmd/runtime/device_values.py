@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+
 import jax
 import numpy as np
 
-from mpmd.runtime.requests import HostSlices
+from mpmd.ir.reshard import Box, box_of, intersection, within
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSlices:
+    """The slices of a host array that the driver sends to one of several processes of a group, for its
+    devices.
+
+    Indexing by the shard of a device works as for the whole array.
+    """
+
+    shape: tuple[int, ...]
+    slices: Mapping[Box, np.ndarray]
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        asked = box_of(index, self.shape)
+        for box, piece in self.slices.items():
+            if intersection(box, asked) == asked:
+                return piece[within(asked, box)]
+        raise AssertionError(f"{asked} was not sent, but {', '.join(map(str, self.slices))}")
 
 
 def put(array: np.ndarray | HostSlices, sharding: jax.sharding.Sharding) -> jax.Array:

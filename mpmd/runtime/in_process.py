@@ -7,7 +7,6 @@ import dataclasses
 import os
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,16 +23,12 @@ from mpmd.ir.participants import participants
 from mpmd.ir.plan import Executable, Spec
 from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program
-from mpmd.runtime.collectives import ExecutableAnalysis
 from mpmd.runtime.compile_once import compile_for
-from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, TraceFiles
-from mpmd.runtime.digests import ProcessDigests
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.inbox import ArrayArrival, Inbox
-from mpmd.runtime.protocol import LoadedProgram, RuntimeBase
-from mpmd.runtime.requests import Handle, HostSlices, Released, StepReply, StepRequest
+from mpmd.runtime.protocol import LoadedProgram, Runtime
+from mpmd.runtime.requests import Release, Released, Request, StepReply, StepRequest
 from mpmd.runtime.resolve_specs import resolve_specs
-from mpmd.runtime.storage import JsonSpec, StoredArray
 from mpmd.runtime.transport import Array, MessageId, Transport
 from mpmd.runtime.worker import GroupWorker
 from mpmd.sharding import spec_of, to_sharding
@@ -162,14 +157,13 @@ def _close_all(groups: Sequence[_GroupThread]) -> None:
         group.join()
 
 
-class InProcessRuntime(RuntimeBase):
-    """Implements ``mpmd.runtime.protocol.Runtime`` with threads."""
+class InProcessRuntime(Runtime):
+    """Implements ``Runtime`` with threads."""
 
     def __init__(self, submeshes: Sequence[jax.sharding.Mesh], max_in_flight: int = MAX_IN_FLIGHT):
-        super().__init__(len(submeshes), max_in_flight)
+        super().__init__([1] * len(submeshes), max_in_flight)
         self._submitting = threading.Lock()  # a step is submitted to all groups or to none
-        self.processes_per_group = (1,) * len(submeshes)
-        self._trace = DeviceTrace()
+        self.traced_groups = (0,)
         self._inboxes = [Inbox() for _ in submeshes]
         self._groups = [
             _GroupThread(_worker(i, submesh, InProcessTransport(self._inboxes, submeshes, i)))
@@ -213,21 +207,37 @@ class InProcessRuntime(RuntimeBase):
         return LoadedProgram.of(number, program, watch.seconds, replies, {})
 
     def unload(self, number: int) -> None:
-        released = Released(programs=(number,))
-        for group in [self._groups[i] for i in self._participants.pop(number, ())]:
+        released = Release(Released(programs=(number,)))
+        for mpmd_idx in self._participants.pop(number, ()):
             with contextlib.suppress(RuntimeError):  # the mesh was closed
-                group.submit(partial(group.worker.release, released))
+                self._ask(mpmd_idx, released)
 
-    def submit_step(self, requests: dict[int, StepRequest]) -> dict[int, Future[StepReply]]:
+    def ask(self, requests: Mapping[int, Request]) -> dict[int, Future]:
         self.check_process()
+        if any(isinstance(request, StepRequest) for request in requests.values()):
+            return self._submit_step(requests)  # type: ignore[arg-type]
+        return {mpmd_idx: self._ask(mpmd_idx, request) for mpmd_idx, request in requests.items()}
+
+    def _ask(self, mpmd_idx: int, request: Request) -> Future:
+        group = self._groups[mpmd_idx]
+        answer = partial(_answer, group.worker, request)
+        match request.beside_steps:
+            case "control":
+                future: Future = Future()
+                future.set_result(answer())
+                return future
+            case "storage":
+                return self._writers.submit(answer)
+        return group.submit(answer)
+
+    def _submit_step(self, requests: Mapping[int, StepRequest]) -> dict[int, Future]:
         futures = {}
         with self._submitting:
             run = next(self._runs)
             abort = partial(self._abort, tuple(requests), run)
             try:
                 for mpmd_idx, released in self._releases_of_others(requests):
-                    group = self._groups[mpmd_idx]
-                    group.submit(partial(group.worker.release, released))
+                    self._ask(mpmd_idx, Release(released))
                 for mpmd_idx, request in requests.items():
                     request = dataclasses.replace(request, released=self._released.take(mpmd_idx), run=run)
                     call = partial(self._run_step, mpmd_idx, request, abort)
@@ -238,12 +248,9 @@ class InProcessRuntime(RuntimeBase):
         return futures
 
     def _run_step(self, mpmd_idx: int, request: StepRequest, abort: Callable[[str], None]) -> StepReply:
-        received = time.perf_counter_ns()
         self._inboxes[mpmd_idx].begin_step(request.run)
         try:
-            sent = request.host_arrays  # is emptied, because this thread and the driver's refer to it
-            owned: dict[Handle, np.ndarray | HostSlices] = {h: _owned(sent.pop(h)) for h in list(sent)}
-            return self._groups[mpmd_idx].worker.run_step(request, owned, received)
+            return self._groups[mpmd_idx].worker.answer(request)
         except StepAborted:
             raise
         except Exception as error:
@@ -254,51 +261,9 @@ class InProcessRuntime(RuntimeBase):
         for mpmd_idx in mpmd_idxs:
             self._inboxes[mpmd_idx].abort(step, reason)
 
-    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
-        self.check_process()
-        group = self._groups[mpmd_idx]
-        return group.submit(partial(group.worker.fetch, handle))
-
     def status(self) -> tuple[tuple[str, int], ...]:
         """Each group's activity, and the number of calls that it has not begun. Does not wait for steps."""
         return tuple((str(group.worker.activity.read()), group.pending) for group in self._groups)
-
-    def measured_peaks(self) -> tuple[int | None, ...]:
-        return tuple(group.worker.measured_peak() for group in self._groups)
-
-    def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
-        group = self._groups[mpmd_idx]
-        return group.submit(partial(group.worker.copy_out, copy, handles))
-
-    def write(
-        self, mpmd_idx: int, copy: Handle, specs: Sequence[Sequence[tuple[Handle, JsonSpec]]]
-    ) -> Future[list[int]]:
-        worker, (mine,) = self._groups[mpmd_idx].worker, specs
-        return self._writers.submit(lambda: [worker.write(copy, mine)])
-
-    def read(self, mpmd_idx: int, stored: Mapping[Handle, StoredArray]) -> Future[StepReply]:
-        group = self._groups[mpmd_idx]
-        return group.submit(partial(group.worker.read, stored))
-
-    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
-        self.check_process()
-        groups = [self._groups[i] for i in self._participants[number]]
-        asked = [group.submit(partial(group.worker.analyses, number)) for group in groups]
-        return {name: each for future in asked for name, each in future.result().items()}
-
-    def digests(self) -> tuple[ProcessDigests, ...]:
-        self.check_process()
-        taken = [group.submit(group.worker.digests) for group in self._groups]
-        return tuple(digests.result() for digests in taken)
-
-    def start_trace(self) -> None:
-        self.check_process()
-        for reached in [group.submit(lambda: None) for group in self._groups]:
-            reached.result()
-        self._trace.start()
-
-    def stop_trace(self) -> dict[str, TraceFiles]:
-        return {ALL_GROUPS: self._trace.stop()}
 
     def close(self) -> None:
         """Ends the threads after the steps already submitted, and waits for them, their callbacks and writes.
@@ -317,7 +282,11 @@ class InProcessRuntime(RuntimeBase):
 
 
 def _worker(mpmd_idx: int, submesh: jax.sharding.Mesh, transport: Transport) -> GroupWorker:
-    return GroupWorker(mpmd_idx, submesh, lambda plan: transport)
+    return GroupWorker(mpmd_idx, submesh, lambda plan: transport, own=_owned)
+
+
+def _answer(worker: GroupWorker, request: Request) -> Any:
+    return request.join([worker.answer(request)])
 
 
 def _owned(array: np.ndarray) -> np.ndarray:

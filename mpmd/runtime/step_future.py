@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from mpmd.errors import StepAborted
 from mpmd.runtime.callbacks import CallbackThreads
-from mpmd.runtime.requests import Captured, StepReply, captured_of
+from mpmd.runtime.requests import Captured, StepReply, reply_of
 
 
 class StepFuture:
@@ -74,7 +74,7 @@ class StepFuture:
     def captured(self, mpmd_idx: int) -> tuple[Captured | None, BaseException | None]:
         """Waits for a group. Returns the task that it has kept, and the error of its part of the step."""
         reply = self._replies[mpmd_idx]
-        return captured_of(reply), reply.exception()
+        return reply_of(reply).captured, reply.exception()
 
     def _reply(self, mpmd_idx: int) -> StepReply:
         error = self._replies[mpmd_idx].exception()

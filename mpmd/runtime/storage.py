@@ -11,13 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mpmd.ir.plan import Spec
 from mpmd.ir.specs import fitting
-from mpmd.runtime.requests import Handle
+from mpmd.runtime.requests import Handle, JsonSpec, StoredArray
 from mpmd.sharding import to_sharding
-
-JsonSpec = Mapping[str, Any]
-"""A JSON description by which TensorStore opens an array."""
 
 Region = tuple[Any, ...]
 """A slice for each dimension."""
@@ -33,14 +29,6 @@ class HostShard(NamedTuple):
 
     region: Region
     data: np.ndarray
-
-
-class StoredArray(NamedTuple):
-    """An array to read: its TensorStore specification, and the dtype and the sharding that it gets."""
-
-    opened_by: JsonSpec
-    dtype: np.dtype
-    spec: Spec
 
 
 def region_of(opened_by: JsonSpec, start: Sequence[int], shape: Sequence[int]) -> JsonSpec:

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,10 +15,11 @@ from mpmd.errors import StepAborted, TaskError
 from mpmd.ir.plan import Executable, Name, Plan, Spec
 from mpmd.ir.routes import held_specs
 from mpmd.program import Function, Variant
+from mpmd.runtime import requests as ask
 from mpmd.runtime import storage
 from mpmd.runtime.activity import FINISHING, Activity, Loading
 from mpmd.runtime.collectives import ExecutableAnalysis
-from mpmd.runtime.compiled_program import CompiledAhead, CompiledProgram
+from mpmd.runtime.compiled_program import CompiledAhead, CompiledProgram, LoadReply
 from mpmd.runtime.compiling import (
     Compile,
     Compiling,
@@ -26,8 +28,9 @@ from mpmd.runtime.compiling import (
     memory_of,
 )
 from mpmd.runtime.device_memory import measured_peak, memory_limit, memory_use
-from mpmd.runtime.device_values import is_readable, put
-from mpmd.runtime.digests import DigestLog, ProcessDigests, ProcessEvents, process_digests
+from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, process_name
+from mpmd.runtime.device_values import HostSlices, is_readable, put
+from mpmd.runtime.digests import DigestLog, ProcessEvents, process_digests
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.recording import Recording
@@ -36,13 +39,12 @@ from mpmd.runtime.requests import (
     CallbackOperands,
     Captured,
     Handle,
-    HostSlices,
-    LoadReply,
+    JsonSpec,
     Released,
+    Request,
     StepReply,
     StepRequest,
-    add_callback_operands,
-    add_captured,
+    add_reply,
     operands_on_host,
     readable_operands,
 )
@@ -68,6 +70,7 @@ class GroupWorker:
       of_donated: the text in errors about values that a failed step has taken over.
       rank: the number of this process within the group.
       is_alone: whether no other group is in this process.
+      own: returns a host array that has come with a step as one that the group may keep.
     """
 
     def __init__(
@@ -80,11 +83,13 @@ class GroupWorker:
         of_donated: str = DONATED_IN_PROCESS,
         rank: int = 0,
         is_alone: bool = False,
+        own: Callable[[Any], np.ndarray | HostSlices] = lambda array: array,
     ):
         self.mpmd_idx = mpmd_idx
         self._of_donated = of_donated
         self._rank = rank
         self._is_alone = is_alone
+        self._own = own
         self.submesh = submesh
         self._transport_of = transport_of
         self._agree = agree
@@ -94,6 +99,7 @@ class GroupWorker:
         self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
         self._programs: dict[int, CompiledProgram] = {}
         self._ahead: dict[int, CompiledAhead] = {}
+        self._trace = DeviceTrace()
         self.activity = activity or Activity()
         self._synchronous = submesh.devices.flat[0].platform == "cpu"
 
@@ -165,7 +171,6 @@ class GroupWorker:
         compiled: Mapping[str, jax.stages.Compiled],
         constants: Mapping[Name, np.ndarray],
     ) -> CompiledProgram:
-        """This group's part of a plan, with its executables."""
         specs = held_specs(plan, self.mpmd_idx, self.submesh.shape)
         shardings = {name: to_sharding(spec, self.submesh) for name, spec in specs.items()}
         here = [leaf.name for leaf in plan.constants_of(self.mpmd_idx)]
@@ -196,23 +201,49 @@ class GroupWorker:
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
 
-    def run_step(
-        self,
-        request: StepRequest,
-        host_arrays: dict[Handle, np.ndarray | HostSlices],
-        received: int | None = None,
-    ) -> StepReply:
-        """Runs one step. When it fails, its outputs are lost, and reading them raises the reason.
+    def answer(self, request: Request) -> Any:
+        """This process's answer to a request of the driver."""
+        match request:
+            case StepRequest():
+                return self._run_step(request)
+            case ask.Fetch(handle):
+                return self._captured[handle] if handle in self._captured else self._value(handle)
+            case ask.CopyOut(copy, handles):
+                self._copies[copy] = {handle: storage.copied_out(self._value(handle)) for handle in handles}
+            case ask.Write(copy, specs):
+                return self._write(copy, specs[self._rank])
+            case ask.Read(stored):
+                self._values.update(storage.read(stored, self.submesh))
+                return StepReply({})
+            case ask.Release(released):
+                self.release(released)
+            case ask.Digests():
+                devices = self.submesh.local_devices
+                return process_digests(self.mpmd_idx, self._rank, devices, self._values, self._received)
+            case ask.Analyses(program):
+                return {
+                    name: ExecutableAnalysis(call.as_text() or "", call.cost_analysis() or {})
+                    for name, call in self._programs[program].executables.items()
+                }
+            case ask.MeasuredPeak():
+                return measured_peak(self.submesh.local_devices)
+            case ask.StartTrace():
+                self._trace.start()
+            case ask.StopTrace():
+                name = process_name(self.mpmd_idx, self._rank) if self._is_alone else ALL_GROUPS
+                return {name: self._trace.stop()}
+            case _:
+                raise AssertionError(f"{request} is no request that groups know")
+        return None
 
-        Args:
-          host_arrays: the values that the group is sent with this step, or the parts that this process needs.
-            They are the worker's from now on.
-          received: when the process turned to the request, by ``time.perf_counter_ns``; by default, now.
-        """
+    def _run_step(self, request: StepRequest) -> StepReply:
+        """Runs one step. When it fails, its outputs are lost, and reading them raises the reason."""
         recording = None
         if request.profile:
-            begin = time.perf_counter_ns() if received is None else received
+            begin = time.perf_counter_ns()
             recording = Recording(begin, self._synchronous, self._is_alone and self._synchronous)
+        sent = request.host_arrays  # is emptied, because whoever has sent the request refers to it as well
+        host_arrays = {handle: self._own(sent.pop(handle)) for handle in list(sent)}
         self.release(request.released)
         program = self._programs[request.program]
         callback_operands: list[CallbackOperands] = []
@@ -239,9 +270,10 @@ class GroupWorker:
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
                 on_host = tuple(map(operands_on_host, callback_operands))
             except Exception as error:
-                add_callback_operands(error, tuple(readable_operands(callback_operands)))
-                if isinstance(error, TaskError) or (capture is not None and capture.task is not None):
-                    add_captured(error, self._keep(keeper))
+                has_kept = isinstance(error, TaskError) or (capture is not None and capture.task is not None)
+                captured = self._keep(keeper) if has_kept else None
+                operands = tuple(readable_operands(callback_operands))
+                add_reply(error, StepReply({}, callback_operands=operands, captured=captured))
                 lost = LostValue(self._reason(error, request))
                 missing = [handle for handle in host_arrays if handle not in self._values]
                 self._values.update(dict.fromkeys([*missing, *request.outputs], lost))
@@ -258,7 +290,6 @@ class GroupWorker:
         return StepReply(inline, times, on_host, memory, events, captured)
 
     def _keep(self, keeper: TaskKeeper | None) -> Captured | None:
-        """Has the operands and results of a task live here under their handles."""
         kept = None if keeper is None else keeper.kept(self.mpmd_idx, self.submesh.devices.flat[0])
         if kept is None:
             return None
@@ -267,7 +298,6 @@ class GroupWorker:
         return captured
 
     def _reason(self, error: Exception, request: StepRequest) -> str:
-        """The reason why the outputs of a failed step are lost, as text."""
         if isinstance(error, LostValueError):
             return error.reason
         return f"{error}. {self._of_donated}" if request.donated else str(error)
@@ -321,18 +351,10 @@ class GroupWorker:
             raise LostValueError(value.reason)
         return value
 
-    def fetch(self, handle: Handle) -> jax.Array:
-        """The array under a handle. Raises ``LostValueError`` when the step that makes it has failed."""
-        return self._captured[handle] if handle in self._captured else self._value(handle)
-
-    def copy_out(self, copy: Handle, handles: Sequence[Handle]) -> None:
-        """Copies values to host memory, for ``write``. Raises ``LostValueError`` as ``fetch``."""
-        self._copies[copy] = {handle: storage.copied_out(self._value(handle)) for handle in handles}
-
-    def write(self, copy: Handle, specs: Sequence[tuple[Handle, storage.JsonSpec]]) -> int:
+    def _write(self, copy: Handle, specs: Sequence[tuple[Handle, JsonSpec]]) -> int:
         """Writes this process's shards of copied values, drops the copy, and returns the number of bytes.
 
-        Unlike the rest of the methods it may be called in another thread, while steps run.
+        May run in another thread, while steps run.
 
         Raises: as ``storage.write``; ``RuntimeError`` when the copy was dropped.
         """
@@ -341,27 +363,14 @@ class GroupWorker:
             raise RuntimeError("the copy is gone: its process was replaced since, or the mesh was closed")
         return storage.write(copies, specs)
 
-    def read(self, stored: Mapping[Handle, storage.StoredArray]) -> StepReply:
-        """Reads values, which have these handles then. Raises as ``storage.read``."""
-        self._values.update(storage.read(stored, self.submesh))
-        return StepReply({})
-
     def values(self) -> dict[Handle, jax.Array | LostValue]:
-        """All values that live here."""
         return dict(self._values)
 
-    def digests(self) -> ProcessDigests:
-        """Digests of all values that live here."""
-        devices = self.submesh.local_devices
-        return process_digests(self.mpmd_idx, self._rank, devices, self._values, self._received)
-
     def replace_values(self, values: Mapping[Handle, jax.Array | LostValue]) -> None:
-        """Replaces all values that live here by these."""
         self._values = dict(values)
 
     def release(self, released: Released) -> None:
-        """Drops values and programs; handles of donated values and programs that were never loaded are
-        ignored."""
+        """Drops values and programs. Ignores handles of donated values and programs that were not loaded."""
         for handle in released.handles:
             self._values.pop(handle, None)
             self._captured.pop(handle, None)
@@ -370,17 +379,6 @@ class GroupWorker:
         for number in released.programs:
             self._programs.pop(number, None)
             self._ahead.pop(number, None)
-
-    def analyses(self, number: int) -> dict[str, ExecutableAnalysis]:
-        """XLA's analysis of each executable of a program that the group runs."""
-        return {
-            name: ExecutableAnalysis(call.as_text() or "", call.cost_analysis() or {})
-            for name, call in self._programs[number].executables.items()
-        }
-
-    def measured_peak(self) -> int | None:
-        """As ``device_memory.measured_peak`` of this process's devices. May be called from any thread."""
-        return measured_peak(self.submesh.local_devices)
 
     def keep_only(self, programs: Collection[int]) -> None:
         """Drops every program that is not in ``programs``, also programs that are compiled in part."""

@@ -14,7 +14,7 @@ from mpmd.ir.plan import Plan
 from mpmd.runtime.captures import TaskWriter, directory_fault
 from mpmd.runtime.fetch_kept import drop_kept, fetch_kept
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.requests import Capture, Captured, StepReply, captured_of
+from mpmd.runtime.requests import Capture, Captured, StepReply, reply_of
 from mpmd.runtime.step_future import StepFuture, call_when_done
 from mpmd.util.tables import first_few
 from mpmd.util.warn import warn_user
@@ -146,7 +146,7 @@ def _failed(replies: Mapping[int, Future[StepReply]]) -> list[tuple[BaseExceptio
     return [
         (error, captured)
         for reply in replies.values()
-        if (error := reply.exception()) is not None and (captured := captured_of(reply)) is not None
+        if (error := reply.exception()) is not None and (captured := reply_of(reply).captured) is not None
     ]
 
 

@@ -30,9 +30,10 @@ from mpmd.runtime.collectives import Collective, ExecutableAnalysis, collectives
 from mpmd.runtime.device_times import with_device_times
 from mpmd.runtime.interrupts import DeferredInterrupt
 from mpmd.runtime.protocol import Runtime
-from mpmd.runtime.requests import Capture, Handle, StepReply
+from mpmd.runtime.requests import Analyses, Capture, Handle, StepReply
 from mpmd.runtime.step_future import StepFuture
 from mpmd.runtime.step_meter import StepMeter
+from mpmd.runtime.survey import measured_peaks
 from mpmd.step.capturing import check_capture, failure_capture, failures_captured, write_named
 from mpmd.step.initialize import compile_init
 from mpmd.step.memory_stats import memory_stats
@@ -108,7 +109,7 @@ class LoadedStep(PlannedStep):
             seconds=self._seconds,
             xla_seconds=self._in_part.xla_seconds,
             holdings=self._in_part.holdings,
-            measured_peaks=peaks_in(self.mesh, runtime.measured_peaks()) if runtime else None,
+            measured_peaks=peaks_in(self.mesh, measured_peaks(runtime)) if runtime else None,
             profile=self._profiled,
         )
 
@@ -289,7 +290,9 @@ class LoadedStep(PlannedStep):
         return memory_stats(self.plan, self.report())
 
     def _analyses(self) -> dict[str, ExecutableAnalysis]:
-        return self._running().analyses(self._loaded.number)
+        runtime, analyses = self._running(), Analyses(self._loaded.number)
+        answers = runtime.ask(dict.fromkeys(self._groups, analyses)).values()
+        return {name: analysis for answer in answers for name, analysis in answer.result().items()}
 
     def submit(
         self, call: Call, profile: bool = False, captures: Mapping[int, Capture] | None = None
@@ -356,7 +359,7 @@ class LoadedStep(PlannedStep):
             )
             with DeferredInterrupt():
                 try:
-                    replies = runtime.submit_step(requests)
+                    replies = runtime.ask(requests)
                 except BaseException:  # also a second interrupt: some groups may have got their request
                     delivery.cancel()
                     for leaf, handle in zip(self._mesh_plan.outputs, results, strict=True):

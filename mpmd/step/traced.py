@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from mpmd.runtime.device_trace import TraceFiles, make_run_folder, write_traces
 from mpmd.runtime.protocol import Runtime
+from mpmd.runtime.survey import start_traces, stop_traces
 from mpmd.util.warn import warn_user
 
 
@@ -17,14 +18,14 @@ def traced(runtime: Runtime, trace_dir: str | os.PathLike | None) -> Iterator[Ma
     """A context in which every process is traced; writes the traces at its end. Without a folder, none is.
 
     Yields: the files of each process by its name, which are there at the end, unless they are lost.
-    Raises: as ``make_run_folder`` and ``Runtime.start_trace``.
+    Raises: as ``make_run_folder`` and ``start_traces``.
     """
     if trace_dir is None:
         yield {}
         return
     folder = make_run_folder(trace_dir)
     traces: dict[str, TraceFiles] = {}
-    runtime.start_trace()
+    start_traces(runtime)
     try:
         yield traces
     except BaseException as error:
@@ -38,7 +39,7 @@ def traced(runtime: Runtime, trace_dir: str | os.PathLike | None) -> Iterator[Ma
 def _bring_traces(runtime: Runtime, folder: pathlib.Path, traces: dict[str, TraceFiles]) -> str | None:
     """Ends and writes the traces. Returns the reason if they are lost."""
     try:
-        traces |= runtime.stop_trace()
+        traces |= stop_traces(runtime)
         write_traces(folder, traces)
     except (RuntimeError, OSError) as error:
         return f"the traces of this step are lost: {error}"

@@ -98,11 +98,13 @@ def test_a_group_reads_what_it_needs_from_storage(on_four, saved, monkeypatch):
     path, _, _ = saved
     asked = {}
     runtime = on_four.mesh.runtime
-    read = runtime.read
-    monkeypatch.setattr(
-        runtime, "read", lambda group, stored: asked.update({group: stored}) or read(group, stored)
-    )
-    monkeypatch.setattr(runtime, "submit_step", None)  # nothing goes through this process
+    ask = runtime.ask
+
+    def note(requests):
+        asked.update({group: request.stored for group, request in requests.items()})  # of ``Read`` alone
+        return ask(requests)
+
+    monkeypatch.setattr(runtime, "ask", note)
     state = on_four.restore(path)
     for group, stored in asked.items():
         assert set(stored) == {leaf.handle for leaf in jax.tree.leaves(state) if group in leaf.mpmd_idxs}

@@ -18,6 +18,7 @@ import tensorstore as ts
 
 import mpmd
 from mpmd.checkpoint import reservation
+from mpmd.runtime.requests import Write
 from tests.support.checkpoint_state import compiled, initial_state, tokens
 from tests.support.digests import digests
 from tests.support.parity import mesh_of
@@ -98,8 +99,14 @@ def test_later_steps_may_take_over_what_is_being_saved(step, state, tmp_path, mo
     expected = digests(mpmd.to_host(state))
     stepped = threading.Event()
     runtime = state["count"].runtime
-    write = runtime.write
-    monkeypatch.setattr(runtime, "write", lambda *args: stepped.wait(60) and write(*args))
+    ask = runtime.ask
+
+    def held_up(requests):
+        if any(isinstance(request, Write) for request in requests.values()):
+            stepped.wait(60)
+        return ask(requests)
+
+    monkeypatch.setattr(runtime, "ask", held_up)
     saving = mpmd.save_async(tmp_path / "saved", state)
     for _ in range(3):
         state, _ = step(state, tokens())
@@ -124,18 +131,18 @@ def test_saving_waits_for_the_steps_before_and_not_for_those_after(step, state, 
     """The copy is asked for before ``save_async`` returns, and a group answers in order."""
     asked = []
     runtime = state["count"].runtime
-    for method in ("copy_out", "submit_step"):
-        original = getattr(runtime, method)
-        monkeypatch.setattr(
-            runtime,
-            method,
-            lambda *args, method=method, original=original: asked.append(method) or original(*args),
-        )
+    ask = runtime.ask
+
+    def note(requests):
+        asked.extend({type(request).__name__ for request in requests.values()} - {"Write"})
+        return ask(requests)
+
+    monkeypatch.setattr(runtime, "ask", note)
     state, _ = step(state, tokens())
     saving = mpmd.save_async(tmp_path / "saved", state)
     step(state, tokens())
     saving.result()
-    assert asked == ["submit_step", "copy_out", "copy_out", "submit_step"]
+    assert asked == ["StepRequest", "CopyOut", "CopyOut", "StepRequest"]
 
 
 def test_a_relative_path(state, tmp_path, monkeypatch):

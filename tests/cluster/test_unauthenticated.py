@@ -89,9 +89,9 @@ def of_driver():
 
     def admit():
         with ThreadPoolExecutor(1) as thread:
-            serving = thread.submit(server.serve, lambda method, arguments: arguments)
+            serving = thread.submit(server.serve, lambda request: request)
             driver = FrameConnection(sockets.connect(server.address, CREDENTIALS, SECONDS))
-            driver.write(encode(3, ("run", (1, 2))))
+            driver.write(encode(3, (1, 2)))
             assert driver.read().decode() == (1, 2)
             driver.end()
             driver.close()

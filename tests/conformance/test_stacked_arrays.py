@@ -86,14 +86,14 @@ def test_a_part_of_an_array_that_the_caller_keeps_travels_once(mesh):
 
     compiled = mpmd.jit(step, mesh).compile(jnp.float32(1), frozen, batch()[0])
     sent = []
-    submit = mesh.runtime.submit_step
+    submit = mesh.runtime.ask
 
     def watched(requests):
         sent.append(sum(len(request.host_arrays) for request in requests.values()))
         return submit(requests)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(mesh.runtime, "submit_step", watched)
+        patched.setattr(mesh.runtime, "ask", watched)
         results = [compiled(jnp.float32(1), frozen, np.asarray(batch()[0])) for _ in range(2)]
     assert sent[0] - sent[1] == 6
     assert_close(results[1], jax.jit(step)(jnp.float32(1), frozen, batch()[0]))

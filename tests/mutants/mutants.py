@@ -336,7 +336,7 @@ MUTANTS = (
     Mutant(
         "recovery-unwritten-copy",
         "cluster/recovery/journal.py",
-        "if not entry.is_copied or any(isinstance(before, LoggedCopy) for before in kept):",
+        "if not entry.is_copied or any(_is_copy(before) for before in kept):",
         "if not entry.is_copied:",
         "commits a snapshot behind a copy that is still to be written",
     ),

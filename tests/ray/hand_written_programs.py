@@ -79,7 +79,7 @@ class ProgramDriver:
             )
         self.unsent = {}
         self.handles |= {into: outputs[name] for name, into in self.feedback.items()}
-        return self.runtime.submit_step(requests), outputs
+        return self.runtime.ask(requests), outputs
 
 
 def train_program(width=4, batch=8, split=("fsdp",)):

@@ -14,6 +14,7 @@ import pytest
 
 import cluster
 import mpmd
+from mpmd.runtime.requests import Write
 from tests.support.checkpoint_state import compiled, initial_state, tokens
 from tests.support.digests import digests
 
@@ -24,17 +25,19 @@ SECONDS = 60
 def writing_held_up(runtime, monkeypatch):
     """Holds the lock of what TensorStore writes last. Gives what waits until a group has written the rest."""
     locked = []
-    write = runtime.write
+    ask = runtime.ask
 
-    def held_up(mpmd_idx, copy, specs):
-        ((_, spec),) = specs[0]
+    def held_up(requests):
+        if not isinstance(writing := next(iter(requests.values())), Write):
+            return ask(requests)
+        ((_, spec),) = writing.specs[0]
         directory = Path(spec["kvstore"]["base"]["path"])
         directory.mkdir()
         lock = os.open(directory / "manifest.ocdbt.__lock", os.O_CREAT | os.O_WRONLY)
         held.callback(os.close, lock)
         fcntl.lockf(lock, fcntl.LOCK_EX)
         locked.append(directory)
-        return write(mpmd_idx, copy, specs)
+        return ask(requests)
 
     def wait_until_writing():
         end = time.monotonic() + SECONDS
@@ -43,7 +46,7 @@ def writing_held_up(runtime, monkeypatch):
             time.sleep(0.01)
 
     with contextlib.ExitStack() as held, monkeypatch.context() as patched:
-        patched.setattr(runtime, "write", held_up)
+        patched.setattr(runtime, "ask", held_up)
         yield wait_until_writing
 
 

@@ -7,6 +7,7 @@ import ray
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.runtime.requests import StartTrace
 
 ROWS = np.ones((8, 16), np.float32)
 WEIGHTS = np.full((2, 16, 16), 0.1, np.float32)
@@ -39,7 +40,7 @@ def test_where_one_process_is_traced_already_no_other_stays_traced(two_groups, t
     step = mpmd.jit(train_step, two_groups).compile(WEIGHTS, ROWS)
     with pytest.raises(ValueError, match="cannot be written"):
         step.profile(WEIGHTS, ROWS, trace_dir=__file__)
-    ray.get(two_groups.runtime.actors[1].start_trace.remote(), timeout=60)
+    ray.get(two_groups.runtime.actors[1].answer.remote(StartTrace()), timeout=60)
     with pytest.raises(RuntimeError, match="Only one profile may be run at a time"):
         step.profile(WEIGHTS, ROWS, trace_dir=tmp_path)
     step.profile(WEIGHTS, ROWS, trace_dir=tmp_path)

@@ -109,7 +109,7 @@ def test_a_program_that_does_not_compile_names_the_group(two_groups):
         broken = {"work": b"not an export", "next": b"neither"}
         shipment = cluster.protocol.shipment.Shipment(program.plan, broken, {}, {})
         two_groups.runtime._calls.call_ray(0, "ship", 99, shipment).result(SECONDS)
-        two_groups.runtime._calls.call(0, "load", 99).result(SECONDS)
+        two_groups.runtime._calls.ask(0, cluster.protocol.shipment.Load(99)).result(SECONDS)
     assert caught.value.mpmd_idx == 0
 
 

@@ -25,15 +25,15 @@ def test_an_interrupt_while_a_step_is_submitted_leaves_the_state_after_it(two_gr
     state, _ = step(init(weights(2), CLIPPED_ADAM), *batch())
     jax.block_until_ready(state)
     calls = two_groups.runtime._calls
-    call_step = calls.call_step
+    ask_step = calls.ask_step
 
     def interrupted(*arguments):
-        replies = call_step(*arguments)
+        replies = ask_step(*arguments)
         signal.raise_signal(signal.SIGINT)
         return replies
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(calls, "call_step", interrupted)
+        patched.setattr(calls, "ask_step", interrupted)
         step(state, *batch())
     assert_close(state, after(2))
     state, _ = step(state, *batch())

@@ -16,6 +16,7 @@ import cluster
 import mpmd
 from cluster.recovery import Recovery
 from mpmd.errors import RecoveryError, StateLostError
+from mpmd.runtime.requests import Write
 from tests.ray.hand_written_programs import ProgramDriver, compute_forever, relay_program
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
 from tests.support.parity import assert_close
@@ -110,19 +111,19 @@ def test_a_checkpoint_is_completed_by_the_process_that_takes_the_place_of_a_dead
     step = compiled(recovering_mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
     undisturbed = train(step, steps=4)
     expected = mpmd.to_host(step(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))[0])
-    write, deaths, saving = runtime.write, [], []
+    ask, deaths, saving = runtime.ask, [], []
 
-    def dying(mpmd_idx, copy, specs):
-        if not deaths:
-            deaths.append(kill(recovering_mesh, mpmd_idx))
-        return write(mpmd_idx, copy, specs)
+    def dying(requests):
+        if not deaths and any(isinstance(request, Write) for request in requests.values()):
+            deaths.append(kill(recovering_mesh, min(requests)))
+        return ask(requests)
 
     def disturb(number, state):
         if number == 0:
             saving.append(mpmd.save_async(tmp_path / "saved", state))
 
     with monkeypatch.context() as patched:
-        patched.setattr(runtime, "write", dying)
+        patched.setattr(runtime, "ask", dying)
         assert train(step, disturb, steps=4) == undisturbed
         saving[0].result()
     assert deaths

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.runtime.requests import StepRequest
 from tests.support.models import batch, mse, weights
 from tests.support.parity import mesh_of
 
@@ -25,14 +26,16 @@ def evaluate(params, xs, ys):
 
 def watch(monkeypatch, mesh):
     """The shapes of what is sent with each step."""
-    sent, submit_step = [], mesh.runtime.submit_step
+    sent, ask = [], mesh.runtime.ask
 
     def watched(requests):
-        arrays = [array for request in requests.values() for array in request.host_arrays.values()]
-        sent.append(sorted(array.shape for array in arrays))
-        return submit_step(requests)
+        steps = [request for request in requests.values() if isinstance(request, StepRequest)]
+        arrays = [array for step in steps for array in step.host_arrays.values()]
+        if steps:
+            sent.append(sorted(array.shape for array in arrays))
+        return ask(requests)
 
-    monkeypatch.setattr(mesh.runtime, "submit_step", watched)
+    monkeypatch.setattr(mesh.runtime, "ask", watched)
     return sent
 
 
@@ -133,7 +136,7 @@ def test_after_an_interrupt_it_is_sent_again(mesh, monkeypatch):
 
     step.compile(params, *data)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(mesh.runtime, "submit_step", interrupted)
+        patched.setattr(mesh.runtime, "ask", interrupted)
         step(params, *data)
     np.testing.assert_allclose(float(step(params, *data)), jax.jit(evaluate)(params, *data), rtol=1e-5)
 
@@ -152,7 +155,7 @@ def test_an_interrupted_step_gives_away_what_is_donated(mesh, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(mesh.runtime, "submit_step", interrupted)
+        patched.setattr(mesh.runtime, "ask", interrupted)
         step(params, *data)
     with pytest.raises(ValueError, match="was deleted or donated to an earlier call"):
         step(params, *data)

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
+from mpmd.runtime import survey
 from mpmd.runtime.device_trace import executable_seconds, program_name
 from mpmd.step import traced
 from tests.support.collectives import collectives_of
@@ -118,16 +119,16 @@ def test_traces_that_are_lost_do_not_cost_the_result(mesh, tmp_path, monkeypatch
     step = mpmd.jit(lambda state, rows: (state + 1, train_step(state, rows)), mesh, donate_argnums=0)
     state, _ = step(WEIGHTS, ROWS)
 
-    def stop_trace():
+    def stop_traces(runtime):
         raise RuntimeError("this process was replaced")
 
     with monkeypatch.context() as patched:
-        patched.setattr(mesh.runtime, "stop_trace", stop_trace)
+        patched.setattr(traced, "stop_traces", stop_traces)
         with pytest.warns(RuntimeWarning, match="traces of this step are lost: this process was replaced"):
             (state, _), events = step.profile(state, ROWS, trace_dir=tmp_path)
     np.testing.assert_array_equal(state, WEIGHTS + 2)
     assert events
-    mesh.runtime.stop_trace()
+    survey.stop_traces(mesh.runtime)
     monkeypatch.setattr(traced, "make_run_folder", lambda trace_dir: tmp_path / "gone")
     with pytest.warns(RuntimeWarning, match="traces of this step are lost: .*No such file"):
         step.profile(state, ROWS, trace_dir=tmp_path)

@@ -1,6 +1,7 @@
 """Digests of values by device, and copies of values that are to be equal."""
 
 import types
+from concurrent.futures import Future
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from mpmd.errors import SilentCorruptionError
+from mpmd.errors import GroupDiedError, SilentCorruptionError
 from mpmd.meshes.part import WholeMesh
 from mpmd.runtime.digests import ProcessDigests, ShardDigest, ValueDigest, digests_by_device
 from mpmd.runtime.replicas import unequal_replicas
@@ -53,12 +54,24 @@ def test_processes_of_other_kinds_may_compute_other_bits(kind, is_conclusive):
 
 
 class PretendedMesh(WholeMesh):
-    """Of so many groups, whose processes have these digests."""
+    """Groups whose processes have these digests. Group 1, which is left out, is dead if it has none."""
 
     def __init__(self, mpmd_dim, *processes):
         super().__init__(None)
         self.mpmd_dim = mpmd_dim
-        self.runtime = types.SimpleNamespace(digests=lambda: processes)
+        self.runtime = types.SimpleNamespace(
+            ask=self.ask, processes_per_group=(1,) * mpmd_dim, left_out=frozenset([1])
+        )
+        self.processes = processes
+
+    def ask(self, requests):
+        futures = {mpmd_idx: Future() for mpmd_idx in requests}
+        for mpmd_idx, future in futures.items():
+            if taken := tuple(each for each in self.processes if each.mpmd_idx == mpmd_idx):
+                future.set_result(taken)
+            else:
+                future.set_exception(GroupDiedError("it died", mpmd_idx))
+        return futures
 
 
 def test_a_comparison_says_what_is_inconclusive_and_who_is_left_out():

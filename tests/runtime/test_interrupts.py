@@ -161,10 +161,10 @@ def test_after_an_interrupt_between_two_groups_the_mesh_goes_on(mesh, trained, m
 
 def test_the_results_of_an_interrupted_step_are_freed(mesh, trained, monkeypatch):
     step, state = trained
-    submit_step = mesh.runtime.submit_step
+    ask = mesh.runtime.ask
 
     def interrupted(requests):
-        submit_step(requests)
+        ask(requests)
         raise KeyboardInterrupt
 
     def held_after_three_steps():
@@ -175,7 +175,7 @@ def test_the_results_of_an_interrupted_step_are_freed(mesh, trained, monkeypatch
 
     before = held_after_three_steps()
     with monkeypatch.context() as patched:
-        patched.setattr(mesh.runtime, "submit_step", interrupted)
+        patched.setattr(mesh.runtime, "ask", interrupted)
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 step(state, *batch())

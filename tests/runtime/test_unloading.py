@@ -123,13 +123,13 @@ def test_groups_without_a_part_in_a_step_are_not_asked_and_drop_what_is_released
     of_group = [[leaf for leaf in jax.tree.leaves(params) if leaf.mpmd_idxs == (i,)] for i in range(2)]
     doubled = mpmd.jit(lambda leaves: [2 * leaf for leaf in leaves], mesh)
     doubled(of_group[0])
-    asked, submit_step = [], mesh.runtime.submit_step
+    asked, ask = [], mesh.runtime.ask
 
     def submit(requests):
         asked.append(set(requests))
-        return submit_step(requests)
+        return ask(requests)
 
-    monkeypatch.setattr(mesh.runtime, "submit_step", submit)
+    monkeypatch.setattr(mesh.runtime, "ask", submit)
     (group,) = mesh.runtime._groups[1:]
     values = [group.submit(lambda: len(group.worker._values)).result()]
     dropped = len(of_group[1])

@@ -14,7 +14,7 @@ def test_numbers_ascend_in_the_order_of_submission(monkeypatch):
         runtime, numbers, overtaken = mesh.runtime, [], []
         delivery = runtime.arguments.delivery
 
-        def submit(requests, submit=runtime.submit_step):
+        def submit(requests, submit=runtime.ask):
             numbers.append(requests[0].step)
             return submit(requests)
 
@@ -24,7 +24,7 @@ def test_numbers_ascend_in_the_order_of_submission(monkeypatch):
                 step(state, *batch())
             return delivery(num_groups)
 
-        monkeypatch.setattr(runtime, "submit_step", submit)
+        monkeypatch.setattr(runtime, "ask", submit)
         monkeypatch.setattr(runtime.arguments, "delivery", overtake)
         step(state, *batch())
         assert len(numbers) == 2

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 from cluster.recovery.journal import Journal
+from mpmd.runtime.requests import CopyOut, Fetch, Read
 
 
 class CountingJournal(Journal):
@@ -13,4 +14,14 @@ class CountingJournal(Journal):
 
     def add_step(self, requests):
         number = next(self._numbers)
-        return super().add_step({i: dataclasses.replace(each, step=number) for i, each in requests.items()})
+        released = {i: each.released for i, each in requests.items()}
+        return self.add({i: dataclasses.replace(each, step=number) for i, each in requests.items()}, released)
+
+    def add_fetch(self, mpmd_idx, handle):
+        return self.add({mpmd_idx: Fetch(handle)})
+
+    def add_read(self, mpmd_idx, stored):
+        return self.add({mpmd_idx: Read(stored)})
+
+    def add_copy(self, mpmd_idx, copy, handles):
+        return self.add({mpmd_idx: CopyOut(copy, tuple(handles))})

@@ -22,7 +22,7 @@ from cluster.recovery.events import (
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
-from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedRead, LoggedSnapshot, LoggedStep
+from cluster.recovery.logged import LoggedSnapshot, LoggedStep
 from cluster.recovery.membership import Membership
 from mpmd.errors import GroupDiedError, NonFiniteError, StepAborted, StepTimeoutError, TaskError
 from mpmd.runtime.digests import (
@@ -35,7 +35,7 @@ from mpmd.runtime.digests import (
     ValueDigest,
 )
 from mpmd.runtime.lost_values import LostValueError
-from mpmd.runtime.requests import Released, StepReply, StepRequest
+from mpmd.runtime.requests import CopyOut, Fetch, Read, Released, StepReply, StepRequest
 
 MANY = 10**4
 STATE = 10**6
@@ -189,7 +189,7 @@ class World:
 
     def step(self, donated=(), fails=False):
         self.num_steps += 1
-        step = self.journal.add_step({i: self.request(donated) for i in self.logged})
+        step = self.journal.add({i: self.request(donated) for i in self.logged})
         if fails:
             self.fails.add(step)
         else:
@@ -240,12 +240,12 @@ class World:
         self.left_out.wanted.update(self.left_out.dead.keys() & set(mpmd_idxs))
 
     def fetch(self, mpmd_idx):
-        self.ask_first(self.journal.add_fetch(mpmd_idx, 0))
+        self.ask_first(self.journal.add({mpmd_idx: Fetch(0)}))
 
     def save(self, mpmd_idx):
         copy = next(self.numbers)
         self.membership.moves.unwritten.add(copy)
-        self.ask_first(self.journal.add_copy(mpmd_idx, copy, []))
+        self.ask_first(self.journal.add({mpmd_idx: CopyOut(copy, ())}))
         return copy
 
     def finish_saving(self, copy):
@@ -308,14 +308,12 @@ class World:
                 group.chain = (*group.chain, entry.ordinal + is_wrong * next(self.numbers) / MANY)
                 value, self.corrupts = hash(group.chain) + self.corrupts, False
                 result = StepReply({entry.ordinal: np.array(value)}, events=self.events_of(mpmd_idx))
-            case LoggedFetch():
+            case _ if entry.kind is Fetch:
                 result = group.chain
-            case LoggedRead() if entry in self.unreadable:
+            case _ if entry in self.unreadable:
                 error = RuntimeError("no such file")
-            case LoggedRead():
+            case _ if entry.kind is Read:
                 result = StepReply({})
-            case LoggedCopy():
-                pass
         if is_repeated:
             self.tell(Repeated(number[0], entry, mpmd_idx, result, error))
         else:

@@ -13,7 +13,7 @@ from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
 from mpmd.ir.routes import Topology
-from mpmd.runtime.requests import StepReply, StepRequest
+from mpmd.runtime.requests import CopyOut, Read, StepReply, StepRequest, Write
 from tests.support.processes import endpoints
 
 SOON = 20
@@ -39,30 +39,31 @@ class Calls:
         self.failed = []
         self.detached = None
 
-    def call(self, number, method, *arguments):
+    def ask(self, number, request):
+        return self.call_ray(number, type(request).__name__, *vars(request).values())
+
+    def call_ray(self, number, method, *arguments):
         if self.detached is not None:
             raise self.detached
         self.made.append((number, method, arguments, Future()))
         return self.made[-1][-1]
 
-    call_ray = call
-
-    def call_step(self, run, arguments, step):
-        futures = {number: Future() for number in arguments}
-        self.steps.append((run, futures))
-        self.sent.append({number: dict(packed) for number, (_, packed) in arguments.items()})
-        self.failed.append({request.failed for request, _ in arguments.values()})
-        for _, packed in arguments.values():
-            packed.clear()  # as who runs the step does
+    def ask_step(self, requests):
+        futures = {number: Future() for number in requests}
+        self.steps.append((next(iter(requests.values())).run, futures))
+        self.sent.append({number: dict(request.host_arrays) for number, request in requests.items()})
+        self.failed.append({request.failed for request in requests.values()})
+        for request in requests.values():
+            request.host_arrays.clear()  # as who runs the step does
         return dict(futures)
 
-    def named(self, method):
-        """The arguments of all calls of a method, with the process."""
-        return [(number, *arguments) for number, name, arguments, _ in self.made if name == method]
+    def named(self, kind):
+        """The fields of all requests of a kind, with the process."""
+        return [(number, *fields) for number, name, fields, _ in self.made if name == kind]
 
-    def future(self, method):
-        """That of the last call of a method."""
-        return [future for _, name, _, future in self.made if name == method][-1]
+    def future(self, kind):
+        """That of the last request of a kind."""
+        return [future for _, name, _, future in self.made if name == kind][-1]
 
     def death_of(self, mpmd_idx):
         return None
@@ -169,9 +170,21 @@ class Driven(RecoveringRuntime):
 
     def step(self, host_arrays=None, inputs=(), outputs=(), donated=(), groups=(0, 1)):
         request = StepRequest(0, self.next_step(), inputs, outputs, donated=donated)
-        return self.submit_step(
+        return self.ask(
             {i: dataclasses.replace(request, host_arrays=dict(host_arrays or {})) for i in groups}
         )
+
+    def ask_group(self, mpmd_idx, request):
+        return self.ask({mpmd_idx: request})[mpmd_idx]
+
+    def read(self, mpmd_idx, stored):
+        return self.ask_group(mpmd_idx, Read(stored))
+
+    def copy_out(self, mpmd_idx, copy, handles):
+        return self.ask_group(mpmd_idx, CopyOut(copy, tuple(handles)))
+
+    def write(self, mpmd_idx, copy, specs):
+        return self.ask_group(mpmd_idx, Write(copy, specs))
 
     def die(self, mpmd_idx):
         before = len(self.attempts)
@@ -218,7 +231,7 @@ def fail_snapshot(driven, error):
 
 def end_snapshot(driven, answer):
     for _, method, _, future in driven.attempts[-1].made:
-        if method == "snapshot" and not future.done():
+        if method == "Snapshot" and not future.done():
             answer(future)
     with driven.changed:
         ended = driven.changed.wait_for(

@@ -10,6 +10,7 @@ import pytest
 import mpmd
 import mpmd.errors
 from mpmd.runtime import step_meter
+from mpmd.runtime.requests import StepRequest
 from mpmd.runtime.step_meter import StepEnd, StepMeter
 from tests.support.models import batch, shrink, weights
 from tests.support.parity import mesh_of
@@ -145,10 +146,13 @@ def test_a_compiled_step_counts_with_its_function_and_a_lowered_one_by_itself(st
 @pytest.fixture
 def requests(mesh, monkeypatch):
     """The requests of all steps from now on."""
-    sent, submit = [], mesh.runtime.submit_step
-    monkeypatch.setattr(
-        mesh.runtime, "submit_step", lambda requests: (sent.extend(requests.values()), submit(requests))[1]
-    )
+    sent, ask = [], mesh.runtime.ask
+
+    def note(requests):
+        sent.extend(request for request in requests.values() if isinstance(request, StepRequest))
+        return ask(requests)
+
+    monkeypatch.setattr(mesh.runtime, "ask", note)
     return sent
 
 

@@ -1,6 +1,6 @@
 """The actors of one mesh, one for each process: calls as futures, and one thread that settles the futures.
 
-To read top-down: ``call``, ``call_ray`` and ``call_step`` make calls; ``_run`` is the thread, which handles
+To read top-down: ``ask``, ``ask_step`` and ``call_ray`` make calls; ``_run`` is the thread, which handles
 one event after the other; ``_settle`` and ``_mark_dead`` handle replies and deaths.
 """
 
@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
+from ray.actor import ActorHandle, ActorMethod
 from ray.util.placement_group import PlacementGroup
 
 from cluster.driver.calls.monitor import Monitor
@@ -38,6 +38,7 @@ from cluster.tcp.rpc import Client
 from cluster.transports.inbox import PeerLostError
 from mpmd.errors import MESH_CLOSED, GroupDiedError, StepAborted
 from mpmd.runtime.activity import Doing
+from mpmd.runtime.requests import Request, StepRequest
 
 _POLL_SECONDS = 1.0
 """The seconds between two checks, without events, that Ray is connected and the groups are alive."""
@@ -109,43 +110,41 @@ class ActorCalls:
         """The reason why a group is dead; ``None`` when it is not."""
         return self._pending.death_of(mpmd_idx)
 
-    def call(self, number: int, method: str, *arguments: Any) -> Future:
-        """Calls a method of the actor with a number; it runs after the earlier calls. Returns at once.
+    def ask(self, number: int, request: Request) -> Future:
+        """Asks the process with a number. Returns at once.
 
         Raises: ``GroupDiedError`` when the group is known to be dead, ``RuntimeError`` after ``close``.
         """
         (pending,) = self._pending.add([self.processes[number]])
-        self._send(pending, method, arguments)
+        try:
+            self._prepare(pending, request)()
+        except Exception as error:  # the request does not pickle
+            self._fail(pending, error.with_traceback(None))
         return pending.future
 
     def call_ray(self, number: int, method: str, *arguments: Any) -> Future:
-        """Calls a method by Ray in any case, in no order relative to the other calls. Raises as ``call``."""
+        """Calls a method of the actor by Ray, in no order relative to requests. Raises as ``ask``."""
         return self._call_ray(number, method, *arguments)
 
     def _call_ray(self, number: int, method: str, *arguments: Any, endless: bool = False) -> Future:
         (pending,) = self._pending.add([self.processes[number]], endless=endless)
-        self._send_by_ray(pending, method, arguments)
+        self._send_by_ray(pending, getattr(self.actors[number], method), arguments)
         return pending.future
 
-    def call_step(
-        self, run: int, arguments: Mapping[int, tuple], step: int | None = None
-    ) -> dict[int, Future]:
-        """Calls ``run_step`` on the actors with these numbers. When one fails, the step is aborted on all.
+    def ask_step(self, requests: Mapping[int, StepRequest]) -> dict[int, Future]:
+        """Asks the processes with these numbers for one run of a step. When one fails, all abort the step.
 
-        Args:
-          run: the number of this run of the step.
-          step: the number of the step in messages to people; by default, ``run``.
-
-        Raises: as ``call``, when one of the groups is dead; then no group is called.
+        Raises: as ``ask``, when one of the groups is dead; then no group is asked.
         """
-        calls = self._pending.add([self.processes[number] for number in arguments], run, ordinal=step)
+        first = next(iter(requests.values()))
+        calls = self._pending.add([self.processes[number] for number in requests], first.run, first.step)
         unsent: collections.deque[Callable[[], None]] = collections.deque()
         try:
-            unsent.extend(self._prepare_step(calls, arguments))
+            unsent.extend(self._prepare_step(calls, requests))
             while unsent:
                 unsent[0]()
                 unsent.popleft()
-        except BaseException:  # also an interrupt: those that were called must not wait for the others
+        except BaseException:  # also an interrupt: those that were asked must not wait for the others
             # The processes of a group come to a step together, or hang. One may get it twice, and refuses.
             for send in unsent:
                 send()
@@ -155,13 +154,13 @@ class ActorCalls:
         return {pending.process.number: pending.future for pending in calls}
 
     def _prepare_step(
-        self, calls: Sequence[PendingCall], arguments: Mapping[int, tuple]
+        self, calls: Sequence[PendingCall], requests: Mapping[int, StepRequest]
     ) -> list[Callable[[], None]]:
-        """Functions that send a step to each process; none, and failed calls, if arguments do not pickle."""
+        """Functions that send a step to each process; if a request does not pickle, all calls fail."""
         prepared = []
         for pending in calls:
             try:
-                prepared.append(self._prepare(pending, "run_step", arguments[pending.process.number]))
+                prepared.append(self._prepare(pending, requests[pending.process.number]))
             except Exception as error:
                 self._fail(pending, error.with_traceback(None))
                 for other in calls:
@@ -169,25 +168,22 @@ class ActorCalls:
                 return []
         return prepared
 
-    def _send(self, pending: PendingCall, method: str, arguments: tuple) -> None:
-        try:
-            self._prepare(pending, method, arguments)()
-        except Exception as error:  # the arguments do not pickle
-            self._fail(pending, error.with_traceback(None))
-
-    def _prepare(self, pending: PendingCall, method: str, arguments: tuple) -> Callable[[], None]:
+    def _prepare(self, pending: PendingCall, request: Request) -> Callable[[], None]:
         """Encodes a request. Returns the function that sends it, which takes no time."""
-        if self.by_ray:
-            return functools.partial(self._send_by_ray, pending, method, arguments)
-        request = encode(pending.number, (method, arguments))
-        return functools.partial(self._clients[pending.process.number].send, request)
+        number, beside = pending.process.number, request.beside_steps
+        if beside is None and not self.by_ray:
+            return functools.partial(self._clients[number].send, encode(pending.number, request))
+        answer: ActorMethod = self.actors[number].answer
+        if beside is not None:
+            answer = answer.options(concurrency_group=beside)
+        return functools.partial(self._send_by_ray, pending, answer, (request,))
 
-    def _send_by_ray(self, pending: PendingCall, method: str, arguments: tuple) -> None:
+    def _send_by_ray(self, pending: PendingCall, method: ActorMethod, arguments: tuple) -> None:
         if not self._session.is_connected:  # the call would start Ray anew
             self._pending.close(RuntimeError(_WITHOUT_RAY))
             return
         try:
-            reference = getattr(self.actors[pending.process.number], method).remote(*arguments)
+            reference = method.remote(*arguments)
         except Exception as error:  # the arguments do not pickle
             self._fail(pending, error.with_traceback(None))
             return

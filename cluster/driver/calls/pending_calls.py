@@ -65,8 +65,8 @@ class PendingCalls:
         self,
         processes: Iterable[Endpoint],
         step: int | None = None,
-        endless: bool = False,
         ordinal: int | None = None,
+        endless: bool = False,
     ) -> list[PendingCall]:
         """Adds a call on each of the processes; with ``step``, these calls are that run of a step.
 

@@ -11,7 +11,8 @@ from cluster.protocol.packing import unpack
 from mpmd.ir.plan import Aval
 from mpmd.ir.reshard import GroupShape, box_of, boxes_by_process
 from mpmd.ir.routes import Topology
-from mpmd.runtime.requests import HostSlices, StepRequest
+from mpmd.runtime.device_values import HostSlices
+from mpmd.runtime.requests import StepRequest
 from tests.support.plans import pipeline_plan
 
 ARRAY = np.arange(64, dtype=np.float32).reshape(8, 8)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.logged import LoggedCopy, LoggedFetch, LoggedRead, LoggedSnapshot, LoggedStep
-from mpmd.runtime.requests import Released, StepReply, StepRequest
+from cluster.recovery.logged import LoggedSnapshot, LoggedStep
+from mpmd.runtime.requests import CopyOut, Fetch, Read, Released, StepReply, StepRequest
 from tests.support.counting_journal import CountingJournal
 
 GROUPS = (0, 1, 2)
@@ -30,26 +30,27 @@ class Group:
         attempt, entry, released = self.inbox.popleft()
         for handle in released:
             self.values.pop(handle, None)
-        match entry:
-            case LoggedStep():
+        if isinstance(entry, tuple):
+            number, entry = entry
+            self.copies[number] = (dict(self.values), self.chain)
+            self.made.append((attempt, entry, number))
+            return
+        match next(iter(entry.requests.values())):
+            case StepRequest():
                 self.chain = (*self.chain, entry.ordinal)
                 self.values[entry.ordinal] = hash(self.chain)
                 result = StepReply({entry.ordinal: np.array(hash(self.chain))})
-            case LoggedRead():
-                ((handle, stored),) = entry.stored.items()
+            case Read(stored):
+                ((handle, value),) = stored.items()
                 self.chain = (*self.chain, handle)
-                self.values[handle] = stored
+                self.values[handle] = value
                 result = StepReply({})
-            case LoggedFetch():
-                result = self.values[entry.handle]
-            case LoggedCopy():
-                self.copied_out[entry.copy] = [self.values[handle] for handle in entry.handles]
+            case Fetch(handle):
+                result = self.values[handle]
+            case CopyOut(copy, handles):
+                self.copied_out[copy] = [self.values[handle] for handle in handles]
                 result = None
-            case _:
-                number, snapshot = entry
-                self.copies[number] = (dict(self.values), self.chain)
-                entry, result = snapshot, number
-        (self.made if isinstance(entry, LoggedSnapshot) else self.outbox).append((attempt, entry, result))
+        self.outbox.append((attempt, entry, result))
 
 
 ALL = 10**6
@@ -77,14 +78,10 @@ class Deaths(RuleBasedStateMachine):
         attempt = self.journal.attempt
         for i in GROUPS:
             inbox = self.groups[i].inbox
-            match entry:
-                case LoggedStep():
-                    inbox.append((attempt, entry, entry.requests[i].released.handles))
-                case LoggedRead() | LoggedFetch() | LoggedCopy():
-                    if entry.mpmd_idx == i:
-                        inbox.append((attempt, entry, ()))
-                case LoggedSnapshot():
-                    inbox.append((attempt, (entry.number, entry), entry.released[i].handles))
+            if isinstance(entry, LoggedSnapshot):
+                inbox.append((attempt, (entry.number, entry), entry.released[i].handles))
+            elif i in entry.groups:
+                inbox.append((attempt, entry, entry.released.get(i, Released()).handles))
 
     def tell(self, outcomes):
         for request, mpmd_idx, result, error in outcomes:
@@ -102,7 +99,7 @@ class Deaths(RuleBasedStateMachine):
     @precondition(lambda self: not self.suspended)
     @rule(recorded=st.booleans())
     def step(self, recorded):
-        request = StepRequest(0, 0, (), (), {}, self.freed(), profile=recorded)
+        request = StepRequest(0, 0, (), (), released=self.freed(), profile=recorded)
         step = self.journal.add_step(dict.fromkeys(GROUPS, request))
         self.chain = (*self.chain, step.ordinal)
         self.alive[step.ordinal] = hash(self.chain)

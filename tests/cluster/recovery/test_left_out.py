@@ -18,11 +18,10 @@ from mpmd.runtime.argument_cache import Piece
 from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import (
     StepReply,
-    add_callback_operands,
-    add_captured,
-    callback_operands_of,
-    captured_of,
+    add_reply,
+    reply_of,
 )
+from mpmd.runtime.survey import take_digests
 from tests.support.pretended_groups import (
     SOON,
     TOGETHER,
@@ -90,13 +89,12 @@ def test_a_death_is_the_error_of_what_reads_the_results_of_the_step_that_it_has_
 def test_the_error_of_a_step_has_what_its_group_has_sent_until_then():
     driven = runtime_with_a_group_left_out()
     failed, lost = driven.step(outputs=(3,), groups=(2,)), driven.step(inputs=(4,), groups=(2,))
-    driven._unlogged._lost[4] = GroupDiedError("group 0 died", 0)
+    driven._membership.left_out.lost[4] = GroupDiedError("group 0 died", 0)
     errors = TaskError("out of memory", 2, "fwd_0__0"), LostValueError("group 0 died")
     for index, (error, future) in enumerate(zip(errors, (failed[2], lost[2]), strict=True)):
-        add_callback_operands(error, ["operands"])
-        add_captured(error, "task")
+        add_reply(error, StepReply({}, callback_operands=("operands",), captured="task"))
         driven.attempts[0].fail(index, error)
-        assert callback_operands_of(future) == ("operands",) and captured_of(future) == "task"
+        assert reply_of(future).callback_operands == ("operands",) and reply_of(future).captured == "task"
     with pytest.raises(TaskError, match="out of memory"):
         failed[2].result()
     with pytest.raises(GroupDiedError, match="group 0 died"):
@@ -124,7 +122,7 @@ def test_others_do_not_go_back_for_a_death_and_what_a_replaced_group_had_is_refu
         with pytest.raises(GroupDiedError, match="group 2 was replaced, and the values that it had are lost"):
             future.result(SOON)
     assert driven.arguments.find(piece) is None, "it is sent again"
-    assert len(driven.attempts[1].steps) == 1 and not driven.attempts[1].named("fetch")
+    assert len(driven.attempts[1].steps) == 1 and not driven.attempts[1].named("Fetch")
 
 
 def test_a_group_that_is_left_out_has_its_values_when_those_of_the_others_are_lost():
@@ -137,7 +135,7 @@ def test_a_group_that_is_left_out_has_its_values_when_those_of_the_others_are_lo
     drawn = driven.step(inputs=(before,), groups=(2,))
     driven.fetch(2, before)
     assert list(drawn) == [2] and len(driven.attempts[1].steps) == 1
-    assert driven.attempts[1].named("fetch") == [(2, before)]
+    assert driven.attempts[1].named("Fetch") == [(2, before)]
 
 
 def test_a_snapshot_is_of_the_others_and_tells_what_is_released():
@@ -145,8 +143,8 @@ def test_a_snapshot_is_of_the_others_and_tells_what_is_released():
     driven.free((2,), 5)
     driven.step()
     calls = driven.attempts[0]
-    assert {number for number, *_ in calls.named("snapshot")} == {0, 1}
-    assert [number for number, released in calls.named("release") if released.handles == (5,)] == [2]
+    assert {number for number, *_ in calls.named("Snapshot")} == {0, 1}
+    assert [number for number, released in calls.named("Release") if released.handles == (5,)] == [2]
     for *_, future in calls.made:
         if not future.done():
             future.set_result(None)
@@ -226,7 +224,7 @@ def test_values_of_a_group_that_is_dead_are_not_compared(is_heard):
         die_left_out(driven)
     calls = driven.attempts[-1]
     with ThreadPoolExecutor(1) as thread:
-        taking = thread.submit(driven.digests)
+        taking = thread.submit(take_digests, driven)
         while not wait([taking], timeout=0.01).done:
             for number, _, _, future in [each for each in calls.made if not each[-1].done()]:
                 if number == 2:

@@ -67,7 +67,7 @@ class Elastic(Driven):
             if not all(future.done() for future in futures.values()):
                 calls.reply(index)
         for _, method, _, future in calls.made:
-            if method == "snapshot" and not future.done():
+            if method == "Snapshot" and not future.done():
                 future.set_result(None)
 
 
@@ -110,7 +110,7 @@ def resize(driven, num_places, kinds):
 def await_snapshot(driven, count):
     """Until so many processes were asked to copy their values."""
     deadline = time.monotonic() + SOON
-    while len(driven.attempts[-1].named("snapshot")) < count:
+    while len(driven.attempts[-1].named("Snapshot")) < count:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -194,10 +194,10 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
             lambda: len(elastic.attempts) > 1 and not elastic._membership.dead, SOON
         )
     calls = elastic.attempts[1]
-    assert (len(calls.steps), calls.named("copy_out")) == (1, [(0, handle, (1,))]), "both are done again"
+    assert (len(calls.steps), calls.named("CopyOut")) == (1, [(0, handle, (1,))]), "both are done again"
     elastic.reply_to_all()
-    calls.future("copy_out").set_result(None)
-    calls.future("write").set_result(16)
+    calls.future("CopyOut").set_result(None)
+    calls.future("Write").set_result(16)
     assert writing.result(SOON) == [16]
     elastic.free((0,), handle)
     looking.result(SOON)
@@ -209,7 +209,7 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
 def test_a_copy_that_the_log_has_given_up_is_not_lost_by_a_move(elastic, capsys):
     handle = elastic.next_handle()
     elastic.copy_out(0, handle, [1])
-    elastic.attempts[0].future("copy_out").set_result(None)
+    elastic.attempts[0].future("CopyOut").set_result(None)
     with elastic.changed:
         elastic._shell.tell(Unneeded())  # as a step does that the copy has kept waiting
     elastic.migrations.kinds = {0: SHRUNK}

@@ -21,7 +21,8 @@ from mpmd.errors import (
 from mpmd.ir.placement import Placement
 from mpmd.runtime.argument_cache import Piece
 from mpmd.runtime.lost_values import LostValueError
-from mpmd.runtime.requests import StepReply, StepRequest
+from mpmd.runtime.requests import Analyses, StepReply, StepRequest
+from mpmd.runtime.survey import measured_peaks
 from tests.support.pretended_groups import (
     SOON,
     TOGETHER,
@@ -191,14 +192,14 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
         assert "/checkpoints/300" in str(caught.value)
         assert caught.value.checkpoint == "/checkpoints/300"
     assert driven._pool.restored == [BEGINNING]
-    old = driven._requests._first_handle - 1
+    old = driven._requests._lost_before[0][0] - 1
     requests = {i: StepRequest(0, 0, (old,), (driven.next_handle(),)) for i in range(2)}
     of_old_values = [
         driven.fetch(0, old),
         driven.read(0, {old: "stored"}),
         driven.copy_out(0, driven.next_handle(), [old]),
         driven.write(0, old, [[]]),
-        *driven.submit_step(requests).values(),
+        *driven.ask(requests).values(),
     ]
     for future in of_old_values:
         with pytest.raises(StateLostError):
@@ -206,7 +207,7 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
     assert driven.attempts[1].made == [] == driven.attempts[1].steps, "groups are asked nothing of before"
     new = driven.next_handle()
     reading = driven.read(0, {new: "stored"})
-    driven.attempts[1].future("read").set_result(StepReply({}))
+    driven.attempts[1].future("Read").set_result(StepReply({}))
     assert reading.result(SOON) == StepReply({})
     third = driven.step()
     driven.attempts[1].reply(0, 3.0)
@@ -214,7 +215,7 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
     driven.die(1)
     assert driven._pool.restored == [BEGINNING, BEGINNING]
     assert len(driven.attempts[2].steps) == 1
-    assert driven.attempts[2].named("read") == [(0, {new: "stored"})]
+    assert driven.attempts[2].named("Read") == [(0, {new: "stored"})]
 
 
 def test_an_argument_that_groups_have_lost_is_sent_again():
@@ -241,7 +242,7 @@ def test_values_that_are_asked_for_while_groups_recover_are_answered_then():
     assert driven.is_recovering
     value = driven.fetch(1, 7)
     end_recovery(driven)
-    assert driven.attempts[1].named("fetch") == [(1, 7)]
+    assert driven.attempts[1].named("Fetch") == [(1, 7)]
     assert not value.done()
 
 
@@ -308,7 +309,7 @@ def test_an_interrupt_while_a_group_is_asked_keeps_no_later_error_waiting(monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(driven.attempts[0], "call", interrupted)
+        patched.setattr(driven.attempts[0], "ask", interrupted)
         ask(driven)
     futures = driven.step()
     for future in driven.attempts[0].steps[0][1].values():
@@ -325,7 +326,7 @@ def test_the_status_says_which_groups_are_being_replaced():
     zero, one = driven.status().processes
     assert (zero.state, zero.pending) == ("waits until others are replaced: group 1", 2)
     assert (one.state, one.pending) == ("being replaced: group 1 died", 1)
-    assert driven.measured_peaks() == (None, None)
+    assert measured_peaks(driven) == (None, None)
     end_recovery(driven)
 
 
@@ -342,7 +343,7 @@ def test_groups_end_with_the_last_reference_to_their_runtime():
     """And not when garbage is collected: none of its parts refers to a later one."""
     driven = runtime()
     value = driven.fetch(0, 7)
-    driven.attempts[0].future("fetch").set_result(PackedValue((), ((None, pack(np.array(2.0))),)))
+    driven.attempts[0].future("Fetch").set_result(PackedValue((), ((None, pack(np.array(2.0))),)))
     assert value.result(SOON) == 2.0
     driven.attempts[0].made.clear()  # which refers to who was told of the reply
     groups = weakref.ref(driven._groups)
@@ -353,17 +354,21 @@ def test_groups_end_with_the_last_reference_to_their_runtime():
 def test_analyses_are_asked_of_groups_that_have_been_replaced():
     driven = runtime()
     begin_recovery(driven, 1)
+
+    def analyses():
+        return [each.result(SOON) for each in driven.ask(dict.fromkeys((0, 1), Analyses(0))).values()]
+
     with ThreadPoolExecutor(1) as thread:
-        asking = thread.submit(driven.analyses, 0)
+        asking = thread.submit(analyses)
         assert not wait([asking], timeout=0.1).done
         end_recovery(driven)
         calls = driven.attempts[1]
-        while len(calls.named("analyses")) < 2:
+        while len(calls.named("Analyses")) < 2:
             assert not wait([asking], timeout=0.01).done
         for group, (_, method, _, future) in enumerate(calls.made):
-            assert method == "analyses"
+            assert method == "Analyses"
             future.set_result({f"fwd_{group}": ()})
-        assert asking.result(SOON) == {"fwd_0": (), "fwd_1": ()}
+        assert asking.result(SOON) == [{"fwd_0": ()}, {"fwd_1": ()}]
 
 
 def test_a_fault_in_what_follows_a_recovery_ends_the_run_and_not_the_thread_alone(monkeypatch):

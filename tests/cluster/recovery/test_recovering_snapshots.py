@@ -13,7 +13,7 @@ def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
     driven = runtime(Recovery(every=2))
     futures = [driven.step()]
     calls = driven.attempts[0]
-    copying = [future for _, method, _, future in calls.made if method == "snapshot"]
+    copying = [future for _, method, _, future in calls.made if method == "Snapshot"]
     assert len(copying) == 2
     futures += [driven.step() for _ in range(7)]
     for index in range(8):
@@ -76,7 +76,7 @@ def test_what_a_failed_snapshot_was_to_release_is_released_with_the_next_step():
         driven._requests.begin_snapshot()
     fail_snapshot(driven, MemoryError())
     answered_steps(driven, 1)
-    assert [r.released.handles for r in driven.journal._log[-1].requests.values()] == [(41,), (41,)]
+    assert [each.handles for each in driven.journal._log[-1].released.values()] == [(41,), (41,)]
 
 
 def test_without_any_snapshot_the_run_goes_on_as_long_as_the_log_may_grow():
@@ -114,15 +114,15 @@ def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monk
     with driven.changed:
         assert driven.changed.wait_for(lambda: driven.journal.committed == 1, SOON)
     driven.step()
-    call, calls = driven.attempts[0].call, driven.attempts[0]
+    ask, calls = driven.attempts[0].ask, driven.attempts[0]
 
-    def interrupted(number, *arguments):
+    def interrupted(number, request):
         if number == 1:
             raise KeyboardInterrupt
-        return call(number, *arguments)
+        return ask(number, request)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(calls, "call", interrupted)
+        patched.setattr(calls, "ask", interrupted)
         driven.step()
     assert driven.journal.snapshot is None
     driven.step()

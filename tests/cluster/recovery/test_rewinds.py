@@ -8,6 +8,7 @@ from cluster.recovery.journal import BEGINNING
 from cluster.recovery.report import CORRUPTED, DIED, DRAINED, FAILED
 from mpmd.errors import SilentCorruptionError
 from mpmd.runtime.nonfinite import NonFinitePolicy
+from mpmd.runtime.requests import Read
 from tests.support.membership_world import World
 
 NANS = NonFinitePolicy(nans=True, infs=False)
@@ -114,7 +115,7 @@ def test_a_group_moves_though_groups_repeat_their_steps_while_its_process_starts
 def test_a_checkpoint_that_is_gone_ends_the_run():
     """Values that it had cannot be read again."""
     world = committed(steps=0)
-    read = world.journal.add_read(0, {})
+    read = world.journal.add({0: Read({})})
     world.ask_first(read)
     world.step()
     world.settle_all()

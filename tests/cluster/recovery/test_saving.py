@@ -21,10 +21,10 @@ from tests.support.pretended_groups import (
 def test_what_was_read_from_a_checkpoint_is_read_again_unless_a_snapshot_has_it():
     driven = runtime()
     futures = [driven.read(i, {5: "stored"}) for i in range(2)]
-    driven.attempts[0].future("read").set_result(StepReply({}))
+    driven.attempts[0].future("Read").set_result(StepReply({}))
     assert futures[1].result(SOON) == StepReply({})
     driven.die(0)
-    assert driven.attempts[1].named("read") == [(i, {5: "stored"}) for i in range(2)]
+    assert driven.attempts[1].named("Read") == [(i, {5: "stored"}) for i in range(2)]
     assert not futures[0].done()
     for _, _, _, future in driven.attempts[1].made:
         future.set_result(StepReply({}))
@@ -34,7 +34,7 @@ def test_what_was_read_from_a_checkpoint_is_read_again_unless_a_snapshot_has_it(
     commit_snapshot(driven)
     driven.die(1)
     assert driven._pool.restored == [0, 1]
-    assert driven.attempts[2].named("read") == []
+    assert driven.attempts[2].named("Read") == []
 
 
 def test_reading_waits_while_groups_recover():
@@ -46,16 +46,16 @@ def test_reading_waits_while_groups_recover():
     assert not asked.wait(0.1)
     end_recovery(driven)
     assert asked.wait(SOON)
-    assert driven.attempts[1].named("read") == [(1, {5: "stored"})]
+    assert driven.attempts[1].named("Read") == [(1, {5: "stored"})]
     reading.join()
 
 
 def test_a_checkpoint_that_is_gone_when_it_is_read_again_ends_the_run():
     driven = runtime()
     driven.read(1, {5: "stored"})
-    driven.attempts[0].future("read").set_result(StepReply({}))
+    driven.attempts[0].future("Read").set_result(StepReply({}))
     driven.die(0)
-    driven.attempts[1].future("read").set_exception(ValueError("no such file"))
+    driven.attempts[1].future("Read").set_exception(ValueError("no such file"))
     with pytest.raises(
         RecoveryError, match=r"reading from storage failed on group 1 .*: no such file\. .*checkpoint on disk"
     ):
@@ -65,7 +65,7 @@ def test_a_checkpoint_that_is_gone_when_it_is_read_again_ends_the_run():
 def copied(driven, mpmd_idx, copy=3):
     """A group has copied a value."""
     future = driven.copy_out(mpmd_idx, copy, [1])
-    driven.attempts[-1].future("copy_out").set_result(None)
+    driven.attempts[-1].future("CopyOut").set_result(None)
     assert future.result(SOON) is None
 
 
@@ -81,15 +81,15 @@ def test_what_is_being_saved_is_copied_and_written_again_after_a_death(asked):
         writing = driven.write(0, 3, [["spec"]])
     end_recovery(driven)
     calls = driven.attempts[1]
-    assert calls.named("copy_out") == [(0, 3, (1,))]
-    assert calls.named("write") == [], "not before the copy is there"
-    calls.future("copy_out").set_result(None)
-    assert calls.named("write") == [(0, 3, ["spec"])]
+    assert calls.named("CopyOut") == [(0, 3, (1,))]
+    assert calls.named("Write") == [], "not before the copy is there"
+    calls.future("CopyOut").set_result(None)
+    assert calls.named("Write") == [(0, 3, [["spec"]])]
     assert not writing.done()
-    calls.future("write").set_result(16)
+    calls.future("Write").set_result(16)
     assert writing.result(SOON) == [16]
     driven.die(0)
-    assert driven.attempts[2].named("copy_out") == [], "it is written"
+    assert driven.attempts[2].named("CopyOut") == [], "it is written"
 
 
 def test_a_copy_that_is_freed_is_not_made_again():
@@ -98,7 +98,7 @@ def test_a_copy_that_is_freed_is_not_made_again():
     driven.free((0,), 3)
     driven.step()
     driven.die(1)
-    assert driven.attempts[1].named("copy_out") == []
+    assert driven.attempts[1].named("CopyOut") == []
 
 
 def test_a_snapshot_waits_for_what_is_being_saved_and_a_step_does_not():
@@ -107,7 +107,7 @@ def test_a_snapshot_waits_for_what_is_being_saved_and_a_step_does_not():
     driven.step()
     driven.attempts[0].reply(0)
     driven._pool.may_copy.set()
-    for future in [future for _, method, _, future in driven.attempts[0].made if method == "snapshot"]:
+    for future in [future for _, method, _, future in driven.attempts[0].made if method == "Snapshot"]:
         future.set_result(None)
     with driven.changed:
         assert driven.changed.wait_for(lambda: driven.journal.snapshot.is_copied, SOON)
@@ -123,7 +123,7 @@ def test_a_snapshot_waits_for_what_is_being_saved_and_a_step_does_not():
         with pytest.raises(GroupDiedError, match="group 1 died"):
             future.result(SOON)
     end_recovery(driven)
-    assert driven.attempts[1].named("copy_out") == []
+    assert driven.attempts[1].named("CopyOut") == []
 
 
 def test_saving_fails_when_values_are_lost_or_the_run_ends():

@@ -47,8 +47,9 @@ class GroupThread:
         except Exception as error:
             self.raised = error
 
-    def answer(self, method, arguments):
+    def answer(self, request):
         self.may_answer.wait()
+        method, arguments = request
         return getattr(self, method)(*arguments)
 
     def echo(self, *values):

@@ -14,9 +14,12 @@ from cluster.driver.calls.watchdog import Limits
 from cluster.protocol.process_info import ProcessInfo
 from cluster.transports.inbox import PeerLostError
 from mpmd.errors import GroupDiedError
+from mpmd.runtime.requests import Fetch, StepRequest
 from tests.support.processes import endpoints
 
 SOON = 20
+
+STEP = StepRequest(program=0, step=1, inputs=(), outputs=(), run=1)
 
 
 @pytest.fixture
@@ -46,13 +49,13 @@ def calls(monkeypatch, deaths):
 
 def fail_step(actor, error):
     """Has the actor reply to its last step."""
-    (on_reply,) = actor.run_step.remote.return_value.future.return_value.add_done_callback.call_args.args
+    (on_reply,) = actor.answer.remote.return_value.future.return_value.add_done_callback.call_args.args
     on_reply(failed(error))
 
 
 def test_of_two_groups_that_report_each_other_lost_the_second_one_lives(calls, deaths):
     """Both reports have come before the first is handled. With both dead, nobody would have their values."""
-    futures = calls.call_step(1, {0: (), 1: ()})
+    futures = calls.ask_step(dict.fromkeys((0, 1), STEP))
     gate = threading.Event()
     calls._events.put(gate.wait)
     for number, actor in enumerate(calls.actors):
@@ -65,7 +68,7 @@ def test_of_two_groups_that_report_each_other_lost_the_second_one_lives(calls, d
 
 
 def test_a_process_that_cannot_take_a_message_is_the_one_that_has_to_go(calls, deaths):
-    futures = calls.call_step(1, {0: (), 1: ()})
+    futures = calls.ask_step(dict.fromkeys((0, 1), STEP))
     reason = "group 1 cannot take a message of group 0: OSError: [Errno 24] Too many open files"
     fail_step(calls.actors[1], PeerLostError(reason, 1))
     for future in futures.values():
@@ -75,10 +78,10 @@ def test_a_process_that_cannot_take_a_message_is_the_one_that_has_to_go(calls, d
 
 
 def test_what_is_detached_fails_for_the_reason_given_and_lets_actors_live(calls):
-    waiting: Future = calls.call(0, "fetch", 7)
+    waiting: Future = calls.ask(0, Fetch(7))
     calls.detach(GroupDiedError("group 1 died", 1))
     with pytest.raises(GroupDiedError, match="group 1 died"):
         waiting.result(SOON)
     with pytest.raises(GroupDiedError, match="group 1 died"):
-        calls.call(0, "fetch", 7)
+        calls.ask(0, Fetch(7))
     calls._session.kill.assert_not_called()
