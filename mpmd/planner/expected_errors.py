@@ -15,8 +15,8 @@ parameters that vTrain has published (Bang et al., "vTrain: A Simulation Framewo
 Cost-effective and Compute-optimal Large Language Model Training", 2023, arXiv:2312.12391).
 
 ``simulation``, ``measurement``: the mean distance of the ratios of predicted to measured times from the mean
-of the seven rows of the chain, on as many groups in the same place; rounded up from an earlier run. The
-table of docs/planning/accuracy.md has 2.9% by simulation (28 steps), and 2.3% in process by measured tasks (14 steps).
+of the seven rows of the chain, on as many groups in the same place; rounded up from an earlier run.
+docs/planning/accuracy.md has 2.9% by simulation (28 steps), and 2.3% in process by measured tasks (14).
 A part that all rows of a table have in common, such as a rate that is too high, decides nothing between rows,
 so it is not in these numbers.
 """
