@@ -108,7 +108,7 @@ class Compiler:
             sizes = {"layers": case.layers, "d_model": 128, "heads": 4, "seq_len": 64, "batch": 32}
             workload = Workload(case.stages, microbatches=8, **sizes)
             self._step = model.train_step(workload)
-            self._args = (jax.eval_shape(lambda: model.init_state(workload)), *model.batch(workload))
+            self._args = (model.state_shapes(workload), *model.batch(workload))
         rows = P(None, "data")
         self._shardings = (P(), *[rows] * (len(self._args) - 1))
 

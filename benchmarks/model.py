@@ -40,6 +40,11 @@ def init_state(workload: Workload) -> State:
     return params, OPTIMIZER.init(params)
 
 
+def state_shapes(workload: Workload) -> State:
+    params = jax.eval_shape(lambda: gpt.init_params(jax.random.key(0), config_of(workload)))
+    return params, jax.eval_shape(OPTIMIZER.init, params)
+
+
 def batch(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and targets, each int32[microbatches, sequences, seq_len]; the same in every step."""
     shape = (workload.microbatches, workload.batch // workload.microbatches, workload.seq_len)
