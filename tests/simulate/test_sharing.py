@@ -1,5 +1,7 @@
 """Groups that share cores: each is the slower the more of them are at work."""
 
+import dataclasses
+
 import pytest
 
 from mpmd.schedules import FAMILIES, GPipe
@@ -7,14 +9,15 @@ from mpmd.schedules.text import from_text
 from mpmd.simulate import Costs, Link, simulate
 from tests.support.placements import PLACEMENTS
 
-SCHEDULES = [FAMILIES[name].build(4) for name in PLACEMENTS]
+SCHEDULES = [FAMILIES[name].build(4) for name in ("GPipe", *PLACEMENTS)]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=PLACEMENTS)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
 def test_with_a_core_for_each_group_nothing_changes_and_one_core_does_all_work_in_turn(schedule):
-    tasks, link = schedule.tasks(8), Link(latency=0.25, bandwidth=2.0)
-    own = simulate(tasks, Costs(link=link), steps=2)
-    shared = simulate(tasks, Costs(link=link, at_once=4), steps=2)
+    tasks = schedule.tasks(8)
+    costs = Costs(link=Link(latency=0.25, bandwidth=0.5), message_bytes=3)  # messages wait for one another
+    own = simulate(tasks, costs, steps=2)
+    shared = simulate(tasks, dataclasses.replace(costs, at_once=4), steps=2)
     assert shared.makespan == pytest.approx(own.makespan)
     assert shared.period == pytest.approx(own.period)
     assert shared.busy == pytest.approx(own.busy)

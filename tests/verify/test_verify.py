@@ -20,7 +20,7 @@ from mpmd.ir.plan import (
     Send,
     Task,
 )
-from mpmd.schedules import GPipe, Std1F1B
+from mpmd.schedules import Std1F1B
 from mpmd.verify import verify
 from tests.support.plans import pipeline_plan, run_of
 
@@ -284,11 +284,6 @@ def test_a_message_of_which_nothing_is_read_would_stay_in_its_channel():
 
 def pop(program):
     program.pop()
-
-
-def test_all_microbatches_of_gpipe_may_be_under_way():
-    verified = verify(pipeline_plan(GPipe(3), 8))
-    assert verified.capacities == dict.fromkeys([(0, 1), (1, 2), (1, 0), (2, 1)], 8)
 
 
 @pytest.mark.slow

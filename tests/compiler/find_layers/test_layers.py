@@ -95,9 +95,10 @@ def test_equal_dense_layers_are_a_layer_each():
     assert {layer.leaving for layer in layers[:-1]} == {8 * WIDTH * 4}
 
 
-def test_blocks_stay_whole():
-    layers, jaxpr = layers_of(transformer, transformer_weights(6), TOKENS)
-    assert products_of(layers, jaxpr) == [6] * 6 + [1]
+@pytest.mark.parametrize("blocks", [2, 6])
+def test_blocks_stay_whole(blocks):
+    layers, jaxpr = layers_of(transformer, transformer_weights(blocks), TOKENS)
+    assert products_of(layers, jaxpr) == [6] * blocks + [1]
     assert {layer.leaving for layer in layers[:-1]} == {2 * 8 * WIDTH * 4}, "more than the blocks' results"
 
 
@@ -254,6 +255,7 @@ def test_a_block_and_not_its_half_repeats():
     tokens = [0, *[1, 2, 1, 2, 3] * 4, 4]
     crossing = [None, *[1, 2, 2, 2, 2] * 4, 1, None]
     assert find_runs(tokens, [1.0] * 22, crossing) == [Run(1, 5, 4)]
+    assert find_runs([1, 2, 1, 2], [1.0] * 4, [1] * 5) == [Run(0, 2, 2)]
 
 
 def test_repetitions_of_several_kinds():

@@ -44,7 +44,7 @@ STEPS = {
 }
 
 
-@pytest.mark.usual("True-cut in the step", "False-cut before")
+@pytest.mark.usual("True-cut before", "True-cut in the step", "False-cut before")
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("donated", [False, True])
 def test_what_is_made_of_each_row_is_no_next_batch(name, donated):
