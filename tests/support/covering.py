@@ -1,7 +1,7 @@
 """The programs that stand for all others: together they run each line of the compiler that any of them runs.
 
 ``python -m tests.support.covering`` measures every program, which takes some minutes, and writes ``COVERING``
-anew: time and again the program with the most lines that none of those before it has.
+anew: time and again the program with the most lines, for what it costs, that none of those before it has.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 import coverage
 
 import mpmd
+from mpmd.compiler.jaxprs.equations import subjaxprs
 from tests.support.parity import mesh_of
 from tests.support.programs import PROGRAMS
 
@@ -82,8 +83,12 @@ COVERING = (
 )
 
 
-def lines_of_programs():
-    """The lines that compiling each program runs: for its name, pairs of a file and a number."""
+def lines_and_costs_of_programs():
+    """The lines that compiling each program runs, pairs of a file and a number, and its cost; each by name.
+
+    The cost is the number of operations that XLA compiles, for which most of the time of a test goes.
+    """
+    costs = {}
     measured = coverage.Coverage(
         data_file=None, config_file=False, include=[str(ROOT / "mpmd" / name / "*") for name in MEASURED]
     )
@@ -93,27 +98,34 @@ def lines_of_programs():
             measured.switch_context(program.name)
             case = program.case()
             mesh = mesh_of(case.groups, **case.axes)
-            mpmd.jit(case.step, mesh, **case.options).lower(case.state, *case.batch)
+            lowered = mpmd.jit(case.step, mesh, **case.options).lower(case.state, *case.batch)
+            bodies = {id(body): body for body in lowered.compiled.program.jaxprs.values()}
+            costs[program.name] = sum(map(operations, bodies.values()))
     data = measured.get_data()
     lines = {program.name: set() for program in PROGRAMS}
     for file in data.measured_files():
         for number, names in data.contexts_by_lineno(file).items():
             for name in names:
                 lines[name].add((file, number))
-    return lines
+    return lines, costs
 
 
-def cover(lines):
+def operations(jaxpr):
+    """How many there are in a jaxpr and in the bodies in it."""
+    return sum(1 + sum(map(operations, subjaxprs(eqn))) for eqn in jaxpr.eqns)
+
+
+def cover(lines, costs):
     """The names of programs that run all lines, by the greedy rule; of equal ones the first."""
     left, chosen = set().union(*lines.values()), []
     while left:
-        chosen.append(max(lines, key=lambda name: len(lines[name] & left)))
+        chosen.append(max(lines, key=lambda name: len(lines[name] & left) / costs[name]))
         left -= lines[chosen[-1]]
     return sorted(chosen)
 
 
 def main():
-    names = "".join(f"    {json.dumps(name)},\n" for name in cover(lines_of_programs()))
+    names = "".join(f"    {json.dumps(name)},\n" for name in cover(*lines_and_costs_of_programs()))
     source = Path(__file__)
     text = re.sub(
         r"(?ms)^COVERING = \(.*?^?\)$", lambda _: f"COVERING = (\n{names})", source.read_text(), count=1
