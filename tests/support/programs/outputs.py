@@ -107,12 +107,6 @@ def results_of_the_loop_that_no_stage_makes():
     return Case(step, weights(3), batch())
 
 
-@program()
-def a_sum_of_a_weight_and_the_microbatch():
-    """A result that is a sum itself, of what no stage makes."""
-    return with_aux(lambda params, x, y: (mse(params, x, y), params[0]["w"] + x), mpmd.Add)
-
-
 @program({"Add": mpmd.Add, "Max": mpmd.Max, "Concat": mpmd.Concat(), "Last": Last()})
 def an_array_closed_over_that_is_only_an_output(operation):
     table = np.arange(3, dtype=np.float32)

@@ -106,14 +106,6 @@ def a_map_over_layers():
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
 
 
-@program({"jit": jax.jit, "named": jax.named_call})
-def scan_within(wrapper):
-    def loss(params, x, y):
-        return wrapper(lambda p, h: wrapper(model())(p, h, y))(params, x)
-
-    return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
-
-
 @program()
 def vmapped_scan():
     def loss(params, x, y):

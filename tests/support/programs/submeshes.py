@@ -52,12 +52,6 @@ def fully_sharded_and_gathered_once(schedule):
 
 
 @program()
-def different_specs_for_every_leaf():
-    specs = [{"w": P("fsdp", "model"), "b": P()}, {"w": P(None, "fsdp"), "b": P("model")}]
-    return case({"fsdp": 2, "model": 2}, ((specs, P()), ROWS, P(None, None, "model")))
-
-
-@program()
 def specs_of_the_results():
     specs = like_parameters(init(weights(2)), P("fsdp"))
 
@@ -67,12 +61,6 @@ def specs_of_the_results():
 
     gradients = [{"w": P(None, "fsdp"), "b": P()}] * 2
     return case({"fsdp": 2}, (specs, ROWS, ROWS), out_specs=(specs, (P(), gradients)), holds=holds)
-
-
-@program()
-def specs_of_the_results_alone():
-    step = make_step(mse, mpmd.Std1F1B(2))
-    return Case(step, init(weights(2)), batch(), 2, {"fsdp": 2}, {"out_specs": (None, P())})
 
 
 @program()
