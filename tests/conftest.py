@@ -56,6 +56,13 @@ def compiled_once(compiled_code):
     compiled_code.publish()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def collected_once():
+    """Leaves what the modules before have made out of collections: JAX's caches keep most of it for ever."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)  # before cases are selected by their markers
 def pytest_collection_modifyitems(config, items):
     """Leaves to ``make test-slow`` the cases of a test that its marker ``usual`` does not name.

@@ -31,6 +31,7 @@ def test_ray_is_loaded_when_a_name_is_used():
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
+@pytest.mark.usual("launch")
 @pytest.mark.parametrize("name", ["launch", "Recovery", "ClusterMesh"])
 def test_another_module_of_that_name_is_named_and_not_run(name, tmp_path):
     (tmp_path / "cluster.py").write_text("print('was imported')")

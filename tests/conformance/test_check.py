@@ -133,6 +133,7 @@ def test_faults_are_found(sgd, fault):
     assert "DIFFERS" in str(check) and "leaves differ by more than rounding" in str(check)
 
 
+@pytest.mark.slow
 def test_a_fault_under_adam_and_in_half_precision_is_found(half):
     """A sign is wrong; Adam does not see a wrong size."""
     wrong = make_step("adam", jnp.bfloat16, lambda grads: scaled(grads, "out", -1.0))

@@ -52,7 +52,7 @@ def test_operations_keep_the_sharding_of_what_they_combine(groups, operation):
     assert_as_on_one_group(groups, make_step(residual, operation=operation))
 
 
-@pytest.mark.usual("all")
+@pytest.mark.slow
 @pytest.mark.parametrize("partial_sums", ["all", "none"])
 def test_weights_are_gathered_once_and_sums_stay_in_parts(groups, partial_sums):
     schedule = mpmd.ZeroBubble(2)
@@ -60,7 +60,7 @@ def test_weights_are_gathered_once_and_sums_stay_in_parts(groups, partial_sums):
     assert_as_on_one_group(groups, step, gather="step", partial_sums=partial_sums)
 
 
-@pytest.mark.usual("types0")
+@pytest.mark.slow
 @pytest.mark.parametrize("types", [(AxisType.Auto, AxisType.Explicit), (AxisType.Explicit, AxisType.Auto)])
 def test_axes_of_both_types(types):
     block = residual if types[1] is AxisType.Explicit else lambda p, h: jnp.tanh(h @ p["w"])
@@ -173,6 +173,7 @@ def test_functions_without_a_loop(groups):
     np.testing.assert_array_equal(again, np.arange(8.0) * 2)
 
 
+@pytest.mark.slow
 def test_a_shard_map_with_a_mesh_of_its_own_and_a_spec_without_one():
     """They work together where the mesh is as large as a group's, and has the axes of the spec."""
     own = Mesh(np.array(jax.devices()[:2]), ("fsdp",))

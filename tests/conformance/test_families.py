@@ -30,7 +30,7 @@ def test_a_fused_steady_state():
     assert any("+bwd" in executable.name for executable in loaded.plan.executables)
 
 
-@pytest.mark.usual("ZeroBubble")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ZeroBubble", "ZeroBubbleV", "DualPipeV", "InterleavedZeroBubble"])
 def test_tied_weights_dropout_and_checkpoints(name):
     schedule = build(name, 2)

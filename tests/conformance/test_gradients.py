@@ -222,6 +222,7 @@ def test_weights_are_no_messages():
     assert {(value.aval.shape, value.count) for value in sent} == {((3, WIDTH), 4)}
 
 
+@pytest.mark.slow
 def test_rows_that_are_sharded_within_groups():
     """What is cut within the step stays sharded: gradients are summed over the devices after the loop."""
 

@@ -263,6 +263,7 @@ def test_a_static_argument_cannot_be_made():
             compiled.init(functools.partial(weights, 2), argnum=3)
 
 
+@pytest.mark.slow
 def test_a_model_that_marks_its_stages_may_be_called_for_its_shapes(step):
     """The marks are dead code, of which nothing is to be said."""
 

@@ -57,6 +57,7 @@ def lowered(loss):
     return mpmd.jit(step_of(loss), mpmd.AbstractMpmdMesh({"stage": 2}, "stage")).lower(PARAMS, X)
 
 
+@pytest.mark.usual("site-packages-block", "site-packages-jitted", "site-packages-rematerialised")
 @pytest.mark.parametrize("kind", ["block", "jitted", "rematerialised"])
 def test_stages_end_at_the_users_line(library, kind, caplog):
     def loss(params, x):
@@ -77,6 +78,7 @@ def test_a_model_in_a_library_alone(library, caplog):
     assert re.search(rf"at {HERE} {THERE}", caplog.text), caplog.text
 
 
+@pytest.mark.usual("site-packages")
 def test_errors_name_the_users_line(library):
     with pytest.raises(
         CompileError, match=rf"mark_stage_end at {HERE} \[blocks/__init__\.py:\d+ .* while loop"

@@ -30,13 +30,13 @@ def mesh_with_another_part(groups, axes):
     return mpmd.MpmdMesh(submeshes, parts={"other": 1, "model": groups})
 
 
-@pytest.mark.usual(
-    "mlp_under_a_schedule[GPipe]",
-    "counts_and_keys",
-)
+USUAL = "mlp_under_a_schedule[GPipe]", "counts_and_keys"
+
+
+@pytest.mark.usual(*USUAL)
 @pytest.mark.parametrize(
     "program",
-    [program for program in PROGRAMS if program.name in COVERING],
+    [program for program in PROGRAMS if program.name in {*USUAL, *COVERING}],
     ids=lambda program: program.name,
 )
 def test_program(program):

@@ -118,7 +118,7 @@ STEPS = {
 }
 
 
-@pytest.mark.usual("nested", "operations", "a carry", "an axis name", "layers in a scan")
+@pytest.mark.usual("operations", "a carry", "layers in a scan")
 @pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
 def test_a_population_computes_the_numbers_of_plain_jax(case):
     step, *args = case

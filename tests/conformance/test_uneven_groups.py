@@ -136,7 +136,7 @@ def test_results_under_per_group_whose_shape_depends_on_the_group():
     assert "but float32[4, 4] on group 0" in str(caught.value)
 
 
-@pytest.mark.usual("Interleaved1F1B")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",
     [mpmd.Interleaved1F1B(4, 2), mpmd.ZeroBubble(2)],
@@ -171,6 +171,7 @@ def test_equal_groups_among_others_share_executables():
     assert ends == {"after_0.0", "after_0.1"}
 
 
+@pytest.mark.slow
 def test_a_tied_weight_and_constraints_within_stages():
     def loss(params, x, y):
         def constrained(h):

@@ -20,6 +20,7 @@ RAY_UP = yaml.safe_load((FOLDER / "ray_up.yaml").read_text())
 KUBERAY = yaml.safe_load((FOLDER / "kuberay.yaml").read_text())
 RAY_SCHEMA = json.loads((pathlib.Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
 JOB_SCHEMA = json.loads((pathlib.Path(__file__).parent / "kuberay_rayjob.json").read_text())
+JOBS = jsonschema.validators.validator_for(JOB_SCHEMA)(JOB_SCHEMA)
 
 
 def test_the_page_shows_every_file():
@@ -39,7 +40,8 @@ def test_commands_of_ray_up_are_of_a_shell(name):
 
 
 def test_the_manifest_is_a_job_of_kuberay():
-    jsonschema.validate(KUBERAY, JOB_SCHEMA)
+    JOBS.check_schema(JOB_SCHEMA)
+    JOBS.validate(KUBERAY)
     assert (KUBERAY["apiVersion"], KUBERAY["kind"]) == ("ray.io/v1", "RayJob")
 
 
@@ -51,7 +53,7 @@ def test_the_schema_of_kuberay_finds_misspelled_fields():
             node = node[key]
         node["backofLimit"] = 1
         with pytest.raises(jsonschema.ValidationError, match="backofLimit"):
-            jsonschema.validate(wrong, JOB_SCHEMA)
+            JOBS.validate(wrong)
 
 
 def test_the_job_of_slurm_is_a_script_without_findings():

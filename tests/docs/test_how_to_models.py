@@ -79,6 +79,7 @@ def test_the_step_of_a_page_computes_what_plain_jax_computes(run, page):
     assert {program.mpmd_idx for program in compiled.plan.programs if program.runs} == {0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in STEPS if page.startswith("from_")])
 def test_the_step_before_a_migration_computes_the_same(run, page):
     names = run(page)
@@ -104,6 +105,7 @@ def test_objects_that_the_pages_make_of_results(run):
     assert_close(sampling["sampled"], sampling["sample"](sampling["params"], sampling["x"]))
 
 
+@pytest.mark.slow
 def test_a_loss_of_the_whole_batch_takes_two_loops(run):
     names = run("whole_batch_losses")
     expected = jax.jit(names["plain_step"])(names["params"], names["batch"])
@@ -121,7 +123,7 @@ def with_edits(page, *edits):
     return "\n".join([*before, text])
 
 
-@pytest.mark.usual("dropout of nnx")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "call", "edits"),
     [

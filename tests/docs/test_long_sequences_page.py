@@ -52,6 +52,7 @@ def figures(schedule, microbatches):
     return f"{simulation.bubble:.1%}, {max(simulation.peaks) / stages_on_slices:.3g}"
 
 
+@pytest.mark.usual("8, 8, 8")
 @pytest.mark.parametrize("row", table_after("## When it pays"), ids=lambda row: row[0])
 def test_bubbles_and_memory(row):
     p, m, slices = map(int, row[0].split(","))

@@ -121,6 +121,7 @@ def defined_in(section):
     return names
 
 
+@pytest.mark.slow
 def test_the_example_of_a_loop():
     names = defined_in("Combining microbatches")
     names["loss_fn"] = mse
@@ -131,6 +132,7 @@ def test_the_example_of_a_loop():
     assert_close(actual, (jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss))
 
 
+@pytest.mark.slow
 def test_the_example_of_a_step_of_one_batch():
     names = defined_in("A step of one batch")
     names["loss_fn"] = mse

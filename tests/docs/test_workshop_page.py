@@ -31,6 +31,7 @@ def test_the_step_in_three_dimensions_computes_what_plain_jax_computes():
     assert len(names["stage_seconds"]) == 2 and min(names["stage_seconds"]) > 0
 
 
+@pytest.mark.slow
 def test_the_block_by_hand_computes_the_same():
     names = run(BLOCKS[:2])
     weights, x, specs = names["params"][0], names["x"], names["SPECS"]

@@ -31,6 +31,7 @@ def test_gradients_are_those_of_jax(example, capsys, name):
     assert ("group 0: all-reduces of [(16,), (16, 16)]" in printed) == (replicas == 2)
 
 
+@pytest.mark.slow
 def test_weights_shared_by_devices(example, capsys):
     example("nabla_gpipe").main(["--model", "2"])
     assert "args[0][0]['w']: float32(16, 16) on groups (0,), sharded (None, 'model'): (16, 8)" in (
@@ -41,7 +42,7 @@ def test_weights_shared_by_devices(example, capsys):
 CHECKS = ("check_inputs", "check_edges", "check_collectives")
 
 
-@pytest.mark.usual("check_edges")
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_2d_fails_by_each_check_if_every_replica_has_the_whole_batch(example, monkeypatch, check):
     monkeypatch.setattr(example("nabla_gpipe"), "BATCH_SPEC", P())
@@ -51,6 +52,7 @@ def test_2d_fails_by_each_check_if_every_replica_has_the_whole_batch(example, mo
         example("nabla_2d").main([])
 
 
+@pytest.mark.slow
 def test_2d_fails_if_a_forward_sums_over_replicas(example, monkeypatch):
     nabla = example("nabla_gpipe")
     stage = nabla.stage

@@ -7,7 +7,7 @@ from tests.support.parity import assert_case_on
 from tests.support.programs import PROGRAMS
 
 CROSSING = (
-    "loss_scaling[infinite, decide_with_cond]",
+    "an_infinite_loss_scale",
     "in_order[zero bubble]",
     "numbers_of_python_that_are_returned",
     "fully_sharded_and_gathered_once[fused]",

@@ -31,8 +31,11 @@ def batch(microbatches=MICROBATCHES):
 
 def drawn(init, *args):
     """Numbers for the arrays that ``init`` makes: initialisers of libraries take long to compile."""
+    return drawn_like(jax.eval_shape(init, *args))
+
+
+def drawn_like(shapes):
     rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(init, *args)
     return jax.tree.map(lambda leaf: (rng.normal(size=leaf.shape) / 2).astype(leaf.dtype), shapes)
 
 

@@ -1,7 +1,6 @@
 """Train steps that users write, by theme: what plain JAX computes, a pipeline has to compute."""
 
 from tests.support.programs import (
-    adversarial_loops,
     architectures,
     auxiliary_outputs,
     carried,
@@ -57,7 +56,6 @@ THEMES = (
     experts,
     training_codes,
     several_loops,
-    adversarial_loops,
     several_models,
     passes,
     scanned_layers,

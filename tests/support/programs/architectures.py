@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, keys, layer, mlp, weights
+from tests.support.models import WIDTH, batch, keys, layer, mlp, weights
 from tests.support.programs.table import Case, descend, program, train, trains
 
 TOKENS, MODEL, HEADS, VOCABULARY = 6, 8, 2, 7
@@ -118,27 +118,6 @@ def low_rank_adapters_of_some_stages():
 
     adapters = {i: matrices(keys(3)[i], a=(WIDTH, 2), b=(2, WIDTH)) for i in (1, 2)}
     return Case(step, (adapters, weights(3)), batch(), holds=holds)
-
-
-@program()
-def u_net():
-    """Every stage on the way up reads what its counterpart on the way down made."""
-
-    def loss(params, x, y):
-        h, skips = x[:, :, None], []
-        for w in params["down"]:
-            h = jnp.tanh(h @ w)
-            skips.append(h)
-            h = mpmd.mark_stage_end(h.reshape(BATCH, h.shape[1] // 2, 2, -1).mean(2))
-        for i, w in enumerate(params["up"]):
-            h = jnp.tanh(jnp.concatenate([jnp.repeat(h, 2, 1), skips.pop()], -1) @ w)
-            if i == 0:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h.mean(-1) - y) ** 2)
-
-    down = matrices(keys(2)[0], a=(1, 2), b=(2, 3))
-    up = matrices(keys(2)[1], a=(6, 3), b=(5, 2))
-    return train(loss, {"down": list(down.values()), "up": list(up.values())}, stages=4)
 
 
 @program()

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import mpmd
-from tests.support.models import WIDTH, batch, layer, mlp, weights
+from tests.support.models import batch, layer, mlp, weights
 from tests.support.programs.table import Case, descend, loop, program
 
 
@@ -129,35 +129,3 @@ def metrics_in_dataclasses_and_named_tuples():
         return value, Summary(Metrics(value, correct), {"empty": (), "none": None})
 
     return with_aux(loss, mpmd.Add)
-
-
-@program()
-def batch_statistics_of_which_the_last_are_kept():
-    """Running averages, as of batch normalisation: every stage has its own."""
-
-    def step(state, xs, ys):
-        params, statistics = state
-
-        def loss(params, x, y):
-            h, new = x, []
-            for i, (stage, mean) in enumerate(zip(params, statistics, strict=True)):
-                h = layer(stage, h)
-                here = jnp.mean(h, 0)
-                new.append(0.9 * mean + 0.1 * jax.lax.stop_gradient(here))
-                h = h - here
-                if i < 2:
-                    h = mpmd.mark_stage_end(h)
-            return jnp.mean((h - y) ** 2), new
-
-        (total, statistics), grads = loop(
-            lambda x, y: jax.value_and_grad(loss, has_aux=True)(params, x, y),
-            (xs, ys),
-            operation=((mpmd.Add, Last()), mpmd.Add),
-        )
-        return (descend(params, grads), statistics), (total, grads)
-
-    def holds(loaded):
-        means = [leaf for leaf in loaded.plan.inputs if leaf.path.startswith("args[0][1]")]
-        assert [leaf.mpmd_idxs for leaf in means] == [(0,), (1,), (2,)]
-
-    return Case(step, (weights(3), [jnp.zeros(WIDTH)] * 3), batch(), holds=holds)

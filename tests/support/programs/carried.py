@@ -5,11 +5,9 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import linen as nn
 
 import mpmd
-from tests.support.models import WIDTH, batch, drawn, keys, layer, mlp, weights
+from tests.support.models import WIDTH, batch, keys, layer, mlp, weights
 from tests.support.programs.table import Case, descend, program
 
 
@@ -191,59 +189,6 @@ def carried_by_backwards():
         return (descend(params, grads), scale), value
 
     return Case(step, (weights(3), [jnp.float32(1)] * 3), batch(4))
-
-
-class ResidualBlock(nn.Module):
-    """Two convolutions with normalisation, around which the input passes."""
-
-    @nn.compact
-    def __call__(self, x):
-        h = nn.relu(nn.BatchNorm(use_running_average=False, momentum=0.9)(nn.Conv(4, (3, 3))(x)))
-        return nn.relu(x + nn.BatchNorm(use_running_average=False, momentum=0.9)(nn.Conv(4, (3, 3))(h)))
-
-
-class ResNet(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Conv(4, (3, 3))(x)
-        for i in range(3):
-            x = ResidualBlock()(x)
-            if i < 2:
-                x = mpmd.mark_stage_end(x)
-        return nn.Dense(3)(x.mean((1, 2)))
-
-
-@program()
-def flax_resnet():
-    model, optimizer = ResNet(), optax.sgd(0.05, momentum=0.9)
-    images = jax.random.normal(keys(1)[0], (4, 4, 6, 6, 3))
-    labels = jnp.arange(16).reshape(4, 4) % 3
-
-    def step(state, images, labels):
-        params, statistics, opt_state = state
-
-        def of_microbatch(statistics, microbatch):
-            images, labels = microbatch
-
-            def loss(params):
-                variables = {"params": params, "batch_stats": statistics}
-                logits, updated = model.apply(variables, images, mutable=["batch_stats"])
-                losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-                return losses.mean(), updated["batch_stats"]
-
-            (value, statistics), grads = jax.value_and_grad(loss, has_aux=True)(params)
-            return statistics, (value, grads)
-
-        statistics, (losses, grads) = mpmd.treduce(
-            of_microbatch, (images, labels), mpmd.Std1F1B(3), carry=statistics
-        )
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), statistics, opt_state), losses
-
-    variables = drawn(model.init, keys(1)[0], images[0])
-    params, statistics = variables["params"], jax.tree.map(np.ones_like, variables["batch_stats"])
-    state = params, statistics, optimizer.init(params)
-    return Case(step, state, (images, labels), tolerance=1e-4)
 
 
 @program()

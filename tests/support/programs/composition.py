@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import mpmd
 from tests.support.models import WIDTH, batch, keys, layer, mse, weights
-from tests.support.programs.table import Case, descend, loop, program, trains
+from tests.support.programs.table import Case, descend, program, trains
 
 
 def without_marks(params, h):
@@ -65,31 +64,6 @@ def a_scalar_of_the_weights_used_in_the_loop():
         return descend(state, grads), (total, scale)
 
     return Case(step, weights(3), batch())
-
-
-class Scaled:
-    """An operation that closes over a value of the step."""
-
-    def __init__(self, scale):
-        self.scale = scale
-
-    def state(self, n, a):
-        return jnp.zeros(a.shape, a.dtype) + 0 * self.scale
-
-    def update(self, state, update, index):
-        return state + self.scale * update
-
-
-@program()
-def an_operation_that_closes_over_a_value_of_the_step():
-    def step(state, xs, ys):
-        params, scale = state
-        total, grads = loop(
-            lambda x, y: jax.value_and_grad(mse)(params, x, y), (xs, ys), operation=(mpmd.Add, Scaled(scale))
-        )
-        return (descend(params, grads), scale * 0.9), (total, grads)
-
-    return Case(step, (weights(3), jnp.float32(0.5)), batch())
 
 
 @program()

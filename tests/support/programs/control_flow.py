@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, batch, layer, weights
-from tests.support.programs.table import Case, descend, program, stages_of, train
+from tests.support.models import BATCH, WIDTH, layer, weights
+from tests.support.programs.table import program, stages_of, train
 
 
 def two_layers(params, h):
@@ -14,75 +14,10 @@ def two_layers(params, h):
     return jnp.tanh(h @ params["w"].T + params["b"])
 
 
-POLICIES = {
-    "full": None,
-    "dots": jax.checkpoint_policies.dots_saveable,
-    "names": jax.checkpoint_policies.save_only_these_names("hidden"),
-}
-
-
-@program(POLICIES)
-def checkpoint(policy):
+@program()
+def checkpoint_by_names():
+    policy = jax.checkpoint_policies.save_only_these_names("hidden")
     return stages_of(jax.checkpoint(two_layers, policy=policy))
-
-
-@program()
-def checkpoint_of_a_scan_over_layers():
-    def stage(params, h):
-        def body(h, _):
-            return layer(params, h), None
-
-        return jax.lax.scan(jax.checkpoint(body), h, None, length=2)[0]
-
-    return stages_of(stage)
-
-
-@program({"plain": 1, "unrolled": 2})
-def scan_over_layers(unroll):
-    def stage(stacked, h):
-        return jax.lax.scan(lambda h, p: (layer(p, h), None), h, stacked, unroll=unroll)[0]
-
-    return stages_of(stage, [jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights(2)) for _ in range(3)])
-
-
-@program()
-def fori_loop():
-    return stages_of(lambda p, h: jax.lax.fori_loop(0, 2, lambda i, h: layer(p, h) * (1 + i), h))
-
-
-@program()
-def while_loop_without_a_gradient():
-    def stage(params, h):
-        norm = jax.lax.while_loop(
-            lambda v: v > 1.0, lambda v: v / 2, jax.lax.stop_gradient(jnp.max(jnp.abs(h)))
-        )
-        return layer(params, h) * norm
-
-    return stages_of(stage)
-
-
-@program(["of data", "of the index", "of a parameter"])
-def cond(which):
-    def step(state, xs, ys):
-        def loss(params, i):
-            h = xs[i]
-            for n, p in enumerate(params):
-                predicate = {
-                    "of data": h[0, 0] > 0,
-                    "of the index": i % 2 == 0,
-                    "of a parameter": p["b"][0] > 0,
-                }
-                h = jax.lax.cond(predicate[which], layer, lambda p, h: h * p["b"], p, h)
-                if n < 2:
-                    h = mpmd.mark_stage_end(h)
-            return jnp.mean((h - ys[i]) ** 2)
-
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.Std1F1B(3), mpmd.Add
-        )
-        return descend(state, grads), (total, grads)
-
-    return Case(step, weights(3), batch())
 
 
 @program()
@@ -99,7 +34,6 @@ def a_mark_within_nested_calls_and_scopes():
 
 
 OPERATIONS = {
-    "top k": lambda p, h: layer(p, jnp.concatenate([jax.lax.top_k(h, 2)[0]] * 2, -1)),
     "cumulative": lambda p, h: layer(p, jnp.cumsum(h, -1) - jax.lax.cummax(h, axis=1)),
     "associative scan": lambda p, h: layer(p, jax.lax.associative_scan(jnp.multiply, h, axis=1)),
     "convolution": lambda p, h: jnp.tanh(
@@ -114,7 +48,6 @@ OPERATIONS = {
     "dynamic slice": lambda p, h: layer(
         p, jax.lax.dynamic_slice(jnp.tile(h, 2), (0, jnp.argmax(h[0])), h.shape)
     ),
-    "barrier": lambda p, h: layer(p, jax.lax.optimization_barrier(h)),
     "quantised": lambda p, h: h @ (jnp.round(p["w"] * 16).astype(jnp.int8).astype(jnp.float32) / 16) + p["b"],
     "random projection": lambda p, h: layer(p, h @ jax.random.normal(jax.random.key(0), (WIDTH, WIDTH))),
     "complex": lambda p, h: jnp.abs(layer(p, h) * jnp.exp(1j * h)),

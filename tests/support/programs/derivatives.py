@@ -8,19 +8,6 @@ from tests.support.models import batch, layer, mse, weights
 from tests.support.programs.table import Case, descend, loop, program, stages_of, train
 
 
-@jax.custom_vjp
-def clipped_gradient(h):
-    return h
-
-
-clipped_gradient.defvjp(lambda h: (h, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
-
-
-@program()
-def custom_vjp():
-    return stages_of(lambda p, h: clipped_gradient(layer(p, clipped_gradient(h))))
-
-
 @program()
 def custom_vjp_around_the_mark():
     """A boundary that quantises what it passes on, both ways."""
@@ -36,19 +23,6 @@ def custom_vjp_around_the_mark():
         return jnp.mean((layer(params[1], h) - y) ** 2)
 
     return train(loss, weights(2), stages=2, tolerance=1e-3)
-
-
-@program()
-def custom_jvp():
-    @jax.custom_jvp
-    def soft(h):
-        return jnp.log1p(jnp.exp(h))
-
-    @soft.defjvp
-    def _(primals, tangents):
-        return soft(*primals), jax.nn.sigmoid(primals[0]) * tangents[0]
-
-    return stages_of(lambda p, h: soft(layer(p, h)))
 
 
 @program()

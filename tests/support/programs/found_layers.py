@@ -91,20 +91,6 @@ def stages_that_end_within_two_scans():
 
 
 @program()
-def skips():
-    def loss(params, x, y):
-        kept = []
-        for p in params["down"]:
-            x = layer(p, x)
-            kept.append(x)
-        for p in params["up"]:
-            x = layer(p, x) + kept.pop()
-        return squares(x, y)
-
-    return train(mpmd.auto_marks(loss, 3), {"down": weights(3), "up": weights(3)}, holds=forwards(3))
-
-
-@program()
 def two_towers():
     def loss(params, x, y):
         for p in params["x"]:

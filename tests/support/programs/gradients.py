@@ -3,12 +3,9 @@
 That these compute in plain JAX what ``jax.value_and_grad`` does of the whole batch is tested by itself.
 """
 
-import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 import mpmd
@@ -72,33 +69,3 @@ def auxiliary_output_concatenated_and_reduced(reduction):
     }
     options = {"has_aux": True, "aux_reduction": rules, "reduction": reduction}
     return train(loss_with_aux, weights(2), **options)
-
-
-class Network(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for i in range(3):
-            x = x + nn.gelu(nn.Dense(WIDTH)(nn.LayerNorm()(x)))
-            if i in mpmd.stage_ends(3, 3):
-                x = mpmd.mark_stage_end(x)
-        return nn.Dense(3)(x)
-
-
-@program()
-def flax_train_state():
-    """The step of flax's guide, with that one word changed, and its metrics."""
-    model = Network()
-
-    def step(state, batch):
-        def loss_fn(params, batch):
-            logits = state.apply_fn({"params": params}, batch["image"])
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-            return losses.mean(), (logits, jnp.mean(jnp.argmax(logits, -1) == batch["label"]))
-
-        grad_fn = mpmd.value_and_grad(loss_fn, has_aux=True, num_microbatches=4, schedule=mpmd.Std1F1B(3))
-        (loss, (logits, accuracy)), grads = grad_fn(state.params, batch)
-        return state.apply_gradients(grads=grads), (loss, logits, accuracy)
-
-    params = jax.jit(model.init)(jax.random.key(0), X)["params"]
-    state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adamw(1e-2))
-    return Case(step, state, ({"image": X, "label": jnp.argmax(Y[:, :3], 1)},))

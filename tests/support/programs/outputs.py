@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import mpmd
-from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, layer, mlp, mse, weights
+from tests.support.models import batch, layer, mse, weights
 from tests.support.programs.auxiliary_outputs import Initial, Last, with_aux
-from tests.support.programs.table import Case, descend, loop, program, trains
+from tests.support.programs.table import Case, descend, program, trains
 
 
 @program()
@@ -70,14 +70,6 @@ def none_and_empty_outputs():
 
 
 @program()
-def gradients_alone():
-    def step(state, params, xs, ys):
-        return state, loop(lambda x, y: jax.grad(mse)(params, x, y), (xs, ys))
-
-    return Case(step, (), (weights(3), *batch()))
-
-
-@program()
 def the_loss_alone():
     """Of a backward that nobody asks for nothing is left."""
 
@@ -100,16 +92,6 @@ def gradients_of_some_stages_are_dropped():
 
 
 @program()
-def inference():
-    def step(state, xs):
-        outputs = mpmd.treduce(lambda x: mlp(state, x), xs, mpmd.Eager1F1B(3), operation=mpmd.Concat(1))
-        tokens = jnp.argmax(outputs, -1)
-        return state, (outputs.reshape(MICROBATCHES * BATCH, WIDTH), tokens)
-
-    return Case(step, weights(3), batch()[:1])
-
-
-@program()
 def results_of_the_loop_that_no_stage_makes():
     """Statistics of the inputs, the index, constants."""
 
@@ -121,26 +103,6 @@ def results_of_the_loop_that_no_stage_makes():
         operation = (mpmd.Add, mpmd.Add, mpmd.Concat(), mpmd.Max, mpmd.Add, mpmd.Add)
         total, grads, *rest = mpmd.treduce_i(run, len(xs), mpmd.Std1F1B(3), operation)
         return descend(state, grads), (total, rest)
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def a_sum_of_a_weight_and_the_microbatch():
-    """A result that is a sum itself, of what no stage makes."""
-    return with_aux(lambda params, x, y: (mse(params, x, y), params[0]["w"] + x), mpmd.Add)
-
-
-@program()
-def the_same_value_accumulated_in_three_ways():
-    def step(state, xs, ys):
-        def run(x, y):
-            loss, grads = jax.value_and_grad(mse)(state, x, y)
-            return loss, loss, loss, grads
-
-        operation = (mpmd.Add, mpmd.Max, mpmd.Concat(), mpmd.Add)
-        *losses, grads = loop(run, (xs, ys), operation=operation)
-        return descend(state, grads), losses
 
     return Case(step, weights(3), batch())
 

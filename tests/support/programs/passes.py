@@ -59,15 +59,6 @@ def derivative_through_marks(loss):
     return train(loss, weights(3), warns=THROUGH_MARKS)
 
 
-@program({"compiled": jax.jit, "rematerialised": jax.checkpoint})
-def gradient_penalty_of_a_function(transformed):
-    return train(
-        lambda params, x, y: wasserstein(params, x, y, lambda p, x: transformed(scores)(p, x)),
-        weights(3),
-        warns=THROUGH_MARKS,
-    )
-
-
 def scanned_mlp(params, x):
     return scanned(lambda h, p: mpmd.mark_stage_end(layer(p, h), every=2), x, params["layers"])
 

@@ -14,11 +14,6 @@ def cast(tree, dtype):
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
 
 
-@program({"bfloat16": jnp.bfloat16, "float16": jnp.float16})
-def parameters_of_half_precision(dtype):
-    return train(mse, weights(3, dtype), data=tuple(cast(batch(), dtype)), tolerance=2e-2)
-
-
 @program()
 def master_copies():
     def step(state, xs, ys):

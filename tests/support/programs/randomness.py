@@ -7,12 +7,6 @@ import mpmd
 from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, layer, mse, weights
 from tests.support.programs.table import Case, descend, loop, program, trains
 
-KEYS = {
-    "typed": lambda: jax.random.key(1),
-    "raw": lambda: jax.random.PRNGKey(1),
-    "rbg": lambda: jax.random.key(1, impl="rbg"),
-}
-
 
 def dropout(key, h, rate=0.5):
     return jnp.where(jax.random.bernoulli(key, 1 - rate, h.shape), h / (1 - rate), 0)
@@ -26,45 +20,6 @@ def noisy_mlp(params, x, key):
         if i < len(params) - 1:
             h = mpmd.mark_stage_end(h)
     return h
-
-
-def step_with_keys(loss):
-    """The state is ``params, key``; ``loss(params, x, y, key, i)`` gets a key of the step."""
-
-    def step(state, xs, ys):
-        params, key = state
-        key, sub = jax.random.split(key)
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)(params, xs[i], ys[i], sub, i),
-            len(xs),
-            schedule=mpmd.Std1F1B(3),
-            operation=mpmd.Add,
-        )
-        return (descend(params, grads), key), (total, grads)
-
-    return step
-
-
-@program(KEYS)
-def dropout_with_a_key_folded_with_the_index(make_key):
-    def loss(params, x, y, key, i):
-        return jnp.mean((noisy_mlp(params, x, jax.random.fold_in(key, i)) - y) ** 2)
-
-    return Case(step_with_keys(loss), (weights(3), make_key()), batch())
-
-
-@program(KEYS)
-def dropout_with_the_key_in_the_anchor(make_key):
-    def loss(params, x, y, key, i):
-        h, key = x, jax.random.fold_in(key, i)
-        for n, stage in enumerate(params):
-            key, mine = jax.random.split(key)
-            h = dropout(mine, layer(stage, h))
-            if n < 2:
-                h, key = mpmd.mark_stage_end((h, key))
-        return jnp.mean((h - y) ** 2)
-
-    return Case(step_with_keys(loss), (weights(3), make_key()), batch())
 
 
 @program()
@@ -90,21 +45,6 @@ def keys_of_every_stage_in_the_state():
         batch(),
         warns="draws the same random numbers",
     )
-
-
-@program()
-def a_key_made_of_the_step_counter():
-    def step(state, xs, ys):
-        params, count = state
-        key = jax.random.fold_in(jax.random.key(0), count)
-
-        def loss(params, x, y):
-            return jnp.mean((noisy_mlp(params, x, key) - y) ** 2)
-
-        total, grads = trains(params, (xs, ys), loss)
-        return (descend(params, grads), count + 1), (total, grads)
-
-    return Case(step, (weights(3), 0), batch(), warns="draws the same random numbers")
 
 
 @program()

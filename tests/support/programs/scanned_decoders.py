@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 import mpmd
@@ -28,14 +27,6 @@ def decoder_loss(wrap=lambda body: body):
         return word_loss(params, h, targets)
 
     return loss
-
-
-@program()
-def scanned_decoder_that_keeps_products():
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    loss = decoder_loss(lambda body: jax.checkpoint(body, policy=policy, prevent_cse=False))
-    optimizer = optax.adafactor(1e-2, min_dim_size_to_factor=2)
-    return train(loss, decoder(), data=token_batches(4), optimizer=optimizer)
 
 
 @program()

@@ -86,26 +86,6 @@ def scanned_layers_with(optimizer):
     return train(model(), stacked(), optimizer=optimizer, holds=no_stack_travels_after_the_loop)
 
 
-SPREADS = {
-    "every iteration": (3, {}),
-    "every third": (9, {"every": 3}),
-    "counts": (7, {"every": (1, 4, 2)}),
-    "spread evenly": (8, {"num_stages": 3}),
-}
-
-
-@program(SPREADS)
-def stages_of_a_scan(spread):
-    layers, options = spread
-
-    def loss(params, x, y):
-        return squares(
-            scanned(lambda h, p: mpmd.mark_stage_end(layer(p, h), **options), x, params["layers"]), y
-        )
-
-    return train(loss, stacked(layers), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
-
-
 @program({"one more stage for the head": 4, "head in the last stage": 3})
 def embedding_and_head_around_a_scan(stages):
     (key,) = keys(1)
@@ -119,20 +99,6 @@ def embedding_and_head_around_a_scan(stages):
 
     params = stacked(embed=table, head=jnp.eye(WIDTH))
     return train(loss, params, stages, optimizer=CLIPPED_ADAM, holds=WEIGHTS)
-
-
-SCHEDULES = {
-    "zero bubble": (3, mpmd.ZeroBubble(3)),
-    "interleaved": (6, mpmd.Interleaved1F1B(6, mpmd_dim=3)),
-    "V-shaped": (6, mpmd.ZeroBubbleV(6, mpmd_dim=3)),
-    "one stage": (1, mpmd.Std1F1B(1)),
-}
-
-
-@program(SCHEDULES)
-def schedules_of_a_scan(stages_and_schedule):
-    stages, schedule = stages_and_schedule
-    return train(model(every=LAYERS // stages), stacked(), optimizer=CLIPPED_ADAM, schedule=schedule)
 
 
 REMAT = {
@@ -150,19 +116,6 @@ def two_products(p, h):
 def remat_of_a_whole_loss_with_a_scan(options):
     loss = jax.checkpoint(model(lambda h, p: two_products(p, h)), **options)
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
-
-
-@program(REMAT)
-def remat_of_a_whole_loss_with_marks(options):
-    def loss(params, x, y):
-        h = x
-        for i in range(3):
-            h = two_products(jax.tree.map(lambda leaf, i=i: leaf[i], params["layers"]), h)
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return squares(h, y)
-
-    return train(jax.checkpoint(loss, **options), stacked(3), optimizer=CLIPPED_ADAM)
 
 
 @program()

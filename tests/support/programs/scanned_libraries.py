@@ -7,7 +7,7 @@ import optax
 from jax import lax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, WIDTH, batch, drawn
+from tests.support.models import CLIPPED_ADAM, WIDTH, batch, drawn, drawn_like
 from tests.support.programs.scanned_layers import (
     LAYERS,
     squares,
@@ -88,8 +88,9 @@ def equinox_scanned_modules(checkpointed):
     import equinox as eqx
 
     make = eqx.filter_vmap(lambda key: eqx.nn.MLP(WIDTH, WIDTH, 2 * WIDTH, 1, key=key))
-    layers = make(jax.random.split(jax.random.key(0), LAYERS))
-    params, static = eqx.partition(layers, eqx.is_array)
+    layers = eqx.filter_eval_shape(make, jax.random.split(jax.random.key(0), LAYERS))
+    shapes, static = eqx.partition(layers, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    params = drawn_like(shapes)
 
     def loss(params, x, y):
         def body(h, p):
@@ -117,5 +118,5 @@ def haiku_layer_stack(remat):
         return hk.layer_stack(LAYERS)(marked)(x)
 
     network = hk.without_apply_rng(hk.transform(forward))
-    params = network.init(jax.random.key(0), batch()[0][0])
+    params = drawn(network.init, jax.random.key(0), batch()[0][0])
     return train(lambda params, x, y: squares(network.apply(params, x), y), params, optimizer=CLIPPED_ADAM)

@@ -8,8 +8,8 @@ import optax
 
 import mpmd
 from mpmd.ir.plan import Run
-from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mse, weights
-from tests.support.programs.table import Case, descend, loop, program, train
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, keys, layer, weights
+from tests.support.programs.table import program, train
 
 ADAMW = optax.adamw(1e-2, eps=1e-3)
 VOCABULARY = 5
@@ -84,15 +84,6 @@ def tied_embeddings_in_half_precision():
 
 
 @program()
-def two_equal_weights_used_by_the_same_two_stages():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], layer(params[1], x)))
-        return jnp.mean((layer(params[1], layer(params[0], h)) - y) ** 2)
-
-    return train(loss, weights(2), stages=2)
-
-
-@program()
 def a_weight_used_by_three_stages_of_four():
     def loss(params, x, y):
         h = mpmd.mark_stage_end(layer(params[0], x))
@@ -117,15 +108,6 @@ def shared_weights_on_the_same_group():
     return train(loss, weights(3), schedule=mpmd.Interleaved1F1B(4, 2), holds=holds)
 
 
-@program(["indexed", "split"])
-def one_array_with_the_weights_of_all_stages(how):
-    def loss(params, x, y):
-        parts = list(params) if how == "indexed" else [part[0] for part in jnp.split(params, 3)]
-        return mse(parts, x, y, lambda w, h: jnp.tanh(h @ w))
-
-    return train(loss, jnp.stack([p["w"] for p in weights(3)]))
-
-
 @program()
 def a_weight_used_twice_in_one_stage():
     def loss(params, x, y):
@@ -136,36 +118,6 @@ def a_weight_used_twice_in_one_stage():
         assert accumulators(loaded, "args[0][0][0]['w']") == 2, "a weight has more than one accumulator"
 
     return train(loss, weights(2), stages=2, holds=holds)
-
-
-class Mean:
-    """An operation of a user's own."""
-
-    def state(self, n, a):
-        self.n = n
-        return jnp.zeros(a.shape, a.dtype)
-
-    def update(self, state, update, index):
-        return state + update / self.n
-
-
-@program(
-    {"mean": Mean, "max": lambda: mpmd.Max, "concat": mpmd.Concat},
-)
-def shared_weights_under_another_operation(make):
-    def step(state, xs, ys):
-        def loss(params, x, y):
-            h = mpmd.mark_stage_end(layer(params[0], x))
-            h = mpmd.mark_stage_end(layer(params[1], h))
-            return jnp.mean((layer(params[0], h) - y) ** 2)
-
-        total, grads = loop(
-            lambda x, y: jax.value_and_grad(loss)(state, x, y), (xs, ys), operation=(mpmd.Add, make())
-        )
-        mean = jax.tree.map(lambda p, g: g.sum(0) if g.ndim > p.ndim else g, state, grads)
-        return descend(state, mean), (total, grads)
-
-    return Case(step, weights(2), batch())
 
 
 @program()

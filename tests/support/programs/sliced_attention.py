@@ -2,10 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
-from tests.support.models import CLIPPED_ADAM, SGD
+from tests.support.models import CLIPPED_ADAM
 from tests.support.programs.architectures import rotated
 from tests.support.programs.sliced_models import (
     D_MODEL,
@@ -13,7 +12,6 @@ from tests.support.programs.sliced_models import (
     LENGTH,
     attend,
     attention_layer,
-    bounds_of,
     causal,
     decoder,
     feed_forward,
@@ -24,19 +22,6 @@ from tests.support.programs.sliced_models import (
     train_slices,
 )
 from tests.support.programs.table import program
-
-BOUNDS = {
-    "of equal work": bounds_of(3),
-    "two": (0, 7, 12),
-    "last of one token": (0, 6, 11, 12),
-    "one": (0, 12),
-}
-
-
-@program(BOUNDS)
-def slices_of_attention(bounds):
-    slices = len(bounds) - 1
-    return train_slices(sliced_loss(bounds=bounds), slices=slices, optimizer=CLIPPED_ADAM)
 
 
 @program()
@@ -60,15 +45,6 @@ def slices_with_document_masks():
     tokens, targets = token_batch()
     documents = jnp.cumsum(jax.random.bernoulli(jax.random.key(3), 0.3, tokens.shape), -1)
     return train_slices(loss, data=({"tokens": tokens, "documents": documents}, targets))
-
-
-def rotary_layer(p, h, carried, start):
-    """Keys are handed on with their positions in them."""
-    q, k, v = heads_of(p, h)
-    carried = [*(carried or []), (rotated(k, start), v)]
-    k, v = together(carried)
-    mask = causal(start, q.shape[1], k.shape[1])
-    return feed_forward(p, h + attend(rotated(q, start), k, v, mask).reshape(h.shape) @ p["out"]), carried
 
 
 def late_rotary_layer(p, h, carried, start):
@@ -117,8 +93,7 @@ def kernel_layer(p, h, carried, start):
 
 
 LAYERS = {
-    "rotary positions": rotary_layer,
-    "rotary positions of all keys": late_rotary_layer,
+    "rotary positions": late_rotary_layer,
     "buffers": buffer_layer,
     "kernel": kernel_layer,
 }
@@ -127,26 +102,6 @@ LAYERS = {
 @program(LAYERS)
 def slices_of_attention_with(layer):
     return train_slices(sliced_loss(layer), optimizer=CLIPPED_ADAM)
-
-
-@program()
-def slices_with_learned_keys():
-    """All slices of a layer attend to keys that are weights, which stand before the sequence."""
-
-    def layer(p, h, carried, start):
-        p, first = p
-        q, k, v = heads_of(p, h)
-        carried = [*(carried or []), (k, v)]
-        k, v = together(
-            [tuple(jnp.broadcast_to(each, (len(h), *each.shape[1:])) for each in first), *carried]
-        )
-        mask = causal(start + first[0].shape[1], q.shape[1], k.shape[1])
-        return feed_forward(p, h + attend(q, k, v, mask).reshape(h.shape) @ p["out"]), carried
-
-    params = decoder()
-    learned = jax.random.normal(jax.random.key(5), (2, 2, 1, 3, HEADS, D_MODEL // HEADS)) / 2
-    params["layers"] = [(p, tuple(own)) for p, own in zip(params["layers"], learned, strict=True)]
-    return train_slices(sliced_loss(layer), params, optimizer=CLIPPED_ADAM)
 
 
 @program()
@@ -168,11 +123,3 @@ def slices_that_read_an_encoder():
     other = jax.random.normal(jax.random.key(6), (*tokens.shape[:2], 5, D_MODEL))
     params = decoder(encoder=jnp.eye(D_MODEL))
     return train_slices(loss, params, data=({"tokens": tokens, "other": other}, targets))
-
-
-OPTIMIZERS = {
-    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=2),
-    "lion": optax.lion(1e-2),
-    "lamb": optax.lamb(1e-2),
-    "every second step": optax.MultiSteps(SGD, 2),
-}

@@ -23,13 +23,6 @@ from tests.support.programs.sliced_models import (
 from tests.support.programs.table import Case, descend, program
 
 
-@program()
-def slices_with_remat_that_keeps_products():
-    policy = jax.checkpoint_policies.dots_saveable
-    layer = jax.checkpoint(attention_layer, policy=policy, static_argnums=3)
-    return train_slices(sliced_loss(layer), optimizer=CLIPPED_ADAM)
-
-
 @program({"written out": False, "remat": True})
 def slices_of_scanned_layers(remat):
     """Each stage scans over its layers, and the keys of these are stacked."""
@@ -84,26 +77,6 @@ def slices_of_scans_with_marks():
     return train_slices(loss, params, slices=2, optimizer=CLIPPED_ADAM)
 
 
-SCHEDULES = {
-    "one microbatch": (1, {}),
-    "eager": (3, {"eager": True}),
-    "split backwards": (3, {"split_backward": True}),
-}
-
-
-@program(SCHEDULES)
-def schedules_of_slices(microbatches_and_schedule):
-    microbatches, options = microbatches_and_schedule
-    return train_slices(sliced_loss(), data=token_batch(microbatches), schedule=options)
-
-
-@program({"whole": {}, "split": {"split_backward": True}})
-def slices_on_groups_of_two_stages(options):
-    params = decoder(4)
-    schedule = {"mpmd_dim": 2, **options}
-    return train_slices(sliced_loss(slices=2, stages=4), params, 4, 2, schedule=schedule)
-
-
 @program()
 def slices_with_gradients_clipped_by_microbatch():
     def step(params, xs, ys):
@@ -126,11 +99,11 @@ def slices_with_a_count_that_each_microbatch_carries():
         params, mean = state
 
         def of_microbatch(mean, mb):
-            loss, grads = jax.value_and_grad(sliced_loss())(params, *mb)
+            loss, grads = jax.value_and_grad(sliced_loss(slices=2))(params, *mb)
             return 0.9 * mean + 0.1 * loss, (loss, grads)
 
         mean, (total, grads) = mpmd.treduce(
-            of_microbatch, (xs, ys), schedule_of(), operation=mpmd.Add, carry=mean
+            of_microbatch, (xs, ys), schedule_of(slices=2), operation=mpmd.Add, carry=mean
         )
         return (descend(params, grads), mean), (total, grads)
 
@@ -175,4 +148,5 @@ def slices_on_groups_of_two_devices(by_rows):
     weights = jax.tree.map(lambda leaf: P("fsdp") if leaf.ndim == 2 and len(leaf) % 2 == 0 else P(), state)
     specs = (P() if by_rows else weights, rows, rows)
     options = {"in_specs": specs}
-    return train_slices(sliced_loss(), optimizer=CLIPPED_ADAM, axes={"fsdp": 2}, options=options)
+    loss = sliced_loss(slices=2)
+    return train_slices(loss, slices=2, optimizer=CLIPPED_ADAM, axes={"fsdp": 2}, options=options)

@@ -20,16 +20,6 @@ from tests.support.programs.scanned_layers import (
 from tests.support.programs.table import Case, descend, loop, program, train, trains
 
 
-@program()
-def layers_along_another_axis():
-    def loss(params, x, y):
-        layers = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), params["layers"])
-        return model()({"layers": layers}, x, y)
-
-    params = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), stacked())
-    return train(loss, params, optimizer=CLIPPED_ADAM, holds=in_parts("[0]['layers']['w'][:"))
-
-
 @program(["list", "expanded", "concatenated"])
 def layers_stacked_in_the_loss(kind):
     def loss(params, x, y):
@@ -112,14 +102,6 @@ def a_map_over_layers():
     def loss(params, x, y):
         norms = lax.map(lambda p: jnp.sum(jnp.tanh(p["w"]) ** 2), params["layers"])
         return model()(params, x, y) + 0.01 * jnp.sum(norms)
-
-    return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
-
-
-@program({"jit": jax.jit, "named": jax.named_call})
-def scan_within(wrapper):
-    def loss(params, x, y):
-        return wrapper(lambda p, h: wrapper(model())(p, h, y))(params, x)
 
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
 

@@ -26,25 +26,6 @@ def masks_and_positions_of_the_microbatch():
     return train(loss, weights(3), data=(xs, (tokens, ys)), holds=sends_nothing_but_activations)
 
 
-@program()
-def the_microbatch_index_in_every_stage():
-    def step(state, xs, ys):
-        def loss(params, i):
-            h = xs[i]
-            for n, stage in enumerate(params):
-                h = layer(stage, h) * (1 + i) / (n + 1) + jnp.where(i % 2 == 0, 0.1, -0.1)
-                if n < 2:
-                    h = mpmd.mark_stage_end(h)
-            return jnp.mean((h - ys[i]) ** 2)
-
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.Std1F1B(3), mpmd.Add
-        )
-        return descend(state, grads, 0.01), (total, grads)
-
-    return Case(step, weights(3), batch(), holds=sends_nothing_but_activations)
-
-
 @program({"numpy": np.asarray, "jax": jnp.asarray})
 def constants_from_outside(convert):
     table = convert(np.linspace(-1, 1, WIDTH * WIDTH, dtype="float32").reshape(WIDTH, WIDTH))

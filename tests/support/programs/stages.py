@@ -85,38 +85,6 @@ def frozen_stages(frozen):
     return train(loss, weights(3), holds=holds)
 
 
-@program(["before", "after"])
-def skip_over_a_stage(mark):
-    def loss(params, x, y):
-        made = []
-        h = x
-        for i, stage in enumerate(params):
-            before = layer(stage, h + made[i - 2]) if i >= 2 else layer(stage, h)
-            h = mpmd.mark_stage_end(before) if i < 3 else before
-            made.append(before if mark == "before" else h)
-        return jnp.mean((h - y) ** 2)
-
-    return train(loss, weights(4), stages=4)
-
-
-@program(["in the anchor", "beside the anchor"])
-def auxiliary_losses(where):
-    def loss(params, x, y):
-        h, auxiliary = x, jnp.zeros(())
-        for i, stage in enumerate(params):
-            h = layer(stage, h)
-            auxiliary += 0.1 * jnp.mean(h**2) * jnp.mean(jnp.abs(h))
-            if i == 2:
-                break
-            if where == "in the anchor":
-                h, auxiliary = mpmd.mark_stage_end((h, auxiliary))
-            else:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h - y) ** 2) + auxiliary
-
-    return train(loss, weights(3))
-
-
 @program()
 def penalties_on_all_weights():
     def loss(params, x, y):

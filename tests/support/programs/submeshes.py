@@ -27,16 +27,6 @@ def like_parameters(state, spec):
     return jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state)
 
 
-@program()
-def fully_sharded():
-    specs = like_parameters(init(weights(2), ADAM), P("fsdp"))
-
-    def holds(loaded):
-        assert {leaf.spec for leaf in loaded.plan.outputs if "['w']" in leaf.path} == {("fsdp",)}
-
-    return case({"fsdp": 2}, (specs, ROWS, ROWS), optimizer=ADAM, holds=holds)
-
-
 @program({"schedule": mpmd.Std1F1B(3), "fused": mpmd.DualPipeV(4, 2)})
 def fully_sharded_and_gathered_once(schedule):
     """A table that two groups share, layers, and the state of an optimizer, which stays sharded."""
@@ -62,17 +52,6 @@ def fully_sharded_and_gathered_once(schedule):
 
 
 @program()
-def sharded_parameters_and_whole_batches():
-    return case({"fsdp": 2}, (like_parameters(init(weights(2)), P(None, "fsdp")), P(), P()))
-
-
-@program()
-def different_specs_for_every_leaf():
-    specs = [{"w": P("fsdp", "model"), "b": P()}, {"w": P(None, "fsdp"), "b": P("model")}]
-    return case({"fsdp": 2, "model": 2}, ((specs, P()), ROWS, P(None, None, "model")))
-
-
-@program()
 def specs_of_the_results():
     specs = like_parameters(init(weights(2)), P("fsdp"))
 
@@ -82,12 +61,6 @@ def specs_of_the_results():
 
     gradients = [{"w": P(None, "fsdp"), "b": P()}] * 2
     return case({"fsdp": 2}, (specs, ROWS, ROWS), out_specs=(specs, (P(), gradients)), holds=holds)
-
-
-@program()
-def specs_of_the_results_alone():
-    step = make_step(mse, mpmd.Std1F1B(2))
-    return Case(step, init(weights(2)), batch(), 2, {"fsdp": 2}, {"out_specs": (None, P())})
 
 
 @program()
@@ -206,26 +179,6 @@ def data_parallel_transformer(variant):
     specs = (jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state), ROWS, ROWS)
     options = {"in_specs": specs, "partial_sums": partial_sums}
     return Case(step, state, batch(), 2, {"fsdp": 2}, options, holds=holds)
-
-
-@program({"replicated": "replicated", "all": "all"})
-def mixture_of_experts(partial_sums):
-    """Tokens are scattered to the experts that a router chose, with a loss that balances these."""
-
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params["layer"], x))
-        chances = jax.nn.softmax(h @ params["router"])
-        chosen = jnp.argmax(chances, -1)
-        slots = jnp.zeros((2, *h.shape)).at[chosen, jnp.arange(len(h))].set(h)
-        made = jnp.einsum("ebd,edf->ebf", slots, params["experts"])[chosen, jnp.arange(len(h))]
-        balance = jnp.mean(chances, 0) @ jnp.mean(jax.nn.one_hot(chosen, 2), 0)
-        gate = jnp.take_along_axis(chances, chosen[:, None], 1)
-        return jnp.mean((made * gate - y) ** 2) + 0.1 * balance
-
-    first, second, third = weights(3)
-    experts = jnp.stack([second["w"], third["w"]])
-    params = {"layer": first, "router": jnp.eye(4)[:, :2], "experts": experts}
-    return case({"fsdp": 2}, (P(), ROWS, ROWS), loss, params=params, partial_sums=partial_sums)
 
 
 @program()

@@ -2,7 +2,6 @@
 
 import warnings
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -92,62 +91,6 @@ def haiku_transformer_with_a_dynamic_loss_scale():
     params = drawn(model.init, keys(1)[0], tokens[:, :-1])
     scale = jmp.DynamicLossScale(jnp.float32(2.0**24), period=2, factor=2**14)
     return Case(step, (params, optimizer.init(params), scale), (tokens,), 2, steps=4, tolerance=1e-2)
-
-
-class Classifier(eqx.Module):
-    """For one example, as equinox users write models; the functions among its leaves stay there."""
-
-    layers: list[eqx.nn.Linear]
-    norms: list[eqx.nn.LayerNorm]
-    head: eqx.nn.Linear
-    dropout: eqx.nn.Dropout
-    activation: callable
-    name: str = eqx.field(static=True, default="classifier")
-
-    def __init__(self, key):
-        *first, last = jax.random.split(key, STAGES + 1)
-        self.layers = [eqx.nn.Linear(WIDTH, WIDTH, key=k) for k in first]
-        self.norms = [eqx.nn.LayerNorm(WIDTH) for _ in first]
-        self.head = eqx.nn.Linear(WIDTH, CLASSES, key=last)
-        self.dropout = eqx.nn.Dropout(0.3)
-        self.activation = jax.nn.gelu
-
-    def __call__(self, x, key):
-        for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
-            x = x + self.dropout(self.activation(norm(layer(x))), key=jax.random.fold_in(key, i))
-            x = marked(x, i)
-        return self.head(x)
-
-
-@program()
-def equinox_filtered_model_and_optimizer():
-    """Marks under ``vmap``; the gradient of a whole model, and what is no array put back in every step."""
-    optimizer = optax.adamw(1e-2, eps=1e-3)
-    model = Classifier(keys(1)[0])
-    _, static = eqx.partition(model, eqx.is_array)
-
-    @eqx.filter_value_and_grad
-    def loss(model, x, y, key):
-        logits = jax.vmap(model)(x, jax.random.split(key, len(x)))
-        return cross_entropy(logits, y)
-
-    def step(state, x, y):
-        arrays, opt_state, key = state
-        model = eqx.combine(arrays, static)
-        key, dropout = jax.random.split(key)
-        value, grads = mpmd.treduce(
-            lambda microbatch: loss(model, *microbatch),
-            (*mpmd.microbatches((x, y), 4), jax.random.split(dropout, 4)),
-            schedule=mpmd.Std1F1B(STAGES),
-            operation=mpmd.Mean,
-        )
-        updates, opt_state = optimizer.update(grads, opt_state, eqx.filter(model, eqx.is_inexact_array))
-        model = eqx.apply_updates(model, updates)
-        return (eqx.filter(model, eqx.is_array), opt_state, key), (value, grads)
-
-    opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
-    state = eqx.filter(model, eqx.is_array), opt_state, keys(2)[1]
-    return Case(step, state, examples(), steps=3)
 
 
 class NnxClassifier(nnx.Module):

@@ -6,7 +6,7 @@ import optax
 
 import mpmd
 from tests.support.models import WIDTH, batch, layer, weights
-from tests.support.programs.composition import trains, without_marks
+from tests.support.programs.composition import trains
 from tests.support.programs.table import Case, descend, loop, program
 
 
@@ -48,22 +48,6 @@ def an_optimizer_that_knows_the_hessian():
             for p, g, inverse in zip(state, grads, damped, strict=True)
         ]
         return new, total
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def a_line_search_over_rates():
-    """The update is tried on the last microbatch without marks, until it helps."""
-
-    def step(state, xs, ys):
-        total, grads = trains(state, (xs, ys))
-
-        def value(rate):
-            return jnp.mean((without_marks(descend(state, grads, rate), xs[-1]) - ys[-1]) ** 2)
-
-        rate = jax.lax.while_loop(lambda r: (value(r) > value(0.0)) & (r > 1e-3), lambda r: r / 2, 1.0)
-        return descend(state, grads, rate), (total, rate)
 
     return Case(step, weights(3), batch())
 
