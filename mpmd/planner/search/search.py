@@ -138,6 +138,7 @@ def as_written(
 def _evaluations(space: SearchSpace, budget: SearchBudget) -> list[Evaluation]:
     heap = _Heap(space, budget)
     if budget.exhaustive and is_small(space):
+        heap.limit(math.inf)
         for candidate in every_candidate(space):
             heap.push(lower_bound(space, candidate), candidate)
         heap.walk(least=1, slack=1.0)
@@ -153,7 +154,7 @@ def _evaluations(space: SearchSpace, budget: SearchBudget) -> list[Evaluation]:
     heap.limit(budget.further_tasks)
     for candidate in _plain(space, heap.best_first()):
         heap.push(0.0, candidate)
-    heap.walk()
+    heap.walk(slack=1.0)
     return heap.evaluations
 
 
@@ -178,7 +179,7 @@ class _Heap:
         self._space, self._budget = space, budget
         self._entries: list[_Entry] = []
         self._pushed: set[tuple[Candidate, bool]] = set()
-        self._num_tasks, self._most_tasks = 0, budget.tasks
+        self._num_tasks, self._most_tasks = 0, float(budget.tasks)
         self._shortest = math.inf  # the seconds of the best step that fits
         self.evaluations: list[Evaluation] = []
 
@@ -188,7 +189,7 @@ class _Heap:
             self._pushed.add((candidate, by_stage))
             heapq.heappush(self._entries, _Entry(key, len(self._pushed), candidate, by_stage))
 
-    def limit(self, tasks: int) -> None:
+    def limit(self, tasks: float) -> None:
         """Lets at most ``tasks`` further tasks be simulated."""
         self._most_tasks = self._num_tasks + tasks
 
