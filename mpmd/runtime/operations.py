@@ -64,7 +64,7 @@ class StepState:
 class RunTask:
     """Calls an executable. Waits for it to end if ``synchronous``, or if the step is recorded.
 
-    ``text`` is the task's name in errors, ``label`` that in traces.
+    ``text`` is the task's name in errors, ``label`` its name in the traces of recorded steps.
     """
 
     task: AnyTask
@@ -86,15 +86,19 @@ class RunTask:
         table, recording = state.table, state.recording
         state.activity.now = (self, time.perf_counter())
         before = None if recording is None else (time.perf_counter_ns(), recording.processor_time())
+        operands = list(map(table.__getitem__, self.inputs))
         if state.keeper is not None:
             donated = [i for i, slot in enumerate(self.inputs) if slot in self.donated]
-            operands = [table[slot] for slot in self.inputs]
             state.keeper.begin(self.label, self.text, operands, donated)
         try:
-            with jax.profiler.TraceAnnotation(self.label, group=self.mpmd_idx):
-                results = self.call(*[table[slot] for slot in self.inputs])
-                if results and (self.synchronous or recording is not None):
+            if recording is None:
+                results = self.call(*operands)
+                if results and self.synchronous:
                     results[-1].block_until_ready()  # an executable's results become ready together
+            else:
+                with jax.profiler.TraceAnnotation(self.label, group=self.mpmd_idx):
+                    results = self.call(*operands)
+                    jax.block_until_ready(results)
         except Exception as error:
             message = f"{self.text} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
             raise TaskError(message, self.mpmd_idx, str(self.task)) from error
@@ -126,8 +130,8 @@ class SendMessage:
 
     def perform(self, state: StepState) -> None:
         state.activity.now = (self, time.perf_counter())
-        start = time.perf_counter_ns()
-        arrays = [state.table[slot] for slot in self.values]
+        start = 0 if state.recording is None else time.perf_counter_ns()
+        arrays = list(map(state.table.__getitem__, self.values))
         if state.digests is not None:
             state.digests.add_message(EventKind.SENT, self.tag, self.dst, arrays)
         self.transport.send(MessageId(state.number, self.src, self.dst, self.tag), arrays)
@@ -153,12 +157,16 @@ class ReceiveMessage:
     def perform(self, state: StepState) -> None:
         """Raises ``StepAborted`` when the step fails elsewhere."""
         state.activity.now = (self, time.perf_counter())
-        start = time.perf_counter_ns()
         message = MessageId(state.number, self.src, self.dst, self.tag)
-        with jax.profiler.TraceAnnotation(f"wait for group {self.src}", group=self.dst):
+        start = 0
+        if state.recording is None:
             received = self.transport.recv(message, self.shardings)
-            if self.on_devices:  # once, and not by each task that reads them
-                received = jax.device_put(list(received), list(self.shardings))
+        else:
+            start = time.perf_counter_ns()
+            with jax.profiler.TraceAnnotation(f"wait for group {self.src}", group=self.dst):
+                received = self.transport.recv(message, self.shardings)
+        if self.on_devices:  # once, and not by each task that reads them
+            received = jax.device_put(list(received), list(self.shardings))
         if state.digests is not None:
             state.digests.add_message(EventKind.RECEIVED, self.tag, self.src, received)
         for slot, array in zip(self.values, received, strict=True):
