@@ -115,6 +115,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, default=0.4, help="of each measurement, roughly (default: 0.4)")
     add("--json", type=pathlib.Path, metavar="FILE", help="a file for the results")
     add("--page", type=pathlib.Path, metavar="FILE", help="a Markdown file for the results")
+    add("--path", action="store_true", help="of overhead: counts of calls in place of times")
     keys = [peer.key for peer in PEERS]
     add("--peers", nargs="+", choices=keys, default=keys, help="of overhead and throughput")
     add("--vtrain", type=pathlib.Path, metavar="PATH", help="a checkout of vTrain, for published")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from benchmarks.comparison import compare
 from benchmarks.frame import Limited, Rows, Setup
-from benchmarks.workload import Workload
+from benchmarks.path_counts import path_counts
+from benchmarks.workload import tiny
 
 LIMITS = {
     ("on_ray", "seq"): 1.0,
@@ -16,13 +17,11 @@ LIMITS = {
 """The most that the first peer should take of the second one's time."""
 
 
-def workload(groups: int, microbatches: int) -> Workload:
-    """One layer on each group, one sequence in each microbatch."""
-    return Workload(groups, microbatches, groups, d_model=32, heads=2, seq_len=16, batch=microbatches)
-
-
 def run(setup: Setup) -> Rows:
-    cases = [workload(*size) for size in ((2, 8), (2, 32), (4, 8), (4, 32))]
+    if setup.options.path:
+        yield from (("Overhead: calls on the path", row) for row in path_counts())
+        return
+    cases = [tiny(*size) for size in ((2, 8), (2, 32), (4, 8), (4, 32))]
     for case in setup.cases(cases, cases[:1]):
         compared = compare(case, setup)
         for peer, times in compared.by_name().items():

@@ -35,6 +35,11 @@ class Workload:
         return f"{self.groups} groups, {self.microbatches} microbatches"
 
 
+def tiny(groups: int, microbatches: int) -> Workload:
+    """One layer on each group, one sequence in each microbatch: next to nothing to compute."""
+    return Workload(groups, microbatches, groups, d_model=32, heads=2, seq_len=16, batch=microbatches)
+
+
 def small(groups: int, microbatches: int) -> Workload:
     """Compute-bound tasks of milliseconds on a CPU."""
     return Workload(groups, microbatches, layers=8, d_model=256, heads=8, seq_len=64, batch=32)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -19,6 +20,7 @@ from benchmarks import __main__ as command
 from benchmarks import conformance
 from benchmarks.frame import Limited, Setup, in_process_mesh, interleaved, ratio
 from benchmarks.host import Host
+from benchmarks.path_counts import PathCounts
 from benchmarks.planned_models import MODELS, balanced, by_hand, equal_layers, large_vocabulary, mlp, u_net
 from benchmarks.report import Outcome, document, page, table
 from tests.support.programs import PROGRAMS
@@ -88,6 +90,18 @@ def test_the_limits_of_devices_leave_time_within_ten_minutes():
 
 
 # Measurements, tables and JSON.
+
+
+def test_calls_locks_and_clock_reads_are_counted():
+    with PathCounts() as counter:
+        lock = threading.Lock()
+
+        def read_clock_with_lock():
+            with lock:
+                time.perf_counter()
+
+        counts = counter.of(read_clock_with_lock)
+    assert (counts["locks"], counts["clock reads"]) == (1, 1)
 
 
 def test_things_are_measured_in_turns():
