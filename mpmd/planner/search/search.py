@@ -273,7 +273,7 @@ def _other_schedules(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[
     of their steps."""
     if space.constraints.submesh is not None:
         return
-    unequal = {}
+    unequal: dict[Any, Evaluation] = {}
     for evaluation in ordered:
         candidate = evaluation.candidate
         if not _are_equal(candidate) and candidate.remat in space.policies:
