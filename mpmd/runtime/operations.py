@@ -64,7 +64,7 @@ class StepState:
 class RunTask:
     """Calls an executable. Waits for it to end if ``synchronous``, or if the step is recorded.
 
-    ``text`` is the task's name in errors, ``label`` its name in the traces of recorded steps.
+    ``text`` is the task's name in errors, ``label`` that in traces.
     """
 
     task: AnyTask
@@ -91,14 +91,10 @@ class RunTask:
             donated = [i for i, slot in enumerate(self.inputs) if slot in self.donated]
             state.keeper.begin(self.label, self.text, operands, donated)
         try:
-            if recording is None:
+            with jax.profiler.TraceAnnotation(self.label, group=self.mpmd_idx):
                 results = self.call(*operands)
-                if results and self.synchronous:
+                if results and (self.synchronous or recording is not None):
                     results[-1].block_until_ready()  # an executable's results become ready together
-            else:
-                with jax.profiler.TraceAnnotation(self.label, group=self.mpmd_idx):
-                    results = self.call(*operands)
-                    jax.block_until_ready(results)
         except Exception as error:
             message = f"{self.text} failed on group {self.mpmd_idx}: {type(error).__name__}: {error}"
             raise TaskError(message, self.mpmd_idx, str(self.task)) from error
@@ -157,16 +153,12 @@ class ReceiveMessage:
     def perform(self, state: StepState) -> None:
         """Raises ``StepAborted`` when the step fails elsewhere."""
         state.activity.now = (self, time.perf_counter())
+        start = 0 if state.recording is None else time.perf_counter_ns()
         message = MessageId(state.number, self.src, self.dst, self.tag)
-        start = 0
-        if state.recording is None:
+        with jax.profiler.TraceAnnotation(f"wait for group {self.src}", group=self.dst):
             received = self.transport.recv(message, self.shardings)
-        else:
-            start = time.perf_counter_ns()
-            with jax.profiler.TraceAnnotation(f"wait for group {self.src}", group=self.dst):
-                received = self.transport.recv(message, self.shardings)
-        if self.on_devices:  # once, and not by each task that reads them
-            received = jax.device_put(list(received), list(self.shardings))
+            if self.on_devices:  # once, and not by each task that reads them
+                received = jax.device_put(list(received), list(self.shardings))
         if state.digests is not None:
             state.digests.add_message(EventKind.RECEIVED, self.tag, self.src, received)
         for slot, array in zip(self.values, received, strict=True):
