@@ -210,7 +210,7 @@ def call_through_proxy(offset, of_reply):
         return flips(direction ^ of_reply, content)
 
     with ThreadPoolExecutor(1) as thread, Proxy(server.address, change) as proxy:
-        serving = thread.submit(server.serve, lambda method, arguments: arguments)
+        serving = thread.submit(server.serve, lambda request: request)
         connection = FrameConnection(sockets.connect(proxy.address, credentials, SECONDS))
         client = Client(connection, replies.put, ends.put)
         client.send(encode(0, ("echo", (SMALL,))))

@@ -48,6 +48,10 @@ SLACK = 1.05
 UNEVEN_SLACK = 1.1
 """The same for groups of different sizes, which some schedules run faster than the bound of 1F1B."""
 
+SMALL_SLACK = 1.25
+"""The same for small problems, whose tables show what is slower, too: one of the next may be simpler, or faster
+by its plan."""
+
 MOST_SETTINGS = 12
 """The most combinations of microbatches, rematerialisation and FSDP, the best first, for which groups of
 different sizes are tried."""
@@ -141,7 +145,7 @@ def _evaluations(space: SearchSpace, budget: SearchBudget) -> list[Evaluation]:
         heap.limit(math.inf)
         for candidate in every_candidate(space):
             heap.push(lower_bound(space, candidate), candidate)
-        heap.walk(least=1, slack=1.0)
+        heap.walk(least=1, slack=SMALL_SLACK)
     else:
         heap.walk_estimates()
         heap.limit(budget.further_tasks)
