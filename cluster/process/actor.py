@@ -56,7 +56,7 @@ class GroupActor:
     It is ready for programs after ``open``, ``listen`` and ``connect``.
 
     Args:
-      member: which process of which group it is.
+      endpoint: which process of which group it is.
       compilation_cache: a directory of this node for what XLA has compiled, or ``None``.
     """
 

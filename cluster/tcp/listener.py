@@ -89,9 +89,7 @@ class Listener(abc.ABC, Generic[LinkT]):
             self._handshakes.acquire()
             try:
                 link, _ = self._socket.accept()
-                threading.Thread(
-                    target=self._authenticate, args=(link,), name="handshake", daemon=True
-                ).start()
+                self._start_handshake(link)
                 failing_since = None
             except OSError as error:
                 self._handshakes.release()
@@ -105,6 +103,14 @@ class Listener(abc.ABC, Generic[LinkT]):
                     )
                     return
                 time.sleep(_PAUSE_SECONDS)
+
+    def _start_handshake(self, link: socket.socket) -> None:
+        thread = threading.Thread(target=self._authenticate, args=(link,), name="handshake", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system refuses another thread
+            link.close()
+            raise OSError(errno.ENOMEM, str(error)) from error
 
     def _authenticate(self, link: socket.socket) -> None:
         try:

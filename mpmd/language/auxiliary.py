@@ -57,7 +57,8 @@ class AuxRules:
     Args:
       size: the number of microbatches.
       of_batch: computes the auxiliary output of the whole batch. It is traced if rules depend on its shapes:
-        if a leaf with axes has no operation in ``aux_reduction``.
+        if a leaf has no operation in ``aux_reduction``, and axes, or is of a single row.
+      has_single_rows: whether the microbatches of an argument have one row, whose axis may be squeezed.
       aux_reduction: as of ``value_and_grad``.
       reduced: the operation of the value.
 
@@ -65,9 +66,17 @@ class AuxRules:
       operations: the operation of each leaf. ``treduce`` reads them after it has traced the loss.
     """
 
-    def __init__(self, size: int, of_batch: Callable[[], Any], aux_reduction: Any, reduced: Op):
+    def __init__(
+        self,
+        size: int,
+        of_batch: Callable[[], Any],
+        has_single_rows: bool,
+        aux_reduction: Any,
+        reduced: Op,
+    ):
         self._size = size
         self._of_batch = of_batch
+        self._has_single_rows = has_single_rows
         self._aux_reduction = aux_reduction
         self._reduced = reduced
         self._rules: list[_AuxRule] = []
@@ -86,7 +95,9 @@ class AuxRules:
                 f"has the structure {self._treedef}"
             ) from error
         whole = leaves
-        if self._size > 1 and any(op is None and leaf.shape for op, leaf in zip(ops, leaves, strict=True)):
+        pairs = zip(ops, leaves, strict=True)
+        may_grow = any(op is None and (leaf.shape or self._has_single_rows) for op, leaf in pairs)
+        if self._size > 1 and may_grow:
             whole = jax.tree.leaves(jax.eval_shape(self._of_batch))
         rules: list[_AuxRule] = []
         faults: list[str] = []

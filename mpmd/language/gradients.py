@@ -103,7 +103,10 @@ def value_and_grad(
 
             return treduce(of_microbatch, xs, schedule, operation=whole)
 
-        rules = AuxRules(batch.size, lambda: fun(*batch.whole, **kwargs)[1], aux_reduction, whole)
+        has_single_rows = any(leaf.shape[1] == 1 for leaf in jax.tree.leaves(batch.microbatches))
+        rules = AuxRules(
+            batch.size, lambda: fun(*batch.whole, **kwargs)[1], has_single_rows, aux_reduction, whole
+        )
 
         def with_aux_of_microbatch(microbatch: Any) -> Any:
             leaves, weight = microbatch

@@ -58,8 +58,14 @@ def start_traces(runtime: Runtime) -> None:
         reached.result()
     started = runtime.ask({group: StartTrace() for group in runtime.traced_groups})
     if errors := [error for future in started.values() if (error := future.exception()) is not None]:
-        for stopped in runtime.ask({group: StopTrace() for group in runtime.traced_groups}).values():
-            stopped.exception()
+        # Of a group of several processes, some may have begun; a trace of somebody else goes on.
+        begun = [
+            group
+            for group, future in started.items()
+            if future.exception() is None or runtime.processes_per_group[group] > 1
+        ]
+        for group in begun:
+            runtime.ask({group: StopTrace()})[group].exception()
         raise errors[0]
 
 

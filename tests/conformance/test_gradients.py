@@ -171,6 +171,16 @@ def test_auxiliary_output_is_that_of_the_whole_batch(n):
     assert_close(actual, (grads, aux))
 
 
+def test_an_axis_of_single_rows_that_is_squeezed_has_to_be_said():
+    def loss(w, x):
+        of_rows = jnp.sum((x * w) ** 2, -1)
+        return jnp.mean(of_rows), jnp.squeeze(of_rows)
+
+    differentiate = mpmd.value_and_grad(loss, has_aux=True, num_microbatches=ROWS)
+    with pytest.raises(TypeError, match=r"is float32\[\] of a microbatch and float32\[\d+\] of the batch"):
+        differentiate(jnp.float32(2), X)
+
+
 def test_auxiliary_output_is_weighted_as_the_loss():
     def loss(params, x, y, counted):
         value = counted_mean(params, x, y, counted)

@@ -164,3 +164,31 @@ def test_groups_along_any_axis_of_the_mesh():
     step = make_step(mse, mpmd.Std1F1B(2))
     specs = (P(), P(None, "data"), P(None, "data"))
     assert_parity(step, init(weights(2)), *batch(), mesh=mesh, in_specs=specs)
+
+
+def with_zeros(w, loss, grads):
+    return jnp.where(jnp.isfinite(loss).all(), grads.astype(jnp.bfloat16), jnp.zeros_like(w))
+
+
+def with_result_type(w, loss, grads):
+    return grads.astype(jnp.result_type(w, jnp.bfloat16))
+
+
+@pytest.mark.parametrize("result", [with_zeros, with_result_type])
+def test_a_weak_type_that_no_equation_reads_decides_dtypes_of_the_next_step_as_under_jit(result):
+    def step(w, xs):
+        def loss(w, x):
+            return jnp.sum(mpmd.mark_stage_end(x * w) * w)
+
+        value, grads = mpmd.treduce(lambda x: jax.value_and_grad(loss)(w, x), xs, schedule=mpmd.Std1F1B(2))
+        return w - jnp.float32(0.1) * grads, result(w, value, grads)
+
+    xs = jnp.ones((4, 3), jnp.float32)
+    with mesh_of(2) as mesh:
+        compiled, plain = mpmd.jit(step, mesh), jax.jit(step)
+        w = expected = jnp.full(3, 0.1)
+        for _ in range(2):
+            w, actual = compiled(w, xs)
+            expected, of_plain = plain(expected, xs)
+            assert actual.dtype == of_plain.dtype
+            assert_close(actual, of_plain)

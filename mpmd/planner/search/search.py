@@ -49,8 +49,7 @@ UNEVEN_SLACK = 1.1
 """The same for groups of different sizes, which some schedules run faster than the bound of 1F1B."""
 
 SMALL_SLACK = 1.25
-"""The same for small problems, whose tables show what is slower, too: one of the next may be simpler, or faster
-by its plan."""
+"""The same for small problems: a candidate that is a little slower may be simpler, or faster by its plan."""
 
 MOST_SETTINGS = 12
 """The most combinations of microbatches, rematerialisation and FSDP, the best first, for which groups of
@@ -72,8 +71,9 @@ class SearchBudget:
 
     Attributes:
       least: the number of candidates that are cut and simulated, whatever the next estimates are.
-      tasks: the number of simulated tasks after which no further estimate is cut.
-      further_tasks: the same for candidates with groups of different sizes and with other schedules.
+      tasks: the number of tasks that are simulated for the estimates.
+      further_tasks: the same for candidates with groups of different sizes and with other schedules, and for
+        the estimates that are left.
       exhaustive: whether all candidates of a small problem are tried.
     """
 
@@ -206,7 +206,7 @@ class _Heap:
         if math.isinf(self._shortest):
             self._entries.clear()
             for estimate in found.smallest:
-                self.push(estimate.needed, estimate.candidate)
+                self.push(0.0, estimate.candidate)  # the first needs the least
             self.walk()
 
     def walk(self, least: int = 0, slack: float = SLACK) -> None:

@@ -129,6 +129,22 @@ def test_a_handshake_as_a_whole_takes_a_limited_time(monkeypatch, listener, acce
         assert len(sent) < len(hello), "it has sent a whole message"
 
 
+def test_a_listener_goes_on_when_the_system_has_refused_it_a_thread(monkeypatch, listener, accepted):
+    start, refused = threading.Thread.start, []
+
+    def refuse_once(thread):
+        if thread.name == "handshake" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    with pytest.raises(ConnectionError):
+        sockets.connect(listener.address, CREDENTIALS, 1)
+    sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
+    assert refused and accepted.result(SECONDS)
+
+
 def test_a_closed_listener_leaves_nothing_open():
     listener = sockets.Listener("127.0.0.1", CREDENTIALS)
     tcp = stranger(listener.address)
