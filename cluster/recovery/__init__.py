@@ -6,9 +6,11 @@ To read in order:
   repeats requests), ``journal`` and ``logged`` (the log of requests, and the snapshots to go back to),
   ``saving`` (checkpoints in storage);
 - the decisions: ``membership``, of ``events`` and ``actions``, with ``replacement`` (when a group dies),
-  ``moves`` (when one has to leave its node), and ``rewinds``, ``rewind`` and ``comparison`` (when steps are
-  repeated with nobody dead, to notice wrong bits); ``policy`` (when to take a snapshot, and when to give up);
-- how decisions are carried out: ``shell``, ``migrations`` (which groups are to move), ``process_pool`` (the
+  ``snapshots``, ``moves`` (when a group has to leave its node), and ``rewinds`` and ``comparison`` (when
+  steps are repeated with nobody dead, to notice wrong bits); ``policy`` (when to take a snapshot, and when to
+  give up);
+- how decisions are carried out: ``shell``, ``procedures`` (the phases of a recovery, of going back and of a
+  rewind), ``migrations`` (which groups are to move), ``process_pool`` (the
   processes), ``liveness_waiter`` (waits for them), ``replacements`` (the processes that take their place),
   ``allocations`` and ``sharing`` (on which nodes and devices), ``termination`` (nodes and processes that are
   told to end), ``keepers`` and ``copies`` (who has the copies of a group's snapshot);

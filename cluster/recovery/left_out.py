@@ -25,9 +25,8 @@ class LeftOut:
     Attributes:
       groups: their numbers.
       dead: the error of each group that has died and is not replaced yet.
-      wanted: the dead groups that the user wants replaced. Other threads change it, at any time.
-      pending: futures of requests that are not logged, until they are answered. ``UnloggedRequests`` changes
-        it.
+      wanted: the dead groups that the user wants replaced.
+      pending: futures of requests that are not logged, until they are answered.
     """
 
     groups: frozenset[int]

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import LoadRequests, RayRuntime
 from cluster.recovery.actions import EndRewind
-from cluster.recovery.events import Answered, Copying, Event, Repeated, RewindAsked, Unneeded
+from cluster.recovery.events import Answered, Copying, Event, RewindAsked, Unneeded
 from cluster.recovery.journal import Outcome
 from cluster.recovery.left_out import lost_values
 from cluster.recovery.logged import (
@@ -34,8 +34,6 @@ from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import ReleaseQueue
 from mpmd.runtime.requests import Capture, Handle, Released
-
-_POLL_SECONDS = 0.1
 
 
 class Requests:
@@ -116,7 +114,7 @@ class Requests:
             return membership.error is not None
         if membership.snapshot_is_late and self.journal.keeps_copies:
             self.tell(Unneeded())  # what is being saved does not keep a step waiting
-        return not membership.snapshot_is_late
+        return membership.is_running and not membership.snapshot_is_late
 
     def wait_for_end_of(self, attempt: int) -> None:
         """Waits until a group has died since this attempt has begun, or nothing works any more."""
@@ -134,7 +132,7 @@ class Requests:
         membership = self.membership
         with self.changed:
             while True:
-                self._wait_to_go_back()
+                self.changed.wait_for(lambda: membership.error is not None or membership.may_go_back)
                 if membership.error is not None:
                     raise copy_of(membership.error)
                 number = self._next_handle()
@@ -154,7 +152,7 @@ class Requests:
 
     def end_rewind(self, ending: EndRewind) -> None:
         """Hands the end of a rewind to its caller; if the caller is gone, has groups drop the kept tasks."""
-        if ending.number in self.rewinds:
+        if ending.number is not None and ending.number in self.rewinds:
             self.rewinds[ending.number] = ending
         else:
             self._drop_kept(ending)
@@ -163,14 +161,6 @@ class Requests:
         for kept in (each.captured for each in ending.kept):
             handles = tuple(handle for handle in kept.handles if handle is not None)
             self.give_back({kept.mpmd_idx: Released(handles)})
-
-    def _wait_to_go_back(self) -> None:
-        """As ``wait_until_running``, and until no checkpoint is being saved, which asks groups for more."""
-        membership = self.membership
-        while not self.changed.wait_for(
-            lambda: membership.error is not None or membership.may_go_back, _POLL_SECONDS
-        ):
-            pass  # a copy is freed at any point of any thread, so nobody is notified
 
     def _has_ended(self, number: int) -> bool:
         return self.rewinds[number] is not None or self.membership.error is not None
@@ -232,26 +222,26 @@ class Requests:
     def ask(self, request: LoggedRequest, then: Callable[[], object] = lambda: None) -> None:
         """Asks the groups of a request that is logged.
 
-        While groups are being replaced, nothing is asked: all that is logged is asked when they are there.
+        While groups do not run, nothing is asked: all that is logged is asked when they run again.
         ``then`` is called, in any thread, when the journal knows of a reply.
         """
-        if self.membership.dead:
+        if not self.membership.is_running:
             return
         attempt = self.journal.attempt
         for mpmd_idx, reply in self._replies(request).items():
             reply.add_done_callback(functools.partial(self._note_reply, attempt, request, mpmd_idx))
             reply.add_done_callback(lambda _: then())
 
-    def repeat(self, number: int, entries: Sequence[LoggedRequest], refused: NonFinitePolicy | None) -> None:
-        """Asks groups once more, for a rewind with this number. ``refused``: as of a ``StepRequest``."""
-        for request in entries:
-            for mpmd_idx, reply in self._replies(request, refused).items():
-                reply.add_done_callback(functools.partial(self._note_repeated, number, request, mpmd_idx))
-
-    def _note_repeated(self, number: int, request: LoggedRequest, mpmd_idx: int, reply: Future) -> None:
-        error = reply.exception()
-        result = reply.result() if error is None else None
-        self.tell(Repeated(number, request, mpmd_idx, result, error))
+    def repeat(
+        self, entries: Sequence[LoggedStep | LoggedRead], refused: NonFinitePolicy | None
+    ) -> dict[tuple[LoggedStep | LoggedRead, int], Future]:
+        """Asks groups once more, for a rewind. ``refused``: as of a ``StepRequest``."""
+        with self.changed:
+            return {
+                (request, mpmd_idx): reply
+                for request in entries
+                for mpmd_idx, reply in self._replies(request, refused).items()
+            }
 
     def _replies(
         self,

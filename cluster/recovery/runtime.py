@@ -21,7 +21,7 @@ from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import Status, while_recovering
 from cluster.recovery.actions import KeptHere
-from cluster.recovery.events import Closed, RewindAsked
+from cluster.recovery.events import Closed, StepAsked
 from cluster.recovery.left_out import crossing_fault
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import Recovery
@@ -30,6 +30,7 @@ from cluster.recovery.report import CorruptionReport, FoundValue, RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.saving import Saving
 from cluster.recovery.shell import Shell
+from cluster.recovery.states import State
 from cluster.recovery.unlogged import UnloggedRequests
 from cluster.tcp.connection import Connection
 from mpmd.errors import MESH_CLOSED, GroupDiedError
@@ -111,8 +112,8 @@ class RecoveringRuntime(RuntimeBase):
 
     @property
     def is_recovering(self) -> bool:
-        """Whether groups are being replaced."""
-        return bool(self._membership.dead)
+        """Whether groups are being replaced, or go back."""
+        return self._membership.state is State.RECOVERING
 
     @property
     def attempt(self) -> int:
@@ -189,10 +190,9 @@ class RecoveringRuntime(RuntimeBase):
                 }
             )
             futures = asked.ask_first(step)
-            if self._membership.check_is_due:
-                self._shell.tell(RewindAsked(self.next_handle()))
-            elif self._membership.snapshot_is_due:
-                asked.begin_snapshot()
+            is_due = self._membership.snapshot_is_due
+            self._shell.tell(StepAsked())
+            if is_due:
                 self._unlogged.tell_released()
             return futures
 
@@ -318,8 +318,8 @@ class RecoveringRuntime(RuntimeBase):
     def status(self) -> Status:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""
         self.check_process()
-        dead = dict(self._membership.dead)
-        if dead and not self._shell.has_ended:
+        if self.is_recovering and not self._shell.has_ended:
+            dead = dict(self._membership.dead)
             return while_recovering(self._pool.infos, dead, self._requests.count_waiting())
         status = self._groups.status()
         if not self._has_spares or self._shell.has_ended:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import queue
 from collections.abc import Sequence
 from concurrent.futures import Future
 
 from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
-from cluster.recovery.events import Unneeded
+from cluster.recovery.events import CopyAsked, Unneeded
 from cluster.recovery.logged import LoggedCopy
 from cluster.recovery.requests import Requests
 from mpmd.errors import GroupDiedError
@@ -31,20 +32,26 @@ class _Write:
 
 
 class Saving:
-    """Has groups copy values, and write the copies. Who calls, but for ``free``, holds the requests' lock."""
+    """Has groups copy values, and write the copies. Who calls, but for ``free``, holds the requests' lock.
+
+    Attributes:
+      freed: copies of which the membership does not know yet that they are dropped, and ``None`` for a look
+        at the places. A queue, because garbage collection may drop a copy while its thread holds any lock.
+    """
 
     def __init__(self, requests: Requests):
         self._requests = requests
         self._writes: dict[Handle, _Write] = {}
-        self._unwritten = requests.membership.moves.unwritten
+        self.freed: queue.SimpleQueue[Handle | None] = queue.SimpleQueue()
 
     def free(self, copy: Handle) -> None:
-        """Drops a copy. A handle that names none is ignored. May be called at any time."""
-        self._unwritten.discard(copy)
+        """Drops a copy. A handle that names none is ignored. May be called at any point of any thread."""
+        if copy in self._requests.membership.moves.unwritten:
+            self.freed.put(copy)
 
     def copy_out(self, mpmd_idx: int, copy: Handle, handles: Sequence[Handle]) -> Future[None]:
         """Has a group copy values. After a death it does so again, as long as the log goes back to it."""
-        self._unwritten.add(copy)
+        self._requests.tell(CopyAsked(copy))
         entry = self._requests.journal.add_copy(mpmd_idx, copy, handles)
         return self._requests.ask_first(entry, functools.partial(self._ask_write, copy))[mpmd_idx]
 

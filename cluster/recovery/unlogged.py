@@ -14,7 +14,7 @@ import numpy as np
 
 from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
-from cluster.recovery.events import Died
+from cluster.recovery.events import Died, Sent, Settled, Wanted
 from cluster.recovery.requests import Requests
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.lost_values import LostValueError
@@ -115,14 +115,9 @@ class UnloggedRequests:
                         self._noted(told)
 
     def _noted(self, future: Future[_T]) -> Future[_T]:
-        self._left_out.pending.add(future)
-        future.add_done_callback(self._forget)
+        self._requests.tell(Sent(future))
+        future.add_done_callback(lambda future: self._requests.tell(Settled(future)))
         return future
-
-    def _forget(self, future: Future) -> None:
-        with self._requests.changed:
-            self._left_out.pending.discard(future)
-            self._requests.changed.notify_all()
 
     def replace(self, mpmd_idxs: Collection[int], timeout: float) -> None:
         """Has dead groups of ``mpmd_idxs`` restart without values. Returns when all the groups live.
@@ -137,7 +132,7 @@ class UnloggedRequests:
                 # Who was told by a step may be earlier than the membership, also of a group of another part.
                 if membership.is_running and (death := self._groups.death_of(mpmd_idx)) is not None:
                     requests.tell(Died(death))
-            left_out.wanted.update(left_out.dead.keys() & set(mpmd_idxs))
+            requests.tell(Wanted(frozenset(left_out.dead.keys() & set(mpmd_idxs))))
             self._wake()
             has_ended = requests.changed.wait_for(
                 lambda: membership.error or not (membership.dead or left_out.dead.keys() & set(mpmd_idxs)),
@@ -146,7 +141,7 @@ class UnloggedRequests:
             if membership.error is not None:
                 raise copy_of(membership.error)
             if late := sorted(left_out.dead.keys() & set(mpmd_idxs)):
-                left_out.wanted.difference_update(late)
+                requests.tell(Wanted(frozenset(late), given_up=True))
                 said = membership.moves.said
                 why = "".join(f"; {said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in said)
                 names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)

@@ -7,35 +7,22 @@ import pytest
 from cluster.recovery import Recovery
 from cluster.recovery import actions as do
 from cluster.recovery.allocations import NoAllocationError
-from cluster.recovery.events import Answered, Died, Done, Faulted, Lost, Unneeded
+from cluster.recovery.events import Answered, Died, Done, Faulted, Unneeded
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import FailureCounter
-from cluster.recovery.replacement import Replacement
-from cluster.recovery.report import DIED, DRAINED, FAILED, GROWN, SHRUNK
+from cluster.recovery.procedures import Reconnected
+from cluster.recovery.replacement import GroupLostError, Replacement
+from cluster.recovery.report import DIED, DRAINED, FAILED, GROWN, SHRUNK, Phases
+from cluster.recovery.states import State
 from mpmd.errors import GroupDiedError, RecoveryError, StateLostError
 from mpmd.runtime.requests import StepReply
 from tests.support.membership_world import World
 
-JOBS = [
-    do.Detach,
-    do.Kill,
-    do.Reset,
-    do.Start,
-    do.Open,
-    do.AwaitReset,
-    do.CheckCopies,
-    do.Connect,
-    do.Load,
-    do.Restore,
-    do.ConnectDriver,
-    do.AwaitReplay,
-    do.Report,
-    do.StartSpares,
-]
-MOVING = [do.Prepare, do.AwaitRunning, do.AwaitSaves, do.FindDead, do.AwaitSnapshot, *JOBS]
+RECOVERING = """kill reset start open await_reset check connect load restore connect_driver""".split()
+AFTERWARDS = ["report", "start_spares"]
 
 
 def committed():
@@ -55,6 +42,10 @@ def stop_at(world, job):
     return thread
 
 
+def phases(world):
+    return [name for name, _ in world.phases]
+
+
 def kinds(world):
     return [(report.kind, set(report.groups), report.lost is not None) for report in world.reports]
 
@@ -67,36 +58,33 @@ def test_a_death_has_its_group_replaced_and_all_go_back():
     world.kill(1)
     assert not world.membership.is_running
     world.settle_all()
-    assert [type(job) for job in world.done if isinstance(job, do.ReplacementJob)] == JOBS[:11]
-    for job in (do.Kill(frozenset([1])), do.Start(frozenset([1])), do.Load(frozenset([1]))):
-        assert job in world.done
-    assert do.Restore(world.journal.committed) in world.done
+    assert phases(world)[-13:] == ["detach", *RECOVERING, *AFTERWARDS]
+    assert world.named("kill") == world.named("start") == world.named("load") == [{1}]
+    assert world.named("restore") == [world.journal.committed]
     assert kinds(world) == [(DIED, {1}, False)]
     assert [report.step.ordinal for report in world.reports] == [2]
     world.check_quiet()
 
 
-@pytest.mark.parametrize("job", JOBS[3:11], ids=lambda job: job.__name__)
-def test_groups_that_die_while_others_are_replaced_are_one_failure(job):
+@pytest.mark.parametrize("phase", RECOVERING[2:])
+def test_groups_that_die_while_others_are_replaced_are_one_failure(phase):
     world = committed()
     world.kill(1)
-    stop_at(world, job)
-    world.die(2)
+    world.at(phase, lambda: world.die(2))
     world.settle_all()
     assert kinds(world) == [(DIED, {1, 2}, False)]
     world.check_quiet()
 
 
-@pytest.mark.parametrize("job", [do.Open, do.Connect], ids=lambda job: job.__name__)
-def test_processes_that_were_started_stay_when_others_die(job):
+@pytest.mark.parametrize("phase", ["open", "connect"])
+def test_processes_that_were_started_stay_when_others_die(phase):
     world = committed()
     world.kill(1)
-    stop_at(world, job)
-    first = world.groups[1]
-    world.die(2)
+    first = []
+    world.at(phase, lambda: (first.append(world.groups[1]), world.die(2)))
     world.settle_all()
-    assert world.groups[1] is first
-    assert next(job.groups for job in world.done if isinstance(job, do.Start)) == {1}
+    assert world.groups[1] is first[0]
+    assert world.named("start")[0] == {1}
 
 
 def test_groups_that_die_before_calls_have_ended_are_replaced_together():
@@ -105,7 +93,7 @@ def test_groups_that_die_before_calls_have_ended_are_replaced_together():
     world.kill(2)
     world.kill(2)
     world.settle_all()
-    assert [job.groups for job in world.done if isinstance(job, do.Start)] == [{1, 2}]
+    assert world.named("start") == [{1, 2}]
 
 
 def test_a_death_while_steps_are_run_again_is_another_recovery():
@@ -116,8 +104,8 @@ def test_a_death_while_steps_are_run_again_is_another_recovery():
     world.kill(1)
     world.run_threads()
     world.kill(2)
-    world.settle_all(until=do.Detach)
-    world.settle_all(until=do.Kill)
+    world.settle_all(until=do.Recover)
+    world.run_threads(until=do.Recover)
     assert kinds(world) == [(DIED, {1}, False)]
     world.settle_all()
     assert kinds(world) == [(DIED, {1}, False), (DIED, {2}, False)]
@@ -144,9 +132,7 @@ def test_a_death_during_a_snapshot(is_heard):
     world = World()
     world.step()
     snapshot = world.journal.snapshot
-    for mpmd_idx in range(3):
-        world.answer(mpmd_idx)
-        world.answer(mpmd_idx)
+    world.settle_inboxes()
     world.die(1)
     if is_heard:
         world.hear()
@@ -159,9 +145,8 @@ def test_a_death_during_a_snapshot(is_heard):
 
 
 def fail_copies(world):
-    world.settle_inboxes()
-    thread = stop_at(world, do.CopyAway)
-    world.run(thread, MemoryError("no room"))
+    world.at("copy_away", MemoryError("no room"))
+    world.settle_all(until=do.FindDead)
 
 
 def test_a_run_without_snapshots_ends_when_the_log_is_full_unless_a_death_is_why():
@@ -195,7 +180,8 @@ def test_copies_for_storage_keep_a_snapshot_but_no_step_waiting():
     assert world.journal.committed == BEGINNING
     for _ in range(7):
         world.step()
-        world.settle_all()
+        world.settle_inboxes()
+        world.run_threads()
     assert world.membership.snapshot_is_late and world.may_submit
     assert world.journal.committed != BEGINNING
 
@@ -212,18 +198,33 @@ def test_groups_go_back_when_a_step_has_failed_that_has_taken_its_inputs_over():
         world.settle_all()
     assert kinds(world) == [(FAILED, set(), False)] * 3
     assert world.groups == pids, "no process was replaced"
+    assert "detach" not in phases(world) and "connect" not in phases(world)
     world.check_quiet()
 
 
-def test_a_group_that_dies_while_all_go_back_for_a_step_is_replaced_and_counts():
-    world = World(Recovery(max_failures=1))
+def test_what_is_asked_after_a_step_has_failed_waits_until_its_inputs_are_there_again():
+    world = World(Recovery(every=100))
+    world.step()
+    world.settle_all()
     world.step(donated=(0,), fails=True)
+    world.step()
     for mpmd_idx in range(3):
         world.answer(mpmd_idx)
-    world.kill(0)
-    world.tell(Unneeded())
+    assert not world.membership.is_running and world.named("restore") == []
+    world.fetch(1)
     world.settle_all()
-    assert kinds(world) == [(FAILED, {0}, False)]
+    assert (1, 3) in world.told.values()
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("phase", ["check", "restore"])
+def test_a_group_that_dies_while_all_go_back_for_a_step_is_replaced_and_counts(phase):
+    world = World(Recovery(max_failures=1))
+    world.step(donated=(0,), fails=True)
+    world.at(phase, lambda: world.kill(0))
+    world.settle_all()
+    world.tell(Unneeded())
+    assert kinds(world) == [(DIED, {0}, False)]
     world.kill(1)
     world.settle_all()
     assert "the groups have failed 2 times" in str(world.membership.error)
@@ -249,13 +250,12 @@ def test_without_copies_all_go_back_to_the_beginning_and_it_is_no_further_failur
     world = committed()
     (step,) = {request for request, _ in world.futures}
     world.kill(1)
-    thread = stop_at(world, do.CheckCopies)
-    world.run(thread, CopiesLostError("both have died together"))
+    world.at("check", CopiesLostError("both have died together"))
     world.settle_all()
     assert kinds(world) == [(DIED, {1}, True)]
     assert isinstance(world.told[step, 0], StateLostError)
-    assert [job.groups for job in world.done if isinstance(job, do.Start)] == [{1}, set()]
-    assert do.Restore(BEGINNING) in world.done
+    assert world.named("start") == [{1}, set()] and world.named("load") == [{1}]
+    assert world.named("restore") == [BEGINNING]
     world.step()
     world.settle_all()
     assert world.journal.committed != BEGINNING
@@ -272,56 +272,35 @@ def test_a_group_moves_when_all_is_copied_and_no_step_is_run_again(kind):
         world.step()
         world.step()
         world.look({1: kind})
-        assert [*world.looking] == [do.Prepare(1, kind)]
         world.run_threads()
         assert not world.membership.is_running, "new steps wait for those that are under way"
         world.settle_all()
     assert kinds(world) == [(kind, {1}, False)] * 3, "which is no failure"
     assert [report.steps for report in world.reports] == [()] * 3
-    assert [type(job) for job in world.done if isinstance(job, do.MoveJob)][:6] == [
-        do.Prepare,
-        do.AwaitRunning,
-        do.AwaitSaves,
-        do.FindDead,
-        do.AwaitSnapshot,
-        do.AwaitSnapshot,
-    ]
+    one = ["prepare", "find_dead", "copy_away", "detach", *RECOVERING, *AFTERWARDS]
+    assert phases(world)[-2 * len(one) :] == [*one, *one]
     assert world.prepared == {}
     world.check_quiet()
 
 
-@pytest.mark.parametrize("job", MOVING[:5], ids=lambda job: job.__name__)
-def test_a_group_does_not_move_when_another_one_dies_before_it_has_left(job):
+@pytest.mark.parametrize("phase", ["prepare", "find_dead", "copy_away"])
+def test_a_group_does_not_move_when_another_one_dies_before_it_has_left(phase):
     world = committed()
-    world.look({1: GROWN})
-    stop_at(world, job)
-    world.kill(0)
-    world.run_threads()
     place = world.groups[1].place
+    world.at(phase, lambda: world.kill(0))
+    world.look({1: GROWN})
     world.settle_all()
-    assert kinds(world)[0] == (DIED, {0}, False)
-    assert len(kinds(world)) == 1 and world.groups[1].place == place
+    assert kinds(world) == [(DIED, {0}, False)] and world.groups[1].place == place
     world.look({1: GROWN})
     world.settle_all()
     assert kinds(world)[1:] == [(GROWN, {1}, False)], "it does at the next look"
     world.check_quiet()
 
 
-def test_a_move_does_not_wait_for_a_snapshot_when_a_group_has_died():
-    world = World()
-    world.step()
-    world.look({1: GROWN})
-    world.run_threads()
-    assert world.looking[0] == do.AwaitSnapshot() and world.is_blocked(world.looking[0])
-    world.kill(0)
-    assert not world.is_blocked(world.looking[0])
-    world.check_quiet()
-
-
 def test_a_group_that_dies_before_it_leaves_takes_the_processes_that_are_ready():
     world = committed()
     world.look({1: GROWN})
-    stop_at(world, do.AwaitRunning)
+    world.run_threads()
     place = world.prepared[1]
     world.kill(1)
     world.settle_all()
@@ -333,12 +312,7 @@ def test_a_group_that_dies_before_it_leaves_takes_the_processes_that_are_ready()
 def test_a_death_at_the_moment_of_a_move_is_a_failure():
     world = committed()
     world.look({1: GROWN})
-    world.settle_inboxes()
-    for _ in range(2):
-        thread = stop_at(world, do.AwaitSnapshot)
-        world.run(thread)
-        world.settle_inboxes()
-    world.kill(0)
+    world.at("detach", lambda: world.kill(0))
     world.settle_all()
     assert kinds(world) == [(GROWN, {0, 1}, False)]
     world.kill(2)
@@ -367,8 +341,6 @@ def test_groups_that_are_to_move_wait_for_a_recovery_and_the_next_look():
     world = committed()
     world.kill(0)
     world.look({1: SHRUNK})
-    world.run(world.looking)
-    assert world.is_blocked(world.looking[0])
     world.settle_all()
     assert kinds(world) == [(DIED, {0}, False)] and world.prepared == {}
     world.look({1: SHRUNK})
@@ -387,7 +359,7 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end():
         "group 1 does not move, though the cluster has room for it: a checkpoint is being saved"
     ]
     world.look({1: DRAINED})
-    assert world.run_threads() is None and world.is_blocked(do.AwaitSaves())
+    assert world.run_threads() is None and world.membership.awaits(do.Timer(10))
     world.settle_all()
     assert kinds(world) == [(DRAINED, {1}, False)]
     assert len(world.reports[0].steps) == 1, "no snapshot counts before the copy is written"
@@ -400,13 +372,11 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end():
 
 def test_a_group_stays_when_another_one_may_be_dead():
     world = committed()
+    world.at("find_dead", lambda: (world.die(2), world.unheard.clear()))
     world.look({1: GROWN})
-    stop_at(world, do.FindDead)
-    world.die(2)
-    world.unheard.clear()
     world.run_threads()
     assert world.said == ["group 1 does not move, though the cluster has room for it: no answer from group 2"]
-    assert not world.membership.moves.is_paused and world.prepared == {}
+    assert not world.membership.moves.is_under_way and world.prepared == {}
 
 
 NO, GONE = RuntimeError("Ray says no"), OSError("Ray is out of reach")
@@ -419,14 +389,13 @@ NO, GONE = RuntimeError("Ray says no"), OSError("Ray is out of reach")
         (GONE, "the places of groups cannot be looked after: OSError: Ray is out of reach"),
     ],
 )
-@pytest.mark.parametrize("job", [do.Prepare, do.FindDead, do.StartSpares], ids=lambda job: job.__name__)
-def test_a_move_that_fails_is_told_once_and_the_next_group_moves(job, error, said):
+@pytest.mark.parametrize("phase", ["prepare", "find_dead", "start_spares"])
+def test_a_move_that_fails_is_told_once_and_the_next_group_moves(phase, error, said):
     world = committed()
     for _ in range(2):
+        world.settle_all()
         world.look({1: GROWN, 2: DRAINED})
-        while (thread := stop_at(world, job)) is not world.looking:
-            world.run(thread)
-        world.run(thread, error)
+        world.at(phase, error)
         world.settle_all()
     assert world.said == [said]
     assert (DRAINED, {2}, False) in kinds(world)
@@ -453,9 +422,9 @@ def test_why_a_group_does_not_move_is_told_again_when_it_has_moved_since():
 def test_a_move_that_cannot_be_reported_has_ended():
     world = committed()
     world.look({1: GROWN})
-    world.run(stop_at(world, do.Report), OSError("Ray is out of reach"))
+    world.at("report", OSError("Ray is out of reach"))
+    stop_at(world, do.StartSpares)
     assert world.said == ["a recovery cannot be reported: OSError: Ray is out of reach"]
-    assert not world.membership.is_running
     world.check_quiet()
 
 
@@ -475,95 +444,100 @@ def replacement(*dead, processes=1):
     """One that has begun for these groups."""
     death = GroupDiedError("group 0 died", dead[0])
     begun = Replacement(death, None, DIED, (processes,) * 3, FailureCounter(2))
-    begun.begin(dead, is_failure=True, snapshot=7)
-    begun.open(dead)
+    assert begun.begin(dead, is_failure=True, snapshot=7).dead == set(dead)
     return begun
 
 
-def fault(job, error, dead=frozenset(), **facts):
-    return Faulted(job, error, frozenset(dead), **facts)
-
-
-def starts(actions):
-    return [action.groups for action in actions if isinstance(action, do.Start)]
+def again(under_way, cause, dead=(), **facts):
+    """The groups whose processes are replaced when groups could not be replaced."""
+    error = GroupLostError(dead, **facts)
+    error.__cause__ = cause
+    return under_way.begin_again(error).dead
 
 
 def test_a_new_process_that_dies_is_a_failure_unless_its_node_is_gone():
     under_way = replacement(0)
     death = ProcessLostError("group 0 has died", 0)
     for _ in range(3):
-        assert starts(under_way.begin_again(fault(do.Connect(), death, {0}, node_is_gone=True))) == [{0}]
-        under_way.open({0})
-    assert starts(under_way.begin_again(fault(do.Connect(), death, {0}))) == [{0}]
+        assert again(under_way, death, {0}, node_is_gone=True) == {0}
+    assert again(under_way, death, {0}) == {0}
     with pytest.raises(RecoveryError, match="failed 3 times, and max_failures is 2; the last time because"):
-        under_way.begin_again(fault(do.Connect(), death, {0}))
+        again(under_way, death, {0})
 
 
 @pytest.mark.parametrize("error", [RuntimeError("its devices are in use"), NoAllocationError("no room")])
 def test_a_fault_without_a_death_and_a_lack_of_places_are_failures(error):
     under_way = replacement(0)
-    assert starts(under_way.begin_again(fault(do.Connect(), error))) == [{0}], "it may be why"
+    assert again(under_way, error) == {0}, "it may be why"
     with pytest.raises(RecoveryError, match="the last time because"):
-        under_way.begin_again(fault(do.Start(frozenset([0])), error))
+        again(under_way, error, unopened={0})
 
 
 def test_a_death_beside_processes_that_open_is_a_failure_if_it_is_a_new_one():
     under_way = replacement(0)
-    error = ProcessLostError("group 1 has died", 1)
-    beside = under_way.start_beside(Lost(1, error, node_is_gone=False))
-    assert beside == [do.Kill(frozenset([1])), do.Start(frozenset([1]))]
-    assert under_way.open() == [do.Open(frozenset([1]))]
-    under_way.start_beside(Lost(1, error, node_is_gone=False))
+    death = ProcessLostError("group 2 has died", 2)
+    assert again(under_way, death, {2}, beside={1}) == {2}
+    assert under_way.replaced == {0, 1, 2}
+    assert again(under_way, death, set(), beside={1}, unopened={1}) == {1}
     with pytest.raises(RecoveryError):
-        under_way.start_beside(Lost(1, error, node_is_gone=False))
+        again(under_way, death, set(), beside={1}, unopened={1})
 
 
 def test_new_processes_that_were_to_take_their_devices_are_replaced_with_a_death():
     under_way = replacement(0)
-    under_way.begin_again(fault(do.Connect(), ProcessLostError("group 1 has died", 1), {1}))
-    error = ProcessLostError("group 2 has died", 2)
-    assert starts(under_way.begin_again(fault(do.Open(frozenset([1])), error, {2}))) == [{1, 2}]
+    assert again(under_way, ProcessLostError("group 2 has died", 2), {2}, unopened={0}) == {0, 2}
 
 
 def test_new_processes_of_a_group_that_may_be_meeting_are_replaced_with_a_death():
-    error = ProcessLostError("group 1 has died", 1)
-    assert starts(replacement(0).begin_again(fault(do.Connect(), error, {1}))) == [{1}]
-    assert starts(replacement(0, processes=2).begin_again(fault(do.Connect(), error, {1}))) == [{0, 1}]
+    death = ProcessLostError("group 1 has died", 1)
+    assert again(replacement(0), death, {1}) == {1}
+    assert again(replacement(0, processes=2), death, {1}) == {0, 1}
 
 
-@pytest.mark.parametrize("job", [do.Detach(GroupDiedError("group 0 died", 0)), do.Connect()])
-def test_a_fault_of_which_nothing_is_known_ends_the_run(job):
+def test_a_fault_of_which_nothing_is_known_ends_the_run():
     with pytest.raises(RecoveryError, match=r"group 0 died\. The groups do not recover: Ray is gone\. Start"):
-        replacement(0).begin_again(Faulted(job, RuntimeError("Ray is gone")))
+        replacement(0).begin_again(RuntimeError("Ray is gone"))
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_node_that_is_gone_explains_the_death_of_new_processes(is_gone):
+    world = committed()
+    world.gone = is_gone
+    world.kill(1)
+    for _ in range(3):
+        world.at("connect", lambda: world.die(1))
+    world.settle_all()
+    assert (world.membership.error is None) == is_gone
+    assert is_gone or "the groups have failed 2 times" in str(world.membership.error)
+    world.check_quiet()
 
 
 # The end.
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
-def test_the_mesh_is_closed_while_groups_are_replaced(job):
+@pytest.mark.parametrize("phase", ["detach", *RECOVERING, *AFTERWARDS])
+def test_the_mesh_is_closed_while_groups_are_replaced(phase):
     world = committed()
     world.kill(1)
-    close_during(world, stop_at(world, job))
+    close_during(world, phase)
 
 
-@pytest.mark.parametrize("job", MOVING, ids=lambda job: job.__name__)
-def test_the_mesh_is_closed_while_a_group_moves(job):
+@pytest.mark.parametrize("phase", ["prepare", "copy_away", "detach", *RECOVERING, *AFTERWARDS])
+def test_the_mesh_is_closed_while_a_group_moves(phase):
     world = committed()
     world.look({1: GROWN})
-    close_during(world, stop_at(world, job))
+    close_during(world, phase)
 
 
 def test_the_mesh_is_closed_while_places_are_looked_for():
     world = committed()
     world.threads.append(collections.deque([do.Look()]))
-    close_during(world, world.threads[-1])
+    close_during(world, "look")
 
 
-def close_during(world, thread):
-    """The mesh is closed during the next job of a thread, which may have started a process."""
-    world.done.clear()
-    world.run(thread, meanwhile=world.close)
+def close_during(world, phase):
+    """The mesh is closed during a phase, which may have started a process."""
+    world.at(phase, lambda: (world.done.clear(), world.close()))
     world.settle_all()
     assert {type(job) for job in world.done[1:]} <= {do.Report, do.Release}
     world.check_quiet()
@@ -572,5 +546,7 @@ def close_during(world, thread):
 def test_connections_that_come_too_late_are_closed():
     membership = Membership(Recovery(), [1, 1])
     membership.handle(Died(GroupDiedError("group 0 died", 0)))
-    membership.error = RuntimeError("the mesh was closed")
-    assert membership.handle(Done(do.ConnectDriver(), ["one"])) == [do.Disconnect(["one"])]
+    membership.state = State.ENDED
+    recovering = do.Recover(frozenset(), frozenset(), 0, Phases())
+    ended = membership.handle(Done(recovering, Reconnected(["one"], frozenset())))
+    assert ended == [do.Disconnect(["one"]), do.Release()]
