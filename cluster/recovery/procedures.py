@@ -49,8 +49,8 @@ def recover(job: Recover, pool: ProcessPool, loads: Mapping[int, LoadRequests]) 
     Args:
       loads: by program number, the requests by which groups load the program.
 
-    Raises: ``GroupLostError``; ``CopiesLostError`` when no process has a good copy of some values;
-      ``SupersededError`` when the mesh was closed.
+    Raises: ``GroupLostError``, whose cause is a ``CopiesLostError`` when no process has a good copy of some
+      values; ``SupersededError`` when the mesh was closed.
     """
     enter, beside, unopened = job.phases.enter, set[int](), set(job.dead)
 
@@ -77,9 +77,13 @@ def recover(job: Recover, pool: ProcessPool, loads: Mapping[int, LoadRequests]) 
         enter("restored")
         pool.copies.restore(job.snapshot, pool.infos)
         enter("connected")
-        return Reconnected(pool.connect_driver(), frozenset(beside))
-    except (SupersededError, CopiesLostError):
+        connections = pool.connect_driver()
+        enter("replayed")  # until the report
+        return Reconnected(connections, frozenset(beside))
+    except SupersededError:
         raise
+    except CopiesLostError as lost:
+        raise GroupLostError((), beside) from lost
     except Exception as error:
         # Of another error it is not known whose death it is a consequence of.
         dead = {error.mpmd_idx} if isinstance(error, ProcessLostError) else pool.find_dead()
@@ -106,6 +110,8 @@ def go_back(job: GoBack | Rewind, pool: ProcessPool) -> tuple[str, ...]:
         job.phases.enter("restored")
     damaged = pool.copies.check(job.snapshot)
     pool.copies.restore(job.snapshot, pool.infos)
+    if isinstance(job, GoBack):
+        job.phases.enter("replayed")  # until the report
     return damaged
 
 

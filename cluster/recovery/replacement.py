@@ -81,11 +81,12 @@ class Replacement:
 
     def begin_again(self, error: BaseException) -> do.Recover:
         """Tries again when other groups have died, when there is no room, or without copies."""
-        if isinstance(error, CopiesLostError):
-            self.snapshot, self.lost = BEGINNING, str(error)
-            return self._replace(())
         if not isinstance(error, GroupLostError):
             raise self._unrecoverable(str(error), error)
+        if isinstance(error.__cause__, CopiesLostError):
+            self.snapshot, self.lost = BEGINNING, str(error.__cause__)
+            self.replaced |= error.beside
+            return self._replace(())
         self._count(error)
         self.replaced |= error.beside
         return self._replace(error.dead | self._unusable(error))

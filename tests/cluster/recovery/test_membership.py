@@ -9,6 +9,7 @@ from cluster.recovery import actions as do
 from cluster.recovery.allocations import NoAllocationError
 from cluster.recovery.events import Answered, Died, Done, Unneeded
 from cluster.recovery.journal import BEGINNING
+from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import FailureCounter
@@ -59,6 +60,17 @@ def test_groups_that_die_while_others_are_replaced_are_one_failure(phase):
     world.at(phase, lambda: world.die(2))
     world.settle_all()
     assert kinds(world) == [(DIED, {1, 2}, False)]
+    world.check_quiet()
+
+
+def test_a_group_that_has_died_beside_others_has_its_programs_when_no_copies_are_left():
+    world = committed()
+    world.kill(1)
+    world.at("open", lambda: world.die(2))
+    world.at("check", CopiesLostError("both have died together"))
+    world.settle_all()
+    assert world.named("start") == [{1}, {2}, set()] and world.named("load") == [{1, 2}]
+    assert kinds(world) == [(DIED, {1, 2}, True)]
     world.check_quiet()
 
 
