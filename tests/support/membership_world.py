@@ -531,8 +531,8 @@ class World:
                 self.places.add(self.prepared[mpmd_idx])
                 return self.processes.find_dead()
             case do.Discard():
+                self.prepared.clear()  # also if one cannot be killed: Ray ends a process that nobody has
                 self.enter("discard")
-                self.prepared.clear()
             case do.StartSpares():
                 self.enter("start_spares")
                 self.places = {group.place for group in self.groups} | set(self.prepared.values())
