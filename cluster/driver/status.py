@@ -60,12 +60,12 @@ def while_recovering(
     """The status of all processes while groups are replaced: the reason, or which groups a process waits for.
 
     Args:
-      dead: the groups that are replaced.
+      dead: the groups that are replaced; without any, all groups go back.
       pending: for each group, how many requests it has not answered.
     """
     names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in sorted(dead))
     states = {mpmd_idx: f"being replaced: {error}" for mpmd_idx, error in dead.items()}
-    waiting = f"waits until others are replaced: {names}"
+    waiting = f"waits until others are replaced: {names}" if dead else "goes back with all groups"
     return Status(
         tuple(
             ProcessStatus(process, states.get(process.mpmd_idx, waiting), pending.get(process.mpmd_idx, 0))

@@ -1,7 +1,7 @@
 """The actions that follow from the events of membership, as frozen values.
 
-The shell carries out an ``Action`` at once, and a ``Job``, which may block, in a thread; it reports the end
-of jobs. Actions that follow from one event are carried out in order; a fault drops the remaining actions.
+The shell carries out an ``Action`` at once, and a ``Job``, which may block, in a thread; the end of a job is
+an event. Jobs that follow from one event are carried out one after the other, also after a fault.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from cluster.recovery.comparison import Replies
 from cluster.recovery.journal import Outcome
 from cluster.recovery.logged import Asked, Logged, LoggedSnapshot, LoggedStep
-from cluster.recovery.report import CorruptionReport, FoundValue
+from cluster.recovery.report import CORRUPTED, DIED, FAILED, CorruptionReport, FoundValue, Phases
 from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, StateLostError, StepTimeoutError
 from mpmd.runtime.nonfinite import NonFinitePolicy
@@ -27,10 +28,6 @@ class Action:
 
 class Job(Action):
     """An action that may block."""
-
-
-class Wait(Job):
-    """A job that ends when ``Membership.is_over`` says so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,18 +67,9 @@ class ForgetValues(Action):
 
 @dataclasses.dataclass(frozen=True)
 class Replay(Action):
-    """Asks groups once more, in order."""
+    """Asks groups, in order, for requests and snapshots that are logged."""
 
     entries: Sequence[Logged]
-
-
-@dataclasses.dataclass(frozen=True)
-class Repeat(Action):
-    """Asks groups once more, in order, for answers that only the rewind with this number gets."""
-
-    number: int
-    entries: Sequence[Asked]
-    refused: NonFinitePolicy | None
 
 
 class KeptHere(NamedTuple):
@@ -95,7 +83,7 @@ class KeptHere(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class EndRewind(Action):
-    """Settles the rewind with this number.
+    """Settles the rewind with this number; ``None`` for a check, for which no caller waits.
 
     Attributes:
       found: the first value that was refused.
@@ -104,7 +92,7 @@ class EndRewind(Action):
       late: that reason, where a repeated step took too long.
     """
 
-    number: int
+    number: int | None
     found: FoundValue | None = None
     kept: Sequence[KeptHere] = ()
     is_interrupted: bool = False
@@ -147,75 +135,54 @@ class End(Action):
     error: RuntimeError
 
 
-# Jobs of a replacement, in order.
-
-
-class AwaitLeftOut(Wait):
-    """Waits until every request that is not logged is answered."""
-
-
-class ReplacementJob(Job):
-    """A job of a replacement."""
+# Jobs that replace groups, or have groups go back. One of them is under way at a time.
 
 
 @dataclasses.dataclass(frozen=True)
-class _OfGroups(ReplacementJob):
-    groups: frozenset[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class _OfSnapshot(ReplacementJob):
-    snapshot: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Detach(ReplacementJob):
-    """Fails all calls on groups, now and until ``Attach``."""
+class Detach(Job):
+    """Fails all calls on groups, now and until ``Attach``. Later deaths are found by ``Recover``."""
 
     reason: GroupDiedError
 
 
-class Kill(_OfGroups):
-    """Ends the processes of groups."""
+@dataclasses.dataclass(frozen=True)
+class Recover(Job):
+    """Replaces the processes of groups and has all groups go back, by ``procedures.recover``.
+
+    Attributes:
+      dead: the groups whose processes are replaced now.
+      replaced: all groups with new processes that have not loaded their programs yet, ``dead`` among them.
+      snapshot: number of the snapshot to go back to.
+    """
+
+    dead: frozenset[int]
+    replaced: frozenset[int]
+    snapshot: int
+    phases: Phases = dataclasses.field(compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class Reset(ReplacementJob):
-    """Has all groups but these end their connections as soon as no step runs. Does not wait for them."""
+class GoBack(Job):
+    """Has all groups go back to a snapshot, with nobody dead, by ``procedures.go_back``."""
 
-    but: frozenset[int]
-
-
-class Start(_OfGroups):
-    """Starts processes for groups whose own have ended. May wait for room."""
+    snapshot: int
+    phases: Phases = dataclasses.field(compare=False)
 
 
-class Open(_OfGroups):
-    """Has new processes of groups take their devices. A death of another one is reported as ``Lost``."""
+@dataclasses.dataclass(frozen=True)
+class Rewind(Job):
+    """Has all groups go back to a snapshot and repeat steps, with nobody dead, by ``procedures.rewind``.
 
+    Attributes:
+      entries: the steps and reads since the snapshot.
+      replies: the replies of the groups in the ordinary run.
+      refused: the values that are errors in the repeated run; ``None``: the steps are repeated as they were.
+    """
 
-class AwaitReset(ReplacementJob):
-    """Waits for the end of ``Reset``."""
-
-
-class CheckCopies(_OfSnapshot):
-    """Finds damaged copies of a snapshot. Raises ``CopiesLostError`` when no good ones are left."""
-
-
-class Connect(ReplacementJob):
-    """Connects all processes with one another."""
-
-
-class Load(_OfGroups):
-    """Has groups load all programs."""
-
-
-class Restore(_OfSnapshot):
-    """Has all groups go back to a snapshot."""
-
-
-class ConnectDriver(ReplacementJob):
-    """Connects the driver with all processes. Its result are the connections."""
+    snapshot: int
+    entries: Sequence[Asked]
+    replies: Replies
+    refused: NonFinitePolicy | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,18 +196,17 @@ class Recovered:
     lost: str | None
     attempt: int
     steps: Sequence[LoggedStep]
+    phases: Phases = dataclasses.field(compare=False)
 
-
-@dataclasses.dataclass(frozen=True)
-class AwaitReplay(Wait):
-    """Waits until all steps of a replay are answered, or groups go back once more."""
-
-    recovered: Recovered
+    @property
+    def is_move(self) -> bool:
+        """Whether the group has left alive, or was replaced for the user: its death was awaited."""
+        return self.kind not in (DIED, FAILED, CORRUPTED)
 
 
 @dataclasses.dataclass(frozen=True)
 class Report(Job):
-    """Tells the user of a replacement."""
+    """Tells the user of a replacement, after its replay."""
 
     recovered: Recovered
 
@@ -252,11 +218,7 @@ class StartSpares(Job):
     ends_move: bool = False
 
 
-# Jobs of a move, in order.
-
-
-class MoveJob(Job):
-    """A job of a move."""
+# Jobs that look after the places of groups.
 
 
 class Look(Job):
@@ -264,73 +226,22 @@ class Look(Job):
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepare(MoveJob):
-    """Has processes ready for a group that moves for a reason. Its result is whether there is a place."""
+class Prepare(Job):
+    """Has processes ready for a group that moves, while steps run.
+
+    Its result are the groups of which a process does not answer; ``None`` if there is no place to move to.
+    """
 
     mpmd_idx: int
     kind: str
+    phases: Phases = dataclasses.field(compare=False)
 
 
-class AwaitRunning(MoveJob, Wait):
-    """Waits until no group is being replaced."""
-
-
-class AwaitSaves(MoveJob, Wait):
-    """Waits until no checkpoint is being saved, for some seconds."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FindDead(MoveJob):
-    """Finds groups of which a process is gone or does not answer. Its result are these.
-
-    ``failed``: the snapshot without which the run cannot go on, unless a death is why, and the reason.
-    """
-
-    failed: tuple[CopyAway, BaseException] | None = None
-
-
-class AwaitSnapshot(MoveJob, Wait):
-    """Waits until no snapshot is under way that will count soon, or a group has died."""
-
-
-class Discard(MoveJob):
+class Discard(Job):
     """Ends processes that were prepared and not used."""
 
 
-# Jobs of a rewind, in order. No group is dead meanwhile.
-
-
-@dataclasses.dataclass(frozen=True)
-class RewindJob(Job):
-    """A job of the rewind with this number."""
-
-    number: int
-
-
-class AwaitAnswers(RewindJob, Wait):
-    """Waits until groups have answered all that they were asked."""
-
-
-class TakeDigests(RewindJob):
-    """Has all groups make digests of their values. Its result: ``ProcessDigests`` of all processes."""
-
-
-@dataclasses.dataclass(frozen=True)
-class GoBack(RewindJob):
-    """Has all groups go back to a snapshot.
-
-    Its result says which copies have changed. Raises ``CopiesLostError`` when no good ones are left: then no
-    group has gone back.
-    """
-
-    snapshot: int
-
-
-class AwaitRepeated(RewindJob, Wait):
-    """Waits until groups have answered ``Repeat``, or one has died."""
-
-
-# Other jobs.
+# Jobs of snapshots.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,10 +255,29 @@ class CopyAway(Job):
 
 
 @dataclasses.dataclass(frozen=True)
-class AwaitDeath(Wait):
-    """Waits until the death is reported that made a snapshot fail, for some seconds. As ``FindDead``."""
+class FindDead(Job):
+    """Finds groups of which a process is gone or does not answer: the possible reason of a failed snapshot.
 
-    failed: tuple[CopyAway, BaseException]
+    The run cannot go on without this snapshot. The result are the groups.
+    """
+
+    copying: CopyAway
+    error: BaseException
+
+
+# Other jobs.
+
+
+@dataclasses.dataclass(frozen=True)
+class Timer(Job):
+    """Ends after ``seconds``, or when ``Membership.awaits`` says that nothing waits for it any more.
+
+    Attributes:
+      failed: the death is awaited that made a snapshot fail; ``None``: checkpoints that are being saved.
+    """
+
+    seconds: float
+    failed: FindDead | None = None
 
 
 class Release(Job):

@@ -32,9 +32,13 @@ class Answered:
     error: BaseException | None = None
 
 
+class StepAsked:
+    """A step was asked of groups; a snapshot or a check may be due after it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RewindAsked:
-    """Groups are to go back to the last snapshot and repeat the steps since; none is being replaced.
+    """Groups are to go back to the last snapshot and repeat the steps since.
 
     Attributes:
       number: of the rewind; they ascend.
@@ -46,14 +50,18 @@ class RewindAsked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Repeated:
-    """A group has answered a request of a rewind, by a result or an error."""
+class Copying:
+    """Groups were asked for the copies of a snapshot."""
 
-    number: int
-    request: Asked
-    mpmd_idx: int
-    result: Any = None
-    error: BaseException | None = None
+    snapshot: LoggedSnapshot
+    copied: Sequence[Future]
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyAsked:
+    """A group was asked for a copy that is to be written to storage."""
+
+    copy: Handle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,25 +72,30 @@ class Unneeded:
 
 
 @dataclasses.dataclass(frozen=True)
-class Copying:
-    """Groups were asked for the copies of a snapshot."""
+class Freed:
+    """A copy for storage is written, or nobody will write it."""
 
-    snapshot: LoggedSnapshot
-    copied: Sequence[Future]
+    copy: Handle
 
 
 @dataclasses.dataclass(frozen=True)
-class Lost:
-    """A group has died while new processes of another group take their devices. See ``Faulted``."""
+class Sent:
+    """A request that is not logged is sent to groups."""
 
-    mpmd_idx: int
-    error: Exception
-    node_is_gone: bool
+    request: Asked
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The user wants dead groups replaced that recovery leaves out; or gives that up."""
+
+    groups: frozenset[int]
+    given_up: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Closed:
-    """The mesh was closed; ``error`` is for those who wait."""
+    """The mesh was closed, or cannot be looked after; ``error`` is for those who wait."""
 
     error: RuntimeError
 
@@ -97,19 +110,25 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Faulted:
-    """A job has raised an error.
-
-    Attributes:
-      dead: the groups of which a process is gone or does not answer; ``None`` when that is unknown.
-      node_is_gone: whether the node of a process is, which explains the death of a new one.
-      by_death: whether it is the consequence of a death, which is reported by itself.
-    """
+    """A job has raised an error. ``by_death``: a death is why, which is reported by itself."""
 
     job: Job
     error: BaseException
-    dead: frozenset[int] | None = None
-    node_is_gone: bool = False
     by_death: bool = False
 
 
-Event = Died | Answered | RewindAsked | Repeated | Unneeded | Copying | Lost | Closed | Done | Faulted
+Event = (
+    Died
+    | Answered
+    | StepAsked
+    | RewindAsked
+    | Copying
+    | CopyAsked
+    | Unneeded
+    | Freed
+    | Sent
+    | Wanted
+    | Closed
+    | Done
+    | Faulted
+)

@@ -30,8 +30,8 @@ class LeftOut:
     Attributes:
       groups: their numbers.
       dead: the error of each group that has died and is not replaced yet.
-      wanted: the dead groups that the user wants replaced. Other threads change it, at any time.
-      pending: requests that are not logged, until they are answered. ``Requests`` adds to it.
+      wanted: the dead groups that the user wants replaced.
+      pending: requests that are not logged, until they are answered.
       lost: deaths, by the results that they ended. The user may free a result at any time.
     """
 

@@ -12,14 +12,17 @@ from typing import Any
 from cluster.recovery import actions as do
 from cluster.recovery import events as on
 from cluster.recovery.actions import Actions
-from cluster.recovery.journal import BEGINNING, Journal, Outcome, ResultChangedError
+from cluster.recovery.journal import Journal, Outcome, ResultChangedError
+from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.left_out import LeftOut
-from cluster.recovery.logged import LoggedStep
+from cluster.recovery.logged import Asked, LoggedStep
 from cluster.recovery.moves import Moves
-from cluster.recovery.policy import FROM_DISK, FailureCounter, Recovery, copying_fault, loss_of_values
+from cluster.recovery.policy import FROM_DISK, FailureCounter, Recovery, loss_of_values
 from cluster.recovery.replacement import Replacement
-from cluster.recovery.report import CORRUPTED, DIED, FAILED
-from cluster.recovery.rewinds import Ending, GoingBackError, Rewinds
+from cluster.recovery.report import CORRUPTED, DIED, FAILED, CorruptionReport, Phases
+from cluster.recovery.rewinds import Rewinds, Rewound
+from cluster.recovery.snapshots import SnapshotFailedError, Snapshots
+from cluster.recovery.states import State, clean_up
 from mpmd.errors import GroupDiedError, RecoveryError
 
 
@@ -32,103 +35,93 @@ class Membership:
       left_out: the groups that are neither logged nor copied.
 
     Attributes:
+      state: of all groups.
       journal: what groups were asked.
       left_out: those groups.
       moves: of groups to other places.
-      dead: the groups that are being replaced, or because of which all go back, and why.
+      rewinds: of groups with nobody dead.
+      dead: the groups that are being replaced, and why.
       error: why nothing works any more.
       last_checkpoint: as of ``mpmd.runtime.protocol.Runtime``.
     """
 
     def __init__(self, policy: Recovery, processes_per_group: Sequence[int], left_out: Collection[int] = ()):
+        self.state = State.RUNNING
         self.journal = Journal()
         self.left_out = LeftOut(frozenset(left_out))
+        self.moves = Moves(self.journal, self.left_out)
+        self.rewinds = Rewinds(self.journal, policy)
         self.dead: dict[int, GroupDiedError] = {}
-        self.moves = Moves(self.journal, self.dead, self.left_out)
         self.error: RuntimeError | None = None
         self.last_checkpoint: str | None = None
         self._policy = policy
         self._processes_per_group = tuple(processes_per_group)
+        groups = set(range(len(processes_per_group))) - self.left_out.groups
+        self._first = min(groups, default=0)  # the group that an error names which concerns all groups
         self._failures = FailureCounter(policy.max_failures)
         self._replacement: Replacement | None = None
-        self._marked = BEGINNING  # the snapshot of the last ``MarkCommitted``
-        self._rewinds = Rewinds(
-            self.journal,
-            self.dead,
-            self.moves,
-            policy,
-            self.left_out,
-            len(processes_per_group),
-        )
+        self._replayed: do.Recovered | None = None  # to report, when its steps are answered
+        self._unanswered: set[tuple[Asked, int]] = set()  # since before the groups were to be quiet
+        self._snapshots = Snapshots(self.journal, policy)
 
     # What others may do now.
 
     @property
     def is_running(self) -> bool:
-        """Whether groups may be asked: none is being replaced or about to move, and none is to go back."""
-        return not self.dead and not self.moves.is_paused and not self._rewinds.is_under_way
-
-    @property
-    def times_back(self) -> int:
-        """The number of times that groups have gone back so far, or were about to."""
-        return self.journal.attempt + self._rewinds.count
-
-    @property
-    def may_go_back(self) -> bool:
-        """Whether groups may go back with nobody dead: they are running, and no checkpoint is being saved."""
-        return self.is_running and not self._rewinds.awaits_checkpoint
-
-    @property
-    def check_is_due(self) -> bool:
-        """Whether to have groups repeat their steps now, after a step. A checkpoint keeps them from it."""
-        return self.is_running and self._rewinds.is_due
+        """Whether a request is sent to groups now; other requests wait, or are logged and sent afterwards."""
+        return self.state is State.RUNNING
 
     @property
     def snapshot_is_due(self) -> bool:
         """Whether to begin a snapshot, after a step."""
-        return self._policy.snapshot_is_due(self.journal)
+        return not self._check_is_due and self._policy.snapshot_is_due(self.journal)
+
+    @property
+    def _check_is_due(self) -> bool:
+        return self.rewinds.is_due and not self._awaits_checkpoint
 
     @property
     def snapshot_is_late(self) -> bool:
         """Whether the next step has to wait for the snapshot under way."""
         return self._policy.is_late(self.journal)
 
-    def is_over(self, wait: do.Wait) -> bool:
-        """Whether the awaited event has come, or cannot come any more."""
-        journal = self.journal
-        if self.error is not None:
-            return True
-        match wait:
-            case do.AwaitAnswers() | do.AwaitRepeated():
-                return self._rewinds.is_over(wait)
-            case do.AwaitReplay(recovered):
-                return recovered.attempt != journal.attempt or all(map(journal.is_answered, recovered.steps))
-            case do.AwaitLeftOut():
-                return not self.left_out.pending
-            case do.AwaitRunning():
-                return self.is_running
-            case do.AwaitSaves():
-                return not self.moves.unwritten
-            case do.AwaitSnapshot():  # a checkpoint that is being saved, which it waits for, may take long
-                return self.moves.is_superseded or journal.snapshot is None or journal.keeps_copies
-            case do.AwaitDeath((copying, _)):
-                return copying.attempt != journal.attempt
-        raise AssertionError(f"{wait} is no wait of membership")
+    @property
+    def times_back(self) -> int:
+        """The number of times that groups have gone back so far, or were about to."""
+        return self.journal.attempt + self.rewinds.count
+
+    @property
+    def may_go_back(self) -> bool:
+        """Whether groups may go back with nobody dead: they are running, and no checkpoint is being saved."""
+        return self.is_running and not self._awaits_checkpoint
+
+    @property
+    def _awaits_checkpoint(self) -> bool:
+        """Whether a checkpoint is being saved, for which groups are asked more while it is."""
+        return self.journal.keeps_copies or bool(self.moves.unwritten)
+
+    def awaits(self, timer: do.Timer) -> bool:
+        """Whether the event may still come for which a timer sets the time."""
+        if self.state is State.ENDED:
+            return False
+        if timer.failed is not None:
+            return timer.failed.copying.attempt == self.journal.attempt
+        return self.moves.is_ready and self.moves.is_blocked
 
     def is_void(self, job: do.Job) -> bool:
         """Whether a job need not be carried out any more."""
-        return self.error is not None and not isinstance(job, do.Report | do.Release)
-
-    # Events.
+        return self.state is State.ENDED and not isinstance(job, do.Report | do.Release)
 
     def handle(self, event: on.Event) -> Actions:
-        """The consequences of an event, in order."""
-        if self.error is not None:
-            return _clean_up(event)
+        """The consequences of an event, in order. When they are carried out, ``advance`` has the next."""
+        if self.state is State.ENDED:
+            return clean_up(event)
         try:
             return self._handle(event)
         except RecoveryError as unrecoverable:
             return self._end(unrecoverable, unrecoverable.__cause__)
+        except SnapshotFailedError as failed:
+            return self._end(failed.error, failed.error.__cause__)
         except ResultChangedError as changed:
             return self._end(RecoveryError(f"{changed}. {FROM_DISK}", changed.mpmd_idx), changed.__cause__)
 
@@ -139,154 +132,242 @@ class Membership:
                 return self._note_death(error)
             case on.Answered(_, request, mpmd_idx, result, error) if not request.is_logged:
                 return [do.Tell(self.left_out.answer(request, mpmd_idx, result, error))]
-            case on.Answered(attempt, request, mpmd_idx, result, None):
-                return self._believe(journal.succeed(attempt, request, mpmd_idx, result))
-            case on.Answered(_, _, _, _, GroupDiedError()):
-                return []  # the death itself is noted, and then all is asked again
-            case on.Answered(attempt, request, mpmd_idx, _, BaseException() as error):
+            case on.Answered(attempt, request, mpmd_idx, result, error):
+                if isinstance(error, GroupDiedError):
+                    return []  # the death itself is noted, and then all is asked again
+                self._unanswered.discard((request, mpmd_idx))
+                if error is None:
+                    return self._believe(journal.succeed(attempt, request, mpmd_idx, result))
                 return self._believe(journal.fail(attempt, request, mpmd_idx, error))
-            case on.RewindAsked(number, refused):
-                assert self.is_running, "groups go back when they are asked nothing"
-                return self._rewinds.begin(number, refused)
-            case on.Repeated():
-                return self._rewinds.note(event)
+            case on.StepAsked():
+                if self._check_is_due and not self.rewinds.is_wanted:
+                    self.rewinds.ask()
+                elif self.snapshot_is_due:
+                    return [do.BeginSnapshot()]
+            case on.RewindAsked():
+                assert not self.rewinds.is_wanted, "groups go back for one reason at a time"
+                self.rewinds.ask(event)
+            case on.Copying(snapshot, copied):
+                return self._snapshots.copy(snapshot, copied)
+            case on.CopyAsked(copy):
+                self.moves.unwritten.add(copy)
             case on.Unneeded(copies):
                 return self._believe(journal.drop_copies(copies))
-            case on.Copying(snapshot, copied):
-                return [do.CopyAway(journal.attempt, snapshot, journal.committed, copied)]
-            case on.Lost():
-                return self._current.start_beside(event)
-            case on.Done(do.RewindJob() as job, result):
-                return self._follow(self._rewinds.go_on(job, result))
-            case on.Faulted(do.RewindJob() as job, error):
-                return self._follow(self._rewinds.fail(job, error))
+            case on.Freed(copy):
+                self.moves.unwritten.discard(copy)
+            case on.Sent(request):
+                self.left_out.pending.add(request)
+            case on.Wanted(groups, given_up):
+                wanted = self.left_out.wanted
+                (wanted.difference_update if given_up else wanted.update)(groups)
+            case on.Closed(error):
+                return self._end(error, error.__cause__, releases=False)
             case on.Done(job, result):
                 return self._go_on(job, result)
-            case on.Faulted(do.CopyAway() as copying, error):
-                return self._give_snapshot_up(copying, error, event.by_death)
-            case on.Faulted(do.FindDead((_, error))):
-                return self._end(copying_fault(journal, error), error)
-            case on.Faulted(do.Report(recovered), error):
-                message = f"a recovery cannot be reported: {type(error).__name__}: {error}"
-                return [do.Say(message), *_after_report(recovered)]
             case on.Faulted(job, error):
-                if isinstance(job, do.ReplacementJob):
-                    return self._current.begin_again(event)
-                return self.moves.fail(job, error)
-            case on.Closed(error):
-                self.error = error
-                return [do.End(error)]
-        raise AssertionError(f"{event} is no event of membership")
+                return self._fail(job, error, event.by_death)
+        return []
 
     def _go_on(self, job: do.Job, result: Any) -> Actions:
         match job:
             case do.Detach():
                 return self._replace()
-            case do.Start():
-                return self._current.open()
-            case do.Open(groups):
-                return self._current.open(groups)
-            case do.ConnectDriver():
-                return self._replay(result)
-            case do.AwaitReplay(recovered):
-                return [do.Report(recovered)]
+            case do.Recover():
+                self._current.replaced |= result.beside
+                return self._replay([do.Attach(result.connections)])
+            case do.GoBack():
+                return self._recover_from_death(DIED) if self.dead else self._replay([])
+            case do.Rewind():
+                return self._end_rewind(job, result)
             case do.Report(recovered):
-                return _after_report(recovered)
+                return [do.StartSpares(recovered.is_move)]
             case do.StartSpares(ends_move=True):
                 return self.moves.end()
             case do.Look():
                 return self.moves.begin(result)
             case do.Prepare():
-                return self.moves.prepared(bool(result))
-            case do.AwaitRunning():
-                return self.moves.pause()
-            case do.FindDead(None):
-                return self.moves.check(result)
-            case do.AwaitSnapshot():
-                return self._move()
+                return self.moves.prepare(result)
             case do.CopyAway(attempt, snapshot):
+                self._snapshots.end_copying()
                 return self._believe(self.journal.mark_copied(attempt, snapshot))
-            case do.FindDead((copying, error) as failed):
-                has_died = set(result) - self.left_out.dead.keys()
-                return [do.AwaitDeath(failed)] if has_died else self._end_without(copying, error)
-            case do.AwaitDeath((copying, error)):
-                return self._end_without(copying, error)
+            case do.FindDead():
+                return self._snapshots.explain(job, set(result) - self.left_out.dead.keys())
+            case do.Timer(failed=do.FindDead() as failed):
+                return self._snapshots.end(failed)
+            case do.Timer():
+                return self.moves.expire()
         return []
 
-    def _end(self, error: RuntimeError, cause: BaseException | None) -> Actions:
+    def _fail(self, job: do.Job, error: BaseException, by_death: bool) -> Actions:
+        match job:
+            case do.Detach() | do.Recover():
+                return [self._current.begin_again(error)]
+            case do.GoBack():
+                return self._recover_from_death(FAILED, error)
+            case do.Rewind():
+                return self._interrupt_rewind(error)
+            case do.CopyAway():
+                self._snapshots.end_copying()
+                return self._snapshots.fail(job, error, by_death)
+            case do.FindDead():
+                raise SnapshotFailedError(self.journal, error)
+            case do.Report(recovered):
+                message = f"a recovery cannot be reported: {type(error).__name__}: {error}"
+                return [do.Say(message), do.StartSpares(recovered.is_move)]
+        return self.moves.fail(job, error)
+
+    def _end(self, error: RuntimeError, cause: BaseException | None, releases: bool = True) -> Actions:
         """Fails all that is asked, now and later, and ends the processes."""
         error.__cause__ = cause
-        self.error = error
-        return [do.End(error), do.Release()]
+        self.error, self.state = error, State.ENDED
+        report = [] if self._replayed is None else [do.Report(self._replayed)]
+        return [do.End(error), *report, *([do.Release()] if releases else [])]
 
-    # What groups answer.
+    def advance(self) -> Actions:
+        """The consequences of the present state, when all actions before are carried out. Empty: none."""
+        if self.state is State.ENDED:
+            return []
+        if self._replayed is not None and self._is_replayed(self._replayed):
+            recovered, self._replayed = self._replayed, None
+            return [do.Report(recovered)]
+        if self.state is State.RUNNING:
+            if self.moves.is_ready and (actions := self.moves.give_up()):
+                return actions
+            if self.rewinds.is_wanted or self.moves.is_ready:
+                self._quiesce()
+        is_quiet = self.state is State.QUIESCING and not self._unanswered and not self._snapshots.is_copying
+        if is_quiet and (actions := self._begin()):
+            return actions
+        replacement = self._replacement
+        if replacement is None or replacement.is_detached or self.left_out.pending:
+            return []
+        replacement.is_detached = True
+        return [do.Detach(replacement.death)]
+
+    def _quiesce(self) -> None:
+        """From now on requests wait, until groups have answered all requests before."""
+        self.state = State.QUIESCING
+        self._unanswered = {(request, i) for request in self.journal.unasked for i in request.waiting}
+
+    def _is_replayed(self, recovered: do.Recovered) -> bool:
+        """Whether all steps of a replay are answered, or groups go back once more."""
+        return recovered.attempt != self.journal.attempt or all(
+            map(self.journal.is_answered, recovered.steps)
+        )
+
+    def _begin(self) -> Actions:
+        """Begins what groups were to be quiet for: they have answered all that is logged."""
+        journal = self.journal
+        if (step := journal.failed) is not None:
+            reason = GroupDiedError(f"{step} failed, and all groups go back to before it", min(step.groups))
+            return [] if self.left_out.pending else self._go_back(reason, step)
+        if journal.unasked:  # since groups were to be quiet: they are asked in the order of the log
+            return self._resume()
+        if self.rewinds.is_wanted:
+            if self._awaits_checkpoint or self.left_out.pending:
+                return []
+            if (job := self.rewinds.begin()) is None:
+                return [*self.rewinds.settle(), *self._resume()]
+            self.state = State.RECOVERING
+            return [job]
+        if self.moves.is_blocked:
+            return []
+        # If a checkpoint takes long, which no snapshot overtakes, or the snapshot fails, steps are run again.
+        if journal.snapshot is None and journal.steps_since_snapshot and not journal.keeps_copies:
+            return [do.BeginSnapshot()]
+        death, kind, phases = self.moves.leave()
+        self.dead[death.mpmd_idx] = death
+        return self._recover(death, None, kind, phases)
+
+    def _resume(self) -> Actions:
+        """Groups run again, and are asked for the requests that have waited."""
+        self.state = State.RUNNING
+        return [do.Replay(self.journal.unasked)]
 
     def _believe(self, outcomes: Sequence[Outcome]) -> Actions:
         """Marks a new commit, has groups go back for a failed step, and tells the user the outcomes."""
-        actions: Actions = []
-        if self._marked != self.journal.committed:
-            self._marked = self.journal.committed
-            actions.append(do.MarkCommitted())
-        if (step := self.journal.failed) is not None and not self.dead:
-            reason = f"{step} failed, and all groups go back to before it"
-            actions += self._go_back_for(GoingBackError(reason, min(step.groups)), step, FAILED)
+        actions = self._snapshots.mark_committed()
+        if self.journal.failed is not None and self.state is not State.RECOVERING:
+            if self.state is State.RUNNING:
+                self._quiesce()
+            self.journal.suspend()
+            actions += self.rewinds.interrupt()
         return [*actions, do.Tell(outcomes)]
-
-    # Snapshots.
-
-    def _give_snapshot_up(self, copying: do.CopyAway, error: BaseException, by_death: bool) -> Actions:
-        """Goes on without a snapshot if the log may still grow; else looks for a death that explains it."""
-        if copying.attempt != self.journal.attempt:
-            return []
-        if not self._policy.may_go_on(self.journal):
-            return [do.FindDead((copying, error))]
-        self.journal.fail_snapshot(copying.snapshot)
-        giving_back = do.GiveBack(copying.snapshot)
-        if by_death:  # which is told by itself
-            return [giving_back]
-        message = (
-            f"the groups' values could not be copied, which is tried again after {self._policy.every} steps; "
-            f"until then a death goes back to the copies before: {type(error).__name__}: {error}"
-        )
-        return [giving_back, do.Say(message)]
-
-    def _end_without(self, copying: do.CopyAway, error: BaseException) -> Actions:
-        """Ends the run for lack of a snapshot, unless a death explains it."""
-        if copying.attempt != self.journal.attempt:
-            return []
-        return self._end(copying_fault(self.journal, error), error)
 
     # Groups that are replaced, and groups that go back.
 
     def _note_death(self, error: GroupDiedError) -> Actions:
-        before = self.dead.get(error.mpmd_idx)
-        if before is None and error.mpmd_idx in self.left_out.groups:
-            self.left_out.dead.setdefault(error.mpmd_idx, error)
+        mpmd_idx = error.mpmd_idx
+        if mpmd_idx in self.left_out.groups and mpmd_idx not in self.dead:
+            self.left_out.dead.setdefault(mpmd_idx, error)
             return []
-        if before is not None and not isinstance(before, GoingBackError):
+        if mpmd_idx in self.dead:
             return []
-        return self._go_back_for(error, self.journal.current_step(error.mpmd_idx), DIED)
+        self.dead[mpmd_idx] = error
+        if self.state is State.RECOVERING:  # the end of the job under way takes the death into account
+            return []
+        return self._recover(error, self.journal.current_step(mpmd_idx), DIED)
 
-    def _go_back_for(self, error: GroupDiedError, step: LoggedStep | None, kind: str) -> Actions:
-        """Has all groups go back because of ``error``; a replacement under way also handles this death."""
-        is_first = not self.dead
-        self.dead[error.mpmd_idx] = error
-        if not is_first:
-            return []
+    def _recover_from_death(self, kind: str, error: BaseException | None = None) -> Actions:
+        """Has all groups connect again and go back, for deaths that are noted, or else for an error."""
+        if self.dead:
+            return self._recover(min(self.dead.items())[1], None, kind if error is None else DIED)
+        reason = f"all groups went back, and one could not: {error}"
+        return self._recover(GroupDiedError(reason, self._first), self.journal.failed, kind)
+
+    def _recover(
+        self, death: GroupDiedError, step: LoggedStep | None, kind: str, phases: Phases | None = None
+    ) -> Actions:
         self.journal.suspend()
-        return [*self._rewinds.drop(), *self._begin_replacement(error, step, kind)]
+        self._unanswered = set()
+        self._begin_replacement(death, step, kind, phases)
+        return self.rewinds.interrupt()
 
-    def _begin_replacement(self, error: GroupDiedError, step: LoggedStep | None, kind: str) -> Actions:
-        self._replacement = Replacement(error, step, kind, self._processes_per_group, self._failures)
-        return [do.AwaitLeftOut(), do.Detach(error)] if self.left_out.groups else [do.Detach(error)]
+    def _go_back(self, reason: GroupDiedError, step: LoggedStep | None) -> Actions:
+        """Has all groups, which have answered all, go back with nobody dead."""
+        replacement = self._begin_replacement(reason, step, FAILED)
+        replacement.is_detached = True  # calls go on
+        return [do.GoBack(self.journal.committed, replacement.phases)]
 
-    def _follow(self, ending: Ending) -> Actions:
-        """The consequences of the end of a job of a rewind."""
-        if ending.error is not None:
-            return [*ending.actions, *self._end(ending.error, None)]
-        if ending.death is not None:
-            return [*ending.actions, *self._begin_replacement(ending.death, None, ending.kind)]
-        return ending.actions
+    def _begin_replacement(
+        self, death: GroupDiedError, step: LoggedStep | None, kind: str, phases: Phases | None = None
+    ) -> Replacement:
+        processes, self.state = self._processes_per_group, State.RECOVERING
+        begun = Replacement(death, step, kind, processes, self._failures, phases or Phases())
+        self._replacement = begun
+        return begun
+
+    def _end_rewind(self, job: do.Rewind, rewound: Rewound) -> Actions:
+        """Groups have repeated their steps: compares the runs, and reacts to wrong bits."""
+        if self.dead:
+            return [*self.rewinds.interrupt(rewound), *self._recover_from_death(DIED)]
+        if rewound.late is not None:
+            reason = f"all groups go back without a comparison of their steps: {rewound.late}"
+            ending = self.rewinds.interrupt(rewound)
+            return [*ending, *self._go_back(GroupDiedError(reason, self._first), None)]
+        verdict = self.rewinds.judge(job, rewound)
+        if verdict.error is not None:
+            return [*verdict.reports, *self._end(verdict.error, None)]
+        if verdict.faulty:
+            for mpmd_idx in verdict.faulty:
+                reason = f"group {mpmd_idx} has computed or kept wrong bits"
+                self.dead[mpmd_idx] = GroupDiedError(reason, mpmd_idx)
+            ending = self.rewinds.interrupt(rewound)
+            return [*verdict.reports, *ending, *self._recover_from_death(CORRUPTED)]
+        return [*verdict.reports, *self._settle_rewind(rewound)]
+
+    def _settle_rewind(self, rewound: Rewound) -> Actions:
+        """A snapshot that was due with the step before the check is begun after it."""
+        snapshot: Actions = [do.BeginSnapshot()] if self._policy.snapshot_is_due(self.journal) else []
+        return [*self.rewinds.settle(rewound), *self._resume(), *snapshot]
+
+    def _interrupt_rewind(self, error: BaseException) -> Actions:
+        if isinstance(error, ResultChangedError):
+            raise error
+        if isinstance(error, CopiesLostError) and not self.dead:  # no group has gone back
+            lost = do.ReportCorruption(CorruptionReport.of_copies(str(error)))
+            return [lost, *self._settle_rewind(Rewound())]
+        return self._recover_from_death(FAILED, error)
 
     @property
     def _current(self) -> Replacement:
@@ -295,56 +376,24 @@ class Membership:
 
     def _replace(self) -> Actions:
         """Begins to replace all dead groups; no call is under way that could report a further death."""
-        dead = {i for i, error in self.dead.items() if not isinstance(error, GoingBackError)}
+        dead = set(self.dead)
         is_failure = bool(dead - self.moves.leaving)
         self.dead.update(self.left_out.dead)
         dead |= self.left_out.dead.keys()
         self.moves.leaving -= dead
-        return self._current.begin(dead, is_failure, self.journal.committed)
+        return [self._current.begin(dead, is_failure, self.journal.committed)]
 
-    def _replay(self, connections: Sequence) -> Actions:
-        """Attaches the new connections, and repeats the requests in the journal."""
+    def _replay(self, actions: Actions) -> Actions:
+        """All groups have gone back: repeats the requests in the journal."""
         replacement, self._replacement = self._current, None
+        self.state = State.RUNNING
         self.dead.clear()
-        actions: Actions = [do.Attach(connections)]
-        if begun := self.left_out.begin_anew(replacement.replaced):
+        if replacement.replaced and (begun := self.left_out.begin_anew(replacement.replaced)):
             actions.append(do.ForgetValues(begun))
         if replacement.lost is not None:
             loss = loss_of_values(replacement.death, replacement.lost, self.last_checkpoint)
-            self._marked = BEGINNING
+            self._snapshots.lose()
             actions += [do.LoseValues(loss), do.Tell(self.journal.lose_values(loss))]
         entries = self.journal.go_back()
-        recovered = do.Recovered(
-            frozenset(replacement.replaced),
-            replacement.death,
-            replacement.step,
-            replacement.kind,
-            replacement.lost,
-            self.journal.attempt,
-            tuple(entry for entry in entries if isinstance(entry, LoggedStep)),
-        )
-        return [*actions, do.Replay(entries), do.AwaitReplay(recovered)]
-
-    def _move(self) -> Actions:
-        """A group moves like one that has died, when all values are copied."""
-        if (copying := self.moves.copy()) is not None:
-            return copying
-        death, kind = self.moves.leave()
-        return self._go_back_for(death, None, kind)
-
-
-def _after_report(recovered: do.Recovered) -> Actions:
-    return [do.StartSpares(ends_move=recovered.kind not in (DIED, FAILED, CORRUPTED))]
-
-
-def _clean_up(event: on.Event) -> Actions:
-    """The run has ended: releases processes and connections that a job has started since."""
-    match event:
-        case on.Done(do.AwaitReplay(recovered)):
-            return [do.Report(recovered)]
-        case on.Done(do.ConnectDriver(), connections):
-            return [do.Disconnect(connections)]
-        case on.Done(job) | on.Faulted(job):
-            is_starting = isinstance(job, do.Start | do.Open | do.StartSpares | do.Look | do.Prepare)
-            return [do.Release()] if is_starting else []
-    return []
+        self._replayed = replacement.recovered(self.journal.attempt, entries)
+        return [*actions, do.Replay(entries)]

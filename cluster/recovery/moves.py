@@ -13,7 +13,7 @@ from cluster.recovery import actions as do
 from cluster.recovery.actions import Actions
 from cluster.recovery.journal import Journal
 from cluster.recovery.left_out import LeftOut
-from cluster.recovery.report import DRAINED, GROWN, REPLACED, SHRUNK
+from cluster.recovery.report import DRAINED, GROWN, REPLACED, SHRUNK, Phases
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.requests import Handle
 
@@ -24,39 +24,47 @@ _REASONS = {
     REPLACED: "it has died, and mesh.replace asks for it",
 }
 
+_SAVE_SECONDS = 10.0
+"""The seconds that a checkpoint may keep a group on a node that is to end; other moves wait for it."""
+
 
 class Moves:
     """Moves one group at a time, since the keepers of the moving group's values have to stay.
 
     Args:
       journal: the requests to groups.
-      dead: the groups that are being replaced.
       left_out: the groups that recovery leaves out.
 
     Attributes:
-      is_paused: a group is about to move, and new requests wait.
+      is_ready: processes are ready for the group that moves, which leaves when groups have answered all.
       leaving: the groups whose nodes are to end, or that move: their death is no failure.
-      unwritten: copies that are perhaps still to be written to storage. The runtime changes it, at any time.
+      unwritten: copies that are perhaps still to be written to storage.
       said: by group, why it does not move, as the user was told; ``None`` stands for all groups.
     """
 
-    def __init__(self, journal: Journal, dead: Mapping[int, GroupDiedError], left_out: LeftOut):
-        self.is_paused = False
+    def __init__(self, journal: Journal, left_out: LeftOut):
+        self.is_ready = False
         self.leaving: set[int] = set()
         self.unwritten: set[Handle] = set()
         self.said: dict[int | None, str] = {}
         self._journal = journal
-        self._dead = dead
         self._left_out = left_out
         self._next: collections.deque[tuple[int, str]] = collections.deque()
         self._mpmd_idx: int | None = None  # the group that moves; and of this move:
         self._kind = DRAINED
+        self._phases = Phases()
         self._attempt = 0  # of the journal, at the start
+        self._has_waited = False  # for checkpoints that are being saved
 
     @property
-    def is_superseded(self) -> bool:
-        """Whether a group has died since the move has begun."""
-        return bool(self._dead) or self._attempt != self._journal.attempt
+    def is_under_way(self) -> bool:
+        """Whether a move was begun, and the resources that the group has left are not given back yet."""
+        return self._mpmd_idx is not None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the group that is to leave waits for a checkpoint that is being saved."""
+        return bool(self.unwritten) and not self._has_waited
 
     def begin(self, kinds: Mapping[int, str]) -> Actions:
         """These groups are to move. Without any, there may be room for spares that was not there before."""
@@ -66,57 +74,58 @@ class Moves:
         return self._begin_next() if kinds else [do.StartSpares()]
 
     def _begin_next(self) -> Actions:
-        self._mpmd_idx, self.is_paused = None, False
+        self._mpmd_idx, self.is_ready, self._has_waited = None, False, False
         if not self._next:
             return []
         self._mpmd_idx, self._kind = self._next.popleft()
-        self._attempt = self._journal.attempt
-        return self._unless_saving(do.Prepare(self._mpmd_idx, self._kind))
+        self._attempt, self._phases = self._journal.attempt, Phases()
+        if self._has_to_stay:
+            return self._stay(_SAVING)
+        return [do.Prepare(self._mpmd_idx, self._kind, self._phases)]
 
-    def _unless_saving(self, *jobs: do.Job) -> Actions:
-        """Returns ``jobs``; but a group whose node is not to end stays while a checkpoint is being saved."""
-        if self.unwritten and self._kind != DRAINED:
-            return self._stay("a checkpoint is being saved")
-        return [*jobs]
+    @property
+    def _has_to_stay(self) -> bool:
+        """Whether a checkpoint that is being saved keeps the group, whose node stays, where it is."""
+        return bool(self.unwritten) and self._kind != DRAINED
 
-    def prepared(self, has_place: bool) -> Actions:
-        """Processes are ready, or there is no place for them."""
-        return [do.AwaitRunning()] if has_place else self._stay("there is no other place for it")
-
-    def pause(self) -> Actions:
-        """No group is being replaced: new requests wait from now on."""
-        self.is_paused = True
-        return self._unless_saving(do.AwaitSaves(), do.FindDead())
-
-    def check(self, dead: Collection[int]) -> Actions:
-        """Handles the answer to ``FindDead``: the groups that are silent.
+    def prepare(self, silent: Collection[int] | None) -> Actions:
+        """Processes are ready, or there is no place for them.
 
         If another group is silent, the moving group stays: the silent one may hold the only other copy of its
         values.
+
+        Args:
+          silent: the groups of which a process does not answer; ``None`` without a place.
         """
-        silent = sorted(set(dead) - self._left_out.dead.keys())
+        if silent is None:
+            return self._stay("there is no other place for it")
+        silent = sorted(set(silent) - self._left_out.dead.keys())
         said = f"no answer from {', '.join(f'group {mpmd_idx}' for mpmd_idx in silent)}"
         if silent and silent != [self._mpmd_idx]:
             return self._stay(said)
-        return [*(self._say(self._mpmd_idx, said) if silent else ()), do.AwaitSnapshot()]
+        self.is_ready = True
+        actions = self._say(self._mpmd_idx, said) if silent else []
+        return [*actions, do.Timer(_SAVE_SECONDS)] if self.unwritten else actions
 
-    def copy(self) -> Actions | None:
-        """No snapshot is under way, or none that will count soon. ``None``: the group may leave now."""
-        if self.is_superseded:  # the next look shows what is to be done now
+    def expire(self) -> Actions:
+        """Checkpoints that are being saved have had their time."""
+        self._has_waited = True
+        return []
+
+    def give_up(self) -> Actions:
+        """Gives up a move that is ready, if a group has died since it has begun, or has to stay."""
+        if self._attempt != self._journal.attempt:  # the next look shows what is to be done now
             return [do.Discard(), *self._begin_next()]
-        # Steps may have been asked since the last snapshot was begun. If a checkpoint takes long, or the
-        # snapshot has failed, some of them are run again.
-        if self._journal.snapshot is None and self._journal.steps_since_snapshot:
-            return [do.BeginSnapshot(), do.AwaitSnapshot()]
-        return None
+        return self._stay(_SAVING) if self._has_to_stay else []
 
-    def leave(self) -> tuple[GroupDiedError, str]:
-        """The group leaves. Returns this as a death, and why it moves."""
+    def leave(self) -> tuple[GroupDiedError, str, Phases]:
+        """The group leaves. Returns this as a death, why it moves, and the seconds so far."""
         assert self._mpmd_idx is not None, "no group moves"
+        self.is_ready = False
         self.leaving.add(self._mpmd_idx)
         how = "begins anew" if self._kind == REPLACED else "moves"
         death = GroupDiedError(f"group {self._mpmd_idx} {how}: {_REASONS[self._kind]}", self._mpmd_idx)
-        return death, self._kind
+        return death, self._kind, self._phases
 
     def end(self) -> Actions:
         """The group has moved."""
@@ -127,7 +136,7 @@ class Moves:
 
     def fail(self, job: do.Job, error: BaseException) -> Actions:
         """A job has failed, of the move or of who looks after all places."""
-        of_move = isinstance(job, do.MoveJob) or job == do.StartSpares(ends_move=True)
+        of_move = isinstance(job, do.Prepare) or job == do.StartSpares(ends_move=True)
         if of_move and isinstance(error, RuntimeError):
             return self._stay(str(error))
         message = f"the places of groups cannot be looked after: {type(error).__name__}: {error}"
@@ -146,3 +155,6 @@ class Moves:
             return []
         self.said[mpmd_idx] = message
         return [do.Say(message)]
+
+
+_SAVING = "a checkpoint is being saved"

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from cluster.recovery import actions as do
-from cluster.recovery.actions import Actions
-from cluster.recovery.events import Faulted, Lost
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import CopiesLostError
-from cluster.recovery.logged import LoggedStep
+from cluster.recovery.logged import Logged, LoggedStep
 from cluster.recovery.policy import FROM_DISK, FailureCounter
+from cluster.recovery.report import Phases
 from mpmd.errors import GroupDiedError, RecoveryError
+
+
+class GroupLostError(RuntimeError):
+    """Groups could not be replaced, because of ``__cause__``.
+
+    Attributes:
+      dead: the groups of which a process is gone or does not answer; empty if none is.
+      beside: the groups that have died while new processes of other groups took their devices.
+      unopened: the groups whose new processes have not taken their devices.
+      node_is_gone: whether the node of a process is, which explains the death of a new process.
+    """
+
+    def __init__(
+        self,
+        dead: Collection[int],
+        beside: Collection[int] = (),
+        unopened: Collection[int] = (),
+        node_is_gone: bool = False,
+    ):
+        super().__init__(f"groups {sorted(dead)} are dead, and groups {sorted(unopened)} have not started")
+        self.dead = frozenset(dead)
+        self.beside = frozenset(beside)
+        self.unopened = frozenset(unopened)
+        self.node_is_gone = node_is_gone
 
 
 @dataclasses.dataclass
 class Replacement:
-    """Has new processes take the place of dead ones, and all groups go back to a snapshot.
+    """Decides which groups to replace, and tries again while more groups die.
 
-    Repeats this while more groups die; processes that were started before stay. Methods raise
-    ``RecoveryError`` to give up.
+    Processes that were started before stay. Methods raise ``RecoveryError`` to give up.
 
     Attributes:
       death: the first death, or the reason to go back.
@@ -28,10 +50,11 @@ class Replacement:
       kind: as of ``RecoveryReport``.
       processes_per_group: the number of processes of each group.
       failures: counts the failures of the run.
+      phases: the seconds so far.
       snapshot: number of the snapshot to go back to.
       lost: why no group has a value any more, if so.
-      unopened: the groups whose new processes have not taken their devices yet.
       replaced: all groups with new processes, which have to load their programs.
+      is_detached: no call on a group can be made any more, or the calls are about to be ended.
     """
 
     death: GroupDiedError
@@ -39,77 +62,65 @@ class Replacement:
     kind: str
     processes_per_group: tuple[int, ...]
     failures: FailureCounter
+    phases: Phases = dataclasses.field(default_factory=Phases)
     snapshot: int = BEGINNING
     lost: str | None = None
-    unopened: set[int] = dataclasses.field(default_factory=set)
     replaced: set[int] = dataclasses.field(default_factory=set)
+    is_detached: bool = False
 
-    def begin(self, dead: Collection[int], is_failure: bool, snapshot: int) -> Actions:
+    def begin(self, dead: Collection[int], is_failure: bool, snapshot: int) -> do.Recover:
         """Begins when no call on a group can be made any more and the ``dead`` groups are known."""
         if is_failure and (reason := self.failures.count(self.death.mpmd_idx, self.step)):
             raise self._unrecoverable(reason, self.death)
         self.snapshot = snapshot
         return self._replace(dead)
 
-    def _replace(self, dying: Collection[int]) -> Actions:
-        killing, starting = self._start(dying)
-        return [killing, do.Reset(frozenset(self.unopened)), starting]
+    def _replace(self, dead: Collection[int]) -> do.Recover:
+        self.replaced.update(dead)
+        return do.Recover(frozenset(dead), frozenset(self.replaced), self.snapshot, self.phases)
 
-    def _start(self, dying: Collection[int]) -> tuple[do.Kill, do.Start]:
-        self.unopened.update(dying)
-        self.replaced.update(dying)
-        return do.Kill(frozenset(dying)), do.Start(frozenset(dying))
-
-    def open(self, opened: Collection[int] = ()) -> Actions:
-        """Processes were started, or have taken their devices."""
-        self.unopened.difference_update(opened)
-        if self.unopened:
-            return [do.Open(frozenset(self.unopened))]
-        return [
-            do.AwaitReset(),
-            do.CheckCopies(self.snapshot),
-            do.Connect(),  # after which a process knows what a program's messages need
-            do.Load(frozenset(self.replaced)),
-            do.Restore(self.snapshot),
-            do.ConnectDriver(),
-        ]
-
-    def start_beside(self, lost: Lost) -> Actions:
-        """Another group has died while new processes take their devices, which they go on to do."""
-        self._count(lost.error, {lost.mpmd_idx}, lost.node_is_gone)
-        return [*self._start({lost.mpmd_idx})]
-
-    def begin_again(self, fault: Faulted) -> Actions:
-        """A job has failed: another group has died, or there are no copies or there is no room."""
-        error, dead = fault.error, fault.dead
-        if isinstance(error, CopiesLostError):
-            self.snapshot, self.lost = BEGINNING, str(error)
-            return self._replace(())
-        if dead is None or isinstance(fault.job, do.Detach):
+    def begin_again(self, error: BaseException) -> do.Recover:
+        """Tries again when other groups have died, when there is no room, or without copies."""
+        if not isinstance(error, GroupLostError):
             raise self._unrecoverable(str(error), error)
-        self._count(error, dead, fault.node_is_gone)
-        return self._replace(dead | self._unusable(dead))
+        if isinstance(error.__cause__, CopiesLostError):
+            self.snapshot, self.lost = BEGINNING, str(error.__cause__)
+            self.replaced |= error.beside
+            return self._replace(())
+        self._count(error)
+        self.replaced |= error.beside
+        return self._replace(error.dead | self._unusable(error))
 
-    def _unusable(self, dying: Collection[int]) -> set[int]:
-        """The groups whose new processes cannot be kept when a job has failed."""
-        if self.unopened or not dying:  # they may be why
-            return set(self.unopened or self.replaced)
-        # Processes of one group may be meeting, and one of them has perhaps given up.
-        return {i for i in self.replaced if self.processes_per_group[i] > 1}
-
-    def _count(self, failure: BaseException, dying: Collection[int], node_is_gone: bool) -> None:
+    def _count(self, lost: GroupLostError) -> None:
         """Counts a failure, unless groups have died that this replaces for the first time.
 
         They may have died together: of a node that is gone, Ray reports one process after the other. So one
         recovery is one failure. Neither are new processes to blame when their node is gone.
         """
-        if node_is_gone or (dying and not self.replaced & set(dying)):
+        dead = lost.dead | lost.beside
+        if lost.node_is_gone or (dead and not self.replaced & dead):
             return
         if reason := self.failures.count(self.death.mpmd_idx, None):
-            raise self._unrecoverable(f"{reason}; the last time because {failure}", failure)
+            cause = lost.__cause__ or lost
+            raise self._unrecoverable(f"{reason}; the last time because {cause}", cause)
+
+    def _unusable(self, lost: GroupLostError) -> set[int]:
+        """The groups whose new processes cannot be kept when they could not be replaced."""
+        if lost.unopened or not lost.dead:  # the new processes may be why
+            return set(lost.unopened or self.replaced)
+        # Processes of one group may be meeting, and one of them has perhaps given up.
+        return {i for i in self.replaced if self.processes_per_group[i] > 1}
 
     def _unrecoverable(self, reason: str, cause: BaseException) -> RecoveryError:
         message = f"{self.death}. The groups do not recover: {reason}. {FROM_DISK}"
         error = RecoveryError(message, self.death.mpmd_idx)
         error.__cause__ = cause
         return error
+
+    def recovered(self, attempt: int, entries: Iterable[Logged]) -> do.Recovered:
+        """The replacement as it is reported after the replay of ``entries``, in an attempt of the journal."""
+        steps = tuple(entry for entry in entries if isinstance(entry, LoggedStep))
+        replaced = frozenset(self.replaced)
+        return do.Recovered(
+            replaced, self.death, self.step, self.kind, self.lost, attempt, steps, self.phases
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -13,6 +14,28 @@ step has failed after its donated arguments were consumed, and all groups go bac
 ``mesh.replace`` restart a dead group of a part that recovery leaves out. ``CORRUPTED``: a group has had wrong
 bits, and is replaced. A group moves because its node is to end (``DRAINED``), to share the devices of another
 one (``SHRUNK``), or to a place of its own again (``GROWN``)."""
+
+
+class Phases:
+    """Adds up the seconds of the phases of one recovery or move.
+
+    Attributes:
+      seconds: by the name of a phase, such as ``restored``, in the order in which they were first entered.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._current: str | None = None
+        self._since = 0.0
+
+    def enter(self, name: str | None) -> None:
+        """Ends the phase under way, and begins the phase ``name``; ``None`` begins no other phase."""
+        now = time.perf_counter()
+        if self._current is not None:
+            self.seconds[self._current] += now - self._since
+        if name is not None:
+            self.seconds.setdefault(name, 0.0)
+        self._current, self._since = name, now
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +51,8 @@ class RecoveryReport:
         place, while steps ran, and ``copied``, until there was a snapshot; then ``started``, until each dead
         process was replaced, and the living ones had stopped; ``connected``; ``loaded``, until the new
         processes had the programs; ``restored``, until all groups had the values of the snapshot;
-        ``replayed``, until all groups had run the steps since, which does not keep the caller waiting.
+        ``replayed``, until all groups had run the steps since, which does not keep the caller waiting. After
+        a failed step only ``restored`` and ``replayed``: no process is replaced, and none connects again.
       lost: why the values of all groups were lost, so that no step was run again; ``None`` if they were not.
       kind: ``died``, or ``failed`` where a step has; ``replaced``, by ``mesh.replace``; ``corrupted``,
         because a group has had wrong bits; or for a move ``drained``, because its node is to end, ``shrunk``,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import queue
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import LoadRequests, RayRuntime
 from cluster.recovery.actions import EndRewind
-from cluster.recovery.events import Answered, Copying, Event, Repeated, RewindAsked, Unneeded
+from cluster.recovery.events import Answered, Copying, Event, RewindAsked, Sent, Unneeded
 from cluster.recovery.journal import Outcome
 from cluster.recovery.left_out import lost_values
 from cluster.recovery.logged import Asked, LoggedSnapshot, LoggedStep
@@ -29,8 +30,6 @@ from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import ReleaseQueue
 from mpmd.runtime.requests import Capture, CopyOut, Handle, Released, Request, StepRequest, Write
-
-_POLL_SECONDS = 0.1
 
 
 class Requests:
@@ -51,6 +50,8 @@ class Requests:
       tell: tells the membership of an event, and has the resulting actions carried out.
       loads: by program number, the requests by which the groups loaded the program.
       rewinds: by number, the rewinds that a caller waits for, and their ends.
+      freed: copies for storage of which the membership does not know yet that they are dropped, and ``None``
+        for a look at the places. A queue, because a copy may be dropped while its thread holds any lock.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Requests:
         self.tell: Callable[[Event], object] = lambda event: None
         self.loads: dict[int, LoadRequests] = {}
         self.rewinds: dict[int, EndRewind | None] = {}
+        self.freed: queue.SimpleQueue[Handle | None] = queue.SimpleQueue()
         self._released = released
         self._unloaded = collections.deque[int]()  # programs of which the journal does not know it yet
         self._next_handle = next_handle
@@ -109,7 +111,7 @@ class Requests:
             return membership.error is not None
         if membership.snapshot_is_late and self.journal.keeps_copies:
             self.tell(Unneeded())  # what is being saved does not keep a step waiting
-        return not membership.snapshot_is_late
+        return membership.is_running and not membership.snapshot_is_late
 
     def wait_for_end_of(self, attempt: int) -> None:
         """Waits until a group has died since this attempt has begun, or nothing works any more."""
@@ -127,7 +129,7 @@ class Requests:
         membership = self.membership
         with self.changed:
             while True:
-                self._wait_to_go_back()
+                self.changed.wait_for(lambda: membership.error is not None or membership.may_go_back)
                 if membership.error is not None:
                     raise copy_of(membership.error)
                 number = self._next_handle()
@@ -147,7 +149,7 @@ class Requests:
 
     def end_rewind(self, ending: EndRewind) -> None:
         """Hands the end of a rewind to its caller; if the caller is gone, has groups drop the kept tasks."""
-        if ending.number in self.rewinds:
+        if ending.number is not None and ending.number in self.rewinds:
             self.rewinds[ending.number] = ending
         else:
             self._drop_kept(ending)
@@ -156,14 +158,6 @@ class Requests:
         for kept in (each.captured for each in ending.kept):
             handles = tuple(handle for handle in kept.handles if handle is not None)
             self.give_back({kept.mpmd_idx: Released(handles)})
-
-    def _wait_to_go_back(self) -> None:
-        """As ``wait_until_running``, and until no checkpoint is being saved, which asks groups for more."""
-        membership = self.membership
-        while not self.changed.wait_for(
-            lambda: membership.error is not None or membership.may_go_back, _POLL_SECONDS
-        ):
-            pass  # a copy is freed at any point of any thread, so nobody is notified
 
     def _has_ended(self, number: int) -> bool:
         return self.rewinds[number] is not None or self.membership.error is not None
@@ -206,7 +200,7 @@ class Requests:
     ) -> dict[int, Future]:
         """Sends requests that are not logged: groups are not asked again after a death."""
         asked = Asked(requests, released or {}, is_logged=False)
-        self.membership.left_out.pending.add(asked)
+        self.tell(Sent(asked))
         return self.ask_first(asked)
 
     def ask_first(self, request: Asked) -> dict[int, Future]:
@@ -229,24 +223,24 @@ class Requests:
     def ask(self, request: Asked) -> None:
         """Asks groups, for the first time or again.
 
-        While groups are being replaced, nothing that is logged is asked: it is asked when they are there.
+        While groups do not run, nothing that is logged is asked: it is asked when they run again.
         """
-        if request.is_logged and self.membership.dead:
+        if request.is_logged and not self.membership.is_running:
             return
         attempt = self.journal.attempt
         for mpmd_idx, reply in self._replies(request).items():
             reply.add_done_callback(functools.partial(self._note_reply, attempt, request, mpmd_idx))
 
-    def repeat(self, number: int, entries: Sequence[Asked], refused: NonFinitePolicy | None) -> None:
-        """Asks groups once more, for a rewind with this number. ``refused``: as of a ``StepRequest``."""
-        for request in entries:
-            for mpmd_idx, reply in self._replies(request, refused).items():
-                reply.add_done_callback(functools.partial(self._note_repeated, number, request, mpmd_idx))
-
-    def _note_repeated(self, number: int, request: Asked, mpmd_idx: int, reply: Future) -> None:
-        error = reply.exception()
-        result = reply.result() if error is None else None
-        self.tell(Repeated(number, request, mpmd_idx, result, error))
+    def repeat(
+        self, entries: Sequence[Asked], refused: NonFinitePolicy | None
+    ) -> dict[tuple[Asked, int], Future]:
+        """Asks groups once more, for a rewind. ``refused``: as of a ``StepRequest``."""
+        with self.changed:
+            return {
+                (request, mpmd_idx): reply
+                for request in entries
+                for mpmd_idx, reply in self._replies(request, refused).items()
+            }
 
     def _replies(self, asked: Asked, refused: NonFinitePolicy | None = None) -> Mapping[int, Future]:
         for mpmd_idx, released in asked.released.items():

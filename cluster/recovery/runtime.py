@@ -21,7 +21,7 @@ from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import Status, while_recovering
 from cluster.recovery.actions import KeptHere
-from cluster.recovery.events import Closed, Died, RewindAsked
+from cluster.recovery.events import Closed, CopyAsked, Died, StepAsked, Wanted
 from cluster.recovery.left_out import crossing_fault, host_arrays_fault
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import Recovery
@@ -29,6 +29,7 @@ from cluster.recovery.process_pool import ProcessPool
 from cluster.recovery.report import CorruptionReport, FoundValue, RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.recovery.shell import Shell
+from cluster.recovery.states import State
 from cluster.tcp.connection import Connection
 from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
@@ -116,8 +117,8 @@ class RecoveringRuntime(Runtime):
 
     @property
     def is_recovering(self) -> bool:
-        """Whether groups are being replaced."""
-        return bool(self._membership.dead)
+        """Whether groups are being replaced, or go back."""
+        return self._membership.state is State.RECOVERING
 
     @property
     def attempt(self) -> int:
@@ -212,10 +213,9 @@ class RecoveringRuntime(Runtime):
     def _submit_step(self, requests: Mapping[int, Request]) -> dict[int, Future]:
         asked = self._requests
         futures = asked.ask_first(asked.journal.add(requests, asked.take_released(requests)))
-        if self._membership.check_is_due:
-            self._shell.tell(RewindAsked(self.next_handle()))
-        elif self._membership.snapshot_is_due:
-            asked.begin_snapshot()
+        is_due = self._membership.snapshot_is_due
+        self._shell.tell(StepAsked())
+        if is_due:
             for mpmd_idx, released in asked.take_released(self.left_out).items():
                 if released != NOTHING_RELEASED:
                     asked.ask_once({mpmd_idx: Release(released)})
@@ -225,13 +225,14 @@ class RecoveringRuntime(Runtime):
         """Asks a group for something that is not a step, and that is asked again after a death."""
         match request:
             case CopyOut(copy):
-                self._membership.moves.unwritten.add(copy)
+                self._requests.tell(CopyAsked(copy))
             case Write():
                 return self._requests.write(mpmd_idx, request)
         return self._requests.ask_first(self._requests.journal.add({mpmd_idx: request}))[mpmd_idx]
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
-        self._membership.moves.unwritten.discard(handle)
+        if handle in self._membership.moves.unwritten:
+            self._requests.freed.put(handle)
         self._membership.left_out.lost.pop(handle, None)
         super().free(mpmd_idxs, handle)
 
@@ -269,8 +270,8 @@ class RecoveringRuntime(Runtime):
     def status(self) -> Status:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""
         self.check_process()
-        dead = dict(self._membership.dead)
-        if dead and not self._shell.has_ended:
+        if self.is_recovering and not self._shell.has_ended:
+            dead = dict(self._membership.dead)
             return while_recovering(self._pool.infos, dead, self._requests.count_waiting())
         status = self._groups.status()
         if not self._has_spares or self._shell.has_ended:
@@ -296,7 +297,7 @@ class RecoveringRuntime(Runtime):
                 # Who was told by a step may be earlier than the membership, also of a group of another part.
                 if membership.is_running and (death := self._groups.death_of(mpmd_idx)) is not None:
                     requests.tell(Died(death))
-            left_out.wanted.update(left_out.dead.keys() & set(mpmd_idxs))
+            requests.tell(Wanted(frozenset(left_out.dead.keys() & set(mpmd_idxs))))
             self._shell.wake()
             has_ended = requests.changed.wait_for(
                 lambda: membership.error or not (membership.dead or left_out.dead.keys() & set(mpmd_idxs)),
@@ -305,7 +306,7 @@ class RecoveringRuntime(Runtime):
             if membership.error is not None:
                 raise copy_of(membership.error)
             if late := sorted(left_out.dead.keys() & set(mpmd_idxs)):
-                left_out.wanted.difference_update(late)
+                requests.tell(Wanted(frozenset(late), given_up=True))
                 said = membership.moves.said
                 why = "".join(f"; {said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in said)
                 names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)

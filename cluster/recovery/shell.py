@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
+import queue
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,49 +19,19 @@ from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.calls.ray_errors import is_death, raised_by
 from cluster.driver.ray_session import RaySession
 from cluster.recovery import actions as do
-from cluster.recovery.allocations import NoAllocationError, NodeGoneError
-from cluster.recovery.events import Died, Done, Event, Faulted, Lost
-from cluster.recovery.keepers import CopiesLostError
-from cluster.recovery.liveness_waiter import SupersededError
-from cluster.recovery.logged import LoggedSnapshot
+from cluster.recovery import procedures
+from cluster.recovery.events import Closed, Died, Done, Event, Faulted, Freed
+from cluster.recovery.logged import Logged, LoggedSnapshot
 from cluster.recovery.migrations import Migrations
 from cluster.recovery.report import CorruptionReport, RecoveryReport
 from cluster.recovery.requests import Requests
 from cluster.start.connect import ProcessLostError
 from cluster.tcp.connection import Connection
+from mpmd.runtime.requests import Handle
 from mpmd.runtime.survey import take_digests
-from mpmd.util.stopwatch import Stopwatch
 
 _LOOK_SECONDS = 1.0
 """The seconds between two looks whether groups are to move."""
-
-_SAVE_SECONDS = 10.0
-"""The seconds that a checkpoint may keep a group on a node that is to end; other moves wait for it."""
-
-_DEATH_SECONDS = 90.0
-"""The seconds within which the driver hears of a death that made a snapshot fail."""
-
-_POLL_SECONDS = 0.05
-"""The seconds between two checks of a condition that nobody notifies, in a wait with a limit."""
-
-_PHASES: dict[type, str] = {
-    do.Prepare: "prepared",
-    do.AwaitSaves: "copied",
-    do.AwaitLeftOut: "started",
-    do.FindDead: "copied",
-    do.AwaitSnapshot: "copied",
-    do.Kill: "started",
-    do.Reset: "started",
-    do.Start: "started",
-    do.Open: "started",
-    do.AwaitReset: "started",
-    do.Connect: "connected",
-    do.Load: "loaded",
-    do.Restore: "restored",
-    do.ConnectDriver: "connected",
-    do.AwaitReplay: "replayed",
-}
-"""The phase of a ``RecoveryReport`` for which the time of a job counts."""
 
 
 class Shell:
@@ -86,7 +57,7 @@ class Shell:
         self._on_corruption = on_corruption
         self._session = RaySession()
         self._migrations = Migrations(self._pool)
-        self._wake = threading.Event()
+        self._is_acting = self._is_looking = False
         requests.tell = _weakly(self.tell)
 
     def attach(self, connections: Sequence[Connection]) -> None:
@@ -98,22 +69,35 @@ class Shell:
 
     def tell(self, event: Event) -> None:
         """Tells the membership of an event. May be called in any thread, and does not wait for jobs."""
-        if jobs := self._act(event):
-            name = f"mpmd {type(jobs[0]).__name__}"
-            threading.Thread(target=self._work, args=(jobs,), name=name, daemon=True).start()
+        for jobs in self._act(event):
+            self._start(jobs)
 
-    def _act(self, event: Event) -> list[do.Job]:
-        """Carries out the actions that follow from an event. Returns the jobs."""
-        requests, jobs = self._requests, []
+    def _start(self, jobs: Sequence[do.Job]) -> None:
+        name = f"mpmd {type(jobs[0]).__name__}"
+        threading.Thread(target=self._work, args=(jobs,), name=name, daemon=True).start()
+
+    def _act(self, event: Event) -> list[list[do.Job]]:
+        """Carries out the actions that follow from an event. Returns the jobs, a list for each thread."""
+        requests, membership = self._requests, self._membership
         with requests.changed:
-            actions = self._membership.handle(event)
-            requests.unload_unused()
-            for action in actions:
-                if isinstance(action, do.Job):
-                    jobs.append(action)
-                else:
-                    self._carry_out(action)
-            requests.changed.notify_all()
+            is_cause, self._is_acting = not self._is_acting, True
+            try:
+                threads = [self._carry_out_all(membership.handle(event))]
+                while is_cause and (actions := membership.advance()):  # not in the middle of other actions
+                    threads.append(self._carry_out_all(actions))
+            finally:
+                self._is_acting = not is_cause
+                requests.changed.notify_all()
+        return [jobs for jobs in threads if jobs]
+
+    def _carry_out_all(self, actions: do.Actions) -> list[do.Job]:
+        self._requests.unload_unused()
+        jobs = []
+        for action in actions:
+            if isinstance(action, do.Job):
+                jobs.append(action)
+            else:
+                self._carry_out(action)
         return jobs
 
     def _carry_out(self, action: do.Action) -> None:
@@ -131,15 +115,9 @@ class Shell:
             case do.ForgetValues(groups):
                 requests.forget_values(groups)
             case do.Replay(entries):
-                for entry in entries:
-                    if isinstance(entry, LoggedSnapshot):
-                        requests.ask_for_copies(entry)
-                    else:
-                        requests.ask(entry)
+                self._replay(entries)
             case do.BeginSnapshot():
                 requests.begin_snapshot()
-            case do.Repeat(number, entries, refused):
-                requests.repeat(number, entries, refused)
             case do.EndRewind():
                 requests.end_rewind(action)
             case do.ReportCorruption(report):
@@ -155,26 +133,30 @@ class Shell:
             case do.End(ending):
                 requests.end(ending)
 
+    def _replay(self, entries: Sequence[Logged]) -> None:
+        for entry in entries:
+            if isinstance(entry, LoggedSnapshot):
+                self._requests.ask_for_copies(entry)
+            else:
+                self._requests.ask(entry)
+
     def _work(self, jobs: Sequence[do.Job]) -> None:
-        """Carries out jobs, and all that follows, in this thread."""
-        waiting, watch = collections.deque(jobs), Stopwatch()
+        """Carries out jobs, and all that follows, in this thread; what else may happen, in other threads."""
+        waiting = collections.deque(jobs)
         while waiting:
             job = waiting.popleft()
             if self._membership.is_void(job):
                 continue
-            if isinstance(job, do.Prepare):
-                watch = Stopwatch()
-            phase = _PHASES.get(type(job))
-            with watch(phase) if phase else contextlib.nullcontext(), self._ending_on_fault():
-                if isinstance(job, do.Wait):
-                    waiting += self._await(job)
-                    continue
+            with self._ending_on_fault():
                 try:
-                    event: Event = Done(job, self._run(job, watch))
+                    event: Event = Done(job, self._run(job))
                 except BaseException as error:  # whatever it is, those who wait have to know
-                    waiting.clear()
-                    event = self._fault(job, error)
-                waiting += self._act(event)
+                    event = _fault(job, error)
+                for number, following in enumerate(self._act(event)):
+                    if number or waiting:
+                        self._start(following)
+                    else:
+                        waiting.extend(following)
 
     @contextlib.contextmanager
     def _ending_on_fault(self) -> Iterator[None]:
@@ -182,60 +164,34 @@ class Shell:
         try:
             yield
         except BaseException as error:
-            with self._requests.changed:
-                if self._membership.error is None:
-                    self._membership.error = RuntimeError(f"the groups cannot be looked after: {error!r}")
-                self._requests.end(self._membership.error)
-                self._requests.changed.notify_all()
+            self.tell(Closed(RuntimeError(f"the groups cannot be looked after: {error!r}")))
             self._pool.release()
             raise
 
-    def _await(self, wait: do.Wait) -> list[do.Job]:
-        """Returns the jobs that follow; nothing happens between the end of the wait and these."""
-        limits: dict[type, float] = {do.AwaitSaves: _SAVE_SECONDS, do.AwaitDeath: _DEATH_SECONDS}
-        limit, start = limits.get(type(wait)), time.monotonic()
-        with self._requests.changed:
-            while not self._membership.is_over(wait) and (limit is None or time.monotonic() < start + limit):
-                self._requests.changed.wait(None if limit is None else _POLL_SECONDS)
-            return self._act(Done(wait))
-
-    def _run(self, job: do.Job, watch: Stopwatch) -> Any:
-        """Returns the result of a job that is no wait."""
-        pool, loads = self._pool, self._requests.loads
+    def _run(self, job: do.Job) -> Any:
+        """Returns the result of a job."""
+        pool, requests = self._pool, self._requests
         match job:
             case do.Detach(reason):
                 self._groups.detach(reason)
-            case do.Kill(groups):
-                pool.kill(groups)
-            case do.Reset(but):
-                pool.reset(but, list(loads))
-            case do.Start(groups):
-                pool.start(groups)
-            case do.Open(groups):
-                pool.open(groups, self._note_loss)
-            case do.AwaitReset():
-                pool.await_reset()
-            case do.CheckCopies(snapshot):
-                pool.copies.check(snapshot)
-            case do.Connect():
-                pool.connect()
-            case do.Load(groups):
-                pool.load(groups, loads)
-            case do.Restore(snapshot):
-                pool.copies.restore(snapshot, pool.infos)
-            case do.ConnectDriver():
-                return pool.connect_driver()
+            case do.Recover():
+                return procedures.recover(job, pool, requests.loads)
+            case do.GoBack():
+                return procedures.go_back(job, pool)
+            case do.Rewind():
+                digests = functools.partial(take_digests, self._groups, requests.logged)
+                return procedures.rewind(job, pool, requests.repeat, digests)
             case do.Report(recovered):
-                self._report(recovered, watch)
+                self._report(recovered)
             case do.StartSpares():
                 pool.replacements.start_spares()
             case do.Look():
-                return self._migrations.groups_to_move()
-            case do.Prepare(mpmd_idx, kind):
-                self._groups.ask_health()
-                return self._migrations.prepare(mpmd_idx, kind)
-            case do.FindDead():
-                return pool.find_dead()
+                try:
+                    return self._migrations.groups_to_move()
+                finally:
+                    self._is_looking = False
+            case do.Prepare():
+                return self._prepare(job)
             case do.Discard():
                 pool.replacements.discard()
             case do.CopyAway(attempt, snapshot, base, copied):
@@ -243,53 +199,30 @@ class Shell:
                     each.result()
                 journal = self._membership.journal
                 pool.copies.copy_away(snapshot.number, base, lambda: attempt == journal.attempt)
-            case do.TakeDigests():
-                return take_digests(self._groups, self._requests.logged)
-            case do.GoBack(_, snapshot):
-                damaged = pool.copies.check(snapshot)
-                pool.copies.restore(snapshot, pool.infos)
-                return damaged
+            case do.FindDead():
+                return pool.find_dead()
+            case do.Timer(seconds):
+                with requests.changed:
+                    requests.changed.wait_for(lambda: not self._membership.awaits(job), seconds)
             case do.Release():
                 pool.release()
         return None
 
-    def _fault(self, job: do.Job, error: BaseException) -> Faulted:
-        if isinstance(job, do.CopyAway):
-            error = raised_by(error)
-            return Faulted(job, error, by_death=is_death(error) or isinstance(error, ProcessLostError))
-        is_known = isinstance(error, SupersededError | CopiesLostError) or not isinstance(error, Exception)
-        if is_known or not isinstance(job, do.ReplacementJob):
-            return Faulted(job, error)
-        try:
-            # Of an error it is not known whose death it is a consequence of.
-            dead = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self._pool.find_dead()
-            return Faulted(job, error, frozenset(dead), self._node_is_gone(error))
-        except Exception as unknown:  # Ray is out of reach
-            return Faulted(job, unknown)
+    def _prepare(self, job: do.Prepare) -> set[int] | None:
+        job.phases.enter("prepared")
+        self._groups.ask_health()
+        has_place = self._migrations.prepare(job.mpmd_idx, job.kind)
+        job.phases.enter("copied")
+        return self._pool.find_dead() if has_place else None
 
-    def _node_is_gone(self, error: BaseException) -> bool:
-        """Whether a node of the mesh is gone, which explains ``error``."""
-        if isinstance(error, NoAllocationError):
-            return False
-        try:
-            self._pool.allocations.check_nodes(range(len(self._pool.actors)))
-        except NodeGoneError:  # the processes that were there will get other allocations
-            return True
-        return False
-
-    def _note_loss(self, error: ProcessLostError) -> None:
-        """Handles a death while new processes take their devices. Runs in the thread of ``Open``."""
-        for job in self._act(Lost(error.mpmd_idx, error, self._node_is_gone(error))):
-            self._run(job, Stopwatch())
-        self._pool.check_open()
-
-    def _report(self, recovered: do.Recovered, watch: Stopwatch) -> None:
+    def _report(self, recovered: do.Recovered) -> None:
+        recovered.phases.enter(None)
         report = RecoveryReport(
             mpmd_idxs=tuple(sorted(recovered.groups)),
             reason=str(recovered.death),
             step=recovered.step.ordinal if recovered.step else None,
             num_replayed=sum(step.failure is None for step in recovered.steps),
-            seconds=watch.seconds,
+            seconds=recovered.phases.seconds,
             lost=recovered.lost,
             kind=recovered.kind,
             shares_with={
@@ -305,7 +238,7 @@ class Shell:
 
     def start(self) -> None:
         """Has a thread look after the places of groups, as long as this is in use."""
-        watching = weakref.ref(self), self._wake
+        watching = weakref.ref(self), self._requests.freed
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
     @property
@@ -314,13 +247,14 @@ class Shell:
         return self._membership.error is not None or not self._session.is_connected
 
     def look_after(self) -> None:
-        """Moves the groups that are to move. Is called now and then, by one thread."""
-        if not self._membership.dead:
-            self._work([do.Look()])
+        """Moves the groups that are to move, in another thread. Is called now and then, by one thread."""
+        if not self._is_looking and not self._membership.dead and not self._membership.moves.is_under_way:
+            self._is_looking = True
+            self._start([do.Look()])
 
     def wake(self) -> None:
         """Has the groups that are to move looked for soon."""
-        self._wake.set()
+        self._requests.freed.put(None)
 
     def resize(self, num_places: int, timeout: float) -> None:
         """Reserves devices for the first ``num_places`` groups; the remaining groups share these devices.
@@ -341,7 +275,7 @@ class Shell:
             )
         with requests.changed:
             allocations.num_own = num_places
-            self._wake.set()
+            self.wake()
             requests.changed.wait_for(
                 lambda: membership.error or self._is_settled or membership.left_out.fault_of(self._late),
                 timeout,
@@ -362,7 +296,7 @@ class Shell:
     @property
     def _is_settled(self) -> bool:
         """Whether each group is where it is to be, and no move is under way: its end gives resources back."""
-        return not self._late and not self._membership.moves.is_paused
+        return not self._late and not self._membership.moves.is_under_way
 
     @property
     def _late(self) -> list[int]:
@@ -384,13 +318,24 @@ def _weakly(tell: Callable[[Event], None]) -> Callable[[Event], None]:
     return tell_if_alive
 
 
-def _watch(shell: weakref.ref[Shell], wake: threading.Event) -> None:
+def _fault(job: do.Job, error: BaseException) -> Faulted:
+    if not isinstance(job, do.CopyAway):
+        return Faulted(job, error)
+    error = raised_by(error)
+    return Faulted(job, error, by_death=is_death(error) or isinstance(error, ProcessLostError))
+
+
+def _watch(shell: weakref.ref[Shell], wake: queue.SimpleQueue[Handle | None]) -> None:
     """Looks after a shell now and then, in a thread that does not keep the shell alive."""
     while True:
-        wake.wait(_LOOK_SECONDS)
-        wake.clear()
+        freed = None
+        with contextlib.suppress(queue.Empty):
+            freed = wake.get(timeout=_LOOK_SECONDS)
         alive = shell()
         if alive is None or alive.has_ended:
             return
-        alive.look_after()
+        if freed is None:
+            alive.look_after()
+        else:
+            alive.tell(Freed(freed))
         del alive

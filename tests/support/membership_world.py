@@ -2,27 +2,32 @@
 
 import collections
 import itertools
+from concurrent.futures import Future
 
 import numpy as np
 
-from cluster.recovery import Recovery
+from cluster.driver.calls.joined import failed
+from cluster.recovery import Recovery, procedures
 from cluster.recovery import actions as do
+from cluster.recovery.allocations import NodeGoneError
 from cluster.recovery.events import (
     Answered,
     Closed,
+    CopyAsked,
     Copying,
     Died,
     Done,
     Faulted,
-    Lost,
-    Repeated,
+    Freed,
     RewindAsked,
+    Sent,
+    StepAsked,
     Unneeded,
+    Wanted,
 )
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
-from cluster.recovery.logged import LoggedSnapshot, LoggedStep
+from cluster.recovery.logged import Asked, LoggedSnapshot, LoggedStep
 from cluster.recovery.membership import Membership
 from mpmd.errors import GroupDiedError, NonFiniteError, StepAborted, StepTimeoutError, TaskError
 from mpmd.runtime.digests import (
@@ -56,20 +61,99 @@ class Group:
         self.inbox.clear()
 
 
-class Unlogged:
-    """A request to groups of which one is left out. It is compared by identity."""
+class Processes:
+    """In place of the ``ProcessPool`` and its parts. Each method is a phase of ``procedures``."""
 
-    def __init__(self, groups):
-        self.groups = groups
+    def __init__(self, world):
+        self.world = world
+        self.copies = self.allocations = self
+        self.infos = self.actors = ()
+
+    def kill(self, groups):
+        self.world.enter("kill", set(groups))
+        for mpmd_idx in groups:
+            self.world.groups[mpmd_idx].end()
+            self.world.groups[mpmd_idx].is_open = False
+        self.world.resetting = self.world.resetting - set(groups)
+
+    def reset(self, but, programs):
+        self.world.enter("reset")
+        self.world.resetting = set(range(len(self.world.groups))) - but
+        assert all(self.world.groups[mpmd_idx].is_open for mpmd_idx in self.world.resetting)
+
+    def start(self, groups):
+        self.world.enter("start", set(groups))
+        for mpmd_idx in groups:
+            group = self.world.groups[mpmd_idx]
+            assert not group.is_alive, "a group has two processes of a rank"
+            place = self.world.prepared.pop(mpmd_idx, group.place)
+            if place not in self.world.places:
+                assert self.world.membership.error is not None, "it was given back"
+                raise SupersededError
+            self.world.groups[mpmd_idx] = group = Group(place)
+            group.is_open = group.is_loaded = False
+
+    def open(self, groups, on_lost):
+        self.world.enter("open", set(groups))
+        for mpmd_idx in self.world.resetting & self.world.dead:
+            on_lost(ProcessLostError(f"group {mpmd_idx} has died", mpmd_idx))
+        if self.world.membership.error is not None:
+            raise SupersededError
+        self.world.check_alive(groups, RuntimeError("it could not start"))
+        for mpmd_idx in groups:
+            assert not self.world.groups[mpmd_idx].is_open
+            self.world.groups[mpmd_idx].is_open = True
+
+    def await_reset(self):
+        self.world.enter("await_reset")
+        self.world.check_alive(self.world.resetting)
+
+    def check(self, snapshot):
+        self.world.enter("check", snapshot)
+        self.world.check_alive()
+        return self.world.damaged
+
+    def connect(self):
+        self.world.enter("connect")
+        self.world.check_alive()
+        assert all(group.is_open for group in self.world.groups)
+
+    def load(self, groups, loads):
+        self.world.enter("load", set(groups))
+        self.world.check_alive(groups)
+        for mpmd_idx in groups:
+            self.world.groups[mpmd_idx].is_loaded = True
+
+    def restore(self, snapshot, infos):
+        self.world.enter("restore", snapshot)
+        self.world.check_alive(self.world.logged)
+        for mpmd_idx in self.world.logged:
+            self.world.groups[mpmd_idx].chain = self.world.copies[snapshot][mpmd_idx]
+
+    def connect_driver(self):
+        self.world.enter("connect_driver")
+        self.world.check_alive()
+        return ["connection"]
+
+    def find_dead(self):
+        self.world.enter("find_dead")
+        return self.world.dead
+
+    def check_nodes(self, numbers):
+        if self.world.gone:
+            raise NodeGoneError
 
 
 class World:
     """Carries out actions as the ``Shell`` does, on groups that only pretend.
 
-    The last ``num_left_out`` groups are left out of recovery.
+    Jobs have phases, such as ``connect``: there a test has a fault raised, or something happen meanwhile, by
+    ``at``. The last ``num_left_out`` groups are left out of recovery.
 
     Attributes:
       threads: the jobs that each has still to carry out.
+      phases: the phases that were entered, each with its groups, its snapshot or nothing.
+      gone: whether a node is, which explains all deaths.
       unheard: the groups whose deaths the driver has not heard of.
       futures: what the user waits for; and what the user was told.
       chain: the steps that have made the values of the user.
@@ -108,7 +192,6 @@ class World:
         self.refusing = set()
         self.late = set()
         self.garbled = set()
-        self.loses_copies = False
         self.damaged = ()
         self.rewound = []
         self.corruptions = []
@@ -121,6 +204,11 @@ class World:
         self.has_place = True
         self.looking = None
         self.done = []
+        self.phases = []
+        self.meanwhile = collections.defaultdict(list)
+        self.is_acting = False
+        self.gone = False
+        self.processes = Processes(self)
         self.reports = []
         self.said = []
         self.given_back = []
@@ -128,16 +216,22 @@ class World:
     # Events.
 
     def tell(self, event):
-        self.threads.append(collections.deque(self.act(event)))
+        self.threads += map(collections.deque, self.act(event))
 
     def act(self, event):
-        jobs = []
-        for action in self.membership.handle(event):
-            if isinstance(action, do.Job):
-                jobs.append(action)
-            else:
+        """The jobs that follow, a list for each thread."""
+        is_cause, self.is_acting = not self.is_acting, True
+        threads = [self.carry_out_all(self.membership.handle(event))]
+        while is_cause and (actions := self.membership.advance()):
+            threads.append(self.carry_out_all(actions))
+        self.is_acting = not is_cause
+        return [jobs for jobs in threads if jobs]
+
+    def carry_out_all(self, actions):
+        for action in actions:
+            if not isinstance(action, do.Job):
                 self.carry_out(action)
-        return jobs
+        return [action for action in actions if isinstance(action, do.Job)]
 
     def carry_out(self, action):
         match action:
@@ -162,11 +256,6 @@ class World:
                 assert self.journal.committed != BEGINNING
             case do.BeginSnapshot():
                 self.begin_snapshot()
-            case do.Repeat(number, entries, refused):
-                for entry in entries:
-                    for mpmd_idx in entry.groups:
-                        if self.groups[mpmd_idx].is_alive:
-                            self.groups[mpmd_idx].inbox.append((None, entry, (number, refused)))
             case do.EndRewind():
                 self.rewound.append(action)
             case do.ReportCorruption(report):
@@ -178,7 +267,6 @@ class World:
             case do.End(error):
                 for future in sorted(self.futures, key=str):
                     self.settle(future, error)
-                self.left_out.pending.clear()
 
     def settle(self, future, result):
         assert future not in self.told, "the user is told once"
@@ -195,10 +283,7 @@ class World:
         else:
             self.chain = (*self.chain, step.ordinal)
         self.ask_first(step)
-        if self.membership.check_is_due:
-            self.rewind()
-        elif self.membership.snapshot_is_due:
-            self.begin_snapshot()
+        self.tell(StepAsked())
         return step
 
     def request(self, donated):
@@ -212,49 +297,45 @@ class World:
     @property
     def may_submit(self):
         membership = self.membership
-        if membership.error is not None or not membership.is_running:
+        if not membership.is_running:
             return False
         if membership.snapshot_is_late and self.journal.keeps_copies:
             self.tell(Unneeded())
-        return not membership.snapshot_is_late
+        return membership.is_running and not membership.snapshot_is_late
 
     def sample(self, *mpmd_idxs):
         """A request that is not logged, such as a copy from a logged group to one that is left out."""
-        request = Unlogged(mpmd_idxs)
-        self.futures.add(request)
+        request = Asked({mpmd_idx: self.request(()) for mpmd_idx in mpmd_idxs}, is_logged=False)
+        self.tell(Sent(request))
+        self.ask_first(request)
         if any(self.left_out.dead.get(mpmd_idx) for mpmd_idx in mpmd_idxs):
-            self.settle(request, GroupDiedError("a group is dead", mpmd_idxs[-1]))
-            return request
-        self.left_out.pending.add(request)
-        for mpmd_idx in mpmd_idxs:
-            if self.groups[mpmd_idx].is_alive:
-                self.groups[mpmd_idx].inbox.append((self.journal.attempt, request, 0))
+            self.end_unlogged(request, GroupDiedError("a group is dead", mpmd_idxs[-1]))
         return request
 
-    def settle_unlogged(self, request, result):
-        if request in self.left_out.pending:
-            self.left_out.pending.remove(request)
-            self.settle(request, result)
+    def end_unlogged(self, request, death):
+        """No group answers any more, since one of them is dead."""
+        for mpmd_idx in sorted(request.waiting):
+            self.tell(Answered(self.journal.attempt, request, mpmd_idx, error=death))
 
     def replace(self, *mpmd_idxs):
-        self.left_out.wanted.update(self.left_out.dead.keys() & set(mpmd_idxs))
+        self.tell(Wanted(frozenset(self.left_out.dead.keys() & set(mpmd_idxs))))
 
     def fetch(self, mpmd_idx):
         self.ask_first(self.journal.add({mpmd_idx: Fetch(0)}))
 
     def save(self, mpmd_idx):
         copy = next(self.numbers)
-        self.membership.moves.unwritten.add(copy)
+        self.tell(CopyAsked(copy))
         self.ask_first(self.journal.add({mpmd_idx: CopyOut(copy, ())}))
         return copy
 
     def finish_saving(self, copy):
-        self.membership.moves.unwritten.discard(copy)
+        self.tell(Freed(copy))
         self.tell(Unneeded(frozenset([copy])))
 
     def close(self):
         self.tell(Closed(RuntimeError("the mesh was closed")))
-        self.run_job(do.Release())
+        self.release()
 
     # What groups are asked.
 
@@ -266,9 +347,9 @@ class World:
         self.ask(self.journal.begin_snapshot(dict.fromkeys(self.logged, Released())))
 
     def ask(self, entry):
-        if self.membership.dead:
-            return
         is_snapshot = isinstance(entry, LoggedSnapshot)
+        if not is_snapshot and entry.is_logged and not self.membership.is_running:
+            return
         for mpmd_idx in self.logged if is_snapshot else entry.groups:
             if self.groups[mpmd_idx].is_alive:
                 number = entry.number if is_snapshot else 0
@@ -280,44 +361,63 @@ class World:
         """A group carries out the next request, and says so."""
         group = self.groups[mpmd_idx]
         attempt, entry, number = group.inbox.popleft()
-        is_repeated, refused = attempt is None, attempt is None and number[1]
-        result = error = None
         match entry:
-            case Unlogged():
-                if mpmd_idx in self.left_out.groups and entry in self.left_out.pending:
-                    assert entry not in group.chain, "a request has run twice"
-                    group.chain = (*group.chain, entry)
-                    self.known[mpmd_idx] = group.chain
-                    self.settle_unlogged(entry, group.chain)
-                return
+            case Asked(is_logged=False):
+                if mpmd_idx in entry.waiting:
+                    self.carry_out_unlogged(mpmd_idx, entry)
+                    self.tell(Answered(attempt, entry, mpmd_idx, StepReply({})))
             case LoggedSnapshot():
                 self.copies.setdefault(number, {})[mpmd_idx] = group.chain
-                return
+            case _:
+                result, error = self.carry_out_request(mpmd_idx, entry)
+                self.tell(Answered(attempt, entry, mpmd_idx, result, error))
+
+    def carry_out_unlogged(self, mpmd_idx, request):
+        """Groups that are left out have other values afterwards; others only send values."""
+        group = self.groups[mpmd_idx]
+        if mpmd_idx in self.left_out.groups:
+            assert request not in group.chain, "a request has run twice"
+            self.known[mpmd_idx] = group.chain = (*group.chain, request)
+
+    def carry_out_request(self, mpmd_idx, entry, is_repeated=False, refused=None):
+        """The result of a request that is logged, and its error."""
+        group = self.groups[mpmd_idx]
+        match entry:
             case LoggedStep(failure=str() as why):
-                error = LostValueError(why)
+                return None, LostValueError(why)
             case LoggedStep() if entry in self.fails:
-                error = StepAborted("a fault") if mpmd_idx else TaskError("a fault", 0, "fwd_0__0")
+                return None, StepAborted("a fault") if mpmd_idx else TaskError("a fault", 0, "fwd_0__0")
             case LoggedStep() if is_repeated and entry in self.late:
-                error = StepTimeoutError("step 9 has taken longer than step_timeout=5 s")
+                return None, StepTimeoutError("step 9 has taken longer than step_timeout=5 s")
             case LoggedStep() if refused and entry in self.refusing:
-                error = NonFiniteError("a nan", mpmd_idx, "fwd_0__0")
+                return None, NonFiniteError("a nan", mpmd_idx, "fwd_0__0")
             case LoggedStep():
                 assert entry.ordinal not in group.chain, "a step has run twice"
                 is_wrong = self.flips[mpmd_idx] > 0
                 self.flips[mpmd_idx] -= is_wrong
                 group.chain = (*group.chain, entry.ordinal + is_wrong * next(self.numbers) / MANY)
                 value, self.corrupts = hash(group.chain) + self.corrupts, False
-                result = StepReply({entry.ordinal: np.array(value)}, events=self.events_of(mpmd_idx))
+                return StepReply({entry.ordinal: np.array(value)}, events=self.events_of(mpmd_idx)), None
             case _ if entry.kind is Fetch:
-                result = group.chain
+                return group.chain, None
             case _ if entry in self.unreadable:
-                error = RuntimeError("no such file")
-            case _ if entry.kind is Read:
-                result = StepReply({})
-        if is_repeated:
-            self.tell(Repeated(number[0], entry, mpmd_idx, result, error))
-        else:
-            self.tell(Answered(attempt, entry, mpmd_idx, result, error))
+                return None, RuntimeError("no such file")
+        return StepReply({}) if entry.kind is Read else None, None
+
+    def repeat(self, entries, refused):
+        """The answers of groups to requests that are repeated, which all are there."""
+        self.enter("repeat")
+        answers = {}
+        for entry in entries:
+            for mpmd_idx in entry.groups:
+                answer = Future()
+                result, error = None, GroupDiedError(f"group {mpmd_idx} died", mpmd_idx)
+                if self.groups[mpmd_idx].is_alive:
+                    result, error = self.carry_out_request(mpmd_idx, entry, True, refused)
+                if error is None:
+                    answer.set_result(result)
+                answers[entry, mpmd_idx] = answer if error is None else failed(error)
+        return answers
 
     def events_of(self, mpmd_idx):
         others = (mpmd_idx - 1) % len(self.groups), (mpmd_idx + 1) % len(self.groups)
@@ -327,6 +427,11 @@ class World:
             for kind, other, digest in zip(EventKind, others, digests, strict=True)
         )
         return (ProcessEvents(0, events),)
+
+    def digests(self):
+        self.enter("digests")
+        self.check_alive(self.logged)
+        return tuple(map(self.digests_of, sorted(self.logged)))
 
     def digests_of(self, mpmd_idx):
         shards = (ShardDigest("cpu:0", (), hash(self.groups[mpmd_idx].chain)),)
@@ -344,7 +449,7 @@ class World:
         """The driver hears of the next death."""
         mpmd_idx = self.unheard.pop(0)
         for request in [each for each in self.left_out.pending if mpmd_idx in each.groups]:
-            self.settle_unlogged(request, GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+            self.end_unlogged(request, GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
         self.tell(Died(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx)))
 
     def kill(self, mpmd_idx):
@@ -363,28 +468,25 @@ class World:
 
     def look(self, kinds):
         """These groups are to move, and why. One thread looks at a time."""
-        self.looking = collections.deque(self.act(Done(do.Look(), kinds)))
-        self.threads.append(self.looking)
+        before = len(self.threads)
+        self.tell(Done(do.Look(), kinds))
+        self.looking = self.threads[before] if len(self.threads) > before else collections.deque()
 
     def is_blocked(self, job, expired=False):
         match job:
-            case do.AwaitSaves() | do.AwaitDeath():
-                return not expired and not self.membership.is_over(job)
-            case job if isinstance(job, do.Wait):
-                return not self.membership.is_over(job)
             case _ if self.membership.is_void(job):
                 return False
-            case do.CopyAway(attempt, _, _, (number,)):
-                is_copied = len(self.copies.get(number, ())) == len(self.logged)
-                return attempt == self.journal.attempt and not is_copied and not self.dead_logged
+            case do.Timer():
+                return not expired and self.membership.awaits(job)
+            case do.CopyAway(_, snapshot):
+                return any(entry is snapshot for group in self.groups for _, entry, _ in group.inbox)
         return False
 
-    def run(self, thread, fault=None, meanwhile=lambda: None):
-        """A thread carries out its next job, which may have a fault. Other things may happen meanwhile."""
+    def run(self, thread, fault=None):
+        """A thread carries out its next job, which may have a fault."""
         job = thread.popleft()
         if self.membership.is_void(job):
             return
-        meanwhile()
         try:
             if fault is not None:
                 raise fault
@@ -392,109 +494,91 @@ class World:
         except AssertionError:
             raise
         except Exception as error:
-            thread.clear()
-            event = self.faulted(job, error)
+            event = Faulted(job, error, isinstance(job, do.CopyAway) and isinstance(error, ProcessLostError))
         self.done.append(job)
-        thread.extend(self.act(event))
-
-    def faulted(self, job, error):
-        if isinstance(job, do.CopyAway):
-            return Faulted(job, error, by_death=isinstance(error, ProcessLostError))
-        if not isinstance(job, do.ReplacementJob) or isinstance(error, CopiesLostError | SupersededError):
-            return Faulted(job, error)
-        dead = {error.mpmd_idx} if isinstance(error, ProcessLostError) else self.dead
-        return Faulted(job, error, frozenset(dead))
+        threads = list(map(collections.deque, self.act(event)))
+        if threads and not thread:
+            thread.extend(threads.pop(0))
+        self.threads += threads
 
     def run_job(self, job):
         match job:
             case do.Detach():
                 assert self.is_attached
                 assert not self.left_out.pending, "what is not logged was lost"
+                self.enter("detach")
                 self.is_attached = False
                 self.unheard.clear()
                 for group in self.groups:
                     group.inbox.clear()
-            case do.Kill(groups):
-                for mpmd_idx in groups:
-                    self.groups[mpmd_idx].end()
-                    self.groups[mpmd_idx].is_open = False
-                self.resetting -= groups
-            case do.Reset(but):
-                self.resetting = set(range(len(self.groups))) - but
-                assert all(self.groups[mpmd_idx].is_open for mpmd_idx in self.resetting)
-            case do.Start(groups):
-                for mpmd_idx in groups:
-                    group = self.groups[mpmd_idx]
-                    assert not group.is_alive, "a group has two processes of a rank"
-                    place = self.prepared.pop(mpmd_idx, group.place)
-                    if place not in self.places:
-                        assert self.membership.error is not None, "it was given back"
-                        raise SupersededError
-                    self.groups[mpmd_idx] = Group(place)
-                    self.groups[mpmd_idx].is_open = self.groups[mpmd_idx].is_loaded = False
-            case do.Open(groups):
-                for mpmd_idx in self.resetting & self.dead:
-                    error = ProcessLostError(f"group {mpmd_idx} has died", mpmd_idx)
-                    for beside in self.act(Lost(mpmd_idx, error, node_is_gone=False)):
-                        self.run_job(beside)
-                if self.membership.error is not None:
-                    raise SupersededError
-                self.check_alive(groups, RuntimeError("it could not start"))
-                for mpmd_idx in groups:
-                    assert not self.groups[mpmd_idx].is_open
-                    self.groups[mpmd_idx].is_open = True
-            case do.AwaitReset():
-                self.check_alive(self.resetting)
-            case do.CheckCopies() | do.Connect() | do.ConnectDriver():
-                self.check_alive()
-                assert all(group.is_open for group in self.groups)
-                return []
-            case do.Load(groups):
-                self.check_alive(groups)
-                for mpmd_idx in groups:
-                    self.groups[mpmd_idx].is_loaded = True
-            case do.Restore(snapshot):
-                self.check_alive()
-                for mpmd_idx in self.logged:
-                    self.groups[mpmd_idx].chain = self.copies[snapshot][mpmd_idx]
-            case do.TakeDigests():
-                self.check_alive(self.logged)
-                return tuple(map(self.digests_of, sorted(self.logged)))
-            case do.GoBack(_, snapshot):
-                self.check_alive(self.logged)
-                if self.loses_copies:
-                    raise CopiesLostError("both copies are damaged")
-                for mpmd_idx in self.logged:
-                    group = self.groups[mpmd_idx]
-                    assert not group.inbox, "a group goes back when it has answered all"
-                    group.chain = self.copies[snapshot][mpmd_idx]
-                return self.damaged
+            case do.Recover():
+                return procedures.recover(job, self.processes, {})
+            case do.GoBack():
+                self.check_answered()
+                return procedures.go_back(job, self.processes)
+            case do.Rewind():
+                self.check_answered()
+                return procedures.rewind(job, self.processes, self.repeat, self.digests)
             case do.Look():
+                self.enter("look")
                 self.places.add(next(self.numbers))
                 return {}
             case do.Prepare(mpmd_idx):
-                if self.has_place:
-                    self.prepared[mpmd_idx] = next(self.numbers)
-                    self.places.add(self.prepared[mpmd_idx])
-                return self.has_place
+                self.enter("prepare")
+                if not self.has_place:
+                    return None
+                self.prepared[mpmd_idx] = next(self.numbers)
+                self.places.add(self.prepared[mpmd_idx])
+                return self.processes.find_dead()
             case do.Discard():
-                self.prepared.clear()
+                self.prepared.clear()  # also if one cannot be killed: Ray ends a process that nobody has
+                self.enter("discard")
             case do.StartSpares():
+                self.enter("start_spares")
                 self.places = {group.place for group in self.groups} | set(self.prepared.values())
             case do.FindDead():
-                return self.dead
+                return self.processes.find_dead()
             case do.CopyAway(attempt):
+                self.enter("copy_away")
                 if attempt != self.journal.attempt:
                     raise SupersededError
                 self.check_alive(self.logged)
             case do.Report(recovered):
+                self.enter("report")
                 self.reports.append(recovered)
             case do.Release():
-                for group in self.groups:
-                    group.end()
-                self.places.clear()
-                self.prepared.clear()
+                self.release()
         return None
+
+    def check_answered(self):
+        """Groups go back when they have answered all that the user was not told of by a death."""
+        assert all(
+            (entry, i) in self.told for i, group in enumerate(self.groups) for _, entry, _ in group.inbox
+        )
+
+    # Phases.
+
+    def at(self, phase, *events):
+        """Has these exceptions raised, or functions called, one after the other the next times of a phase."""
+        self.meanwhile[phase] += events
+
+    def enter(self, phase, of=None):
+        self.phases.append((phase, of))
+        if self.meanwhile[phase]:
+            event = self.meanwhile[phase].pop(0)
+            if isinstance(event, Exception):
+                raise event
+            event()
+
+    def named(self, phase):
+        """The groups or the snapshot of all times of a phase."""
+        return [of for name, of in self.phases if name == phase]
+
+    def release(self):
+        for group in self.groups:
+            group.end()
+        self.places.clear()
+        self.prepared.clear()
 
     def check_alive(self, groups=None, error=None):
         if dead := self.dead & (self.dead if groups is None else set(groups)):
@@ -538,7 +622,7 @@ class World:
         """Nobody waits for what does not come, and nothing is kept that nobody uses."""
         self.settle_all()
         assert self.threads == [] and self.futures == set()
-        assert not self.membership.moves.is_paused or self.membership.error is not None
+        assert not self.membership.moves.is_under_way or self.membership.error is not None
         if self.membership.error is None:
             assert self.dead == self.left_out.dead.keys() and self.membership.dead == {} and self.is_attached
             assert [self.groups[i].chain for i in self.logged] == [self.chain] * len(self.logged)

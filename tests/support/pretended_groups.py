@@ -10,6 +10,7 @@ from cluster.driver.runtime import RayRuntime
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import Recovery
 from cluster.recovery.keepers import CopiesLostError
+from cluster.recovery.liveness_waiter import SupersededError
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
 from mpmd.ir.routes import Topology
@@ -116,6 +117,7 @@ class ProcessPool:
         assert self.may_replace.wait(SOON)
         if self.failures:
             raise self.failures.pop(0)
+        return ()
 
     def restore(self, snapshot, infos):
         self.restored.append(snapshot)
@@ -130,6 +132,8 @@ class ProcessPool:
 
     def copy_away(self, snapshot, base, is_wanted):
         assert self.may_copy.wait(SOON)
+        if not is_wanted():
+            raise SupersededError
         self.copied.append((snapshot, base))
 
     def mark_committed(self):

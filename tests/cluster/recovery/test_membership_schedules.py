@@ -1,37 +1,39 @@
 """Membership in any order of requests, answers, faults, deaths, moves, snapshots, and the end of the mesh."""
 
+import functools
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cluster.recovery import actions as do
 from cluster.recovery.allocations import NoAllocationError
-from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.liveness_waiter import ProcessLostError
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
+from cluster.recovery.states import State
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from tests.support.membership_world import World
 
 GROUPS = st.integers(0, 2)
 LEFT_OUT = st.integers(3, 4)
-UNTIL = st.sampled_from(
-    [
-        do.Start,
-        do.Open,
-        do.AwaitReset,
-        do.CheckCopies,
-        do.Connect,
-        do.Restore,
-        do.AwaitReplay,
-        do.CopyAway,
-        do.Prepare,
-        do.FindDead,
-        do.AwaitSnapshot,
-        do.TakeDigests,
-        do.GoBack,
-        do.AwaitRepeated,
-    ]
+PHASES = st.sampled_from(
+    """detach kill reset start open await_reset check connect load restore connect_driver digests repeat
+    copy_away prepare find_dead discard start_spares report look""".split()
 )
+FAULTS = {
+    "start": [NoAllocationError("no room")],
+    "open": [RuntimeError("its devices are in use")],
+    "check": [CopiesLostError("both are lost"), RuntimeError("Ray says no")],
+    "connect": [RuntimeError("its devices are in use")],
+    "restore": [ProcessLostError("group 1 is stuck", 1)],
+    "copy_away": [MemoryError("no room for 3 GiB")],
+    "prepare": [RuntimeError("Ray says no"), OSError("Ray is out of reach")],
+    "find_dead": [RuntimeError("Ray says no"), OSError("Ray is out of reach")],
+    "discard": [OSError("Ray is out of reach")],
+    "start_spares": [RuntimeError("Ray says no"), OSError("Ray is out of reach")],
+}
+"""Errors that may be raised in a phase though no group has died."""
+
 COUNTS = st.sampled_from([1, 2, 100])
 
 
@@ -80,14 +82,21 @@ class Schedules(RuleBasedStateMachine):
             if self.world.groups[mpmd_idx].inbox:
                 self.world.answer(mpmd_idx)
 
-    @rule(until=UNTIL, then=st.sampled_from(["fail", "fail", "die", "wait"]), data=st.data())
-    def go_on_until(self, until, then, data):
-        """Threads go on until one would carry out such a job; then that fails, or a group dies."""
-        thread = self.world.run_threads(until)
-        if thread is not None and then == "fail" and (faults := self.faults_of(thread)):
-            self.world.run(thread, data.draw(st.sampled_from(faults), "fault"))
-        if thread is not None and then == "die":
-            self.die(data.draw(GROUPS, "mpmd_idx"))
+    @rule(phase=PHASES, then=st.sampled_from(["fail", "fail", "die", "fetch", "close"]), data=st.data())
+    def meanwhile(self, phase, then, data):
+        """The next time of a phase something fails, or a group dies, or the user does something."""
+        if then == "fail" and phase in FAULTS:
+            self.world.at(phase, data.draw(st.sampled_from(FAULTS[phase]), "fault"))
+        if then == "die":
+            self.world.at(phase, functools.partial(self.die, data.draw(GROUPS, "mpmd_idx")))
+        if then == "fetch":
+            self.world.at(phase, functools.partial(self.fetch_if_running, data.draw(GROUPS, "mpmd_idx")))
+        if then == "close" and data.draw(st.sampled_from([False] * 9 + [True]), "really"):
+            self.world.at(phase, functools.partial(self.close, really=True))
+
+    def fetch_if_running(self, mpmd_idx):
+        if self.is_running:
+            self.world.fetch(mpmd_idx)
 
     @rule()
     def settle(self):
@@ -115,25 +124,6 @@ class Schedules(RuleBasedStateMachine):
                 world.run(thread)
         world.threads = [thread for thread in world.threads if thread]
 
-    def faults_of(self, thread):
-        """A job may raise such an error, though no group has died."""
-        match thread[0] if thread else None:
-            case do.Start():
-                return [NoAllocationError("no room")]
-            case do.Open() | do.Connect():
-                return [RuntimeError("its devices are in use")]
-            case do.CheckCopies(snapshot) if snapshot != BEGINNING:
-                return [CopiesLostError("both have died together")]
-            case do.GoBack():
-                return [CopiesLostError("both are damaged"), RuntimeError("Ray says no")]
-            case do.Restore():
-                return [ProcessLostError("group 1 is stuck", 1)]
-            case do.CopyAway() as job if job.attempt == self.world.journal.attempt:
-                return [MemoryError("no room for 3 GiB")]
-            case do.Prepare() | do.FindDead(None) | do.StartSpares() | do.Discard():
-                return [RuntimeError("Ray says no"), OSError("Ray is out of reach")]
-        return []
-
     @precondition(lambda self: self.is_running and not self.is_looking)
     @rule(
         kinds=st.dictionaries(GROUPS, st.sampled_from([DRAINED, SHRUNK, GROWN]), max_size=2),
@@ -145,7 +135,9 @@ class Schedules(RuleBasedStateMachine):
 
     @property
     def is_looking(self):
-        return any(thread is self.world.looking for thread in self.world.threads)
+        return self.world.membership.moves.is_under_way or any(
+            isinstance(job, do.StartSpares) for thread in self.world.threads for job in thread
+        )
 
     @precondition(lambda self: self.is_running)
     @rule(really=st.sampled_from([False] * 29 + [True]))
@@ -155,11 +147,13 @@ class Schedules(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_the_dead(self):
-        """A wait for groups ends when the driver has heard of a death."""
-        for thread in self.world.threads:
-            job = thread[0] if thread else None
-            if self.world.membership.dead and isinstance(job, do.AwaitSnapshot | do.AwaitReplay):
-                assert self.world.membership.is_over(job)
+        """After a death groups are replaced at once, or when requests that are not logged are answered."""
+        membership = self.world.membership
+        if membership.dead and self.is_running:
+            jobs = [job for thread in self.world.threads for job in thread]
+            is_replaced = any(isinstance(job, do.Detach | do.Recover | do.GoBack | do.Rewind) for job in jobs)
+            assert membership.state is State.RECOVERING
+            assert is_replaced or self.world.left_out.pending
 
     @invariant()
     def nobody_is_accused(self):
@@ -167,6 +161,7 @@ class Schedules(RuleBasedStateMachine):
         assert {report.kind for report in self.world.corruptions} <= {"copy"}
 
     def teardown(self):
+        self.world.meanwhile.clear()
         for copy in self.saved:
             self.world.finish_saving(copy)
         self.world.check_quiet()
@@ -212,7 +207,7 @@ class SchedulesWithAPartLeftOut(Schedules):
         """Unless one of them has died, has failed or moves, too, or the user asks for it."""
         membership = self.world.membership
         only_left_out = membership.dead and membership.dead.keys() <= self.world.left_out.groups
-        assert not only_left_out or self.world.membership.moves.is_paused
+        assert not only_left_out or self.world.membership.moves.is_under_way
 
 
 test_schedules = Schedules.TestCase

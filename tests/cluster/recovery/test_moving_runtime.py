@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from cluster.recovery import Recovery, shell
-from cluster.recovery.events import Unneeded
+from cluster.recovery import Recovery, moves, shell
+from cluster.recovery.events import Freed, Unneeded
 from cluster.recovery.liveness_waiter import SupersededError
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from mpmd.errors import GroupDiedError, RecoveryError
@@ -60,6 +60,21 @@ class Migrations:
 
 
 class Elastic(Driven):
+    def look_after(self):
+        """Has groups moved, and waits until they have."""
+        self.take_freed()
+        self._shell.look_after()
+        with self.changed:
+            moves, shell = self._membership.moves, self._shell
+            assert self.changed.wait_for(
+                lambda: self.error or not (shell._is_looking or moves.is_under_way), SOON
+            )
+
+    def take_freed(self):
+        """In place of the thread that looks after the groups."""
+        while not self._requests.freed.empty():
+            self._shell.tell(Freed(self._requests.freed.get()))
+
     def reply_to_all(self):
         """Answers all steps and copies that are asked, also those that are asked next."""
         calls = self.attempts[-1]
@@ -74,11 +89,11 @@ class Elastic(Driven):
 @pytest.fixture
 def elastic(monkeypatch):
     monkeypatch.setattr(shell, "Migrations", Migrations)
-    monkeypatch.setattr(shell, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(moves, "_SAVE_SECONDS", 0.0)
     recovery = Recovery(every=100, max_failures=1)
     reports = []
     driven = Elastic(MovedPool(), recovery, reports.append)
-    driven.migrations, driven.look_after = driven._shell._migrations, driven._shell.look_after
+    driven.migrations = driven._shell._migrations
     driven.reports = reports
     driven._pool.may_copy.set()
     yield driven
@@ -100,8 +115,7 @@ def in_thread(function, *arguments):
 
 def resize(driven, num_places, kinds):
     resizing = in_thread(driven.resize, num_places, SOON)
-    assert driven._shell._wake.wait(SOON)
-    driven._shell._wake.clear()
+    assert driven._requests.freed.get(timeout=SOON) is None
     driven.migrations.kinds = kinds
     driven.look_after()
     resizing.result(SOON)
@@ -119,9 +133,10 @@ def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, cap
     futures = [elastic.step(), elastic.step()]
     elastic.migrations.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
-    await_snapshot(elastic, 2)  # the one after the first step
+    with elastic.changed:
+        assert elastic.changed.wait_for(lambda: not elastic._membership.is_running, SOON)
     submitting = None
-    for count in (2, 4):
+    for count in (2, 4):  # first, the snapshot after the first step
         await_snapshot(elastic, count)
         submitting = submitting or in_thread(elastic.step)
         assert not submitting.done()
@@ -168,7 +183,7 @@ def test_a_group_does_not_move_when_another_one_dies_meanwhile(elastic):
     while not elastic.reports and time.monotonic() < deadline:
         time.sleep(0.001)
     assert [report.kind for report in elastic.reports] == ["died"]
-    assert not elastic._membership.moves.is_paused
+    assert not elastic._membership.moves.is_under_way
 
 
 def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
@@ -187,6 +202,7 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
         in capsys.readouterr().err
     )
     assert elastic.reports == [] and elastic.migrations.prepared == []
+    elastic.attempts[0].future("CopyOut").set_result(None)
     elastic.migrations.kinds = {1: DRAINED}
     looking = in_thread(elastic.look_after)
     with elastic.changed:
@@ -202,7 +218,10 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     elastic.free((0,), handle)
     looking.result(SOON)
     elastic.migrations.kinds = {1: GROWN}
-    elastic.look_after()
+    looking = in_thread(elastic.look_after)
+    await_snapshot(elastic, 2)
+    elastic.reply_to_all()
+    looking.result(SOON)
     assert [report.kind for report in elastic.reports] == [DRAINED, GROWN]
 
 
@@ -243,7 +262,7 @@ def test_a_group_whose_copies_may_be_gone_does_not_move(elastic, capsys):
     assert why in capsys.readouterr().err
     with pytest.raises(RuntimeError, match=rf"group 1 did not move within 0 s; {why}"):
         elastic.resize(1, 0.0)
-    assert elastic._pool.discarded == 1 and not elastic._membership.moves.is_paused
+    assert elastic._pool.discarded == 1 and not elastic._membership.moves.is_under_way
     elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, set()
     elastic.look_after()
     assert [report.kind for report in elastic.reports] == [GROWN]
@@ -253,13 +272,14 @@ def test_groups_that_are_asked_to_move_are_pinged_until_they_answer(elastic, cap
     elastic.step()
     elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, {1}
     looking = in_thread(elastic.look_after)
-    await_snapshot(elastic, 2)
+    with elastic.changed:
+        assert elastic.changed.wait_for(lambda: elastic._membership.moves.is_ready, SOON)
     assert elastic.attempts[0].named("health") == [(0,), (1,)]
     assert not elastic.attempts[0].future("health").done(), "which is why the driver pings"
     assert "no answer from group 1" in capsys.readouterr().err
     elastic.die(1)
     looking.result(SOON)
-    assert elastic._pool.discarded == 1 and not elastic._membership.moves.is_paused
+    assert elastic._pool.discarded == 1 and not elastic._membership.moves.is_under_way
 
 
 def test_that_there_is_no_other_place_is_said_once(elastic, capsys):

@@ -3,8 +3,8 @@
 import pytest
 
 from cluster.recovery import Recovery
-from cluster.recovery import actions as do
 from cluster.recovery.journal import BEGINNING
+from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.report import CORRUPTED, DIED, DRAINED, FAILED
 from mpmd.errors import SilentCorruptionError
 from mpmd.runtime.nonfinite import NonFinitePolicy
@@ -12,7 +12,7 @@ from mpmd.runtime.requests import Read
 from tests.support.membership_world import World
 
 NANS = NonFinitePolicy(nans=True, infs=False)
-JOBS = [do.TakeDigests, do.GoBack, do.AwaitRepeated]
+PHASES = ["digests", "check", "restore", "repeat"]
 
 
 def committed(steps=2, **options):
@@ -26,8 +26,13 @@ def committed(steps=2, **options):
     return world
 
 
-def jobs(world):
-    return [type(job) for job in world.done if isinstance(job, do.RewindJob)]
+def phases(world):
+    return [name for name, _ in world.phases if name in PHASES]
+
+
+def has_wrong_bits(world, mpmd_idx):
+    """The group computes wrong bits in its next step."""
+    return lambda: world.flips.update({mpmd_idx: 1})
 
 
 def chains(world):
@@ -46,7 +51,7 @@ def test_all_go_back_and_have_the_same_values_again():
     world.rewind()
     assert not world.membership.is_running
     world.settle_all()
-    assert jobs(world) == [do.AwaitAnswers, do.TakeDigests, do.GoBack, do.AwaitRepeated, do.TakeDigests]
+    assert phases(world) == [*PHASES, "digests"]
     assert chains(world) == [(1, 2, 3)] * 3
     assert ended(world) == [(None, False)] and world.corruptions == []
     assert world.journal.num_steps == 2, "the journal has them for the next time"
@@ -57,9 +62,7 @@ def test_all_go_back_and_have_the_same_values_again():
 def test_what_is_asked_meanwhile_is_answered_afterwards():
     world = committed()
     world.rewind()
-    world.settle_all(until=do.GoBack)
-    world.fetch(1)
-    assert len(world.futures) == 1
+    world.at("repeat", lambda: world.fetch(1))
     world.settle_all()
     assert (1, 2, 3) in world.told.values()
     world.check_quiet()
@@ -69,7 +72,7 @@ def test_without_steps_since_the_snapshot_there_is_nothing_to_repeat():
     world = committed(steps=0)
     world.rewind()
     world.settle_all()
-    assert jobs(world) == [do.AwaitAnswers]
+    assert phases(world) == []
     assert ended(world) == [(None, False)]
     world.check_quiet()
 
@@ -101,13 +104,9 @@ def test_a_group_moves_though_groups_repeat_their_steps_while_its_process_starts
     world = committed()
     world.settle_all()
     world.look({1: DRAINED})
-    preparing = world.settle_all(until=do.Prepare)
-    world.rewind()
-    while world.rewound == []:
-        world.threads.remove(preparing)
-        world.settle_all()
-        world.threads.append(preparing)
+    world.at("prepare", world.rewind)
     world.settle_all()
+    assert ended(world) == [(None, False)]
     assert [(each.kind, set(each.groups)) for each in world.reports] == [(DRAINED, {1})]
     world.check_quiet()
 
@@ -119,11 +118,10 @@ def test_a_checkpoint_that_is_gone_ends_the_run():
     world.ask_first(read)
     world.step()
     world.settle_all()
-    number = world.rewind()
-    world.settle_all(until=do.GoBack)
-    world.unreadable.add(read)
+    world.rewind()
+    world.at("check", lambda: world.unreadable.add(read))
     world.settle_all()
-    assert number and "checkpoints that stay" in str(world.membership.error)
+    assert "checkpoints that stay" in str(world.membership.error)
     world.check_quiet()
 
 
@@ -162,14 +160,13 @@ def test_a_group_that_is_wrong_in_one_run_is_named(reaction, when):
     world.settle_all()
     world.rewind()
     if when == "again":
-        world.settle_all(until=do.GoBack)
-        world.flips[1] = 1
+        world.at("repeat", has_wrong_bits(world, 1))
     world.settle_all()
     (report,) = world.corruptions
     assert (report.kind, report.mpmd_idxs, report.step) == ("computed", (1,), 2)
     assert report.devices == ("cpu:0",) and report.places == ("process 1",)
     assert "group 1 (process 1; cpu:0) has computed or kept other bits in step 2" in str(report)
-    assert jobs(world).count(do.GoBack) == 1
+    assert phases(world).count("repeat") == 1
     if reaction == "raise":
         assert isinstance(world.membership.error, SilentCorruptionError)
         assert world.membership.error.mpmd_idxs == (1,)
@@ -259,13 +256,12 @@ def test_damaged_copies_are_reported():
 
 def test_without_good_copies_groups_stay_as_they_are():
     world = committed()
-    world.loses_copies = True
+    world.at("check", CopiesLostError("both copies are damaged"))
     world.rewind()
     world.settle_all()
     assert [report.kind for report in world.corruptions] == ["copy"]
-    assert jobs(world) == [do.AwaitAnswers, do.TakeDigests, do.GoBack]
+    assert phases(world) == ["digests", "check"]
     assert chains(world) == [(1, 2, 3)] * 3
-    world.loses_copies = False
     world.check_quiet()
 
 
@@ -275,11 +271,11 @@ def test_copies_that_are_lost_when_groups_have_gone_back_once_are_lost_to_all():
     world.settle_all()
     world.refusing.update(world.journal.repeatable)
     world.rewind(NANS)
-    world.settle_all(until=do.AwaitRepeated)
-    world.loses_copies = True
+    lost = CopiesLostError("both copies are damaged")
+    world.at("check", lambda: None, lost, lost)
     world.settle_all()
-    assert [each.kind for each in world.reports] == [FAILED] and world.corruptions == []
-    assert ended(world) == [(None, True)]
+    assert [(each.kind, each.lost) for each in world.reports] == [(FAILED, str(lost))]
+    assert world.corruptions == [] and ended(world) == [(None, True)]
     world.check_quiet()
 
 
@@ -295,7 +291,7 @@ def test_the_first_step_that_makes_a_nan_is_found_and_all_is_as_before():
     world.settle_all()
     assert ended(world) == [(3, False)] and world.corruptions == []
     assert world.rewound[0].found.task == "fwd_0__0"
-    assert jobs(world).count(do.GoBack) == 2
+    assert phases(world).count("repeat") == 2
     assert chains(world) == [(1, 2, 3, 4)] * 3
     world.check_quiet()
 
@@ -305,23 +301,23 @@ def test_without_a_nan_the_steps_are_repeated_once():
     world.rewind(NANS)
     world.settle_all()
     assert ended(world) == [(None, False)]
-    assert jobs(world).count(do.GoBack) == 1
+    assert phases(world).count("repeat") == 1
     world.check_quiet()
 
 
 # Deaths, failed steps and the end of the mesh meanwhile.
 
 
-@pytest.mark.parametrize("job", [do.AwaitAnswers, *JOBS], ids=lambda job: job.__name__)
+@pytest.mark.parametrize("phase", ["before", *PHASES])
 @pytest.mark.parametrize("is_heard", [True, False])
-def test_a_group_that_dies_meanwhile_is_replaced(job, is_heard):
+def test_a_group_that_dies_meanwhile_is_replaced(phase, is_heard):
     world = committed()
+    die = world.kill if is_heard else world.die
     world.rewind()
-    if job is not do.AwaitAnswers:
-        assert world.settle_all(until=job) is not None
-    world.die(0)
-    if is_heard:
-        world.hear()
+    if phase == "before":
+        die(0)
+    else:
+        world.at(phase, lambda: die(0))
     world.settle_all()
     assert ended(world) == [(None, True)]
     assert {(each.kind, *each.groups) for each in world.reports} <= {(DIED, 0), (FAILED, 0)}
@@ -333,10 +329,11 @@ def test_a_group_that_dies_meanwhile_is_replaced(job, is_heard):
 def test_groups_that_cannot_go_back_do_so_as_after_a_death():
     world = committed()
     world.rewind()
-    world.run(world.settle_all(until=do.GoBack), RuntimeError("Ray says no"))
+    world.at("restore", RuntimeError("Ray says no"))
     world.settle_all()
     assert ended(world) == [(None, True)]
     assert [(each.kind, set(each.groups)) for each in world.reports] == [(FAILED, set())]
+    assert "connect" in [name for name, _ in world.phases]
     world.check_quiet()
 
 
@@ -350,11 +347,10 @@ def test_a_step_that_has_failed_has_groups_go_back_for_it():
     world.check_quiet()
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
-def test_the_mesh_is_closed_meanwhile(job):
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_mesh_is_closed_meanwhile(phase):
     world = committed()
     world.rewind()
-    world.settle_all(until=job)
-    world.close()
+    world.at(phase, world.close)
     world.settle_all()
     world.check_quiet()

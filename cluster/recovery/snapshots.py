@@ -1,0 +1,90 @@
+"""Decisions about snapshots under way and failed snapshots: a part of the state machine of ``membership``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+
+from cluster.recovery import actions as do
+from cluster.recovery.actions import Actions
+from cluster.recovery.journal import BEGINNING, Journal
+from cluster.recovery.logged import LoggedSnapshot
+from cluster.recovery.policy import Recovery, copying_fault
+
+_DEATH_SECONDS = 90.0
+"""The seconds within which the driver hears of a death that made a snapshot fail."""
+
+
+class SnapshotFailedError(Exception):
+    """The run ends for lack of a snapshot, because of ``error``."""
+
+    def __init__(self, journal: Journal, error: BaseException):
+        super().__init__(f"the run ends: {error}")
+        self.error = copying_fault(journal, error)
+        self.error.__cause__ = error
+
+
+class Snapshots:
+    """The snapshots that travel to their keepers.
+
+    Args:
+      journal: has the snapshots.
+      policy: when to begin a snapshot, and when a failed snapshot ends the run.
+    """
+
+    def __init__(self, journal: Journal, policy: Recovery):
+        self._journal = journal
+        self._policy = policy
+        self._num_copying = 0
+        self._marked = BEGINNING  # the snapshot of the last ``MarkCommitted``
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a snapshot travels, or one that is given up is not told yet."""
+        return self._num_copying > 0
+
+    def copy(self, snapshot: LoggedSnapshot, copied: Sequence[Future]) -> Actions:
+        """Groups were asked for the copies of a snapshot."""
+        self._num_copying += 1
+        return [do.CopyAway(self._journal.attempt, snapshot, self._journal.committed, copied)]
+
+    def end_copying(self) -> None:
+        """A snapshot has travelled, or has failed to."""
+        self._num_copying -= 1
+
+    def mark_committed(self) -> Actions:
+        """The journal may have committed a snapshot."""
+        if self._marked == self._journal.committed:
+            return []
+        self._marked = self._journal.committed
+        return [do.MarkCommitted()]
+
+    def lose(self) -> None:
+        """No group has a snapshot any more."""
+        self._marked = BEGINNING
+
+    def fail(self, copying: do.CopyAway, error: BaseException, by_death: bool) -> Actions:
+        """Goes on without a snapshot if the log may still grow; else looks for a death that explains it."""
+        if copying.attempt != self._journal.attempt:
+            return []
+        if not self._policy.may_go_on(self._journal):
+            return [do.FindDead(copying, error)]
+        self._journal.fail_snapshot(copying.snapshot)
+        giving_back = do.GiveBack(copying.snapshot)
+        if by_death:  # which is told by itself
+            return [giving_back]
+        message = (
+            f"the groups' values could not be copied, which is tried again after {self._policy.every} steps; "
+            f"until then a death goes back to the copies before: {type(error).__name__}: {error}"
+        )
+        return [giving_back, do.Say(message)]
+
+    def explain(self, failed: do.FindDead, dead: Collection[int]) -> Actions:
+        """Waits to hear of a death that explains the failure. Raises as ``end`` if no group is dead."""
+        return [do.Timer(_DEATH_SECONDS, failed)] if dead else self.end(failed)
+
+    def end(self, failed: do.FindDead) -> Actions:
+        """Raises ``SnapshotFailedError``, unless the driver has heard of a death."""
+        if failed.copying.attempt != self._journal.attempt:
+            return []
+        raise SnapshotFailedError(self._journal, failed.error)
