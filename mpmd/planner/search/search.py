@@ -49,8 +49,8 @@ UNEVEN_SLACK = 1.1
 """The same for groups of different sizes, which some schedules run faster than the bound of 1F1B."""
 
 SMALL_SLACK = 1.25
-"""The same for small problems, whose tables show what is slower, too: one of the next may be simpler, or faster
-by its plan."""
+"""The same for small problems. Their tables also show slower candidates, one of which may be simpler, or
+faster by its plan."""
 
 MOST_SETTINGS = 12
 """The most combinations of microbatches, rematerialisation and FSDP, the best first, for which groups of
@@ -72,7 +72,7 @@ class SearchBudget:
 
     Attributes:
       least: the number of candidates that are cut and simulated, whatever the next estimates are.
-      tasks: the number of simulated tasks after which no further estimate is cut.
+      tasks: the number of simulated tasks after which no more estimates are cut.
       further_tasks: the same for candidates with groups of different sizes and with other schedules.
       exhaustive: whether all candidates of a small problem are tried.
     """
@@ -194,7 +194,7 @@ class _Heap:
             heapq.heappush(self._entries, _Entry(key, len(self._pushed), candidate, by_stage))
 
     def limit(self, tasks: float) -> None:
-        """Lets at most ``tasks`` further tasks be simulated."""
+        """Lets at most ``tasks`` more tasks be simulated."""
         self._most_tasks = self._num_tasks + tasks
 
     def walk_estimates(self) -> None:
@@ -244,7 +244,7 @@ class _Heap:
                 self.push(lower_bound(space, by_stage), by_stage)
 
     def best_first(self) -> list[Evaluation]:
-        """The evaluations: those that fit first, then by the missing memory, then by the seconds."""
+        """The evaluations by missing memory, which is 0 for candidates that fit, then by the seconds."""
 
         def rank(evaluation: Evaluation) -> tuple[float, float]:
             return max(0.0, evaluation.missing_bytes(self._space.model.cluster)), evaluation.seconds
