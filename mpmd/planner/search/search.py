@@ -273,8 +273,8 @@ def _uneven(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[flo
 
 
 def _other_schedules(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[float, Candidate]]:
-    """Yields the best candidates with groups of different sizes under all schedules, and the estimated seconds
-    of their steps."""
+    """Yields the best candidates with groups of different sizes under all schedules, and the
+    estimated seconds of their steps."""
     if space.constraints.submesh is not None:
         return
     unequal: dict[Any, Evaluation] = {}
