@@ -41,7 +41,7 @@ BEGINNING = 0
 
 
 class Outcome(NamedTuple):
-    """The answer for the user of one of the groups that were asked: its result, or else its error."""
+    """The answer of one group, for the user: its result, or its error if it has one."""
 
     request: Asked
     mpmd_idx: int

@@ -185,6 +185,8 @@ class RecoveringRuntime(Runtime):
         until their copy is made again, and other requests wait.
         """
         self.check_process()
+        if not requests:
+            return {}
         (kind,) = {type(request) for request in requests.values()}
         if kind.beside_steps == "control":  # which says what the processes do now
             return self._groups.ask(requests)

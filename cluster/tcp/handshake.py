@@ -71,7 +71,7 @@ class Wait:
             self._check()
 
     def pause(self) -> None:
-        """Waits a little, where no event reports what is waited for."""
+        """Waits ``_PAUSE_SECONDS``, for a condition that no event of a socket reports."""
         self._check()
         time.sleep(_PAUSE_SECONDS)
 

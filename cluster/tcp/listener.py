@@ -28,7 +28,7 @@ _PAUSE_SECONDS = 0.05
 """The pause after a failure to accept, such as a lack of descriptors, which a handshake may free."""
 
 _LASTING_SECONDS = 10.0
-"""The seconds of nothing but failures after which ``accept`` fails."""
+"""The seconds after which ``accept`` fails, if no connection could be opened meanwhile."""
 
 
 class Link(Protocol):
@@ -44,7 +44,7 @@ class Listener(abc.ABC, Generic[LinkT]):
     """Accepts connections from peers that have the credentials.
 
     A thread accepts every connection, and a thread of each connection carries out its handshake, which ends
-    after a few seconds. So a peer that stays silent keeps nobody waiting but in a flood of such peers.
+    after a few seconds. So silent peers delay others only if there are ``_MAX_HANDSHAKES`` of them.
 
     Args:
       listening: the socket, which ``close`` closes.

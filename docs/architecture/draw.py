@@ -86,7 +86,7 @@ def compiled_once(picture: Picture) -> None:
         picture.arrow((x - 30 if i == 0 else x - 14, 70), (x, 70))
         picture.box(x, 45, 98, 50, BLUE, name, value)
     picture.arrow((828, 70), (842, 70))
-    picture.box(842, 45, 98, 50, BLUE, "verify", "proves it")
+    picture.box(842, 45, 98, 50, BLUE, "verify", "proves the plan")
     picture.box(
         20, 150, 190, 50, GREY, "planner", "chooses what is left open"
     )

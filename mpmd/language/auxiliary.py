@@ -1,4 +1,4 @@
-"""The auxiliary output of a loss: how that of microbatches is combined into that of the batch."""
+"""Combines the auxiliary outputs of a loss for microbatches into the auxiliary output for the batch."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class AuxRules:
         self.operations[:] = [rule.op for rule in rules]
 
     def weighted(self, aux: Any, weight: jax.Array | None) -> list[Any]:
-        """Returns the leaves of a microbatch, of which those that are reduced as the value are weighted."""
+        """Returns the leaves of a microbatch. Leaves that are reduced like the value are weighted."""
         pairs = zip(self._rules, jax.tree.leaves(aux), strict=True)
         return [weighted(leaf, weight) if rule.is_reduced else leaf for rule, leaf in pairs]
 

@@ -154,7 +154,7 @@ def _stages(loop: Loop) -> Sequence[int] | None:
 
 
 def _depths(loop: Loop) -> list[int]:
-    """For each of the user's marks, the length of the longest chain of these marks before it."""
+    """For each mark of the user, the number of the user's marks on the longest chain before it."""
     passed = _marks_passed(loop)
     return [passed[eqn.outvars[0]] - 1 for eqn, _ in _ends(loop)]
 

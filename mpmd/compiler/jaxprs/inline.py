@@ -14,18 +14,18 @@ Constants = dict[Var, Any]
 
 
 class Inliner:
-    """Equations in which the functions of some calls are open. Subclasses say of which calls.
+    """Equations in which some calls are replaced by the functions' equations; ``callee`` says which calls.
 
     Attributes:
       eqns: the equations, in their order.
-      constants: what the open functions close over.
+      constants: the values that the inlined functions close over.
     """
 
     def __init__(self, own_variables: bool = False):
         """
         Args:
-          own_variables: whether all equations define variables of their own; else those of open functions do,
-            which may be called again.
+          own_variables: whether all equations define new variables; otherwise only equations of inlined
+            functions do, since a function may be called several times.
         """
         self.eqns: list[JaxprEqn] = []
         self.constants: Constants = {}

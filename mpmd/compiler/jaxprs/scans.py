@@ -21,7 +21,8 @@ class Scan:
       eqn: the equation.
       body: computes one iteration.
       consts: the positions of operands that each iteration reads whole.
-      carry: the positions of operands that the first iteration reads, and the others from the one before.
+      carry: the positions of operands that the first iteration reads; each later iteration reads the values
+        that the previous iteration computes.
       xs: the positions of operands of which each iteration reads one row.
     """
 

@@ -30,8 +30,8 @@ def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> tuple[TaskGraph, dict
 
     A result without a requested spec is sharded like the argument that the next step passes in its place.
 
-    Returns: the graph with a copy for each result whose spec is not that which its variable has already, and
-      the known specs, among them those that types of values had.
+    Returns: the graph with a copy for each result whose spec differs from the spec of its variable; and the
+      known specs, including the specs of explicitly sharded types.
     """
     graph, asked = _with_results_apart(graph, specs)
     step = graph.step
@@ -45,7 +45,7 @@ def infer_specs(graph: TaskGraph, specs: ArgumentSpecs) -> tuple[TaskGraph, dict
 
 
 def _with_results_apart(graph: TaskGraph, specs: ArgumentSpecs) -> tuple[TaskGraph, dict[Var, Spec]]:
-    """Returns the graph in which each result has a variable of its spec, and the specs of these variables."""
+    """Returns the graph with a variable for each result that has its spec, and the variables' specs."""
     step = graph.step
     known = dict(zip((argument.var for argument in step.arguments), specs.arguments, strict=True))
     copies: list[JaxprEqn] = []

@@ -73,7 +73,7 @@ class Estimates:
     """The best estimates of a search space.
 
     Attributes:
-      fastest: the shortest step first; after the candidates that fit those that miss the least memory.
+      fastest: the shortest step first; then estimates that do not fit, the least missing memory first.
       smallest: estimates that need the least memory, whether they fit or not, the smallest first.
     """
 
@@ -116,7 +116,7 @@ class _Table:
     needed: Array
 
     def fastest(self) -> Iterator[_Cell]:
-        """The candidates with the shortest steps, then those that miss the least memory."""
+        """Yields the cells with the shortest steps, then the cells that lack the least memory to fit."""
         short = np.where(np.isinf(self.seconds), self.needed, math.inf)
         chosen = *_least(self.seconds, MOST_ESTIMATES), *_least(short, MOST_SHORT)
         return (self._cell(*divmod(int(position), len(self.arrangements))) for position in chosen)

@@ -72,7 +72,7 @@ class Forms:
         )
 
     def of_groups(self, groups: Array) -> Forms:
-        """The closed forms with a column for each of these numbers of groups."""
+        """Returns the closed forms with a column for each number of ``groups``."""
         arrays = ("work", "tasks", "hops", "in_flight", "seconds", "held", "residuals")
         return dataclasses.replace(self, **{name: getattr(self, name)[:, groups - 1] for name in arrays})
 

@@ -43,10 +43,10 @@ OPEN = Constraints()
 NUM_ROWS = 32
 
 SLACK = 1.05
-"""Estimates are this close: the search ends when the next one is 1.05 times the best step."""
+"""The search ends when the next estimate is 1.05 times the best step: estimates are as close as that."""
 
 UNEVEN_SLACK = 1.1
-"""The same for groups of different sizes, which some schedules run faster than the bound of 1F1B."""
+"""``SLACK`` for groups of different sizes, which some schedules run faster than the bound of 1F1B."""
 
 SMALL_SLACK = 1.25
 """The same for small problems: a candidate that is a little slower may be simpler, or faster by its plan."""
@@ -194,7 +194,7 @@ class _Heap:
             heapq.heappush(self._entries, _Entry(key, len(self._pushed), candidate, by_stage))
 
     def limit(self, tasks: float) -> None:
-        """Lets at most ``tasks`` further tasks be simulated."""
+        """Lets at most ``tasks`` more tasks be simulated."""
         self._most_tasks = self._num_tasks + tasks
 
     def walk_estimates(self) -> None:
@@ -244,7 +244,7 @@ class _Heap:
                 self.push(lower_bound(space, by_stage), by_stage)
 
     def best_first(self) -> list[Evaluation]:
-        """The evaluations: those that fit first, then by the missing memory, then by the seconds."""
+        """The evaluations by missing memory, which is 0 for candidates that fit, then by the seconds."""
 
         def rank(evaluation: Evaluation) -> tuple[float, float]:
             return max(0.0, evaluation.missing_bytes(self._space.model.cluster)), evaluation.seconds
@@ -253,8 +253,8 @@ class _Heap:
 
 
 def _uneven(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[float, Candidate]]:
-    """Uncut candidates with groups of different sizes, with the settings and schedules of the best ones; and
-    the estimated seconds of their steps."""
+    """Yields uncut candidates with groups of different sizes, under the settings and schedules of the best
+    candidates in ``ordered``, and the estimated seconds of their steps."""
     if space.constraints.submesh is not None:
         return
     cheapest, *others = space.policies
@@ -273,8 +273,8 @@ def _uneven(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[flo
 
 
 def _other_schedules(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[float, Candidate]]:
-    """The best candidates with groups of different sizes under all other schedules; and the estimated seconds
-    of their steps."""
+    """Yields the best candidates with groups of different sizes under all schedules, and the
+    estimated seconds of their steps."""
     if space.constraints.submesh is not None:
         return
     unequal: dict[Any, Evaluation] = {}
@@ -297,7 +297,7 @@ def _under_schedules(
     seconds: float,
     families: Iterable[tuple[str, float]],
 ) -> Iterator[tuple[float, Candidate]]:
-    """The candidate on groups, in either order, under the schedules of families; and the estimated seconds.
+    """Yields the candidate on groups, in either order, under the families' schedules, with estimated seconds.
 
     Args:
       seconds: the estimated seconds, over the closed form of the schedule.
@@ -314,7 +314,7 @@ def _under_schedules(
 
 
 def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[Candidate]:
-    """The best candidates with equal groups under 1F1B, which the estimates may have put too far behind."""
+    """Yields the best candidates with equal groups under 1F1B, whose estimates may be too slow."""
     if space.constraints.schedule is not None:
         return
     unusual = [
