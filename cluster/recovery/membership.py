@@ -97,7 +97,6 @@ class Membership:
 
     @property
     def _awaits_checkpoint(self) -> bool:
-        """Whether a checkpoint is being saved, for which groups are asked more while it is."""
         return self.journal.keeps_copies or bool(self.moves.unwritten)
 
     def awaits(self, timer: do.Timer) -> bool:
@@ -195,7 +194,7 @@ class Membership:
             case do.Timer(failed=do.FindDead() as failed):
                 return self._snapshots.end(failed)
             case do.Timer():
-                return self.moves.expire()
+                return self.moves.expire() if self.awaits(job) else []
         return []
 
     def _fail(self, job: do.Job, error: BaseException, by_death: bool) -> Actions:
@@ -210,7 +209,7 @@ class Membership:
                 self._snapshots.end_copying()
                 return self._snapshots.fail(job, error, by_death)
             case do.FindDead():
-                raise SnapshotFailedError(self.journal, error)
+                return self._snapshots.end(job)
             case do.Report(recovered):
                 message = f"a recovery cannot be reported: {type(error).__name__}: {error}"
                 return [do.Say(message), do.StartSpares(recovered.is_move)]
@@ -310,6 +309,8 @@ class Membership:
 
     def _recover_from_death(self, kind: str, error: BaseException | None = None) -> Actions:
         """Has all groups connect again and go back, for deaths that are noted, or else for an error."""
+        if isinstance(error, GroupDiedError) and error.mpmd_idx not in self.left_out.groups:
+            self.dead.setdefault(error.mpmd_idx, error)  # ``Died`` is told a moment later
         if self.dead:
             return self._recover(min(self.dead.items())[1], None, kind if error is None else DIED)
         reason = f"all groups went back, and one could not: {error}"

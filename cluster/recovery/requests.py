@@ -300,7 +300,9 @@ class Requests:
     def _note_written(self, attempt: int, copy: Handle, mpmd_idx: int, written: Future[list[int]]) -> None:
         with self.changed:
             error = written.exception()
-            counts = attempt == self.journal.attempt and not isinstance(error, GroupDiedError)
+            counts = error is None or (  # what is written stays written, whichever attempt has asked for it
+                attempt == self.journal.attempt and not isinstance(error, GroupDiedError)
+            )
             if copy not in self._writes or (not counts and self.journal.find_copy(copy) is not None):
                 return  # in the second case the copy is made again, and then written
             result = written.result() if error is None else None

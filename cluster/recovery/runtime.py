@@ -153,8 +153,8 @@ class RecoveringRuntime(Runtime):
             try:
                 loaded, load_requests = self._groups.load_with_requests(program)
             except GroupDiedError as death:
-                if death.mpmd_idx in self.left_out:
-                    raise  # as long as the user does not have it replaced
+                if death.mpmd_idx in self.left_out and attempt == journal.attempt:
+                    raise  # it is not being replaced, and stays dead until the user has it replaced
                 requests.wait_for_end_of(attempt)  # the recovery may be about to begin
                 continue
             except RuntimeError:
