@@ -1,12 +1,13 @@
 """The runtime that asks groups again what they were to read from storage, and to save."""
 
 import threading
+import time
 
 import pytest
 
 from cluster.recovery import Recovery
 from cluster.recovery.journal import BEGINNING
-from mpmd.errors import GroupDiedError, RecoveryError, StateLostError
+from mpmd.errors import GroupDiedError, RecoveryError, StateLostError, StepAborted, TaskError
 from mpmd.runtime.requests import StepReply
 from tests.support.pretended_groups import (
     SOON,
@@ -67,6 +68,31 @@ def copied(driven, mpmd_idx, copy=3):
     future = driven.copy_out(mpmd_idx, copy, [1])
     driven.attempts[-1].future("CopyOut").set_result(None)
     assert future.result(SOON) is None
+
+
+def test_a_write_that_succeeds_after_all_groups_went_back_counts_whoever_asked_for_it():
+    """The first write was queued behind another one, and has written the second copy."""
+    driven = runtime(Recovery(every=100))
+    calls = driven.attempts[0]
+    driven.step()
+    calls.reply(0)
+    commit_snapshot(driven)
+    driven.copy_out(0, 50, (7,))
+    calls.future("CopyOut").set_result(None)
+    written = driven.write(0, 50, [[]])
+    first = calls.future("Write")
+    driven.step(inputs=(7,), donated=(7,))
+    calls.fail(1, TaskError("x", 0, "f"), StepAborted("x"))
+    deadline = time.monotonic() + SOON
+    while len(calls.named("CopyOut")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    calls.future("CopyOut").set_result(None)
+    while len(calls.named("Write")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    first.set_result([1])
+    calls.future("Write").set_exception(RuntimeError("the copy is gone"))
+    assert written.exception(SOON) is None
+    driven.close()
 
 
 @pytest.mark.parametrize("asked", ["copied", "written"])
