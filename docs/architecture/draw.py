@@ -17,7 +17,7 @@ class Picture:
         self.elements: list[str] = []
 
     def box(self, x, y, width, height, fill, *lines):
-        """A box whose first line is its name, and the others what is in it."""
+        """A box with its name on the first line, and its content below."""
         self.elements.append(
             f'<rect x="{x}" y="{y}" width="{width}" height="{height}" '
             f'rx="6" fill="{fill}" stroke="{FAINT}"/>'

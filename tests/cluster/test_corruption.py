@@ -94,7 +94,7 @@ def message_bytes(name, encryption, array):
 
 
 def offsets(num_bytes, num_first, count):
-    """Every third of the first bytes, some of the others, and the last."""
+    """Every third of the first bytes, some later bytes, and the last byte."""
     rest = random.Random(num_bytes).sample(range(num_first, num_bytes - 1), count)
     return [*range(0, num_first, 3), *rest, num_bytes - 1]
 

@@ -48,7 +48,7 @@ def test_in_one_process_a_step_request_is_copied_once(made, monkeypatch):
 
 
 class Actors(Calls):
-    """In place of the driver's calls: what is sent arrives at actors, which hand it to their workers."""
+    """In place of the driver's calls: requests arrive at actors, which hand them to their workers."""
 
     def ask_step(self, requests):
         for request in requests.values():

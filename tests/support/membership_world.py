@@ -373,7 +373,7 @@ class World:
                 self.tell(Answered(attempt, entry, mpmd_idx, result, error))
 
     def carry_out_unlogged(self, mpmd_idx, request):
-        """Groups that are left out have other values afterwards; others only send values."""
+        """Functions give other values to groups that are left out; recovering groups only send values."""
         group = self.groups[mpmd_idx]
         if mpmd_idx in self.left_out.groups:
             assert request not in group.chain, "a request has run twice"

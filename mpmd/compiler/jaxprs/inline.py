@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ Constants = dict[Var, Any]
 """The values of variables that a jaxpr reads besides its arguments."""
 
 
-class Inliner:
+class Inliner(abc.ABC):
     """Equations in which some calls are replaced by the functions' equations; ``callee`` says which calls.
 
     Attributes:
@@ -32,9 +33,9 @@ class Inliner:
         self._own_variables = own_variables
         self._constant_of: dict[int, Var] = {}  # by the identity of its value
 
+    @abc.abstractmethod
     def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
         """The function that an equation calls, if its equations are to take the place of the call."""
-        raise NotImplementedError
 
     def add(self, eqns: Iterable[JaxprEqn], renamed: dict[Var, Atom], call: JaxprEqn | None = None) -> None:
         """Appends equations; they come from the function of ``call``, if any.
