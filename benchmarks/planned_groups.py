@@ -26,9 +26,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.choice import Choice
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.hardware import Hardware, completed
-from mpmd.planner.profiling import profile_step
 from mpmd.planner.record_steps import record_steps
-from mpmd.planner.shared_cores import of_step
 from mpmd.planner.trials.predict import memories_of
 from mpmd.planner.trials.realize import Realized, decisions_of, lower, measured, simulated
 from mpmd.planner.trials.trials import StepSpec, Trials
@@ -224,9 +222,8 @@ class Groups:
             plan.layers_per_stage, submeshes, plan.schedule, plan.microbatches, False, False
         )
         lowered = lower(step, candidate, Decisions(), args, {}, (None, None), (0,))
-        cluster = of_step(self.cluster, profile_step(step, args, {}).profiles)
-        formula = simulated(lowered, candidate, cluster)
-        return formula, lambda: measured(formula, candidate, cluster, None)
+        formula = simulated(lowered, candidate, self.cluster)
+        return formula, lambda: measured(formula, candidate, self.cluster, None)
 
     def sleeping(self, sleeps: Sequence[float]) -> list[Row]:
         """Runs steps of tasks that sleep, beside the simulator with exact times."""

@@ -14,16 +14,13 @@ from collections.abc import Sequence
 
 from mpmd.ir.process_times import ProcessTimes
 from mpmd.ir.routes import Topology
-from mpmd.simulate.costs import loads_of
 
 
-def sharing(
-    processes: Sequence[ProcessTimes], topology: Topology | None = None
-) -> tuple[float, tuple[float, ...]]:
-    """The number of groups that can compute at once as fast as alone, and the loads of groups.
+def groups_at_once(processes: Sequence[ProcessTimes], topology: Topology | None = None) -> float:
+    """The number of groups that can compute at once as fast as alone, as ``Costs.at_once`` has it.
 
-    Both are as ``Costs`` has them; the number is infinite if that is no limit. Groups on several nodes, or on
-    accelerators, count as having cores of their own.
+    It is infinite if that is no limit. Groups on several nodes, or on accelerators, count as having cores of
+    their own.
 
     Args:
       topology: the devices of groups; ``None``: one each.
@@ -32,36 +29,28 @@ def sharing(
     groups = sorted({process.mpmd_idx for process in computing})
     nodes = {process.host.name for process in computing}
     if len(nodes) != 1 or not all(process.on_cores and process.host.cores for process in computing):
-        return math.inf, ()
+        return math.inf
     devices = [math.prod(shape.axes.values()) for shape in topology.groups] if topology else []
     mean = statistics.fmean(devices[group] for group in groups) if devices else 1.0
     cores = {core for process in computing for core in process.host.cores}
     at_once = len(cores) / mean
-    if at_once >= len(groups):
-        return math.inf, ()
-    return at_once, loads_of(devices, mean)
+    return math.inf if at_once >= len(groups) else at_once
 
 
-def times_alone(
-    starts: Sequence[int], ends: Sequence[int], at_once: float, loads: Sequence[float] = ()
-) -> list[int]:
+def times_alone(starts: Sequence[int], ends: Sequence[int], at_once: float) -> list[int]:
     """The time that each span would take if it had its cores to itself, by the spans that overlap it.
 
-    Where spans overlap whose loads add up to ``n``, each does ``at_once / n`` of what it does alone, and at
-    most that.
-
-    Args:
-      loads: of each span; by default 1.
+    Where ``n`` spans overlap, each does ``at_once / n`` of the work that it does alone, and at most that.
     """
     moments = sorted({*starts, *ends})
-    changes = dict.fromkeys(moments, 0.0)
-    for start, end, load in zip(starts, ends, loads or (1.0,) * len(starts), strict=True):
-        changes[start] += load
-        changes[end] -= load
-    done, load, total = {}, 0.0, 0.0
+    changes = dict.fromkeys(moments, 0)
+    for start, end in zip(starts, ends, strict=True):
+        changes[start] += 1
+        changes[end] -= 1
+    done, number, total = {}, 0, 0.0
     for moment, following in itertools.zip_longest(moments, moments[1:]):
         done[moment] = total
-        load += changes[moment]
+        number += changes[moment]
         if following is not None:
-            total += (following - moment) * (at_once / load if load > at_once else 1.0)
+            total += (following - moment) * min(1.0, at_once / max(1, number))
     return [round(done[end] - done[start]) for start, end in zip(starts, ends, strict=True)]

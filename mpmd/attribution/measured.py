@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mpmd.attribution.clocks import MatchedStep
-from mpmd.attribution.cores import sharing
+from mpmd.attribution.cores import groups_at_once
 from mpmd.ir.plan import AnyTask, LoopStages, OutsideTask, Plan, TaskType
 from mpmd.ir.process_times import Host, ProcessTimes, SendTime, TaskTime, WaitTime
 from mpmd.ir.routes import Topology
@@ -46,7 +46,7 @@ class Measured(StepTimes[int]):
       returned: when the driver had all replies: the end of the step.
       step: the number of the step among the recorded ones.
       steps: the number of steps over which medians are.
-      at_once, loads: how many groups can compute at once, and as how many each counts, as in ``Costs``.
+      at_once: how many groups can compute at once, as in ``Costs``.
     """
 
     workload: Workload
@@ -60,7 +60,6 @@ class Measured(StepTimes[int]):
     step: int = 0
     steps: int = 1
     at_once: float = math.inf
-    loads: tuple[float, ...] = ()
 
     @property
     def groups(self) -> range:
@@ -121,8 +120,8 @@ def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None 
     workload = plan_workload(plan, Costs(), topology)
     workload = dataclasses.replace(workload, durations=_medians(workload, by_group.values()))
     measured = _columns(plan, workload, by_group[chosen], steps[chosen].returned)
-    at_once, loads = sharing(steps[chosen].processes, topology)
-    return dataclasses.replace(measured, step=chosen, steps=len(kept), at_once=at_once, loads=loads)
+    at_once = groups_at_once(steps[chosen].processes, topology)
+    return dataclasses.replace(measured, step=chosen, steps=len(kept), at_once=at_once)
 
 
 def _by_group(plan: Plan, step: MatchedStep) -> list[ProcessTimes]:

@@ -82,7 +82,7 @@ class StepModel:
         ]
         begins = [sum(times) for times in zip(self.received, self.late_begin, strict=True)]
         links = {edge: Link(latency=time) for edge, time in self.flights.items()}
-        costs = Costs(links=links, at_once=self.at_once, loads=measured.loads)
+        costs = Costs(links=links, at_once=self.at_once)
         changed = dataclasses.replace(measured.workload, costs=costs, durations=durations)
         runs = run if math.isinf(self.at_once) else run_sharing
         (times,) = runs(changed, 1, begins)
@@ -114,14 +114,7 @@ def _times_alone(attribution: Attribution) -> tuple[tuple[int, ...], tuple[int, 
         return tuple(measured.durations), tuple(handling)
     begins = [start - time for start, time in zip(measured.starts, handling, strict=True)]
     ends = map(measured.end, range(len(begins)))
-    loads = [
-        measured.loads[group] if measured.loads else 1.0
-        for group in measured.groups
-        for _ in measured.operations(group)
-    ]
-    alone = times_alone(
-        [*begins, *measured.starts], [*measured.starts, *ends], measured.at_once, [*loads, *loads]
-    )
+    alone = times_alone([*begins, *measured.starts], [*measured.starts, *ends], measured.at_once)
     return tuple(alone[len(begins) :]), tuple(alone[: len(begins)])
 
 

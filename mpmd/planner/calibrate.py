@@ -56,7 +56,6 @@ class Calibration:
     memory_bandwidth: float
     task_overhead: float
     alone: float
-    alone_of: Mapping[str, float]
     rates: Mapping[str, Curve]
     kernel_floor: float
     device_link: Link | None
@@ -82,15 +81,12 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
     between = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a != b]
     rounds = [_rates(groups, jnp.dtype(dtype)) for _ in range(ROUNDS)]
     rates = {kind: _median([of_round[kind] for of_round in rounds]) for kind in rounds[0]}
-    passes = _speed(groups, _passes)
-    of_kinds: dict[str, float] = {kind: rate.alone for kind, rate in rates.items() if kind != "product"}
     return Calibration(
         flops=rates["product"].flops,
         alone=rates["product"].alone,
-        alone_of={"memory": passes.alone, **of_kinds},
         rates={rate_name(kind, jnp.dtype(dtype).name): rate.curve for kind, rate in rates.items()},
         kernel_floor=_task_seconds(groups, _small_kernels) / KERNELS,
-        memory_bandwidth=(2 * PASSES + 1) * ARRAY_BYTES / passes.seconds,
+        memory_bandwidth=(2 * PASSES + 1) * ARRAY_BYTES / _task_seconds(groups, _passes),
         task_overhead=_task_overhead(groups),
         device_link=_typical(within),
         node_link=_typical(between),
@@ -144,31 +140,18 @@ def dtype_fault(name: str, dtype: Any) -> Fault | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Speed:
-    """The speed of a task.
-
-    Attributes:
-      seconds: of the task while all groups run such tasks.
-      alone: the factor by which a group alone is faster.
-    """
-
-    seconds: float
-    alone: float
-
-
-@dataclasses.dataclass(frozen=True)
 class _ProductsRate:
     """The rate of products of one kind.
 
     Attributes:
       flops: operations per second in the largest products; a lone task of these takes ``TASK_SECONDS``.
-      alone: the factor by which a group alone is faster.
       curve: for square matrices, the rate through the smallest and the largest; otherwise constant.
+      alone: for square matrices, the factor by which a group alone is faster.
     """
 
     flops: float
-    alone: float
     curve: Curve
+    alone: float = 1.0
 
 
 def _rates(groups: _Groups, dtype: Any) -> dict[ProductKind, _ProductsRate]:
@@ -193,7 +176,7 @@ def _products_rate(groups: _Groups, dtype: Any) -> _ProductsRate:
             lone = _lone_task_seconds(groups, work)
             if lone >= TASK_SECONDS or is_largest:
                 curve = Curve.through(points[0], points[-1])
-                return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, max(seconds / lone, 1.0), curve)
+                return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, curve, max(seconds / lone, 1.0))
         width *= 2
 
 
@@ -208,9 +191,9 @@ def _other_products(groups: _Groups, dtype: Any, products: _ProductsRate) -> dic
     rates = {}
     for kind, (work, of_one) in kinds.items():
         count = max(1, round(operations / of_one))
-        speed = _speed(groups, functools.partial(work, count=count, dtype=dtype))
-        flops = PRODUCTS * count * of_one / speed.seconds
-        rates[kind] = _ProductsRate(flops, speed.alone, Curve(flops))
+        seconds = _task_seconds(groups, functools.partial(work, count=count, dtype=dtype))
+        flops = PRODUCTS * count * of_one / seconds
+        rates[kind] = _ProductsRate(flops, Curve(flops))
     return rates
 
 
@@ -255,12 +238,6 @@ def _passes(x: jax.Array) -> jax.Array:
     """Writes an array, then reads and writes the whole array in each of ``PASSES`` passes."""
     array = jnp.full(ARRAY_BYTES // 4, x)
     return jax.lax.fori_loop(0, PASSES, lambda _, result: 0.5 * result + 1.0, array)[0]
-
-
-def _speed(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> _Speed:
-    """The speed of a task that computes ``work`` of a number."""
-    seconds = _task_seconds(groups, work)
-    return _Speed(seconds, max(seconds / _lone_task_seconds(groups, work), 1.0))
 
 
 def _task_seconds(groups: _Groups, work: Callable[[jax.Array], jax.Array]) -> float:

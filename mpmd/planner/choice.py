@@ -31,7 +31,6 @@ from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.stage_profile import StageProfile, stage_profile
-from mpmd.planner.shared_cores import of_step
 from mpmd.planner.trials.realize import Realized, options_of, sequence_parallel_of, submeshes_of
 from mpmd.simulate import Simulation
 from mpmd.step.jit import MpmdFunction, jit, with_sequence_parallel
@@ -193,7 +192,7 @@ class Choice(ShownAsText):
         raise_faults(int_fault("loop", loop, 0))
         loops = self.candidate.loops
         raise_faults(int_fault("loop", loop, 0, most=len(loops) - 1))
-        return stage_profile(self._profiles[loop], of_step(self.cluster, self._profiles), loops[loop])
+        return stage_profile(self._profiles[loop], self.cluster, loops[loop])
 
     @functools.cached_property
     def simulation(self) -> Simulation:

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import numbers
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Self, get_args
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Self
 
 import numpy as np
 
@@ -33,7 +33,6 @@ from mpmd.validation import (
     int_fault,
     number_fault,
     raise_faults,
-    shown,
     str_fault,
     type_fault,
 )
@@ -64,18 +63,6 @@ def link_fault(name: str, value: Any) -> Fault | None:
     """The fault of a link, whose latency has to be finite."""
     what = "an mpmd.simulate.Link of seconds and bytes per second, such as Link(1e-6, 1e10)"
     return type_fault(name, value, Link, what) or finite_fault(f"the latency of {name}", value.latency)
-
-
-def _factors_faults(name: str, value: Any) -> Iterator[Fault | None]:
-    kinds = ("memory", *(kind for kind in get_args(ProductKind) if kind != "product"))
-    what = f"{name} must be a dict of numbers for any of {', '.join(kinds)}"
-    if not isinstance(value, dict):
-        yield TypeError(f"{what}, not {shown(value)}")
-        return
-    for kind, factor in value.items():
-        if kind not in kinds:
-            yield ValueError(f"{what}, not for {kind!r}")
-        yield number_fault(f"{name}[{kind!r}]", factor, least=1, finite=True)
 
 
 def _above_0(unit: str) -> Rule:
@@ -110,10 +97,7 @@ class Hardware:
       holding: where messages between groups are until they are used; as text, too, such as ``"receiver"``.
         With ``receiver`` on one node, groups are taken to be in one process, whose threads they share.
       alone: how many times faster a device is while the others of its node do not compute: more than 1 where
-        they share cores, as the CPU devices of a process, and those of more groups than there are cores. It
-        is that of matrix products.
-      alone_of: the same for ``batched_product``, for ``convolution``, and for ``memory``, which is reads and
-        writes, also of products that wait for them. A kind that is left out counts as products.
+        they share cores, as the CPU devices of a process, and those of more groups than there are cores.
       rates: curves of products by kind and dtype, such as ``{"product bfloat16": Curve(2.5e14, 1e9)}``. The
         kinds are ``product``, ``batched_product`` and ``convolution``. Others have the constant ``flops``.
         Also curves of collectives on a node by kind and number of devices, ``all_reduce 8`` and
@@ -146,9 +130,6 @@ class Hardware:
     node_link: _LinkBetween = NO_LINK
     task_overhead: _Seconds = 0.0
     alone: _Factor = 1.0
-    alone_of: Annotated[Mapping[str, float], _factors_faults] = dataclasses.field(
-        default_factory=dict, hash=False
-    )
     holding: Annotated[Holding, _holding_fault] = Holding.RECEIVER
     rates: Annotated[Mapping[str, Curve], rates_faults] = dataclasses.field(default_factory=dict, hash=False)
     kernel_floor: _Seconds = 0.0
@@ -307,8 +288,6 @@ def completed(
     check_known(given)
     fields = {field.name: field for field in dataclasses.fields(Hardware)}
     known = {**read, **given}
-    if "alone" in given:
-        known.setdefault("alone_of", {})  # measured factors would not go with it
     needed = [name for name in _needed(fields, known) if name not in known]
     if measure is not None and not {*fields} - _NOT_MEASURED <= {*known}:
         measured = measure()

@@ -52,8 +52,7 @@ def simulate(
       slices: the number of slices of each microbatch in a schedule's lists, ``schedule.slices``; ignored for
         a plan.
 
-    Raises: ``TypeError`` for other types; ``ValueError`` for loads of another number of groups, and when the
-      groups deadlock, with the wait of each.
+    Raises: ``TypeError`` for other types; ``ValueError`` when the groups deadlock, with the wait of each.
     """
     raise_faults(
         type_fault("costs", costs, Costs, "Costs", optional=True),
@@ -71,8 +70,6 @@ def simulate(
         if isinstance(program, Plan)
         else schedule_workload(program, costs, slices)
     )
-    if costs.loads and len(costs.loads) != workload.mpmd_dim:
-        raise ValueError(f"costs has {len(costs.loads)} loads, and there are {workload.mpmd_dim} groups")
     try:
         runs = run if math.isinf(costs.at_once) else run_sharing
         return Simulation.of(workload, runs(workload, steps))

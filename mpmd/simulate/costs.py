@@ -59,8 +59,6 @@ class Costs:
         cells of a plan are executables, and always atomic.
       at_once: the number of groups that can be at work at once, each at full speed; more groups share the
         cores that they compute on.
-      loads: for each group, the number of groups that it counts as while it is at work, such as its number of
-        devices; by default 1.
       held_for_bwdw: the fraction of a forward's residuals that ``bwdA`` keeps, so that ``bwdW`` releases it.
 
     Raises ``TypeError`` for values of other types, and ``ValueError`` for a negative time, and for groups
@@ -77,7 +75,6 @@ class Costs:
     blocking: bool = False
     atomic: bool = False
     at_once: float = math.inf
-    loads: tuple[float, ...] = ()
     held_for_bwdw: float = 1.0
 
     def __post_init__(self) -> None:
@@ -102,15 +99,7 @@ class Costs:
         yield bool_fault("blocking", self.blocking)
         yield bool_fault("atomic", self.atomic)
         yield number_fault("at_once", self.at_once, "a number of groups", above=0)
-        yield type_fault("loads", self.loads, tuple, "a tuple of numbers, one for each group")
-        if isinstance(self.loads, tuple):
-            for group, load in enumerate(self.loads):
-                yield number_fault(f"loads[{group}]", load, "a number of groups", above=0, finite=True)
         yield number_fault("held_for_bwdw", self.held_for_bwdw, "a share", least=0)
-
-    def load_of(self, group: int) -> float:
-        """The number of groups that a group counts as while it is at work."""
-        return self.loads[group] if self.loads else 1.0
 
     @staticmethod
     def measured(events: Iterable[Event]) -> Costs:
@@ -170,11 +159,3 @@ class Costs:
 def types_of(cell: Cell) -> tuple[TaskType, ...]:
     """The kinds and stages of a cell's tasks."""
     return tuple(task.type for task in cell.tasks)
-
-
-def loads_of(devices: Sequence[int], mean: float) -> tuple[float, ...]:
-    """``Costs.loads`` of groups with these numbers of devices; a group of ``mean`` devices has the load 1.
-
-    Empty if all groups have equally many devices.
-    """
-    return tuple(number / mean for number in devices) if len({*devices}) > 1 else ()

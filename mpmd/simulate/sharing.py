@@ -14,8 +14,8 @@ def run_sharing(
 ) -> tuple[StepTimes, ...]:
     """Runs steps in a row, each operation as early as possible.
 
-    While groups whose loads add up to ``n`` are at work, each runs at ``min(1, costs.at_once / n)`` of its
-    speed (processor sharing). So this follows the events of all groups and steps in the order of time.
+    While ``n`` groups are at work, each runs at ``min(1, costs.at_once / n)`` of its speed (processor
+    sharing). So this follows the events of all groups and steps in the order of time.
 
     Args:
       begins: when each group begins; ``None``: at 0.
@@ -33,8 +33,7 @@ class _Machine:
     ``_at`` has the step and the operation of each group, and ``_coming`` the messages under way, by the time
     of arrival. ``_work`` is the work, in units of time at full speed, that an operation that runs from the
     begin would have done: all groups at work have the same speed. ``_ending`` has the value of ``_work`` at
-    which each running operation ends, and ``_load`` is the sum of the loads of groups at work. ``_occupied``
-    are the groups that run an operation, or have not begun.
+    which each running operation ends. ``_occupied`` are the groups that run an operation, or have not begun.
     """
 
     def __init__(self, workload: Workload, steps: int, begins: Sequence[float]):
@@ -63,7 +62,6 @@ class _Machine:
         self._ending: list[tuple[float, int]] = []
         self._coming: list[tuple[float, int, int]] = []
         self._beginning = sorted((time, group) for group, time in enumerate(begins))[::-1]
-        self._load = 0.0
         self._work = 0.0
         self._now = 0.0
 
@@ -80,8 +78,7 @@ class _Machine:
 
     def _advance(self) -> Iterator[int]:
         """Advances to the next begin, end or arrival; yields the groups that may start an operation."""
-        at_once = self._workload.costs.at_once
-        speed = at_once / self._load if self._load > at_once else 1.0
+        speed = min(1.0, self._workload.costs.at_once / max(1, len(self._ending)))
         event = min(
             self._beginning[-1][0] if self._beginning else math.inf,
             self._coming[0][0] if self._coming else math.inf,
@@ -94,7 +91,6 @@ class _Machine:
         while self._ending and self._ending[0][0] <= self._work:
             _, group = heapq.heappop(self._ending)
             self._occupied.remove(group)
-            self._load = self._load - self._workload.costs.load_of(group) if self._ending else 0.0
             self._end(group)
             yield group
         while self._beginning and self._beginning[-1][0] <= self._now:
@@ -123,7 +119,6 @@ class _Machine:
             self.times[step].starts[operation] = self._now
             if work.durations[operation]:
                 self._occupied.add(group)
-                self._load += work.costs.load_of(group)
                 heapq.heappush(self._ending, (self._work + work.durations[operation], group))
             else:
                 self._end(group)

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from mpmd.attribution.attribution import Attribution
-from mpmd.attribution.cores import sharing
+from mpmd.attribution.cores import groups_at_once
 from mpmd.attribution.findings import findings_of
 from mpmd.attribution.measured import measure
 from mpmd.attribution.model import StepModel
@@ -27,16 +27,16 @@ SLOW_STAGE = {TaskType("fwd", 1): 3.0, TaskType("bwd", 1): 6.0}
 def model_of(plan, costs):
     """The model of a step that was recorded with the times of a simulation."""
     measured = measure(plan, [matched_simulation(plan, simulate(plan, costs))])
-    shared = dataclasses.replace(measured, at_once=costs.at_once, loads=costs.loads)
+    shared = dataclasses.replace(measured, at_once=costs.at_once)
     return StepModel.of(Attribution.of(shared))
 
 
 @pytest.mark.parametrize("family", PLACEMENTS)
-@pytest.mark.parametrize("at_once, loads", [(1, ()), (1.5, (1.0, 2.0, 0.5, 0.5))])
-def test_the_model_is_the_simulation_of_groups_that_share_cores(family, at_once, loads):
+@pytest.mark.parametrize("at_once", [1, 1.5])
+def test_the_model_is_the_simulation_of_groups_that_share_cores(family, at_once):
     plan = pipeline_plan(FAMILIES[family].build(4), 8)
     costs = Costs(tasks=SLOW_STAGE, link=Link(latency=0.125))
-    shared = dataclasses.replace(costs, at_once=at_once, loads=loads)
+    shared = dataclasses.replace(costs, at_once=at_once)
     model = model_of(plan, shared)
     assert model.makespan == pytest.approx(simulate(plan, shared).makespan * 1e9)
     apart = next(each for each in scenarios_of(model) if each.name == OWN_CORES)
@@ -78,32 +78,13 @@ def processes_on(*hosts, on_cores=True):
 
 def test_the_groups_that_can_compute_at_once():
     two_cores = Host("node", "clock", (0, 1))
-    assert sharing(processes_on(*[two_cores] * 4)) == (2, ())
-    assert sharing(processes_on(*[two_cores] * 2)) == (math.inf, ())
-    assert sharing(processes_on(*[two_cores] * 4, on_cores=False)) == (math.inf, ())
-    assert sharing(processes_on(*[Host("node", "clock")] * 4)) == (math.inf, ())
+    assert groups_at_once(processes_on(*[two_cores] * 4)) == 2
+    assert groups_at_once(processes_on(*[two_cores] * 2)) == math.inf
+    assert groups_at_once(processes_on(*[two_cores] * 4, on_cores=False)) == math.inf
+    assert groups_at_once(processes_on(*[Host("node", "clock")] * 4)) == math.inf
     others = [Host("other", "clock", (0, 1))] * 2
-    assert sharing(processes_on(two_cores, two_cores, *others)) == (math.inf, ())
+    assert groups_at_once(processes_on(two_cores, two_cores, *others)) == math.inf
     pinned = [Host("node", "clock", (core,)) for core in (0, 1, 0)]
-    assert sharing(processes_on(*pinned)) == (2, ())
+    assert groups_at_once(processes_on(*pinned)) == 2
     topology = Topology(tuple(GroupShape({"data": 2}) for _ in range(2)))
-    assert sharing(processes_on(two_cores, two_cores), topology) == (1, ())
-
-
-def test_measured_groups_count_by_their_devices():
-    plan, two_cores = pipeline_plan(Std1F1B(2), 4), Host("node", "clock", (0, 1))
-    topology = Topology((GroupShape({"data": 3}), GroupShape({"data": 1})))
-    steps = [
-        dataclasses.replace(step, processes=tuple(processes_on(two_cores, two_cores)))
-        for step in matched_steps(plan, Timing())
-    ]
-    measured = measure(plan, steps, topology)
-    assert (measured.at_once, measured.loads) == (1, (1.5, 0.5))
-    model = StepModel.of(Attribution.of(measured))
-    speeds = [
-        {model.durations[task] / measured.durations[task] for task in measured.tasks(group)}
-        for group in (0, 1)
-    ]
-    # Three devices on two cores are slower than on three also while the other group does not compute.
-    assert [max(of_group) for of_group in speeds] == [pytest.approx(2 / 3), 1.0]
-    assert [min(of_group) for of_group in speeds] == [pytest.approx(0.5)] * 2
+    assert groups_at_once(processes_on(two_cores, two_cores), topology) == 1

@@ -38,8 +38,7 @@ def test_all_is_measured_that_such_a_mesh_has(monkeypatch, groups):
         nodes = [0, 0, 1, 1][:groups]
         found = calibrate.calibrate(functools.partial(record_steps, mesh), nodes)
     assert min(found.flops, found.memory_bandwidth, found.task_overhead) > 0
-    assert found.alone >= 1 and min(found.alone_of.values()) >= 1
-    assert {*found.alone_of} == {"memory", "batched_product", "convolution"}
+    assert found.alone >= 1
     kinds = ("product", "batched_product", "convolution")
     assert [*found.rates] == [f"{kind} float32" for kind in kinds] and found.kernel_floor > 0
     assert min(curve.rate for curve in found.rates.values()) > 0
@@ -53,16 +52,14 @@ def test_a_disturbed_round_does_not_count(monkeypatch):
 
     def rates(groups, dtype):
         flops, alone = next(rounds)
-        rate = calibrate._ProductsRate(flops, alone, Curve(flops))
+        rate = calibrate._ProductsRate(flops, Curve(flops), alone)
         return {"product": rate, "convolution": rate}
 
     monkeypatch.setattr(calibrate, "_rates", rates)
-    monkeypatch.setattr(calibrate, "_speed", lambda groups, work: calibrate._Speed(1.0, 1.5))
     monkeypatch.setattr(calibrate, "_task_seconds", lambda groups, work: 1.0)
     monkeypatch.setattr(calibrate, "_task_overhead", lambda groups: 1.0)
     calibration = calibrate.calibrate(lambda *_: [], [0])
     assert calibration.flops == 100.0 and calibration.alone == 1.9
-    assert calibration.alone_of == {"memory": 1.5, "convolution": 1.9}
     assert calibration.rates == {"product float32": Curve(100.0), "convolution float32": Curve(100.0)}
 
 

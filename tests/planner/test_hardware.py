@@ -52,15 +52,6 @@ def test_what_is_of_another_type_is_said(name, value, text):
         Cluster(**{**GIVEN, name: value})
 
 
-def test_measured_factors_do_not_go_with_one_that_the_user_gives():
-    numbers = {field.name: getattr(Cluster(**GIVEN), field.name) for field in dataclasses.fields(Cluster)}
-    without = {name: value for name, value in numbers.items() if name != "alone_of"}
-    assert completed({}, without, lambda: pytest.fail("measured")).alone_of == {}
-    factors = {"alone": 2.0, "alone_of": {"memory": 1.5}}
-    known = {name: value for name, value in without.items() if name != "alone"}
-    assert completed({}, known, lambda: factors).alone_of == {"memory": 1.5}
-
-
 @pytest.mark.parametrize("name", ["memory", "flops", "memory_bandwidth", "task_overhead", "alone"])
 def test_numbers_are_those_that_a_float_holds(name):
     with pytest.raises(ValueError, match=rf"{name} must be at most 1.8e\+308"):

@@ -10,17 +10,14 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
-from mpmd.planner.curves import ProductWork
 from mpmd.planner.layer_profile import Division, Layer, LayerProfile, TaskWork
 from mpmd.planner.search.formula import evaluate
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.shared_cores import (
     devices_at_once,
-    of_step,
-    sharing,
+    groups_at_once,
+    slowdown,
     time_alone,
-    time_alone_of,
-    time_together,
     with_devices_at_once,
 )
 from mpmd.planner.submesh import Submesh
@@ -35,88 +32,40 @@ SHARED = mpmd.Cluster(1, 4, 1e9, 1e9, 1e9, Link(), Link(), task_overhead=1.0, al
 
 def test_devices_that_share_half_of_the_cores():
     assert time_alone(SHARED) == 0.5 and devices_at_once(SHARED) == 2
-    assert [time_together(SHARED, devices) for devices in (1, 2, 3, 4)] == [0.5, 0.5, 0.75, 1.0]
-    assert [time_alone_of(SHARED, devices) for devices in (1, 2, 4)] == [1.0, 1.0, 0.5]
+    assert [slowdown(SHARED, devices) for devices in (1, 2, 3, 4)] == [1.0, 1.0, 1.5, 2.0]
+    assert [groups_at_once(SHARED, sizes) for sizes in ((1, 1, 1, 1), (2, 2), (3, 1), (4,))] == [
+        2,
+        1,
+        2 / 3,
+        0.5,
+    ]
 
 
-def test_groups_count_by_their_devices():
-    assert sharing(SHARED, (1, 1, 1, 1)) == (2, ())
-    assert sharing(SHARED, (2, 2)) == (1, ())
-    assert sharing(SHARED, (3, 1)) == (1, (1.5, 0.5))
-
-
-def profile_of(task, outside=None, rows=48):
+def profile_of(task):
     """Four layers of 12 rows a microbatch, with backwards of twice the work."""
-    twice = TaskWork(2 * task.operations, 2 * task.nbytes, 2 * task.nbytes_beside)
-    twice = dataclasses.replace(twice, products={name: w.times(2) for name, w in task.products.items()})
+    twice = TaskWork(2 * task.operations, 2 * task.nbytes)
     layer = Layer("", task, twice, 0, 0, 0, 0, 0, {"data": Division(4, 1.0, 0.0, 1.0)})
     return LayerProfile(
         layers=(layer,) * 4,
-        rows=rows,
+        rows=48,
         microbatch_rows=12,
         num_microbatches=4,
         are_stages=False,
         skips=(),
         tied=(),
-        outside=outside or TaskWork(0.0, 0.0),
+        outside=TaskWork(0.0, 0.0),
         batch=0,
         has_backward=True,
         specs={},
     )
 
 
-CONVOLUTIONS = {"convolution float32": ProductWork(6e9, 1)}
-KINDS = dataclasses.replace(SHARED, alone=4.0, alone_of={"convolution": 1.5, "memory": 2.0})
-
-
-@pytest.mark.parametrize(
-    ("task", "alone"),
-    [
-        (TaskWork(6e9, 0.0), 4.0),
-        (TaskWork(6e9, 0.0, products=CONVOLUTIONS), 1.5),
-        (TaskWork(12e9, 0.0, products=CONVOLUTIONS), 2 / (1 / 4 + 1 / 1.5)),
-        (TaskWork(6e9, 6e9, 6e9), 2 / (1 / 4 + 1 / 2)),
-        (TaskWork(6e9, 7e9), 2.0),
-    ],
-    ids=["products", "convolutions", "both", "products and passes", "products that wait for memory"],
-)
-def test_a_step_gains_from_idle_cores_as_its_work_does(task, alone):
-    assert of_step(KINDS, [profile_of(task)]).alone == pytest.approx(alone)
-    assert of_step(KINDS, [profile_of(task)] * 2).alone == pytest.approx(alone)
-    assert of_step(SHARED, [profile_of(task)]) is SHARED
-
-
-def test_the_optimizer_runs_once_in_a_step():
-    task, optimizer = TaskWork(1e9, 0.0), TaskWork(0.0, 48e9, 48e9)
-    assert of_step(KINDS, [profile_of(task, optimizer)]).alone == pytest.approx(2 / (1 / 4 + 1 / 2))
-    more = of_step(KINDS, [profile_of(task, optimizer, rows=96)]).alone
-    assert more == pytest.approx(3 / (2 / 4 + 1 / 2))
-
-
-def test_weights_are_read_and_gradients_added():
-    """A layer reads for 3 s and adds for 3 s, and its products take 0.03 s."""
-    profile = profile_of(TaskWork(1e7, 0.0))
-    layer = dataclasses.replace(profile.layers[0], weights=10**9, gradients=10**9)
-    step = of_step(KINDS, [dataclasses.replace(profile, layers=(layer,) * 4)])
-    assert step.alone == 2.0
-
-
-def test_one_pool_is_a_cluster_of_one_kind():
-    pool = dataclasses.replace(KINDS, kind="slow")
-    step = of_step(mpmd.Cluster.of([pool]), [profile_of(TaskWork(6e9, 0.0, products=CONVOLUTIONS))])
-    assert time_alone(step) == pytest.approx(1 / 1.5)
-
-
-def test_a_step_without_work_has_what_products_gain():
-    assert of_step(KINDS, [profile_of(TaskWork(0.0, 0.0))]).alone == 4.0
-
-
-@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2, 1), (3, 1)])
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 1, 1, 1)])
 def test_devices_of_one_core_gain_nothing(sizes):
     """A step takes as long on any groups where one device alone computes as fast as all together."""
     cluster = dataclasses.replace(SHARED, alone=4.0, task_overhead=0.0)
     profile = profile_of(TaskWork(4e9, 0.0))
-    layers = {1: (4,), 2: (2, 2), 3: (1, 2, 1)}[len(sizes)]
+    layers = (4 // len(sizes),) * len(sizes)
     submeshes = tuple(Submesh(data=size) for size in sizes)
     candidate = Candidate(layers, submeshes, mpmd.GPipe(len(sizes)), 4, (Remat.NONE,), fsdp=False)
     evaluation = evaluate(CostModel(profile, cluster), candidate)
@@ -127,8 +76,8 @@ def test_devices_of_one_core_gain_nothing(sizes):
 @pytest.mark.parametrize("change", [{"alone": 1.0}, {"nodes": 2}])
 def test_devices_that_share_nothing(change):
     own = dataclasses.replace(SHARED, **change)
-    assert time_alone(own) == time_together(own, 4) == time_alone_of(own, 4) == 1.0
-    assert math.isinf(devices_at_once(own)) and sharing(own, (3, 1)) == (math.inf, (1.5, 0.5))
+    assert time_alone(own) == slowdown(own, 4) == 1.0
+    assert math.isinf(devices_at_once(own)) and math.isinf(groups_at_once(own, (3, 1)))
 
 
 @functools.cache

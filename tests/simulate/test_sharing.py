@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from mpmd.schedules import FAMILIES, GPipe
+from mpmd.schedules import FAMILIES
 from mpmd.schedules.text import from_text
 from mpmd.simulate import Costs, Link, simulate
 from tests.support.placements import PLACEMENTS
@@ -41,18 +41,6 @@ def test_speeds_change_when_a_group_begins_and_ends():
     assert found["fwd_1__1"] == pytest.approx((second + 2, second + 4))
 
 
-def test_a_group_counts_by_its_load():
-    # Group 0 could use three cores of two: it goes on at 2/3 alone, and beside group 1 both do at 1/2.
-    tasks = from_text("fwd_0__0 fwd_0__1\nfwd_1__0 fwd_1__1")
-    costs = Costs(tasks={("fwd", 0): 4.0, ("fwd", 1): 2.0}, at_once=2.0, loads=(3.0, 1.0))
-    spans = {event.label: (event.start, event.end) for event in simulate(tasks, costs).events}
-    assert spans["fwd_0__0"] == pytest.approx((0, 6))
-    assert spans["fwd_1__0"] == pytest.approx((6, 10))
-    # fwd_0__1 has done 2 of 4, and goes on alone.
-    assert spans["fwd_0__1"] == pytest.approx((6, 13))
-    assert spans["fwd_1__1"] == pytest.approx((13, 15))
-
-
 def test_groups_that_wait_for_one_another_are_named():
     tasks = from_text("bwd_0__0 fwd_0__0\nfwd_1__0 bwd_1__0")
     with pytest.raises(ValueError, match="deadlock"):
@@ -63,16 +51,3 @@ def test_groups_that_wait_for_one_another_are_named():
 def test_what_cannot_be(wrong):
     with pytest.raises(ValueError, match="at_once"):
         Costs(**wrong)
-
-
-@pytest.mark.parametrize(
-    "loads, error", [((1.0, 0.0), ValueError), ((1.0, float("inf")), ValueError), ([1.0], TypeError)]
-)
-def test_loads_that_cannot_be(loads, error):
-    with pytest.raises(error, match="loads"):
-        Costs(at_once=1.0, loads=loads)
-
-
-def test_loads_are_those_of_all_groups():
-    with pytest.raises(ValueError, match="3 loads, and there are 2 groups"):
-        simulate(GPipe(2).tasks(4), Costs(at_once=1.0, loads=(1.0, 2.0, 1.0)))

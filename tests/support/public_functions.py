@@ -58,7 +58,6 @@ CLUSTER = {
     "task_overhead": ("amount",),
     "alone": ("amount",),
     "holding": ("special",),
-    "alone_of": ("special",),
     "rates": ("special",),
     "kernel_floor": ("amount",),
     "collective_floor": ("amount",),
@@ -75,7 +74,6 @@ COSTS = {
     "blocking": ("flag",),
     "atomic": ("flag",),
     "at_once": ("amount",),
-    "loads": ("special",),
     "held_for_bwdw": ("amount",),
 }
 OF_SCHEDULES = {

@@ -29,7 +29,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import DeviceRange, message_link
 from mpmd.planner.search.forms import Forms
 from mpmd.planner.search.search_space import SearchSpace
-from mpmd.planner.shared_cores import time_together
+from mpmd.planner.shared_cores import slowdown
 from mpmd.planner.submesh import Submesh
 from mpmd.simulate import Link
 
@@ -294,7 +294,7 @@ class _Layers(NamedTuple):
 
 def _layers_on(space: SearchSpace, submesh: Submesh, settings: Candidate) -> list[float]:
     """The fields of ``_Layers`` for a group."""
-    model, pool = space.model, space.model.cluster.pool(submesh.pool)
+    model = space.model
     table = model.table(model.group_settings(DeviceRange(0, submesh), settings))
     return [
         table.total("forward") + table.total("backward"),
@@ -303,8 +303,8 @@ def _layers_on(space: SearchSpace, submesh: Submesh, settings: Candidate) -> lis
         table.total("residuals"),
         float(table.layers["temporaries"].min()),
         float(table.layers["entering"].mean()),
-        pool.task_overhead,
-        pool.memory,
+        model.task_overhead(submesh.pool),
+        model.cluster.pool(submesh.pool).memory,
         submesh.num_devices,
     ]
 
@@ -330,14 +330,13 @@ def _costs(space: SearchSpace, forms: Forms, settings: Candidate, parts: _Parts)
     slowest = groups * _slowest(layers.seconds, most, numbers)
     overhead = settings.num_microbatches * of_groups.tasks * layers.overhead.max(axis=0)
     devices = (numbers * layers.devices).sum(axis=0)
-    # Devices that share cores are slower while all compute.
-    together, alone = time_together(cluster, devices), time_together(cluster, devices / groups)
+    of_one, of_all = slowdown(cluster, devices / groups), slowdown(cluster, devices)
     busy = slowest * np.minimum(of_groups.work, settings.num_microbatches / groups) + overhead
     hop = (parts.latencies + layers.entering / parts.bandwidths).max(axis=0)
     seconds = (
-        np.maximum(alone * (slowest * of_groups.work * of_groups.seconds + overhead), together * busy)
+        np.maximum(of_one * (slowest * of_groups.work * of_groups.seconds + overhead), of_all * busy)
         + of_groups.hops * hop
-        + together * _slowest(layers.step, most, numbers)
+        + of_all * _slowest(layers.step, most, numbers)
     )
     return seconds, np.where(np.isfinite(of_groups.work), needed, math.inf)
 

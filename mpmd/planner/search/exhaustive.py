@@ -19,7 +19,6 @@ from mpmd.planner.search.formula import step_seconds
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import Stages
-from mpmd.planner.shared_cores import devices_at_once, time_alone, time_together
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule
 
@@ -51,10 +50,7 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
     ]
     work, steps = stages.of_groups(per_stage), step_seconds(stages)
     delayed = stages.of_groups(of_weights)
-    devices = [float(device_range.num_devices) for device_range in stages.device_ranges]
-    alone = float(time_together(space.model.cluster, min(devices)))
-    shared = sum(of_group * size for of_group, size in zip(work, devices, strict=True))
-    bound = time_alone(space.model.cluster) * number * shared / devices_at_once(space.model.cluster)
+    bound = number * sum(work) / stages.groups_at_once
     for group, stages_of_group in enumerate(order.stages):
         before = range(stages_of_group[0])
         fill = sum(forwards[stage] for stage in before)
@@ -64,7 +60,7 @@ def lower_bound(space: SearchSpace, candidate: Candidate) -> float:
             # The backwards of the stages before follow, and then what the first group does after its loop.
             # The last tasks of a group may be gradients of weights, for which no other group waits.
             spans.append(number * (work[group] - delayed[group]) + drain + steps[order.homes[0]])
-        bound = max(bound, alone * (fill + max(spans)))
+        bound = max(bound, fill + max(spans))
     return bound
 
 

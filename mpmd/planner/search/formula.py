@@ -13,7 +13,6 @@ from mpmd.planner.reasons import missing_bytes
 from mpmd.planner.search.orders import Order, order_of, prolong, simulated_numbers
 from mpmd.planner.search.stages import CostModel, Stages
 from mpmd.planner.search.timed_order import Loop
-from mpmd.planner.shared_cores import devices_at_once, sharing, time_alone, time_together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,71 +44,27 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
     simulated = simulated_numbers(candidate.schedule, candidate.num_microbatches)
     orders = [order_of(candidate.schedule, number) for number in simulated]
     stages = Stages(model, candidate, orders[-1].homes)
-    shared = _CoreSharing.of(stages)
-    times = {task_type: shared.alone * time for task_type, time in _task_times(stages).items()}
-    works, slices = stages.of_groups(_seconds_per_pass(times, orders[-1])), candidate.schedule.slices
-    loop = _loop(stages, orders, simulated, times, slices * shared.least(works), shared)
-    steps = [shared.together * seconds for seconds in step_seconds(stages)]
+    times, slices, at_once = _task_times(stages), candidate.schedule.slices, stages.groups_at_once
+    works = stages.of_groups(_seconds_per_pass(times, orders[-1]))
+    least = max(*works, sum(works) / at_once)
+    loop = _loop(stages, orders, simulated, times, slices * least)
+    together = max(1.0, len(works) / at_once)
+    steps = [together * seconds for seconds in step_seconds(stages)]
     seconds = max(end + step for end, step in zip(loop.ends, steps, strict=True))
     longest = max(range(len(steps)), key=lambda group: loop.busy[group] + steps[group])
-    reducing = _all_reduce_seconds(stages, shared, loop, works)[longest]
+    reducing = _all_reduce_seconds(stages, together, loop, works)[longest]
     prediction = Prediction(
         seconds=seconds,
         bubble=1 - (sum(loop.busy) + sum(steps)) / (seconds * len(steps)) if seconds else 0.0,
         communication=reducing / seconds if seconds else 0.0,
         memory=_largest_memory(stages, orders, simulated),
         stage_seconds=tuple(
-            slices * shared.of_group(home) * (forward + backward)
-            for forward, backward, home in zip(
-                stages.totals("forward"), stages.totals("backward"), orders[-1].homes, strict=True
-            )
+            slices * max(1.0, 1 / at_once) * (forward + backward)
+            for forward, backward in zip(stages.totals("forward"), stages.totals("backward"), strict=True)
         ),
         source="formula",
     )
     return Evaluation(candidate, prediction, num_tasks=sum(order.num_tasks for order in orders))
-
-
-@dataclasses.dataclass(frozen=True)
-class _CoreSharing:
-    """Times of tasks on devices that share cores, over those while all devices compute.
-
-    Attributes:
-      alone: while no other device computes.
-      together: while all groups compute.
-      at_once: how many devices can compute at once, each as fast as alone.
-      devices: the number of each group's.
-      of_groups: how many groups can compute at once, and as how many each counts, as of ``Costs``.
-    """
-
-    alone: float
-    together: float
-    at_once: float
-    devices: tuple[int, ...]
-    of_groups: tuple[float, tuple[float, ...]]
-
-    @staticmethod
-    def of(stages: Stages) -> _CoreSharing:
-        """The times for the groups of a candidate."""
-        cluster = stages.model.cluster
-        devices = tuple(device_range.num_devices for device_range in stages.device_ranges)
-        return _CoreSharing(
-            alone=time_alone(cluster),
-            together=float(time_together(cluster, float(sum(devices)))),
-            at_once=devices_at_once(cluster),
-            devices=devices,
-            of_groups=sharing(cluster, devices),
-        )
-
-    def of_group(self, group: int) -> float:
-        """While no other group computes; a group may have more devices than can compute at once."""
-        return self.alone * max(1.0, self.devices[group] / self.at_once)
-
-    def least(self, works: Sequence[float]) -> float:
-        """The least seconds in which groups with tasks of ``works`` seconds each finish, if no further
-        device computes."""
-        pairs = [*zip(works, self.devices, strict=True)]
-        longest = max(work * max(1.0, devices / self.at_once) for work, devices in pairs)
-        return max(longest, sum(work * devices for work, devices in pairs) / self.at_once)
 
 
 def _seconds_per_pass(times: Mapping[TaskType, float], order: Order) -> list[float]:
@@ -125,7 +80,6 @@ def _loop(
     simulated: tuple[int, ...],
     times: Mapping[TaskType, float],
     least: float,
-    shared: _CoreSharing,
 ) -> Loop:
     """The time at which each group ends the loop, and the seconds that it computes.
 
@@ -134,19 +88,18 @@ def _loop(
       least: the seconds that the loop takes at least for each microbatch.
     """
     messages, number = stages.messages(), stages.candidate.num_microbatches
-    loops = [order.timed.run(times, *messages, *shared.of_groups) for order in orders]
+    loops = [order.timed.run(times, *messages, stages.groups_at_once) for order in orders]
     return Loop(
         ends=prolong([loop.ends for loop in loops], simulated, number, least),
         busy=prolong([loop.busy for loop in loops], simulated, number),
     )
 
 
-def _all_reduce_seconds(
-    stages: Stages, shared: _CoreSharing, loop: Loop, works: Sequence[float]
-) -> list[float]:
+def _all_reduce_seconds(stages: Stages, together: float, loop: Loop, works: Sequence[float]) -> list[float]:
     """For each group, the seconds of a step that go into all-reduces and gathered weights.
 
     Args:
+      together: the time of tasks while all groups compute, over that while one does.
       works: for each group, the seconds of its tasks of one pass.
     """
     in_tasks = stages.of_groups(stages.totals("all_reduce"))
@@ -154,7 +107,7 @@ def _all_reduce_seconds(
     for group, layer, nbytes in _held_already(stages):
         after_loop[group] -= _share_of_layer(stages, group, layer, "step_all_reduce", nbytes)
     return [
-        shared.alone * of_pass * busy / work + shared.together * of_step if work else 0.0
+        of_pass * busy / work + together * of_step if work else 0.0
         for of_pass, of_step, busy, work in zip(in_tasks, after_loop, loop.busy, works, strict=True)
     ]
 

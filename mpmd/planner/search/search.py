@@ -33,7 +33,6 @@ from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stage_policies import best_by_stage, may_have_policies, with_policies
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.search.uneven import uneven_submeshes
-from mpmd.planner.shared_cores import time_alone
 from mpmd.planner.simplicity import complexity
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule
@@ -264,12 +263,11 @@ def _uneven(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[flo
         pools = {submesh.pool for submesh in candidate.submeshes}
         if len(pools) == 1:
             by_settings.setdefault((uncut.settings, *pools), []).append(uncut)
-    alone = time_alone(space.model.cluster)
     for alike in [*by_settings.values()][:MOST_SETTINGS]:
         families = [*dict.fromkeys(_family(candidate) for candidate in alike)][:MOST_FAMILIES]
         for seconds, groups in uneven_submeshes(space, alike[0], others):
             for _, candidate in _under_schedules(space, alike[0], groups, 1.0, families):
-                yield alone * seconds, candidate
+                yield seconds, candidate
 
 
 def _other_schedules(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[float, Candidate]]:

@@ -147,7 +147,7 @@ class SearchSpace:
         def of(group_settings: GroupSettings, link: Link) -> StageRangeCosts:
             table = self.model.table(group_settings)
             tasks = 1 + self.profile.has_backward
-            overhead = tasks * self.model.cluster.pool(group_settings.pool).task_overhead
+            overhead = tasks * self.model.task_overhead(group_settings.pool)
             hops = np.append(2 * (link.latency + table.layers["entering"] / link.bandwidth), 0.0)
             return StageRangeCosts.of(table, overhead, hops)
 

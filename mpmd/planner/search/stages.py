@@ -30,6 +30,7 @@ from mpmd.planner.search.layer_arrays import (
     product,
 )
 from mpmd.planner.search.memory import layer_bytes
+from mpmd.planner.shared_cores import groups_at_once, time_alone
 from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.simulate import Link
 
@@ -39,6 +40,8 @@ MODEL = INNERMOST_FIRST.index("model")
 @dataclasses.dataclass(frozen=True)
 class Table:
     """The costs of layers in a group, by the field names of ``LayerSeconds`` and ``LayerBytes``.
+
+    Seconds are those while no other device computes.
 
     Attributes:
       layers: the cost of each layer.
@@ -62,6 +65,10 @@ class CostModel:
         self._tables: dict[GroupSettings, Table] = {}
         self._axis_costs: dict[DeviceRange, tuple[AxisCosts, ...]] = {}
 
+    def task_overhead(self, pool: str) -> float:
+        """The seconds that a task takes beside its computation on devices of a pool."""
+        return time_alone(self.cluster) * self.cluster.pool(pool).task_overhead
+
     def arrays(self, group_settings: GroupSettings) -> LayerArrays:
         """The numbers of layers as a group divides them."""
         return self._arrays[group_settings.sequence_parallel]
@@ -71,8 +78,9 @@ class CostModel:
         if group_settings not in self._tables:
             pool = self.cluster.pool(group_settings.pool)
             arrays = self.arrays(group_settings)
-            seconds = layer_seconds(arrays, group_settings, pool)
-            layers = vars(seconds) | vars(layer_bytes(arrays, group_settings))
+            seconds = vars(layer_seconds(arrays, group_settings, pool)).items()
+            alone = {name: time_alone(self.cluster) * values for name, values in seconds}
+            layers = alone | vars(layer_bytes(arrays, group_settings))
             until = {name: np.concatenate([[0.0], np.cumsum(values)]) for name, values in layers.items()}
             self._tables[group_settings] = Table(layers, until)
         return self._tables[group_settings]
@@ -134,7 +142,14 @@ class Stages:
     @property
     def task_overheads(self) -> list[float]:
         """For each stage, the seconds that a task takes beside its computation."""
-        return [self.pools[home].task_overhead for home in self.homes]
+        submeshes = self.candidate.submeshes
+        return [self.model.task_overhead(submeshes[home].pool) for home in self.homes]
+
+    @functools.cached_property
+    def groups_at_once(self) -> float:
+        """How many groups can compute at once, as ``Costs.at_once`` has it."""
+        devices = [device_range.num_devices for device_range in self.device_ranges]
+        return groups_at_once(self.model.cluster, devices)
 
     def totals(self, name: str) -> list[float]:
         """For each stage, the sum of a cost over its layers."""

@@ -58,7 +58,6 @@ class TimedOrder:
         messages: Mapping[TaskType, float],
         links: Mapping[Edge, Link],
         at_once: float = math.inf,
-        loads: tuple[float, ...] = (),
     ) -> Loop:
         """Simulates the loop.
 
@@ -66,10 +65,9 @@ class TimedOrder:
           times: the seconds of each type of task.
           messages: the bytes of a message, by the type of task that sends it.
           links: of the edges.
-          at_once, loads: how many groups can be at work at once, and as how many each counts, as ``Costs``
-            has them.
+          at_once: how many groups can be at work at once, as ``Costs`` has it.
         """
-        costs = Costs(links=links, at_once=at_once, loads=loads)
+        costs = Costs(links=links, at_once=at_once)
         runs = run if math.isinf(at_once) else run_sharing
         workload = self._with(times, messages, costs)
         [step] = runs(workload, steps=1)

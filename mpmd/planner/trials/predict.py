@@ -72,23 +72,21 @@ def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:
 
     Where groups share cores, they are those while no other group computes.
     """
-    group_of = {
-        types_of(run.task): program.mpmd_idx
+    cells = {
+        types_of(run.task)
         for program in plan.programs
         for run in program.runs
         if not isinstance(run.task, OutsideTask)
     }
-    alone = costs.times({member for types in group_of for member in types})
+    alone = costs.times({member for types in cells for member in types})
     seconds_of: dict[TaskType, float] = {}
-    for types in sorted(group_of, key=len, reverse=True):  # the time of a task alone is known better
-        # More than 1 where the group itself has more devices than cores.
-        slower = max(1.0, costs.load_of(group_of[types]) / costs.at_once)
-        for member, seconds in zip(types, costs.share(types, [alone[each] for each in types]), strict=True):
-            seconds_of[member] = slower * seconds
+    for types in sorted(cells, key=len, reverse=True):  # the time of a task alone is known better
+        seconds_of |= zip(types, costs.share(types, [alone[each] for each in types]), strict=True)
     numbers = range(1 + max((number for _, number in seconds_of), default=-1))
     of_stage = dict.fromkeys(map(plan.on_first_slice, numbers), 0.0)
+    slower = max(1.0, 1 / costs.at_once)  # above 1 where groups have more devices than cores
     for (_, number), seconds in seconds_of.items():
-        of_stage[plan.on_first_slice(number)] += seconds
+        of_stage[plan.on_first_slice(number)] += slower * seconds
     return tuple(of_stage.values())
 
 

@@ -20,7 +20,13 @@ from mpmd.planner.collectives import DeviceRange, device_ranges_of
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.shared_cores import in_one_process, sharing, time_alone, time_alone_of, with_devices_at_once
+from mpmd.planner.shared_cores import (
+    groups_at_once,
+    in_one_process,
+    slowdown,
+    time_alone,
+    with_devices_at_once,
+)
 from mpmd.planner.trials.loop_weights import weights_before_loops
 from mpmd.planner.trials.measure import costs_of, measure_tasks
 from mpmd.planner.trials.planned_costs import edge_links, longest_all_reduces, message_bytes, task_seconds
@@ -172,9 +178,9 @@ def measured(
         times, at_work = tasks.alone, tuple(device_range.num_devices for device_range in device_ranges)
         if tasks.devices_at_once:
             cluster = with_devices_at_once(cluster, tasks.devices_at_once)
-    shares = [float(time_alone_of(cluster, float(number))) for number in at_work]
+    slower = [float(slowdown(cluster, float(number))) for number in at_work]
     overhead = cluster.task_overhead * time_alone(cluster)
-    seconds = {(group, name): time * shares[group] + overhead for (group, name), time in times.items()}
+    seconds = {(group, name): time / slower[group] + overhead for (group, name), time in times.items()}
     costs = _costs(tasks.plan, seconds, cluster, device_ranges)
     sent = message_bytes(tasks.plan, cluster, device_ranges)
     realized = _realized(before.step, tasks.plan, costs, cluster, device_ranges, sent, "measurement")
@@ -192,9 +198,9 @@ def _costs(
     Args:
       alone: the seconds of each executable on each group while no other device computes.
     """
-    at_once, loads = sharing(cluster, [device_range.num_devices for device_range in device_ranges])
+    at_once = groups_at_once(cluster, [device_range.num_devices for device_range in device_ranges])
     links = edge_links(cluster, device_ranges)
-    return dataclasses.replace(costs_of(plan, alone), links=links, at_once=at_once, loads=loads)
+    return dataclasses.replace(costs_of(plan, alone), links=links, at_once=at_once)
 
 
 def _realized(

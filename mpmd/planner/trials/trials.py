@@ -19,7 +19,6 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.profiling import profile_step
-from mpmd.planner.shared_cores import of_step
 from mpmd.planner.trials.realize import Realized, decisions_of, lower, sequence_parallel_of, simulated
 from mpmd.planner.trials.shardings import AXES, argument_specs
 from mpmd.planner.trials.step_arguments import step_arguments
@@ -88,7 +87,7 @@ class Trials:
 
     Attributes:
       profiles: the profiles of the step's loops.
-      cluster: the devices, with ``alone`` weighted by the step's mix of work.
+      cluster: the devices.
       written_schedules: the schedules that the loops are written with; ``None`` for a loop without one.
     """
 
@@ -96,7 +95,7 @@ class Trials:
         self._step_spec = step_spec
         profiled = profile_step(step_spec.function, *step_spec.arguments, num_layers, cluster.flash_attention)
         self.profiles: tuple[LayerProfile, ...] = profiled.profiles
-        self.cluster = of_step(cluster, self.profiles)
+        self.cluster = cluster
         self.written_schedules = tuple(loop.schedule for loop in profiled.written)
         self._arguments = step_arguments(profiled.graph.step)
 
