@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from mpmd.language.remat import Remat
 from mpmd.planner.curves import ProductWork
@@ -57,6 +57,25 @@ class Recomputation:
     reduced: float
 
 
+class AllReduces(NamedTuple):
+    """The all-reduces of a task over an axis: numbers, or arrays by layer.
+
+    Attributes:
+      nbytes: their bytes. Values that are gathered, or summed and scattered, count half.
+      number: how many there are, before any are merged.
+      merged_nbytes: the bytes among them that need no all-reduce of their own if sums are all-reduced once.
+      merged_number: the number of the all-reduces that this saves.
+    """
+
+    nbytes: Any = 0.0
+    number: Any = 0.0
+    merged_nbytes: Any = 0.0
+    merged_number: Any = 0.0
+
+
+NO_ALL_REDUCES = AllReduces()
+
+
 @dataclasses.dataclass(frozen=True)
 class Division:
     """The division of a layer over the devices along an axis of the submesh.
@@ -67,30 +86,19 @@ class Division:
       operations, weights, activations: the divided shares, from 0 to 1, of the layer's operations, of the
         bytes of its weights, and of the bytes of its residuals and of values from other layers. The rest is
         on every device.
-      reduced_forward, reduced_backward: bytes that are all-reduced over the axis in each microbatch. Values
-        that are gathered, or summed and scattered, count half.
-      reduced_per_step: bytes of gradients that are all-reduced over the axis once per step.
       received: the divided share of the bytes of values from other layers alone.
-      all_reduces_forward, all_reduces_backward: the number of these all-reduces, before any are merged.
-      merged_forward, merged_backward: the bytes among ``reduced_forward`` and ``reduced_backward`` that need
-        no all-reduce of their own if sums of all-reduces are all-reduced once.
-      merges_forward, merges_backward: the number of the all-reduces that this saves.
+      forward, backward: the all-reduces over the axis in each microbatch.
+      reduced_per_step: bytes of gradients that are all-reduced over the axis once per step.
     """
 
     largest: int
     operations: float
     weights: float
     activations: float
-    reduced_forward: float = 0.0
-    reduced_backward: float = 0.0
-    reduced_per_step: float = 0.0
     received: float = 0.0
-    all_reduces_forward: float = 0.0
-    all_reduces_backward: float = 0.0
-    merged_forward: float = 0.0
-    merged_backward: float = 0.0
-    merges_forward: float = 0.0
-    merges_backward: float = 0.0
+    forward: AllReduces = NO_ALL_REDUCES
+    backward: AllReduces = NO_ALL_REDUCES
+    reduced_per_step: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

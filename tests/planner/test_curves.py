@@ -18,7 +18,7 @@ from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.curves import Curve, ProductWork
 from mpmd.planner.hardware import seconds_by_part
-from mpmd.planner.layer_profile import Division, Layer, TaskWork
+from mpmd.planner.layer_profile import AllReduces, Division, Layer, TaskWork
 from mpmd.planner.profiling.open_step import profile_of, profile_step
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import Submesh
@@ -70,14 +70,13 @@ def seconds_of(cluster, division, submesh, fsdp=False, **layer):
 
 def test_each_all_reduce_has_its_floor_and_its_latency():
     cluster = dataclasses.replace(PLAIN, collective_floor=0.25, device_link=Link(0.125, 1e9))
-    division = {"model": Division(4, 0.0, 0.0, 0.0, reduced_forward=1e9, all_reduces_forward=3.0)}
+    division = {"model": Division(4, 0.0, 0.0, 0.0, forward=AllReduces(1e9, 3.0))}
     forward, backward = seconds_of(cluster, division, {"model": 2})
     assert forward == pytest.approx(1 + 1.0 + 3 * (2 * 0.125 + 0.25)) and backward == 1
 
 
 def test_merged_all_reduces_count_once_where_xla_merges_them():
-    sums = {"reduced_backward": 3e9, "all_reduces_backward": 3, "merged_backward": 2e9, "merges_backward": 2}
-    division = {"model": Division(4, 0.0, 0.0, 0.0, **sums)}
+    division = {"model": Division(4, 0.0, 0.0, 0.0, backward=AllReduces(3e9, 3, 2e9, 2))}
     assert seconds_of(PLAIN, division, {"model": 2})[1] == pytest.approx(1 + 3.0)
     merging = dataclasses.replace(PLAIN, merges_all_reduces=True)
     assert seconds_of(merging, division, {"model": 2})[1] == pytest.approx(1 + 1.0)
@@ -159,10 +158,10 @@ def test_the_gradients_of_two_readers_are_all_reduced_as_one_sum():
         return jnp.sum(((h @ weights["gate"]) * jnp.sin(h @ weights["up"])) @ weights["down"])
 
     weights = {"in": shaped(32, 32), "gate": shaped(32, 128), "up": shaped(32, 128), "down": shaped(128, 32)}
-    division = the_layer(loss, weights).divisions["model"]
+    backward = the_layer(loss, weights).divisions["model"].backward
     stream = 4 * 4 * LENGTH * 32
-    assert division.reduced_backward >= 2 * stream
-    assert (division.merged_backward, division.merges_backward) == (stream, 1)
+    assert backward.nbytes >= 2 * stream
+    assert (backward.merged_nbytes, backward.merged_number) == (stream, 1)
 
 
 def test_a_profile_has_the_bytes_of_the_casts_of_weights():
@@ -345,9 +344,9 @@ def test_factors_of_a_kernel_are_of_its_forward_and_of_its_backward(around):
 def test_a_kernel_divides_along_the_dimensions_that_it_names(around):
     divided, whole = (layer.divisions["model"] for layer in layers_with_numbers(around))
     assert divided.operations > 0.99 and whole.operations < 0.01
-    assert (divided.largest, divided.all_reduces_forward) == (4, 1)
-    assert whole.all_reduces_forward == 3  # queries, keys and values are gathered, or summed whole
-    assert whole.reduced_forward > divided.reduced_forward
+    assert (divided.largest, divided.forward.number) == (4, 1)
+    assert whole.forward.number == 3  # queries, keys and values are gathered, or summed whole
+    assert whole.forward.nbytes > divided.forward.nbytes
 
 
 @pytest.mark.parametrize(
@@ -496,7 +495,6 @@ def test_a_cluster_is_read_as_it_was_written(tmp_path):
     """With numbers of NumPy, infinite memory and a link without a limit."""
     of_numpy = {"nodes": np.int64(2), "flops": np.float32(2**40), "memory": float("inf")}
     rates = {"product bfloat16": Curve(np.float32(2**40), np.int64(3)), "all_reduce 8": Curve(2e11, 3e5)}
-    of_numpy["alone_of"] = {"memory": np.float64(1.5)}
     link = Link(np.float64(1e-6), float("inf"))
     cluster = Cluster.preset("h100", **of_numpy, rates=rates, device_link=link)
     cluster.save(tmp_path / "cluster.json")
@@ -519,9 +517,6 @@ def test_a_cluster_is_read_as_it_was_written(tmp_path):
         ),
         ({"rates": {"product bfloat16": {"rate": 0.0}}}, r"rates\['product bfloat16'\].rate must be"),
         ({"device_link": [1, 2]}, "device_link must have a latency"),
-        ({"alone_of": [2.0]}, "alone_of must be a dict of numbers for any of memory, batched_product"),
-        ({"alone_of": {"product": 2.0}}, "of memory, batched_product, convolution, not for 'product'"),
-        ({"alone_of": {"memory": 0.5}}, r"alone_of\['memory'\] must be a finite number of at least 1"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path, change, text):

@@ -10,7 +10,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import CollectiveCost, DeviceRange, axis_costs, message_link
 from mpmd.planner.curves import Curve
-from mpmd.planner.layer_profile import Division, Layer, TaskWork
+from mpmd.planner.layer_profile import AllReduces, Division, Layer, TaskWork
 from mpmd.planner.search import orders
 from mpmd.planner.search.closed_forms import CLOSED_FORMS
 from mpmd.planner.search.formula import evaluate
@@ -162,7 +162,7 @@ def test_weights_that_are_divided_over_data_are_gathered_and_take_memory_if_once
 def test_shares_of_several_axes_multiply():
     divisions = {
         "data": Division(8, 1.0, 0.0, 1.0, received=1.0),
-        "model": Division(8, 0.5, 1.0, 0.5, reduced_forward=4e9),
+        "model": Division(8, 0.5, 1.0, 0.5, forward=AllReduces(4e9)),
     }
     work = TaskWork(8e12, 0.0)
     part = Layer("", work, TaskWork(0.0, 0.0), 0, 0, 0, 800, 0, divisions)

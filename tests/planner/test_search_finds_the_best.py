@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mpmd.language.remat import Remat
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.layer_profile import Division
+from mpmd.planner.layer_profile import AllReduces, Division
 from mpmd.planner.search.exhaustive import is_small
 from mpmd.planner.search.search import USUAL, SearchBudget, evaluated_rows, search, search_space
 from mpmd.planner.search.stages import CostModel
@@ -31,7 +31,7 @@ def random_problem(seed, most_layers, most_devices):
         weights, summed = 10**6 * draw.randint(0, 100), 1e6 * draw.randint(0, 5)
         divisions = {
             "data": Division(1, 1.0, 0.0, 1.0, received=1.0, reduced_per_step=float(weights)),
-            "model": Division(2, 1.0, 1.0, 0.5, summed, summed),
+            "model": Division(2, 1.0, 1.0, 0.5, 0.0, AllReduces(summed), AllReduces(summed)),
         }
         operations, entering = 1e9 * draw.randint(1, 50), 10**6 * draw.randint(0, 4)
         residuals = 10**6 * draw.randint(0, 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from mpmd.planner.cluster import Cluster
-from mpmd.planner.layer_profile import Division, Kind, Layer, LayerProfile, TaskWork
+from mpmd.planner.layer_profile import AllReduces, Division, Kind, Layer, LayerProfile, TaskWork
 from mpmd.simulate import Link
 
 
@@ -27,7 +27,7 @@ def gpt(
     blocks = [_block(index, width, heads, length) for index in range(num_layers)]
     divisions: dict[Kind, Division] = {
         "data": Division(rows, 1.0, 0.0, 1.0, received=1.0, reduced_per_step=4.0 * vocabulary * width),
-        "model": Division(vocabulary, 1.0, 1.0, 0.0, reduced_forward=stream),
+        "model": Division(vocabulary, 1.0, 1.0, 0.0, forward=AllReduces(stream)),
     }
     weights = vocabulary * width
     embedding = Layer(
@@ -51,7 +51,7 @@ def gpt(
         entering=stream,
         divisions={
             **divisions,
-            "model": Division(vocabulary, 1.0, 1.0, 0.9, reduced_backward=stream),
+            "model": Division(vocabulary, 1.0, 1.0, 0.9, backward=AllReduces(stream)),
         },
     )
     return profile((embedding, *blocks, head), rows)
@@ -78,8 +78,8 @@ def _block(index: int, width: int, heads: int, length: int) -> Layer:
                 1.0,
                 1.0,
                 1 - 5 * stream / residuals,
-                reduced_forward=2.0 * stream,
-                reduced_backward=2.0 * stream,
+                forward=AllReduces(2.0 * stream),
+                backward=AllReduces(2.0 * stream),
             ),
         },
     )

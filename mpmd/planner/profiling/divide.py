@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
-from mpmd.planner.layer_profile import Division, Kind
-from mpmd.planner.merged_sums import Merged, merged_sums
+from mpmd.planner.layer_profile import NO_ALL_REDUCES, AllReduces, Division, Kind
+from mpmd.planner.merged_sums import merged_sums
 from mpmd.planner.profiling.accumulated import Accumulated
 from mpmd.planner.profiling.choose_classes import choose_classes
-from mpmd.planner.profiling.classes import Class, ClassedOperation
+from mpmd.planner.profiling.classes import Class
 from mpmd.planner.profiling.layered_step import LayeredStep, before_loops
 from mpmd.planner.profiling.microbatch import origin_of
 from mpmd.planner.profiling.sharing import Shared, Sharing
@@ -48,12 +48,15 @@ class Divider:
 
     def of_layer(self, layer: int) -> dict[Kind, Division]:
         """The divisions of a layer, by kind."""
-        divisions = ((kind, self._division(layer, kind)) for kind in self.classes)
-        return {kind: division for kind, division in divisions if division is not None}
+        divisions = {kind: self._division(layer, kind, sharing) for kind, sharing in self._sharing.items()}
+        return {kind: division for kind, division in divisions.items() if division is not None}
 
-    def sequence_parallel(self, layer: int) -> Division | None:
-        """The division of a layer along ``model`` if values between regions are, too; ``None`` for none."""
-        plain = self._division(layer, "model")
+    def sequence_parallel(self, layer: int, plain: Division | None) -> Division | None:
+        """The division of a layer along ``model`` if values between regions are, too; ``None`` for none.
+
+        Args:
+          plain: the division of the layer if these values are whole.
+        """
         if plain is None or self._sharing_between is None:
             return None
         division = self._division(layer, "model", self._sharing_between)
@@ -69,61 +72,47 @@ class Divider:
         between = self.classes[self.between]
         return Sharing(self._step.flat, self._step.classes, self.classes["model"], between, rows)
 
-    def _division(self, layer: int, kind: Kind, sharing: Sharing | None = None) -> Division | None:
+    def _division(self, layer: int, kind: Kind, sharing: Sharing) -> Division | None:
         """The division of a layer; ``None`` if there is nothing to divide."""
-        step, sharing = self._step, sharing or self._sharing[kind]
-        task_types = [
-            task_type
-            for task_type in (TaskType("fwd", layer), TaskType("bwd", layer))
-            if task_type in step.tasks
-        ]
-        shared = {task_type.kind: self._shared(task_type, kind, sharing) for task_type in task_types}
-        forward, backward = shared.get("fwd", Shared()), shared.get("bwd", Shared())
-        merged = {"fwd": Merged(), "bwd": Merged()}
-        merged |= {
-            task_type.kind: self._merged(task_type, shared[task_type.kind]) for task_type in task_types
-        }
-        weights = step.weights(layer)
+        step, weights = self._step, self._step.weights(layer)
+        task_types = [task_type for task_type in step.tasks if task_type.stage == layer]
+        members = [member for task_type in task_types for member in step.tasks[task_type]]
+        values = set(weights).union(*(member.operation.values for member in members))
+        largest = math.gcd(*(size for value in values if (size := sharing.size(value)) is not None))
+        if largest <= 1:
+            return None
+        shared = {task_type: self._shared(task_type, kind, sharing) for task_type in task_types}
+        all_reduces = {of_task[0].kind: self._all_reduces(*of_task) for of_task in shared.items()}
         kept = [step.flat.value(var) for var in step.residuals(layer)]
         received = [step.flat.value(var) for var, _ in step.received(layer)]
         operations = sum(self._operations[task_type] for task_type in task_types)
-        division = Division(
-            largest=math.gcd(*self._sizes(task_types, weights, sharing)),
-            operations=(forward.operations + backward.operations) / max(1, operations),
+        return Division(
+            largest,
+            operations=sum(of_task.operations for of_task in shared.values()) / max(1, operations),
             weights=self._share(weights, sharing),
             activations=self._share(kept + received, sharing),
-            reduced_forward=forward.reduced,
-            reduced_backward=backward.reduced,
             received=self._share(received, sharing),
-            reduced_per_step=sum(
-                self._nbytes_per_step(task_type, shared[task_type.kind]) for task_type in task_types
-            ),
-            all_reduces_forward=forward.all_reduces,
-            all_reduces_backward=backward.all_reduces,
-            merged_forward=merged["fwd"].nbytes,
-            merged_backward=merged["bwd"].nbytes,
-            merges_forward=merged["fwd"].number,
-            merges_backward=merged["bwd"].number,
+            forward=all_reduces.get("fwd", NO_ALL_REDUCES),
+            backward=all_reduces.get("bwd", NO_ALL_REDUCES),
+            reduced_per_step=sum(self._nbytes_per_step(*of_task) for of_task in shared.items()),
         )
-        return division if division.largest > 1 else None
 
-    def reduced_share(self, layer: int, operations: Sequence[ClassedOperation]) -> float:
-        """The share of the bytes that a layer's forward all-reduces that is of some of its operations."""
-        forward = self._step.tasks.get(TaskType("fwd", layer), ())
-        whole = sum(self._reduced(kind, forward) for kind in self.classes)
-        return sum(self._reduced(kind, operations) for kind in self.classes) / whole if whole else 0.0
+    def reduced(self, layer: int) -> list[float]:
+        """For each operation of a layer's forward, the bytes that it all-reduces, over all kinds."""
+        return [
+            sum(sharing.task([member], ()).reduced for sharing in self._sharing.values())
+            for member in self._step.tasks.get(TaskType("fwd", layer), ())
+        ]
 
-    def _reduced(self, kind: Kind, operations: Sequence[ClassedOperation]) -> float:
-        return self._sharing[kind].task(operations, frozenset()).reduced
-
-    def _merged(self, task_type: TaskType, shared: Shared) -> Merged:
-        """The savings of merged all-reduces in a task."""
+    def _all_reduces(self, task_type: TaskType, shared: Shared) -> AllReduces:
+        """The all-reduces of a task, with the savings of merged ones."""
         makes = {self._step.flat.value(var) for var in self._step.makes(task_type)}
         members = [one.operation for one in self._step.tasks[task_type]]
         operations = [(one.eqn, one.reads, one.makes, one.times) for one in members]
         of_all = merged_sums(operations, shared.summed, makes, self._step.nbytes)
         halves = merged_sums(operations, shared.scattered, makes, lambda value: self._step.nbytes(value) / 2)
-        return Merged(of_all.nbytes + halves.nbytes, of_all.number + halves.number / 2)
+        merged = of_all.nbytes + halves.nbytes, of_all.number + halves.number / 2
+        return AllReduces(shared.reduced, shared.all_reduces, *merged)
 
     def _shared(self, task_type: TaskType, kind: Kind, sharing: Sharing) -> Shared:
         """The shared task. Accumulators hold parts of sums only over devices that divide the batch."""
@@ -133,14 +122,6 @@ class Divider:
     def _nbytes_per_step(self, task_type: TaskType, shared: Shared) -> float:
         """The bytes of the accumulators that hold parts of sums."""
         return sum(map(self._step.nbytes, self._accumulated[task_type].updated_by(shared.partial)))
-
-    def _sizes(self, task_types: Iterable[TaskType], weights: Iterable[Value], sharing: Sharing) -> set[int]:
-        """The sizes of the divided dimensions."""
-        values = set(weights)
-        for task_type in task_types:
-            for member in self._step.tasks[task_type]:
-                values |= member.operation.values
-        return {size for value in values if (size := sharing.size(value)) is not None}
 
     def _share(self, values: Collection[Value], sharing: Sharing) -> float:
         """The divided share of the bytes of values."""

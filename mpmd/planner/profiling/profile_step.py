@@ -87,6 +87,7 @@ class _Profiler:
 
     def _layer(self, layer: int, loop: LayeredLoop) -> Layer:
         step, ownership = self._step, self._step.ownership
+        divisions, reduced = self._divider.of_layer(layer), self._divider.reduced(layer)
         state = sum(nbytes(var) for var, owner in ownership.state.items() if owner == layer)
         return Layer(
             name=self._names[layer],
@@ -97,19 +98,25 @@ class _Profiler:
             gradients=sum(nbytes(a.result) for a in step.graph.accumulators if a.work.stage == layer),
             residuals=sum(map(nbytes, step.residuals(layer))),
             entering=sum(nbytes(var) for var, source in step.received(layer) if source == layer - 1),
-            divisions=self._divider.of_layer(layer),
-            sequence_parallel=self._divider.sequence_parallel(layer),
+            divisions=divisions,
+            sequence_parallel=self._divider.sequence_parallel(layer, divisions.get("model")),
             gathered=sum(self._gathered(var, layer) for var in ownership.weights_of(layer)),
-            recomputations={policy: self._recomputation(layer, policy) for policy in POLICIES},
+            recomputations={policy: self._recomputation(layer, policy, reduced) for policy in POLICIES},
         )
 
-    def _recomputation(self, layer: int, policy: Remat) -> Recomputation:
-        recomputed = self._recomputed.of_layer(layer, policy)
+    def _recomputation(self, layer: int, policy: Remat, reduced: Sequence[float]) -> Recomputation:
+        """The recomputation of a layer.
+
+        Args:
+          reduced: the bytes that each operation of its forward all-reduces.
+        """
+        recomputed, whole = self._recomputed.of_layer(layer, policy), sum(reduced)
+        forward = self._step.tasks.get(TaskType("fwd", layer), ())
         residuals = {self._step.flat.value(var) for var in self._step.residuals(layer)}
         return Recomputation(
             recomputed.nbytes,
-            self._work_of(recomputed.operations, residuals | recomputed.kept),
-            self._divider.reduced_share(layer, recomputed.operations),
+            self._work_of([forward[i] for i in recomputed.positions], residuals | recomputed.kept),
+            sum(reduced[i] for i in recomputed.positions) / whole if whole else 0.0,
         )
 
     def _gathered(self, var: Var, layer: int) -> int:

@@ -16,7 +16,6 @@ from mpmd.compiler.jaxprs.equations import avals_of
 from mpmd.compiler.jaxprs.flat import FlatEquations, Operation, Value
 from mpmd.ir.plan import TaskType
 from mpmd.language.remat import Remat
-from mpmd.planner.profiling.classes import ClassedOperation
 from mpmd.planner.profiling.layered_step import LayeredStep
 
 POLICIES = tuple(policy for policy in Remat if policy is not Remat.NONE)
@@ -34,12 +33,12 @@ class Recomputed(NamedTuple):
     Attributes:
       nbytes: bytes of the values that the layer keeps.
       kept: the values that the layer keeps; values inside of scans are kept for each iteration.
-      operations: the recomputed operations, in order.
+      positions: of the recomputed operations among those of the layer's forward, in order.
     """
 
     nbytes: float
     kept: frozenset[Value]
-    operations: tuple[ClassedOperation, ...]
+    positions: list[int]
 
 
 class RecomputedLayers:
@@ -76,8 +75,7 @@ class RecomputedLayers:
             else:
                 again.add(i)
                 pending += (read for read in members[i].operation.reads if read is not None)
-        operations = tuple(members[i] for i in sorted(again))
-        return Recomputed(sum(kept.values()), frozenset(kept), operations)
+        return Recomputed(sum(kept.values()), frozenset(kept), sorted(again))
 
 
 def _is_saveable(policy, operation: Operation) -> bool:

@@ -8,14 +8,12 @@ backward also adds its gradients to accumulators: it reads both, and writes the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 import numpy as np
 
-from mpmd.language.remat import Remat
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.hardware import Hardware, seconds_by_part
-from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
+from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, TaskArrays, product
 from mpmd.planner.submesh import INNERMOST_FIRST
 
 DATA = INNERMOST_FIRST.index("data")
@@ -52,9 +50,7 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
     gathers_in_tasks = group.fsdp and not group.gather_once
     gathered = arrays.of("gathered") * held
     gather = _gather_over_data(group, gathered) if gathers_in_tasks else zero
-    computing = np.add(
-        *_task_seconds(arrays, arrays.forward, arrays.products("forward"), group, cluster, weights)
-    )
+    computing = np.add(*_task_seconds(arrays, arrays.forward, group, cluster, weights))
     reducing = _all_reduces_of_task(arrays, group, cluster, "forward")
     step_all_reduce = _all_reduces_of_step(arrays, group, gathered, gradients)
     step = step_all_reduce + _optimizer_seconds(arrays, group, cluster, weights)
@@ -64,9 +60,7 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
         return LayerSeconds(forward, zero, zero, reducing + gather_forward, step, step_all_reduce)
 
     scatter = _gather_over_data(group, gradients) if gathers_in_tasks else zero
-    products, beside = _task_seconds(
-        arrays, arrays.backward, arrays.products("backward"), group, cluster, weights + gradients
-    )
+    products, beside = _task_seconds(arrays, arrays.backward, group, cluster, weights + gradients)
     divided = group.sizes[DATA] if gathers_in_tasks else 1
     accesses = 0 if cluster.accumulates_products else 3  # reads of accumulator and gradient, and a write
     adding = accesses * gradients / divided / cluster.memory_bandwidth
@@ -87,11 +81,9 @@ def layer_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware) 
 
 def _repeated_seconds(arrays: LayerArrays, group: GroupSettings, cluster: Hardware, weights: Array) -> Array:
     """The seconds of the forward operations that a backward repeats, without all-reduces."""
-    if group.remat is Remat.NONE:
-        return np.zeros_like(weights)
-    again, whole = arrays.recomputed(group.remat), arrays.forward[0]
-    share = np.divide(again.work[0], whole, out=np.zeros_like(whole), where=whole > 0)
-    return np.add(*_task_seconds(arrays, again.work, again.products, group, cluster, weights * share))
+    again, whole = arrays.recomputed(group.remat).work, arrays.forward.operations
+    share = np.divide(again.operations, whole, out=np.zeros_like(whole), where=whole > 0)
+    return np.add(*_task_seconds(arrays, again, group, cluster, weights * share))
 
 
 def _exposed(moving: Array, computing: Array, cluster: Hardware) -> Array:
@@ -105,28 +97,23 @@ def _gather_over_data(group: GroupSettings, nbytes: Array) -> Array:
 
 
 def _task_seconds(
-    arrays: LayerArrays,
-    work: tuple[Array, ...],
-    products: Mapping[str, ProductWork],
-    group: GroupSettings,
-    cluster: Hardware,
-    weights: Array,
+    arrays: LayerArrays, work: TaskArrays, group: GroupSettings, cluster: Hardware, weights: Array
 ) -> tuple[Array, Array]:
     """The seconds of a task's products, and of its other operations, without all-reduces.
 
     Args:
-      work: the numbers of ``TaskWork``.
       weights: bytes of products on each device that do not depend on the rows.
     """
-    operations, nbytes, beside, _, kernels = work
     rows = arrays.rows(group)
     share = rows * product(arrays.shares("activations", group.sizes))
     divided = rows * product(arrays.shares("operations", group.sizes))
     on_device = {
-        name: ProductWork(product.operations * divided, product.kernels) for name, product in products.items()
+        name: ProductWork(product.operations * divided, product.kernels)
+        for name, product in work.products.items()
     }
-    of_products = (nbytes - beside) * share + weights
-    return seconds_by_part(cluster, operations * divided, of_products, beside * share, on_device, kernels)
+    of_products = (work.nbytes - work.nbytes_beside) * share + weights
+    beside = work.nbytes_beside * share
+    return seconds_by_part(cluster, work.operations * divided, of_products, beside, on_device, work.kernels)
 
 
 def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, cluster: Hardware, task: str) -> Array:
@@ -136,10 +123,9 @@ def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, cluster: Har
     for axis, size in enumerate(group.sizes):
         if size > 1:
             others = product(share for other, share in enumerate(shares) if other != axis)
-            nbytes, number = (arrays.divided(f"{name}_{task}")[axis] for name in ("reduced", "all_reduces"))
+            nbytes, number, merged_nbytes, merged_number = arrays.all_reduces(task)[axis]
             if cluster.merges_all_reduces:
-                nbytes = nbytes - arrays.divided(f"merged_{task}")[axis]
-                number = number - arrays.divided(f"merges_{task}")[axis]
+                nbytes, number = nbytes - merged_nbytes, number - merged_number
             nbytes = arrays.rows(group) * nbytes * others
             seconds += group.collectives[axis].all_reduce.seconds(nbytes, np.maximum(number, 1.0))
     return seconds

@@ -13,14 +13,12 @@ import numpy as np
 from mpmd.language.remat import Remat
 from mpmd.planner.collectives import AxisCosts
 from mpmd.planner.curves import ProductWork
-from mpmd.planner.layer_profile import Division, Layer, LayerProfile, TaskWork
+from mpmd.planner.layer_profile import AllReduces, Division, Layer, LayerProfile, TaskWork
 from mpmd.planner.submesh import INNERMOST_FIRST
 
 Array = np.ndarray
 """A number for each layer."""
 
-_WORK = ("operations", "nbytes", "nbytes_beside", "temporaries", "kernels")
-TEMPORARIES = _WORK.index("temporaries")
 _UNDIVIDED = Division(largest=1, operations=0.0, weights=0.0, activations=0.0)
 
 
@@ -47,13 +45,37 @@ class GroupSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class TaskArrays:
+    """The numbers of ``TaskWork``: arrays by layer."""
+
+    operations: Array
+    nbytes: Array
+    nbytes_beside: Array
+    temporaries: Array
+    kernels: Array
+    products: Mapping[str, ProductWork]
+
+    @staticmethod
+    def of(works: Sequence[TaskWork]) -> TaskArrays:
+        """The arrays of the work of each layer."""
+        nothing = ProductWork(0.0, 0.0)
+        products = {
+            name: ProductWork(
+                *map(_array, zip(*(work.products.get(name, nothing) for work in works), strict=True))
+            )
+            for name in dict.fromkeys(name for work in works for name in work.products)
+        }
+        names = (field.name for field in dataclasses.fields(TaskArrays) if field.name != "products")
+        return TaskArrays(*(_array(getattr(work, name) for work in works) for name in names), products)
+
+
+@dataclasses.dataclass(frozen=True)
 class RecomputedArrays:
-    """The numbers of ``Recomputation``: arrays by layer; the work as the numbers of ``TaskWork``."""
+    """The numbers of ``Recomputation``: arrays by layer."""
 
     residuals: Array
+    work: TaskArrays
     reduced: Array
-    work: tuple[Array, ...]
-    products: Mapping[str, ProductWork]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,29 +85,23 @@ class LayerArrays:
     profile: LayerProfile
 
     @functools.cached_property
-    def forward(self) -> tuple[Array, ...]:
-        """The numbers of ``TaskWork``: operations, bytes, bytes beside products, temporaries, and kernels."""
-        return self._work("forward")
+    def forward(self) -> TaskArrays:
+        """The work of forwards."""
+        return TaskArrays.of([layer.forward for layer in self.profile.layers])
 
     @functools.cached_property
-    def backward(self) -> tuple[Array, ...]:
-        """The numbers of ``TaskWork``, as of ``forward``."""
-        return self._work("backward")
-
-    def products(self, task: str) -> Mapping[str, ProductWork]:
-        """The products of all layers' tasks, ``forward`` or ``backward``, by the names of their rates."""
-        return self._products[task]
+    def backward(self) -> TaskArrays:
+        """The work of backwards, without recomputed operations."""
+        return TaskArrays.of([layer.backward for layer in self.profile.layers])
 
     def recomputed(self, policy: Remat) -> RecomputedArrays:
         """The bytes that layers keep, and the work that they do again, under a policy."""
         if policy not in self._recomputed:
             each = [layer.recomputation(policy) for layer in self.profile.layers]
-            works = [one.work for one in each]
             self._recomputed[policy] = RecomputedArrays(
                 residuals=_array(one.residuals for one in each),
+                work=TaskArrays.of([one.work for one in each]),
                 reduced=_array(one.reduced for one in each),
-                work=_work_arrays(works),
-                products=_products_of(works),
             )
         return self._recomputed[policy]
 
@@ -100,6 +116,13 @@ class LayerArrays:
     def divided(self, field: str) -> tuple[Array, ...]:
         """A field of each layer's ``Division``, by axis."""
         return self._divided[field]
+
+    def all_reduces(self, task: str) -> list[AllReduces]:
+        """By axis, the all-reduces of each layer's ``forward`` or ``backward``."""
+        return [
+            AllReduces(*map(_array, zip(*(getattr(division, task) for division in divisions), strict=True)))
+            for divisions in map(self._divisions, range(len(INNERMOST_FIRST)))
+        ]
 
     def shares(self, field: str, sizes: tuple[int, ...]) -> list[Array]:
         """By axis, the share on each device of the values of which ``field`` is the divided share.
@@ -132,36 +155,12 @@ class LayerArrays:
                 for axis in range(len(INNERMOST_FIRST))
             )
             for field in dataclasses.fields(Division)
+            if field.name not in ("forward", "backward")
         }
 
     def _divisions(self, axis: int) -> list[Division]:
         layers: tuple[Layer, ...] = self.profile.layers
         return [layer.divisions.get(INNERMOST_FIRST[axis], _UNDIVIDED) for layer in layers]
-
-    def _work(self, task: str) -> tuple[Array, ...]:
-        return _work_arrays([getattr(layer, task) for layer in self.profile.layers])
-
-    @functools.cached_property
-    def _products(self) -> dict[str, dict[str, ProductWork]]:
-        return {
-            task: _products_of([getattr(layer, task) for layer in self.profile.layers])
-            for task in ("forward", "backward")
-        }
-
-
-def _work_arrays(works: Sequence[TaskWork]) -> tuple[Array, ...]:
-    return tuple(_array(getattr(work, name) for work in works) for name in _WORK)
-
-
-def _products_of(works: Sequence[TaskWork]) -> dict[str, ProductWork]:
-    names = dict.fromkeys(name for work in works for name in work.products)
-    nothing = ProductWork(0.0, 0.0)
-    return {
-        name: ProductWork(
-            *map(_array, zip(*(work.products.get(name, nothing) for work in works), strict=True))
-        )
-        for name in names
-    }
 
 
 def product(shares: Iterable[Array]) -> Array:

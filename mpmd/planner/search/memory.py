@@ -6,9 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from mpmd.language.remat import Remat
 from mpmd.planner.search.costs import DATA
-from mpmd.planner.search.layer_arrays import TEMPORARIES, Array, GroupSettings, LayerArrays, product
+from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +43,7 @@ def layer_bytes(arrays: LayerArrays, group: GroupSettings) -> LayerBytes:
     received = product(arrays.shares("received", group.sizes))
     entering = arrays.of("entering") * arrays.rows(group) * received
     residuals = arrays.of("residuals") * arrays.rows(group) * product(shares)
-    within = np.maximum(arrays.forward[TEMPORARIES], arrays.backward[TEMPORARIES])
+    within = np.maximum(arrays.forward.temporaries, arrays.backward.temporaries)
     temporaries = 2 * entering + within * arrays.rows(group) * product(shares)
     if not arrays.profile.has_backward:
         gradients = residuals = np.zeros_like(weights)
@@ -55,13 +54,12 @@ def layer_bytes(arrays: LayerArrays, group: GroupSettings) -> LayerBytes:
     elif group.fsdp:
         temporaries = temporaries + weights + gradients
         gradients = gradients / divided
-    if group.remat is not Remat.NONE:
-        kept = arrays.recomputed(group.remat).residuals
-        entered = np.minimum(kept, arrays.of("entering"))
-        of_policy = (entered * received + (kept - entered) * product(shares)) * arrays.rows(group)
-        is_less = kept < arrays.of("residuals")
-        temporaries = temporaries + np.where(is_less, residuals, 0.0)
-        residuals = np.where(is_less, np.minimum(of_policy, residuals), residuals)
+    kept = arrays.recomputed(group.remat).residuals
+    entered = np.minimum(kept, arrays.of("entering"))
+    of_policy = (entered * received + (kept - entered) * product(shares)) * arrays.rows(group)
+    is_less = kept < arrays.of("residuals")
+    temporaries = temporaries + np.where(is_less, residuals, 0.0)
+    residuals = np.where(is_less, np.minimum(of_policy, residuals), residuals)
     return LayerBytes(
         weights=weights / divided + gathered,
         gradients=gradients,

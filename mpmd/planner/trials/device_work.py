@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -38,7 +38,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
 )
 from mpmd.compiler.jaxprs.work import PRODUCTS, operations, product_kind
 from mpmd.planner.curves import ProductWork
-from mpmd.planner.fusions import memory_values
+from mpmd.planner.fusions import Fusions
 from mpmd.planner.merged_sums import Merged, merged_sums
 from mpmd.planner.trials.exchanges import crossing_axes, moving_constraints
 from mpmd.planner.trials.work_on_device import DeviceWork, added_by_axis
@@ -74,7 +74,7 @@ def device_work(
             known[atom] = required
     known = _with_addends(jaxpr, eqns, known)
     arounds = [kernel_around(eqn, around, flash_attention) for eqn in eqns]
-    work = _Fusions(jaxpr, eqns, constants, known, mesh, arounds, flash_attention, residuals).work()
+    work = _Equations(jaxpr, eqns, constants, known, mesh, arounds, flash_attention, residuals).work()
     for atom, required in zip(jaxpr.outvars, outputs or (), strict=False):
         if isinstance(atom, Var) and required is not None and atom not in residuals:
             work += _gathering(atom, sharded(atom, known), required, mesh)
@@ -152,14 +152,11 @@ def _makes_constants(eqn: JaxprEqn) -> bool:
     return is_fused(eqn) or eqn.primitive is scan_p
 
 
-class _Fusions:
-    """The fusions of equations, which decide which results are written to memory.
+class _Equations:
+    """The equations of a task or of a body, with their fusions.
 
-    ``_sources`` has, for each variable, the values in memory from which it is computed: itself, if it is in
-    memory. ``_windows`` are parts of values in memory, which their readers read there. ``_last`` has the
-    position of the last equation that reads a value in memory. ``_free`` are constants in no memory, which
-    fusions compute, and loops in each iteration. ``_products`` are results of
-    products, and ``_sums`` of additions of products to accumulators.
+    ``_free`` are constants in no memory, which fusions compute, and loops in each iteration. ``_products``
+    are results of products, and ``_sums`` of additions of products to accumulators.
     """
 
     def __init__(
@@ -187,48 +184,20 @@ class _Fusions:
             self._kept,
         )
         equations = [(eqn, operands(eqn), eqn.outvars) for eqn in eqns]
-        values = memory_values(equations, {*self._kept, *moving}, of_kernels.operands)
-        inside = of_kernels.inside | self._residuals
-        self._written, self._windows = values.written - self._free - inside, values.windows - inside
+        of_kernels = of_kernels._replace(inside=of_kernels.inside | self._residuals)
+        self._fusions = Fusions.of(equations, {*self._kept, *moving}, of_kernels, self._free)
         readers = collections.Counter(atom for eqn in eqns for atom in {*operands(eqn)})
         accumulators = {var for var in jaxpr.invars if readers[var] == 1}
         self._products, self._sums = set[Var](), set[Var]()
-        self._sources: dict[Var, frozenset[Var]] = dict.fromkeys([*self._free, *self._residuals], frozenset())
         self._summed: dict[str, set[Var]] = {}
         self._scattered: dict[str, set[Var]] = {}
-        self._last: dict[Var, int] = {}
-        for position, eqn in enumerate(eqns):
-            read = self._read(operands(eqn))
-            self._last |= dict.fromkeys(read, position)
+        for eqn, read in zip(eqns, self._fusions.reads, strict=True):
             self._add_products_and_sums(eqn, read, accumulators)
-            for var in eqn.outvars:
-                is_read_there = var in self._written or var in self._windows
-                if var not in self._free:
-                    self._sources[var] = frozenset({var}) if is_read_there else read
-
-    def _read(self, variables: Iterable[Var]) -> frozenset[Var]:
-        """The values in memory from which variables are computed."""
-        return frozenset().union(*(self._sources.get(var, frozenset({var})) for var in variables))
 
     def work(self) -> DeviceWork:
         """The sum over all equations."""
-        total = DeviceWork()
-        held = most = 0.0
-        live: dict[Var, float] = {}
-        leaving: dict[int, list[Var]] = collections.defaultdict(list)
-        for position, eqn in enumerate(self._eqns):
-            work = self._of(eqn, self._arounds[position])
-            total += work
-            for var in leaving.pop(position, ()) if is_fused(eqn) else ():
-                held -= live.pop(var, 0.0)  # a fusion can write where it reads
-            for var in eqn.outvars:
-                if var in self._written and var not in self._kept and not is_dropped(var):
-                    live[var] = self._bytes(var)
-                    held += live[var]
-                    leaving[self._last.get(var, position)].append(var)
-            most = max(most, held + work.temporaries)
-            for var in leaving.pop(position, ()):
-                held -= live.pop(var, 0.0)
+        works = [*map(self._of, self._eqns, self._fusions.reads, self._arounds)]
+        most = self._fusions.most_held(self._kept, self._bytes, (work.temporaries for work in works))
         merged = {
             axis: self._merged(axis, self._summed.get(axis, ()), self._scattered.get(axis, ()))
             for axis in {**self._summed, **self._scattered}
@@ -237,7 +206,7 @@ class _Fusions:
             merged={axis: saving.nbytes for axis, saving in merged.items() if saving.number},
             merges={axis: saving.number for axis, saving in merged.items() if saving.number},
         )
-        return dataclasses.replace(total + saved, temporaries=most)
+        return dataclasses.replace(sum(works, saved), temporaries=most)
 
     def _merged(self, axis: str, summed: Collection[Var], scattered: Collection[Var]) -> Merged:
         """The savings of merging the all-reduces of values along an axis, or sums that are scattered."""
@@ -251,7 +220,7 @@ class _Fusions:
         )
         return Merged(wholes.nbytes + parts.nbytes, wholes.number + parts.number / 2)
 
-    def _of(self, eqn: JaxprEqn, around: Around) -> DeviceWork:
+    def _of(self, eqn: JaxprEqn, read: frozenset[Var], around: Around) -> DeviceWork:
         if bodies := subjaxprs(eqn):
             return self._of_bodies(eqn, bodies, around)
         if call_work(eqn) is not None:
@@ -263,8 +232,7 @@ class _Fusions:
         moved |= halves
         computed_by = axes | summed
         summed -= moved.keys()
-        written = [var for var in eqn.outvars if var in self._written and not is_dropped(var)]
-        read = self._read(operands(eqn)) if written else ()
+        written = [var for var in eqn.outvars if var in self._fusions.written and not is_dropped(var)]
         written_bytes = sum(map(self._bytes, written))
         for axis in summed:
             self._summed.setdefault(axis, set()).update(written)
@@ -275,7 +243,7 @@ class _Fusions:
         }
         of_summed = {axis: written_bytes for axis in summed if self._mesh[axis] > 1}
         crossing = {**of_summed, **added_by_axis(of_summed, of_moved)}
-        nbytes = written_bytes + sum(map(self._bytes, read))
+        nbytes = written_bytes + (sum(map(self._bytes, read)) if written else 0.0)
         computed = operations(eqn) / math.prod(self._mesh[axis] for axis in computed_by)
         if kernel is not None:
             computed *= kernel.factor
