@@ -38,9 +38,9 @@ MAY_IMPORT = {
     # Chooses how to run a step.
     "mpmd.planner": "",
     "mpmd.planner.fusions": "mpmd.compiler.jaxprs",
-    "mpmd.planner.merged_sums": "",
+    "mpmd.planner.all_reduces": "",
     "mpmd.planner.curves": "mpmd.validation",
-    "mpmd.planner.layer_profile": "mpmd.language mpmd.planner.curves",
+    "mpmd.planner.layer_profile": "mpmd.language mpmd.planner.all_reduces mpmd.planner.curves",
     "mpmd.planner.calibrate": "mpmd.ir mpmd.language mpmd.planner.curves mpmd.schedules mpmd.simulate "
     "mpmd.validation",
     "mpmd.planner.calibrate_collectives": "mpmd.ir mpmd.language mpmd.planner.calibrate mpmd.planner.curves "
@@ -65,23 +65,22 @@ MAY_IMPORT = {
     "mpmd.planner.collectives": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools "
     "mpmd.planner.submesh mpmd.simulate",
     "mpmd.planner.reasons": "mpmd.planner.candidate mpmd.planner.pools mpmd.planner.simplicity mpmd.util",
-    "mpmd.planner.shared_cores": "mpmd.memory mpmd.planner.curves mpmd.planner.hardware "
-    "mpmd.planner.layer_profile mpmd.planner.pools mpmd.simulate",
+    "mpmd.planner.shared_cores": "mpmd.memory mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools",
     "mpmd.compiler.find_layers": "mpmd.compat mpmd.compiler.cut_scans mpmd.compiler.jaxprs mpmd.errors "
     "mpmd.language mpmd.sharding mpmd.util mpmd.validation",
     "mpmd.planner.profiling": "mpmd.compiler.cut_layers mpmd.compiler.find_layers mpmd.compiler.graph "
     "mpmd.compiler.jaxprs mpmd.compiler.request mpmd.compiler.shard mpmd.compiler.split mpmd.compiler.steps "
-    "mpmd.compiler.trace mpmd.ir mpmd.keys mpmd.language mpmd.planner.curves mpmd.planner.fusions "
-    "mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.schedules mpmd.util",
-    "mpmd.planner.search": "mpmd.ir mpmd.language mpmd.planner.candidate mpmd.planner.choice_table "
-    "mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.curves mpmd.planner.hardware "
-    "mpmd.planner.labels mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.reasons "
-    "mpmd.planner.shared_cores mpmd.planner.simplicity mpmd.planner.submesh mpmd.schedules mpmd.simulate "
-    "mpmd.util",
+    "mpmd.compiler.trace mpmd.ir mpmd.keys mpmd.language mpmd.planner.all_reduces mpmd.planner.curves "
+    "mpmd.planner.fusions mpmd.planner.layer_profile mpmd.schedules mpmd.util",
+    "mpmd.planner.search": "mpmd.ir mpmd.language mpmd.planner.all_reduces mpmd.planner.candidate "
+    "mpmd.planner.choice_table mpmd.planner.collectives mpmd.planner.constraints mpmd.planner.curves "
+    "mpmd.planner.hardware mpmd.planner.labels mpmd.planner.layer_profile mpmd.planner.pools "
+    "mpmd.planner.reasons mpmd.planner.shared_cores mpmd.planner.simplicity mpmd.planner.submesh "
+    "mpmd.schedules mpmd.simulate mpmd.util",
     "mpmd.planner.trials": "mpmd.arguments mpmd.compat mpmd.compiler.find_layers mpmd.compiler.jaxprs "
     "mpmd.compiler.request mpmd.compiler.steps mpmd.errors mpmd.ir mpmd.language mpmd.memory mpmd.meshes "
-    "mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.curves mpmd.planner.fusions "
-    "mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.merged_sums mpmd.planner.pools "
+    "mpmd.planner.all_reduces mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.curves "
+    "mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.pools "
     "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.planner.submesh mpmd.program mpmd.runtime "
     "mpmd.sharding mpmd.simulate mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
@@ -91,8 +90,8 @@ MAY_IMPORT = {
     "mpmd.planner.submesh mpmd.util",
     "mpmd.planner.choice": "mpmd.compat mpmd.language mpmd.meshes mpmd.planner.candidate "
     "mpmd.planner.choice_table mpmd.planner.cluster_file mpmd.planner.hardware "
-    "mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.search mpmd.planner.shared_cores "
-    "mpmd.planner.trials mpmd.simulate mpmd.step mpmd.util mpmd.validation",
+    "mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.search mpmd.planner.trials mpmd.simulate "
+    "mpmd.step mpmd.util mpmd.validation",
     "mpmd.planner.choose": "mpmd.arguments mpmd.compat mpmd.planner.candidate mpmd.planner.choice "
     "mpmd.planner.constraints mpmd.planner.layer_profile mpmd.planner.pools mpmd.planner.reasons "
     "mpmd.planner.rerank mpmd.planner.search mpmd.planner.trials mpmd.schedules mpmd.step mpmd.util "

@@ -1,6 +1,6 @@
 """Fusions: the chains of equations that XLA makes one pass over memory, and the values between them.
 
-The formulas have them for the operations of a layer (``profiling/traffic.py``), and plans for the equations
+The formulas have them for the operations of a layer (``profiling/task_work.py``), and plans for the equations
 of a task (``trials/device_work.py``).
 """
 

@@ -10,14 +10,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from mpmd.language.remat import Remat
+from mpmd.planner.all_reduces import NO_ALL_REDUCES, AllReduces
 from mpmd.planner.curves import ProductWork
 
 Kind = Literal["data", "model", "sequence"]
 """The ways to divide the work of a layer over devices: by the rows of the batch; by dimensions of its
 weights, as Megatron does; by another dimension of values between layers."""
+
+
+Numbers = Any
+"""A number of a layer, or an array with the numbers of all layers (``search/layer_arrays.py``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +39,11 @@ class TaskWork:
       products: its products, by the names of ``Hardware.rates``.
     """
 
-    operations: float
-    nbytes: float
-    nbytes_beside: float = 0.0
-    temporaries: float = 0.0
-    kernels: float = 0.0
+    operations: Numbers
+    nbytes: Numbers
+    nbytes_beside: Numbers = 0.0
+    temporaries: Numbers = 0.0
+    kernels: Numbers = 0.0
     products: Mapping[str, ProductWork] = dataclasses.field(default_factory=dict)
 
 
@@ -52,28 +57,9 @@ class Recomputation:
       reduced: the share of the bytes that the forward all-reduces, which its backward does again.
     """
 
-    residuals: float
+    residuals: Numbers
     work: TaskWork
-    reduced: float
-
-
-class AllReduces(NamedTuple):
-    """The all-reduces of a task over an axis: numbers, or arrays by layer.
-
-    Attributes:
-      nbytes: their bytes. Values that are gathered, or summed and scattered, count half.
-      number: how many there are, before any are merged.
-      merged_nbytes: the bytes among them that need no all-reduce of their own if sums are all-reduced once.
-      merged_number: the number of the all-reduces that this saves.
-    """
-
-    nbytes: Any = 0.0
-    number: Any = 0.0
-    merged_nbytes: Any = 0.0
-    merged_number: Any = 0.0
-
-
-NO_ALL_REDUCES = AllReduces()
+    reduced: Numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +78,13 @@ class Division:
     """
 
     largest: int
-    operations: float
-    weights: float
-    activations: float
-    received: float = 0.0
+    operations: Numbers
+    weights: Numbers
+    activations: Numbers
+    received: Numbers = 0.0
     forward: AllReduces = NO_ALL_REDUCES
     backward: AllReduces = NO_ALL_REDUCES
-    reduced_per_step: float = 0.0
+    reduced_per_step: Numbers = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,16 +184,6 @@ class LayerProfile:
         """
         in_loop = self.decision_index is not None and self.slices == 1
         return in_loop and any(layer.sequence_parallel is not None for layer in self.layers)
-
-    def with_sequence_parallel(self) -> LayerProfile:
-        """The profile with the divisions of layers under sequence parallelism."""
-        layers = tuple(
-            layer
-            if layer.sequence_parallel is None
-            else dataclasses.replace(layer, divisions={**layer.divisions, "model": layer.sequence_parallel})
-            for layer in self.layers
-        )
-        return dataclasses.replace(self, layers=layers)
 
     @functools.cached_property
     def policies(self) -> tuple[Remat, ...]:

@@ -2,15 +2,14 @@
 
 The rates of a cluster hold while all devices of a node compute. A device is ``Hardware.alone`` times faster
 while the others wait, so ``devices_at_once`` devices compute as fast as one alone. Costs are seconds while no
-other device computes; simulations slow groups down while more than ``groups_at_once`` are at work. Clusters
-of several nodes or kinds are treated as if all devices computed.
+other group computes; simulations slow groups down while more than ``groups_at_once`` are at work. Clusters of
+several nodes or kinds are treated as if all devices computed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,29 +30,23 @@ def with_devices_at_once(cluster: Hardware, number: float) -> Hardware:
     return dataclasses.replace(cluster, alone=max(1.0, cluster.devices_per_node / number))
 
 
-def time_alone(cluster: AnyCluster) -> float:
-    """The time of a task while no other device computes, over that while all do."""
-    pool, *others = cluster.pools
-    return 1.0 if others or pool.nodes > 1 else 1 / pool.alone
-
-
 def devices_at_once(cluster: AnyCluster) -> float:
     """The number of devices that can compute at once as fast as alone; infinite if they share no cores."""
-    alone = time_alone(cluster)
-    return cluster.pools[0].devices_per_node * alone if alone < 1 else math.inf
+    pool, *others = cluster.pools
+    shares = not others and pool.nodes == 1 and pool.alone > 1
+    return pool.devices_per_node / pool.alone if shares else math.inf
 
 
-def groups_at_once(cluster: AnyCluster, devices: Sequence[int]) -> float:
-    """The number of groups that can compute at once, as ``Costs.at_once`` has it.
+def time_alone(cluster: AnyCluster, devices: float) -> float:
+    """The time of tasks while ``devices`` devices compute, over that while all do."""
+    at_once = devices_at_once(cluster)
+    return 1.0 if math.isinf(at_once) else max(at_once, devices) / cluster.pools[0].devices_per_node
 
-    Each group counts as the largest one: a mean would let large groups have more of the cores than there are.
+
+def groups_at_once(cluster: AnyCluster, devices: Amount) -> Amount:
+    """The number of groups that can compute at once as fast as alone, as ``Costs.at_once`` has it.
 
     Args:
-      devices: the number of each group's.
+      devices: the mean number of devices of a group.
     """
-    return devices_at_once(cluster) / max(devices)
-
-
-def slowdown(cluster: AnyCluster, devices: Amount) -> Amount:
-    """The time of tasks while ``devices`` devices compute, over that while no other device computes."""
-    return np.maximum(1.0, devices / devices_at_once(cluster))
+    return np.maximum(1.0, devices_at_once(cluster) / devices)

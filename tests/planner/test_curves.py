@@ -13,12 +13,13 @@ import mpmd
 from mpmd.compiler.jaxprs import work
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.rules import shared_dimensions
+from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.curves import Curve, ProductWork
 from mpmd.planner.hardware import seconds_by_part
-from mpmd.planner.layer_profile import AllReduces, Division, Layer, TaskWork
+from mpmd.planner.layer_profile import Division, Layer, TaskWork
 from mpmd.planner.profiling.open_step import profile_of, profile_step
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.submesh import Submesh
@@ -106,10 +107,8 @@ def test_weights_are_gathered_in_the_dtype_in_which_they_are_read():
 
 
 def test_exchanges_of_a_plan_are_merged_and_hidden_as_those_of_a_layer():
-    work = DeviceWork(
-        1e12, 0.0, all_reduced={"model": 3e9, "data": 1e9}, all_reduces={"model": 3, "data": 1},
-        moved={"data": 1e9}, merged={"model": 2e9}, merges={"model": 2},
-    )  # fmt: skip
+    all_reduces = {"model": AllReduces(3e9, 3, 2e9, 2), "data": AllReduces(1e9, 1, moved=1e9)}
+    work = DeviceWork(1e12, 0.0, all_reduces=all_reduces)
     devices = DeviceRange(0, Submesh(model=2, data=2))
     assert all_reduce_seconds(work, PLAIN, devices) == pytest.approx(4.0)
     merging = dataclasses.replace(PLAIN, merges_all_reduces=True)

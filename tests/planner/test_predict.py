@@ -26,17 +26,13 @@ def predicted(costs=COSTS, **options):
 
 
 def test_the_time_is_that_of_the_simulated_plan():
-    step, prediction = predicted(communication=0.25)
+    step, prediction = predicted(reducing=6.0)
     assert prediction.seconds == step.simulate(COSTS).makespan == 1 + 3 * (3 + 4) + 2
     assert prediction.bubble == pytest.approx(step.simulate(COSTS).bubble)
     assert prediction.stage_seconds == (3.0, 7.0)
     assert (prediction.communication, prediction.source) == (0.25, "simulation")
     slow = Costs(tasks=COSTS.tasks, link=Link(latency=1.0))
     assert predicted(slow)[1].seconds == prediction.seconds + 2
-
-
-def test_a_group_of_more_devices_than_cores_is_slower_also_alone():
-    assert predicted(Costs(tasks=COSTS.tasks, at_once=0.5))[1].stage_seconds == (6.0, 14.0)
 
 
 def test_the_parts_of_the_memory_are_the_peak_of_the_worst_group():

@@ -9,6 +9,7 @@ import mpmd
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.sharded_dimensions import dimensions_of
 from mpmd.language.decisions import Decisions, decided
+from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.trials.device_work import device_work
 from mpmd.planner.trials.predicted_plan import predicted_plan
 from tests.support.parity import mesh_of
@@ -57,10 +58,10 @@ def work_of(fun, specs, mesh, shapes=((8, 16), (16, 64), (64, 16))):
 
 def test_columns_and_rows_of_weights_are_summed_once():
     whole = work_of(megatron, ((), (), ()), {})
-    assert whole.operations == 2 * (2 * 8 * 16 * 64) + 8 * 64 and not whole.all_reduced
+    assert whole.operations == 2 * (2 * 8 * 16 * 64) + 8 * 64 and not whole.all_reduces
     divided = work_of(megatron, ((), (None, "model"), ("model",)), {"model": 4})
     assert divided.operations == whole.operations / 4
-    assert divided.all_reduced == {"model": 8 * 16 * 4} and divided.all_reduces == {"model": 1}
+    assert divided.all_reduces == {"model": AllReduces(8 * 16 * 4, 1)}
 
 
 def test_products_that_are_added_to_an_argument_are_accumulated():
@@ -92,7 +93,7 @@ def test_a_loop_that_starts_at_a_number():
 
 def test_a_weight_that_is_divided_like_the_batch_is_gathered():
     work = work_of(megatron, (("data",), ("data",), ()), {"data": 2})
-    assert work.all_reduced == {"data": 16 * 64 * 4 / 2} and work.all_reduces == {"data": 1}
+    assert {axis: of_axis[:2] for axis, of_axis in work.all_reduces.items()} == {"data": (16 * 64 * 4 / 2, 1)}
 
 
 def test_a_chain_of_elementwise_equations_is_one_pass():
@@ -136,7 +137,7 @@ def test_gradients_are_scattered_to_accumulators_that_are_divided():
     specs = (("data",), ("data",), ("data",), ("data",))
     work = work_of(added, specs, {"data": 4}, ((16, 64), (64,), (8, 16), (8, 64)))
     # A scatter takes half of the time of a sum; that of the products is of the matrix, then of the bias.
-    assert work.all_reduced == {"data": 4 * (16 * 64 + 64) / 2}
+    assert work.all_reduces["data"].nbytes == 4 * (16 * 64 + 64) / 2
     assert work.operations == pytest.approx((2 * 8 * 16 * 64 + 16 * 64 + 8 * 64 + 2 * 64) / 4, rel=0.1)
 
 
@@ -147,7 +148,7 @@ def test_gradients_that_a_scan_stacks_are_divided_like_their_accumulators():
     shapes = ((4, 16, 64), (4, 8, 16), (4, 8, 64))
     work = work_of(of_layers, ((None, "data"), (None, "data"), (None, "data")), {"data": 4}, shapes)
     assert work.temporaries < 4 * (4 * 16 * 64)
-    assert work.all_reduced == {"data": 4 * 4 * 16 * 64 / 2}
+    assert work.all_reduces["data"].nbytes == 4 * 4 * 16 * 64 / 2
 
 
 def test_zeros_that_are_scattered_into_are_sharded_like_the_result():

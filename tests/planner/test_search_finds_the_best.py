@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpmd.language.remat import Remat
+from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.layer_profile import AllReduces, Division
+from mpmd.planner.layer_profile import Division
 from mpmd.planner.search.exhaustive import is_small
 from mpmd.planner.search.search import USUAL, SearchBudget, evaluated_rows, search, search_space
 from mpmd.planner.search.stages import CostModel

@@ -213,8 +213,7 @@ def test_closed_forms_are_those_of_the_lists(name, number, slices, stages):
     makespan = simulate(order.tasks, Costs(atomic=True), slices=slices).makespan
     assert (number + form.fill(*args)[0]) * 3 * stages * slices == pytest.approx(makespan, rel=0.03)
     most = [max(map(sum, vectors)) / stages / slices for vectors in order.in_flight]
-    assert form.in_flight(*args)[0] == pytest.approx(max(most), abs=0.3)
-    assert form.in_flight(*args)[0] - form.spread(*args)[0] == pytest.approx(min(most), abs=0.6)
+    assert form.in_flight(*args)[0] == pytest.approx((max(most) + min(most)) / 2, abs=0.45)
 
 
 def test_families_of_whole_microbatches_have_their_own_closed_forms():

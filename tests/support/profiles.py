@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.cluster import Cluster
-from mpmd.planner.layer_profile import AllReduces, Division, Kind, Layer, LayerProfile, TaskWork
+from mpmd.planner.layer_profile import Division, Kind, Layer, LayerProfile, TaskWork
 from mpmd.simulate import Link
 
 

@@ -42,12 +42,11 @@ _MOST_OF_WEIGHTS = 1 / 4
 
 
 def choose_classes(
-    step: LayeredStep, operations: Mapping[TaskType, float], accumulated: Mapping[TaskType, Container[Value]]
+    step: LayeredStep, accumulated: Mapping[TaskType, Container[Value]]
 ) -> dict[Kind, frozenset[Class]]:
     """The classes of each kind; rows and sequences are found for each loop.
 
     Args:
-      operations: of each task.
       accumulated: for each task, the values that only add to accumulators.
     """
     rows = [_of_microbatch(step, loop) for loop in step.loops]
@@ -60,7 +59,7 @@ def choose_classes(
         shared = {one: costs.shared(one, accumulated) for one in dict.fromkeys(candidates) if one in allowed}
         most = max((of_class.operations for of_class in shared.values()), default=0.0)
         enough = {
-            one: of_class.reduced
+            one: of_class.all_reduces.nbytes
             for one, of_class in shared.items()
             if of_class.operations >= max(least, _NEARLY * most)
         }
@@ -69,7 +68,7 @@ def choose_classes(
     data = frozenset[Class]().union(*(cheapest(of_loop, 1.0) for of_loop in rows))
     sequence: frozenset[Class] = frozenset()
     for loop, of_rows, of_loop in zip(step.loops, rows, between, strict=True):
-        most = sum(number for task_type, number in operations.items() if task_type.stage in loop.layers)
+        most = sum(number for task_type, number in step.operations.items() if task_type.stage in loop.layers)
         others = (one for one in of_loop or of_rows if one not in data)
         sequence |= cheapest(others, _LEAST_OF_WORK * most)
     return {"data": data, "sequence": sequence, "model": _of_weights(costs, data, data | sequence)}
@@ -109,7 +108,7 @@ def _of_weights(costs: ClassCosts, rows: Set[Class], taken: Set[Class]) -> froze
         if one not in taken and costs.size(one) > 1 and not costs.gathers_whole(one, rows):
             shared = costs.shared(one, {})
             saved = shared.operations + _OPERATIONS_PER_BYTE * sum(nbytes.values())
-            savings[one] = saved / max(1.0, shared.reduced)
+            savings[one] = saved / max(1.0, shared.all_reduces.nbytes)
             for layer in nbytes:
                 best[layer] = max(best.get(layer, 0.0), savings[one])
     chosen: set[Class] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Container, Iterable, Mapping
 
 from mpmd.compiler.jaxprs.flat import Value
@@ -28,6 +27,7 @@ class ClassCosts:
         self.of_weights = _of_weights(step)
         known = {*self.of_weights, *others}
         self.together: dict[Class, set[Class]] = {one: set() for one in known}
+        self._sharing = {one: Sharing(step.flat, step.classes, frozenset({one})) for one in known}
         self._touched: dict[Class, dict[TaskType, list[ClassedOperation]]] = {one: {} for one in known}
         for task_type, members in step.tasks.items():
             for member in members:
@@ -49,7 +49,7 @@ class ClassCosts:
         Args:
           accumulated: for each task, the values that only add to accumulators that may hold parts of sums.
         """
-        sharing = self._sharing(one)
+        sharing = self._sharing[one]
         tasks = self._touched[one].items()
         return sum(
             (sharing.task(members, accumulated.get(task_type, ())) for task_type, members in tasks), Shared()
@@ -57,14 +57,13 @@ class ClassCosts:
 
     def size(self, one: Class) -> int:
         """The size that the number of devices has to divide."""
-        sharing = self._sharing(one)
         values = {value for member in self._members(one) for value in member.operation.values}
-        return math.gcd(*(size for value in values if (size := sharing.size(value)) is not None))
+        return self._sharing[one].largest(values)
 
     def gathers_whole(self, one: Class, rows: Collection[Class]) -> bool:
         """Whether an operation that devices cannot share along the class reads a divided value that
         depends only on weights."""
-        sharing = self._sharing(one)
+        sharing = self._sharing[one]
         for member in self._members(one):
             if all(of_class != one for of_class, _ in member.uses):
                 for value in member.operation.reads:
@@ -74,9 +73,6 @@ class ClassCosts:
 
     def _is_weight(self, value: Value, rows: Collection[Class]) -> bool:
         return bool(rows) and not set(rows) & set(self._step.classes.of_value(value))
-
-    def _sharing(self, one: Class) -> Sharing:
-        return Sharing(self._step.flat, self._step.classes, frozenset({one}))
 
     def _members(self, one: Class) -> Iterable[ClassedOperation]:
         for members in self._touched[one].values():

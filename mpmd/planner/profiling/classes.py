@@ -34,7 +34,7 @@ class ClassUse(NamedTuple):
 
 
 class ClassedOperation(NamedTuple):
-    """An operation with its work, in multiplications and additions, and the ways to share it."""
+    """An operation, its multiplications and additions in all runs, and the ways to share it."""
 
     operation: Operation
     work: float
@@ -92,11 +92,12 @@ def classed(
         class_uses = [ClassUse(classes.of(*node), use) for use in ways for node in _first(operation, use)]
         of_calls = call_work(operation.eqn)
         if of_calls is not None:
-            return ClassedOperation(operation, of_calls.operations, _together(class_uses))
-        operations = float(total_operations([operation.eqn]))
+            work = operation.times * of_calls.operations
+            return ClassedOperation(operation, work, _together(class_uses))
+        work = float(operation.times * total_operations([operation.eqn]))
         if operation.kernel is not None:
-            operations *= operation.kernel.factor
-        return ClassedOperation(operation, operations, tuple(class_uses))
+            work *= operation.kernel.factor
+        return ClassedOperation(operation, work, tuple(class_uses))
 
     return classes, {work: [*map(with_classes, tasks[work], uses[work])] for work in tasks}
 

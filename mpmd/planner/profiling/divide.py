@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Collection
 
 from mpmd.compiler.jaxprs.flat import Value
 from mpmd.ir.plan import TaskType
-from mpmd.planner.layer_profile import NO_ALL_REDUCES, AllReduces, Division, Kind
-from mpmd.planner.merged_sums import merged_sums
+from mpmd.planner.all_reduces import NO_ALL_REDUCES, AllReduces, merged_sums
+from mpmd.planner.layer_profile import Division, Kind
 from mpmd.planner.profiling.accumulated import Accumulated
 from mpmd.planner.profiling.choose_classes import choose_classes
 from mpmd.planner.profiling.classes import Class
@@ -26,12 +25,8 @@ class Divider:
 
     def __init__(self, step: LayeredStep):
         self._step = step
-        self._operations = {
-            task_type: sum(one.operation.times * one.work for one in members)
-            for task_type, members in step.tasks.items()
-        }
         self._accumulated = {task_type: self._accumulated_by(task_type) for task_type in step.tasks}
-        self.classes = choose_classes(step, self._operations, self._accumulated)
+        self.classes = choose_classes(step, self._accumulated)
         self._sharing = {
             kind: Sharing(step.flat, step.classes, divided) for kind, divided in self.classes.items()
         }
@@ -78,14 +73,14 @@ class Divider:
         task_types = [task_type for task_type in step.tasks if task_type.stage == layer]
         members = [member for task_type in task_types for member in step.tasks[task_type]]
         values = set(weights).union(*(member.operation.values for member in members))
-        largest = math.gcd(*(size for value in values if (size := sharing.size(value)) is not None))
+        largest = sharing.largest(values)
         if largest <= 1:
             return None
         shared = {task_type: self._shared(task_type, kind, sharing) for task_type in task_types}
         all_reduces = {of_task[0].kind: self._all_reduces(*of_task) for of_task in shared.items()}
         kept = [step.flat.value(var) for var in step.residuals(layer)]
         received = [step.flat.value(var) for var, _ in step.received(layer)]
-        operations = sum(self._operations[task_type] for task_type in task_types)
+        operations = sum(step.operations[task_type] for task_type in task_types)
         return Division(
             largest,
             operations=sum(of_task.operations for of_task in shared.values()) / max(1, operations),
@@ -100,7 +95,7 @@ class Divider:
     def reduced(self, layer: int) -> list[float]:
         """For each operation of a layer's forward, the bytes that it all-reduces, over all kinds."""
         return [
-            sum(sharing.task([member], ()).reduced for sharing in self._sharing.values())
+            sum(sharing.task([member], ()).all_reduces.nbytes for sharing in self._sharing.values())
             for member in self._step.tasks.get(TaskType("fwd", layer), ())
         ]
 
@@ -109,10 +104,9 @@ class Divider:
         makes = {self._step.flat.value(var) for var in self._step.makes(task_type)}
         members = [one.operation for one in self._step.tasks[task_type]]
         operations = [(one.eqn, one.reads, one.makes, one.times) for one in members]
-        of_all = merged_sums(operations, shared.summed, makes, self._step.nbytes)
-        halves = merged_sums(operations, shared.scattered, makes, lambda value: self._step.nbytes(value) / 2)
-        merged = of_all.nbytes + halves.nbytes, of_all.number + halves.number / 2
-        return AllReduces(shared.reduced, shared.all_reduces, *merged)
+        summed = {value: AllReduces(self._step.nbytes(value), 1.0) for value in shared.summed}
+        summed |= {value: AllReduces(self._step.nbytes(value) / 2, 0.5) for value in shared.scattered}
+        return merged_sums(operations, summed, makes).plus(shared.all_reduces)
 
     def _shared(self, task_type: TaskType, kind: Kind, sharing: Sharing) -> Shared:
         """The shared task. Accumulators hold parts of sums only over devices that divide the batch."""

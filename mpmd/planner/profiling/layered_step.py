@@ -77,6 +77,11 @@ class LayeredStep:
     def num_layers(self) -> int:
         return sum(len(loop.layers) for loop in self.loops)
 
+    @functools.cached_property
+    def operations(self) -> dict[TaskType, float]:
+        """The multiplications and additions of each task."""
+        return {task_type: sum(one.work for one in members) for task_type, members in self.tasks.items()}
+
     def reads(self, task_type: TaskType) -> tuple[Var, ...]:
         """The variables that a task reads; none for a task that does not exist."""
         return self._members[task_type].reads if task_type in self._members else ()
@@ -107,6 +112,15 @@ class LayeredStep:
             maker = self._made_by.get(var)
             if maker is not None and maker.stage != layer:
                 yield var, maker.stage
+
+    @functools.cached_property
+    def passed_from(self) -> Mapping[Value, list[Value]]:
+        """For each value that a loop hands in or out, the values that it is."""
+        sources: dict[Value, list[Value]] = {}
+        for passed in self.flat.passed:
+            target, source = (passed.inner, passed.outer) if passed.into else (passed.outer, passed.inner)
+            sources.setdefault(target, []).append(source)
+        return sources
 
     @functools.cached_property
     def kernel_values(self) -> KernelValues[Value]:

@@ -74,13 +74,11 @@ def length_of_sequences(dims: Iterable[MicrobatchDim]) -> int:
     lengths = (
         dim.size
         for dim in dims
-        if dim.batch_dim == 2 and len(shape_of(dim.batch)) == 3 and _is_of_integers(dim.batch)
+        if dim.batch_dim == 2
+        and len(shape_of(dim.batch)) == 3
+        and jax.dtypes.issubdtype(aval_of(dim.batch).dtype, np.integer)
     )
     return math.gcd(*lengths) or 1
-
-
-def _is_of_integers(var: Var) -> bool:
-    return bool(jax.dtypes.issubdtype(aval_of(var).dtype, np.integer))
 
 
 def _taken(operation: Operation) -> Iterator[tuple[int, int]]:

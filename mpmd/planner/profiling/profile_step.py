@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from jax.extend.core import Var
 
 from mpmd.compiler.jaxprs.flat import Value
-from mpmd.compiler.jaxprs.work import product_kind
 from mpmd.ir.plan import TaskType
 from mpmd.language.remat import Remat
-from mpmd.planner.curves import ProductWork, added
 from mpmd.planner.layer_profile import Kind, Layer, LayerProfile, Recomputation, TaskWork
 from mpmd.planner.profiling.classes import ClassedOperation
 from mpmd.planner.profiling.divide import Divider
@@ -21,8 +19,8 @@ from mpmd.planner.profiling.layered_step import LayeredLoop, LayeredStep
 from mpmd.planner.profiling.microbatch import length_of_sequences
 from mpmd.planner.profiling.outside import work_outside
 from mpmd.planner.profiling.ownership import nbytes
-from mpmd.planner.profiling.recompute import POLICIES, RecomputedLayers
-from mpmd.planner.profiling.traffic import traffic
+from mpmd.planner.profiling.recompute import POLICIES, recomputed
+from mpmd.planner.profiling.task_work import task_work
 
 
 def loop_profiles(step: LayeredStep) -> tuple[LayerProfile, ...]:
@@ -39,7 +37,6 @@ class _Profiler:
         self._rows = self._divider.classes["data"]
         self._outside = work_outside(step)
         self._names = layer_names(step)
-        self._recomputed = RecomputedLayers(step)
 
     def profile(self, number: int) -> LayerProfile:
         """The table of a loop."""
@@ -110,13 +107,13 @@ class _Profiler:
         Args:
           reduced: the bytes that each operation of its forward all-reduces.
         """
-        recomputed, whole = self._recomputed.of_layer(layer, policy), sum(reduced)
+        again, whole = recomputed(self._step, layer, policy), sum(reduced)
         forward = self._step.tasks.get(TaskType("fwd", layer), ())
         residuals = {self._step.flat.value(var) for var in self._step.residuals(layer)}
         return Recomputation(
-            recomputed.nbytes,
-            self._work_of([forward[i] for i in recomputed.positions], residuals | recomputed.kept),
-            sum(reduced[i] for i in recomputed.positions) / whole if whole else 0.0,
+            again.nbytes,
+            self._work_of([forward[i] for i in again.positions], residuals | again.kept),
+            sum(reduced[i] for i in again.positions) / whole if whole else 0.0,
         )
 
     def _gathered(self, var: Var, layer: int) -> int:
@@ -149,24 +146,9 @@ class _Profiler:
 
     def _work_of(self, members: Sequence[ClassedOperation], kept: Collection[Value]) -> TaskWork:
         """The work of some operations, between values that are in memory."""
-        return TaskWork(
-            float(sum(one.operation.times * one.work for one in members)),
-            *traffic(
-                [one.operation for one in members], kept, self._nbytes_of_rows, self._step.kernel_values
-            ),
-            products=_products(members),
-        )
+        return task_work(members, kept, self._nbytes_of_rows, self._step.kernel_values)
 
     def _nbytes_of_rows(self, value: Value) -> float:
         """The bytes of a value that depends on the rows; of any value, if there are none."""
         depends = not self._rows or not self._rows.isdisjoint(self._step.classes.of_value(value))
         return self._step.nbytes(value) if depends else 0.0
-
-
-def _products(members: Iterable[ClassedOperation]) -> dict[str, ProductWork]:
-    """The products of a task, by the names of their rates."""
-    products: dict[str, ProductWork] = {}
-    for operation, work, _ in members:
-        if work and (name := product_kind(operation.eqn)) is not None:
-            products = added(products, {name: ProductWork(float(work), 1.0).times(operation.times)})
-    return products

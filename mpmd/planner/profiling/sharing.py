@@ -24,6 +24,7 @@ from collections.abc import Container, Iterable, Sequence, Set
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.flat import FlatEquations, Value
 from mpmd.compiler.shard.sums import SUMS
+from mpmd.planner.all_reduces import NO_ALL_REDUCES, AllReduces
 from mpmd.planner.profiling.classes import Class, ClassedOperation, DimensionClasses
 
 
@@ -33,9 +34,7 @@ class Shared:
 
     Attributes:
       operations: the number of multiplications and additions that devices divide.
-      reduced: bytes of values that are all-reduced in each microbatch. Values that are gathered, or summed
-        and scattered, count half, as they take half of the time.
-      all_reduces: the number of these values; gathered or scattered ones between regions count half.
+      all_reduces: of each microbatch, before any are merged.
       summed: the values that are all-reduced, so that each device has the whole sum.
       scattered: the values whose sums are scattered, so that each device has a part, as between regions.
       partial: values that only add to accumulators and of whose sum each device has a part. The accumulators
@@ -43,18 +42,16 @@ class Shared:
     """
 
     operations: float = 0.0
-    reduced: float = 0.0
+    all_reduces: AllReduces = NO_ALL_REDUCES
     partial: frozenset[Value] = frozenset()
-    all_reduces: float = 0.0
     summed: frozenset[Value] = frozenset()
     scattered: frozenset[Value] = frozenset()
 
     def __add__(self, other: Shared) -> Shared:
         return Shared(
             self.operations + other.operations,
-            self.reduced + other.reduced,
+            self.all_reduces.plus(other.all_reduces),
             self.partial | other.partial,
-            self.all_reduces + other.all_reduces,
             self.summed | other.summed,
             self.scattered | other.scattered,
         )
@@ -105,10 +102,10 @@ class Sharing:
         dim = self.dim(value)
         return dim is not None and self._classes.of(value, dim) not in self._divided
 
-    def size(self, value: Value) -> int | None:
-        """The size of the divided dimension of a value; ``None`` if no dimension is divided."""
-        dim = self.dim(value)
-        return None if dim is None else self._flat.avals[value].shape[dim]
+    def largest(self, values: Iterable[Value]) -> int:
+        """The greatest common divisor of the sizes of divided dimensions of values; 0 if there are none."""
+        dims = ((value, self.dim(value)) for value in values)
+        return math.gcd(*(self._flat.avals[value].shape[dim] for value, dim in dims if dim is not None))
 
     def task(self, members: Iterable[ClassedOperation], accumulated: Container[Value]) -> Shared:
         """The shared part of a task.
@@ -144,16 +141,10 @@ class Sharing:
         gathered = [
             self._moved(value) for value in operation.reads if value is not None and value not in whole
         ]
-        alone = Shared(reduced=sum(gathered), all_reduces=float(sum(nbytes > 0 for nbytes in gathered)))
+        alone = Shared(all_reduces=AllReduces(sum(gathered), float(sum(nbytes > 0 for nbytes in gathered))))
         ways = [self._way(member, use, accumulated, whole) for use in uses] or [alone]
-        best = min(ways, key=lambda way: (way.reduced, len(way.partial)))
-        times = operation.times
-        return dataclasses.replace(
-            best,
-            operations=times * best.operations,
-            reduced=times * best.reduced,
-            all_reduces=times * best.all_reduces,
-        )
+        best = min(ways, key=lambda way: (way.all_reduces.nbytes, len(way.partial)))
+        return dataclasses.replace(best, all_reduces=best.all_reduces.times(operation.times))
 
     def _way(
         self,
@@ -189,9 +180,8 @@ class Sharing:
             elif self.dim(value) not in (None, use.outs.get(i)):
                 moved += self._moved(value)
                 number += 1
-        return Shared(
-            member.work, moved, frozenset(partial), float(number), frozenset(summed), frozenset(scattered)
-        )
+        all_reduces = AllReduces(moved, float(number))
+        return Shared(member.work, all_reduces, frozenset(partial), frozenset(summed), frozenset(scattered))
 
     def _exchanges(self, value: Value) -> float:
         """The all-reduces that a gathered or scattered value counts: half of one between regions."""

@@ -31,7 +31,7 @@ def whole_step(graph: TaskGraph, flash_attention: bool = False) -> LayeredStep:
     step = _step(graph, updated, flash_attention)
     if updated:
         return step
-    rows = choose_classes(step, {}, {_WORK: ()})["data"]
+    rows = choose_classes(step, {_WORK: ()})["data"]
     with_rows = {dim.batch for dim in step.loops[0].microbatch if step.classes.of(dim.value, dim.dim) in rows}
     weights = {argument.var for argument in whole.arguments} - with_rows
     return _step(graph, weights, flash_attention)

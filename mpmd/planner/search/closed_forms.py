@@ -25,14 +25,13 @@ class ClosedForm:
 
     Attributes:
       fill: the time of filling and draining, in the time of all stages of a group for one microbatch.
-      in_flight: the most microbatches whose residuals a group holds, all stages of the group counted as one.
-      spread: how many more the first group holds than the last one.
+      in_flight: the most microbatches whose residuals a group holds, all stages of the group counted as one:
+        the mean of the first and the last group.
       split: whether a backward is two tasks.
     """
 
     fill: Form
     in_flight: Form
-    spread: Form = lambda p, v, m: 0 * m
     split: bool = False
 
 
@@ -42,6 +41,21 @@ def _interleaved_fill(p: Array, v: Array, m: Array) -> Array:
 
 def _first_round(p: Array, m: Array) -> Array:
     return np.ceil(m / np.maximum(1, m // p))
+
+
+def _interleaved_in_flight(of_last: int) -> Form:
+    """The form of a schedule whose last group holds ``of_last`` stages of one microbatch beside its first
+    round."""
+
+    def in_flight(p: Array, v: Array, m: Array) -> Array:
+        last = (v - 1) * _first_round(p, m) + of_last
+        return (last + np.minimum(v * m - last, 2 * (p - 1)) / 2) / v
+
+    return in_flight
+
+
+def _zero_bubble_fill(p: Array, v: Array, m: Array) -> Array:
+    return np.where(m >= p, (p - 1) / 3, (2 * m + 2 * p - 1) / 3 - m)
 
 
 def _zero_bubble_v(p: Array, v: Array, m: Array) -> Array:
@@ -64,36 +78,14 @@ def _third(p: Array) -> Array:
 
 CLOSED_FORMS: Mapping[str, ClosedForm] = {
     "GPipe": ClosedForm(lambda p, v, m: p - 1, lambda p, v, m: m),
-    "Std1F1B": ClosedForm(
-        lambda p, v, m: p - 1, lambda p, v, m: np.minimum(p, m), lambda p, v, m: np.minimum(p, m) - 1
-    ),
-    "Eager1F1B": ClosedForm(
-        lambda p, v, m: p - 1,
-        lambda p, v, m: np.minimum(2 * p - 1, m),
-        lambda p, v, m: np.minimum(2 * p - 1, m) - 1,
-    ),
-    "ZeroBubble": ClosedForm(
-        lambda p, v, m: np.where(m >= p, (p - 1) / 3, (2 * m + 2 * p - 1) / 3 - m),
-        lambda p, v, m: np.minimum(p, m),
-        split=True,
-    ),
-    "ZeroBubbleH2": ClosedForm(
-        lambda p, v, m: np.where(m >= p, (p - 1) / 3, (2 * m + 2 * p - 1) / 3 - m),
-        lambda p, v, m: np.minimum(2 * p - 1, m),
-        split=True,
-    ),
+    "Std1F1B": ClosedForm(lambda p, v, m: p - 1, lambda p, v, m: (np.minimum(p, m) + 1) / 2),
+    "Eager1F1B": ClosedForm(lambda p, v, m: p - 1, lambda p, v, m: (np.minimum(2 * p - 1, m) + 1) / 2),
+    "ZeroBubble": ClosedForm(_zero_bubble_fill, lambda p, v, m: np.minimum(p, m), split=True),
+    "ZeroBubbleH2": ClosedForm(_zero_bubble_fill, lambda p, v, m: np.minimum(2 * p - 1, m), split=True),
     "InterleavedGPipe": ClosedForm(_interleaved_fill, lambda p, v, m: m),
     "LoopedBFS": ClosedForm(_interleaved_fill, lambda p, v, m: m),
-    "Interleaved1F1B": ClosedForm(
-        _interleaved_fill,
-        lambda p, v, m: np.minimum(v * m, (v - 1) * _first_round(p, m) + 2 * (p - 1) + 1) / v,
-        lambda p, v, m: np.minimum(v * m - (v - 1) * _first_round(p, m) - 1, 2 * (p - 1)) / v,
-    ),
-    "KimiK2": ClosedForm(
-        _interleaved_fill,
-        lambda p, v, m: np.minimum(v * m, (v - 1) * _first_round(p, m) + 2 * (p - 1) + 2) / v,
-        lambda p, v, m: np.minimum(v * m - (v - 1) * _first_round(p, m) - 2, 2 * (p - 1)) / v,
-    ),
+    "Interleaved1F1B": ClosedForm(_interleaved_fill, _interleaved_in_flight(1)),
+    "KimiK2": ClosedForm(_interleaved_fill, _interleaved_in_flight(2)),
     "InterleavedZeroBubble": ClosedForm(
         lambda p, v, m: np.where(
             m >= p,
@@ -137,22 +129,16 @@ def closed_form(name: str, slices: int) -> ClosedForm:
     hops = 1 + ("eager" in name)
     split = "split" in name
 
-    def on_last_group(p: Array, v: Array, m: Array) -> Array:
-        if not split:
-            return np.minimum(m, 1)
-        # Gradients of weights, which the last group delays most, keep residuals.
-        return np.where(v > 1, in_flight(p, v, m), np.minimum(m, (slices + p - 1) / slices))
-
     def in_flight(p: Array, v: Array, m: Array) -> Array:
         of_one_stage = (slices + hops * (p - 1)) / slices
-        return np.minimum(m, np.where(v > 1, 1 + (2 * (p - 1) + hops - 1) / (v * slices), of_one_stage))
+        of_several = 1 + (2 * (p - 1) + hops - 1) / (v * slices)
+        first = np.minimum(m, np.where(v > 1, of_several, of_one_stage))
+        if not split:
+            return (first + np.minimum(m, 1)) / 2
+        # Gradients of weights, which the last group delays most, keep residuals.
+        return (first + np.where(v > 1, first, np.minimum(m, (slices + p - 1) / slices))) / 2
 
-    return ClosedForm(
-        fill=lambda p, v, m: (p - 1) / ((3 if split else 1) * v * slices),
-        in_flight=in_flight,
-        spread=lambda p, v, m: in_flight(p, v, m) - on_last_group(p, v, m),
-        split=split,
-    )
+    return ClosedForm(lambda p, v, m: (p - 1) / ((3 if split else 1) * v * slices), in_flight, split)
 
 
 def takes(name: str, stages_per_group: int) -> bool:

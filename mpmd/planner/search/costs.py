@@ -11,9 +11,11 @@ import dataclasses
 
 import numpy as np
 
+from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.hardware import Hardware, seconds_by_part
-from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, TaskArrays, product
+from mpmd.planner.layer_profile import TaskWork
+from mpmd.planner.search.layer_arrays import Array, GroupSettings, LayerArrays, product
 from mpmd.planner.submesh import INNERMOST_FIRST
 
 DATA = INNERMOST_FIRST.index("data")
@@ -97,7 +99,7 @@ def _gather_over_data(group: GroupSettings, nbytes: Array) -> Array:
 
 
 def _task_seconds(
-    arrays: LayerArrays, work: TaskArrays, group: GroupSettings, cluster: Hardware, weights: Array
+    arrays: LayerArrays, work: TaskWork, group: GroupSettings, cluster: Hardware, weights: Array
 ) -> tuple[Array, Array]:
     """The seconds of a task's products, and of its other operations, without all-reduces.
 
@@ -123,9 +125,8 @@ def _all_reduces_of_task(arrays: LayerArrays, group: GroupSettings, cluster: Har
     for axis, size in enumerate(group.sizes):
         if size > 1:
             others = product(share for other, share in enumerate(shares) if other != axis)
-            nbytes, number, merged_nbytes, merged_number = arrays.all_reduces(task)[axis]
-            if cluster.merges_all_reduces:
-                nbytes, number = nbytes - merged_nbytes, number - merged_number
+            all_reduces: AllReduces = getattr(arrays.divisions[axis], task)
+            nbytes, number = all_reduces.merged(cluster.merges_all_reduces)
             nbytes = arrays.rows(group) * nbytes * others
             seconds += group.collectives[axis].all_reduce.seconds(nbytes, np.maximum(number, 1.0))
     return seconds
@@ -145,7 +146,7 @@ def _all_reduces_of_step(
     for axis in axes:
         if group.sizes[axis] > 1:
             others = product(share for other, share in enumerate(shares) if other != axis)
-            nbytes = arrays.divided("reduced_per_step")[axis] * others
+            nbytes = arrays.divisions[axis].reduced_per_step * others
             seconds += group.collectives[axis].all_reduce.seconds(nbytes)
     if group.gather_once:
         seconds = seconds + _gather_over_data(group, weights)

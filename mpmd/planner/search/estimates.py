@@ -29,7 +29,7 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import DeviceRange, message_link
 from mpmd.planner.search.forms import Forms
 from mpmd.planner.search.search_space import SearchSpace
-from mpmd.planner.shared_cores import slowdown
+from mpmd.planner.shared_cores import groups_at_once
 from mpmd.planner.submesh import Submesh
 from mpmd.simulate import Link
 
@@ -303,7 +303,7 @@ def _layers_on(space: SearchSpace, submesh: Submesh, settings: Candidate) -> lis
         table.total("residuals"),
         float(table.layers["temporaries"].min()),
         float(table.layers["entering"].mean()),
-        model.task_overhead(submesh.pool),
+        model.task_overhead(submesh),
         model.cluster.pool(submesh.pool).memory,
         submesh.num_devices,
     ]
@@ -330,13 +330,13 @@ def _costs(space: SearchSpace, forms: Forms, settings: Candidate, parts: _Parts)
     slowest = groups * _slowest(layers.seconds, most, numbers)
     overhead = settings.num_microbatches * of_groups.tasks * layers.overhead.max(axis=0)
     devices = (numbers * layers.devices).sum(axis=0)
-    of_one, of_all = slowdown(cluster, devices / groups), slowdown(cluster, devices)
+    together = np.maximum(1.0, groups / groups_at_once(cluster, devices / groups))
     busy = slowest * np.minimum(of_groups.work, settings.num_microbatches / groups) + overhead
     hop = (parts.latencies + layers.entering / parts.bandwidths).max(axis=0)
     seconds = (
-        np.maximum(of_one * (slowest * of_groups.work * of_groups.seconds + overhead), of_all * busy)
+        np.maximum(slowest * of_groups.work * of_groups.seconds + overhead, together * busy)
         + of_groups.hops * hop
-        + of_all * _slowest(layers.step, most, numbers)
+        + together * _slowest(layers.step, most, numbers)
     )
     return seconds, np.where(np.isfinite(of_groups.work), needed, math.inf)
 

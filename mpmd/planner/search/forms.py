@@ -55,7 +55,6 @@ class Forms:
             form = closed_form(name, slices[row, 0])
             fills[row] = form.fill(p[row], v[row], m[row])
             in_flight[row] = form.in_flight(p[row], v[row], m[row])
-            in_flight[row] -= form.spread(p[row], v[row], m[row]) / 2
             tasks[row] = slices[row, 0] * number * (1 + space.profile.has_backward * (1 + form.split))
         possible = _possible(space, families, p, v)
         return Forms(

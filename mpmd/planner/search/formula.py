@@ -45,7 +45,9 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
     orders = [order_of(candidate.schedule, number) for number in simulated]
     stages = Stages(model, candidate, orders[-1].homes)
     times, slices, at_once = _task_times(stages), candidate.schedule.slices, stages.groups_at_once
-    works = stages.of_groups(_seconds_per_pass(times, orders[-1]))
+    kinds = sorted(orders[-1].kinds)
+    of_stages = [sum(times[TaskType(kind, stage)] for kind in kinds) for stage in range(len(stages.homes))]
+    works = stages.of_groups(of_stages)
     least = max(*works, sum(works) / at_once)
     loop = _loop(stages, orders, simulated, times, slices * least)
     together = max(1.0, len(works) / at_once)
@@ -59,19 +61,12 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
         communication=reducing / seconds if seconds else 0.0,
         memory=_largest_memory(stages, orders, simulated),
         stage_seconds=tuple(
-            slices * max(1.0, 1 / at_once) * (forward + backward)
+            slices * (forward + backward)
             for forward, backward in zip(stages.totals("forward"), stages.totals("backward"), strict=True)
         ),
         source="formula",
     )
     return Evaluation(candidate, prediction, num_tasks=sum(order.num_tasks for order in orders))
-
-
-def _seconds_per_pass(times: Mapping[TaskType, float], order: Order) -> list[float]:
-    """For each stage, the seconds of its tasks of one pass: of a microbatch, or of a slice of one."""
-    return [
-        sum(times[TaskType(kind, stage)] for kind in sorted(order.kinds)) for stage in range(len(order.homes))
-    ]
 
 
 def _loop(

@@ -7,13 +7,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from mpmd.language.remat import Remat
 from mpmd.planner.collectives import AxisCosts
 from mpmd.planner.curves import ProductWork
-from mpmd.planner.layer_profile import AllReduces, Division, Layer, LayerProfile, TaskWork
+from mpmd.planner.layer_profile import Division, Kind, Layer, LayerProfile, Recomputation, TaskWork
 from mpmd.planner.submesh import INNERMOST_FIRST
 
 Array = np.ndarray
@@ -44,92 +45,62 @@ class GroupSettings:
     sequence_parallel: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskArrays:
-    """The numbers of ``TaskWork``: arrays by layer."""
-
-    operations: Array
-    nbytes: Array
-    nbytes_beside: Array
-    temporaries: Array
-    kernels: Array
-    products: Mapping[str, ProductWork]
-
-    @staticmethod
-    def of(works: Sequence[TaskWork]) -> TaskArrays:
-        """The arrays of the work of each layer."""
-        nothing = ProductWork(0.0, 0.0)
-        products = {
-            name: ProductWork(
-                *map(_array, zip(*(work.products.get(name, nothing) for work in works), strict=True))
-            )
-            for name in dict.fromkeys(name for work in works for name in work.products)
-        }
-        names = (field.name for field in dataclasses.fields(TaskArrays) if field.name != "products")
-        return TaskArrays(*(_array(getattr(work, name) for work in works) for name in names), products)
-
-
-@dataclasses.dataclass(frozen=True)
-class RecomputedArrays:
-    """The numbers of ``Recomputation``: arrays by layer."""
-
-    residuals: Array
-    work: TaskArrays
-    reduced: Array
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerArrays:
-    """A profile's numbers: arrays by layer, and tuples of arrays by axis, ``INNERMOST_FIRST``."""
+    """A profile's numbers as arrays: with a number for each layer.
+
+    Attributes:
+      sequence_parallel: whether values between tensor-parallel regions are divided along ``model``, too.
+    """
 
     profile: LayerProfile
+    sequence_parallel: bool = False
 
     @functools.cached_property
-    def forward(self) -> TaskArrays:
+    def forward(self) -> TaskWork:
         """The work of forwards."""
-        return TaskArrays.of([layer.forward for layer in self.profile.layers])
+        return _stacked([layer.forward for layer in self.profile.layers])
 
     @functools.cached_property
-    def backward(self) -> TaskArrays:
+    def backward(self) -> TaskWork:
         """The work of backwards, without recomputed operations."""
-        return TaskArrays.of([layer.backward for layer in self.profile.layers])
+        return _stacked([layer.backward for layer in self.profile.layers])
 
-    def recomputed(self, policy: Remat) -> RecomputedArrays:
+    def recomputed(self, policy: Remat) -> Recomputation:
         """The bytes that layers keep, and the work that they do again, under a policy."""
         if policy not in self._recomputed:
-            each = [layer.recomputation(policy) for layer in self.profile.layers]
-            self._recomputed[policy] = RecomputedArrays(
-                residuals=_array(one.residuals for one in each),
-                work=TaskArrays.of([one.work for one in each]),
-                reduced=_array(one.reduced for one in each),
-            )
+            of_layers = [layer.recomputation(policy) for layer in self.profile.layers]
+            self._recomputed[policy] = _stacked(of_layers)
         return self._recomputed[policy]
 
     @functools.cached_property
-    def _recomputed(self) -> dict[Remat, RecomputedArrays]:
+    def _recomputed(self) -> dict[Remat, Recomputation]:
         return {}
+
+    @functools.cached_property
+    def divisions(self) -> list[Division]:
+        """The divisions of layers along each axis, ``INNERMOST_FIRST``."""
+        return [
+            _stacked([self._division(layer, kind) for layer in self.profile.layers])
+            for kind in INNERMOST_FIRST
+        ]
+
+    def _division(self, layer: Layer, kind: Kind) -> Division:
+        if kind == "model" and self.sequence_parallel and layer.sequence_parallel is not None:
+            return layer.sequence_parallel
+        return layer.divisions.get(kind, _UNDIVIDED)
 
     def of(self, field: str) -> Array:
         """A field of each ``Layer``."""
         return self._numbers[field]
-
-    def divided(self, field: str) -> tuple[Array, ...]:
-        """A field of each layer's ``Division``, by axis."""
-        return self._divided[field]
-
-    def all_reduces(self, task: str) -> list[AllReduces]:
-        """By axis, the all-reduces of each layer's ``forward`` or ``backward``."""
-        return [
-            AllReduces(*map(_array, zip(*(getattr(division, task) for division in divisions), strict=True)))
-            for divisions in map(self._divisions, range(len(INNERMOST_FIRST)))
-        ]
 
     def shares(self, field: str, sizes: tuple[int, ...]) -> list[Array]:
         """By axis, the share on each device of the values of which ``field`` is the divided share.
 
         Shares of several axes multiply.
         """
-        return [1 - share + share / size for share, size in zip(self.divided(field), sizes, strict=True)]
+        divided = (getattr(division, field) for division in self.divisions)
+        return [1 - share + share / size for share, size in zip(divided, sizes, strict=True)]
 
     def rows(self, group: GroupSettings) -> float:
         """The rows of a pass, over the rows that the profile's numbers are for.
@@ -141,32 +112,30 @@ class LayerArrays:
     @functools.cached_property
     def _numbers(self) -> dict[str, Array]:
         fields = ("weights", "gradients", "state", "residuals", "entering")
-        numbers = {field: _array(getattr(layer, field) for layer in self.profile.layers) for field in fields}
-        gathered = (
-            layer.weights if layer.gathered is None else layer.gathered for layer in self.profile.layers
-        )
-        return {**numbers, "gathered": _array(gathered)}
+        layers = self.profile.layers
+        numbers = {field: _stacked([getattr(layer, field) for layer in layers]) for field in fields}
+        gathered = [layer.weights if layer.gathered is None else layer.gathered for layer in layers]
+        return {**numbers, "gathered": _stacked(gathered)}
 
-    @functools.cached_property
-    def _divided(self) -> dict[str, tuple[Array, ...]]:
-        return {
-            field.name: tuple(
-                _array(getattr(division, field.name) for division in self._divisions(axis))
-                for axis in range(len(INNERMOST_FIRST))
-            )
-            for field in dataclasses.fields(Division)
-            if field.name not in ("forward", "backward")
-        }
 
-    def _divisions(self, axis: int) -> list[Division]:
-        layers: tuple[Layer, ...] = self.profile.layers
-        return [layer.divisions.get(INNERMOST_FIRST[axis], _UNDIVIDED) for layer in layers]
+def _stacked(records: Sequence[Any]) -> Any:
+    """The record whose numbers are arrays of the records' numbers.
+
+    Mappings of products may have different names: a product without an entry has no work.
+    """
+    first = records[0]
+    if isinstance(first, Mapping):
+        names = dict.fromkeys(name for record in records for name in record)
+        nothing = ProductWork(0.0, 0.0)
+        return {name: _stacked([record.get(name, nothing) for record in records]) for name in names}
+    if isinstance(first, tuple):
+        return type(first)(*map(_stacked, zip(*records, strict=True)))
+    if isinstance(first, TaskWork | Recomputation | Division):
+        fields = (field.name for field in dataclasses.fields(first))
+        return type(first)(*(_stacked([getattr(record, field) for record in records]) for field in fields))
+    return np.array(records, dtype=float)
 
 
 def product(shares: Iterable[Array]) -> Array:
     """The share of values that are divided along several axes."""
     return math.prod(shares)  # type: ignore[return-value]
-
-
-def _array(numbers: Iterable[float]) -> Array:
-    return np.array([*numbers], dtype=float)

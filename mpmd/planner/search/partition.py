@@ -97,7 +97,7 @@ def cuts(
     """
     seconds = [costs.fitting(*limits) for costs, *limits in zip(range_costs, in_flight, memory, strict=True)]
     hops = [costs.hops for costs in range_costs]
-    balanced = _slowest(seconds)
+    *_, balanced = _slowest(seconds[::-1])
     if math.isinf(balanced):
         return
     yielded = set()
@@ -200,22 +200,21 @@ def unevenness(values: Array) -> Array:
         return np.ones(len(values))
     sums = until[None, :] - until[:, None]
     sums[np.tril_indices(len(sums))] = math.inf
-    best = np.where(np.arange(len(until)) == len(values), 0.0, math.inf)
-    most = []
-    for _ in values:
-        best = np.maximum(sums, best[None, :]).min(axis=1)
-        most.append(best[0])
-    return np.array(most) * np.arange(1, len(values) + 1) / until[-1]
+    most = np.array([*_slowest([sums] * len(values))])
+    return most * np.arange(1, len(values) + 1) / until[-1]
 
 
-def _slowest(seconds: list[Array]) -> float:
-    """The least time of the slowest stage."""
-    num_layers = len(seconds[0]) - 1
-    best = np.full(num_layers + 1, math.inf)
-    best[num_layers] = 0.0
-    for of_stage in reversed(seconds):
+def _slowest(seconds: Sequence[Array]) -> Iterator[float]:
+    """Yields the least time of the slowest stage, of cuts into one stage, two stages, and so on.
+
+    Args:
+      seconds: of ranges of layers as the last stage, as the one before it, and so on.
+    """
+    best = np.full(len(seconds[0]), math.inf)
+    best[-1] = 0.0
+    for of_stage in seconds:
         best = np.maximum(of_stage, best[None, :]).min(axis=1)
-    return float(best[0])
+        yield float(best[0])
 
 
 def _largest(values: Array) -> Array:

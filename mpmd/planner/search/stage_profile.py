@@ -15,7 +15,6 @@ from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
-from mpmd.planner.shared_cores import slowdown
 from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.util.tables import table
 
@@ -104,11 +103,9 @@ def _rows(profile: LayerProfile, cluster: AnyCluster, candidate: Candidate) -> I
     for first in range(len(profile.layers)):
         for stop in range(first + 1, len(profile.layers) + 1):
             for submesh in ordered:
-                slower = float(slowdown(cluster, float(submesh.num_devices)))
                 until = model.table(model.group_settings(DeviceRange(0, submesh), candidate)).until
                 forward, backward = (
-                    slices * slower * float(until[name][stop] - until[name][first])
-                    for name in ("forward", "backward")
+                    slices * float(until[name][stop] - until[name][first]) for name in ("forward", "backward")
                 )
                 nodes = -(-submesh.num_devices // cluster.pool(submesh.pool).devices_per_node)
                 yield StageCost(

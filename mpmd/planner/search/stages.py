@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import statistics
 from collections.abc import Mapping
 from itertools import accumulate
 
@@ -31,7 +33,7 @@ from mpmd.planner.search.layer_arrays import (
 )
 from mpmd.planner.search.memory import layer_bytes
 from mpmd.planner.shared_cores import groups_at_once, time_alone
-from mpmd.planner.submesh import INNERMOST_FIRST
+from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.simulate import Link
 
 MODEL = INNERMOST_FIRST.index("model")
@@ -41,7 +43,7 @@ MODEL = INNERMOST_FIRST.index("model")
 class Table:
     """The costs of layers in a group, by the field names of ``LayerSeconds`` and ``LayerBytes``.
 
-    Seconds are those while no other device computes.
+    Seconds are those while no other group computes.
 
     Attributes:
       layers: the cost of each layer.
@@ -61,13 +63,14 @@ class CostModel:
 
     def __init__(self, profile: LayerProfile, cluster: AnyCluster):
         self.profile, self.cluster = profile, cluster
-        self._arrays = LayerArrays(profile), LayerArrays(profile.with_sequence_parallel())
+        self._arrays = LayerArrays(profile), LayerArrays(profile, sequence_parallel=True)
         self._tables: dict[GroupSettings, Table] = {}
         self._axis_costs: dict[DeviceRange, tuple[AxisCosts, ...]] = {}
 
-    def task_overhead(self, pool: str) -> float:
-        """The seconds that a task takes beside its computation on devices of a pool."""
-        return time_alone(self.cluster) * self.cluster.pool(pool).task_overhead
+    def task_overhead(self, submesh: Submesh) -> float:
+        """The seconds that a task takes beside its computation on a group."""
+        pool = self.cluster.pool(submesh.pool)
+        return time_alone(self.cluster, submesh.num_devices) * pool.task_overhead
 
     def arrays(self, group_settings: GroupSettings) -> LayerArrays:
         """The numbers of layers as a group divides them."""
@@ -79,8 +82,10 @@ class CostModel:
             pool = self.cluster.pool(group_settings.pool)
             arrays = self.arrays(group_settings)
             seconds = vars(layer_seconds(arrays, group_settings, pool)).items()
-            alone = {name: time_alone(self.cluster) * values for name, values in seconds}
-            layers = alone | vars(layer_bytes(arrays, group_settings))
+            alone = time_alone(self.cluster, math.prod(group_settings.sizes))
+            layers = {name: alone * values for name, values in seconds} | vars(
+                layer_bytes(arrays, group_settings)
+            )
             until = {name: np.concatenate([[0.0], np.cumsum(values)]) for name, values in layers.items()}
             self._tables[group_settings] = Table(layers, until)
         return self._tables[group_settings]
@@ -142,14 +147,13 @@ class Stages:
     @property
     def task_overheads(self) -> list[float]:
         """For each stage, the seconds that a task takes beside its computation."""
-        submeshes = self.candidate.submeshes
-        return [self.model.task_overhead(submeshes[home].pool) for home in self.homes]
+        return [self.model.task_overhead(self.candidate.submeshes[home]) for home in self.homes]
 
     @functools.cached_property
     def groups_at_once(self) -> float:
-        """How many groups can compute at once, as ``Costs.at_once`` has it."""
-        devices = [device_range.num_devices for device_range in self.device_ranges]
-        return groups_at_once(self.model.cluster, devices)
+        """The number of groups that can compute at once, as ``Costs.at_once`` has it."""
+        devices = (device_range.num_devices for device_range in self.device_ranges)
+        return float(groups_at_once(self.model.cluster, statistics.fmean(devices)))
 
     def totals(self, name: str) -> list[float]:
         """For each stage, the sum of a cost over its layers."""

@@ -37,11 +37,11 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     sharded,
 )
 from mpmd.compiler.jaxprs.work import PRODUCTS, operations, product_kind
+from mpmd.planner.all_reduces import NO_ALL_REDUCES, AllReduces, merged_sums
 from mpmd.planner.curves import ProductWork
 from mpmd.planner.fusions import Fusions
-from mpmd.planner.merged_sums import Merged, merged_sums
 from mpmd.planner.trials.exchanges import crossing_axes, moving_constraints
-from mpmd.planner.trials.work_on_device import DeviceWork, added_by_axis
+from mpmd.planner.trials.work_on_device import DeviceWork
 
 
 def device_work(
@@ -143,8 +143,7 @@ def _gathering(
     axes = {axis for axis in axes_in(known) - axes_in(required) if mesh[axis] > 1}
     left = math.prod(mesh[axis] for axis in axes_in(known) - axes)
     nbytes = size(atom) * getattr(aval_of(atom).dtype, "itemsize", 4) / left
-    moved = dict.fromkeys(axes, nbytes / 2)
-    return DeviceWork(all_reduced=moved, all_reduces=dict.fromkeys(axes, 1), moved=moved)
+    return DeviceWork(all_reduces=dict.fromkeys(axes, AllReduces(nbytes / 2, 1, moved=nbytes / 2)))
 
 
 def _makes_constants(eqn: JaxprEqn) -> bool:
@@ -203,22 +202,19 @@ class _Equations:
             for axis in {**self._summed, **self._scattered}
         }
         saved = DeviceWork(
-            merged={axis: saving.nbytes for axis, saving in merged.items() if saving.number},
-            merges={axis: saving.number for axis, saving in merged.items() if saving.number},
+            all_reduces={axis: saving for axis, saving in merged.items() if saving.merged_number}
         )
         return dataclasses.replace(sum(works, saved), temporaries=most)
 
-    def _merged(self, axis: str, summed: Collection[Var], scattered: Collection[Var]) -> Merged:
+    def _merged(self, axis: str, summed: Collection[Var], scattered: Collection[Var]) -> AllReduces:
         """The savings of merging the all-reduces of values along an axis, or sums that are scattered."""
         operations = [
             (eqn, [atom if isinstance(atom, Var) else None for atom in eqn.invars], eqn.outvars, 1)
             for eqn in self._eqns
         ]
-        wholes = merged_sums(operations, summed, self._kept, self._bytes)
-        parts = merged_sums(
-            operations, scattered, self._kept, lambda var: self._bytes(var) * self._mesh[axis] / 2
-        )
-        return Merged(wholes.nbytes + parts.nbytes, wholes.number + parts.number / 2)
+        of_axis = {var: AllReduces(self._bytes(var), 1.0) for var in summed}
+        of_axis |= {var: self._moving(var, axis, 0.5) for var in scattered}
+        return merged_sums(operations, of_axis, self._kept)
 
     def _of(self, eqn: JaxprEqn, read: frozenset[Var], around: Around) -> DeviceWork:
         if bodies := subjaxprs(eqn):
@@ -236,13 +232,9 @@ class _Equations:
         written_bytes = sum(map(self._bytes, written))
         for axis in summed:
             self._summed.setdefault(axis, set()).update(written)
-        of_moved = {
-            axis: self._bytes(atom) * self._mesh[axis] / 2
-            for axis, atom in moved.items()
-            if self._mesh[axis] > 1
-        }
-        of_summed = {axis: written_bytes for axis in summed if self._mesh[axis] > 1}
-        crossing = {**of_summed, **added_by_axis(of_summed, of_moved)}
+        all_reduces = dict.fromkeys(summed, AllReduces(written_bytes, 1))
+        for axis, atom in moved.items():
+            all_reduces[axis] = self._moving(atom, axis, 0.5 if axis in halves else 1)
         nbytes = written_bytes + (sum(map(self._bytes, read)) if written else 0.0)
         computed = operations(eqn) / math.prod(self._mesh[axis] for axis in computed_by)
         if kernel is not None:
@@ -255,9 +247,7 @@ class _Equations:
             operations=computed,
             nbytes=nbytes,
             nbytes_beside=0.0 if eqn.primitive.name in PRODUCTS else nbytes,
-            all_reduced=crossing,
-            all_reduces={axis: 0.5 if axis in halves else 1 for axis in crossing},
-            moved=of_moved,
+            all_reduces={axis: of_axis for axis, of_axis in all_reduces.items() if self._mesh[axis] > 1},
             kernels=float(bool(written)),
             accumulated=nbytes if self._sums & {*written} else 0.0,
             products={} if kind is None else {kind: ProductWork(computed, 1.0)},
@@ -290,22 +280,20 @@ class _Equations:
         """The work of a kernel that ``mpmd.cost`` describes. It gathers dimensions that it cannot divide."""
         work = call_work(eqn)
         assert work is not None, "an equation with the operands of a kernel has its work"
-        divided, gathered = set[str](), dict[str, float]()
+        divided, gathered = set[str](), dict[str, AllReduces]()
         for atom, whole in zip(eqn.invars, eqn.params["whole"], strict=True):
             for d, axes in enumerate(sharded(atom, self._known)):
                 if d not in whole:
                     divided.update(axes)
                     continue
                 for axis in axes:
-                    moved = self._bytes(atom) * self._mesh[axis] / 2
-                    gathered[axis] = gathered.get(axis, 0.0) + moved
+                    moving = self._moving(atom, axis, 1)
+                    gathered[axis] = gathered.get(axis, NO_ALL_REDUCES).plus(moving)._replace(number=1)
         parts = math.prod(self._mesh[axis] for axis in divided)
         return DeviceWork(
             operations=work.operations / parts,
             nbytes=work.nbytes / parts,
-            all_reduced=gathered,
-            all_reduces=dict.fromkeys(gathered, 1),
-            moved=gathered,
+            all_reduces=gathered,
         )
 
     def _of_bodies(self, eqn: JaxprEqn, bodies: Sequence[Jaxpr], around: Around) -> DeviceWork:
@@ -353,6 +341,11 @@ class _Equations:
         } - {*body.invars[positions.carry]}
         work = self._of_body(body, inside, around, outputs=stacked, free_inputs=free, residuals=residuals)
         return work.times(eqn.params["length"])
+
+    def _moving(self, atom: Atom, axis: str, number: float) -> AllReduces:
+        """The exchange of a value that is gathered or scattered along an axis."""
+        nbytes = self._bytes(atom) * self._mesh[axis] / 2
+        return AllReduces(nbytes, number, moved=nbytes)
 
     def _bytes(self, atom: Atom) -> float:
         """The bytes of a value on each device."""

@@ -11,6 +11,7 @@ import numpy as np
 from mpmd.ir.plan import Edge, Name, Plan
 from mpmd.ir.routes import held_specs
 from mpmd.ir.specs import axes_of, num_shards
+from mpmd.planner.all_reduces import NO_ALL_REDUCES
 from mpmd.planner.collectives import (
     DeviceRange,
     axis_costs,
@@ -59,12 +60,11 @@ def all_reduce_seconds(work: DeviceWork, pool: Hardware, device_range: DeviceRan
     for axis, costs in zip(INNERMOST_FIRST, axis_costs(pool, device_range), strict=True):
         if device_range.submesh.get(axis, 1) == 1:
             continue
-        nbytes, number = work.all_reduced.get(axis, 0.0), float(work.all_reduces.get(axis, 0))
-        if pool.merges_all_reduces:
-            nbytes, number = nbytes - work.merged.get(axis, 0.0), number - work.merges.get(axis, 0)
-        of_axis = float(costs.all_reduce.seconds(np.asarray(nbytes), number))
+        all_reduces = work.all_reduces.get(axis, NO_ALL_REDUCES)
+        nbytes, number = all_reduces.merged(pool.merges_all_reduces)
+        of_axis = float(costs.all_reduce.seconds(np.asarray(nbytes), float(number)))
         if pool.overlaps_gathers and axis == "data" and nbytes:
-            hidden = of_axis * work.moved.get(axis, 0.0) / nbytes
+            hidden = of_axis * all_reduces.moved / nbytes
             of_axis -= min(hidden, _computing(work, pool))
         seconds += of_axis
     return seconds

@@ -20,7 +20,7 @@ def predict(
     updated: Collection[int],
     costs: Costs,
     source: str,
-    communication: float = 0.0,
+    reducing: float = 0.0,
     holding: Holding = Holding.RECEIVER,
     computed_weights: Collection[Name] = (),
     capacities: Sequence[float] = (),
@@ -33,7 +33,7 @@ def predict(
       updated: the positions of the arguments that the step returns updated.
       costs: of its tasks and links, in seconds.
       source: where they come from.
-      communication: the share of the tasks' time that goes into all-reduces and gathered weights.
+      reducing: the seconds of a step that go into all-reduces and gathered weights.
       holding: where messages are until they are used.
       computed_weights: the weights that tasks outside of loops compute, such as gathered ones.
       capacities: the bytes that a device of each group has; by default all have the same.
@@ -49,7 +49,8 @@ def predict(
     return Prediction(
         seconds=simulation.makespan,
         bubble=simulation.bubble,
-        communication=communication,
+        # A step that only hands on its arguments takes no time.
+        communication=reducing / simulation.makespan if simulation.makespan else 0.0,
         memory=memory_of_group(plan, worst, memories[worst], names, computed_weights),
         stage_seconds=stage_seconds(plan, costs),
         source=source,
@@ -84,9 +85,8 @@ def stage_seconds(plan: Plan, costs: Costs) -> tuple[float, ...]:
         seconds_of |= zip(types, costs.share(types, [alone[each] for each in types]), strict=True)
     numbers = range(1 + max((number for _, number in seconds_of), default=-1))
     of_stage = dict.fromkeys(map(plan.on_first_slice, numbers), 0.0)
-    slower = max(1.0, 1 / costs.at_once)  # above 1 where groups have more devices than cores
     for (_, number), seconds in seconds_of.items():
-        of_stage[plan.on_first_slice(number)] += slower * seconds
+        of_stage[plan.on_first_slice(number)] += seconds
     return tuple(of_stage.values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,6 @@ from mpmd.planner.pools import AnyCluster
 from mpmd.planner.shared_cores import (
     groups_at_once,
     in_one_process,
-    slowdown,
     time_alone,
     with_devices_at_once,
 )
@@ -151,13 +151,12 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> R
     device_ranges = device_ranges_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program, cluster.flash_attention)
     seconds = task_seconds(predicted.plan, predicted.work, cluster, device_ranges)
-    alone = {key: time * time_alone(cluster) for key, time in seconds.items()}
-    costs = _costs(predicted.plan, alone, cluster, device_ranges)
-    sent = message_bytes(predicted.plan, cluster, device_ranges)
-    realized = _realized(step, predicted.plan, costs, cluster, device_ranges, sent, "simulation")
-    all_reduces = longest_all_reduces(predicted.plan, predicted.work, cluster, device_ranges)
-    of_step = realized.prediction.seconds  # 0 for a step that only hands on its arguments
-    return _communicating(realized, all_reduces / of_step if of_step else 0.0)
+    alone = {
+        (group, name): time * time_alone(cluster, device_ranges[group].num_devices)
+        for (group, name), time in seconds.items()
+    }
+    reducing = longest_all_reduces(predicted.plan, predicted.work, cluster, device_ranges)
+    return _realized(step, predicted.plan, alone, cluster, device_ranges, "simulation", reducing)
 
 
 def measured(
@@ -178,40 +177,38 @@ def measured(
         times, at_work = tasks.alone, tuple(device_range.num_devices for device_range in device_ranges)
         if tasks.devices_at_once:
             cluster = with_devices_at_once(cluster, tasks.devices_at_once)
-    slower = [float(slowdown(cluster, float(number))) for number in at_work]
-    overhead = cluster.task_overhead * time_alone(cluster)
-    seconds = {(group, name): time / slower[group] + overhead for (group, name), time in times.items()}
-    costs = _costs(tasks.plan, seconds, cluster, device_ranges)
-    sent = message_bytes(tasks.plan, cluster, device_ranges)
-    realized = _realized(before.step, tasks.plan, costs, cluster, device_ranges, sent, "measurement")
-    return _communicating(realized, before.prediction.communication)
-
-
-def _costs(
-    plan: Plan,
-    alone: Mapping[tuple[int, str], float],
-    cluster: AnyCluster,
-    device_ranges: Sequence[DeviceRange],
-) -> Costs:
-    """The costs of a plan.
-
-    Args:
-      alone: the seconds of each executable on each group while no other device computes.
-    """
-    at_once = groups_at_once(cluster, [device_range.num_devices for device_range in device_ranges])
-    links = edge_links(cluster, device_ranges)
-    return dataclasses.replace(costs_of(plan, alone), links=links, at_once=at_once)
+    alone = [time_alone(cluster, device_range.num_devices) for device_range in device_ranges]
+    seconds = {
+        (group, name): alone[group] * (time / time_alone(cluster, at_work[group]) + cluster.task_overhead)
+        for (group, name), time in times.items()
+    }
+    reducing = before.prediction.communication * before.prediction.seconds
+    return _realized(before.step, tasks.plan, seconds, cluster, device_ranges, "measurement", reducing)
 
 
 def _realized(
     step: LoweredStep,
     plan: Plan,
-    costs: Costs,
+    alone: Mapping[tuple[int, str], float],
     cluster: AnyCluster,
     device_ranges: Sequence[DeviceRange],
-    sent: MessageBytes,
     source: str,
+    reducing: float,
 ) -> Realized:
+    """A plan with its costs.
+
+    Args:
+      alone: the seconds of each executable on each group while no other group computes.
+      source: where they come from.
+      reducing: the seconds of a step that go into all-reduces and gathered weights.
+    """
+    devices = statistics.fmean(device_range.num_devices for device_range in device_ranges)
+    costs = dataclasses.replace(
+        costs_of(plan, alone),
+        links=edge_links(cluster, device_ranges),
+        at_once=float(groups_at_once(cluster, devices)),
+    )
+    sent = message_bytes(plan, cluster, device_ranges)
     compiled = step.compiled
     updated = {argument for argument, _ in compiled.step.fed_back}
     names = {leaf.name for i, leaf in enumerate(plan.inputs) if i in updated and leaf.name}
@@ -222,13 +219,9 @@ def _realized(
         updated,
         costs,
         source,
+        reducing,
         holding=cluster.holding,
         computed_weights=weights_before_loops(compiled.program, names),
         capacities=[cluster.pool(device_range.submesh.pool).memory for device_range in device_ranges],
     )
     return Realized(step, plan, costs, prediction, sent)
-
-
-def _communicating(realized: Realized, share: float) -> Realized:
-    prediction = dataclasses.replace(realized.prediction, communication=share)
-    return dataclasses.replace(realized, prediction=prediction)

@@ -1,36 +1,25 @@
-"""The bytes that a task reads from memory, writes and holds, under the usual fusions of XLA."""
+"""The work of tasks: their operations, and the bytes that they read from memory, write and hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
-from mpmd.compiler.jaxprs.flat import Operation, Value
-from mpmd.compiler.jaxprs.kernels import NO_KERNEL_VALUES, KernelValues, call_work
-from mpmd.compiler.jaxprs.work import has_product
+from mpmd.compiler.jaxprs.flat import Value
+from mpmd.compiler.jaxprs.kernels import KernelValues, call_work
+from mpmd.compiler.jaxprs.work import has_product, product_kind
+from mpmd.planner.curves import ProductWork, added
 from mpmd.planner.fusions import Fusions
+from mpmd.planner.layer_profile import TaskWork
+from mpmd.planner.profiling.classes import ClassedOperation
 
 
-class Traffic(NamedTuple):
-    """Bytes read and written by all operations, and by the operations that are no products (``beside``).
-
-    ``temporaries`` are the most bytes at once of values that only the task itself reads, and ``kernels``
-    the number of fusions and other kernels.
-    """
-
-    nbytes: float
-    beside: float
-    temporaries: float
-    kernels: float
-
-
-def traffic(
-    operations: Sequence[Operation],
+def task_work(
+    members: Sequence[ClassedOperation],
     kept: Collection[Value],
     nbytes: Callable[[Value], float],
-    of_kernels: KernelValues[Value] = NO_KERNEL_VALUES,
-) -> Traffic:
-    """The bytes that operations read, write and hold.
+    of_kernels: KernelValues[Value],
+) -> TaskWork:
+    """The work of a task's operations, under the usual fusions of XLA.
 
     Args:
       kept: values that the task reads from other tasks or makes for them, which are in memory.
@@ -39,11 +28,12 @@ def traffic(
     """
     equations = [
         (operation.eqn, [value for value in operation.reads if value is not None], operation.makes)
-        for operation in operations
+        for operation, _, _ in members
     ]
     fusions = Fusions.of(equations, kept, of_kernels)
     total = beside = kernels = 0.0
-    for operation, read in zip(operations, fusions.reads, strict=True):
+    products: dict[str, ProductWork] = {}
+    for (operation, work, _), read in zip(members, fusions.reads, strict=True):
         results = [value for value in operation.makes if value in fusions.written]
         if (of_calls := call_work(operation.eqn)) is not None:
             total += operation.times * of_calls.nbytes
@@ -53,4 +43,13 @@ def traffic(
             total += moved
             kernels += operation.times
             beside += 0.0 if has_product(operation.eqn) else moved
-    return Traffic(total, beside, fusions.most_held(kept, nbytes), kernels)
+        if work and (name := product_kind(operation.eqn)) is not None:
+            products = added(products, {name: ProductWork(work, float(operation.times))})
+    return TaskWork(
+        operations=float(sum(work for _, work, _ in members)),
+        nbytes=total,
+        nbytes_beside=beside,
+        temporaries=fusions.most_held(kept, nbytes),
+        kernels=kernels,
+        products=products,
+    )
