@@ -21,6 +21,7 @@ from mpmd.planner.collectives import (
 )
 from mpmd.planner.hardware import Hardware, seconds_by_part
 from mpmd.planner.pools import AnyCluster
+from mpmd.planner.shared_cores import time_alone
 from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.simulate import Link, MessageBytes
@@ -29,14 +30,17 @@ from mpmd.simulate import Link, MessageBytes
 def task_seconds(
     plan: Plan, work: Mapping[str, DeviceWork], cluster: AnyCluster, device_ranges: Sequence[DeviceRange]
 ) -> dict[tuple[int, str], float]:
-    """The seconds of each executable on each group that runs it.
+    """The seconds of each executable on each group that runs it, while no other group computes.
 
     They are the sum of ``hardware.seconds_by_part``, the executable's exchanges and ``task_overhead``.
     """
     return {
-        (mpmd_idx, executable.name): _computing(work[executable.name], pool)
-        + all_reduce_seconds(work[executable.name], pool, device_range)
-        + pool.task_overhead
+        (mpmd_idx, executable.name): time_alone(cluster, device_range.num_devices)
+        * (
+            _computing(work[executable.name], pool)
+            + all_reduce_seconds(work[executable.name], pool, device_range)
+            + pool.task_overhead
+        )
         for mpmd_idx, device_range in enumerate(device_ranges)
         for pool in [cluster.pool(device_range.submesh.pool)]
         for executable in plan.executables_of(mpmd_idx)

@@ -151,12 +151,8 @@ def simulated(step: LoweredStep, candidate: Candidate, cluster: AnyCluster) -> R
     device_ranges = device_ranges_of(candidate.submeshes)
     predicted = predicted_plan(step.compiled.program, cluster.flash_attention)
     seconds = task_seconds(predicted.plan, predicted.work, cluster, device_ranges)
-    alone = {
-        (group, name): time * time_alone(cluster, device_ranges[group].num_devices)
-        for (group, name), time in seconds.items()
-    }
     reducing = longest_all_reduces(predicted.plan, predicted.work, cluster, device_ranges)
-    return _realized(step, predicted.plan, alone, cluster, device_ranges, "simulation", reducing)
+    return _realized(step, predicted.plan, seconds, cluster, device_ranges, "simulation", reducing)
 
 
 def measured(
