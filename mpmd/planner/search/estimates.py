@@ -303,7 +303,7 @@ def _layers_on(space: SearchSpace, submesh: Submesh, settings: Candidate) -> lis
         table.total("residuals"),
         float(table.layers["temporaries"].min()),
         float(table.layers["entering"].mean()),
-        model.task_overhead(submesh),
+        model.task_overhead(submesh.pool, submesh.num_devices),
         model.cluster.pool(submesh.pool).memory,
         submesh.num_devices,
     ]

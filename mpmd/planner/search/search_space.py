@@ -147,8 +147,8 @@ class SearchSpace:
         def of(group_settings: GroupSettings, link: Link) -> StageRangeCosts:
             table = self.model.table(group_settings)
             tasks = 1 + self.profile.has_backward
-            submesh = Submesh(*group_settings.sizes, pool=group_settings.pool)
-            overhead = tasks * self.model.task_overhead(submesh)
+            devices = math.prod(group_settings.sizes)
+            overhead = tasks * self.model.task_overhead(group_settings.pool, devices)
             hops = np.append(2 * (link.latency + table.layers["entering"] / link.bandwidth), 0.0)
             return StageRangeCosts.of(table, overhead, hops)
 

@@ -33,7 +33,7 @@ from mpmd.planner.search.layer_arrays import (
 )
 from mpmd.planner.search.memory import layer_bytes
 from mpmd.planner.shared_cores import groups_at_once, time_alone
-from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
+from mpmd.planner.submesh import INNERMOST_FIRST
 from mpmd.simulate import Link
 
 MODEL = INNERMOST_FIRST.index("model")
@@ -67,10 +67,9 @@ class CostModel:
         self._tables: dict[GroupSettings, Table] = {}
         self._axis_costs: dict[DeviceRange, tuple[AxisCosts, ...]] = {}
 
-    def task_overhead(self, submesh: Submesh) -> float:
-        """The seconds that a task takes beside its computation on a group."""
-        pool = self.cluster.pool(submesh.pool)
-        return time_alone(self.cluster, submesh.num_devices) * pool.task_overhead
+    def task_overhead(self, pool: str, devices: int) -> float:
+        """The seconds that a task takes beside its computation on a group of a pool's devices."""
+        return time_alone(self.cluster, devices) * self.cluster.pool(pool).task_overhead
 
     def arrays(self, group_settings: GroupSettings) -> LayerArrays:
         """The numbers of layers as a group divides them."""
@@ -147,7 +146,8 @@ class Stages:
     @property
     def task_overheads(self) -> list[float]:
         """For each stage, the seconds that a task takes beside its computation."""
-        return [self.model.task_overhead(self.candidate.submeshes[home]) for home in self.homes]
+        submeshes = (self.candidate.submeshes[home] for home in self.homes)
+        return [self.model.task_overhead(submesh.pool, submesh.num_devices) for submesh in submeshes]
 
     @functools.cached_property
     def groups_at_once(self) -> float:
