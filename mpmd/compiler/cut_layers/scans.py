@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 
+import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Jaxpr, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.cut_layers.values import Values, zeros_like
+from mpmd.compiler.cut_layers.values import Values
 from mpmd.compiler.jaxprs.equations import Atom, operands
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.stack import Stack
 
 
-def add_scan(values: Values, scan: Scan, sizes: tuple[int, ...]) -> None:
+def add_scan(values: Values, eqn: JaxprEqn, sizes: tuple[int, ...]) -> None:
     """Adds a scan for each layer range, in the order in which the original scan visits the layers.
 
     Args:
       sizes: the sizes of the layer ranges of the arrays that the scan reads.
     """
-    eqn, stack = scan.eqn, Stack(0, sizes)
+    scan, stack = Scan.of(eqn), Stack(0, sizes)
     fixed = [values.whole(atom, eqn) for atom in eqn.invars[scan.consts]]
     carry = [values.whole(atom, eqn) for atom in eqn.invars[scan.carry]]
     xs = [values.ranges(atom, stack, eqn) for atom in eqn.invars[scan.xs]]
@@ -29,7 +30,8 @@ def add_scan(values: Values, scan: Scan, sizes: tuple[int, ...]) -> None:
     sums: dict[int, list[Atom]] = {i: [] for i in _added_to(scan)}
     for number, p in enumerate(range(len(sizes))[:: -1 if eqn.params["reverse"] else 1]):
         if number:  # the first part adds to what there is, the others to nothing
-            carry = [zeros_like(values, a, eqn) if i in sums else a for i, a in enumerate(carry)]
+            for i in sums:
+                (carry[i],) = values.trace(lambda x: [jnp.zeros_like(x)], [carry[i]], eqn)
         results = [values.var_like(var) for var in eqn.outvars[: len(carry)]]
         values.emit(
             eqn,
@@ -46,12 +48,10 @@ def add_scan(values: Values, scan: Scan, sizes: tuple[int, ...]) -> None:
     for i, summands in sums.items():
         (carry[i],) = values.trace(lambda *xs: [reduce(lax.add, xs)], summands, eqn)
     for var, atom in zip(eqn.outvars[: scan.num_carry], carry, strict=True):
-        values.set_whole(var, atom)
+        values.define(var, [atom])
     for var, ranges in zip(stacked_vars, ys, strict=True):
-        if values.planned(var) == stack:
-            values.set_ranges(var, ranges)
-        else:
-            values.set_whole(var, values.joined(ranges, 0, eqn))
+        is_planned = values.planned(var) == stack
+        values.define(var, ranges if is_planned else [values.joined(ranges, 0, eqn)])
 
 
 def _added_to(scan: Scan) -> Iterator[int]:

@@ -16,6 +16,7 @@ from mpmd.compiler.jaxprs.equations import (
     lookup,
     make_jaxpr,
     substitute,
+    variables,
 )
 from mpmd.compiler.jaxprs.scans import Scan, computed
 from mpmd.compiler.jaxprs.traced import traced_eqns
@@ -41,7 +42,7 @@ def part_of_scan(
     carried = sorted(i for i in results if i < scan.num_carry)
     stacked = sorted(results - set(carried))
     outputs = [scan.body.outvars[i] for i in (*carried, *stacked)] + list(extra_outputs)
-    read = {*free_variables(eqns), *(atom for atom in outputs if isinstance(atom, Var))}
+    read = {*free_variables(eqns), *variables(outputs)}
     consts = {**scan.operands(scan.consts), **(extra_constants or {})}
     consts = {var: atom for var, atom in consts.items() if var in read}
     xs = {**scan.operands(scan.xs), **(extra_inputs or {})}
