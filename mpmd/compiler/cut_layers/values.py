@@ -93,8 +93,7 @@ class Values:
             return atom
         stack = self.stack(atom)
         if stack is not None and atom not in self._whole:
-            self._note(like, atom, stack)
-            self._whole[atom] = self.joined(self._ranges[atom], stack.axis, like)
+            self._whole[atom] = self.piece(atom, stack.axis, 0, sum(stack.sizes), like)
         return self._whole.get(atom, atom)
 
     def ranges(self, atom: Atom, stack: Stack, like: JaxprEqn | None = None) -> tuple[Atom, ...]:

@@ -33,7 +33,7 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
 
 
 def operands(eqn: JaxprEqn) -> list[Var]:
-    return variables(eqn.invars)
+    return [atom for atom in eqn.invars if isinstance(atom, Var)]  # no call more: this is called most
 
 
 def is_dropped(var: Var) -> bool:
@@ -71,18 +71,23 @@ def as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
     return eqn.replace(source_info=source_info)
 
 
-def with_params(eqn: JaxprEqn, change: Callable[[Any], Any]) -> JaxprEqn:
-    """Applies ``change`` to every parameter of an equation, to every member of tuples and lists among them,
-    and to the jaxpr of every closed jaxpr. If ``change`` returns the same objects, so does this."""
+def with_params(eqn: JaxprEqn, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> JaxprEqn:
+    """Applies ``change`` to every parameter of an equation that is of one of the ``kinds``, and to every such
+    member of tuples and lists, and jaxpr of closed jaxprs, among its parameters.
+
+    If ``change`` returns the same objects, so does this function.
+    """
 
     def changed(value: Any) -> Any:
-        if isinstance(value, core.ClosedJaxpr) and not isinstance(value, Jaxpr):
+        if isinstance(value, kinds):
+            return change(value)
+        if isinstance(value, core.ClosedJaxpr):
             inner = change(value.jaxpr)
             return value if inner is value.jaxpr else value.replace(jaxpr=inner)
         if type(value) in (tuple, list):
             members = [changed(member) for member in value]
             return value if are_same(members, value) else type(value)(members)
-        return change(value)
+        return value
 
     params = {name: changed(value) for name, value in eqn.params.items()}
     return eqn if are_same([*params.values()], [*eqn.params.values()]) else eqn.replace(params=params)

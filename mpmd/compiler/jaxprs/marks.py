@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Primitive, Var
 
@@ -48,10 +47,6 @@ def without_marks(jaxpr: Jaxpr) -> Jaxpr:
 
 def without_identities(jaxpr: Jaxpr, *primitives: Primitive) -> Jaxpr:
     """The jaxpr with the results of primitives replaced by their operands, at any depth outside of loops."""
-
-    def within(value: Any) -> Any:
-        return without_identities(value, *primitives) if isinstance(value, Jaxpr) else value
-
     renamed: dict[Var, Atom] = {}
     eqns = []
     for eqn in jaxpr.eqns:
@@ -60,6 +55,6 @@ def without_identities(jaxpr: Jaxpr, *primitives: Primitive) -> Jaxpr:
             renamed.update(zip(eqn.outvars, eqn.invars, strict=True))
             continue
         if eqn.primitive is not treduce_p and any(any_inside(eqn, each) for each in primitives):
-            eqn = with_params(eqn, within)
+            eqn = with_params(eqn, (Jaxpr,), lambda inner: without_identities(inner, *primitives))
         eqns.append(eqn)
     return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])

@@ -38,9 +38,9 @@ def eqn_with_meshes(eqn: JaxprEqn, change: Change, replace: Replace = _same) -> 
     def changed(value: Any) -> Any:
         if isinstance(value, Jaxpr):
             return jaxpr_with_meshes(value, change, replace)
-        return change(eqn, value) if isinstance(value, Mesh | AbstractMesh | NamedSharding) else value
+        return change(eqn, value)
 
-    return with_params(eqn, changed)
+    return with_params(eqn, (Jaxpr, Mesh, AbstractMesh, NamedSharding), changed)
 
 
 def axes_named(sharding: NamedSharding) -> set[str]:

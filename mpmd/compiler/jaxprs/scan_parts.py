@@ -51,7 +51,9 @@ def part_of_scan(
     run = jaxpr_as_fun(closed(make_jaxpr(invars, eqns, outputs)))
 
     def part(*operands):
-        fixed, initial, inputs = _cut(operands, len(consts), len(carried))
+        first_row = len(consts) + len(carried)
+        fixed, inputs = operands[: len(consts)], operands[first_row:]
+        initial = list(operands[len(consts) : first_row])
 
         def one(carry, x):
             values = computed(run(*fixed, *carry, *x), [*carry, *x])
@@ -92,7 +94,3 @@ def named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]
         copies, _ = traced_eqns(lambda x: [jnp.copy(x)], [lookup(value, renamed)])
         named.append(copies[-1].replace(outvars=[name]))
     return named
-
-
-def _cut(values: Sequence, first: int, second: int) -> tuple[list, list, list]:
-    return list(values[:first]), list(values[first : first + second]), list(values[first + second :])

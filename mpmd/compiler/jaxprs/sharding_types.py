@@ -91,7 +91,8 @@ class WithoutTypes:
             else:
                 yield self._constrained(eqn, sharding, invars[0], outvars[0])
             return
-        untyped = with_params(eqn, functools.partial(self._parameter, eqn))
+        kinds = (Jaxpr, Mesh, AbstractMesh, NamedSharding)
+        untyped = with_params(eqn, kinds, functools.partial(self._parameter, eqn))
         if eqn.primitive is per_group_p:
             fun = typed_again(eqn.params["fun"], avals_of(eqn.invars))
             untyped = untyped.replace(params={**untyped.params, "fun": fun})
