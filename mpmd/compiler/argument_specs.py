@@ -40,13 +40,6 @@ class ArgumentSpecs:
     held: tuple[Placement, ...]
     wanted: tuple[Placement, ...]
 
-    @classmethod
-    def replicated(cls, step: CutStep) -> ArgumentSpecs:
-        """Returns the specs of a step without ``in_shardings``: every leaf is replicated."""
-        arguments, results = len(step.arguments), len(step.results)
-        anywhere = (ANYWHERE,) * arguments, (ANYWHERE,) * results
-        return cls(None, ((),) * arguments, (None,) * results, False, *anywhere)
-
 
 def resolve(request: CompileRequest, step: CutStep) -> ArgumentSpecs:
     """Resolves the specs and placements that a request has for a step.

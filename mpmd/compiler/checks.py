@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import PlacedEqn, PlacedGraph, ShardedGraph, StageWork, TaskGraph
 from mpmd.compiler.jaxprs.canonical import canonical_faults
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, is_dropped, operands
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, free_variables, is_dropped, operands, shape_of
 from mpmd.compiler.steps import CutStep, Loop, TracedStep
 from mpmd.ir.stack import Leaf
 from mpmd.language.annotate import mark_of
@@ -25,29 +25,38 @@ def check_traced_step(step: TracedStep) -> None:
 
     Raises: ``AssertionError`` with every fault.
     """
-    _raise(
-        "traced step",
-        step,
-        [
-            *canonical_faults(step.jaxpr.eqns),
-            *_undefined_in_jaxpr(step),
-            *_marks_outside(step),
-            *_mismatched_leaves(step),
-        ],
-    )
+    eqns, (arguments, results) = step.jaxpr.eqns, (step.jaxpr.invars, step.jaxpr.outvars)
+    parts = (Loop.of(eqn) if eqn.primitive is treduce_p else eqn for eqn in eqns)
+    faults = [
+        *canonical_faults(eqns),
+        *_undefined([*arguments, *step.constants], parts, results),
+        *_marks_outside(eqns),
+        *_changing_state(step.fed_back_leaves, step.argument_paths, arguments, results),
+    ]
+    _raise("traced step", step, faults)
 
 
 def check_cut_step(step: CutStep) -> None:
-    """Checks the canonical form, that values are defined once and before they are read, and marks in loops.
+    """Checks the canonical form, that values are defined once and before they are read, and marks.
 
-    The arguments and results are the parts that leaves say.
+    Arguments and results have the shapes of the layer ranges of leaves.
 
     Raises: ``AssertionError`` with every fault.
     """
-    eqns = itertools.chain(*step.outside, *(loop.eqns for loop in step.loops))
-    faults = [*canonical_faults(eqns), *_undefined_in_step(step), *_misplaced_marks(step)]
-    faults += _mismatched_state(step)
-    _raise("cut step", step, [*faults, *_wrong_layer_ranges(step)])
+    outside = [*itertools.chain(*step.outside)]
+    segments = itertools.zip_longest(step.outside, step.loops)
+    parts = (part for eqns, loop in segments for part in (*eqns, loop) if part is not None)
+    arguments, results = ([member.var for member in each] for each in (step.arguments, step.results))
+    faults = [
+        *canonical_faults(itertools.chain(outside, *(loop.eqns for loop in step.loops))),
+        *_undefined(_outer(step), parts, results),
+        *_marks_outside(outside),
+        *_marks_of_other_stages(step),
+        *_changing_state(step.fed_back, [a.path for a in step.arguments], arguments, results),
+        *_wrong_layer_ranges(step.argument_leaves, arguments),
+        *_wrong_layer_ranges(step.result_leaves, results),
+    ]
+    _raise("cut step", step, faults)
 
 
 def check_task_graph(graph: TaskGraph) -> None:
@@ -81,27 +90,32 @@ def _raise(level: str, value: object, faults: list[str]) -> None:
         raise AssertionError(f"{text}\n{value}")
 
 
-def _undefined_in_jaxpr(step: TracedStep) -> list[str]:
-    scope = _Scope([])
-    scope.define([*step.jaxpr.invars, *step.constants], "an argument or constant")
-    for eqn in step.jaxpr.eqns:
-        if eqn.primitive is treduce_p:
-            scope.run_loop(Loop.of(eqn))
+def _undefined(before: Iterable[Var], parts: Iterable[JaxprEqn | Loop], results: Iterable[Atom]) -> list[str]:
+    scope = _Definitions([])
+    scope.define(before, "an argument or constant")
+    for part in parts:
+        if isinstance(part, Loop):
+            scope.run_loop(part)
         else:
-            scope.run([eqn])
-    scope.read(step.jaxpr.outvars, "a result")
+            scope.run([part])
+    scope.read(results, "a result")
     return scope.faults
 
 
-def _marks_outside(step: TracedStep) -> Iterator[str]:
-    return (f"{eqn} is outside the loop" for eqn in step.jaxpr.eqns if mark_of(eqn))
+def _marks_outside(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
+    return (f"{eqn} is outside the loop" for eqn in eqns if mark_of(eqn))
 
 
-def _mismatched_leaves(step: TracedStep) -> Iterator[str]:
-    for i, j in step.fed_back_leaves:
-        argument, result = aval_of(step.jaxpr.invars[i]), aval_of(step.jaxpr.outvars[j])
+def _changing_state(
+    fed_back: Iterable[tuple[int, int]],
+    paths: Sequence[str],
+    arguments: Sequence[Var],
+    results: Sequence[Atom],
+) -> Iterator[str]:
+    for i, j in fed_back:
+        argument, result = aval_of(arguments[i]), aval_of(results[j])
         if (argument.shape, argument.dtype) != (result.shape, result.dtype):
-            yield f"{step.argument_paths[i]} is {argument}, but its next value is {result}"
+            yield f"{paths[i]} is {argument}, but its next value is {result}"
 
 
 def _outer(step: CutStep) -> list[Var]:
@@ -109,7 +123,7 @@ def _outer(step: CutStep) -> list[Var]:
     return [*(argument.var for argument in step.arguments), *(constant.var for constant in step.constants)]
 
 
-class _Scope:
+class _Definitions:
     """The variables that are defined so far."""
 
     def __init__(self, defined: Iterable[Var]):
@@ -142,21 +156,7 @@ class _Scope:
         self.define((result.result for result in loop.results), "a loop's result")
 
 
-def _undefined_in_step(step: CutStep) -> list[str]:
-    scope = _Scope([])
-    scope.define(_outer(step), "an argument or constant")
-    for eqns, loop in itertools.zip_longest(step.outside, step.loops):
-        scope.run(eqns)
-        if loop is not None:
-            scope.run_loop(loop)
-    scope.read((result.var for result in step.results), "a result")
-    return scope.faults
-
-
-def _misplaced_marks(step: CutStep) -> Iterator[str]:
-    for eqn in itertools.chain(*step.outside):
-        if mark_of(eqn):
-            yield f"{eqn} is outside the loop"
+def _marks_of_other_stages(step: CutStep) -> Iterator[str]:
     for loop in step.loops:
         for eqn in loop.eqns:
             if (mark := mark_of(eqn)) and mark.boundary.stage not in loop.stages:
@@ -164,23 +164,12 @@ def _misplaced_marks(step: CutStep) -> Iterator[str]:
                 yield f"{eqn} ends stage {mark.boundary.stage}, the loop has {loop.stages}"
 
 
-def _mismatched_state(step: CutStep) -> Iterator[str]:
-    for i, j in step.fed_back:
-        argument, result = aval_of(step.arguments[i].var), aval_of(step.results[j].var)
-        if (argument.shape, argument.dtype) != (result.shape, result.dtype):
-            yield f"{step.arguments[i].path} is {argument}, but its next value is {result}"
-
-
-def _wrong_layer_ranges(step: CutStep) -> Iterator[str]:
-    ends = ((step.argument_leaves, step.arguments), (step.result_leaves, step.results))
-    for leaves, variables in ends:
-        shapes = [shape for leaf in leaves for shape in _shapes_of_ranges(leaf)]
-        if shapes != (value_shapes := [tuple(aval_of(member.var).shape) for member in variables]):
-            yield f"the parts of leaves have the shapes {shapes}, but the values {value_shapes}"
-
-
-def _shapes_of_ranges(leaf: Leaf) -> tuple[tuple[int, ...], ...]:
-    return leaf.stack.shapes(leaf.shape) if leaf.stack else (leaf.shape,)
+def _wrong_layer_ranges(leaves: Iterable[Leaf], variables: Iterable[Var]) -> Iterator[str]:
+    shapes = [
+        shape for leaf in leaves for shape in (leaf.stack.shapes(leaf.shape) if leaf.stack else (leaf.shape,))
+    ]
+    if shapes != (value_shapes := [*map(shape_of, variables)]):
+        yield f"the layer ranges of leaves have the shapes {shapes}, but the values {value_shapes}"
 
 
 def _task_graph_faults(graph: TaskGraph) -> Iterator[str]:
@@ -191,7 +180,7 @@ def _task_graph_faults(graph: TaskGraph) -> Iterator[str]:
 
 
 def _undefined_outside(graph: TaskGraph) -> list[str]:
-    step, scope = graph.step, _Scope([])
+    step, scope = graph.step, _Definitions([])
     scope.define(_outer(step), "an argument or constant")
     scope.define(dict.fromkeys(a.result for a in graph.accumulators), "an accumulator")
     scope.run(graph.outer)
@@ -232,7 +221,7 @@ def _wrong_work(graph: TaskGraph) -> Iterator[str]:
 
 def _wrong_reads_and_makes(member: StageWork, readers: Mapping[Var, int]) -> Iterator[str]:
     """Whether ``reads`` and ``makes`` are what the equations say."""
-    scope = _Scope(member.reads)
+    scope = _Definitions(member.reads)
     scope.run(member.eqns)
     yield from (f"{member.work}: {fault}" for fault in scope.faults)
     if list(member.reads) != free_variables(member.eqns):

@@ -8,7 +8,6 @@ import pytest
 
 import mpmd
 from mpmd.compat import NAMELESS
-from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.checks import (
     check_cut_step,
     check_placed_graph,
@@ -28,6 +27,7 @@ from mpmd.language.annotate import mark_p
 from mpmd.language.reduce import treduce_p
 from tests.support.models import batch, init, make_step, mlp, weights
 from tests.support.parity import mesh_of
+from tests.support.specs import without_shardings
 
 replace = dataclasses.replace
 
@@ -56,13 +56,13 @@ def graph(cut):
 @pytest.fixture(scope="module")
 def sharded(graph):
     with mesh_of(2) as mesh:
-        return shard(graph, mesh.abstract_submeshes, ArgumentSpecs.replicated(graph.step))
+        return shard(graph, mesh.abstract_submeshes, without_shardings(graph.step))
 
 
 @pytest.fixture(scope="module")
 def placed(sharded, cut):
     with mesh_of(2) as mesh:
-        return place(sharded, mesh.abstract_submeshes, ArgumentSpecs.replicated(cut), {})
+        return place(sharded, mesh.abstract_submeshes, without_shardings(cut), {})
 
 
 def without(items, position):

@@ -13,7 +13,6 @@ import pytest
 from jax import lax
 
 import mpmd
-from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.cut_layers import cut_layers
 from mpmd.compiler.lower import lower
 from mpmd.compiler.place import place
@@ -22,6 +21,7 @@ from mpmd.compiler.shard import shard
 from mpmd.compiler.split import split
 from mpmd.compiler.trace import trace
 from tests.support.parity import mesh_of
+from tests.support.specs import without_shardings
 
 GROUPS = 2
 
@@ -72,7 +72,7 @@ def cut(step, *args):
 
 def replicated(cut):
     """The graph of a cut step, with the specs and placements of one of which nothing is asked."""
-    specs = ArgumentSpecs.replicated(cut)
+    specs = without_shardings(cut)
     with mesh_of(GROUPS) as mesh:
         submeshes = mesh.abstract_submeshes
     return place(shard(split(cut), submeshes, specs), submeshes, specs, {})
@@ -173,9 +173,7 @@ def test_shard(file_regression, gather):
     with mesh_of(GROUPS, data=2) as mesh:
         submesh = mesh.abstract_submeshes
         graph = split(cut_layers(trace(CompileRequest(step, (weights, array(2, 6, 3)), {}, submesh))))
-    specs = dataclasses.replace(
-        ArgumentSpecs.replicated(graph.step), arguments=((), ("data",), (None, "data"))
-    )
+    specs = dataclasses.replace(without_shardings(graph.step), arguments=((), ("data",), (None, "data")))
     file_regression.check(str(shard(graph, submesh, specs, gather=gather)))
 
 
@@ -198,5 +196,5 @@ def test_lower(file_regression, donated):
     given_up = [donated] * 3 + [False]
     request = CompileRequest(plain(mpmd.Std1F1B(2)), (WEIGHTS, XS), {}, submeshes, donated=given_up)
     step = cut_layers(trace(request))
-    program = lower(replicated(step), submeshes, ArgumentSpecs.replicated(step))
+    program = lower(replicated(step), submeshes, without_shardings(step))
     file_regression.check(str(program.plan))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, operands
+from mpmd.compiler.jaxprs.equations import aval_of, dependents, operands
 from mpmd.compiler.jaxprs.printing import type_text
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.steps import Loop
@@ -37,10 +37,7 @@ def backward_value(loop: Loop, ends: Sequence[JaxprEqn], passed: Mapping[Var, in
         return None
     stage = late % in_slice
     later = {var for var, marks in passed.items() if marks > stage}
-    of_microbatch = {loop.index}
-    for eqn in loop.eqns:
-        if not of_microbatch.isdisjoint(operands(eqn)):
-            of_microbatch.update(eqn.outvars)
+    of_microbatch = dependents(loop.eqns, [loop.index])
     makers = {var: eqn for eqn in loop.eqns for var in eqn.outvars}
 
     def later_operand(eqn: JaxprEqn) -> Var:

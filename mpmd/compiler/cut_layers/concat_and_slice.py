@@ -5,31 +5,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from jax.extend.core import JaxprEqn
 
 from mpmd.compiler.jaxprs.equations import Atom, shape_of
 
 
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """A value that is a part of the value ``ConcatOrSlice.whole``.
-
-    Attributes:
-      start, size: the first of the elements of the dimension ``ConcatOrSlice.dim`` in it, and their number.
-      has_dim: whether it has the dimension; if not, it is a single element along the dimension.
-    """
+class Member(NamedTuple):
+    """The elements of ``ConcatOrSlice.whole`` from ``start`` to ``stop`` along the dimension ``dim``."""
 
     atom: Atom
     start: int
-    size: int
-    has_dim: bool = True
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.size
+    stop: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +27,17 @@ class ConcatOrSlice:
 
     Attributes:
       whole: the value that is put together or taken apart, along its dimension ``dim``.
-      members: the operands, or the results.
-        Between and around the members ``whole`` has the equation's padding.
+      members: the operands, or the results. Between and around the members ``whole`` has the equation's
+        padding. The only member of a ``rev`` has all elements of ``whole`` in reverse.
       takes_apart: whether ``whole`` is the operand and the members are results.
-      reverses: whether the only member has all elements of ``whole`` in reverse.
+      have_dim: whether members have the dimension; if not, each is a single element along the dimension.
     """
 
     whole: Atom
     dim: int
     members: tuple[Member, ...]
     takes_apart: bool
-    reverses: bool = False
+    have_dim: bool = True
 
 
 def concats_and_slices(eqn: JaxprEqn) -> list[ConcatOrSlice]:
@@ -62,47 +51,41 @@ def _slice(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     bounds = zip(eqn.params["start_indices"], eqn.params["limit_indices"], strict=True)
     for d, (start, limit) in enumerate(bounds):
         if limit - start < shape[d] and (strides is None or strides[d] == 1):
-            member = Member(eqn.outvars[0], start, limit - start)
-            yield ConcatOrSlice(eqn.invars[0], d, (member,), takes_apart=True)
+            yield ConcatOrSlice(eqn.invars[0], d, (Member(eqn.outvars[0], start, limit),), takes_apart=True)
 
 
 def _pad(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     for d, (low, high, interior) in enumerate(eqn.params["padding_config"]):
         if interior == 0 and min(low, high) >= 0 and max(low, high) > 0:
-            member = Member(eqn.invars[0], low, shape_of(eqn.invars[0])[d])
+            member = Member(eqn.invars[0], low, low + shape_of(eqn.invars[0])[d])
             yield ConcatOrSlice(eqn.outvars[0], d, (member,), takes_apart=False)
 
 
 def _rev(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     for d in eqn.params["dimensions"]:
-        member = Member(eqn.outvars[0], 0, shape_of(eqn.invars[0])[d])
-        yield ConcatOrSlice(eqn.invars[0], d, (member,), takes_apart=True, reverses=True)
+        yield ConcatOrSlice(eqn.invars[0], d, _in_a_row(eqn.outvars, d), takes_apart=True)
 
 
-def _in_a_row(atoms: list[Any], dim: int) -> tuple[Member, ...]:
-    sizes = [shape_of(atom)[dim] for atom in atoms]
-    starts = itertools.accumulate(sizes[:-1], initial=0)
-    return tuple(map(Member, atoms, starts, sizes))
+def _in_a_row(atoms: Sequence[Atom], dim: int) -> tuple[Member, ...]:
+    ends = list(itertools.accumulate((shape_of(atom)[dim] for atom in atoms), initial=0))
+    return tuple(map(Member, atoms, ends, ends[1:]))
 
 
 def _concatenate(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     dim = eqn.params["dimension"]
-    yield ConcatOrSlice(eqn.outvars[0], dim, _in_a_row(list(eqn.invars), dim), takes_apart=False)
+    yield ConcatOrSlice(eqn.outvars[0], dim, _in_a_row(eqn.invars, dim), takes_apart=False)
 
 
 def _split(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
     dim = eqn.params["axis"]
-    yield ConcatOrSlice(eqn.invars[0], dim, _in_a_row(list(eqn.outvars), dim), takes_apart=True)
+    yield ConcatOrSlice(eqn.invars[0], dim, _in_a_row(eqn.outvars, dim), takes_apart=True)
 
 
 def _stack(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
-    members = (Member(atom, i, 1, has_dim=False) for i, atom in enumerate(eqn.invars))
-    yield ConcatOrSlice(eqn.outvars[0], eqn.params["axis"], tuple(members), takes_apart=False)
-
-
-def _unstack(eqn: JaxprEqn) -> Iterator[ConcatOrSlice]:
-    members = (Member(var, i, 1, has_dim=False) for i, var in enumerate(eqn.outvars))
-    yield ConcatOrSlice(eqn.invars[0], eqn.params["axis"], tuple(members), takes_apart=True)
+    takes_apart = eqn.primitive.name == "unstack"
+    (whole,), atoms = (eqn.invars, eqn.outvars) if takes_apart else (eqn.outvars, eqn.invars)
+    members = tuple(Member(atom, i, i + 1) for i, atom in enumerate(atoms))
+    yield ConcatOrSlice(whole, eqn.params["axis"], members, takes_apart, have_dim=False)
 
 
 _RULES: dict[str, Callable[[JaxprEqn], Iterator[ConcatOrSlice]]] = {
@@ -112,5 +95,5 @@ _RULES: dict[str, Callable[[JaxprEqn], Iterator[ConcatOrSlice]]] = {
     "slice": _slice,
     "split": _split,
     "stack": _stack,
-    "unstack": _unstack,
+    "unstack": _stack,
 }

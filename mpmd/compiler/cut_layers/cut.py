@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.cut_layers.dimension_graph import DimensionGraph, dimension_graph
-from mpmd.compiler.cut_layers.rewrite import Rewriter
+from mpmd.compiler.cut_layers.dimension_graph import DimensionGraph
+from mpmd.compiler.cut_layers.rewrite import add_all
 from mpmd.compiler.cut_layers.scans_over_data import warn_of_scans_over_data
-from mpmd.compiler.cut_layers.values import Gathered, Values
+from mpmd.compiler.cut_layers.values import Values
 from mpmd.compiler.cut_scans import check_index_loops, layers_p
-from mpmd.compiler.jaxprs.bodies import in_loops, with_remat_open
+from mpmd.compiler.jaxprs.bodies import everywhere
 from mpmd.compiler.jaxprs.equations import Atom, contains, is_remat, with_eqns
 from mpmd.compiler.jaxprs.live import live_jaxpr
 from mpmd.compiler.jaxprs.marks import has_mark, without_identities
+from mpmd.compiler.jaxprs.remat import with_remat_open
 from mpmd.errors import PerformanceWarning
 from mpmd.ir.stack import Stack
 from mpmd.language.annotate import mark_of
 from mpmd.language.reduce import treduce_p
 from mpmd.util.warn import warn_user
-
-Known = TypeVar("Known")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +45,6 @@ class CutJaxpr:
     argument_stacks: tuple[Stack | None, ...]
     result_stacks: tuple[Stack | None, ...]
     origin: Mapping[Var, Var]
-
-    def of_ranges(self, known: Mapping[Var, Known]) -> dict[Var, Known]:
-        """Copies facts about variables of the original step to the new variables that derive from these."""
-        return {**known, **{new: known[var] for new, var in self.origin.items() if var in known}}
 
 
 def cut_stacks(
@@ -82,52 +78,25 @@ def cut_stacks(
     if not seeds and not contains(jaxpr, layers_p):
         whole = (None,) * len(jaxpr.invars), (None,) * len(jaxpr.outvars)
         return CutJaxpr(jaxpr, constants, *whole, origin={})
-    jaxpr = _without_dead_code(jaxpr)
+    # Nobody is to be warned of equations that nothing needs. Marks stay, to be counted.
+    jaxpr = everywhere(jaxpr, lambda body: live_jaxpr(body, _is_kept))
     check_index_loops(jaxpr, constants)
     warn_of_scans_over_data(jaxpr)
     while True:
-        graph = dimension_graph(jaxpr, seeds)
-        opened = _with_remat_open(jaxpr, graph)
-        if opened is None:
+        graph = DimensionGraph(jaxpr, seeds)
+        if not any(is_remat(eqn) and graph.touches_ranges(eqn) for eqn in _equations(jaxpr)):
             return _rewritten(jaxpr, constants, graph, fed_back, result_stacks)
-        jaxpr = opened
+        jaxpr = everywhere(jaxpr, functools.partial(with_remat_open, should_open=graph.touches_ranges))
 
 
-def _without_dead_code(jaxpr: Jaxpr) -> Jaxpr:
-    """The step without equations that nothing needs, of which nobody is to be warned; with all marks."""
-
-    def live_body(body: Jaxpr) -> Jaxpr:
-        return live_jaxpr(body, is_kept=lambda eqn: mark_of(eqn) is not None or has_mark(eqn))
-
-    jaxpr = in_loops(jaxpr, live_body)
-    return live_jaxpr(jaxpr, is_kept=lambda eqn: eqn.primitive is treduce_p)
-
-
-def _without_notes(jaxpr: Jaxpr) -> Jaxpr:
-    """The step without notes of layer ranges."""
-    jaxpr = in_loops(jaxpr, lambda body: without_identities(body, layers_p))
-    return without_identities(jaxpr, layers_p)
-
-
-def _with_remat_open(jaxpr: Jaxpr, graph: DimensionGraph) -> Jaxpr | None:
-    """The step with those rematerialised functions open that touch layer ranges; ``None`` without any."""
-
-    def touches_ranges(eqn: JaxprEqn) -> bool:
-        return any(graph.dimensions.stack(atom) for atom in (*eqn.invars, *eqn.outvars))
-
-    if not any(is_remat(eqn) and touches_ranges(eqn) for eqn in _equations(jaxpr)):
-        return None
-    jaxpr = in_loops(jaxpr, lambda body: with_remat_open(body, touches_ranges))
-    return with_remat_open(jaxpr, touches_ranges)
+def _is_kept(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is treduce_p or mark_of(eqn) is not None or has_mark(eqn)
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """Yields the equations of a step and of the bodies of its loops."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive is treduce_p:
-            yield from eqn.params["body"].eqns
-        else:
-            yield eqn
+        yield from eqn.params["body"].eqns if eqn.primitive is treduce_p else [eqn]
 
 
 def _rewritten(
@@ -142,15 +111,14 @@ def _rewritten(
     A result that takes the place of an argument is in the argument's parts, not the other way round: that it
     does so is a guess, by which nothing is cut.
     """
-    gathered = Gathered()
-    values = Values(graph.dimensions, gathered, origin={})
+    values = Values(graph, gathered={}, origin={})
     ranges_of_constants: dict[Var, Any] = {}
     for var, value in constants.items():
         stack = values.planned(var)
         ranges = stack.cut(value) if stack else (value,)
         ranges_of_constants |= zip(values.bind(var), ranges, strict=True)
     invars = [new for var in jaxpr.invars for new in values.bind(var)]
-    Rewriter(graph).add_all(values, jaxpr.eqns)
+    add_all(values, jaxpr.eqns)
     argument_stacks = tuple(map(values.planned, jaxpr.invars))
     stacks = list(map(values.planned, jaxpr.outvars))
     for i, j in fed_back:
@@ -159,10 +127,11 @@ def _rewritten(
     outvars: list[Atom] = []
     for atom, stack in zip(jaxpr.outvars, stacks, strict=True):
         outvars += values.as_planned(atom, stack)
-    for message in gathered.messages():
+    new = with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars)
+    for message in values.gathered.values():
         warn_user(message, PerformanceWarning)
     return CutJaxpr(
-        jaxpr=_without_notes(with_eqns(jaxpr, values.eqns, invars=invars, outvars=outvars)),
+        jaxpr=everywhere(new, lambda body: without_identities(body, layers_p)),
         constants=ranges_of_constants,
         argument_stacks=argument_stacks,
         result_stacks=tuple(stacks),

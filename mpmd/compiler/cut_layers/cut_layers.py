@@ -12,7 +12,7 @@ from mpmd.compiler.cut_layers.cut import CutJaxpr, cut_stacks
 from mpmd.compiler.cut_layers.dead_code import without_dead_code
 from mpmd.compiler.cut_layers.host_callbacks import with_host_callbacks
 from mpmd.compiler.cut_layers.number_marks import number_live_marks, number_marks
-from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, variables
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.compiler.steps import Argument, Constant, CutStep, Loop, Result, TracedStep
@@ -103,7 +103,7 @@ def _cut_step(
     argument_leaves = tuple(map(_leaf, traced.argument_paths, traced.jaxpr.invars, cut.argument_stacks))
     result_leaves = tuple(map(_leaf, paths(traced.out_shape), traced.jaxpr.outvars, cut.result_stacks))
     donated = per_layer_range(argument_leaves, traced.donated)
-    read = _variables_read(outside, loops)
+    read, specs = _variables_read(outside, loops), traced.explicit_specs
     return CutStep(
         arguments=tuple(map(Argument, _names(argument_leaves), cut.jaxpr.invars, donated)),
         constants=tuple(Constant(var, value) for var, value in cut.constants.items() if var in read),
@@ -115,7 +115,7 @@ def _cut_step(
         result_leaves=result_leaves,
         fed_back_leaves=traced.fed_back_leaves,
         fed_back=tuple(_fed_back_ranges(traced.fed_back_leaves, argument_leaves, result_leaves)),
-        explicit_specs=cut.of_ranges(traced.explicit_specs),
+        explicit_specs={**specs, **{new: specs[var] for new, var in cut.origin.items() if var in specs}},
     )
 
 
@@ -132,7 +132,7 @@ def _variables_read(outside: Sequence[Sequence[JaxprEqn]], loops: Sequence[Loop]
     """The variables that equations and loops read, including the variables that loops return."""
     atoms = [atom for eqn in itertools.chain(*outside, *(loop.eqns for loop in loops)) for atom in eqn.invars]
     atoms += [atom for loop in loops for result in loop.results for atom in (result.initial, result.value)]
-    return {atom for atom in atoms if isinstance(atom, Var)}
+    return set(variables(atoms))
 
 
 def _fed_back_ranges(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 
 from jax.extend.core import JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import Atom, free_variables
+from mpmd.compiler.jaxprs.equations import free_variables, variables
 from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.steps import Loop
 from mpmd.errors import CompileError
@@ -30,7 +30,7 @@ def without_dead_code(
             continue
         kept.insert(0, alive)
         needed.update(free_variables(alive.eqns))
-        needed.update(_variables(atom for r in alive.results for atom in (r.value, r.initial)))
+        needed.update(variables(atom for r in alive.results for atom in (r.value, r.initial)))
         live.insert(0, live_eqns(eqns, needed))
     if loops and not kept:
         at = ", ".join(loop.where for loop in loops)
@@ -43,7 +43,7 @@ def _live_loop(loop: Loop, needed: Set[Var]) -> Loop | None:
     kept = tuple(result for result in loop.results if result.result in needed)
     while True:  # until all states that callbacks read are kept
         body = live_eqns(loop.eqns, [result.value for result in kept])
-        read_in_loop = {*free_variables(body), *_variables(result.value for result in kept)}
+        read_in_loop = {*free_variables(body), *variables(result.value for result in kept)}
         more = tuple(r for r in loop.results if r in kept or r.state in read_in_loop)
         if more == kept:
             break
@@ -51,7 +51,3 @@ def _live_loop(loop: Loop, needed: Set[Var]) -> Loop | None:
     if not kept and not any(eqn.effects for eqn in body):
         return None
     return dataclasses.replace(loop, eqns=body, results=kept)
-
-
-def _variables(atoms: Iterable[Atom]) -> list[Var]:
-    return [atom for atom in atoms if isinstance(atom, Var)]

@@ -2,61 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.cut_layers.concat_and_slice import concats_and_slices
 from mpmd.compiler.cut_layers.layer_dimensions import LayerDimensions
 from mpmd.compiler.cut_scans.layer_ranges import layers_p
-from mpmd.compiler.jaxprs.equations import Atom, aval_of
+from mpmd.compiler.jaxprs.equations import shape_of, variables
 from mpmd.compiler.jaxprs.rules import exact_dimensions
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.stack import Stack
 from mpmd.language.reduce import treduce_p
 
 
-@dataclasses.dataclass(frozen=True)
 class DimensionGraph:
-    """The dimensions of a step: which are the same, and where they are cut.
+    """The dimensions of a step: which are the same, and where they are cut. Scans outside of other scans have
+    one, too: their iterations."""
 
-    Attributes:
-      scans: its scans outside of other scans, by the ``id`` of their equations.
-    """
-
-    dimensions: LayerDimensions
-    scans: Mapping[int, Scan]
-
-    def sizes(self, scan: Scan) -> tuple[int, ...] | None:
-        """The parts into which a scan is cut; ``None`` for one that stays whole."""
-        return self.dimensions.sizes((id(scan.eqn), 0), scan.length)
-
-
-def dimension_graph(jaxpr: Jaxpr, seeds: Sequence[tuple[Var, Stack]]) -> DimensionGraph:
-    """The dimensions of a step.
-
-    Args:
-      seeds: values that are in parts already, and how.
-    """
-    maker = _GraphMaker()
-    maker.walk(jaxpr.eqns)
-    for var, stack in seeds:
-        ends = itertools.accumulate(stack.sizes)
-        maker.dimensions.cut((var, stack.axis), aval_of(var).shape[stack.axis], ends)
-    maker.dimensions.spread()
-    return DimensionGraph(maker.dimensions, maker.scans)
-
-
-class _GraphMaker:
-    """Collects what equations say."""
-
-    def __init__(self) -> None:
+    def __init__(self, jaxpr: Jaxpr, seeds: Iterable[tuple[Var, Stack]]):
+        """
+        Args:
+          seeds: values that are in layer ranges already, each with its stack.
+        """
         self.dimensions = LayerDimensions()
-        self.scans: dict[int, Scan] = {}
+        self._walk(jaxpr.eqns)
+        for var, stack in seeds:
+            ends = itertools.accumulate(stack.sizes)
+            self.dimensions.cut((var, stack.axis), shape_of(var)[stack.axis], ends)
+        self.dimensions.spread()
 
-    def walk(self, eqns: Iterable[JaxprEqn]) -> None:
+    def sizes(self, eqn: JaxprEqn) -> tuple[int, ...] | None:
+        """The sizes of the layer ranges of a scan; ``None`` for one that stays whole, and other equations."""
+        is_scan = eqn.primitive.name == "scan"
+        return self.dimensions.sizes((id(eqn), 0), eqn.params["length"]) if is_scan else None
+
+    def touches_ranges(self, eqn: JaxprEqn) -> bool:
+        """Whether an operand or a result of an equation is in layer ranges."""
+        return any(map(self.dimensions.stack, (*eqn.invars, *eqn.outvars)))
+
+    def _walk(self, eqns: Iterable[JaxprEqn]) -> None:
         for eqn in eqns:
             if eqn.primitive.name == "scan":
                 self._scan(eqn)
@@ -68,57 +54,39 @@ class _GraphMaker:
                 self._equation(eqn)
 
     def _scan(self, eqn: JaxprEqn) -> None:
-        scan = self.scans[id(eqn)] = Scan.of(eqn)
-        stacked = [*eqn.invars[scan.xs], *(var for var, _ in scan.stacked)]
-        self.dimensions.join([(id(eqn), 0), *((atom, 0) for atom in stacked if isinstance(atom, Var))])
+        scan = Scan.of(eqn)
+        stacked = variables([*eqn.invars[scan.xs], *(var for var, _ in scan.stacked)])
+        self.dimensions.join([(id(eqn), 0), *((var, 0) for var in stacked)])
         self._equation(eqn)
 
     def _loop(self, eqn: JaxprEqn) -> None:
         body: Jaxpr = eqn.params["body"]
-        closed_over, states, inner_states = loop_operands(eqn)
-        self._join(zip(body.invars, closed_over, strict=False))
-        self._join(zip(states, eqn.outvars, strict=True))
-        self._join(zip(body.outvars, eqn.outvars, strict=True))
-        for state, result in zip(inner_states, eqn.outvars, strict=True):
-            if state is not None:
-                self.dimensions.join_all(state, result)
-        self.walk(body.eqns)
+        closed_over = len(eqn.invars) - len(eqn.outvars)
+        state_vars = iter(body.invars[closed_over + 1 :])
+        states = [None if is_sum else next(state_vars) for is_sum in eqn.params["summed"]]
+        self.dimensions.join_all(zip(body.invars[:closed_over], eqn.invars, strict=False))
+        for values in (eqn.invars[closed_over:], body.outvars, states):
+            self.dimensions.join_all(zip(values, eqn.outvars, strict=True))
+        self._walk(body.eqns)
 
     def _cond(self, eqn: JaxprEqn) -> None:
         for branch in eqn.params["branches"]:
-            self._join(zip(branch.jaxpr.invars, eqn.invars[1:], strict=True))
-            self._join(zip(branch.jaxpr.outvars, eqn.outvars, strict=True))
-            self.walk(branch.jaxpr.eqns)
-
-    def _join(self, pairs: Iterable[tuple[Atom, Atom]]) -> None:
-        for a, b in pairs:
-            self.dimensions.join_all(a, b)
+            self.dimensions.join_all(zip(branch.jaxpr.invars, eqn.invars[1:], strict=True))
+            self.dimensions.join_all(zip(branch.jaxpr.outvars, eqn.outvars, strict=True))
+            self._walk(branch.jaxpr.eqns)
 
     def _equation(self, eqn: JaxprEqn) -> None:
         if eqn.primitive.name == "optimization_barrier":
-            self._join(zip(eqn.invars, eqn.outvars, strict=True))
+            self.dimensions.join_all(zip(eqn.invars, eqn.outvars, strict=True))
             return
         if eqn.primitive is layers_p:
             axis, sizes = eqn.params["axis"], eqn.params["sizes"]
-            node = next(a for a in (*eqn.invars, *eqn.outvars) if isinstance(a, Var))
-            self.dimensions.cut((node, axis), sum(sizes), itertools.accumulate(sizes))
+            self.dimensions.cut((eqn.outvars[0], axis), sum(sizes), itertools.accumulate(sizes))
         for dimension in exact_dimensions(eqn):
             self.dimensions.join(dimension.of_variables(eqn))
+        reverses = eqn.primitive.name == "rev"
         for relation in concats_and_slices(eqn):
-            for member in relation.members:
-                if member.has_dim and isinstance(member.atom, Var) and isinstance(relation.whole, Var):
-                    whole, part = (relation.whole, relation.dim), (member.atom, relation.dim)
-                    self.dimensions.add_inclusion(whole, part, member.start, relation.reverses)
-
-
-def loop_operands(eqn: JaxprEqn) -> tuple[list[Atom], list[Atom], list[Var | None]]:
-    """Returns the operands of a loop that its body closes over, its initial states, and the states in the
-    body.
-
-    A plain sum has no state in the body.
-    """
-    body: Jaxpr = eqn.params["body"]
-    closed_over = len(eqn.invars) - len(eqn.outvars)
-    state_vars = iter(body.invars[closed_over + 1 :])
-    inner = [None if is_sum else next(state_vars) for is_sum in eqn.params["summed"]]
-    return list(eqn.invars[:closed_over]), list(eqn.invars[closed_over:]), inner
+            whole, dim = relation.whole, relation.dim
+            for part, start, _ in relation.members if relation.have_dim else ():
+                if isinstance(part, Var) and isinstance(whole, Var):
+                    self.dimensions.add_inclusion((whole, dim), (part, dim), start, reverses)

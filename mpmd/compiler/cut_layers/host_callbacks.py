@@ -23,11 +23,10 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     avals_of,
     closed,
-    lookup,
     make_jaxpr,
     operands,
     subjaxprs,
-    substitute,
+    variables,
     with_eqns,
 )
 from mpmd.compiler.jaxprs.scan_parts import part_of_scan
@@ -38,10 +37,12 @@ from mpmd.keys import decode, raw
 from mpmd.language.callbacks import GIVING_NOTHING_BACK, HostCallback, Iterations, callback_p
 from mpmd.language.reduce import treduce_p
 
+Position = tuple[int | None, ...]
+
 
 def with_host_callbacks(jaxpr: Jaxpr) -> Jaxpr:
     """The step with a ``callback_p`` equation for each callback that gives nothing back."""
-    return _rewritten(jaxpr, ()) if any(eqn.effects for eqn in jaxpr.eqns) else jaxpr
+    return with_eqns(jaxpr, _lifted(jaxpr, ())) if any(eqn.effects for eqn in jaxpr.eqns) else jaxpr
 
 
 def has_callback(eqn: JaxprEqn) -> bool:
@@ -53,169 +54,124 @@ def has_callback(eqn: JaxprEqn) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Lifted:
-    """A callback that was taken out of equations, with its operands where it is now, or literals."""
-
-    eqn: JaxprEqn
-    position: tuple[int | None, ...]
-    operands: tuple[Atom, ...]
-    scans: tuple[Iterations, ...] = ()
-    conditional: bool = False
-
-
-def _rewritten(jaxpr: Jaxpr, path: tuple[int | None, ...]) -> Jaxpr:
+def _lifted(jaxpr: Jaxpr, path: Position) -> list[JaxprEqn]:
+    """The equations of a jaxpr; behind each are the callbacks in its bodies, as ``callback_p`` equations."""
+    read = set(variables(jaxpr.outvars)).union(*map(operands, jaxpr.eqns))
     eqns: list[JaxprEqn] = []
-    items, outvars = _without_callbacks(jaxpr, path)
-    # A loop has the number of its equation, as the first part of the positions in it.
-    numbers = (i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive is treduce_p)
-    for item in items:
-        if isinstance(item, _Lifted):
-            eqns.append(_carried_out_by_driver(item))
-        elif item.primitive is treduce_p:
-            number = next(numbers)
-            body = _rewritten(item.params["body"], (*path, number, None))
-            eqns.append(item.replace(params={**item.params, "body": body}))
-        else:
-            eqns.append(item)
-    return with_eqns(jaxpr, eqns, outvars=outvars)
-
-
-def _carried_out_by_driver(lifted: _Lifted) -> JaxprEqn:
-    called = lifted.eqn
-    flags = 1 if lifted.conditional else 0
-    callback = HostCallback(
-        primitive=called.primitive,
-        params=called.params,
-        where=where(called),
-        position=lifted.position,
-        scans=lifted.scans,
-        conditional=lifted.conditional,
-        avals=tuple(avals_of(called.invars)),
-        literals={
-            i: np.asarray(atom.val)
-            for i, atom in enumerate(lifted.operands[flags:])
-            if isinstance(atom, Literal)
-        },
-    )
-    return called.replace(
-        primitive=callback_p,
-        params={"callback": callback},
-        invars=[*_variables_of([lifted])],
-        outvars=[],
-    )
-
-
-def _without_callbacks(
-    jaxpr: Jaxpr, path: tuple[int | None, ...]
-) -> tuple[list[JaxprEqn | _Lifted], list[Atom]]:
-    """The equations of a jaxpr with its callbacks lifted, in order, and its results."""
-    items: list[JaxprEqn | _Lifted] = []
-    renamed: dict[Var, Atom] = {}
-    read = {var for eqn in jaxpr.eqns for var in operands(eqn)}
-    read |= {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
     for number, eqn in enumerate(jaxpr.eqns):
-        eqn, at = substitute(eqn, renamed), (*path, number)
+        at = (*path, number)
         if eqn.primitive.name in GIVING_NOTHING_BACK and read.isdisjoint(eqn.outvars):
-            items.append(_Lifted(eqn, at, tuple(eqn.invars)))
+            eqns.append(_host_callback(eqn, at))
         elif (lift := _LIFTS.get(eqn.primitive.name)) and has_callback(eqn):
-            items += lift(eqn, at, renamed)
+            eqns += lift(eqn, at)
         else:
-            items.append(eqn)
-    return items, [lookup(atom, renamed) for atom in jaxpr.outvars]
+            eqns.append(eqn)
+    return eqns
 
 
-def _opened(jaxpr: Jaxpr, path: tuple[int | None, ...]) -> tuple[list[JaxprEqn], list[Atom], list[_Lifted]]:
-    """The equations of a body, its results, and the callbacks that were among the equations."""
-    items, outvars = _without_callbacks(jaxpr, path)
-    eqns = [item for item in items if isinstance(item, JaxprEqn)]
-    return eqns, outvars, [item for item in items if isinstance(item, _Lifted)]
+def _host_callback(eqn: JaxprEqn, position: Position) -> JaxprEqn:
+    callback = HostCallback(
+        primitive=eqn.primitive,
+        params=eqn.params,
+        where=where(eqn),
+        position=position,
+        scans=(),
+        conditional=False,
+        avals=tuple(avals_of(eqn.invars)),
+        literals={i: np.asarray(atom.val) for i, atom in enumerate(eqn.invars) if isinstance(atom, Literal)},
+    )
+    params = {"callback": callback}
+    return eqn.replace(primitive=callback_p, params=params, invars=[*operands(eqn)], outvars=[])
 
 
-def _variables_of(lifted: Iterable[_Lifted]) -> list[Var]:
-    return [atom for member in lifted for atom in member.operands if isinstance(atom, Var)]
+def _opened(body: Jaxpr, path: Position) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """The equations of a body without callbacks, and the callbacks."""
+    eqns = _lifted(body, path)
+    callbacks = [eqn for eqn in eqns if eqn.primitive is callback_p]
+    return [eqn for eqn in eqns if eqn.primitive is not callback_p], callbacks
 
 
-def _outside(lifted: Sequence[_Lifted], atoms: Sequence[Atom]) -> list[_Lifted]:
-    """The callbacks with what their variables, one after the other, are outside of an equation."""
+def _read_by(callbacks: Iterable[JaxprEqn]) -> list[Var]:
+    return [var for eqn in callbacks for var in operands(eqn)]
+
+
+def _reading(callbacks: Iterable[JaxprEqn], atoms: Iterable[Atom]) -> list[JaxprEqn]:
+    """The callbacks with other operands, of all callbacks one after the other."""
     rest = iter(atoms)
-    return [
-        dataclasses.replace(
-            member,
-            operands=tuple(next(rest) if isinstance(atom, Var) else atom for atom in member.operands),
-        )
-        for member in lifted
-    ]
+    return [eqn.replace(invars=[next(rest) for _ in eqn.invars]) for eqn in callbacks]
 
 
-def _lift_from_scan(
-    eqn: JaxprEqn, at: tuple[int | None, ...], renamed: dict[Var, Atom]
-) -> list[JaxprEqn | _Lifted]:
+def _changed(eqn: JaxprEqn, **changes: Any) -> JaxprEqn:
+    return eqn.replace(params={"callback": dataclasses.replace(eqn.params["callback"], **changes)})
+
+
+def _lift_in_loop(eqn: JaxprEqn, at: Position) -> list[JaxprEqn]:
+    """The driver calls the callbacks of a microbatch loop for each microbatch: they stay in its body."""
+    body = with_eqns(eqn.params["body"], _lifted(eqn.params["body"], (*at, None)))
+    return [eqn.replace(params={**eqn.params, "body": body})]
+
+
+def _lift_from_scan(eqn: JaxprEqn, at: Position) -> list[JaxprEqn]:
     whole: ClosedJaxpr = eqn.params["jaxpr"]
-    eqns, outvars, lifted = _opened(whole.jaxpr, (*at, None))
-    if not lifted:
+    eqns, callbacks = _opened(whole.jaxpr, (*at, None))
+    if not callbacks:
         return [eqn]
-    smaller = closed(with_eqns(whole.jaxpr, eqns, outvars=outvars))
+    smaller = closed(with_eqns(whole.jaxpr, eqns))
     scan = Scan.of(eqn.replace(params={**eqn.params, "jaxpr": smaller}))
-    scans, stacks = part_of_scan(scan, eqns, set(range(len(outvars))), extra_outputs=_variables_of(lifted))
+    results = set(range(len(whole.jaxpr.outvars)))
+    scans, stacks = part_of_scan(scan, eqns, results, extra_outputs=_read_by(callbacks))
     around = Iterations(scan.length, eqn.params["reverse"])
-    lifted = [dataclasses.replace(member, scans=(around, *member.scans)) for member in lifted]
-    return [*scans, *_outside(lifted, stacks)]
+    callbacks = [_changed(each, scans=(around, *each.params["callback"].scans)) for each in callbacks]
+    return [*scans, *_reading(callbacks, stacks)]
 
 
-def _lift_from_remat(
-    eqn: JaxprEqn, at: tuple[int | None, ...], renamed: dict[Var, Atom]
-) -> list[JaxprEqn | _Lifted]:
+def _lift_from_remat(eqn: JaxprEqn, at: Position) -> list[JaxprEqn]:
     body: Jaxpr = eqn.params["jaxpr"]
-    eqns, outvars, lifted = _opened(body, at)
-    results = [*outvars, *_variables_of(lifted)]
-    smaller = make_jaxpr(body.invars, eqns, results)
-    operands_outside = [Var(aval_of(atom)) for atom in results[len(outvars) :]]
-    params = {**eqn.params, "jaxpr": smaller}
-    return [
-        eqn.replace(params=params, outvars=[*eqn.outvars, *operands_outside], effects=smaller.effects),
-        *_outside(lifted, operands_outside),
-    ]
+    eqns, callbacks = _opened(body, at)
+    smaller = make_jaxpr(body.invars, eqns, [*body.outvars, *_read_by(callbacks)])
+    return _with_bodies(eqn, {"jaxpr": smaller}, smaller.effects, callbacks)
 
 
-def _lift_from_conditional(
-    eqn: JaxprEqn, at: tuple[int | None, ...], renamed: dict[Var, Atom]
-) -> list[JaxprEqn | _Lifted]:
+def _lift_from_conditional(eqn: JaxprEqn, at: Position) -> list[JaxprEqn]:
+    """Branches return the operands of the callbacks of all branches: zeros, and a flag that is false, for
+    the callbacks of other branches."""
     branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
     opened = [_opened_branch(branch.jaxpr, (*at, i)) for i, branch in enumerate(branches)]
-    operands_outside = [Var(aval_of(atom)) for _, _, lifted in opened for atom in _variables_of(lifted)]
     smaller = []
     for i, branch in enumerate(branches):
-        eqns, outvars, _ = opened[i]
-        results = list(outvars)
-        for other, (_, _, lifted) in enumerate(opened):
-            atoms: list[Atom] = [*_variables_of(lifted)]
-            if other != i:  # nothing is called, as the flags among the zeros say
-                zeros, atoms = _zeros(_variables_of(lifted))
-                eqns = [*eqns, *zeros]
+        eqns, results = list(opened[i][0]), list(branch.jaxpr.outvars)
+        for other, (_, callbacks) in enumerate(opened):
+            atoms: list[Atom] = [*_read_by(callbacks)]
+            if other != i:
+                zeros, atoms = _zeros(_read_by(callbacks))
+                eqns += zeros
             results += atoms
         smaller.append(closed(make_jaxpr(branch.jaxpr.invars, eqns, results)))
     effects = frozenset().union(*(branch.jaxpr.effects for branch in smaller))
-    params = {**eqn.params, "branches": tuple(smaller)}
-    return [
-        eqn.replace(params=params, outvars=[*eqn.outvars, *operands_outside], effects=effects),
-        *_outside([member for _, _, lifted in opened for member in lifted], operands_outside),
-    ]
+    every_callback = [each for _, callbacks in opened for each in callbacks]
+    return _with_bodies(eqn, {"branches": tuple(smaller)}, effects, every_callback)
 
 
-def _opened_branch(
-    jaxpr: Jaxpr, path: tuple[int | None, ...]
-) -> tuple[list[JaxprEqn], list[Atom], list[_Lifted]]:
+def _with_bodies(
+    eqn: JaxprEqn, bodies: dict[str, Any], effects: Any, callbacks: Sequence[JaxprEqn]
+) -> list[JaxprEqn]:
+    """The equation with bodies that also return the operands of ``callbacks``, and the callbacks."""
+    returned = [Var(aval_of(var)) for var in _read_by(callbacks)]
+    params, outvars = {**eqn.params, **bodies}, [*eqn.outvars, *returned]
+    return [eqn.replace(params=params, outvars=outvars, effects=effects), *_reading(callbacks, returned)]
+
+
+def _opened_branch(jaxpr: Jaxpr, path: Position) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
     """As ``_opened``. Each callback has a flag as its first operand, which is true where it stands."""
-    eqns, outvars, lifted = _opened(jaxpr, path)
-    flagged: list[_Lifted] = []
-    for member in lifted:
-        if not member.conditional:
-            ones, flags = _ones(member.scans)
+    eqns, callbacks = _opened(jaxpr, path)
+    flagged: list[JaxprEqn] = []
+    for each in callbacks:
+        if not each.params["callback"].conditional:
+            ones, flags = _ones(each.params["callback"].scans)
             eqns += ones
-            member = dataclasses.replace(member, operands=(*flags, *member.operands), conditional=True)
-        flagged.append(member)
-    return eqns, outvars, flagged
+            each = _changed(each, conditional=True).replace(invars=[*flags, *each.invars])
+        flagged.append(each)
+    return eqns, flagged
 
 
 def _ones(scans: Sequence[Iterations]) -> tuple[list[JaxprEqn], list[Any]]:
@@ -232,8 +188,9 @@ def _zeros(atoms: Sequence[Var]) -> tuple[list[JaxprEqn], list[Any]]:
     return traced_eqns(zeros, [])
 
 
-_LIFTS: dict[str, Callable[..., list[JaxprEqn | _Lifted]]] = {
+_LIFTS: dict[str, Callable[[JaxprEqn, Position], list[JaxprEqn]]] = {
     scan_p.name: _lift_from_scan,
     "cond": _lift_from_conditional,
     remat_p.name: _lift_from_remat,
+    treduce_p.name: _lift_in_loop,
 }

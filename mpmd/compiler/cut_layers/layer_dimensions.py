@@ -26,23 +26,30 @@ Node = tuple[Any, int]
 
 
 class _Inclusion(NamedTuple):
-    """A dimension ``part`` that is ``size`` of the dimension ``whole``, from ``start`` on (both as
-    fractions), or the reverse of ``whole``."""
+    """A dimension ``part`` that is a range of the dimension ``whole``.
+
+    Attributes:
+      start, size: the position of the first element and the signed length of ``part``, as fractions of
+        ``whole``: 1 and -1 if ``part`` is ``whole`` in reverse.
+    """
 
     whole: Node
     part: Node
     start: Fraction
     size: Fraction
-    reverses: bool
+
+    @property
+    def span(self) -> tuple[Fraction, Fraction]:
+        first, last = sorted((self.start, self.start + self.size))
+        return first, last
 
     def below(self, cuts: Iterable[Fraction]) -> set[Fraction]:
         """The cut points of the part, from the cut points of the whole."""
-        return _inner(1 - cut if self.reverses else (cut - self.start) / self.size for cut in cuts)
+        return _inner((cut - self.start) / self.size for cut in cuts)
 
     def above(self, cuts: Iterable[Fraction]) -> set[Fraction]:
         """The cut points of the whole, from the cut points of the part: includes the ends of the part."""
-        inside = (1 - cut if self.reverses else self.start + cut * self.size for cut in cuts)
-        return _inner([self.start, self.start + self.size, *inside])
+        return _inner([*self.span, *(self.start + cut * self.size for cut in cuts)])
 
 
 class LayerDimensions:
@@ -54,14 +61,14 @@ class LayerDimensions:
         self._cuts: dict[Node, set[Fraction]] = {}  # by node, and once they are spread by class
 
     def join(self, nodes: Iterable[Node]) -> None:
-        """These are one dimension."""
         self._same.join(nodes)
 
-    def join_all(self, a: Atom, b: Atom) -> None:
-        """All dimensions of two variables of the same shape are the same; literals have none."""
-        if isinstance(a, Var) and isinstance(b, Var):
-            for dim in range(len(shape_of(a))):
-                self.join([(a, dim), (b, dim)])
+    def join_all(self, pairs: Iterable[tuple[Atom | None, Atom | None]]) -> None:
+        """All dimensions of the two variables of a pair are the same; literals have no dimensions."""
+        for a, b in pairs:
+            if isinstance(a, Var) and isinstance(b, Var):
+                for dim in range(len(shape_of(a))):
+                    self.join([(a, dim), (b, dim)])
 
     def add_inclusion(
         self, whole: tuple[Var, int], part: tuple[Var, int], start: int, reverses: bool = False
@@ -71,7 +78,9 @@ class LayerDimensions:
         size, length = shape_of(whole[0])[whole[1]], shape_of(part[0])[part[1]]
         if length > 1:  # a single layer cannot be cut
             fractions = Fraction(start, size), Fraction(length, size)
-            self._inclusions.append(_Inclusion(whole, part, *fractions, reverses))
+            if reverses:
+                fractions = Fraction(1), Fraction(-1)
+            self._inclusions.append(_Inclusion(whole, part, *fractions))
 
     def cut(self, node: Node, size: int, at: Iterable[int]) -> None:
         """A dimension of some size is in parts that begin and end at these elements; perhaps in one part."""
@@ -108,7 +117,7 @@ class LayerDimensions:
             above, below = self._same.find(part.whole), self._same.find(part.part)
             if below in cuts and above not in cuts:
                 new[above] |= part.above(cuts[below])
-                spans[above].add((part.start, part.start + part.size))
+                spans[above].add(part.span)
         complete = {node: ends for node, ends in new.items() if _is_covered(spans[node])}
         return complete or new
 

@@ -17,6 +17,7 @@ from mpmd.errors import CompileError
 from mpmd.language.annotate import Boundary, Mark, mark_of, mark_text
 from mpmd.schedules import Interleaved1F1B, ListSchedule, Schedule
 from mpmd.schedules.base import AnyPlacement, RoundRobin
+from mpmd.schedules.check import counted
 
 Ends = Sequence[tuple[JaxprEqn, Mark]]
 
@@ -104,7 +105,6 @@ def number_live_marks(loops: Sequence[Loop], before: Sequence[Loop]) -> tuple[Lo
 
 
 def _with_first_stage(loop: Loop, first_stage: int) -> Loop:
-    """Adds ``first_stage`` to the stage numbers of the loop."""
     if not first_stage:
         return loop
     boundaries = {
@@ -213,15 +213,17 @@ def _wrong_number_of_marks(loop: Loop) -> str:
     if schedule.slices > 1:
         return _wrong_marks_of_slices(loop, stages, ends)
     more = (
-        f"; for {_count(marked, 'stage')} on {_count(schedule.mpmd_dim, 'group')}, as where calls of a "
+        f"; for {counted(marked, 'stage')} on {counted(schedule.mpmd_dim, 'group')}, as where calls of a "
         f"network feed one another, use {_with_stages(schedule, marked)}"
     )
-    remedy = _for_one_scan(ends, num_stages) if ends else _without_marks(num_stages)
+    remedy = "" if ends else _without_marks(num_stages)
+    if _are_in_one_scan(ends):
+        remedy = f", which mark_stage_end(..., num_stages={num_stages}) in the scan gives"
     return (
         f"the function that treduce at {loop.where} applies has {_ends_found(ends, marked)}, but the "
-        f"schedule {schedule} has {_count(num_stages, 'stage')}: it needs {_count(num_stages - 1, 'mark')}, "
-        f"or {num_stages} with one after the last stage{remedy}{more if marked > num_stages else ''}."
-        f"{_lines(stages, ends)}"
+        f"schedule {schedule} has {counted(num_stages, 'stage')}: it needs "
+        f"{counted(num_stages - 1, 'mark')}, or {num_stages} with one after the last stage{remedy}"
+        f"{more if marked > num_stages else ''}.{_lines(stages, ends)}"
     )
 
 
@@ -229,15 +231,14 @@ def _wrong_marks_of_slices(loop: Loop, stages: Sequence[int], ends: Ends) -> str
     schedule = loop.schedule
     needed, marked = schedule.slices * (schedule.num_stages - 1), max(stages, default=-1) + 1
     places = [_place(*end) for end in ends]
-    in_scan = all(mark.boundary.in_scan for _, mark in ends) and len(set(places)) == 1
     chosen = any(mark.boundary.by_auto_marks for _, mark in ends)
     if (handed_back := backward_value(loop, [eqn for eqn, _ in ends], _marks_passed(loop))) is not None:
         return handed_back
     return (
         f"the function that treduce at {loop.where} applies has {_ends_found(ends, marked)}, but the "
-        f"schedule {schedule} has {_count(schedule.num_stages, 'stage')} on {schedule.slices} slices: it "
-        f"needs {_count(needed, 'mark')}, {schedule.num_stages - 1} in each slice"
-        f"{wrong_marks(stages, places, schedule.numbers, in_scan, chosen)}."
+        f"schedule {schedule} has {counted(schedule.num_stages, 'stage')} on {schedule.slices} slices: it "
+        f"needs {counted(needed, 'mark')}, {schedule.num_stages - 1} in each slice"
+        f"{wrong_marks(stages, places, schedule.numbers, _are_in_one_scan(ends), chosen)}."
         f"{_lines(stages, ends)}"
     )
 
@@ -246,24 +247,20 @@ def _ends_found(ends: Ends, stages: int) -> str:
     if not ends:
         return "no call of mark_stage_end whose result it uses"
     if any(mark.boundary.in_scan for _, mark in ends):
-        return f"marks that end {_count(stages, 'stage')}"
+        return f"marks that end {counted(stages, 'stage')}"
     which = "which ends" if len(ends) == 1 else "which end"
-    return f"{_count(len(ends), 'call')} of mark_stage_end, {which} {_count(stages, 'stage')}"
+    return f"{counted(len(ends), 'call')} of mark_stage_end, {which} {counted(stages, 'stage')}"
 
 
 def _without_marks(num_stages: int) -> str:
-    """The remedy if there are no marks."""
     return (
         f"; mpmd.auto_marks(loss_fn, num_stages={num_stages}) of the function that is differentiated cuts it "
         "between layers, and so does mpmd.value_and_grad, which cuts the batch as well"
     )
 
 
-def _for_one_scan(ends: Ends, num_stages: int) -> str:
-    """The remedy if all marks are in one scan, as text; otherwise empty."""
-    if all(mark.boundary.in_scan for _, mark in ends) and len({_place(*end) for end in ends}) == 1:
-        return f", which mark_stage_end(..., num_stages={num_stages}) in the scan gives"
-    return ""
+def _are_in_one_scan(ends: Ends) -> bool:
+    return all(mark.boundary.in_scan for _, mark in ends) and len({_place(*end) for end in ends}) == 1
 
 
 def _lines(stages: Sequence[int], ends: Ends) -> str:
@@ -290,10 +287,6 @@ def _with_stages(schedule: Schedule, ends: int) -> str:
     if (stages := next(even, None)) is None:
         family, stages = ListSchedule.__name__, ends + 1
     return f"{family}(num_stages={stages}, mpmd_dim={schedule.mpmd_dim})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _place(eqn: JaxprEqn, mark: Mark) -> str:

@@ -48,11 +48,10 @@ def cut_scan(
     noted = zip(xs, notes or [None] * len(xs), strict=True)
     rows = [_split(in_ranges(x, sizes[::step], note), sizes[::step])[::step] for x, note in noted]
     stacked: list[Sequence[Any]] = []
-    by_id = {id(body): body for _, body in bodies}
 
     @functools.cache  # ranges of one length are one function under jit, which JAX differentiates once
-    def run_range(body_id: int, length: int) -> Callable[..., list[Any]]:
-        of_range = {"jaxpr": by_id[body_id], "length": length, "unroll": min(params["unroll"], length)}
+    def run_range(body: ClosedJaxpr, length: int) -> Callable[..., list[Any]]:
+        of_range = {"jaxpr": body, "length": length, "unroll": min(params["unroll"], length)}
         return jax.jit(functools.partial(scan_p.bind, **{**params, **of_range}))
 
     if 0 in ends:
@@ -60,7 +59,7 @@ def cut_scan(
     for number, stop in enumerate(stops):
         body = next(body for last, body in bodies if stop <= last)
         x = [ranges[number] for ranges in rows]
-        results = run_range(id(body), sizes[number])(*consts, *carry, *x)
+        results = run_range(body, sizes[number])(*consts, *carry, *x)
         stacked.append(results[num_carry:])
         last_row = 0 if params["reverse"] else -1
         carry = _carried(body.jaxpr, num_consts, carry, results[:num_carry], x, last_row)

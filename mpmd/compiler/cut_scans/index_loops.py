@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,9 +12,10 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from mpmd.compat import scan_counts
 from mpmd.compiler.cut_scans.layer_ranges import layers_p
 from mpmd.compiler.jaxprs.canonical import canonical
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, is_among, operands, shape_of
+from mpmd.compiler.jaxprs.equations import aval_of, is_among, operands, shape_of
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.source import where
+from mpmd.compiler.steps import Loop
 from mpmd.errors import CompileError
 from mpmd.language.reduce import treduce_p
 
@@ -43,33 +44,32 @@ def index_faults(params: Mapping[str, Any], mark: str) -> list[str | None]:
     Raises: ``CompileError`` for rows that the body takes by a counter that it carries.
     """
     num_consts, num_carry = scan_counts(params)
-    body: Jaxpr = params["jaxpr"].jaxpr
-    rows = body.invars[num_consts + num_carry :]
-    if not any(map(_is_number, body.invars[num_consts:])):
-        return [None] * len(rows)
+    if not any(map(_is_number, params["jaxpr"].jaxpr.invars[num_consts:])):
+        return [None] * (len(params["jaxpr"].in_avals) - num_consts - num_carry)
     body, values = canonical(params["jaxpr"])
     eqns = without_remat(body.eqns)
     num_consts += len(values)
-    before = body.invars[num_consts : num_consts + num_carry]
-    rows = body.invars[num_consts + num_carry :]
-    unchanged = {var for var, atom in zip(before, body.outvars, strict=False) if atom is var}
-    fixed = {*body.invars[:num_consts], *unchanged}
+    carried = list(zip(body.invars[num_consts:], body.outvars[:num_carry], strict=False))
+    fixed = {*body.invars[:num_consts], *(before for before, after in carried if after is before)}
     for eqn in eqns:
         if fixed.issuperset(operands(eqn)):
             fixed.update(eqn.outvars)
+    arrays = fixed.union(before for before, _ in carried)
 
-    def faults(counting: set[Var]) -> Iterator[str]:
-        for eqn in eqns:
-            if _takes_rows(eqn, fixed | set(before), counting, params["length"]):
-                yield _fault(mark, eqn)
-            elif _counts_on(eqn, counting, fixed):
-                counting.update(eqn.outvars)
+    def faults(numbers: Iterable[Var]) -> dict[str, None]:
+        counting = _indices(eqns, numbers, fixed)
+        taking = (eqn for eqn in eqns if _takes_rows(eqn, arrays, counting, params["length"]))
+        return dict.fromkeys(_fault(mark, eqn) for eqn in taking)
 
-    pairs = zip(before, body.outvars, strict=False)
-    counters = {var for var, atom in pairs if _is_counter(var, atom, eqns, fixed)}
-    if carried := dict.fromkeys(faults(set(counters))):
-        raise CompileError(list(carried))
-    return [next(faults({*counters, row}), None) if _is_number(row) else None for row in rows]
+    counters = [
+        before
+        for before, after in carried
+        if _is_number(before) and after is not before and is_among(after, _indices(eqns, [before], fixed))
+    ]
+    if by_counter := faults(counters):
+        raise CompileError(list(by_counter))
+    rows = body.invars[num_consts + num_carry :]
+    return [next(iter(faults([*counters, row])), None) if _is_number(row) else None for row in rows]
 
 
 def _is_number(var: Var) -> bool:
@@ -83,7 +83,7 @@ def check_index_loops(jaxpr: Jaxpr, constants: Mapping[Var, Any]) -> None:
       constants: the values of the variables that the step reads besides its arguments.
     """
     counting = {var for var, value in constants.items() if _is_order(value)}
-    if faults := dict.fromkeys(_faults(jaxpr, counting)):
+    if faults := dict.fromkeys(_faults(jaxpr.eqns, counting)):
         raise CompileError(list(faults))
 
 
@@ -94,40 +94,31 @@ def _is_order(value: Any) -> bool:
     return len(value) > 2 and len(np.unique(np.asarray(value))) == len(value)
 
 
-def _faults(jaxpr: Jaxpr, counting: Set[Var]) -> Iterator[str]:
-    """The faults of a step, or of the body of its loop.
-
-    Args:
-      counting: variables with the numbers of layers.
-    """
-    counting = set(counting)
-    for eqn in jaxpr.eqns:
+def _faults(eqns: Iterable[JaxprEqn], counting: set[Var]) -> Iterator[str]:
+    """The faults of a step, or of one of its loops; adds to the variables ``counting`` that number layers."""
+    for eqn in eqns:
         if eqn.primitive is treduce_p:
-            body: Jaxpr = eqn.params["body"]
-            passed_on = zip(body.invars, eqn.invars, strict=False)
-            yield from _faults(body, {inner for inner, atom in passed_on if is_among(atom, counting)})
+            yield from _faults(Loop.of(eqn).eqns, counting)
         elif eqn.primitive is layers_p and (scan := eqn.params["scan"]) and scan.index_fault:
             if is_among(eqn.invars[0], counting):
                 yield scan.index_fault
-        elif eqn.primitive.name == "iota" or _counts_on(eqn, counting, frozenset()):
+        elif eqn.primitive.name == "iota" or _counts_on(eqn, counting):
             counting.update(eqn.outvars)
 
 
-def _counts_on(eqn: JaxprEqn, counting: Set[Var], fixed: Set[Var]) -> bool:
-    """Whether an equation computes indices of counters, and of values that no iteration changes."""
+def _indices(eqns: Iterable[JaxprEqn], numbers: Iterable[Var], fixed: Set[Var]) -> set[Var]:
+    """The indices that equations compute of numbers and of ``fixed`` values, which no iteration changes."""
+    counting = set(numbers)
+    for eqn in eqns:
+        if _counts_on(eqn, counting, fixed):
+            counting.update(eqn.outvars)
+    return counting
+
+
+def _counts_on(eqn: JaxprEqn, counting: Set[Var], fixed: Set[Var] = frozenset()) -> bool:
+    """Whether an equation computes an index of counters, and of values that no iteration changes."""
     read = set(operands(eqn))
     return eqn.primitive.name in _COUNTING and not read.isdisjoint(counting) and read <= counting | fixed
-
-
-def _is_counter(before: Var, after: Atom, eqns: Sequence[JaxprEqn], fixed: Set[Var]) -> bool:
-    """Whether each iteration adds the same number to a carried value."""
-    counted = {before}
-    for eqn in eqns:
-        read = set(operands(eqn))
-        is_sum = eqn.primitive.name in ("add", "sub", "convert_element_type")
-        if is_sum and not read.isdisjoint(counted) and read <= counted | fixed:
-            counted.update(eqn.outvars)
-    return not shape_of(before) and after is not before and is_among(after, counted)
 
 
 def _takes_rows(eqn: JaxprEqn, arrays: Set[Var], counting: Set[Var], length: int) -> bool:

@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import Jaxpr, JaxprEqn
 from jax.extend.core.primitives import scan_p
 
 from mpmd.compat import replace_scans, scan_counts
 from mpmd.compiler.cut_scans.cut_scan import cut_scan
 from mpmd.compiler.cut_scans.index_loops import index_faults
 from mpmd.compiler.cut_scans.layer_ranges import MarkedScan
-from mpmd.compiler.jaxprs.equations import any_inside, closed, is_among, operands, subjaxprs
+from mpmd.compiler.jaxprs.equations import any_inside, closed, dependents, is_among, subjaxprs
 from mpmd.compiler.jaxprs.marks import first_mark, marks_in, without_marks
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
@@ -94,7 +94,8 @@ def _marked_carry(params: Mapping[str, Any], marks: Sequence[tuple[JaxprEqn, Mar
             f"a scan has several marks in its body, at {lines}: a stage ends after a whole iteration, so "
             "leave one of them"
         )
-    reached = _behind_marks(body)
+    marked_eqns = (eqn for eqn in body.eqns if mark_of(eqn) or any_inside(eqn, mark_p))
+    reached = dependents(body.eqns, (var for eqn in marked_eqns for var in eqn.outvars))
     carried = body.outvars[: scan_counts(params)[1]]
     marked = [i for i, atom in enumerate(carried) if is_among(atom, reached)]
     if not marked:
@@ -124,13 +125,12 @@ def iterations_of(boundary: Boundary, length: int, line: str) -> tuple[int, ...]
     """
     at = f"mark_stage_end at {line} is in a scan of {length} iterations"
     if boundary.num_stages is not None:
-        few, more = divmod(length, boundary.num_stages)
-        if not few:
+        if length < boundary.num_stages:
             raise ValueError(
                 f"{at}, which cannot be divided into num_stages={boundary.num_stages}: each stage has one "
                 "at least"
             )
-        return (few + 1,) * more + (few,) * (boundary.num_stages - more)
+        return _divided(length, boundary.num_stages)
     every = 1 if boundary.every is None else boundary.every
     if isinstance(every, int):
         if length % every:
@@ -151,13 +151,3 @@ def iterations_of(boundary: Boundary, length: int, line: str) -> tuple[int, ...]
 def _divided(length: int, stages: int) -> tuple[int, ...]:
     few, more = divmod(length, stages)
     return (few + 1,) * more + (few,) * (stages - more)
-
-
-def _behind_marks(jaxpr: Jaxpr) -> set[Var]:
-    """The variables that depend on the result of a mark."""
-    reached: set[Var] = set()
-    for eqn in jaxpr.eqns:
-        is_mark = mark_of(eqn) is not None or any_inside(eqn, mark_p)
-        if is_mark or any(var in reached for var in operands(eqn)):
-            reached.update(eqn.outvars)
-    return reached

@@ -16,7 +16,8 @@ from mpmd.compat import api_boundary
 from mpmd.compiler.find_layers.crossing import Crossing
 from mpmd.compiler.find_layers.even_stages import even_stages
 from mpmd.compiler.find_layers.find_layers import Layer, LayerEnd, find_layers, opened_for_layers
-from mpmd.compiler.find_layers.run_marked import run_marked
+from mpmd.compiler.find_layers.remat_options import RematOptions
+from mpmd.compiler.find_layers.run_marked import MarkedRun
 from mpmd.compiler.jaxprs.equations import contains
 from mpmd.compiler.jaxprs.source import where
 from mpmd.errors import CompileError
@@ -74,7 +75,9 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         traced = _Traced(loss_fn, args, kwargs)
         if contains(traced.closed.jaxpr, mark_p):
             # Objects that the function changes have their new values only where it is called.
-            return loss_fn(*args, **kwargs) if traced.changed else traced.result(traced.run())
+            if traced.changed:
+                return loss_fn(*args, **kwargs)
+            return traced.result(jaxpr_as_fun(traced.closed)(*traced.arrays))
         traced.check_unchanged()
         opened = opened_for_layers(traced.closed)
         crossing = Crossing(opened.jaxpr)
@@ -85,20 +88,19 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
         last_layers = list(itertools.accumulate(counts))[:-1]
         ends = {layers[last - 1].end: named_layers.text(last) for last in last_layers}
         remat = _remat_of_layers(layers, counts, decisions.remat) if again else {}
-        return traced.result(run_marked(opened, crossing, traced.arrays, ends, remat))
+        return traced.result(MarkedRun(opened, crossing, traced.arrays, ends, remat).results())
 
     return marked  # type: ignore[return-value]
 
 
 def _remat_of_layers(
     layers: Sequence[Layer], counts: Sequence[int], policies: tuple[Remat, ...]
-) -> dict[LayerEnd, Remat]:
-    """The policy of each layer, by its end; the policies are of stages, or one is of all layers."""
+) -> dict[LayerEnd, RematOptions | None]:
+    """The options of each layer, by its end; the policies are of stages, or one is of all layers."""
     if len(policies) == 1:
-        return {layer.end: policies[0] for layer in layers}
-    assert len(policies) == len(counts), f"{policies} are policies of {len(policies)} stages of {counts}"
+        policies *= len(counts)
     each = (policy for policy, count in zip(policies, counts, strict=True) for _ in range(count))
-    return {layer.end: policy for layer, policy in zip(layers, each, strict=True)}
+    return {layer.end: RematOptions.by_policy(policy) for layer, policy in zip(layers, each, strict=True)}
 
 
 class _Traced:
@@ -132,15 +134,11 @@ class _Traced:
         self._out = [None if i in set(self._array_positions) else leaf for i, leaf in enumerate(self._out)]
 
     def check_unchanged(self) -> None:
-        """Raises ``TypeError`` if the function changes an object among its arguments."""
         if self.changed:
             raise TypeError(
                 f"{_name(self._fun)} changes {self.changed[0]} of its arguments in place, which auto_marks "
                 "does not see: let it take arrays and return the new ones, as by nnx.split and nnx.merge"
             )
-
-    def run(self) -> list[Any]:
-        return jaxpr_as_fun(self.closed)(*self.arrays)
 
     def result(self, values: Sequence[Any]) -> Any:
         """The function's result with these values for the results of the jaxpr."""
@@ -168,7 +166,6 @@ def _name(fun: Callable) -> str:
 
 
 def _last_lines(layers: Sequence[Layer], jaxpr: Jaxpr) -> list[str]:
-    """The user's line of the last equation of each layer."""
     last = [layer.end.equation - (not layer.end.iterations) for layer in layers]
     return [where(jaxpr.eqns[i]) if jaxpr.eqns else "" for i in last]
 

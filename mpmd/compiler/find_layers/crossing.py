@@ -82,6 +82,9 @@ class Crossing:
         """Bytes handed over before an equation; ``None`` without a value, where no layer can end."""
         return self._bytes[position] if self._count[position] else None
 
+    def bytes_between(self, start: int, stop: int) -> list[int | None]:
+        return [self.bytes_at(position) for position in range(start, stop + 1)]
+
     def at(self, position: int) -> list[Var]:
         """The values handed over before an equation, in the order in which they are read first."""
         indices = np.flatnonzero((self._made_at < position) & (position <= self._last_read))

@@ -145,7 +145,7 @@ class _Finder:
             runs = find_runs(
                 tokens[start:stop],
                 self._work[start:stop],
-                [self._crossing.bytes_at(position) for position in range(start, stop + 1)],
+                self._crossing.bytes_between(start, stop),
             )
             yield from (dataclasses.replace(run, start=start + run.start) for run in runs)
 
@@ -163,7 +163,7 @@ class _Finder:
         for start, stop in _gaps(blocks, len(self._eqns)):
             for position in best_pieces(
                 self._work[start:stop],
-                [self._crossing.bytes_at(position) for position in range(start, stop + 1)],
+                self._crossing.bytes_between(start, stop),
                 self._typical_work(),
                 self._usual_leaving(),
             ):
@@ -212,7 +212,6 @@ class _Finder:
 
 
 def _gaps(ranges: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
-    """The gaps that ranges leave in a sequence."""
     edges = [0, *itertools.chain.from_iterable(ranges), length]
     yield from ((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
 

@@ -24,31 +24,24 @@ def is_layer_scan(eqn: JaxprEqn, computed: Container[Var]) -> bool:
         return False
     scan = Scan.of(eqn)
     weights = {x for x, atom in scan.operands(scan.xs).items() if not is_among(atom, computed)}
-    return _multiplies(scan.body, set(scan.body.invars[scan.carry]), weights)[0]
+    return _multiplies(scan.body, set(scan.body.invars[scan.carry]), weights)
 
 
-def _multiplies(jaxpr: Jaxpr, carried: set[Var], weights: set[Var]) -> tuple[bool, set[Var], set[Var]]:
-    """Whether a value of ``carried`` is multiplied by a value of weights alone; and the values of both."""
-    carried, weights = set(carried), set(weights)
+def _multiplies(jaxpr: Jaxpr, carried: set[Var], weights: set[Var]) -> bool:
+    """Whether a value that depends on ``carried`` is multiplied by a value of ``weights`` alone."""
     for eqn in jaxpr.eqns:
-        read = operands(eqn)
-        of_carried = any(var in carried for var in read)
-        of_weights = any(var in weights for var in read)
+        read = set(operands(eqn))
+        of_carried, of_weights = not read.isdisjoint(carried), not read.isdisjoint(weights)
         if of_carried and of_weights and eqn.primitive.name in PRODUCTS:
-            return True, carried, weights
+            return True
         for inner in subjaxprs(eqn):
             if len(inner.invars) == len(eqn.invars):
-                operands_of = zip(inner.invars, eqn.invars, strict=True)
-                pairs = [(a, b) for a, b in operands_of if isinstance(b, Var)]  # no literals
-                within = _multiplies(
-                    inner,
-                    {a for a, b in pairs if is_among(b, carried)},
-                    {a for a, b in pairs if is_among(b, weights)},
-                )
-                if within[0]:
-                    return within
+                pairs = list(zip(inner.invars, eqn.invars, strict=True))
+                within = ({a for a, b in pairs if is_among(b, those)} for those in (carried, weights))
+                if _multiplies(inner, *within):
+                    return True
         if of_carried:
             carried.update(eqn.outvars)
         elif of_weights:
             weights.update(eqn.outvars)
-    return False, carried, weights
+    return False

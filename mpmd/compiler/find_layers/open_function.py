@@ -9,19 +9,12 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.interpreters import partial_eval
 
+from mpmd.compiler.find_layers.remat_options import RematOptions
 from mpmd.compiler.jaxprs.canonical import called
 from mpmd.compiler.jaxprs.equations import Atom, is_remat, lookup, with_eqns
 from mpmd.compiler.jaxprs.inline import Inliner
 
 _JITS = frozenset({"jit", "closed_call", "eval_jaxpr"})
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Rematerialised:
-    """An opened function under ``jax.checkpoint``, with the arguments of ``jax.checkpoint``."""
-
-    policy: Any
-    prevent_cse: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +29,7 @@ class OpenFunction:
 
     jaxpr: Jaxpr
     constants: Mapping[Var, Any]
-    remat: tuple[Rematerialised | None, ...]
+    remat: tuple[RematOptions | None, ...]
 
 
 def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]) -> OpenFunction:
@@ -63,8 +56,8 @@ class _Opening(Inliner):
     def __init__(self, should_open: Callable[[JaxprEqn], bool]):
         super().__init__()
         self._should_open = should_open
-        self._around: Rematerialised | None = None
-        self.remat: list[Rematerialised | None] = []
+        self._around: RematOptions | None = None
+        self.remat: list[RematOptions | None] = []
 
     def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
         is_call = eqn.primitive.name in _JITS
@@ -75,7 +68,7 @@ class _Opening(Inliner):
     def open(self, call: JaxprEqn, callee: ClosedJaxpr, operands: Iterable[Atom]) -> list[Atom]:
         around = self._around
         if is_remat(call):
-            self._around = Rematerialised(call.params["policy"], call.params["prevent_cse"])
+            self._around = RematOptions(call.params["policy"], call.params["prevent_cse"])
         results = super().open(call, callee, operands)
         self._around = around
         return results

@@ -2,64 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import JaxprEqn, Var
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
+from mpmd.compiler.cut_scans import cut_scan
 from mpmd.compiler.find_layers.crossing import Crossing
 from mpmd.compiler.find_layers.find_layers import OPERATIONS_PER_BYTE, LayerEnd
-from mpmd.compiler.find_layers.open_function import OpenFunction, Rematerialised
-from mpmd.compiler.find_layers.rematerialised import rematerialised
-from mpmd.compiler.find_layers.run_scan import marked_values, run_scan
+from mpmd.compiler.find_layers.open_function import OpenFunction
+from mpmd.compiler.find_layers.remat_options import RematOptions, under_remat
 from mpmd.compiler.jaxprs.equations import (
     Atom,
+    aval_of,
     closed,
+    dependents,
     free_variables,
+    is_among,
     is_dropped,
     is_remat,
     make_jaxpr,
+    needed_eqns,
     operands,
+    variables,
 )
+from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.work import WorkOf
-from mpmd.language.annotate import Boundary
-from mpmd.language.remat import Remat
+from mpmd.language.annotate import Boundary, mark_p
+from mpmd.sharding import described
 
 
-def run_marked(
-    function: OpenFunction,
-    crossing: Crossing,
-    arguments: Sequence[Any],
-    stage_ends: Mapping[LayerEnd, str],
-    remat: Mapping[LayerEnd, Remat] | None = None,
-) -> list[Any]:
-    """Runs a function with marks at the ends of its stages, and returns the results.
+class MarkedRun:
+    """A run of a function with marks at the ends of its stages.
 
     Values that pass the end of a stage are marked, except for values that their readers can compute from
     inputs. The first reader computes such a value, and each function under ``jax.checkpoint`` that reads
     the value computes it again.
-
-    Args:
-      arguments: the values of the inputs.
-      stage_ends: the ends of layers at which stages end, in order, and their names.
-      remat: the policies by the ends of layers, for all layers that are put under ``jax.checkpoint`` unless
-        they already are, and for the layers before and behind these. Iterations of a scan that have
-        different policies become scans of their own.
     """
-    return _Run(function, crossing, arguments, stage_ends, remat or {}).results()
 
-
-class _Run:
     def __init__(
         self,
         function: OpenFunction,
         crossing: Crossing,
         arguments: Sequence[Any],
         stage_ends: Mapping[LayerEnd, str],
-        remat: Mapping[LayerEnd, Remat],
+        remat: Mapping[LayerEnd, RematOptions | None],
     ):
+        """
+        Args:
+          arguments: the values of the inputs.
+          stage_ends: the ends of layers at which stages end, in order, and their names.
+          remat: the options by the ends of layers, for all layers that are put under ``jax.checkpoint``
+            unless they already are, and ``None`` for the layers before and behind these. Iterations of a
+            scan that have different policies become scans of their own.
+        """
         self._jaxpr = jaxpr = function.jaxpr
         self._opened_remat = function.remat
         self._crossing = crossing
@@ -67,9 +67,9 @@ class _Run:
         self._remat = remat
         self._values: dict[Var, Any] = dict(function.constants)
         self._values.update(zip(jaxpr.invars, arguments, strict=True))
-        self._position = {id(eqn): i for i, eqn in enumerate(jaxpr.eqns)}
+        self._from_inputs = [*dict.fromkeys(crossing.from_inputs.values())]
         self._last_read = {var: i for i, eqn in enumerate(jaxpr.eqns) for var in operands(eqn)}
-        self._last_read.update((atom, len(jaxpr.eqns)) for atom in jaxpr.outvars if isinstance(atom, Var))
+        self._last_read.update(dict.fromkeys(variables(jaxpr.outvars), len(jaxpr.eqns)))
 
     def results(self) -> list[Any]:
         for start, stop in itertools.pairwise(self._edges()):
@@ -89,8 +89,8 @@ class _Run:
 
     def _mark(self, position: int, name: str) -> None:
         handed_over = self._crossing.at(position)
-        boundary = Boundary(None, by_auto_marks=True, ends=(name,))
-        marked = marked_values([self._values[var] for var in handed_over], boundary)
+        values = [self._values[var] for var in handed_over]
+        marked = mark_p.bind(*values, boundary=_boundary(name), forward=True, linear=False)
         self._values.update(zip(handed_over, marked, strict=True))
 
     def _run(self, start: int, stop: int) -> None:
@@ -103,67 +103,57 @@ class _Run:
         within = [end for end in (*self._stage_ends, *self._remat) if end.equation == start]
         if any(end.iterations for end in within):
             (scan,) = of_layers
-            ends = {
-                end.iterations: name
-                for end, name in self._stage_ends.items()
-                if end.equation == start and end.iterations
-            }
-            ranges = self._ranges(scan, start) if is_open else [(scan.params["length"], Remat.NONE)]
-            results = run_scan(scan, self._read(scan.invars), ends, ranges, opened)
-            self._values.update(zip(scan.outvars, results, strict=True))
+            ranges = self._ranges(scan, start) if is_open else [(scan.params["length"], opened)]
+            self._run_scan(scan, start, ranges)
             return
         read_later = [var for eqn in of_layers for var in eqn.outvars if self._last_read.get(var, -1) >= stop]
-        policy = self._policy(LayerEnd(stop)) if is_open else Remat.NONE
-        if opened is None and policy is Remat.NONE:
-            self._evaluate(of_layers, read_later)
-        else:
-            makers = self._makers(free_variables(of_layers))
-            self._evaluate([*makers, *of_layers], read_later, policy, opened)
+        options = self._options(LayerEnd(stop)) if is_open else opened
+        makers = needed_eqns(self._from_inputs, free_variables(of_layers)) if options else []
+        self._evaluate([*makers, *of_layers], read_later, options)
 
-    def _policy(self, end: LayerEnd) -> Remat:
-        """The policy of the layer that contains the equations before ``end``."""
+    def _run_scan(
+        self, eqn: JaxprEqn, position: int, ranges: Sequence[tuple[int, RematOptions | None]]
+    ) -> None:
+        """Runs a scan over layers with marks at the ends of stages.
+
+        Args:
+          ranges: the options of iterations, each with the iteration behind the last one.
+        """
+        boundaries = {
+            end.iterations: _boundary(name)
+            for end, name in self._stage_ends.items()
+            if end.equation == position and end.iterations
+        }
+        bodies = {options: _under(eqn.params["jaxpr"], options) for _, options in ranges}
+        of_ranges = [(stop, bodies[options]) for stop, options in ranges]
+        handed_over = _handed_over(Scan.of(eqn))
+        results = cut_scan(eqn.params, self._read(eqn.invars), handed_over, boundaries, of_ranges)
+        self._values.update(zip(eqn.outvars, results, strict=True))
+
+    def _options(self, end: LayerEnd) -> RematOptions | None:
+        """The options of the layer that contains the equations before ``end``."""
         return self._remat[min(other for other in self._remat if other >= end)]
 
-    def _ranges(self, scan: JaxprEqn, position: int) -> list[tuple[int, Remat]]:
-        """The policies of the iterations of a scan, each with the iteration behind the last one."""
+    def _ranges(self, scan: JaxprEqn, position: int) -> list[tuple[int, RematOptions | None]]:
+        """The options of iterations of a scan, each with the iteration behind the last one."""
         length = scan.params["length"]
-        policies = [self._policy(LayerEnd(position, done)) for done in range(1, length)]
-        policies.append(self._policy(LayerEnd(position + 1)))
-        changes = (i for i in range(1, length) if policies[i] is not policies[i - 1])
-        return [(stop, policies[stop - 1]) for stop in (*changes, length)]
+        ends = (*(LayerEnd(position, done) for done in range(1, length)), LayerEnd(position + 1))
+        groups = itertools.groupby(enumerate(map(self._options, ends), 1), key=lambda each: each[1])
+        return [(max(stop for stop, _ in group), options) for options, group in groups]
 
     def _evaluate(
-        self,
-        eqns: Sequence[JaxprEqn],
-        results: Sequence[Var],
-        policy: Remat = Remat.NONE,
-        opened: Rematerialised | None = None,
+        self, eqns: Sequence[JaxprEqn], results: Sequence[Var], options: RematOptions | None = None
     ) -> None:
-        """Runs equations, for the values of some variables."""
         read = free_variables(eqns)
-        run = rematerialised(closed(make_jaxpr(read, eqns, results)), policy)
-        if opened is not None:
-            run = jax.checkpoint(run, policy=opened.policy, prevent_cse=opened.prevent_cse)
+        run = under_remat(closed(make_jaxpr(read, eqns, results)), options)
         self._values.update(zip(results, run(*self._read(read)), strict=True))
 
     def _read(self, atoms: Sequence[Atom]) -> list[Any]:
-        """The values of variables and literals."""
-        missing = [atom for atom in atoms if isinstance(atom, Var) and atom not in self._values]
+        missing = [var for var in variables(atoms) if var not in self._values]
         if missing:
-            makers = [eqn for eqn in self._makers(missing) if eqn.outvars[0] not in self._values]
+            makers = needed_eqns(self._from_inputs, missing, given=self._values)
             self._evaluate(makers, [var for eqn in makers for var in eqn.outvars if not is_dropped(var)])
         return [self._values[atom] if isinstance(atom, Var) else atom.val for atom in atoms]
-
-    def _makers(self, variables: Iterable[Var]) -> list[JaxprEqn]:
-        """The equations that compute variables from inputs, in their order."""
-        makers: dict[int, JaxprEqn] = {}
-        pending = list(variables)
-        while pending:
-            eqn = self._crossing.from_inputs.get(pending.pop())
-            if eqn is not None and id(eqn) not in makers:
-                makers[id(eqn)] = eqn
-                pending += operands(eqn)
-        return sorted(makers.values(), key=lambda eqn: self._position[id(eqn)])
 
 
 def _are_rematerialised(eqns: Sequence[JaxprEqn]) -> bool:
@@ -176,3 +166,22 @@ def _are_rematerialised(eqns: Sequence[JaxprEqn]) -> bool:
         return work_of.equation(eqn) if is_remat(eqn) else 0.0
 
     return sum(map(again, eqns)) > sum(map(work_of.equation, eqns)) / 2
+
+
+def _boundary(name: str) -> Boundary:
+    return Boundary(None, by_auto_marks=True, ends=(name,))
+
+
+def _under(body: ClosedJaxpr, options: RematOptions | None) -> ClosedJaxpr:
+    if options is None:
+        return body
+    run = under_remat(body, dataclasses.replace(options, prevent_cse=False))
+    return jax.make_jaxpr(run)(*map(described, body.in_avals))
+
+
+def _handed_over(scan: Scan) -> list[int]:
+    """The positions of carried values that depend on carried floats: no counters, and no unchanged values."""
+    changed = {i: before for i, (before, after) in enumerate(scan.carried) if after is not before}
+    floats = (var for var in changed.values() if jnp.issubdtype(aval_of(var).dtype, jnp.inexact))
+    reached = dependents(scan.body.eqns, floats)
+    return [i for i in changed if is_among(scan.body.outvars[i], reached)]

@@ -25,13 +25,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.sharding import AbstractMesh, NamedSharding
 
 from mpmd.compat import expanded, with_scan_constants
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, closed, lookup, with_eqns
+from mpmd.compiler.jaxprs.equations import Atom, are_same, aval_of, avals_of, closed, lookup, with_eqns
 from mpmd.compiler.jaxprs.inline import Constants, Inliner
-from mpmd.compiler.jaxprs.linear_solves import solution
 from mpmd.compiler.jaxprs.transposed_products import without_transposed_products
 from mpmd.sharding import with_auto_axes, within
 
@@ -84,13 +83,25 @@ def called(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The function of an equation that does nothing but call it, such as one under ``jit``."""
     if eqn.primitive.name in _CALLS:
         return next(value for value in eqn.params.values() if isinstance(value, ClosedJaxpr))
-    if (solve := solution(eqn)) is not None:
-        return closed(solve)
-    return expanded(eqn)
+    return _solution(eqn) or expanded(eqn)
+
+
+def _solution(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The solution of a ``custom_linear_solve``, as of ``jnp.linalg.solve``, as a jaxpr of all operands;
+    ``None`` for other equations. The equation's other functions are for derivatives."""
+    if eqn.primitive.name != "custom_linear_solve":
+        return None
+    lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+    start = lengths.matvec + lengths.vecmat
+    stop = start + lengths.solve
+
+    def solved(*operands: Any) -> list[Any]:
+        return jaxpr_as_fun(solve)(*operands[start:stop], *operands[stop + lengths.transpose_solve :])
+
+    return jax.make_jaxpr(solved)(*avals_of(eqn.invars))
 
 
 def bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
-    """The bodies of a loop, a conditional or a rematerialised function."""
     bodies: list[ClosedJaxpr] = []
     for name in _BODIES.get(eqn.primitive.name, ()):
         value = eqn.params[name]
@@ -106,7 +117,7 @@ def _written(function: ClosedJaxpr, scope: _Scope) -> tuple[Jaxpr, Constants]:
     scope.add(jaxpr.eqns, renamed)
     outvars = [lookup(atom, renamed) for atom in jaxpr.outvars]
     eqns = without_transposed_products(scope.eqns, outvars)
-    if not renamed and _are_same(eqns, jaxpr.eqns):
+    if not renamed and are_same(eqns, jaxpr.eqns):
         return jaxpr, {}
     invars = [*scope.constants, *invars]
     return with_eqns(jaxpr, eqns, constvars=[], invars=invars, outvars=outvars), scope.constants
@@ -152,13 +163,11 @@ class _Scope(Inliner):
         values = list(atoms)
         for i, sharding in enumerate(shardings):
             if isinstance(sharding, NamedSharding):
-                constraint = _constraint(values[i], sharding, call)
-                self.eqns.append(constraint)
-                (values[i],) = constraint.outvars
+                self.eqns.append(constraint(values[i], sharding, call))
+                (values[i],) = self.eqns[-1].outvars
         return values
 
     def _body(self, body: ClosedJaxpr, own_variables: bool) -> tuple[Jaxpr, Constants]:
-        """The canonical form of a body in this one."""
         if own_variables:
             return _written(body, _Scope(self._known, own_variables=True))
         key = (id(body.jaxpr), *map(id, body.consts))
@@ -174,7 +183,7 @@ class _Scope(Inliner):
         name, params, invars = eqn.primitive.name, dict(eqn.params), list(eqn.invars)
         canonical = [self._body(body, name in _WITH_OWN_VARIABLES) for body in before]
         bodies = [jaxpr for jaxpr, _ in canonical]
-        if _are_same(bodies, [body.jaxpr for body in before]):
+        if are_same(bodies, [body.jaxpr for body in before]):
             return eqn
         read = [[self.constant(var, value) for var, value in constants.items()] for _, constants in canonical]
         if name == "while":
@@ -216,17 +225,13 @@ def params_with_bodies(eqn: JaxprEqn, params: Mapping[str, Any], bodies: Iterabl
     return {**params, **new}
 
 
-def _constraint(value: Atom, sharding: NamedSharding, call: JaxprEqn) -> JaxprEqn:
-    """An equation that says how a value is sharded, where a call said it."""
+def constraint(value: Atom, sharding: NamedSharding, like: JaxprEqn) -> JaxprEqn:
+    """An equation that constrains the sharding of a value, over ``Auto`` axes, at the line of ``like``."""
     mesh = with_auto_axes(sharding.mesh)
-    constraint = NamedSharding(mesh, sharding.spec)
+    over_auto_axes = NamedSharding(mesh, sharding.spec)
     shape = jax.ShapeDtypeStruct(aval_of(value).shape, aval_of(value).dtype)
     with within(mesh) if isinstance(mesh, AbstractMesh) else contextlib.nullcontext():
-        jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, constraint))(shape)
+        jaxpr = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, over_auto_axes))(shape)
     (eqn,) = jaxpr.eqns
     outvars = [Var(aval_of(value))]
-    return eqn.replace(invars=[value], outvars=outvars, source_info=call.source_info, ctx=call.ctx)
-
-
-def _are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:
-    return len(these) == len(those) and all(a is b for a, b in zip(these, those, strict=True))
+    return eqn.replace(invars=[value], outvars=outvars, source_info=like.source_info, ctx=like.ctx)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from jax.extend import core
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive, Var
@@ -20,18 +20,20 @@ def subjaxprs(eqn: JaxprEqn) -> list[Jaxpr]:
 
 
 def contains(jaxpr: Jaxpr, primitive: Primitive) -> bool:
-    """Whether ``primitive`` occurs anywhere in ``jaxpr``."""
     return any(eqn.primitive is primitive or any_inside(eqn, primitive) for eqn in jaxpr.eqns)
 
 
 def any_inside(eqn: JaxprEqn, primitive: Primitive) -> bool:
-    """Whether ``primitive`` occurs in a jaxpr that ``eqn`` calls."""
     return any(contains(inner, primitive) for inner in subjaxprs(eqn))
 
 
+def variables(atoms: Iterable[Atom]) -> list[Var]:
+    """The atoms without literals."""
+    return [atom for atom in atoms if isinstance(atom, Var)]
+
+
 def operands(eqn: JaxprEqn) -> list[Var]:
-    """The variables an equation reads."""
-    return [atom for atom in eqn.invars if isinstance(atom, Var)]
+    return [atom for atom in eqn.invars if isinstance(atom, Var)]  # no call more: this is called most
 
 
 def is_dropped(var: Var) -> bool:
@@ -49,13 +51,12 @@ def lookup(atom: Atom, replacement: Mapping[Var, Atom]) -> Atom:
     return replacement.get(atom, atom) if isinstance(atom, Var) else atom
 
 
-def is_among(atom: Atom, variables: Container[Var]) -> bool:
+def is_among(atom: Atom, variables: Container[Var]) -> TypeGuard[Var]:
     """Whether an atom is a variable among ``variables``; literals have no hash to look up."""
     return isinstance(atom, Var) and atom in variables
 
 
 def is_remat(eqn: JaxprEqn) -> bool:
-    """Whether it is a function under ``jax.checkpoint``."""
     return eqn.primitive.name in ("remat2", "checkpoint")
 
 
@@ -68,6 +69,32 @@ def as_called(call: JaxprEqn, eqn: JaxprEqn) -> JaxprEqn:
     traceback = inner.traceback if nearness_to_user(eqn) >= nearness_to_user(call) else outer.traceback
     source_info = inner.replace(traceback=traceback, name_stack=outer.name_stack + inner.name_stack)
     return eqn.replace(source_info=source_info)
+
+
+def with_params(eqn: JaxprEqn, kinds: tuple[type, ...], change: Callable[[Any], Any]) -> JaxprEqn:
+    """Applies ``change`` to every parameter of an equation that is of one of the ``kinds``, and to every such
+    member of tuples and lists, and jaxpr of closed jaxprs, among its parameters.
+
+    If ``change`` returns the same objects, so does this function.
+    """
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, kinds):
+            return change(value)
+        if isinstance(value, core.ClosedJaxpr):
+            inner = change(value.jaxpr)
+            return value if inner is value.jaxpr else value.replace(jaxpr=inner)
+        if type(value) in (tuple, list):
+            members = [changed(member) for member in value]
+            return value if are_same(members, value) else type(value)(members)
+        return value
+
+    params = {name: changed(value) for name, value in eqn.params.items()}
+    return eqn if are_same([*params.values()], [*eqn.params.values()]) else eqn.replace(params=params)
+
+
+def are_same(new: Sequence[Any], old: Sequence[Any]) -> bool:
+    return len(new) == len(old) and all(this is that for this, that in zip(new, old, strict=True))
 
 
 def with_eqns(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], **changes: Any) -> Jaxpr:
@@ -98,6 +125,15 @@ def free_variables(eqns: Iterable[JaxprEqn]) -> list[Var]:
     return list(free)
 
 
+def dependents(eqns: Iterable[JaxprEqn], sources: Iterable[Var]) -> set[Var]:
+    """The forward slice of ``sources``: these variables, and all variables that depend on them."""
+    reached = set(sources)
+    for eqn in eqns:
+        if not reached.isdisjoint(operands(eqn)):
+            reached.update(eqn.outvars)
+    return reached
+
+
 def needed_eqns(
     eqns: Sequence[JaxprEqn],
     results: Iterable[Atom],
@@ -111,7 +147,7 @@ def needed_eqns(
     Args:
       taken: rewrites an equation of the slice, given the variables that later equations need.
     """
-    needed = {atom for atom in results if isinstance(atom, Var)}
+    needed = set(variables(results))
     slice_: list[JaxprEqn] = []
     for eqn in reversed(eqns):
         if eqn.effects or not needed.isdisjoint(eqn.outvars):
@@ -121,7 +157,6 @@ def needed_eqns(
 
 
 def size(atom: Atom) -> int:
-    """Number of elements."""
     return math.prod(aval_of(atom).shape)
 
 

@@ -7,11 +7,10 @@ of its own, and the operations of a loop's body are listed once, with the number
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.jaxprs.equations import Atom, is_remat
 from mpmd.compiler.jaxprs.kernels import Around, Kernel, kernel_around
@@ -39,7 +38,6 @@ class Operation(NamedTuple):
 
     @property
     def values(self) -> set[Value]:
-        """The values that it reads and makes."""
         return {value for value in (*self.reads, *self.makes) if value is not None}
 
 
@@ -57,7 +55,7 @@ class Passed(NamedTuple):
     into: bool
 
 
-class _Scope(NamedTuple):
+class _Surroundings(NamedTuple):
     """The surroundings of equations: numbers of variables, how often they run, the operations, the kernel."""
 
     numbers: dict[Var, Value]
@@ -87,7 +85,7 @@ class FlatEquations:
 
     def add(self, eqns: Iterable[JaxprEqn]) -> list[Operation]:
         operations: list[Operation] = []
-        self._add(eqns, _Scope(self._numbers, 1, operations))
+        self._add(eqns, _Surroundings(self._numbers, 1, operations))
         return operations
 
     def _number(self, var: Var, numbers: dict[Var, Value]) -> Value:
@@ -99,19 +97,25 @@ class FlatEquations:
         self.avals.append(aval)
         return len(self.avals) - 1
 
-    def _add(self, eqns: Iterable[JaxprEqn], surroundings: _Scope) -> None:
+    def _add(self, eqns: Iterable[JaxprEqn], surroundings: _Surroundings) -> None:
         for eqn in eqns:
             reads = tuple(self._of_atom(atom, surroundings.numbers) for atom in eqn.invars)
             around = kernel_around(eqn, surroundings.around, self.flash_attention)
             scope = surroundings._replace(around=around)
+            name = eqn.primitive.name
             if is_remat(eqn):
                 self._inner(eqn.params["jaxpr"], eqn, reads, scope)
-            elif eqn.primitive is scan_p:
-                self._scan(eqn, reads, scope)
-            elif eqn.primitive.name == "while":
-                self._while(eqn, reads, scope)
-            elif eqn.primitive.name == "cond":
-                self._cond(eqn, reads, scope)
+            elif name == "scan":
+                scan = Scan.of(eqn)
+                within = scope._replace(times=scope.times * scan.length)
+                self._loop(scan.body, eqn, reads, scan.carry, within)
+            elif name == "while":  # counts once: the number of its iterations is not known
+                body, constants = eqn.params["body_jaxpr"].jaxpr, eqn.params["body_nconsts"]
+                carry = slice(constants, len(body.invars))
+                self._loop(body, eqn, reads[eqn.params["cond_nconsts"] :], carry, scope)
+            elif name == "cond":  # the branch with the most equations stands for all
+                branches = (branch.jaxpr for branch in eqn.params["branches"])
+                self._inner(max(branches, key=lambda branch: len(branch.eqns)), eqn, reads[1:], scope)
             else:
                 makes = tuple(self._number(var, scope.numbers) for var in eqn.outvars)
                 scope.operations.append(Operation(eqn, reads, makes, scope.times, around.kernel))
@@ -119,17 +123,17 @@ class FlatEquations:
     def _of_atom(self, atom: Atom, numbers: dict[Var, Value]) -> Value | None:
         return self._number(atom, numbers) if isinstance(atom, Var) else None
 
-    def _body(
-        self, jaxpr: Jaxpr, reads: Iterable[Value | None], times: int, surroundings: _Scope
-    ) -> list[Value | None]:
+    def _body(self, jaxpr: Jaxpr, reads: Iterable[Value | None], scope: _Surroundings) -> list[Value | None]:
         """Adds the equations of a jaxpr that reads values. Returns the values of its results."""
         inputs = zip(jaxpr.invars, reads, strict=True)
         inside = {var: self._new(var.aval) if value is None else value for var, value in inputs}
-        self._add(jaxpr.eqns, surroundings._replace(numbers=inside, times=times))
+        self._add(jaxpr.eqns, scope._replace(numbers=inside))
         return [self._of_atom(atom, inside) for atom in jaxpr.outvars]
 
-    def _inner(self, jaxpr: Jaxpr, eqn: JaxprEqn, reads: Iterable[Value | None], scope: _Scope) -> None:
-        results = self._body(jaxpr, reads, scope.times, scope)
+    def _inner(
+        self, jaxpr: Jaxpr, eqn: JaxprEqn, reads: Iterable[Value | None], scope: _Surroundings
+    ) -> None:
+        results = self._body(jaxpr, reads, scope)
         for var, value in zip(eqn.outvars, results, strict=True):
             if value is None or var in scope.numbers:
                 self._hand(self._number(var, scope.numbers), value, 0, into=False)
@@ -140,44 +144,17 @@ class FlatEquations:
         if outer is not None and inner is not None:
             self.passed.append(Passed(outer, inner, axis, into))
 
-    def _scan(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
-        scan = Scan.of(eqn)
+    def _loop(
+        self, body: Jaxpr, eqn: JaxprEqn, reads: Sequence[Value | None], carry: slice, scope: _Surroundings
+    ) -> None:
+        """Adds the body of a loop. Its inputs behind the carried values are rows of the values ``reads``."""
         inputs = list(reads)
-        for i, var in enumerate(scan.body.invars[scan.carry.start :], scan.carry.start):
+        for i, var in enumerate(body.invars[carry.start :], carry.start):
             inputs[i] = self._new(var.aval)
-            self._hand(reads[i], inputs[i], int(i >= scan.xs.start), into=True)
-        results = self._body(scan.body, inputs, scope.times * scan.length, scope)
-        for i, (var, value) in enumerate(zip(eqn.outvars, results, strict=True)):
-            is_stacked = i >= scan.num_carry
+            self._hand(reads[i], inputs[i], int(i >= carry.stop), into=True)
+        results = self._body(body, inputs, scope)
+        for i, (var, value) in enumerate(zip(eqn.outvars, results, strict=True), carry.start):
+            is_stacked = i >= carry.stop
             self._hand(self._number(var, scope.numbers), value, int(is_stacked), into=False)
             if not is_stacked:
-                self._hand(value, inputs[scan.carry.start + i], 0, into=True)
-
-    def _while(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
-        """A ``while`` counts once: the number of its iterations is not known."""
-        body: Jaxpr = eqn.params["body_jaxpr"].jaxpr
-        first = eqn.params["cond_nconsts"]
-        constants = eqn.params["body_nconsts"]
-        consts = list(reads[first : first + constants])
-        carried = [self._new(var.aval) for var in body.invars[constants:]]
-        for value, inside in zip(reads[first + constants :], carried, strict=True):
-            self._hand(value, inside, 0, into=True)
-        results = self._body(body, [*consts, *carried], scope.times, scope)
-        for var, value, inside in zip(eqn.outvars, results, carried, strict=True):
-            self._hand(self._number(var, scope.numbers), value, 0, into=False)
-            self._hand(value, inside, 0, into=True)
-
-    def _cond(self, eqn: JaxprEqn, reads: tuple[Value | None, ...], scope: _Scope) -> None:
-        """The branch with the most equations stands for all."""
-        longest = max((branch.jaxpr for branch in eqn.params["branches"]), key=lambda jaxpr: len(jaxpr.eqns))
-        self._inner(longest, eqn, reads[1:], scope)
-
-
-def readers(operations: Iterable[Operation]) -> Mapping[Value, list[Operation]]:
-    """For each value the operations that read it."""
-    readers_of: dict[Value, list[Operation]] = {}
-    for operation in operations:
-        for value in dict.fromkeys(operation.reads):
-            if value is not None:
-                readers_of.setdefault(value, []).append(operation)
-    return readers_of
+                self._hand(value, inputs[i], 0, into=True)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive, Var
 
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     any_inside,
     as_called,
-    closed,
     lookup,
     subjaxprs,
     substitute,
     with_eqns,
+    with_params,
 )
 from mpmd.compiler.jaxprs.source import line_of
 from mpmd.language.annotate import Mark, mark_of, mark_p, mark_text
@@ -23,7 +22,6 @@ from mpmd.language.reduce import treduce_p
 
 
 def has_mark(eqn: JaxprEqn) -> bool:
-    """Whether a mark is inside a jaxpr that the equation calls."""
     return any_inside(eqn, mark_p)
 
 
@@ -49,14 +47,6 @@ def without_marks(jaxpr: Jaxpr) -> Jaxpr:
 
 def without_identities(jaxpr: Jaxpr, *primitives: Primitive) -> Jaxpr:
     """The jaxpr with the results of primitives replaced by their operands, at any depth outside of loops."""
-
-    def within(value: Any) -> Any:
-        if isinstance(value, ClosedJaxpr):
-            return closed(without_identities(value.jaxpr, *primitives), value.consts)
-        if isinstance(value, Jaxpr):
-            return without_identities(value, *primitives)
-        return tuple(map(within, value)) if isinstance(value, tuple) else value
-
     renamed: dict[Var, Atom] = {}
     eqns = []
     for eqn in jaxpr.eqns:
@@ -65,6 +55,6 @@ def without_identities(jaxpr: Jaxpr, *primitives: Primitive) -> Jaxpr:
             renamed.update(zip(eqn.outvars, eqn.invars, strict=True))
             continue
         if eqn.primitive is not treduce_p and any(any_inside(eqn, each) for each in primitives):
-            eqn = eqn.replace(params={name: within(value) for name, value in eqn.params.items()})
+            eqn = with_params(eqn, (Jaxpr,), lambda inner: without_identities(inner, *primitives))
         eqns.append(eqn)
     return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])

@@ -63,12 +63,10 @@ def type_text(aval: Any) -> str:
 
 
 def indented(lines: Iterable[str]) -> list[str]:
-    """The lines, two columns to the right."""
     return [f"  {line}" for line in lines]
 
 
 def groups_text(groups: Iterable[int]) -> str:
-    """Numbers of groups, ascending."""
     return ", ".join(map(str, sorted(groups))) or "no group"
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.canonical import canonical
-from mpmd.compiler.jaxprs.equations import Atom, closed, is_dropped, is_remat
+from mpmd.compiler.jaxprs.equations import Atom, closed, is_dropped, is_remat, with_eqns
 from mpmd.compiler.jaxprs.inline import Inliner
 from mpmd.compiler.jaxprs.scan_parts import named
 
@@ -27,6 +27,10 @@ def without_remat(
     opening.add(eqns, renamed)
     results = [var for var in renamed if not is_dropped(var)]
     return named(opening.eqns, [renamed[var] for var in results], results) if renamed else opening.eqns
+
+
+def with_remat_open(jaxpr: Jaxpr, should_open: Callable[[JaxprEqn], bool]) -> Jaxpr:
+    return with_eqns(jaxpr, without_remat(jaxpr.eqns, should_open))
 
 
 class _Opening(Inliner):

@@ -184,7 +184,6 @@ def _convolution(eqn: JaxprEqn) -> Iterator[CommonDimension]:
 
 
 def _reduced_windows(eqn: JaxprEqn) -> Iterator[CommonDimension]:
-    """The dimensions along which each window has one element."""
     names = ("window_dimensions", "window_strides", "base_dilation", "padding")
     for d, config in enumerate(zip(*(eqn.params[name] for name in names), strict=True)):
         if config == (1, 1, 1, (0, 0)):

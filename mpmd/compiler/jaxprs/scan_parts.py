@@ -16,6 +16,7 @@ from mpmd.compiler.jaxprs.equations import (
     lookup,
     make_jaxpr,
     substitute,
+    variables,
 )
 from mpmd.compiler.jaxprs.scans import Scan, computed
 from mpmd.compiler.jaxprs.traced import traced_eqns
@@ -41,7 +42,7 @@ def part_of_scan(
     carried = sorted(i for i in results if i < scan.num_carry)
     stacked = sorted(results - set(carried))
     outputs = [scan.body.outvars[i] for i in (*carried, *stacked)] + list(extra_outputs)
-    read = {*free_variables(eqns), *(atom for atom in outputs if isinstance(atom, Var))}
+    read = {*free_variables(eqns), *variables(outputs)}
     consts = {**scan.operands(scan.consts), **(extra_constants or {})}
     consts = {var: atom for var, atom in consts.items() if var in read}
     xs = {**scan.operands(scan.xs), **(extra_inputs or {})}
@@ -50,7 +51,9 @@ def part_of_scan(
     run = jaxpr_as_fun(closed(make_jaxpr(invars, eqns, outputs)))
 
     def part(*operands):
-        fixed, initial, inputs = _cut(operands, len(consts), len(carried))
+        first_row = len(consts) + len(carried)
+        fixed, inputs = operands[: len(consts)], operands[first_row:]
+        initial = list(operands[len(consts) : first_row])
 
         def one(carry, x):
             values = computed(run(*fixed, *carry, *x), [*carry, *x])
@@ -91,7 +94,3 @@ def named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]
         copies, _ = traced_eqns(lambda x: [jnp.copy(x)], [lookup(value, renamed)])
         named.append(copies[-1].replace(outvars=[name]))
     return named
-
-
-def _cut(values: Sequence, first: int, second: int) -> tuple[list, list, list]:
-    return list(values[:first]), list(values[first : first + second]), list(values[first + second :])

@@ -58,7 +58,6 @@ class Scan:
 
     @property
     def stacked(self) -> list[tuple[Var, Atom]]:
-        """The stacked results, each with its row in the body."""
         results = zip(self.eqn.outvars, self.body.outvars, strict=True)
         return list(results)[self.num_carry :]
 

@@ -146,7 +146,6 @@ def _axes_along(
 
 
 def _number(axes: Axes, mesh: Mapping[str, int]) -> int:
-    """The number of parts along axes."""
     return math.prod(mesh[axis] for axis in axes)
 
 

@@ -10,17 +10,27 @@ constraints.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mpmd.compat import current_context
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, avals_of, is_dropped, lookup, with_eqns
+from mpmd.compiler.jaxprs.canonical import constraint
+from mpmd.compiler.jaxprs.equations import (
+    Atom,
+    are_same,
+    aval_of,
+    avals_of,
+    is_dropped,
+    lookup,
+    shape_of,
+    with_eqns,
+    with_params,
+)
 from mpmd.compiler.jaxprs.source import is_transposed
-from mpmd.compiler.jaxprs.traced import traced_eqns
 from mpmd.ir.plan import Spec
 from mpmd.language.per_group import per_group_p, typed_again
 from mpmd.sharding import explicit_sharding, is_explicit, to_spec, with_auto_axes, within
@@ -43,10 +53,8 @@ class WithoutTypes:
         self.specs: dict[Var, Spec] = {}
         self._replaced: dict[Var, Var] = {}
         self._contexts: dict[int, Any] = {}  # by the identity of the context that each takes the place of
-        self._constrain: dict[NamedSharding, Callable] = {}
 
     def variable(self, var: Var) -> Var:
-        """The variable that takes the place of ``var``."""
         if var not in self._replaced:
             sharding = explicit_sharding(var.aval)
             if sharding is None:
@@ -59,7 +67,6 @@ class WithoutTypes:
         return self._replaced[var]
 
     def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
-        """The jaxpr over variables without shardings in their types."""
         renamed: dict[Var, Atom] = {}
         eqns = [new for eqn in jaxpr.eqns for new in self._equations(eqn, renamed)]
         before = [*jaxpr.constvars, *jaxpr.invars, *jaxpr.eqns]
@@ -67,7 +74,7 @@ class WithoutTypes:
             [self.variable(var) for var in those] for those in (jaxpr.constvars, jaxpr.invars)
         )
         outvars = [self._atom(atom, renamed) for atom in jaxpr.outvars]
-        if _same([*constvars, *invars, *eqns], before):
+        if are_same([*constvars, *invars, *eqns], before):
             return jaxpr
         return with_eqns(jaxpr, eqns, constvars=constvars, invars=invars, outvars=outvars)
 
@@ -82,35 +89,30 @@ class WithoutTypes:
             if sharding is None:
                 renamed[outvars[0]] = invars[0]
             else:
-                yield from self._constrained(eqn, sharding, invars[0], outvars[0])
+                yield self._constrained(eqn, sharding, invars[0], outvars[0])
             return
-        params = {name: self._parameter(eqn, value) for name, value in eqn.params.items()}
+        kinds = (Jaxpr, Mesh, AbstractMesh, NamedSharding)
+        untyped = with_params(eqn, kinds, functools.partial(self._parameter, eqn))
         if eqn.primitive is per_group_p:
-            params["fun"] = typed_again(eqn.params["fun"], avals_of(eqn.invars))
+            fun = typed_again(eqn.params["fun"], avals_of(eqn.invars))
+            untyped = untyped.replace(params={**untyped.params, "fun": fun})
         ctx = self._context(eqn)
-        parts = [*invars, *outvars, *params.values(), ctx]
-        if _same(parts, [*eqn.invars, *eqn.outvars, *eqn.params.values(), eqn.ctx]):
+        if untyped is eqn and are_same([*invars, *outvars, ctx], [*eqn.invars, *eqn.outvars, eqn.ctx]):
             yield eqn
             return
-        untyped = eqn.replace(invars=invars, outvars=outvars, params=params, ctx=ctx)
+        untyped = untyped.replace(invars=invars, outvars=outvars, ctx=ctx)
         sharding = None if is_transposed(eqn) else _asked_for(eqn)
         if sharding is None or is_dropped(outvars[0]):
             yield untyped
         else:
             unconstrained = Var(outvars[0].aval)
             yield untyped.replace(outvars=[unconstrained])
-            yield from self._constrained(eqn, sharding, unconstrained, outvars[0])
+            yield self._constrained(eqn, sharding, unconstrained, outvars[0])
 
     def _parameter(self, eqn: JaxprEqn, value: Any) -> Any:
         match value:
             case Jaxpr():
                 return self.jaxpr(value)
-            case ClosedJaxpr():
-                inner = self.jaxpr(value.jaxpr)
-                return value if inner is value.jaxpr else value.replace(jaxpr=inner)
-            case tuple() | list() if type(value) in (tuple, list):
-                parts = [self._parameter(eqn, part) for part in value]
-                return value if _same(parts, value) else type(value)(parts)
             case Mesh() | AbstractMesh():
                 return with_auto_axes(value)
             case NamedSharding(mesh=mesh) if is_explicit(mesh):
@@ -132,25 +134,13 @@ class WithoutTypes:
             return None
         return after
 
-    def _constrained(
-        self, eqn: JaxprEqn, sharding: NamedSharding, value: Atom, result: Var
-    ) -> Iterable[JaxprEqn]:
+    def _constrained(self, eqn: JaxprEqn, sharding: NamedSharding, value: Atom, result: Var) -> JaxprEqn:
         """A sharding constraint that stands where ``eqn`` was."""
-        mesh = with_auto_axes(sharding.mesh.abstract_mesh)
         left = PartitionSpec.UNCONSTRAINED if _other_axes(sharding.mesh) else None
-        ndim = len(aval_of(result).shape)
-        entries = [left if entry is None else entry for entry in _entries(sharding, ndim)]
-        new_sharding = NamedSharding(mesh, PartitionSpec(*entries))
-        if new_sharding not in self._constrain:
-            constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=new_sharding)
-            self._constrain[new_sharding] = jax.jit(lambda x: [constrain(x)])
-        with within(mesh):
-            constraints, (last,) = traced_eqns(self._constrain[new_sharding], [value])
-        assert constraints and constraints[-1].outvars == [last], "a constraint is one equation"
-        source, context = eqn.source_info, self._context(eqn)
-        for new in constraints[:-1]:
-            yield new.replace(source_info=source, ctx=context)
-        yield constraints[-1].replace(outvars=[result], source_info=source, ctx=context)
+        entries = [*sharding.spec, *[None] * (len(shape_of(result)) - len(sharding.spec))]
+        spec = PartitionSpec(*(left if entry is None else entry for entry in entries))
+        new = constraint(value, NamedSharding(sharding.mesh.abstract_mesh, spec), eqn)
+        return new.replace(outvars=[result], ctx=self._context(eqn))
 
     def _context(self, eqn: JaxprEqn) -> Any:
         """JAX's settings when the equation was traced, but for the types of the mesh's axes."""
@@ -162,11 +152,6 @@ class WithoutTypes:
                     with within(with_auto_axes(mesh)):
                         self._contexts[id(eqn.ctx)] = current_context()
         return self._contexts[id(eqn.ctx)]
-
-
-def _same(new: Sequence[Any], old: Sequence[Any]) -> bool:
-    """Whether these are the same objects, by identity."""
-    return len(new) == len(old) and all(this is that for this, that in zip(new, old, strict=True))
 
 
 def _without_sharding(aval: Any) -> Any:
@@ -185,10 +170,6 @@ def _other_axes(mesh: Mesh | AbstractMesh) -> bool:
         size > 1 and axis_type is not AxisType.Explicit
         for size, axis_type in zip(mesh.axis_sizes, mesh.axis_types, strict=True)
     )
-
-
-def _entries(sharding: NamedSharding, ndim: int) -> list[Any]:
-    return [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
 
 
 def _asked_for(eqn: JaxprEqn) -> NamedSharding | None:

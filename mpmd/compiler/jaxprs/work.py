@@ -78,7 +78,6 @@ def _ragged_operations(eqn: JaxprEqn) -> int:
 
 
 def total_operations(eqns: Iterable[JaxprEqn]) -> int:
-    """Counts the operations of equations and of their bodies."""
     return sum(
         eqn.params.get("length", 1) * sum(total_operations(jaxpr.eqns) for jaxpr in inner)
         if (inner := subjaxprs(eqn))

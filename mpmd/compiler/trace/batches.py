@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import Atom, operands, size
+from mpmd.compiler.jaxprs.equations import operands, size, variables
 from mpmd.language.reduce import treduce_p
 
 _REARRANGED = frozenset(
@@ -21,7 +21,7 @@ def find_batches(step: Jaxpr, eqns: Sequence[JaxprEqn]) -> set[Var]:
     Args:
       eqns: those of the step's equations that its results need.
     """
-    read_otherwise = set(_variables(step.outvars))
+    read_otherwise = set(variables(step.outvars))
     taken: set[Var] = set()
     for eqn in reversed(eqns):
         taken_here: set[Var] = set()
@@ -41,14 +41,14 @@ def _taken_by(loop: JaxprEqn) -> set[Var]:
     whole = _read_whole(body, [body.invars[closed_over]])
     read = {var for eqn in body.eqns for var in operands(eqn)} - whole
     pairs = zip(body.invars[:closed_over], loop.invars, strict=False)
-    taken = set(_variables(atom for var, atom in pairs if var in read))
-    return taken.difference(_variables(loop.invars[closed_over:]))
+    taken = set(variables(atom for var, atom in pairs if var in read))
+    return taken.difference(variables(loop.invars[closed_over:]))
 
 
 def _read_whole(jaxpr: Jaxpr, indices: Collection[Var]) -> set[Var]:
     """The values that equations read other than at one of the indices."""
     counted = set(indices)
-    whole = set(_variables(jaxpr.outvars))
+    whole = set(variables(jaxpr.outvars))
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _TAKEN and not counted.isdisjoint(operands(eqn)[1:]):
             whole.update(operands(eqn)[1:])
@@ -57,7 +57,3 @@ def _read_whole(jaxpr: Jaxpr, indices: Collection[Var]) -> set[Var]:
         if not counted.isdisjoint(operands(eqn)) and all(size(var) == 1 for var in eqn.outvars):
             counted.update(eqn.outvars)
     return whole
-
-
-def _variables(atoms: Iterable[Atom]) -> Iterator[Var]:
-    return (atom for atom in atoms if isinstance(atom, Var))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, variables
 from mpmd.compiler.jaxprs.live import live_eqns
 from mpmd.compiler.trace.batches import find_batches
 
@@ -42,8 +42,7 @@ def find_fed_back(
     free: dict[Any, dict[int, None]] = collections.defaultdict(dict)
     live = live_eqns(step.eqns, step.outvars)
     batches = find_batches(step, live) - set(itertools.compress(arguments, donated))
-    read = {atom for atom in step.outvars if isinstance(atom, Var)}
-    read.update(*map(operands, live))
+    read = set(variables(step.outvars)).union(*map(operands, live))
     for i, argument in enumerate(args):
         leaves = read.intersection(arguments[starts[i] : starts[i + 1]])
         if not leaves or not batches.issuperset(leaves):

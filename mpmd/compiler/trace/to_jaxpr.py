@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.jaxprs.bodies import in_loops, with_marks_open
+from mpmd.compiler.jaxprs.bodies import in_loops
 from mpmd.compiler.jaxprs.canonical import canonical
+from mpmd.compiler.jaxprs.marks import has_mark
+from mpmd.compiler.jaxprs.remat import with_remat_open
 from mpmd.compiler.jaxprs.sharding_types import WithoutTypes
+from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.steps import TracedStep
 from mpmd.compiler.trace.abstract_meshes import with_abstract_meshes
 from mpmd.compiler.trace.check_loop import check_loop
@@ -19,39 +22,26 @@ from mpmd.compiler.trace.ignore_marks import ignore_marks
 from mpmd.compiler.trace.open_loops import find_open_loops
 from mpmd.compiler.trace.traced_within import traced_within_submesh
 from mpmd.compiler.trace.unequal_layers import unequal_layers
-from mpmd.ir.plan import Spec
 from mpmd.sharding import with_auto_axes
 from mpmd.util.tracers import check_untraced
 from mpmd.util.tree import argument_paths
 
 
-def to_jaxpr(
-    fun: Callable,
-    args: tuple,
-    kwargs: dict[str, Any],
-    submeshes: Sequence[AbstractMesh],
-    specs: Sequence[Spec | None] | None,
-    donated: Sequence[bool] = (),
-) -> TracedStep:
-    """Has JAX trace ``fun(*args, **kwargs)``, within the first group's submesh.
-
-    Args:
-      args, kwargs: pytrees of arrays or ``ShapeDtypeStruct``s.
-      specs: how each leaf of them is sharded; ``None`` for one, or for all: replicated. Along explicit axes
-        types say so.
-      donated: for each leaf, whether the caller gives it up; none if none is.
+def to_jaxpr(request: CompileRequest) -> TracedStep:
+    """Has JAX trace a step for its arguments, within the first group's submesh.
 
     Raises: ``CompileError`` for loops that cannot be pipelined, for marks in them where no stage can
       end, and for scans over arrays of different sizes; whatever the step raises; and as ``check_untraced``.
     """
+    args, kwargs = request.args, dict(request.kwargs)
     try:
-        closed, out_shape = traced_within_submesh(fun, args, kwargs, submeshes, specs)
+        closed, out_shape = traced_within_submesh(request)
     except ValueError as error:
         if (refused := unequal_layers(error, args, kwargs)) is None:
             raise
         raise refused from error
     untyped = WithoutTypes()
-    jaxpr, constants = _canonical(closed, submeshes, untyped)
+    jaxpr, constants = _canonical(closed, request.submeshes, untyped)
     check_untraced(("an array that the step closes over", constant) for constant in constants.values())
     check_loop(jaxpr)
     open_loops = find_open_loops(jaxpr)
@@ -60,9 +50,9 @@ def to_jaxpr(
         jaxpr=jaxpr,
         constants=constants,
         argument_paths=argument_paths(args, kwargs),
-        donated=tuple(donated) or (False,) * len(jaxpr.invars),
+        donated=tuple(request.donated) or (False,) * len(jaxpr.invars),
         out_shape=out_shape,
-        fed_back_leaves=find_fed_back((*args, *kwargs.values()), jaxpr, out_shape, donated),
+        fed_back_leaves=find_fed_back((*args, *kwargs.values()), jaxpr, out_shape, request.donated),
         explicit_specs=untyped.specs,
         ignored_marks=ignored_marks,
         open_loops=open_loops,
@@ -77,7 +67,8 @@ def _canonical(
     Returns: a jaxpr of the arguments, and the values of the constants that it reads.
     """
     jaxpr, values = canonical(closed)
-    jaxpr = in_loops(jaxpr, with_marks_open)
+    # Then the order of equations, kept and recomputed ones, follows the order of the stages.
+    jaxpr = in_loops(jaxpr, lambda body: with_remat_open(body, has_mark))
     jaxpr = untyped.jaxpr(jaxpr.replace(invars=[var for var in jaxpr.invars if var not in values]))
     values = {untyped.variable(var): value for var, value in values.items()}
     return with_abstract_meshes(jaxpr, [*map(with_auto_axes, submeshes)]), values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,7 +32,7 @@ def trace(request: CompileRequest) -> TracedStep:
 
     def traced(avals: list[Any]) -> TracedStep:
         args, kwargs = jax.tree.unflatten(treedef, avals)
-        return to_jaxpr(request.fun, args, kwargs, request.submeshes, request.in_specs, request.donated)
+        return to_jaxpr(dataclasses.replace(request, args=args, kwargs=kwargs))
 
     as_called = traced(leaves)
     weak = {i for i, j in as_called.fed_back_leaves if _loses_weak_type(as_called.jaxpr, i, j)}

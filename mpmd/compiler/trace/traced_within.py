@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from mpmd.compat import mesh_of_refused_shard_map, with_lines_of_backward_rules
+from mpmd.compiler.request import CompileRequest
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import axes_of, fitting
 from mpmd.language.decisions import compiling
@@ -20,27 +21,19 @@ from mpmd.sharding import is_explicit, to_sharding, within
 NO_MESH = AbstractMesh((), ())
 
 
-def traced_within_submesh(
-    fun: Callable,
-    args: tuple,
-    kwargs: dict[str, Any],
-    submeshes: Sequence[AbstractMesh],
-    specs: Sequence[Spec | None] | None,
-) -> tuple[Any, Any]:
-    """The jaxpr of ``fun(*args, **kwargs)`` and the shape of its result.
+def traced_within_submesh(request: CompileRequest) -> tuple[Any, Any]:
+    """The jaxpr of a step for its arguments, and the shape of its result.
 
     It is traced within the first group's submesh. Within a mesh JAX refuses a ``shard_map`` over another
     one. A step that names a mesh of its own, as large as a group, is traced within that one, as it would be
     under plain JAX, or else within none, where ``shard_map``s and shardings may have different ones.
-
-    Args:
-      specs: how each leaf of the arguments is sharded, which is in their types along explicit axes.
     """
+    submeshes = request.submeshes
 
     def traced(mesh: AbstractMesh) -> tuple[Any, Any]:
-        typed_args, typed_kwargs = _typed((args, kwargs), mesh, specs)
+        args, kwargs = _typed((request.args, dict(request.kwargs)), mesh, request.in_specs)
         with within(mesh), with_lines_of_backward_rules(), compiling():
-            return jax.make_jaxpr(fun, return_shape=True)(*typed_args, **typed_kwargs)
+            return jax.make_jaxpr(request.fun, return_shape=True)(*args, **kwargs)
 
     try:
         return traced(submeshes[0])
@@ -67,6 +60,9 @@ def _typed(args: Any, mesh: AbstractMesh, specs: Sequence[Spec | None] | None) -
     """The arguments with their shardings in their types, if the mesh has explicit axes.
 
     A spec that does not fit is left out here, and refused where it is known which groups hold the value.
+
+    Args:
+      specs: how each leaf is sharded; ``None`` for one, or for all: replicated.
     """
     if not is_explicit(mesh):
         return args

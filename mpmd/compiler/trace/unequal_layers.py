@@ -46,7 +46,6 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _line(error: ValueError) -> str:
-    """The user's line that called the scan."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     origin = Origin.among((frame.filename, frame.lineno or 0, frame.name) for frame in frames)
     return str(origin or "an unknown line")
