@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src import traceback_util
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Primitive
-from jax.extend.core.primitives import scan_p
 from jax.sharding import AbstractMesh, Mesh
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -95,20 +94,24 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-def replace_scans(results_of: Callable[[Sequence[Any], Mapping[str, Any]], list[Any] | None]) -> None:
-    """Has each scan give what ``results_of(operands, parameters)`` returns, unless that is ``None``.
+def replace_calls(
+    primitive: Primitive, results_of: Callable[[Sequence[Any], Mapping[str, Any]], list[Any] | None]
+) -> None:
+    """Replaces the results of a primitive by ``results_of(operands, parameters)``, unless that is ``None``.
 
-    A scan has to be replaced where a function calls it: later, within ``jax.grad``, ``jax.vmap`` or
-    ``jax.checkpoint``, its body is another one. JAX has no public hook there. Rules for differentiation come
-    too late for scans that nobody differentiates, and are private; ``jax.lax.scan`` may have been imported by
-    name, and jaxprs that are evaluated do not call it. All of these bind ``scan_p``.
+    A scan or a rematerialised function has to be replaced where a function calls it: later, within
+    ``jax.grad``, ``jax.vmap`` or ``jax.checkpoint``, its body is another one. JAX has no public hook there.
+    Rules for differentiation come too late for scans that nobody differentiates, and are private; functions
+    such as ``jax.lax.scan`` may have been imported by name, and jaxprs that are evaluated do not call them.
+    All of these bind the primitive.
     """
+    bind_to_equation = primitive.bind
 
     def bind(*operands: Any, **params: Any) -> list[Any]:
         results = results_of(operands, params)
-        return Primitive.bind(scan_p, *operands, **params) if results is None else results
+        return bind_to_equation(*operands, **params) if results is None else results
 
-    scan_p.bind = bind  # type: ignore[method-assign]
+    primitive.bind = bind  # type: ignore[method-assign]
 
 
 def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:

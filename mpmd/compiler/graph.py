@@ -12,11 +12,13 @@ Grammar, in the order of the passes::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Var
 
+from mpmd.compiler.jaxprs.equations import aval_of, free_variables
 from mpmd.compiler.jaxprs.printing import Names, groups_text, indented, levels_text
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, dimensions_of
 from mpmd.compiler.steps import CutStep
 from mpmd.ir.plan import Cell, Spec, TaskType
 
@@ -39,6 +41,21 @@ class StageWork:
     eqns: tuple[JaxprEqn, ...]
     reads: tuple[Var, ...]
     makes: tuple[Var, ...]
+
+
+def stage_work(eqns: Mapping[TaskType, Sequence[JaxprEqn]]) -> tuple[StageWork, ...]:
+    """The work that has these equations, each with the variables that it reads and makes."""
+    reads = {work: tuple(free_variables(eqns_of_work)) for work, eqns_of_work in eqns.items()}
+    read = set().union(*reads.values())
+    return tuple(
+        StageWork(
+            work,
+            tuple(eqns_of_work),
+            reads[work],
+            makes=tuple(var for eqn in eqns_of_work for var in eqn.outvars if var in read),
+        )
+        for work, eqns_of_work in eqns.items()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +99,12 @@ class TaskGraph:
     accumulators: tuple[Accumulator, ...]
     tasks: tuple[tuple[tuple[Cell, ...], ...], ...]
 
+    @property
+    def stage_reads(self) -> Iterator[tuple[Var, int]]:
+        """The variables that stages read, each with the stage, also those from which accumulators start."""
+        yield from ((var, member.work.stage) for member in self.stage_work for var in member.reads)
+        yield from ((a.initial, a.work.stage) for a in self.accumulators)
+
     def __str__(self) -> str:
         return "\n".join(self.lines(self.step.names()))
 
@@ -124,6 +147,10 @@ class ShardedGraph:
     graph: TaskGraph
     specs: Mapping[Var, Spec]
     gathered: Mapping[Var, Var]
+
+    def dimensions(self, var: Var) -> ShardedDimensions:
+        """The mesh axes that shard each dimension of an outer variable or an accumulator."""
+        return dimensions_of(self.specs[var], len(aval_of(var).shape))
 
     def __str__(self) -> str:
         graph, names = self.graph, self.graph.step.names()

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from mpmd.explanation.choices import kept_choices, recomputed_choices
 from mpmd.explanation.explanation import Explanation
 from mpmd.explanation.findings import gathering_loops, groups_without_backward, values_sent_again
 from mpmd.explanation.leaves import InputSummary, OutputSummary
@@ -89,6 +90,7 @@ class _Analysis:
 
     def explanation(self) -> Explanation:
         edges, tasks = tuple(self._edges()), tuple(self._tasks())
+        by_name = {self._task_name(task): jaxpr for (_, task), jaxpr in self._jaxprs.items()}
         return Explanation(
             inputs=tuple(map(self._input, self._plan.inputs)),
             outputs=tuple(map(self._output, self._plan.outputs, self._result_paths)),
@@ -99,9 +101,11 @@ class _Analysis:
                 *groups_without_backward(tasks),
                 *values_sent_again(edges),
                 *gathering_loops(self._plan, self._jaxprs),
+                *recomputed_choices(by_name),
             ),
             loops=self._plan.loops,
             part=self._plan.part,
+            choices=tuple(kept_choices(by_name)),
         )
 
     def _input(self, leaf: InputLeaf) -> InputSummary:

@@ -41,7 +41,7 @@ class Explanation(ShownAsText):
     ``findings`` are sentences on facts that the user probably did not intend: a group with most of the work,
     or without a backward, or a value that is sent again and again. ``loops`` have the stages of each loop,
     since stages are numbered through all loops. ``part`` is the part of the mesh for which the step is
-    compiled.
+    compiled. ``choices`` are sentences on the discrete choices that forwards keep for their backwards.
     """
 
     inputs: tuple[InputSummary, ...]
@@ -51,6 +51,7 @@ class Explanation(ShownAsText):
     findings: tuple[str, ...]
     loops: tuple[LoopStages, ...] = ()
     part: Part | None = None
+    choices: tuple[str, ...] = ()
 
     @property
     def leaves(self) -> tuple[LeafSummary, ...]:
@@ -96,6 +97,7 @@ class Explanation(ShownAsText):
                 _RULE,
                 *([loops] if loops else []),
                 *filter(None, tables),
+                *(["\n".join(self.choices)] if self.choices else []),
                 *filter(None, [findings_text(self.findings)]),
             ]
         )

@@ -6,6 +6,7 @@ This file loads no JAX.
 from __future__ import annotations
 
 import enum
+from contextlib import AbstractContextManager
 from typing import Any
 
 _WITHOUT_ATTENTION = (
@@ -49,3 +50,24 @@ class Remat(enum.StrEnum, metaclass=_Policies):
             remedy = f": {_WITHOUT_ATTENTION}" if remat == "attention" else ""
             raise ValueError(f"remat must be True, False or one of {', '.join(cls)}, not {remat!r}{remedy}")
         return cls(remat)
+
+    @staticmethod
+    def keep_choices(keep: bool) -> AbstractContextManager[None]:
+        """A context for functions under ``jax.checkpoint`` that make choices, such as a token's expert.
+
+        ::
+
+            with mpmd.Remat.keep_choices(False):
+                x = jax.checkpoint(layer)(x)
+
+        By default a stage keeps the choices of such functions: the integers of ``top_k``, ``argmax`` and
+        sorts, and what is computed from floating-point values and read as an index or a predicate. A backward
+        that made them again could make others, as XLA rounds otherwise in another executable. Choices with
+        more than 1% of the bytes of a function's activations are made again, and ``mpmd.explain`` says so.
+
+        Args:
+          keep: ``False``: a stage keeps what the policy of ``jax.checkpoint`` says, and no more.
+        """
+        from mpmd.language.choices import keep_choices  # loads JAX
+
+        return keep_choices(keep)

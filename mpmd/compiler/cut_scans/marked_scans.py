@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn
 from jax.extend.core.primitives import scan_p
 
-from mpmd.compat import replace_scans, scan_counts
+from mpmd.compat import replace_calls, scan_counts
 from mpmd.compiler.cut_scans.cut_scan import cut_scan
 from mpmd.compiler.cut_scans.index_loops import index_faults
 from mpmd.compiler.cut_scans.layer_ranges import MarkedScan
@@ -55,7 +55,7 @@ def cut_marked_scan(args: Sequence[Any], params: Mapping[str, Any]) -> list[Any]
     return cut_scan(params, args, marked, ends, [(params["length"], bare)], notes)
 
 
-replace_scans(cut_marked_scan)
+replace_calls(scan_p, cut_marked_scan)
 
 
 def _misplaced(jaxpr: Jaxpr) -> Iterator[str]:

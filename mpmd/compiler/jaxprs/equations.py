@@ -103,6 +103,12 @@ def with_eqns(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], **changes: Any) -> Jaxpr:
     return jaxpr.replace(eqns=list(eqns), effects=effects, debug_info=NAMELESS, **changes)
 
 
+def with_body(eqn: JaxprEqn, body: Jaxpr) -> JaxprEqn:
+    """A scan or a rematerialised function with another body."""
+    is_closed = isinstance(eqn.params["jaxpr"], core.ClosedJaxpr)
+    return eqn.replace(params={**eqn.params, "jaxpr": closed(body) if is_closed else body})
+
+
 def make_jaxpr(invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
     effects = frozenset().union(*(eqn.effects for eqn in eqns))
     return Jaxpr([], list(invars), list(outvars), list(eqns), effects, NAMELESS)

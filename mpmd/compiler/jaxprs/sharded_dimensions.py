@@ -84,43 +84,38 @@ def follow(
     return dimensions_by_var
 
 
-def follow_into(
-    jaxpr: Jaxpr, operands: Iterable[ShardedDimensions], eqns: Sequence[JaxprEqn], mesh: Mapping[str, int]
-) -> dict[Var, ShardedDimensions]:
-    """Follows shardings through ``eqns`` of a jaxpr whose inputs are sharded like ``operands``."""
-    return follow(eqns, dict(zip(jaxpr.invars, operands, strict=True)), mesh)
-
-
-def follow_into_scan(
-    eqn: JaxprEqn, operands: Sequence[ShardedDimensions], eqns: Sequence[JaxprEqn], mesh: Mapping[str, int]
-) -> dict[Var, ShardedDimensions]:
-    """Follows shardings through ``eqns`` of a scan's body, given the shardings of the scan's operands.
+def follow_inside(
+    eqn: JaxprEqn, operands: Sequence[ShardedDimensions], mesh: Mapping[str, int]
+) -> tuple[Jaxpr, dict[Var, ShardedDimensions]] | None:
+    """Follows shardings of operands into a scan or a rematerialised function; ``None`` for other equations.
 
     A carried value often starts as zeros without a known sharding: it is then sharded as the body returns it.
+
+    Returns: the body, and the shardings of its values.
     """
+    if eqn.primitive is remat_p:
+        body: Jaxpr = eqn.params["jaxpr"]
+        return body, follow(body.eqns, dict(zip(body.invars, operands, strict=True)), mesh)
+    if eqn.primitive is not scan_p:
+        return None
     scan = Scan.of(eqn)
     inside = list(operands)
     inside[scan.xs] = [dimensions[1:] for dimensions in inside[scan.xs]]
-    in_body = follow_into(scan.body, inside, eqns, mesh)
+    in_body = follow(scan.body.eqns, dict(zip(scan.body.invars, inside, strict=True)), mesh)
     for i, (_, after) in enumerate(scan.carried, scan.carry.start):
         if not any(inside[i]):
             inside[i] = sharded(after, in_body)
-    return follow_into(scan.body, inside, eqns, mesh)
+    return scan.body, follow(scan.body.eqns, dict(zip(scan.body.invars, inside, strict=True)), mesh)
 
 
 def _results(
     eqn: JaxprEqn, operands: Sequence[ShardedDimensions], mesh: Mapping[str, int]
 ) -> Sequence[ShardedDimensions]:
-    if eqn.primitive is remat_p:
-        jaxpr: Jaxpr = eqn.params["jaxpr"]
-        in_body = follow_into(jaxpr, operands, jaxpr.eqns, mesh)
-        return [sharded(atom, in_body) for atom in jaxpr.outvars]
-    if eqn.primitive is scan_p:
-        jaxpr = eqn.params["jaxpr"].jaxpr
-        in_body = follow_into_scan(eqn, operands, jaxpr.eqns, mesh)
+    if (inside := follow_inside(eqn, operands, mesh)) is not None:
+        body, in_body = inside
         return [
             ((),) * (len(aval_of(var).shape) - len(aval_of(atom).shape)) + sharded(atom, in_body)
-            for var, atom in zip(eqn.outvars, jaxpr.outvars, strict=True)
+            for var, atom in zip(eqn.outvars, body.outvars, strict=True)
         ]
     results: list[list[Axes]] = [[()] * len(aval_of(var).shape) for var in eqn.outvars]
     for one in likely_dimensions(eqn):

@@ -162,16 +162,12 @@ class _Lowering:
         )
 
     def _uses_by_group(self) -> dict[Var, collections.Counter[int]]:
-        """The number of times that each group reads each outer variable."""
         uses: dict[Var, collections.Counter[int]] = collections.defaultdict(collections.Counter)
         for placed in self._placed.eqns:
             for var in operands(placed.eqn):
                 uses[var].update(placed.levels.keys())
-        for member in self._graph.stage_work:
-            for var in member.reads:
-                uses[var][self._placed.stage_groups[member.work.stage]] += 1
-        for accumulator in self._graph.accumulators:
-            uses[accumulator.initial][self._placed.stage_groups[accumulator.work.stage]] += 1
+        for var, stage in self._graph.stage_reads:
+            uses[var][self._placed.stage_groups[stage]] += 1
         for result, groups in zip(self._step.results, self._placed.output_groups, strict=True):
             uses[result.var].update(groups)
         return uses
@@ -260,7 +256,6 @@ class _Lowering:
         self._programs[group].append(HostCall(values, number, task))
 
     def _receivers(self, var: Var, group: int, sources: Mapping[Var, tuple[int, int]]) -> list[int]:
-        """The groups that get a value made outside the loop from ``group``."""
         if var not in sources or sources[var][1] != group:
             return []
         return sorted(self._uses[var].keys() - self._placed.homes[var])

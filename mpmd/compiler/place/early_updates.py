@@ -110,7 +110,6 @@ class EarlyUpdates:
         return segments
 
     def _slots(self, segments: Sequence[int]) -> set[_Slot]:
-        """The segments and groups of updates that have been advanced."""
         return {(segments[i], group) for i in self._advanced(segments) for group in self._runs[i]}
 
     def _advanced(self, segments: Sequence[int]) -> list[int]:

@@ -155,12 +155,8 @@ class _Placer:
 
     def _groups_reading_in_loop(self) -> dict[Var, GroupSet]:
         reading: dict[Var, GroupSet] = collections.defaultdict(frozenset)
-        graph = self._graph
-        for member in graph.stage_work:
-            for var in member.reads:
-                reading[var] |= {self._stage_groups[member.work.stage]}
-        for accumulator in graph.accumulators:
-            reading[accumulator.initial] |= {self._stage_groups[accumulator.work.stage]}
+        for var, stage in self._graph.stage_reads:
+            reading[var] |= {self._stage_groups[stage]}
         for copy, var in self._gathered.items():
             reading[var] |= reading[copy]
         return reading
@@ -190,12 +186,8 @@ class _Placer:
         return segments
 
     def _first_loops(self) -> dict[Var, int]:
-        """For the outer values that loops read, the number of the first such loop."""
-        graph = self._graph
-        reads = [(var, member.work.stage) for member in graph.stage_work for var in member.reads]
-        reads += [(a.initial, a.work.stage) for a in graph.accumulators]
         first_loops: dict[Var, int] = {}
-        for var, stage in reads:
+        for var, stage in self._graph.stage_reads:
             loop = self._step.loop_of(stage)
             first_loops[var] = min(first_loops.get(var, loop), loop)
         return first_loops

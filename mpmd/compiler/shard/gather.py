@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.graph import ShardedGraph, TaskGraph
+from mpmd.compiler.graph import ShardedGraph, TaskGraph, stage_work
 from mpmd.compiler.jaxprs.equations import substitute
 from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, as_spec, axes_in, without
 from mpmd.compiler.jaxprs.traced import traced_eqns
@@ -52,13 +52,8 @@ def gather_weights(
     changed = dataclasses.replace(
         graph,
         outer=(*graph.outer, *eqns),
-        stage_work=tuple(
-            dataclasses.replace(
-                member,
-                eqns=tuple(substitute(eqn, gathered) for eqn in member.eqns),
-                reads=tuple(gathered.get(var, var) for var in member.reads),
-            )
-            for member in graph.stage_work
+        stage_work=stage_work(
+            {member.work: [substitute(eqn, gathered) for eqn in member.eqns] for member in graph.stage_work}
         ),
     )
     return ShardedGraph(changed, specs, {copy: var for var, copy in gathered.items()})

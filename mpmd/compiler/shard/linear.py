@@ -13,20 +13,26 @@ from mpmd.compiler.jaxprs.sharded_dimensions import dimensions_of
 
 Positions = tuple[int, ...]
 
-_IN_THE_FIRST = frozenset(
-    """
-    broadcast_in_dim copy copy_p cumsum dynamic_slice expand_dims imag neg real reduce_sum reshape rev
-    slice split squeeze transpose
-    """.split()
-)
 _SHARDING_CONSTRAINTS = frozenset("reshard sharding_constraint".split())
-_IN_ALL = frozenset("add add_any concatenate sub".split())
-_IN_SOME: Mapping[str, Positions] = {
-    "dynamic_update_slice": (0, 1),
-    "pad": (0, 1),
-    "scatter-add": (0, 2),
+
+_FIRST, _SECOND = slice(1), slice(1, 2)
+
+
+def _rule(primitives: str, *choices: slice) -> dict[str, tuple[slice, ...]]:
+    return dict.fromkeys(primitives.split(), choices)
+
+
+_LINEAR: Mapping[str, tuple[slice, ...]] = {
+    **_rule("broadcast_in_dim convert_element_type copy copy_p cumsum div dynamic_slice expand_dims", _FIRST),
+    **_rule("imag neg real reduce_sum reshape reshard rev sharding_constraint slice split", _FIRST),
+    **_rule("squeeze transpose", _FIRST),
+    **_rule("add add_any concatenate sub", slice(None)),
+    **_rule("dynamic_update_slice pad", slice(2)),
+    **_rule("scatter-add", slice(0, 3, 2)),
+    **_rule("select_n", slice(1, None)),
+    **_rule("dot_general mul", _FIRST, _SECOND),
 }
-_IN_EITHER = frozenset("dot_general mul".split())
+"""For each primitive, the choices of operands in which it is linear while the other operands are fixed."""
 
 
 def linear_positions(eqn: JaxprEqn) -> tuple[Positions, ...]:
@@ -36,24 +42,15 @@ def linear_positions(eqn: JaxprEqn) -> tuple[Positions, ...]:
     operand, as a product is. Floating-point numbers count as real numbers. An equation without a rule has no
     choice: ``()``.
     """
-    name, operands = eqn.primitive.name, tuple(range(len(eqn.invars)))
-    if name in _IN_THE_FIRST | _SHARDING_CONSTRAINTS or (
-        name in ("convert_element_type", "div") and _keeps_sums(eqn)
-    ):
-        return ((0,),)
-    if name in _IN_ALL:
-        return (operands,)
-    if name in _IN_SOME:
-        return (_IN_SOME[name],)
-    if name == "select_n":
-        return (operands[1:],)
-    if name in _IN_EITHER and eqn.invars[0] is not eqn.invars[1]:
-        return ((0,), (1,))
-    return ()
+    name, positions = eqn.primitive.name, tuple(range(len(eqn.invars)))
+    if name in ("convert_element_type", "div") and not _keeps_sums(eqn):
+        return ()
+    if name in ("dot_general", "mul") and eqn.invars[0] is eqn.invars[1]:  # a square
+        return ()
+    return tuple(positions[choice] for choice in _LINEAR.get(name, ()))
 
 
 def is_sharding_constraint(eqn: JaxprEqn) -> bool:
-    """Whether an equation only says where its operand should be."""
     return eqn.primitive.name in _SHARDING_CONSTRAINTS
 
 
@@ -78,7 +75,6 @@ def _keeps_sums(eqn: JaxprEqn) -> bool:
 
 
 def is_zero(atom: Atom, makers: Mapping[Var, JaxprEqn]) -> bool:
-    """Whether a value is a literal zero, or the broadcast of a literal zero."""
     if isinstance(atom, Literal):
         return not np.any(atom.val)
     eqn = makers.get(atom)

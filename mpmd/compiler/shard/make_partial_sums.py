@@ -26,7 +26,6 @@ class PartialSum:
 
 
 def partial_sum_of(atom: Atom, known: Mapping[Var, PartialSum]) -> PartialSum | None:
-    """The partial sum that an operand is, if it is one."""
     return known.get(atom) if isinstance(atom, Var) else None
 
 

@@ -27,7 +27,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,18 +36,17 @@ from jax.extend.core.primitives import remat_p, scan_p
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
-    closed,
     is_dropped,
     make_jaxpr,
     needed_eqns,
     operands,
+    with_body,
 )
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.sharded_dimensions import (
     Axes,
     ShardedDimensions,
-    follow_into,
-    follow_into_scan,
+    follow_inside,
     sharded,
 )
 from mpmd.compiler.shard.linear import constrained_axes, is_sharding_constraint, is_zero, linear_positions
@@ -211,18 +209,34 @@ class _Walk:
     def _add_body(self, eqn: JaxprEqn, targets: Allowed) -> None:
         """Adds a scan or a rematerialized function with partial sums as results instead of whole ones."""
         sharding = [sharded(atom, self._dimensions) for atom in eqn.invars]
-        rewritten = _rewritten_scan if eqn.primitive is scan_p else _rewritten_remat
-        body = rewritten(eqn, sharding, targets, self._maker)
-        invars = list(eqn.invars)
-        for i, partial in body.operands.items():
-            invars[i] = self._as_partial_sum(invars[i], partial.axes).var
-        outvars = [body.results[i].var if i in body.results else v for i, v in enumerate(eqn.outvars)]
-        self.eqns.append(eqn.replace(invars=invars, outvars=outvars, params=body.params))
-        for i, partial in body.results.items():
+        inside = follow_inside(eqn, sharding, self._maker.mesh.shape)
+        assert inside is not None, "only scans and rematerialized functions are rewritten inside"
+        jaxpr, dimensions = inside
+        scan = Scan.of(eqn) if eqn.primitive is scan_p else None
+        pairs = zip(eqn.outvars, jaxpr.outvars, strict=True)
+        wanted = {atom: targets[var] for var, atom in pairs if var in targets and isinstance(atom, Var)}
+        carried = scan.carried if scan else ()
+        carry = {old: new for old, new in carried if isinstance(new, Var) and new in wanted}
+        rewritten = as_partial_sums(jaxpr.eqns, dimensions, wanted, carry, jaxpr.outvars, self._maker)
+        partial = {
+            i: sums for i, var in enumerate(jaxpr.outvars) if (sums := partial_sum_of(var, rewritten.partial))
+        }
+        body = _with_partial_sums(jaxpr, rewritten, partial)
+        invars, outvars = list(eqn.invars), list(eqn.outvars)
+        for i, var in enumerate(jaxpr.invars):
+            if var in rewritten.carry:
+                invars[i] = self._as_partial_sum(invars[i], rewritten.carry[var].axes).var
+        stacked = {i for i in partial if scan is not None and i >= scan.num_carry}
+        for i, sums in partial.items():
+            aval = aval_of(sums.var)
+            leading = (scan.length,) if scan is not None and i in stacked else ()
+            outvars[i] = Var(jax.core.ShapedArray((*leading, *aval.shape), aval.dtype))
+        self.eqns.append(with_body(eqn, body).replace(invars=invars, outvars=outvars))
+        for i, sums in partial.items():
             whole = eqn.outvars[i]
-            self.partial[whole] = partial
-            if i in body.stacked:
-                self._add_first(whole, partial)
+            self.partial[whole] = PartialSum(outvars[i], sums.axes)
+            if i in stacked:
+                self._add_first(whole, self.partial[whole])
             self.eqns.append(self._maker.sum_up(self.partial[whole], whole))
 
     def _add_first(self, whole: Var, stacked: PartialSum) -> None:
@@ -233,73 +247,8 @@ class _Walk:
         self.eqns.extend(eqns)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Body:
-    """An equation with a body that computes partial sums.
-
-    Attributes:
-      operands: for positions of operands that become partial, the partial sums that the body reads.
-      results: for positions of results that become partial, the partial sums that the equation returns.
-      stacked: the positions of results that a scan stacks; their partial sums are in the second dimension.
-    """
-
-    params: dict[str, Any]
-    operands: Mapping[int, PartialSum]
-    results: Mapping[int, PartialSum]
-    stacked: frozenset[int] = frozenset()
-
-
-def _rewritten_remat(
-    eqn: JaxprEqn, sharding: Sequence[ShardedDimensions], targets: Allowed, maker: PartialSumMaker
-) -> _Body:
-    jaxpr: Jaxpr = eqn.params["jaxpr"]
-    dimensions = follow_into(jaxpr, sharding, jaxpr.eqns, maker.mesh.shape)
-    rewritten = as_partial_sums(
-        jaxpr.eqns, dimensions, _targets_inside(eqn, jaxpr, targets), {}, jaxpr.outvars, maker
-    )
-    results = {i: _outside(partial) for i, partial in _partial_results(jaxpr, rewritten).items()}
-    return _Body({**eqn.params, "jaxpr": _with_partial_sums(jaxpr, rewritten)}, {}, results)
-
-
-def _rewritten_scan(
-    eqn: JaxprEqn, sharding: Sequence[ShardedDimensions], targets: Allowed, maker: PartialSumMaker
-) -> _Body:
-    scan = Scan.of(eqn)
-    jaxpr = scan.body
-    dimensions = follow_into_scan(eqn, sharding, jaxpr.eqns, maker.mesh.shape)
-    targets = _targets_inside(eqn, jaxpr, targets)
-    carry = {old: new for old, new in scan.carried if isinstance(new, Var) and new in targets}
-    rewritten = as_partial_sums(jaxpr.eqns, dimensions, targets, carry, jaxpr.outvars, maker)
-    before = {i: rewritten.carry[var] for i, var in enumerate(jaxpr.invars) if var in rewritten.carry}
-    inside = _partial_results(jaxpr, rewritten)
-    stacked = frozenset(i for i in inside if i >= scan.num_carry)
-    results = {i: _outside(partial, (scan.length,) if i in stacked else ()) for i, partial in inside.items()}
-    return _Body(
-        {**eqn.params, "jaxpr": closed(_with_partial_sums(jaxpr, rewritten))}, before, results, stacked
-    )
-
-
-def _outside(inside: PartialSum, leading: tuple[int, ...] = ()) -> PartialSum:
-    """The result of an equation for a result of its body."""
-    aval = aval_of(inside.var)
-    return PartialSum(Var(jax.core.ShapedArray((*leading, *aval.shape), aval.dtype)), inside.axes)
-
-
-def _targets_inside(eqn: JaxprEqn, jaxpr: Jaxpr, targets: Allowed) -> Allowed:
-    """The targets among the results of an equation, as values of its body."""
-    pairs = zip(eqn.outvars, jaxpr.outvars, strict=True)
-    return {atom: targets[var] for var, atom in pairs if var in targets and isinstance(atom, Var)}
-
-
-def _partial_results(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> dict[int, PartialSum]:
-    partial_sums = ((i, partial_sum_of(atom, rewritten.partial)) for i, atom in enumerate(jaxpr.outvars))
-    return {i: partial for i, partial in partial_sums if partial}
-
-
-def _with_partial_sums(jaxpr: Jaxpr, rewritten: RewrittenEqns) -> Jaxpr:
+def _with_partial_sums(jaxpr: Jaxpr, rewritten: RewrittenEqns, results: Mapping[int, PartialSum]) -> Jaxpr:
     """The jaxpr with rewritten equations; it reads and returns the partial sums."""
     invars = [rewritten.carry[var].var if var in rewritten.carry else var for var in jaxpr.invars]
-    outvars: list[Atom] = list(jaxpr.outvars)
-    for i, partial in _partial_results(jaxpr, rewritten).items():
-        outvars[i] = partial.var
+    outvars = [results[i].var if i in results else atom for i, atom in enumerate(jaxpr.outvars)]
     return make_jaxpr(invars, needed_eqns(rewritten.eqns, outvars), outvars)

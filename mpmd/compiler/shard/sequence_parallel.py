@@ -19,29 +19,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.extend.core.primitives import scan_p
+from jax.extend.core import JaxprEqn, Var
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from mpmd.compiler.graph import TaskGraph
+from mpmd.compiler.graph import TaskGraph, stage_work
 from mpmd.compiler.jaxprs.cost import is_elementwise
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
-    closed,
-    free_variables,
-    is_remat,
     operands,
     subjaxprs,
     substitute,
+    with_body,
     with_eqns,
 )
 from mpmd.compiler.jaxprs.sharded_dimensions import (
     ShardedDimensions,
     axes_in,
     follow,
-    follow_into,
-    follow_into_scan,
+    follow_inside,
     sharded,
 )
 from mpmd.compiler.jaxprs.traced import traced_eqns
@@ -74,12 +70,11 @@ def with_residuals_sharded(
     """
     writer = _Writer(parallel, submeshes)
     known = writer.known(graph, outer, whole)
-    members = []
+    eqns = {}
     for member in graph.stage_work:
         known = writer.followed(member.eqns, known)
-        eqns = tuple(writer.rewritten(member.eqns, known))
-        members.append(dataclasses.replace(member, eqns=eqns, reads=tuple(free_variables(eqns))))
-    return dataclasses.replace(graph, stage_work=tuple(members))
+        eqns[member.work] = writer.rewritten(member.eqns, known)
+    return dataclasses.replace(graph, stage_work=stage_work(eqns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +86,6 @@ class _Followed:
 
 
 class _Writer:
-    """Writes the constraints of tasks."""
-
     def __init__(self, parallel: SequenceParallel, submeshes: Sequence[AbstractMesh]):
         self._parallel, self._submesh = parallel, submeshes[0]
 
@@ -133,8 +126,8 @@ class _Writer:
         gathered: dict[Var, Var] = {}
         written: list[JaxprEqn] = []
         for eqn in eqns:
-            if bodies := subjaxprs(eqn):
-                written.append(self._with_body(eqn, bodies[0], known))
+            if subjaxprs(eqn):
+                written.append(self._with_body(eqn, known))
             elif self._is_in_region(eqn, known):
                 for var in dict.fromkeys(operands(eqn)):
                     if var not in gathered and self._is_residual(var, known):
@@ -156,26 +149,17 @@ class _Writer:
         ]
         return [eqn.replace(outvars=outvars), *constraints]
 
-    def _with_body(self, eqn: JaxprEqn, body: Jaxpr, known: _Followed) -> JaxprEqn:
+    def _with_body(self, eqn: JaxprEqn, known: _Followed) -> JaxprEqn:
         """A scan or a rematerialised function with constraints inside; other bodies stay as they are."""
-        along, named = ([sharded(atom, one) for atom in eqn.invars] for one in (known.sharded, known.named))
-        if is_remat(eqn):
-            inside = [
-                follow_into(body, of_operands, body.eqns, mesh)
-                for of_operands, mesh in ((along, self._mesh), (named, self._named_mesh))
-            ]
-            return eqn.replace(params={**eqn.params, "jaxpr": self._rewritten_body(body, *inside)})
-        if eqn.primitive is scan_p:
-            inside = [
-                follow_into_scan(eqn, of_operands, body.eqns, mesh)
-                for of_operands, mesh in ((along, self._mesh), (named, self._named_mesh))
-            ]
-            return eqn.replace(params={**eqn.params, "jaxpr": closed(self._rewritten_body(body, *inside))})
-        return eqn
-
-    def _rewritten_body(self, body: Jaxpr, along: Known, named: Known) -> Jaxpr:
-        inside = self.followed(body.eqns, _Followed(along, named))
-        return with_eqns(body, self.rewritten(body.eqns, inside))
+        along, named = (
+            follow_inside(eqn, [sharded(atom, facts) for atom in eqn.invars], mesh)
+            for facts, mesh in ((known.sharded, self._mesh), (known.named, self._named_mesh))
+        )
+        if along is None or named is None:
+            return eqn
+        body = along[0]
+        inside = self.followed(body.eqns, _Followed(along[1], named[1]))
+        return with_body(eqn, with_eqns(body, self.rewritten(body.eqns, inside)))
 
     def _along_axis(self, dimensions: ShardedDimensions) -> ShardedDimensions:
         return tuple(tuple(axis for axis in axes if axis == self._parallel.axis) for axes in dimensions)

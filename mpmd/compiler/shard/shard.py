@@ -10,8 +10,7 @@ from jax.sharding import AbstractMesh
 
 from mpmd.compiler.argument_specs import ArgumentSpecs
 from mpmd.compiler.graph import ShardedGraph, TaskGraph
-from mpmd.compiler.jaxprs.equations import aval_of
-from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, axes_in, dimensions_of, follow
+from mpmd.compiler.jaxprs.sharded_dimensions import ShardedDimensions, axes_in, follow
 from mpmd.compiler.request import Gather, PartialSums, SequenceParallel
 from mpmd.compiler.shard.gather import gather_weights
 from mpmd.compiler.shard.infer_specs import infer_specs
@@ -19,7 +18,6 @@ from mpmd.compiler.shard.microbatch_dimensions import microbatch_dimensions, wit
 from mpmd.compiler.shard.partial_accumulators import with_partial_sums
 from mpmd.compiler.shard.reads import loop_reads
 from mpmd.compiler.shard.sequence_parallel import with_residuals_sharded
-from mpmd.ir.plan import Spec
 
 
 def shard(
@@ -49,7 +47,7 @@ def shard(
     outer = _outer_dimensions(sharded, submeshes[0], whole)
     sharded = dataclasses.replace(sharded, graph=with_rows_sharded(graph, outer, whole, submeshes))
     if sequence_parallel is not None:
-        accumulators = {a.state: _dimensions(a.state, sharded.specs) for a in graph.accumulators}
+        accumulators = {a.state: sharded.dimensions(a.state) for a in graph.accumulators}
         rewritten = with_residuals_sharded(
             sharded.graph, sequence_parallel, {**outer, **accumulators}, whole, submeshes
         )
@@ -57,7 +55,7 @@ def shard(
     batch_axes = {axis for var in reads.by_index for axis in axes_in(outer.get(var, ()))}
     if gather == "step":
         sharded = gather_weights(sharded, outer, batch_axes, submeshes, reads.by_index | reads.by_device)
-        outer |= {var: _dimensions(var, sharded.specs) for var in sharded.gathered}
+        outer |= {var: sharded.dimensions(var) for var in sharded.gathered}
     axes_of_partial_sums = frozenset(axis for axis in batch_axes if _divides_sums(axis, submeshes))
     if partial_sums == "none" or not axes_of_partial_sums:
         return sharded
@@ -73,12 +71,8 @@ def _outer_dimensions(
       whole: for values, the dimension that counts microbatches, along which they are not sharded.
     """
     arguments = (argument.var for argument in sharded.graph.step.arguments)
-    known = {var: _dimensions(var, sharded.specs) for var in arguments}
+    known = {var: sharded.dimensions(var) for var in arguments}
     return follow(sharded.graph.outer, known, submesh.shape, whole)
-
-
-def _dimensions(var: Var, specs: Mapping[Var, Spec]) -> ShardedDimensions:
-    return dimensions_of(specs[var], len(aval_of(var).shape))
 
 
 def _divides_sums(axis: str, submeshes: Sequence[AbstractMesh]) -> bool:

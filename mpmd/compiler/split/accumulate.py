@@ -49,12 +49,10 @@ class Accumulation:
 
     @property
     def states(self) -> Set[Var]:
-        """The variables of the accumulators' states before a microbatch."""
         return {accumulator.state for accumulator in self.accumulators}
 
     @property
     def updated(self) -> Set[Var]:
-        """The variables of the accumulators' states after a microbatch."""
         return {accumulator.updated for accumulator in self.accumulators}
 
 
@@ -83,7 +81,7 @@ def accumulate(
         else:
             builder.add_update(result, result.state)
     for result in unstaged:  # one scan for each, because each is placed by itself
-        builder.add_outside(loop, result)
+        builder.after += _scan_outside(loop, body, result)
     return builder.accumulation(assigned)
 
 
@@ -98,8 +96,7 @@ class _Part:
 
 class _Builder:
     def __init__(self, body: LoopBody, assigned: Sequence[AssignedEqn], order: MicrobatchOrder):
-        self._body = body
-        self._after: list[JaxprEqn] = []
+        self.after: list[JaxprEqn] = []
         self._accumulators: list[Accumulator] = []
         self._updates: dict[TaskType, list[JaxprEqn]] = collections.defaultdict(list)
         self._before: list[JaxprEqn] = []
@@ -128,33 +125,27 @@ class _Builder:
             accumulators=tuple(self._accumulators),
             eqns={work: tuple(eqns_of_work) for work, eqns_of_work in eqns.items()},
             before=tuple(self._before),
-            after=tuple(self._after),
+            after=tuple(self.after),
         )
 
     def work(self, atom: Atom) -> TaskType | None:
         return self._work_of.get(atom) if isinstance(atom, Var) else None
 
-    def add_outside(self, loop: Loop, result: LoopResult) -> None:
-        """Computes a result that no stage has a part in by a scan outside the loop."""
-        self._after.extend(_scan_outside(loop, self._body, result))
-
     def add_update(self, result: LoopResult, state: Var) -> None:
         """Accumulates a result by an operation other than a sum."""
-        work = self.work(result.value) or self._reader(state, result.value)
         # A copy, because other work or another result may read the same value under its own name.
         eqns, (updated,) = traced_eqns(lambda x: [jnp.copy(x)], [result.value])
-        self._updates[work].extend(eqns)
-        self._accumulators.append(
-            Accumulator(
-                work=work,
-                state=state,
-                updated=updated,
-                initial=self._initial(result.initial),
-                result=result.result,
-                ordered=result.ordered,
-                is_carry=result.is_carry,
-            )
+        new = Accumulator(
+            work=self.work(result.value) or self._reader(state, result.value),
+            state=state,
+            updated=updated,
+            initial=self._start(jnp.copy, result.initial),
+            result=result.result,
+            ordered=result.ordered,
+            is_carry=result.is_carry,
         )
+        self._updates[new.work].extend(eqns)
+        self._accumulators.append(new)
 
     def _reader(self, state: Var, value: Atom) -> TaskType:
         """Returns the first task that reads the state or, without a reader, the updated value."""
@@ -172,7 +163,7 @@ class _Builder:
             by_stage.setdefault((self.work(summand) or latest).stage, []).append(summand)
         if len(by_stage) == 1:
             # A sum with what depends on a weight alone may be on the weight's stage, behind its summands.
-            part = _Part(Var(result.aval), self._initial(initial), result)
+            part = _Part(Var(result.aval), self._start(jnp.copy, initial), result)
             self._add_part(self.work(value) or latest, [value], part)
             return
         self._split_sums.update(inner_sums)
@@ -182,7 +173,7 @@ class _Builder:
             # A stage's forwards, and its backwards, on all slices add to the same state.
             on_all_slices = TaskType(work.kind, self._order.numbers.stage_of(work.stage))
             if on_all_slices not in parts:
-                start = self._zeros(initial) if parts else self._initial(initial)
+                start = self._start(_copied_zeros if parts else jnp.copy, initial)
                 parts[on_all_slices] = _Part(Var(result.aval), start, Var(result.aval))
             self._add_part(work, of_stage, parts[on_all_slices])
         self._add_up([part.result for part in parts.values()], result)
@@ -196,37 +187,23 @@ class _Builder:
             ]
             return
         eqns, _ = traced_eqns(lambda *values: [_sum_in_order(values, aval_of(result).dtype)], parts)
-        self._after.extend([*eqns[:-1], eqns[-1].replace(outvars=[result])])
+        self.after.extend([*eqns[:-1], eqns[-1].replace(outvars=[result])])
 
     def _latest(self, works: Iterable[TaskType]) -> TaskType:
         return self._order.work(self._order.latest(map(self._order.position, works)))
 
     def _add_part(self, work: TaskType, summands: Sequence[Atom], part: _Part) -> None:
-        state = part.state
         eqns, (updated,) = traced_eqns(
-            lambda state, *values: [lax.add(state, _sum_in_order(values, state.dtype))], [state, *summands]
+            lambda state, *values: [lax.add(state, _sum_in_order(values, state.dtype))],
+            [part.state, *summands],
         )
         self._updates[work].extend(eqns)
         self._accumulators.append(
-            Accumulator(
-                work=work,
-                state=state,
-                updated=updated,
-                initial=part.initial,
-                result=part.result,
-                ordered=False,
-            )
+            Accumulator(work, part.state, updated, part.initial, part.result, ordered=False)
         )
 
-    def _initial(self, state: Atom) -> Var:
-        """A copy for an accumulator to start from, because the accumulator is updated in place."""
-        return self._make_before(jnp.copy, state)
-
-    def _zeros(self, state: Atom) -> Var:
-        """Returns a variable of zeros with the type of ``state``, from which an accumulator starts."""
-        return self._make_before(lambda x: jnp.copy(jnp.zeros_like(x)), state)
-
-    def _make_before(self, fun: Callable, state: Atom) -> Var:
+    def _start(self, fun: Callable, state: Atom) -> Var:
+        """The variable from which an accumulator starts: ``fun`` of a value that is not updated in place."""
         eqns, (initial,) = traced_eqns(lambda x: [fun(x)], [state])
         self._before.extend(eqns)
         return initial
@@ -259,8 +236,11 @@ class _Builder:
         return eqn if same and by_stages else None
 
 
+def _copied_zeros(state):
+    return jnp.copy(jnp.zeros_like(state))
+
+
 def _widens(eqn: JaxprEqn) -> bool:
-    """Whether the equation converts floats to floats of more bits."""
     if eqn.primitive.name != "convert_element_type":
         return False
     narrow, wide = aval_of(eqn.invars[0]).dtype, aval_of(eqn.outvars[0]).dtype

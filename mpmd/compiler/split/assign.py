@@ -22,8 +22,6 @@ from mpmd.util.warn import warn_user
 
 @dataclasses.dataclass(frozen=True)
 class AssignedEqn:
-    """An equation of the loop's body and the work that it belongs to."""
-
     eqn: JaxprEqn
     work: TaskType
 
@@ -199,8 +197,7 @@ class _Assignment:
     def _placed(self, i: int, closed_by: int | None) -> int | None:
         """The position of an equation, or ``None`` where its readers must decide."""
         order, eqn = self._order, self._eqns[i]
-        operand_positions = [self._positions[self._maker[var]] for var in operands(eqn) if var in self._maker]
-        latest = self._latest((*operand_positions, self._body.eqns[i].earliest))
+        latest = self._latest((*self._operand_positions(i), self._body.eqns[i].earliest))
         if latest is None and order.num_stages == 1:
             latest = order.position(TaskType("fwd", order.stages.start))
         backward = is_transposed(eqn) or (latest is not None and order.is_backward(latest))
@@ -264,11 +261,10 @@ class _Assignment:
         updated: dict[Var, int] = {}  # the position of the work that updates each carried value
         for states in self._carried_together():
             makers = [self._maker.get(self._carried[state]) for state in states]
-            known = self._known_positions(i for i in makers if i is not None)
             reading = (i for i in self._assignable if not states.isdisjoint(operands(self._eqns[i])))
-            first = self._earliest(self._known_positions(reading))
+            first = self._earliest(self._positions[i] for i in reading)
             if first is None:
-                first = self._latest(known) or 0
+                first = self._latest(self._positions[i] for i in makers if i is not None) or 0
             for state in states:
                 for i in self._unplaced_slice(self._carried[state]):
                     self._set(i, first)
@@ -278,12 +274,13 @@ class _Assignment:
         for i in self._assignable:
             if self._positions[i] is None:
                 read = operands(self._eqns[i])
-                known = self._known_positions(self._maker[var] for var in read if var in self._maker)
-                self._set(i, self._latest((*known, *(updated[var] for var in read if var in updated))))
+                updates = (updated[var] for var in read if var in updated)
+                self._set(i, self._latest((*self._operand_positions(i), *updates)))
 
-    def _known_positions(self, equations: Iterable[int]) -> list[int]:
-        positions = (self._positions[i] for i in equations)
-        return [position for position in positions if position is not None]
+    def _operand_positions(self, i: int) -> list[int | None]:
+        """The positions of the equations that make an equation's operands; ``None``: not known yet."""
+        read = operands(self._eqns[i])
+        return [self._positions[self._maker[var]] for var in read if var in self._maker]
 
     def _unplaced_slice(self, value: Var | None) -> set[int]:
         """Returns the indices of equations without a position in the backward slice of ``value``."""

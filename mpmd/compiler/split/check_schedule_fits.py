@@ -31,7 +31,6 @@ def checked_tasks(loop: Loop) -> tuple[tuple[Cell, ...], ...]:
 
 
 def _of_later_loop(cell: Cell, first_stage: int) -> Cell:
-    """A cell of the schedule with the numbers of the step's stages."""
     tasks = tuple(dataclasses.replace(task, stage=first_stage + task.stage) for task in cell.tasks)
     return FusedTask(tasks) if isinstance(cell, FusedTask) else tasks[0]
 

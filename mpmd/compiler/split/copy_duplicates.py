@@ -34,15 +34,9 @@ def copy_duplicates(
     for eqn in (member.eqn for member in reversed(body.eqns)):
         works = set().union(*(readers.get(var, ()) for var in eqn.outvars))
         if works and duplicates[eqn.outvars[0]].once_per_stage:
-            works = _first_of_each_stage(works, order)
+            latest_first = sorted(works, key=order.position, reverse=True)
+            works = {*{work.stage: work for work in latest_first}.values()}  # the first work of each stage
         for work in works:
             copied.setdefault(work, []).append(eqn)
             add_reader(work, eqn)
     return {work: (*reversed(copied.get(work, ())), *eqns[work]) for work in sorted(eqns, key=order.position)}
-
-
-def _first_of_each_stage(works: set[TaskType], order: MicrobatchOrder) -> set[TaskType]:
-    first: dict[int, TaskType] = {}
-    for work in sorted(works, key=order.position):
-        first.setdefault(work.stage, work)
-    return set(first.values())

@@ -25,6 +25,7 @@ from jax.extend.core import JaxprEqn, Var
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from mpmd.compiler.jaxprs.choices import choices_in
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import free_variables, needed_eqns, operands
 from mpmd.compiler.jaxprs.kernels import operands_of, repeated
@@ -136,6 +137,7 @@ class _Residuals:
         self._elsewhere = elsewhere
         self._duplicates = duplicates
         self._maker = {var: eqn for eqn in forward for var in eqn.outvars}
+        self._choices = choices_in([*forward, *backward])
         self._scans = scans
         self._read: list[Node] = [
             scans.rows.get(var, var)
@@ -172,7 +174,7 @@ class _Residuals:
         if isinstance(node, Row):
             return self._scans.is_cheap(node)
         eqn = self._maker.get(node)
-        if eqn is None:
+        if eqn is None or node in self._choices:
             return False
         if eqn.primitive.name == "concatenate" and not self._handed_on.isdisjoint(operands(eqn)):
             return True  # each slice would keep the keys of all slices before it once more

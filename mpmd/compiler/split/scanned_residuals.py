@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import scan_p
 
+from mpmd.compiler.jaxprs.choices import choices_in
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import (
     Atom,
@@ -78,8 +79,9 @@ class ForwardScans:
 
     def is_cheap(self, row: Row) -> bool:
         """Whether making a value once more costs less than to write and read it."""
-        maker = self._scans[row.scan].maker.get(row.var)
-        return maker is not None and is_cheaper_than_memory(maker)
+        scan = self._scans[row.scan]
+        maker = scan.maker.get(row.var)
+        return maker is not None and row.var not in scan.choices and is_cheaper_than_memory(maker)
 
     def nbytes(self, row: Row) -> int:
         """Returns the bytes of the row's stack: of its values in all iterations."""
@@ -136,6 +138,7 @@ class _ForwardScan:
         self.eqn = eqn
         self._scan = scan = Scan.of(eqn)
         self.maker = {var: inner for inner in scan.body.eqns for var in inner.outvars}
+        self.choices = choices_in(scan.body.eqns)
         self.constants = scan.operands(scan.consts)
         self.stacked = scan.operands(scan.xs)
         for var, atom in scan.stacked:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from jax.extend.core import JaxprEqn, Var
 from jax.extend.core.primitives import cond_p, scan_p
 
-from mpmd.compiler.graph import StageWork
+from mpmd.compiler.graph import StageWork, stage_work
 from mpmd.compiler.jaxprs.control_flow import with_results
 from mpmd.compiler.jaxprs.equations import (
     free_variables,
@@ -39,32 +39,21 @@ def split_backwards(
       duplicates: the variables that each reader computes itself.
     """
     halved = {task.stage for cells in tasks for cell in cells for task in cell.tasks if task.kind == "bwdA"}
-    divided: list[StageWork] = []
-    stages = _stage_work(eqns)
-    for stage in stages:
-        if stage.work.kind == "bwd" and stage.work.stage in halved:
-            outside = {var for other in stages if other is not stage for var in other.reads}
-            divided += [half for half in _halves(stage, outside, duplicates) if half.eqns]
+    divided: dict[TaskType, Sequence[JaxprEqn]] = {}
+    for work, eqns_of_work in eqns.items():
+        if work.kind == "bwd" and work.stage in halved:
+            outside = {var for other in eqns if other != work for var in free_variables(eqns[other])}
+            halves = zip(("bwdA", "bwdW"), _halves(eqns_of_work, outside, duplicates), strict=True)
+            divided |= {TaskType(kind, work.stage): half for kind, half in halves if half}
         else:
-            divided.append(stage)
-    return tuple(divided)
+            divided[work] = eqns_of_work
+    return stage_work(divided)
 
 
-def _stage_work(eqns: Mapping[TaskType, Sequence[JaxprEqn]]) -> list[StageWork]:
-    """Returns the tasks, each with the variables that it reads and makes."""
-    reads = {work: free_variables(eqns_of_work) for work, eqns_of_work in eqns.items()}
-    read = {var for variables in reads.values() for var in variables}
-    return [_one_work(work, eqns_of_work, reads[work], read) for work, eqns_of_work in eqns.items()]
-
-
-def _one_work(work: TaskType, eqns: Sequence[JaxprEqn], reads: Sequence[Var], read: Set[Var]) -> StageWork:
-    """Returns the task that runs ``eqns``. Its outputs are the variables among ``read``."""
-    makes = tuple(var for eqn in eqns for var in eqn.outvars if var in read)
-    return StageWork(work, tuple(eqns), tuple(reads), makes)
-
-
-def _halves(backward: StageWork, outside: Set[Var], duplicates: Set[Var]) -> tuple[StageWork, StageWork]:
-    """The work ``bwdA`` and ``bwdW`` of a stage's ``bwd``.
+def _halves(
+    backward: Sequence[JaxprEqn], outside: Set[Var], duplicates: Set[Var]
+) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """The equations of ``bwdA`` and ``bwdW``, given those of a stage's ``bwd``.
 
     Rematerialized functions are opened, since their barriers against merging with the forward have no use in
     another executable, and scans are divided, so that only cheap equations are in both halves.
@@ -72,16 +61,9 @@ def _halves(backward: StageWork, outside: Set[Var], duplicates: Set[Var]) -> tup
     Args:
       outside: the variables that other work reads.
     """
-    eqns = without_remat(backward.eqns)
-    first, second = _divide(eqns, outside & set(backward.makes))
+    first, second = _divide(without_remat(backward), outside)
     copied = [eqn for eqn in first if not duplicates.isdisjoint(eqn.outvars)]
-    second = [*needed_eqns(copied, free_variables(second)), *second]
-    stage = backward.work.stage
-    reads = free_variables(second)
-    return (
-        _one_work(TaskType("bwdA", stage), first, free_variables(first), outside | set(reads)),
-        _one_work(TaskType("bwdW", stage), second, reads, outside),
-    )
+    return first, [*needed_eqns(copied, free_variables(second)), *second]
 
 
 def _divide(eqns: Sequence[JaxprEqn], results: Iterable[Var]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:

@@ -33,7 +33,7 @@ from mpmd.compiler.jaxprs.sharded_dimensions import (
     ShardedDimensions,
     axes_in,
     follow,
-    follow_into_scan,
+    follow_inside,
     sharded,
 )
 from mpmd.compiler.jaxprs.work import PRODUCTS, operations, product_kind
@@ -300,7 +300,7 @@ class _Equations:
         """The work of a loop, or of the larger branch. A loop of unknown length has one iteration."""
         shardings = [sharded(atom, self._known) for atom in eqn.invars]
         if eqn.primitive is scan_p:
-            return self._of_scan(eqn, bodies[0], shardings, around)
+            return self._of_scan(eqn, shardings, around)
         works = []
         for body in bodies:
             # The last operands are those of every branch, and the first ones of a loop its constants.
@@ -320,11 +320,11 @@ class _Equations:
             body, inside, self._mesh, flash_attention=self._flash_attention, around=around, **known
         )
 
-    def _of_scan(
-        self, eqn: JaxprEqn, body: Jaxpr, shardings: Sequence[ShardedDimensions], around: Around
-    ) -> DeviceWork:
+    def _of_scan(self, eqn: JaxprEqn, shardings: Sequence[ShardedDimensions], around: Around) -> DeviceWork:
         positions = Scan.of(eqn)
-        within = follow_into_scan(eqn, shardings, body.eqns, self._mesh)
+        followed = follow_inside(eqn, shardings, self._mesh)
+        assert followed is not None, "a scan has a body"
+        body, within = followed
         inside = [
             sharded(var, within) if i < positions.xs.start else dimensions[1:]
             for i, (var, dimensions) in enumerate(zip(body.invars, shardings, strict=True))
