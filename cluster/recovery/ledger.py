@@ -76,7 +76,6 @@ class Ledger:
         self.journal = membership.journal
         self.groups = groups
         self.processes = processes
-        self.num_groups = len(groups.processes_per_group)
         self.changed = threading.Condition(threading.RLock())
         self.tell: Callable[[Event], object] = lambda event: None
         self.loads: dict[int, LoadRequests] = {}
@@ -180,7 +179,7 @@ class Ledger:
 
     def unload_unused(self) -> None:
         """Has groups drop, with their next request, the programs that neither user nor replay needs."""
-        needed = self.journal.programs if self._unloaded else set()
+        needed = self.journal.programs if self._unloaded else set[int]()
         for _ in range(len(self._unloaded)):
             number = self._unloaded.popleft()
             if number in needed:
@@ -271,10 +270,6 @@ class Ledger:
             capture=Capture(None, self._next_handle()) if refused else step.capture,
         )
 
-    @property
-    def logged(self) -> frozenset[int]:
-        return frozenset(range(self.num_groups)) - self.membership.left_out.groups
-
     def _note_reply(self, attempt: int, request: Asked, mpmd_idx: int, reply: Future) -> None:
         error = reply.exception()
         result = reply.result() if error is None else None
@@ -327,7 +322,7 @@ class Ledger:
         for mpmd_idx, released in self.take_released(self.membership.left_out.groups).items():
             if released != NOTHING_RELEASED:
                 self.ask_once({mpmd_idx: Release(released)})
-        snapshot = self.journal.begin_snapshot(self.take_released(self.logged))
+        snapshot = self.journal.begin_snapshot(self.take_released(self.membership.logged))
         try:
             self.ask_for_copies(snapshot)
         except BaseException:  # an interrupt: perhaps nobody waits for the copies

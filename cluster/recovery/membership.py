@@ -44,6 +44,7 @@ class Membership:
       left_out: the groups that are neither logged nor copied.
 
     Attributes:
+      logged: the groups that are not left out.
       dead: the groups that are being replaced, and why.
       error: why nothing works any more.
       last_checkpoint: as of ``mpmd.runtime.protocol.Runtime``.
@@ -60,8 +61,8 @@ class Membership:
         self.last_checkpoint: str | None = None
         self._policy = policy
         self._processes_per_group = tuple(processes_per_group)
-        self._logged = set(range(len(processes_per_group))) - self.left_out.groups
-        self._first = min(self._logged, default=0)  # the group that an error names which concerns all groups
+        self.logged = frozenset(range(len(processes_per_group))) - self.left_out.groups
+        self._first = min(self.logged, default=0)  # the group that an error names which concerns all groups
         self._failures = FailureCounter(policy.max_failures)
         self._replacement: Replacement | None = None
         self._replayed: Replacement | None = None  # to report, when its steps are answered
@@ -208,9 +209,9 @@ class Membership:
                 return self._snapshots.fail(job, error, by_death)
             case do.AwaitDeath():
                 return self._go_on(job, None)
-            case do.Report(report):
+            case do.Report():
                 message = f"a recovery cannot be reported: {type(error).__name__}: {error}"
-                return [do.Say(message), do.StartSpares(report.kind in MOVES)]
+                return [do.Say(message), *self._go_on(job, None)]
         return self.moves.fail(job, error)
 
     def _end(self, error: RuntimeError, cause: BaseException | None, releases: bool = True) -> Actions:
@@ -390,8 +391,7 @@ class Membership:
             actions.append(do.LoseValues(losses))
         if replacement.lost is not None:
             loss = loss_of_values(replacement.death, replacement.lost, self.last_checkpoint)
-            self._snapshots.lose()
-            lost = do.LoseValues(dict.fromkeys(self._logged, loss))
+            lost = do.LoseValues(dict.fromkeys(self.logged, loss))
             actions += [lost, do.Tell(self.journal.lose_values(loss))]
         entries = self.journal.go_back()
         replacement.begin_replay(self.journal.attempt, entries)

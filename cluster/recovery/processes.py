@@ -196,7 +196,8 @@ class Processes:
         numbers = self._numbers_of(groups)
         opened = open_groups(self._starting(numbers, check), versions_here())
         for number, info in zip(numbers, opened, strict=True):
-            allocation, host = self.allocations.of(number), None
+            allocation = self.allocations.of(number)
+            host = None
             if isinstance(allocation, SharedDevices):
                 host = self.endpoints[allocation.host].mpmd_idx
             self.infos[number] = dataclasses.replace(info, shares_with=host)

@@ -279,7 +279,7 @@ class RecoveringRuntime(Runtime):
         """
         self.check_process()
         ledger, membership, allocations = self._ledger, self._membership, self._processes.allocations
-        if num_places < ledger.num_groups and not allocations.can_share:
+        if num_places < len(self.processes_per_group) and not allocations.can_share:
             raise RuntimeError(
                 "resize: groups may not share devices here: the mesh was launched with "
                 "Recovery(share_after=None), or on a platform whose devices belong to one process"
@@ -307,7 +307,9 @@ class RecoveringRuntime(Runtime):
         """The groups that share devices but should not, or should but do not; else, the groups that move."""
         allocations = self._processes.allocations
         sharing = {p.mpmd_idx for p in self._processes.infos if p.shares_with is not None}
-        late = [i for i in range(self._ledger.num_groups) if (i in sharing) == (i < allocations.num_own)]
+        late = [
+            i for i in range(len(self.processes_per_group)) if (i in sharing) == (i < allocations.num_own)
+        ]
         return late or sorted(self._membership.dead)
 
     def replace(self, mpmd_idxs: Collection[int], timeout: float) -> None:
@@ -320,7 +322,7 @@ class RecoveringRuntime(Runtime):
         deadline = time.monotonic() + timeout
         with ledger.changed:
             may_begin = ledger.wait_for(lambda: membership.is_running, timeout)
-            for mpmd_idx in range(ledger.num_groups):
+            for mpmd_idx in range(len(self.processes_per_group)):
                 # Who was told by a step may be earlier than the membership, also of a group of another part.
                 if membership.is_running and (death := self._groups.death_of(mpmd_idx)) is not None:
                     ledger.tell(Died(death))

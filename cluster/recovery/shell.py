@@ -183,7 +183,7 @@ class Shell:
             case do.GoBack():
                 return procedures.go_back(job, copies)
             case do.Rewind():
-                digests = functools.partial(take_digests, self._groups, ledger.logged)
+                digests = functools.partial(take_digests, self._groups, self._membership.logged)
                 return procedures.rewind(job, copies, ledger.repeat, digests)
             case do.Report():
                 self._report(job)

@@ -40,15 +40,11 @@ class Snapshots:
         self._num_copying -= 1
 
     def mark_committed(self) -> Actions:
-        """The journal may have committed a snapshot."""
+        """The journal may have committed a snapshot, or lost all of them."""
         if self._marked == self._journal.committed:
             return []
         self._marked = self._journal.committed
-        return [do.MarkCommitted()]
-
-    def lose(self) -> None:
-        """No group has a snapshot any more."""
-        self._marked = BEGINNING
+        return [] if self._marked == BEGINNING else [do.MarkCommitted()]
 
     def fail(self, copying: do.CopyAway, error: BaseException, by_death: bool) -> Actions:
         """Goes on without a snapshot if the log may still grow; else looks for a death that explains it."""
