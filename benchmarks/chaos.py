@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cluster
-import cluster.driver.calls.health
+import cluster.driver.calls.liveness
 import mpmd
 from benchmarks import chain
 from benchmarks.frame import Rows, Setup
@@ -59,8 +59,8 @@ STOPPED_SECONDS = 4.0
 def run(setup: Setup) -> Rows:
     """Trains until ``--kills`` processes were killed. Raises ``RuntimeError`` when a round differs."""
     options = setup.options
-    cluster.driver.calls.health.PING_SECONDS = 1.0
-    cluster.driver.calls.health.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
+    cluster.driver.calls.liveness.PING_SECONDS = 1.0
+    cluster.driver.calls.liveness.UNRESPONSIVE_SECONDS = STOPPED_SECONDS
     recovery = cluster.Recovery(
         every=EVERY,
         max_failures=10 * options.kills,

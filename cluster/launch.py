@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from ray.util.placement_group import PlacementGroup
 
 from cluster.driver.calls.actor_calls import ActorCalls
-from cluster.driver.calls.watchdog import Limits
+from cluster.driver.calls.liveness import Limits
 from cluster.driver.runtime import RayRuntime
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.metrics import RunMetrics
@@ -24,17 +24,18 @@ from cluster.protocol.process_info import ProcessInfo
 from cluster.protocol.versions import versions_here
 from cluster.recovery.actor import RecoverableActor
 from cluster.recovery.allocations import Allocations
+from cluster.recovery.copies import Copies
 from cluster.recovery.policy import Recovery, check_recovery, left_out_groups
-from cluster.recovery.process_pool import ProcessPool
-from cluster.recovery.replacements import Replacements
+from cluster.recovery.processes import Processes
 from cluster.recovery.report import CorruptionReport, RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
+from cluster.recovery.spares import Spares
 from cluster.start.actors import ActorStarter
 from cluster.start.connect import START_SECONDS, Connected, StartingActors, connect, open_groups
 from cluster.start.environment import SHAREABLE_PLATFORMS, without_effect
 from cluster.start.parts import alone_faults, are_shapes, groups_of_parts
 from cluster.start.process_resources import resources_of
-from cluster.start.processes import Processes, processes_of
+from cluster.start.processes import PlannedProcesses, processes_of
 from cluster.start.ray_connection import connect_to_ray
 from cluster.start.resources import (
     Reservation,
@@ -302,15 +303,15 @@ def _faults_between(
 
 
 class _Started(NamedTuple):
-    """The actors, which have taken their devices; with recovery also the processes that replace dead ones."""
+    """The actors, which have taken their devices; with recovery also the processes that stand by."""
 
     actors: StartingActors
     infos: list[ProcessInfo]
-    replacements: Replacements | None
+    spares: Spares | None
 
 
 def _start_actors(
-    processes: Processes,
+    processes: PlannedProcesses,
     reservations: Sequence[Reservation],
     nodes: Sequence[str],
     request: Request,
@@ -326,24 +327,24 @@ def _start_actors(
     actor_class = RecoverableActor if recovery else GroupActor
     starter = ActorStarter(endpoints, resources, options.cache_directory, actor_class)
     handles = [starter.start(number, reservations[number]) for number in range(len(endpoints))]
-    replacements = None
+    spares = None
     if recovery is not None:
         mpmd_idxs = [endpoint.mpmd_idx for endpoint in endpoints]
         of_members, of_spares = reservations[: len(endpoints)], reservations[len(endpoints) :]
         seconds = options.seconds(_RESOURCES_SECONDS)
         allocations = Allocations(of_members, processes.bundles, mpmd_idxs, share_after, seconds)
-        replacements = Replacements(starter, allocations, of_spares)
-        replacements.start_spares()
+        spares = Spares(starter, allocations, of_spares)
+        spares.start_missing()
     start_seconds = options.seconds(START_SECONDS)
     actors = StartingActors(handles, endpoints, start_seconds)
     infos = open_groups(actors, versions_here())
-    if replacements is not None:
-        replacements.await_spares(start_seconds)
-    return _Started(actors, infos, replacements)
+    if spares is not None:
+        spares.await_start(start_seconds)
+    return _Started(actors, infos, spares)
 
 
 def _runtime_of(
-    processes: Processes,
+    processes: PlannedProcesses,
     started: _Started,
     connected: Connected,
     placement_groups: Collection[PlacementGroup],
@@ -353,7 +354,7 @@ def _runtime_of(
     left_out: frozenset[int],
 ) -> RayRuntime | RecoveringRuntime:
     """The runtime on the actors; with recovery one that adds to ``recoveries`` and ``corruptions``."""
-    actors, infos, replacements = started.actors.actors, started.infos, started.replacements
+    actors, infos, spares = started.actors.actors, started.infos, started.spares
     topology, placement, connections = connected
     groups = RayRuntime(
         processes.endpoints,
@@ -364,23 +365,14 @@ def _runtime_of(
         options.max_in_flight,
     )
     limits = options.limits
-    if options.recovery is None or replacements is None:
+    if options.recovery is None or spares is None:
         groups.attach(ActorCalls(actors, processes.endpoints, placement_groups, connections, infos, limits))
         return groups
-    pool = ProcessPool(
-        replacements,
-        actors,
-        placement,
-        options.transport,
-        options.encryption,
-        topology.gathering,
-        options.seconds(START_SECONDS),
-        limits,
-        left_out,
-    )
+    running = Processes(spares, started.actors, connected, options.transport, options.encryption, limits)
     recovering = RecoveringRuntime(
         groups,
-        pool,
+        running,
+        Copies(running, left_out),
         options.recovery,
         recoveries.append,
         corruptions.append,

@@ -194,10 +194,11 @@ class ClusterMesh(WholeMesh):
             raise ValueError("find_nan: look for NaNs, nans=True, for infinities, infs=True, or for both")
         return self._recovering("find_nan repeats steps").find_nonfinite(NonFinitePolicy(nans, infs), path)
 
-    def _recovering(self, purpose: str) -> RecoveringRuntime:
+    def _recovering(self, purpose: str, arguments: str = "") -> RecoveringRuntime:
         runtime = self.runtime
         if not isinstance(runtime, RecoveringRuntime):
-            raise RuntimeError(f"{purpose} as recovery does: launch the mesh with recovery=mpmd.Recovery()")
+            launched = f"launch the mesh with recovery=mpmd.Recovery({arguments})"
+            raise RuntimeError(f"{purpose} as recovery does: {launched}")
         return runtime
 
     @api_boundary
@@ -226,16 +227,12 @@ class ClusterMesh(WholeMesh):
         if isinstance(part, PartMesh) and part.whole is not self:
             raise ValueError(f"replace: {part!r} is a part of another mesh")
         part = self.part(part if isinstance(part, str) else part.part_name)
-        runtime = self.runtime
-        if not isinstance(runtime, RecoveringRuntime):
-            raise RuntimeError(
-                "replace starts groups as recovery does: launch the mesh with "
-                f"recovery=mpmd.Recovery(parts={{{part.part_name!r}: None}})"
-            )
+        arguments = f"parts={{{part.part_name!r}: None}}"
+        runtime = self._recovering("replace starts groups", arguments)
         if not runtime.left_out.issuperset(part.mpmd_idxs):
             raise ValueError(
                 f"replace: groups of the part {part.part_name!r} are replaced by themselves; "
-                f"Recovery(parts={{{part.part_name!r}: None}}) leaves this to the program"
+                f"Recovery({arguments}) leaves this to the program"
             )
         runtime.replace(part.mpmd_idxs, timeout)
 

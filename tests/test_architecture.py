@@ -142,7 +142,7 @@ MAY_IMPORT = {
     "cluster.process": "cluster.protocol cluster.tcp cluster.transports mpmd.compat mpmd.errors mpmd.ir "
     "mpmd.runtime mpmd.sharding mpmd.util",
     "cluster.start": "cluster.process cluster.protocol cluster.ray_compat cluster.tcp cluster.transports "
-    "mpmd.ir mpmd.validation",
+    "mpmd.errors mpmd.ir mpmd.validation",
     "cluster.driver": "cluster.process cluster.protocol cluster.tcp cluster.transports mpmd.errors "
     "mpmd.ir mpmd.memory mpmd.program mpmd.runtime mpmd.util",
     "cluster.recovery": "cluster.driver cluster.process cluster.protocol cluster.ray_compat cluster.start "

@@ -30,7 +30,6 @@ class Exports:
         return self._done[key]
 
     def of_plan(self, program: Program) -> dict[str, bytes]:
-        """The function of each executable that the groups have not compiled yet."""
         runs_on = {run.executable: group.mpmd_idx for group in program.plan.programs for run in group.runs}
         return {
             name: self.of(mpmd_idx, program.plan.executable(name), program.functions[name])

@@ -98,12 +98,10 @@ class RayRuntime(Runtime):
         self._calls.detach(reason)
 
     def death_of(self, mpmd_idx: int) -> GroupDiedError | None:
-        """The reason why a group is dead; ``None`` when it is not."""
         return self._calls.death_of(mpmd_idx)
 
     @property
     def actors(self) -> tuple[ray.actor.ActorHandle, ...]:
-        """The actors of all processes, group by group."""
         return self._calls.actors
 
     def load(self, program: Program) -> LoadedProgram:

@@ -7,16 +7,16 @@ an event. Jobs that follow from one event are carried out one after the other, a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from cluster.recovery.comparison import Replies
+from cluster.recovery.comparison import Replies, Run
 from cluster.recovery.journal import Outcome
-from cluster.recovery.logged import Asked, Logged, LoggedSnapshot, LoggedStep
-from cluster.recovery.report import CORRUPTED, DIED, FAILED, CorruptionReport, FoundValue, Phases
+from cluster.recovery.logged import Asked, Logged, LoggedSnapshot
+from cluster.recovery.report import CorruptionReport, FoundValue, Phases, RecoveryReport
 from cluster.tcp.connection import Connection
-from mpmd.errors import GroupDiedError, StateLostError, StepTimeoutError
+from mpmd.errors import GroupDiedError, StepTimeoutError
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.requests import Captured
 
@@ -32,8 +32,6 @@ class Job(Action):
 
 @dataclasses.dataclass(frozen=True)
 class Tell(Action):
-    """Settles futures of the user's."""
-
     outcomes: Sequence[Outcome]
 
 
@@ -53,16 +51,9 @@ class Disconnect(Action):
 
 @dataclasses.dataclass(frozen=True)
 class LoseValues(Action):
-    """No group has a value any more: requests for values from before fail with ``error``, now and later."""
+    """These groups have no value any more: requests for values from before fail so, now and later."""
 
-    error: StateLostError
-
-
-@dataclasses.dataclass(frozen=True)
-class ForgetValues(Action):
-    """Recovery leaves these groups out, and they were restarted: their values from before are lost."""
-
-    groups: frozenset[int]
+    errors: Mapping[int, RuntimeError]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,22 +72,36 @@ class KeptHere(NamedTuple):
     error: BaseException
 
 
-@dataclasses.dataclass(frozen=True)
-class EndRewind(Action):
-    """Settles the rewind with this number; ``None`` for a check, for which no caller waits.
+class Rewound(NamedTuple):
+    """The result of a rewind.
 
     Attributes:
+      runs: the ordinary run of the steps and the repeated run; empty if a step was late.
       found: the first value that was refused.
       kept: the tasks that groups have kept, also the task that made ``found``.
-      is_interrupted: groups have gone back for another reason, so that nothing is known.
-      late: that reason, where a repeated step took too long.
+      damaged: texts about copies of the snapshot that have changed.
+      late: the error of a repeated step that took too long.
     """
 
-    number: int | None
+    runs: tuple[Run, ...] = ()
     found: FoundValue | None = None
     kept: Sequence[KeptHere] = ()
-    is_interrupted: bool = False
+    damaged: Sequence[str] = ()
     late: StepTimeoutError | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class EndRewind(Action):
+    """Hands the result of a rewind to its caller.
+
+    Attributes:
+      ended: the caller's future of this action; ``None`` for a check, for which nobody waits.
+      is_interrupted: groups have gone back for another reason, so that nothing is known.
+    """
+
+    ended: Future[EndRewind] | None
+    rewound: Rewound
+    is_interrupted: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +128,6 @@ class GiveBack(Action):
 
 @dataclasses.dataclass(frozen=True)
 class Say(Action):
-    """Tells the user."""
-
     message: str
 
 
@@ -186,29 +189,11 @@ class Rewind(Job):
 
 
 @dataclasses.dataclass(frozen=True)
-class Recovered:
-    """A replacement, as ``RecoveryReport`` has it; and the attempt and the steps of the replay after it."""
-
-    groups: frozenset[int]
-    death: GroupDiedError
-    step: LoggedStep | None
-    kind: str
-    lost: str | None
-    attempt: int
-    steps: Sequence[LoggedStep]
-    phases: Phases = dataclasses.field(compare=False)
-
-    @property
-    def is_move(self) -> bool:
-        """Whether the group has left alive, or was replaced for the user: its death was awaited."""
-        return self.kind not in (DIED, FAILED, CORRUPTED)
-
-
-@dataclasses.dataclass(frozen=True)
 class Report(Job):
-    """Tells the user of a replacement, after its replay."""
+    """Tells the user of a replacement after its replay. Ends ``phases``, whose seconds the report has."""
 
-    recovered: Recovered
+    report: RecoveryReport
+    phases: Phases = dataclasses.field(compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,10 +240,10 @@ class CopyAway(Job):
 
 
 @dataclasses.dataclass(frozen=True)
-class FindDead(Job):
-    """Finds groups of which a process is gone or does not answer: the possible reason of a failed snapshot.
+class AwaitDeath(Job):
+    """Waits to hear of a death that explains a failed snapshot without which the run cannot go on.
 
-    The run cannot go on without this snapshot. The result are the groups.
+    Ends at once when the processes of all groups answer.
     """
 
     copying: CopyAway
@@ -268,16 +253,8 @@ class FindDead(Job):
 # Other jobs.
 
 
-@dataclasses.dataclass(frozen=True)
-class Timer(Job):
-    """Ends after ``seconds``, or when ``Membership.awaits`` says that nothing waits for it any more.
-
-    Attributes:
-      failed: the death is awaited that made a snapshot fail; ``None``: checkpoints that are being saved.
-    """
-
-    seconds: float
-    failed: FindDead | None = None
+class AwaitCheckpoints(Job):
+    """Gives checkpoints that are being saved some time before a group leaves a node that is to end."""
 
 
 class Release(Job):

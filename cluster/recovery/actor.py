@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import signal
 import threading
-import time
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -20,7 +19,7 @@ from cluster.process.actor import GroupActor
 from cluster.process.agreement import Agreement
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.process_info import ProcessInfo
-from cluster.recovery.store import Chunk, Copied, DamagedCopyError, Snapshot, SnapshotStore, restore
+from cluster.recovery.store import Chunk, DamagedCopyError, Snapshot, SnapshotStore, restore
 from mpmd.runtime.lost_values import LostValue
 from mpmd.runtime.requests import Handle, Release, Request
 
@@ -109,12 +108,11 @@ class RecoverableActor(GroupActor):
         """As ``GroupActor.answer``. Copies the values that live here for a snapshot."""
         if not isinstance(request, Snapshot):
             return super().answer(request)
-        start = time.perf_counter()
         super().answer(Release(request.released))
         store = self._stores[self._endpoint.number]
         store.keep_only(request.base)
-        nbytes = store.take(request.number, self._worker.values(), self._worker.submesh)
-        return Copied(time.perf_counter() - start, nbytes)
+        store.take(request.number, self._worker.values(), self._worker.submesh)
+        return None
 
     @ray.method(concurrency_group="snapshots")
     def count_chunks(self, process: int, number: int, base: int) -> int:

@@ -7,6 +7,7 @@ devices of processes that have a reservation.
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,7 +20,6 @@ from cluster.driver.ray_session import RaySession
 from cluster.protocol.process_info import ProcessInfo
 from cluster.ray_compat import draining_nodes
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
-from cluster.recovery.sharing import choose_hosts
 from cluster.start.resources import (
     Allocation,
     Bundle,
@@ -93,15 +93,12 @@ class Allocations:
         self.avoided: frozenset[str] = frozenset()
 
     def of(self, number: int) -> Allocation:
-        """The allocation of a process."""
         return self._allocations[number]
 
     def assign(self, number: int, allocation: Allocation) -> None:
-        """From now on a process has an allocation."""
         self._allocations[number] = allocation
 
     def numbers_of(self, mpmd_idx: int) -> list[int]:
-        """The processes of a group."""
         return [number for number, group in enumerate(self._mpmd_idxs) if group == mpmd_idx]
 
     @property
@@ -167,24 +164,22 @@ class Allocations:
             return DRAINED
         if all(isinstance(allocation, Reservation) for allocation in allocations):
             return None if mpmd_idx < self.num_own else SHRUNK
-        if self._is_granted(mpmd_idx, good):
+        if self._state_of_request(mpmd_idx, good) == "CREATED":
             return GROWN
-        hosted = (
-            isinstance(allocation, Reservation) or self._is_valid(allocation) for allocation in allocations
-        )
-        return None if all(hosted) else SHRUNK
+        for allocation in allocations:
+            if isinstance(allocation, SharedDevices):
+                host = self._allocations[allocation.host]
+                if not isinstance(host, Reservation) or self.node_of(host) != allocation.node_id:
+                    return SHRUNK
+        return None
 
-    def _is_valid(self, allocation: SharedDevices) -> bool:
-        host = self._allocations[allocation.host]
-        return isinstance(host, Reservation) and self.node_of(host) == allocation.node_id
-
-    def _is_granted(self, mpmd_idx: int, good: Collection[str]) -> bool:
-        """Whether Ray has granted the reservations that a group waits for, all on good nodes."""
-        waiting = self._requests.get(mpmd_idx)
-        if waiting is None:
-            return False
+    def _state_of_request(self, mpmd_idx: int, good: Collection[str]) -> str | None:
+        """Ray's state of the reservations that a group waits for; ``None`` if some are on no good node."""
+        if (waiting := self._requests.get(mpmd_idx)) is None:
+            return None
         table = placement_group_table(waiting.placement_group)
-        return table["state"] == "CREATED" and set(table["bundles_to_node_id"].values()) <= set(good)
+        nodes = set(table["bundles_to_node_id"].values()) - {""}
+        return table["state"] if nodes <= set(good) else None
 
     # New allocations.
 
@@ -209,46 +204,37 @@ class Allocations:
         Raises: ``NoAllocationError``.
         """
         with self._lock:
-            return self._find(mpmd_idx, infos, gone, seconds, check, waited)
-
-    def _find(
-        self,
-        mpmd_idx: int,
-        infos: Sequence[ProcessInfo],
-        gone: Collection[int],
-        seconds: float | None,
-        check: Callable[[], None],
-        waited: float,
-    ) -> dict[int, Allocation]:
-        good, numbers = self.good_nodes(), self.numbers_of(mpmd_idx)
-        may_reserve = mpmd_idx < self.num_own
-        allocations = {n: self._allocations[n] for n in numbers}
-        kept: dict[int, Allocation] = {
-            n: allocation
-            for n, allocation in allocations.items()
-            if isinstance(allocation, Reservation) and may_reserve and self.node_of(allocation) in good
-        }
-        unallocated = [n for n in numbers if n not in kept]
-        if not unallocated:
-            return kept
-        if seconds is None:
-            seconds = self._share_after if self._share_after is not None else self._timeout
-            if self.can_share and all(isinstance(allocations[n], SharedDevices) for n in unallocated):
-                seconds = 0.0  # they have waited before
-            seconds = max(seconds - waited, min(seconds, PROMPT_SECONDS))
-        if not good:
-            seconds = 0.0  # Ray may have another node later, but none now
-        if may_reserve and (reserved := self._await_own(mpmd_idx, unallocated, seconds, check)) is not None:
-            return kept | reserved
-        living = self._living_nodes()
-        try:
-            if not self.can_share:
-                raise LookupError("it may not share the devices of others")
-            return kept | self._share(unallocated, infos, gone, good)
-        except LookupError as reason:
-            if all(self.node_of(allocation) in living for allocation in allocations.values()):
-                return allocations  # on a node that is to end, but there is no other
-            raise NoAllocationError(self._shortage(mpmd_idx, unallocated, seconds, str(reason))) from None
+            good, numbers = self.good_nodes(), self.numbers_of(mpmd_idx)
+            may_reserve = mpmd_idx < self.num_own
+            allocations = {n: self._allocations[n] for n in numbers}
+            kept: dict[int, Allocation] = {
+                n: allocation
+                for n, allocation in allocations.items()
+                if isinstance(allocation, Reservation) and may_reserve and self.node_of(allocation) in good
+            }
+            unallocated = [n for n in numbers if n not in kept]
+            if not unallocated:
+                return kept
+            if seconds is None:
+                seconds = self._share_after if self._share_after is not None else self._timeout
+                if self.can_share and all(isinstance(allocations[n], SharedDevices) for n in unallocated):
+                    seconds = 0.0  # they have waited before
+                seconds = max(seconds - waited, min(seconds, PROMPT_SECONDS))
+            if not good:
+                seconds = 0.0  # Ray may have another node later, but none now
+            if may_reserve:
+                reserved = self._await_own(mpmd_idx, unallocated, seconds, check)
+                if reserved is not None:
+                    return kept | reserved
+            living = self._living_nodes()
+            try:
+                if not self.can_share:
+                    raise LookupError("it may not share the devices of others")
+                return kept | self._share(unallocated, infos, gone, good)
+            except LookupError as reason:
+                if all(self.node_of(allocation) in living for allocation in allocations.values()):
+                    return allocations  # on a node that is to end, but there is no other
+                raise NoAllocationError(self._shortage(mpmd_idx, unallocated, seconds, str(reason))) from None
 
     def _shortage(self, mpmd_idx: int, numbers: Sequence[int], seconds: float, reason: str) -> str:
         bundles = [self._bundles[number] for number in numbers]
@@ -288,7 +274,7 @@ class Allocations:
         """Reservations for processes of a group; ``None``, and a request, if there are none yet."""
         deadline = time.monotonic() + seconds
         self._request(mpmd_idx, numbers)
-        while not self._is_granted(mpmd_idx, self.good_nodes()):
+        while self._state_of_request(mpmd_idx, self.good_nodes()) != "CREATED":
             check()
             if time.monotonic() >= deadline:
                 return None
@@ -301,10 +287,9 @@ class Allocations:
         """Requests reservations for processes of a group, unless they wait for good ones."""
         waiting = self._requests.get(mpmd_idx)
         if waiting is not None:
-            table = placement_group_table(waiting.placement_group)
-            nodes = set(table["bundles_to_node_id"].values()) - {""}
-            is_good = table["state"] in ("PENDING", "PREPARED", "CREATED") and nodes <= self.good_nodes()
-            if waiting.numbers == tuple(numbers) and waiting.avoided == self.avoided and is_good:
+            is_asked = waiting.numbers == tuple(numbers) and waiting.avoided == self.avoided
+            state = self._state_of_request(mpmd_idx, self.good_nodes())
+            if is_asked and state in ("PENDING", "PREPARED", "CREATED"):
                 return
             self._withdraw(mpmd_idx)
         group = request([self._bundles[number] for number in numbers], self.avoided)
@@ -328,7 +313,6 @@ class Allocations:
 
     @property
     def is_short(self) -> bool:
-        """Whether groups wait for reservations."""
         return bool(self._requests)
 
     def request_spare(self, bundle: Mapping[str, float]) -> Reservation:
@@ -355,3 +339,31 @@ class Allocations:
         self.placement_groups.discard(group)
         self._nodes = {p: node for p, node in self._nodes.items() if p.placement_group != group}
         self._session.remove([group])
+
+
+def choose_hosts(
+    guests: Mapping[int, int], hosts: Mapping[int, ProcessInfo], shares_with: Mapping[int, int]
+) -> dict[int, int]:
+    """Chooses a host for each process without a reservation: the fitting process with the fewest guests.
+
+    Guests on the host's node count first, then guests of the host itself. Processes are named by their
+    numbers.
+
+    Args:
+      guests: the processes, and how many devices each needs.
+      hosts: the processes that have devices of their own.
+      shares_with: the processes that share with hosts already.
+    Raises: ``LookupError`` when no host has as many devices as a process needs.
+    """
+    on_host = collections.Counter(shares_with.values())
+    on_node = collections.Counter(hosts[host].node_id for host in shares_with.values() if host in hosts)
+    chosen: dict[int, int] = {}
+    for guest, num_devices in guests.items():
+        fitting = [number for number, info in hosts.items() if len(info.devices) >= num_devices]
+        if not fitting:
+            raise LookupError(f"none of the processes that are left has {num_devices} devices to share")
+        host = min(fitting, key=lambda i: (on_node[hosts[i].node_id], on_host[i], i))
+        on_host[host] += 1
+        on_node[hosts[host].node_id] += 1
+        chosen[guest] = host
+    return chosen

@@ -6,48 +6,38 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import ray
-from ray.actor import ActorHandle
 
-from cluster.protocol.endpoint import Endpoint
-from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.keepers import CopiesLostError, Copy, CopyHolders, choose_keepers
-from cluster.recovery.liveness_waiter import Calls, LivenessWaiter
+from cluster.recovery.keepers import CopiesLostError, Copy, choose_keepers, missing_copies
+from cluster.recovery.processes import Calls, Processes
 from mpmd.runtime.requests import Handle
 
 
 class Copies:
     """Knows which process keeps whose snapshots, in its host's memory.
 
-    Methods block, and raise the errors of ``LivenessWaiter``.
+    Methods block, and raise the errors of ``Processes.wait_for``.
 
     Args:
-      actors: the actor of each process; a caller that replaces an actor changes this list.
-      processes: the group and rank of each process.
-      infos: where the processes run.
-      waiter: waits for calls on processes.
       left_out: the groups that have no snapshots and keep none.
     """
 
-    def __init__(
-        self,
-        actors: Sequence[ActorHandle],
-        processes: Sequence[Endpoint],
-        infos: Sequence[ProcessInfo],
-        waiter: LivenessWaiter,
-        left_out: Collection[int] = (),
-    ):
-        self._actors = actors
+    def __init__(self, processes: Processes, left_out: Collection[int] = ()):
         self._processes = processes
-        self._waiter = waiter
         self._left_out = left_out
-        self._keepers = choose_keepers(infos, left_out)
-        self._holders = CopyHolders(self._keepers)
+        self._keepers = choose_keepers(processes.infos, left_out)
+        self._holders: dict[int, set[int]] = {}  # of each process's committed snapshot
         self._damage: dict[int, list[str]] = {}  # of copies of a process's values
+        self.mark_committed()
+
+    def mark_committed(self) -> None:
+        """The last snapshot is committed: all processes and their keepers have it."""
+        self._holders = {owner: {owner, keeper} for owner, keeper in self._keepers.items()}
+        self._damage.clear()
 
     def lose(self, processes: Iterable[int]) -> None:
-        """These processes are gone, with all that they had and kept."""
-        self._holders.lose(processes)
+        for holders in self._holders.values():
+            holders.difference_update(processes)
 
     def check(self, snapshot: int) -> tuple[str, ...]:
         """Compares all copies of the committed snapshot with their digests; a damaged copy is not used.
@@ -57,32 +47,33 @@ class Copies:
         """
         if snapshot == BEGINNING:
             return ()
-        holding = {i: held for i in range(len(self._actors)) if (held := self._holders.held_by(i))}
         checking: Calls = {
-            self._actors[i].find_damaged.remote(snapshot, held): i for i, held in holding.items()
+            actor.find_damaged.remote(snapshot, held): i
+            for i, actor in enumerate(self._processes.actors)
+            if (held := [owner for owner, holders in self._holders.items() if i in holders])
         }
-        self._waiter.wait_for(checking)
+        self._processes.wait_for(checking)
         damaged = [
             self._lose_copy(owner, holder, handles)
             for call, holder in checking.items()
             for owner, handles in ray.get(call).items()
         ]
-        if lost := self._holders.lost:
+        if lost := [owner for owner, holders in self._holders.items() if not holders]:
             raise CopiesLostError(" and ".join(map(self._loss_of, lost)))
         return tuple(damaged)
 
     def _lose_copy(self, owner: int, holder: int, handles: Sequence[Handle]) -> str:
-        self._holders.lose_copy(owner, holder)
+        self._holders[owner].discard(holder)
         values = f"value{'s' if len(handles) > 1 else ''} {', '.join(map(str, handles))}"
-        text = (
-            f"{self._processes[holder].name} has a damaged copy of {values} of {self._processes[owner].name}"
-        )
+        endpoints = self._processes.endpoints
+        text = f"{endpoints[holder].name} has a damaged copy of {values} of {endpoints[owner].name}"
         self._damage.setdefault(owner, []).append(text)
         print(f"cluster: {text}, whose bytes have changed; it is not used", file=sys.stderr, flush=True)
         return text
 
     def _loss_of(self, owner: int) -> str:
-        name, keeper = self._processes[owner].name, self._processes[self._keepers[owner]].name
+        endpoints = self._processes.endpoints
+        name, keeper = endpoints[owner].name, endpoints[self._keepers[owner]].name
         if damage := self._damage.get(owner):
             return f"{' and '.join(damage)}, and there is no other copy"
         return f"{name} and {keeper}, which kept its values, have died together"
@@ -95,34 +86,30 @@ class Copies:
         copies = [Copy(owner, owner, keeper) for owner, keeper in self._keepers.items()]
         self._copy(copies, snapshot, base, is_wanted)
 
-    def mark_committed(self) -> None:
-        """The last snapshot is committed: all processes and their keepers have it."""
-        self._holders = CopyHolders(self._keepers)
-        self._damage.clear()
-
-    def restore(self, snapshot: int, infos: Sequence[ProcessInfo]) -> None:
+    def restore(self, snapshot: int) -> None:
         """Restores a snapshot in all processes, and copies snapshots that have lost a holder again.
 
         So any group may die next. Groups that are left out keep their present values.
         """
-        keepers = choose_keepers(infos, self._left_out)
+        keepers = choose_keepers(self._processes.infos, self._left_out)
         if snapshot != BEGINNING:
-            self._copy(self._holders.missing(keepers), snapshot, BEGINNING)
-            self._holders = CopyHolders(keepers)
-            self._damage.clear()
+            self._copy(missing_copies(self._holders, keepers), snapshot, BEGINNING)
         self._keepers = keepers
+        if snapshot != BEGINNING:
+            self.mark_committed()
         kept = {i: [owner for owner, keeper in keepers.items() if keeper == i] for i in keepers}
-        self._waiter.wait_for({self._actors[i].restore.remote(snapshot, kept[i]): i for i in kept})
+        actors = self._processes.actors
+        self._processes.wait_for({actors[i].restore.remote(snapshot, kept[i]): i for i in kept})
 
     def _copy(
         self, copies: Sequence[Copy], snapshot: int, base: int, is_wanted: Callable[[], bool] = lambda: True
     ) -> None:
         """Copies chunk by chunk, so that neither the driver nor Ray's memory has to hold a whole snapshot."""
-        actors = self._actors
+        actors, wait_for = self._processes.actors, self._processes.wait_for
         counting: Calls = {
             actors[copy.src].count_chunks.remote(copy.owner, snapshot, base): copy.src for copy in copies
         }
-        self._waiter.wait_for(counting, is_wanted)
+        wait_for(counting, is_wanted)
         counts = dict(zip(copies, ray.get(list(counting)), strict=True))
         for index in range(max(counts.values(), default=0)):
             current = [copy for copy in copies if index < counts[copy]]
@@ -131,10 +118,10 @@ class Copies:
             ]
             # An actor's later calls wait for those whose arguments are not there yet, so they have to be.
             handing_over = {chunk: copy.src for chunk, copy in zip(chunks, current, strict=True)}
-            self._waiter.wait_for(handing_over, is_wanted, fetch=False)
+            wait_for(handing_over, is_wanted, fetch=False)
             keeping: Calls = {
                 actors[c.dst].keep.remote(c.owner, snapshot, base, index, chunk): c.dst
                 for c, chunk in zip(current, chunks, strict=True)
             }
             del chunks, handing_over
-            self._waiter.wait_for(keeping, is_wanted)
+            wait_for(keeping, is_wanted)

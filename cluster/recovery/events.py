@@ -1,17 +1,30 @@
-"""The events of membership, as frozen values. ``Membership.handle`` turns them into ``actions``."""
+"""The states of membership, and its events, which ``Membership.handle`` turns into ``actions``."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from cluster.recovery.actions import Job
+from cluster.recovery.actions import EndRewind, Job
+from cluster.recovery.journal import Outcome
 from cluster.recovery.logged import Asked, LoggedSnapshot
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.requests import Handle
+
+
+class State(enum.Enum):
+    """The state of all groups together.
+
+    ``RUNNING``: groups are asked for what the user wants. ``QUIESCING``: new requests wait until groups have
+    answered all others, which is where a rewind, a move, and going back for a failed step begin.
+    ``RECOVERING``: groups are replaced or go back. ``ENDED``: nothing works any more.
+    """
+
+    RUNNING, QUIESCING, RECOVERING, ENDED = "running", "quiescing", "recovering", "ended"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +36,10 @@ class Died:
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """A group has answered a request in an attempt of the journal's: by a result, or by an error."""
+    """A group has answered a request in an attempt of the journal's."""
 
     attempt: int
-    request: Asked
-    mpmd_idx: int
-    result: Any = None
-    error: BaseException | None = None
+    outcome: Outcome
 
 
 class StepAsked:
@@ -41,11 +51,11 @@ class RewindAsked:
     """Groups are to go back to the last snapshot and repeat the steps since.
 
     Attributes:
-      number: of the rewind; they ascend.
+      ended: the caller's future; ``None`` for a check, for which nobody waits.
       refused: the values that are errors meanwhile; ``None``: runs are compared.
     """
 
-    number: int
+    ended: Future[EndRewind] | None = None
     refused: NonFinitePolicy | None = None
 
 

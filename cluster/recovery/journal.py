@@ -27,7 +27,7 @@ events go in and outcomes come out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,12 +41,12 @@ BEGINNING = 0
 
 
 class Outcome(NamedTuple):
-    """The answer of one group, for the user: its result, or its error if it has one."""
+    """The answer of one group: its result, or its error if it has one."""
 
     request: Asked
     mpmd_idx: int
-    result: Any
-    error: BaseException | None
+    result: Any = None
+    error: BaseException | None = None
 
 
 class ResultChangedError(RuntimeError):
@@ -75,7 +75,6 @@ class Journal:
     def __init__(self) -> None:
         self._log: list[Logged] = []
         self._snapshots = itertools.count(BEGINNING + 1)
-        self._released_programs: set[int] = set()
         self._dropped: set[Asked] = set()  # copies
         self._is_suspended = False
         self.attempt = 0
@@ -118,7 +117,6 @@ class Journal:
 
     @property
     def _copies(self) -> Iterator[Asked]:
-        """The requests for copies that would be made again."""
         for entry in self._asked:
             if entry.kind is CopyOut and entry not in self._dropped:
                 yield entry
@@ -128,13 +126,15 @@ class Journal:
         return (entry for entry in self._log if isinstance(entry, Asked))
 
     @property
+    def _steps(self) -> list[LoggedStep]:
+        return [entry for entry in self._log if isinstance(entry, LoggedStep)]
+
+    @property
     def keeps_copies(self) -> bool:
-        """Whether copies would be made again."""
         return any(True for _ in self._copies)
 
     @property
     def snapshot(self) -> LoggedSnapshot | None:
-        """The snapshot under way."""
         snapshots = (entry for entry in self._log if isinstance(entry, LoggedSnapshot))
         return next((snapshot for snapshot in snapshots if not snapshot.has_failed), None)
 
@@ -145,13 +145,12 @@ class Journal:
 
     @property
     def num_steps(self) -> int:
-        """The steps that a replay would repeat."""
-        return sum(isinstance(entry, LoggedStep) for entry in self._log)
+        return len(self._steps)
 
     @property
     def nbytes(self) -> int:
         """The bytes of the host arrays in the log."""
-        return sum(entry.nbytes for entry in self._log if isinstance(entry, LoggedStep))
+        return sum(step.nbytes for step in self._steps)
 
     @property
     def steps_since_snapshot(self) -> int:
@@ -164,26 +163,27 @@ class Journal:
         return since
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether groups have answered all that they were asked, and no snapshot or copy is under way."""
-        is_answered = all(isinstance(entry, LoggedSnapshot) or not entry.waiting for entry in self._log)
-        return is_answered and self.snapshot is None and not self.keeps_copies
-
-    @property
     def repeatable(self) -> tuple[Asked, ...]:
         """The requests that have made the values since the snapshot, in order."""
         return tuple(entry for entry in self._asked if entry.makes_values)
 
     # What is answered.
 
-    def succeed(self, attempt: int, request: Asked, mpmd_idx: int, result: Any) -> list[Outcome]:
-        """A group has answered. Returns what the user is to be told now.
+    def answer(self, attempt: int, outcome: Outcome) -> list[Outcome]:
+        """A group has answered, by an error that is not the death of a group, or else by a result.
 
+        Returns: what the user is to be told now.
         Raises: ``ResultChangedError`` when the user was given another result in an earlier attempt.
         """
+        request, mpmd_idx, result, error = outcome
         if attempt != self.attempt or mpmd_idx not in request.waiting:
             return []
         request.waiting.remove(mpmd_idx)
+        if isinstance(request, LoggedStep):
+            request.events.pop(mpmd_idx, None)
+        if error is not None:
+            request.errors[mpmd_idx] = error
+            return self._go_on()
         if isinstance(request, LoggedStep):
             request.events[mpmd_idx] = result.events
         if mpmd_idx not in request.answers:
@@ -194,20 +194,10 @@ class Journal:
         outcomes = _give_results(request) if is_whole or not request.is_of_one_attempt else []
         return outcomes + self._go_on()
 
-    def fail(self, attempt: int, request: Asked, mpmd_idx: int, error: BaseException) -> list[Outcome]:
-        """A group has answered by an error that is not the death of a group. As ``succeed``."""
-        if attempt != self.attempt or mpmd_idx not in request.waiting:
-            return []
-        request.waiting.remove(mpmd_idx)
-        request.errors[mpmd_idx] = error
-        if isinstance(request, LoggedStep):
-            request.events.pop(mpmd_idx, None)
-        return self._go_on()
-
     def drop_copies(self, copies: Collection[Handle] | None = None) -> list[Outcome]:
         """These copies, or all, need not be made again: they are written, or nobody waits for them.
 
-        One that is not answered yet still will be. As ``succeed``.
+        One that is not answered yet still will be. As ``answer``.
         """
         for entry in list(self._copies):
             if copies is None or not _copies_of(entry).isdisjoint(copies):
@@ -215,7 +205,7 @@ class Journal:
         return [] if self._is_suspended else self._go_on()
 
     def mark_copied(self, attempt: int, snapshot: LoggedSnapshot) -> list[Outcome]:
-        """All copies of a snapshot are where they outlive their group. As ``succeed``."""
+        """All copies of a snapshot are where they outlive their group. As ``answer``."""
         if attempt != self.attempt:
             return []
         snapshot.is_copied = True
@@ -236,12 +226,12 @@ class Journal:
             if entry.waiting:
                 kept += self._log[position:]
                 break
-            has_taken_over = isinstance(entry, LoggedStep) and entry.has_taken_over
+            failed = entry if isinstance(entry, LoggedStep) and entry.has_taken_over else None
             believed = self._believed_errors(entry)
             outcomes += _give_results(entry) + believed
-            if isinstance(entry, LoggedStep) and has_taken_over:
+            if failed is not None:
                 self._give_up(position, believed)
-                self.failed = entry
+                self.failed = failed
                 kept += self._log[position:]  # a snapshot behind it lacks the inputs
                 break
             if not self._is_done(entry):
@@ -280,13 +270,7 @@ class Journal:
     # Going back.
 
     def current_step(self, mpmd_idx: int) -> LoggedStep | None:
-        """The first step that a group has not answered."""
-        steps = (entry for entry in self._log if isinstance(entry, LoggedStep))
-        return next((step for step in steps if mpmd_idx in step.waiting), None)
-
-    def is_answered(self, request: Asked) -> bool:
-        """Whether all groups have answered a request, in this attempt."""
-        return not request.waiting
+        return next((step for step in self._steps if mpmd_idx in step.waiting), None)
 
     def suspend(self) -> None:
         """A group has died: nothing that is answered from now on counts, until the groups have gone back."""
@@ -334,23 +318,9 @@ class Journal:
         self.committed = BEGINNING
         return outcomes
 
-    # Programs.
-
-    def release_programs(self, numbers: Iterable[int]) -> None:
-        """The user needs these programs no more; a replay may still."""
-        self._released_programs.update(numbers)
-
-    def take_unused_programs(self) -> list[int]:
-        """The released programs that no replay needs any more; each is returned once."""
-        needed = {
-            request.program
-            for entry in self._log
-            if isinstance(entry, LoggedStep)
-            for request in entry.steps.values()
-        }
-        unused = sorted(self._released_programs - needed)
-        self._released_programs.difference_update(unused)
-        return unused
+    @property
+    def programs(self) -> set[int]:
+        return {request.program for step in self._steps for request in step.steps.values()}
 
 
 def _is_copy(entry: Logged) -> bool:
@@ -358,7 +328,6 @@ def _is_copy(entry: Logged) -> bool:
 
 
 def _copies_of(entry: Asked) -> set[Handle]:
-    """The handles of the copies that groups were asked for."""
     return {request.copy for request in entry.requests.values() if isinstance(request, CopyOut)}
 
 

@@ -1,4 +1,4 @@
-"""Assigns copies to the processes that keep them, and finds the copies that are lost with dead processes.
+"""Assigns copies to the processes that keep them, and finds the copies that are missing after deaths.
 
 Nothing here knows Ray, a thread or the clock.
 """
@@ -6,7 +6,7 @@ Nothing here knows Ray, a thread or the clock.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster.protocol.process_info import ProcessInfo
@@ -55,35 +55,15 @@ class Copy(NamedTuple):
     dst: int
 
 
-class CopyHolders:
-    """The processes that have the committed snapshot of each, itself and its keeper, by their positions."""
+def missing_copies(holders: Mapping[int, Collection[int]], keepers: Mapping[int, int]) -> list[Copy]:
+    """The copies to make so that every process and its keeper have its snapshot.
 
-    def __init__(self, keepers: Mapping[int, int]):
-        self._holders = {owner: {owner, keeper} for owner, keeper in keepers.items()}
-
-    def lose(self, processes: Iterable[int]) -> None:
-        """These processes are gone, with all they had."""
-        for holders in self._holders.values():
-            holders.difference_update(processes)
-
-    def lose_copy(self, owner: int, holder: int) -> None:
-        """The copy that this process has is of no use."""
-        self._holders[owner].discard(holder)
-
-    def held_by(self, process: int) -> list[int]:
-        """The processes whose snapshot a process has."""
-        return [owner for owner, holders in self._holders.items() if process in holders]
-
-    @property
-    def lost(self) -> list[int]:
-        """The processes whose snapshot no process has."""
-        return [owner for owner, holders in self._holders.items() if not holders]
-
-    def missing(self, keepers: Mapping[int, int]) -> list[Copy]:
-        """The copies to make so that every process and its keeper have its snapshot."""
-        return [
-            Copy(owner, owner if owner in holders else min(holders), holder)
-            for owner, holders in self._holders.items()
-            for holder in (owner, keepers[owner])
-            if holder not in holders
-        ]
+    Args:
+      holders: the processes that have the snapshot of each.
+    """
+    return [
+        Copy(owner, owner if owner in having else min(having), holder)
+        for owner, having in holders.items()
+        for holder in (owner, keepers[owner])
+        if holder not in having
+    ]

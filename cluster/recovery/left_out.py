@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.recovery.journal import Outcome
@@ -41,11 +40,12 @@ class LeftOut:
     pending: set[Asked] = dataclasses.field(default_factory=set)
     lost: dict[Handle, BaseException] = dataclasses.field(default_factory=dict)
 
-    def answer(self, asked: Asked, mpmd_idx: int, result: Any, error: BaseException | None) -> list[Outcome]:
+    def answer(self, outcome: Outcome) -> list[Outcome]:
         """A group has answered a request that is not logged. Returns what the user is to be told now.
 
         Where a step has lost its input by a death, the error is that death, with what the group has sent.
         """
+        asked, mpmd_idx, _, error = outcome
         if mpmd_idx not in asked.waiting:
             return []
         asked.waiting.remove(mpmd_idx)
@@ -58,7 +58,7 @@ class LeftOut:
                 error = next((_instead_of(error, death) for death in deaths if death is not None), error)
             if isinstance(error, GroupDiedError):
                 self.lost |= dict.fromkeys(request.outputs, copy_of(error))
-        return [Outcome(asked, mpmd_idx, result, error)]
+        return [outcome._replace(error=error)]
 
     def moves(self, kinds: Mapping[int, str]) -> dict[int, str]:
         """The groups to move, and why: living groups of ``kinds``, and dead groups of ``wanted``."""
@@ -74,11 +74,11 @@ class LeftOut:
             "part out: call mesh.replace for the part, and then resize again"
         )
 
-    def begin_anew(self, replaced: Collection[int]) -> frozenset[int]:
-        """All groups live again. Returns the groups of ``replaced`` that recovery leaves out."""
+    def begin_anew(self, replaced: Collection[int]) -> dict[int, RuntimeError]:
+        """All groups live again. Returns the error of who asks for old values of each restarted group."""
         self.dead.clear()
         self.wanted.clear()
-        return self.groups.intersection(replaced)
+        return {mpmd_idx: _loss_of_values(mpmd_idx) for mpmd_idx in self.groups.intersection(replaced)}
 
 
 def _instead_of(error: BaseException, death: BaseException) -> BaseException:
@@ -106,8 +106,7 @@ def host_arrays_fault(requests: Mapping[int, Request], groups: Collection[int]) 
     return None
 
 
-def lost_values(mpmd_idx: int) -> GroupDiedError:
-    """The error of who asks for a value that a group had before it was replaced."""
+def _loss_of_values(mpmd_idx: int) -> GroupDiedError:
     return GroupDiedError(
         f"group {mpmd_idx} was replaced, and the values that it had are lost: Recovery(parts=...) leaves its "
         "part out. Copy them to the part again, as by mpmd.reshard",

@@ -1,6 +1,6 @@
 """Records of requests with the answers of groups.
 
-The journal's log consists of such records and of snapshots. ``Requests`` makes records, also of requests that
+The journal's log consists of such records and of snapshots. ``Ledger`` makes records, also of requests that
 are not logged.
 """
 
@@ -46,7 +46,6 @@ class Asked:
 
     @property
     def groups(self) -> frozenset[int]:
-        """The groups that were asked."""
         return frozenset(self.requests)
 
     @property
@@ -84,7 +83,6 @@ class LoggedStep(Asked):
 
     @property
     def steps(self) -> Mapping[int, StepRequest]:
-        """The requests, by group."""
         return cast(Mapping[int, StepRequest], self.requests)
 
     @property

@@ -11,19 +11,28 @@ from typing import Any
 
 from cluster.recovery import actions as do
 from cluster.recovery import events as on
-from cluster.recovery.actions import Actions
+from cluster.recovery.actions import Actions, Rewound
+from cluster.recovery.events import State
 from cluster.recovery.journal import Journal, Outcome, ResultChangedError
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.left_out import LeftOut
 from cluster.recovery.logged import Asked, LoggedStep
 from cluster.recovery.moves import Moves
-from cluster.recovery.policy import FROM_DISK, FailureCounter, Recovery, loss_of_values
+from cluster.recovery.policy import (
+    FROM_DISK,
+    REPLACE,
+    UNLOCATED_REMEDY,
+    WARN,
+    FailureCounter,
+    Recovery,
+    copying_fault,
+    loss_of_values,
+)
 from cluster.recovery.replacement import Replacement
-from cluster.recovery.report import CORRUPTED, DIED, FAILED, CorruptionReport, Phases
-from cluster.recovery.rewinds import Rewinds, Rewound
-from cluster.recovery.snapshots import SnapshotFailedError, Snapshots
-from cluster.recovery.states import State, clean_up
-from mpmd.errors import GroupDiedError, RecoveryError
+from cluster.recovery.report import COMPUTED, CORRUPTED, DIED, FAILED, MOVES, CorruptionReport, Phases
+from cluster.recovery.rewinds import Rewinds
+from cluster.recovery.snapshots import Snapshots
+from mpmd.errors import GroupDiedError, RecoveryError, SilentCorruptionError
 
 
 class Membership:
@@ -35,11 +44,7 @@ class Membership:
       left_out: the groups that are neither logged nor copied.
 
     Attributes:
-      state: of all groups.
-      journal: what groups were asked.
-      left_out: those groups.
-      moves: of groups to other places.
-      rewinds: of groups with nobody dead.
+      logged: the groups that are not left out.
       dead: the groups that are being replaced, and why.
       error: why nothing works any more.
       last_checkpoint: as of ``mpmd.runtime.protocol.Runtime``.
@@ -56,11 +61,11 @@ class Membership:
         self.last_checkpoint: str | None = None
         self._policy = policy
         self._processes_per_group = tuple(processes_per_group)
-        groups = set(range(len(processes_per_group))) - self.left_out.groups
-        self._first = min(groups, default=0)  # the group that an error names which concerns all groups
+        self.logged = frozenset(range(len(processes_per_group))) - self.left_out.groups
+        self._first = min(self.logged, default=0)  # the group that an error names which concerns all groups
         self._failures = FailureCounter(policy.max_failures)
         self._replacement: Replacement | None = None
-        self._replayed: do.Recovered | None = None  # to report, when its steps are answered
+        self._replayed: Replacement | None = None  # to report, when its steps are answered
         self._unanswered: set[tuple[Asked, int]] = set()  # since before the groups were to be quiet
         self._snapshots = Snapshots(self.journal, policy)
 
@@ -72,17 +77,7 @@ class Membership:
         return self.state is State.RUNNING
 
     @property
-    def snapshot_is_due(self) -> bool:
-        """Whether to begin a snapshot, after a step."""
-        return not self._check_is_due and self._policy.snapshot_is_due(self.journal)
-
-    @property
-    def _check_is_due(self) -> bool:
-        return self.rewinds.is_due and not self._awaits_checkpoint
-
-    @property
     def snapshot_is_late(self) -> bool:
-        """Whether the next step has to wait for the snapshot under way."""
         return self._policy.is_late(self.journal)
 
     @property
@@ -99,12 +94,12 @@ class Membership:
     def _awaits_checkpoint(self) -> bool:
         return self.journal.keeps_copies or bool(self.moves.unwritten)
 
-    def awaits(self, timer: do.Timer) -> bool:
-        """Whether the event may still come for which a timer sets the time."""
+    def awaits(self, job: do.AwaitDeath | do.AwaitCheckpoints) -> bool:
+        """Whether the event may still come for which a job waits."""
         if self.state is State.ENDED:
             return False
-        if timer.failed is not None:
-            return timer.failed.copying.attempt == self.journal.attempt
+        if isinstance(job, do.AwaitDeath):
+            return job.copying.attempt == self.journal.attempt
         return self.moves.is_ready and self.moves.is_blocked
 
     def is_void(self, job: do.Job) -> bool:
@@ -114,37 +109,43 @@ class Membership:
     def handle(self, event: on.Event) -> Actions:
         """The consequences of an event, in order. When they are carried out, ``advance`` has the next."""
         if self.state is State.ENDED:
-            return clean_up(event)
+            return self._clean_up(event)
         try:
             return self._handle(event)
         except RecoveryError as unrecoverable:
             return self._end(unrecoverable, unrecoverable.__cause__)
-        except SnapshotFailedError as failed:
-            return self._end(failed.error, failed.error.__cause__)
         except ResultChangedError as changed:
             return self._end(RecoveryError(f"{changed}. {FROM_DISK}", changed.mpmd_idx), changed.__cause__)
+
+    def _clean_up(self, event: on.Event) -> Actions:
+        """Releases the processes and connections that a job may have started since the run has ended."""
+        match event:
+            case on.Done(do.Recover(), result):
+                return [do.Disconnect(result.connections), do.Release()]
+            case on.Done(job) | on.Faulted(job) if self.is_void(job):
+                return [do.Release()]
+        return []
 
     def _handle(self, event: on.Event) -> Actions:
         journal = self.journal
         match event:
             case on.Died(error):
                 return self._note_death(error)
-            case on.Answered(_, request, mpmd_idx, result, error) if not request.is_logged:
-                return [do.Tell(self.left_out.answer(request, mpmd_idx, result, error))]
-            case on.Answered(attempt, request, mpmd_idx, result, error):
-                if isinstance(error, GroupDiedError):
+            case on.Answered(_, outcome) if not outcome.request.is_logged:
+                return [do.Tell(self.left_out.answer(outcome))]
+            case on.Answered(attempt, outcome):
+                if isinstance(outcome.error, GroupDiedError):
                     return []  # the death itself is noted, and then all is asked again
-                self._unanswered.discard((request, mpmd_idx))
-                if error is None:
-                    return self._believe(journal.succeed(attempt, request, mpmd_idx, result))
-                return self._believe(journal.fail(attempt, request, mpmd_idx, error))
+                self._unanswered.discard((outcome.request, outcome.mpmd_idx))
+                return self._believe(journal.answer(attempt, outcome))
             case on.StepAsked():
-                if self._check_is_due and not self.rewinds.is_wanted:
-                    self.rewinds.ask()
-                elif self.snapshot_is_due:
+                if self.rewinds.is_due and not self._awaits_checkpoint:
+                    if self.rewinds.asked is None:
+                        self.rewinds.ask(on.RewindAsked())
+                elif self._policy.snapshot_is_due(journal):
                     return [do.BeginSnapshot()]
             case on.RewindAsked():
-                assert not self.rewinds.is_wanted, "groups go back for one reason at a time"
+                assert self.rewinds.asked is None, "groups go back for one reason at a time"
                 self.rewinds.ask(event)
             case on.Copying(snapshot, copied):
                 return self._snapshots.copy(snapshot, copied)
@@ -178,8 +179,8 @@ class Membership:
                 return self._recover_from_death(DIED) if self.dead else self._replay([])
             case do.Rewind():
                 return self._end_rewind(job, result)
-            case do.Report(recovered):
-                return [do.StartSpares(recovered.is_move)]
+            case do.Report(report):
+                return [do.StartSpares(report.kind in MOVES)]
             case do.StartSpares(ends_move=True):
                 return self.moves.end()
             case do.Look():
@@ -189,11 +190,9 @@ class Membership:
             case do.CopyAway(attempt, snapshot):
                 self._snapshots.end_copying()
                 return self._believe(self.journal.mark_copied(attempt, snapshot))
-            case do.FindDead():
-                return self._snapshots.explain(job, set(result) - self.left_out.dead.keys())
-            case do.Timer(failed=do.FindDead() as failed):
-                return self._snapshots.end(failed)
-            case do.Timer():
+            case do.AwaitDeath(_, error):  # no death was heard of
+                return self._end(copying_fault(self.journal, error), error) if self.awaits(job) else []
+            case do.AwaitCheckpoints():
                 return self.moves.expire() if self.awaits(job) else []
         return []
 
@@ -208,18 +207,17 @@ class Membership:
             case do.CopyAway():
                 self._snapshots.end_copying()
                 return self._snapshots.fail(job, error, by_death)
-            case do.FindDead():
-                return self._snapshots.end(job)
-            case do.Report(recovered):
+            case do.AwaitDeath():
+                return self._go_on(job, None)
+            case do.Report():
                 message = f"a recovery cannot be reported: {type(error).__name__}: {error}"
-                return [do.Say(message), do.StartSpares(recovered.is_move)]
+                return [do.Say(message), *self._go_on(job, None)]
         return self.moves.fail(job, error)
 
     def _end(self, error: RuntimeError, cause: BaseException | None, releases: bool = True) -> Actions:
-        """Fails all that is asked, now and later, and ends the processes."""
         error.__cause__ = cause
         self.error, self.state = error, State.ENDED
-        report = [] if self._replayed is None else [do.Report(self._replayed)]
+        report = [] if self._replayed is None else [self._replayed.report()]
         return [do.End(error), *report, *([do.Release()] if releases else [])]
 
     def advance(self) -> Actions:
@@ -227,12 +225,12 @@ class Membership:
         if self.state is State.ENDED:
             return []
         if self._replayed is not None and self._is_replayed(self._replayed):
-            recovered, self._replayed = self._replayed, None
-            return [do.Report(recovered)]
+            replayed, self._replayed = self._replayed, None
+            return [replayed.report()]
         if self.state is State.RUNNING:
             if self.moves.is_ready and (actions := self.moves.give_up()):
                 return actions
-            if self.rewinds.is_wanted or self.moves.is_ready:
+            if self.rewinds.asked is not None or self.moves.is_ready:
                 self._quiesce()
         is_quiet = self.state is State.QUIESCING and not self._unanswered and not self._snapshots.is_copying
         if is_quiet and (actions := self._begin()):
@@ -248,11 +246,10 @@ class Membership:
         self.state = State.QUIESCING
         self._unanswered = {(request, i) for request in self.journal.unasked for i in request.waiting}
 
-    def _is_replayed(self, recovered: do.Recovered) -> bool:
-        """Whether all steps of a replay are answered, or groups go back once more."""
-        return recovered.attempt != self.journal.attempt or all(
-            map(self.journal.is_answered, recovered.steps)
-        )
+    def _is_replayed(self, replacement: Replacement) -> bool:
+        """Whether all steps of the replay are answered, or groups go back once more."""
+        has_ended = replacement.attempt != self.journal.attempt
+        return has_ended or not any(step.waiting for step in replacement.replayed)
 
     def _begin(self) -> Actions:
         """Begins what groups were to be quiet for: they have answered all that is logged."""
@@ -262,7 +259,7 @@ class Membership:
             return [] if self.left_out.pending else self._go_back(reason, step)
         if journal.unasked:  # since groups were to be quiet: they are asked in the order of the log
             return self._resume()
-        if self.rewinds.is_wanted:
+        if self.rewinds.asked is not None:
             if self._awaits_checkpoint or self.left_out.pending:
                 return []
             if (job := self.rewinds.begin()) is None:
@@ -346,16 +343,17 @@ class Membership:
             reason = f"all groups go back without a comparison of their steps: {rewound.late}"
             ending = self.rewinds.interrupt(rewound)
             return [*ending, *self._go_back(GroupDiedError(reason, self._first), None)]
-        verdict = self.rewinds.judge(job, rewound)
-        if verdict.error is not None:
-            return [*verdict.reports, *self._end(verdict.error, None)]
-        if verdict.faulty:
-            for mpmd_idx in verdict.faulty:
-                reason = f"group {mpmd_idx} has computed or kept wrong bits"
-                self.dead[mpmd_idx] = GroupDiedError(reason, mpmd_idx)
+        reports, found = self.rewinds.compare(job, rewound)
+        reaction = self._policy.on_corruption
+        if found is None or reaction == WARN:
+            return [*reports, *self._settle_rewind(rewound)]
+        if reaction == REPLACE and found.kind == COMPUTED:
+            for i in found.mpmd_idxs:
+                self.dead[i] = GroupDiedError(f"group {i} has computed or kept wrong bits", i)
             ending = self.rewinds.interrupt(rewound)
-            return [*verdict.reports, *ending, *self._recover_from_death(CORRUPTED)]
-        return [*verdict.reports, *self._settle_rewind(rewound)]
+            return [*reports, *ending, *self._recover_from_death(CORRUPTED)]
+        remedy = UNLOCATED_REMEDY if reaction == REPLACE else ""
+        return [*reports, *self._end(SilentCorruptionError(f"{found}{remedy}", found.mpmd_idxs), None)]
 
     def _settle_rewind(self, rewound: Rewound) -> Actions:
         """A snapshot that was due with the step before the check is begun after it."""
@@ -389,12 +387,13 @@ class Membership:
         replacement, self._replacement = self._current, None
         self.state = State.RUNNING
         self.dead.clear()
-        if replacement.replaced and (begun := self.left_out.begin_anew(replacement.replaced)):
-            actions.append(do.ForgetValues(begun))
+        if replacement.replaced and (losses := self.left_out.begin_anew(replacement.replaced)):
+            actions.append(do.LoseValues(losses))
         if replacement.lost is not None:
             loss = loss_of_values(replacement.death, replacement.lost, self.last_checkpoint)
-            self._snapshots.lose()
-            actions += [do.LoseValues(loss), do.Tell(self.journal.lose_values(loss))]
+            lost = do.LoseValues(dict.fromkeys(self.logged, loss))
+            actions += [lost, do.Tell(self.journal.lose_values(loss))]
         entries = self.journal.go_back()
-        self._replayed = replacement.recovered(self.journal.attempt, entries)
+        replacement.begin_replay(self.journal.attempt, entries)
+        self._replayed = replacement
         return [*actions, do.Replay(entries)]

@@ -7,7 +7,7 @@ the place of the group's, and nothing has to be run again.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from cluster.recovery import actions as do
 from cluster.recovery.actions import Actions
@@ -23,9 +23,6 @@ _REASONS = {
     GROWN: "the cluster has room for it",
     REPLACED: "it has died, and mesh.replace asks for it",
 }
-
-_SAVE_SECONDS = 10.0
-"""The seconds that a checkpoint may keep a group on a node that is to end; other moves wait for it."""
 
 
 class Moves:
@@ -105,7 +102,7 @@ class Moves:
             return self._stay(said)
         self.is_ready = True
         actions = self._say(self._mpmd_idx, said) if silent else []
-        return [*actions, do.Timer(_SAVE_SECONDS)] if self.unwritten else actions
+        return [*actions, do.AwaitCheckpoints()] if self.unwritten else actions
 
     def expire(self) -> Actions:
         """Checkpoints that are being saved have had their time."""
@@ -133,6 +130,11 @@ class Moves:
         self.leaving.discard(self._mpmd_idx)
         self.said.pop(self._mpmd_idx, None)
         return self._begin_next()
+
+    def explain(self, late: Sequence[int]) -> tuple[str, str]:
+        """The names of groups that have not moved in time, and why, as the user was told."""
+        names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)
+        return names, "".join(f"; {self.said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in self.said)
 
     def fail(self, job: do.Job, error: BaseException) -> Actions:
         """A job has failed, of the move or of who looks after all places."""

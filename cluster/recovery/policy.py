@@ -28,6 +28,11 @@ FROM_DISK = "Start again from a checkpoint on disk"
 RAISE, REPLACE, WARN = REACTIONS = ("raise", "replace", "warn")
 """The reactions to wrong bits."""
 
+UNLOCATED_REMEDY = (
+    '. on_corruption="replace" replaces no group, because it cannot be told which one is wrong. '
+    "Start again from a checkpoint"
+)
+
 _LOG_BYTES = 2**30
 """The most host arrays, batches above all, that the log may hold before a step waits for a snapshot."""
 

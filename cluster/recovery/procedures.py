@@ -12,18 +12,16 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from cluster.driver.runtime import LoadRequests
-from cluster.recovery.actions import GoBack, KeptHere, Recover, Rewind
+from cluster.recovery.actions import GoBack, KeptHere, Recover, Rewind, Rewound
 from cluster.recovery.allocations import NoAllocationError, NodeGoneError
 from cluster.recovery.comparison import Replies, Run
+from cluster.recovery.copies import Copies
 from cluster.recovery.journal import ResultChangedError
 from cluster.recovery.keepers import CopiesLostError
-from cluster.recovery.liveness_waiter import SupersededError
 from cluster.recovery.logged import Asked, LoggedStep
-from cluster.recovery.process_pool import ProcessPool
+from cluster.recovery.processes import Processes, SupersededError
 from cluster.recovery.replacement import GroupLostError
 from cluster.recovery.report import FoundValue
-from cluster.recovery.rewinds import Rewound
-from cluster.start.connect import ProcessLostError
 from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, NonFiniteError, StepTimeoutError
 from mpmd.runtime.digests import ProcessDigests
@@ -41,7 +39,9 @@ class Reconnected(NamedTuple):
     beside: frozenset[int]
 
 
-def recover(job: Recover, pool: ProcessPool, loads: Mapping[int, LoadRequests]) -> Reconnected:
+def recover(
+    job: Recover, processes: Processes, copies: Copies, loads: Mapping[int, LoadRequests]
+) -> Reconnected:
     """Replaces the processes of groups, connects all processes again, and has all groups go back.
 
     A group that dies while new processes take their devices is replaced beside these.
@@ -54,30 +54,30 @@ def recover(job: Recover, pool: ProcessPool, loads: Mapping[int, LoadRequests]) 
     """
     enter, beside, unopened = job.phases.enter, set[int](), set(job.dead)
 
-    def replace_beside(lost: ProcessLostError) -> None:
-        pool.kill({lost.mpmd_idx})
-        pool.start({lost.mpmd_idx})
+    def replace_beside(lost: GroupDiedError) -> None:
+        copies.lose(processes.kill({lost.mpmd_idx}))
+        processes.start({lost.mpmd_idx})
         beside.add(lost.mpmd_idx)
         unopened.add(lost.mpmd_idx)
 
     try:
         enter("started")
-        pool.kill(job.dead)
-        pool.reset(job.dead, list(loads))
-        pool.start(job.dead)
+        copies.lose(processes.kill(job.dead))
+        processes.reset(job.dead, list(loads))
+        processes.start(job.dead)
         while opening := frozenset(unopened):
-            pool.open(opening, replace_beside)
+            processes.open(opening, replace_beside)
             unopened -= opening
-        pool.await_reset()
-        pool.copies.check(job.snapshot)
+        processes.await_reset()
+        copies.check(job.snapshot)
         enter("connected")
-        pool.connect()  # after which a process knows what a program's messages need
+        processes.connect()  # after which a process knows what a program's messages need
         enter("loaded")
-        pool.load(job.replaced | beside, loads)
+        processes.load(job.replaced | beside, loads)
         enter("restored")
-        pool.copies.restore(job.snapshot, pool.infos)
+        copies.restore(job.snapshot)
         enter("connected")
-        connections = pool.connect_driver()
+        connections = processes.connect_driver()
         enter("replayed")  # until the report
         return Reconnected(connections, frozenset(beside))
     except SupersededError:
@@ -86,21 +86,21 @@ def recover(job: Recover, pool: ProcessPool, loads: Mapping[int, LoadRequests]) 
         raise GroupLostError((), beside) from lost
     except Exception as error:
         # Of another error it is not known whose death it is a consequence of.
-        dead = {error.mpmd_idx} if isinstance(error, ProcessLostError) else pool.find_dead()
-        raise GroupLostError(dead, beside, unopened, _node_is_gone(pool, error)) from error
+        dead = {error.mpmd_idx} if isinstance(error, GroupDiedError) else processes.find_dead()
+        raise GroupLostError(dead, beside, unopened, _node_is_gone(processes, error)) from error
 
 
-def _node_is_gone(pool: ProcessPool, error: Exception) -> bool:
+def _node_is_gone(processes: Processes, error: Exception) -> bool:
     if isinstance(error, NoAllocationError):
         return False
     try:
-        pool.allocations.check_nodes(range(len(pool.actors)))
+        processes.allocations.check_nodes(range(len(processes.infos)))
     except NodeGoneError:  # the processes on this node will get other allocations
         return True
     return False
 
 
-def go_back(job: GoBack | Rewind, pool: ProcessPool) -> tuple[str, ...]:
+def go_back(job: GoBack | Rewind, copies: Copies) -> tuple[str, ...]:
     """Has all groups, which have answered all requests, go back to a snapshot.
 
     Returns: a text about each damaged copy of the snapshot.
@@ -108,8 +108,8 @@ def go_back(job: GoBack | Rewind, pool: ProcessPool) -> tuple[str, ...]:
     """
     if isinstance(job, GoBack):
         job.phases.enter("restored")
-    damaged = pool.copies.check(job.snapshot)
-    pool.copies.restore(job.snapshot, pool.infos)
+    damaged = copies.check(job.snapshot)
+    copies.restore(job.snapshot)
     if isinstance(job, GoBack):
         job.phases.enter("replayed")  # until the report
     return damaged
@@ -117,7 +117,7 @@ def go_back(job: GoBack | Rewind, pool: ProcessPool) -> tuple[str, ...]:
 
 def rewind(
     job: Rewind,
-    pool: ProcessPool,
+    copies: Copies,
     repeat: Callable[[Sequence[Asked], NonFinitePolicy | None], Answers],
     digests: Callable[[], tuple[ProcessDigests, ...]],
 ) -> Rewound:
@@ -133,13 +133,13 @@ def rewind(
       values from storage again; any other error when groups are somewhere in the middle.
     """
     ordinary = Run(job.replies, digests())
-    damaged = list(go_back(job, pool))
+    damaged = list(go_back(job, copies))
     answers = repeat(job.entries, job.refused)
     errors = _errors_of(answers)
     found, kept = _refused(errors)
     if errors and job.refused is not None and _late(errors) is None:
         try:
-            damaged += go_back(job, pool)
+            damaged += go_back(job, copies)
         except CopiesLostError as lost:
             raise RuntimeError(str(lost)) from lost
         answers = repeat(job.entries, None)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from cluster.recovery import actions as do
 from cluster.recovery.journal import BEGINNING
 from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.logged import Logged, LoggedStep
 from cluster.recovery.policy import FROM_DISK, FailureCounter
-from cluster.recovery.report import Phases
+from cluster.recovery.report import Phases, RecoveryReport
 from mpmd.errors import GroupDiedError, RecoveryError
 
 
@@ -55,6 +55,7 @@ class Replacement:
       lost: why no group has a value any more, if so.
       replaced: all groups with new processes, which have to load their programs.
       is_detached: no call on a group can be made any more, or the calls are about to be ended.
+      attempt, replayed: the attempt of the journal after this, and the steps that it repeats.
     """
 
     death: GroupDiedError
@@ -67,6 +68,8 @@ class Replacement:
     lost: str | None = None
     replaced: set[int] = dataclasses.field(default_factory=set)
     is_detached: bool = False
+    attempt: int = 0
+    replayed: Sequence[LoggedStep] = ()
 
     def begin(self, dead: Collection[int], is_failure: bool, snapshot: int) -> do.Recover:
         """Begins when no call on a group can be made any more and the ``dead`` groups are known."""
@@ -117,10 +120,19 @@ class Replacement:
         error.__cause__ = cause
         return error
 
-    def recovered(self, attempt: int, entries: Iterable[Logged]) -> do.Recovered:
-        """The replacement as it is reported after the replay of ``entries``, in an attempt of the journal."""
-        steps = tuple(entry for entry in entries if isinstance(entry, LoggedStep))
-        replaced = frozenset(self.replaced)
-        return do.Recovered(
-            replaced, self.death, self.step, self.kind, self.lost, attempt, steps, self.phases
+    def begin_replay(self, attempt: int, entries: Iterable[Logged]) -> None:
+        """Groups repeat ``entries``, in an attempt of the journal."""
+        self.attempt = attempt
+        self.replayed = [entry for entry in entries if isinstance(entry, LoggedStep)]
+
+    def report(self) -> do.Report:
+        report = RecoveryReport(
+            mpmd_idxs=tuple(sorted(self.replaced)),
+            reason=str(self.death),
+            step=self.step.ordinal if self.step else None,
+            num_replayed=sum(step.failure is None for step in self.replayed),
+            seconds=self.phases.seconds,
+            lost=self.lost,
+            kind=self.kind,
         )
+        return do.Report(report, self.phases)

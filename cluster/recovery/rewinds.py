@@ -8,50 +8,16 @@ gives them to nobody.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from cluster.recovery import actions as do
-from cluster.recovery.actions import Actions
-from cluster.recovery.comparison import Run, compare
+from cluster.recovery.actions import Actions, Rewound
+from cluster.recovery.comparison import compare
 from cluster.recovery.events import RewindAsked
 from cluster.recovery.journal import Journal
 from cluster.recovery.logged import LoggedStep
-from cluster.recovery.policy import REPLACE, WARN, Recovery
-from cluster.recovery.report import COMPUTED, CorruptionReport, FoundValue
-from mpmd.errors import SilentCorruptionError, StepTimeoutError
+from cluster.recovery.policy import Recovery
+from cluster.recovery.report import CorruptionReport
 
-
-class Rewound(NamedTuple):
-    """The result of a rewind.
-
-    Attributes:
-      runs: the ordinary run of the steps and the repeated run; empty if a step was late.
-      found: the first value that was refused.
-      kept: the tasks that groups have kept, because they have made a refused value.
-      damaged: texts about copies of the snapshot that have changed.
-      late: the error of a repeated step that took too long.
-    """
-
-    runs: tuple[Run, ...] = ()
-    found: FoundValue | None = None
-    kept: Sequence[do.KeptHere] = ()
-    damaged: Sequence[str] = ()
-    late: StepTimeoutError | None = None
-
-
-class Verdict(NamedTuple):
-    """The consequences of the comparison of two runs.
-
-    Attributes:
-      reports: of wrong bits.
-      faulty: the groups that are to be replaced.
-      error: ends the run.
-    """
-
-    reports: Actions
-    faulty: Sequence[int] = ()
-    error: SilentCorruptionError | None = None
+NOTHING = Rewound()
 
 
 class Rewinds:
@@ -59,10 +25,10 @@ class Rewinds:
 
     Args:
       journal: the requests to groups.
-      policy: when to have groups repeat their steps, and the reaction to wrong bits.
+      policy: when to have groups repeat their steps.
 
     Attributes:
-      asked: the rewind that is to begin, or is under way.
+      asked: the rewind that is to begin, or is under way, for the user or for a check.
       count: the number of rewinds so far.
     """
 
@@ -71,76 +37,55 @@ class Rewinds:
         self._policy = policy
         self.count = 0
         self.asked: RewindAsked | None = None
-        self._check_is_due = False
         self._verified = 0  # the steps that were asked before the last check
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether groups are to go back, for the user or for a check."""
-        return self.asked is not None or self._check_is_due
-
-    @property
     def is_due(self) -> bool:
-        """Whether groups are to repeat their steps now, after a step."""
         return self._policy.check_is_due(self._journal, self._verified)
 
-    def ask(self, asked: RewindAsked | None = None) -> None:
-        """Groups are to go back when they have answered all; ``None`` for a check, which nobody waits for."""
+    def ask(self, asked: RewindAsked) -> None:
+        """Groups are to go back when they have answered all."""
         self.count += 1
-        self.asked, self._check_is_due = asked, True
+        self.asked = asked
 
     def begin(self) -> do.Rewind | None:
         """Begins when groups have answered all. ``None``: no step was run since the snapshot."""
+        assert self.asked is not None, "no rewind is wanted"
         entries = self._journal.repeatable
         steps = [entry for entry in entries if isinstance(entry, LoggedStep)]
         if not steps:
             return None
         replies = {step.ordinal: step.replies for step in steps if step.replies}
-        refused = None if self.asked is None else self.asked.refused
-        return do.Rewind(self._journal.committed, entries, replies, refused)
+        return do.Rewind(self._journal.committed, entries, replies, self.asked.refused)
 
-    def interrupt(self, rewound: Rewound | None = None) -> Actions:
+    def interrupt(self, rewound: Rewound = NOTHING) -> Actions:
         """Groups go back for another reason, or a repeated step was late. The next check is due as usual."""
-        if not self.is_wanted:
+        if self.asked is None:
             return []
-        if rewound is None:
-            return [self._end(is_interrupted=True)]
         if rewound.late is not None:
             self._verified = self._journal.num_asked
-        return [self._end(kept=rewound.kept, is_interrupted=True, late=rewound.late)]
+        return self._end(rewound, is_interrupted=True)
 
     def settle(self, rewound: Rewound | None = None) -> Actions:
         """Groups have their values from before the rewind; ``None``: there was no step to repeat."""
         if rewound is None:
-            return [self._end()]
+            return self._end(NOTHING)
         self._verified = self._journal.num_asked
-        return [self._end(found=rewound.found, kept=rewound.kept)]
+        return self._end(rewound)
 
-    def _end(self, **result: object) -> do.EndRewind:
-        number = None if self.asked is None else self.asked.number
-        self.asked, self._check_is_due = None, False
-        return do.EndRewind(number, **result)  # type: ignore[arg-type]
+    def _end(self, rewound: Rewound, is_interrupted: bool = False) -> Actions:
+        ended = None if self.asked is None else self.asked.ended
+        self.asked = None
+        return [do.EndRewind(ended, rewound, is_interrupted)]
 
-    def judge(self, job: do.Rewind, rewound: Rewound) -> Verdict:
-        """Compares the two runs of the steps."""
+    def compare(self, job: do.Rewind, rewound: Rewound) -> tuple[Actions, CorruptionReport | None]:
+        """Compares the two runs of the steps. Returns all reports of wrong bits, and that of a difference."""
         texts = dict.fromkeys(rewound.damaged)
         reports: Actions = [do.ReportCorruption(CorruptionReport.of_copies(text)) for text in texts]
         ordinary, repeated = rewound.runs
         found = compare(ordinary, repeated)
-        if found is None:
-            return Verdict(reports)
-        reports.append(do.ReportCorruption(found))
-        for step in (entry for entry in job.entries if isinstance(entry, LoggedStep)):
-            step.adopt(repeated.replies.get(step.ordinal, {}))
-        if self._policy.on_corruption == WARN:
-            return Verdict(reports)
-        if self._policy.on_corruption == REPLACE and found.kind == COMPUTED:
-            return Verdict(reports, found.mpmd_idxs)
-        remedy = _UNKNOWN if self._policy.on_corruption == REPLACE else ""
-        return Verdict(reports, error=SilentCorruptionError(f"{found}{remedy}", found.mpmd_idxs))
-
-
-_UNKNOWN = (
-    '. on_corruption="replace" replaces no group, because it cannot be told which one is wrong. '
-    "Start again from a checkpoint"
-)
+        if found is not None:
+            reports.append(do.ReportCorruption(found))
+            for step in (entry for entry in job.entries if isinstance(entry, LoggedStep)):
+                step.adopt(repeated.replies.get(step.ordinal, {}))
+        return reports, found

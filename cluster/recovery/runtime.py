@@ -1,6 +1,6 @@
 """The runtime of a mesh that recovers: what steps, arrays and checkpoints ask of its groups.
 
-It has groups asked by way of ``Requests``, which can ask again. So callers notice nothing of a death but that
+It has groups asked by way of ``Ledger``, which can ask again. So callers notice nothing of a death but that
 a step takes longer.
 """
 
@@ -21,15 +21,15 @@ from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import Status, while_recovering
 from cluster.recovery.actions import KeptHere
-from cluster.recovery.events import Closed, CopyAsked, Died, StepAsked, Wanted
+from cluster.recovery.copies import Copies
+from cluster.recovery.events import Closed, CopyAsked, Died, State, StepAsked, Wanted
+from cluster.recovery.ledger import Ledger
 from cluster.recovery.left_out import crossing_fault, host_arrays_fault
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import Recovery
-from cluster.recovery.process_pool import ProcessPool
+from cluster.recovery.processes import Processes
 from cluster.recovery.report import CorruptionReport, FoundValue, RecoveryReport
-from cluster.recovery.requests import Requests
 from cluster.recovery.shell import Shell
-from cluster.recovery.states import State
 from cluster.tcp.connection import Connection
 from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
@@ -38,11 +38,9 @@ from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import LoadedProgram, Runtime
 from mpmd.runtime.requests import (
-    NOTHING_RELEASED,
     CopyOut,
     Fetch,
     Handle,
-    Release,
     Request,
     StepRequest,
     Write,
@@ -59,7 +57,8 @@ class RecoveringRuntime(Runtime):
 
     Args:
       groups: the other runtime, which is not attached yet.
-      pool: the running processes.
+      processes: the running processes.
+      copies: of their values.
       policy: when to copy values, and when to give up.
       on_recovery: is called with a report of each recovery, and of each move of a group.
       on_corruption: is called with a report of wrong bits.
@@ -72,7 +71,8 @@ class RecoveringRuntime(Runtime):
     def __init__(
         self,
         groups: RayRuntime,
-        pool: ProcessPool,
+        processes: Processes,
+        copies: Copies,
         policy: Recovery,
         on_recovery: Callable[[RecoveryReport], None],
         on_corruption: Callable[[CorruptionReport], None],
@@ -81,21 +81,21 @@ class RecoveringRuntime(Runtime):
     ):
         super().__init__(groups.processes_per_group, max_in_flight)
         self._groups = groups
-        self._pool = pool
+        self._processes = processes
         self._has_spares = policy.spares > 0
         # None of them gets this object or a method of it: it ends when its last user drops it.
         self.left_out = frozenset(left_out)
         self._membership = Membership(policy, self.processes_per_group, left_out)
-        self._requests = Requests(
+        self._ledger = Ledger(
             self._membership,
             groups,
-            pool,
+            processes,
             self._released,
             self._handles.__next__,
             self.arguments,
             takes_digests=policy.verify_every is not None,
         )
-        self._shell = Shell(self._requests, on_recovery, on_corruption)
+        self._shell = Shell(self._ledger, copies, on_recovery, on_corruption)
 
     def attach(self, connections: Sequence[Connection]) -> None:
         """Begins to send requests to groups over the driver's connections, and to look after the groups."""
@@ -112,12 +112,10 @@ class RecoveringRuntime(Runtime):
 
     @property
     def actors(self) -> tuple[ActorHandle, ...]:
-        """The actors of all processes, group by group."""
-        return tuple(self._pool.actors)
+        return tuple(self._processes.actors)
 
     @property
     def is_recovering(self) -> bool:
-        """Whether groups are being replaced, or go back."""
         return self._membership.state is State.RECOVERING
 
     @property
@@ -131,7 +129,6 @@ class RecoveringRuntime(Runtime):
 
     @property
     def is_copying(self) -> bool:
-        """Whether a snapshot is under way."""
         return self._membership.journal.snapshot is not None
 
     def load(self, program: Program) -> LoadedProgram:
@@ -142,41 +139,39 @@ class RecoveringRuntime(Runtime):
         self.check_process()
         if self.left_out and (fault := crossing_fault(program.plan, self.left_out)) is not None:
             raise fault
-        requests, journal = self._requests, self._requests.journal
+        ledger, journal = self._ledger, self._ledger.journal
         while True:
-            with requests.changed:
-                requests.wait_until_running()
-                if self._membership.error is not None:
-                    raise copy_of(self._membership.error)
+            with ledger.changed:
+                ledger.wait_for(lambda: self._membership.is_running)
                 attempt = journal.attempt
-                requests.unload_unused()
+                ledger.unload_unused()
             try:
                 loaded, load_requests = self._groups.load_with_requests(program)
             except GroupDiedError as death:
                 if death.mpmd_idx in self.left_out and attempt == journal.attempt:
                     raise  # it is not being replaced, and stays dead until the user has it replaced
-                requests.wait_for_end_of(attempt)  # the recovery may be about to begin
+                ledger.wait_for_end_of(attempt)  # the recovery may be about to begin
                 continue
             except RuntimeError:
                 if attempt == journal.attempt:
                     raise
                 continue
-            with requests.changed:
+            with ledger.changed:
                 if attempt == journal.attempt:
-                    requests.loads[loaded.number] = load_requests
+                    ledger.loads[loaded.number] = load_requests
                     return loaded
                 self._groups.unload(loaded.number)  # new processes do not have it
 
     def unload(self, number: int) -> None:
-        self._requests.unload(number)
+        self._ledger.unload(number)
 
     def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:
         """As in the protocol. Only steps that are logged wait for a snapshot that is late."""
-        with self._requests.changed:
+        with self._ledger.changed:
             if self.left_out.isdisjoint(mpmd_idxs):
-                self._requests.wait_to_submit()
+                self._ledger.wait_to_submit()
             else:
-                self._requests.wait_until_running()
+                self._ledger.wait_until_running()
 
     def ask(self, requests: Mapping[int, Request]) -> dict[int, Future]:
         """As ``Runtime.ask``. Requests that are logged are answered also if a group dies meanwhile.
@@ -190,51 +185,42 @@ class RecoveringRuntime(Runtime):
         (kind,) = {type(request) for request in requests.values()}
         if kind.beside_steps == "control":  # which says what the processes do now
             return self._groups.ask(requests)
-        asked, is_left_out = self._requests, not self.left_out.isdisjoint(requests)
-        with asked.changed:
+        ledger, is_left_out = self._ledger, not self.left_out.isdisjoint(requests)
+        with ledger.changed:
             if kind is StepRequest:
                 self.wait_to_submit(requests)
             elif is_left_out or kind not in (Fetch, Write):
-                asked.wait_until_running()
-            refusal = asked.refusal(requests)
+                ledger.wait_until_running()
+            refusal = ledger.refusal(requests)
             if refusal is None and is_left_out:
                 refusal = host_arrays_fault(requests, self.left_out)
             if refusal is not None:
                 return {mpmd_idx: failed(copy_of(refusal)) for mpmd_idx in requests}
             if is_left_out or not (kind.is_repeatable or kind is Write):
-                return self._ask_once(requests)
+                ledger.unload_unused()
+                return ledger.ask_once(requests, ledger.take_released(self.left_out & requests.keys()))
             if kind is StepRequest:
                 return self._submit_step(requests)
             return {mpmd_idx: self._ask_group(mpmd_idx, request) for mpmd_idx, request in requests.items()}
 
-    def _ask_once(self, requests: Mapping[int, Request]) -> dict[int, Future]:
-        asked = self._requests
-        asked.unload_unused()
-        return asked.ask_once(requests, asked.take_released(self.left_out & requests.keys()))
-
     def _submit_step(self, requests: Mapping[int, Request]) -> dict[int, Future]:
-        asked = self._requests
-        futures = asked.ask_first(asked.journal.add(requests, asked.take_released(requests)))
-        is_due = self._membership.snapshot_is_due
+        ledger = self._ledger
+        futures = ledger.ask_first(ledger.journal.add(requests, ledger.take_released(requests)))
         self._shell.tell(StepAsked())
-        if is_due:
-            for mpmd_idx, released in asked.take_released(self.left_out).items():
-                if released != NOTHING_RELEASED:
-                    asked.ask_once({mpmd_idx: Release(released)})
         return futures
 
     def _ask_group(self, mpmd_idx: int, request: Request) -> Future:
         """Asks a group for something that is not a step, and that is asked again after a death."""
         match request:
             case CopyOut(copy):
-                self._requests.tell(CopyAsked(copy))
+                self._ledger.tell(CopyAsked(copy))
             case Write():
-                return self._requests.write(mpmd_idx, request)
-        return self._requests.ask_first(self._requests.journal.add({mpmd_idx: request}))[mpmd_idx]
+                return self._ledger.write(mpmd_idx, request)
+        return self._ledger.ask_first(self._ledger.journal.add({mpmd_idx: request}))[mpmd_idx]
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
         if handle in self._membership.moves.unwritten:
-            self._requests.freed.put(handle)
+            self._ledger.freed.put(handle)
         self._membership.left_out.lost.pop(handle, None)
         super().free(mpmd_idxs, handle)
 
@@ -248,9 +234,9 @@ class RecoveringRuntime(Runtime):
           to: the directory for the task that has made the value; ``None`` not to write the task.
         """
         self.check_process()
-        ending = self._requests.rewind(refused)
-        found = ending.found
-        for kept in ending.kept:
+        rewound = self._ledger.rewind(refused)
+        found = rewound.found
+        for kept in rewound.kept:
             at = (kept.step, kept.captured.mpmd_idx)
             if to is None or found is None or at != (found.step, found.mpmd_idx):
                 drop_kept(self, kept.captured)
@@ -274,16 +260,57 @@ class RecoveringRuntime(Runtime):
         self.check_process()
         if self.is_recovering and not self._shell.has_ended:
             dead = dict(self._membership.dead)
-            return while_recovering(self._pool.infos, dead, self._requests.count_waiting())
+            return while_recovering(self._processes.infos, dead, self._ledger.count_waiting())
         status = self._groups.status()
         if not self._has_spares or self._shell.has_ended:
             return status
-        return dataclasses.replace(status, ready_spares=self._pool.replacements.count_ready_spares())
+        return dataclasses.replace(status, ready_spares=self._processes.spares.count_ready())
 
     def resize(self, num_places: int, timeout: float) -> None:
-        """As ``Shell.resize``."""
+        """Reserves devices for the first ``num_places`` groups; the remaining groups share these devices.
+
+        Blocks until the groups have moved, and the resources that they have left are given back.
+
+        Args:
+          num_places: from 1 to the number of groups.
+
+        Raises: ``RuntimeError`` when there is no room within ``timeout`` seconds, and at once when a group is
+          dead that recovery leaves out; groups then move as soon as they can.
+        """
         self.check_process()
-        self._shell.resize(num_places, timeout)
+        ledger, membership, allocations = self._ledger, self._membership, self._processes.allocations
+        if num_places < len(self.processes_per_group) and not allocations.can_share:
+            raise RuntimeError(
+                "resize: groups may not share devices here: the mesh was launched with "
+                "Recovery(share_after=None), or on a platform whose devices belong to one process"
+            )
+        with ledger.changed:
+            allocations.num_own = num_places
+            self._shell.wake()
+            ledger.wait_for(lambda: self._is_settled or membership.left_out.fault_of(self._late), timeout)
+            if fault := membership.left_out.fault_of(self._late):
+                raise RuntimeError(f"resize({num_places}): {fault}")
+            if late := self._late:
+                names, why = membership.moves.explain(late)
+                raise RuntimeError(
+                    f"resize({num_places}): {names} did not move within {timeout:g} s{why}. "
+                    "A group moves by itself as soon as there is a place for it"
+                )
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether each group is where it is to be, and no move is under way: its end gives resources back."""
+        return not self._late and not self._membership.moves.is_under_way
+
+    @property
+    def _late(self) -> list[int]:
+        """The groups that share devices but should not, or should but do not; else, the groups that move."""
+        allocations = self._processes.allocations
+        sharing = {p.mpmd_idx for p in self._processes.infos if p.shares_with is not None}
+        late = [
+            i for i in range(len(self.processes_per_group)) if (i in sharing) == (i < allocations.num_own)
+        ]
+        return late or sorted(self._membership.dead)
 
     def replace(self, mpmd_idxs: Collection[int], timeout: float) -> None:
         """Has dead groups of ``mpmd_idxs`` restart without values. Returns when all the groups live.
@@ -291,27 +318,23 @@ class RecoveringRuntime(Runtime):
         Raises: ``RuntimeError`` when they do not within ``timeout`` seconds.
         """
         self.check_process()
-        requests, membership, left_out = self._requests, self._membership, self._membership.left_out
+        ledger, membership, dead = self._ledger, self._membership, self._membership.left_out.dead
         deadline = time.monotonic() + timeout
-        with requests.changed:
-            may_begin = requests.changed.wait_for(lambda: membership.error or membership.is_running, timeout)
-            for mpmd_idx in range(requests.num_groups):
+        with ledger.changed:
+            may_begin = ledger.wait_for(lambda: membership.is_running, timeout)
+            for mpmd_idx in range(len(self.processes_per_group)):
                 # Who was told by a step may be earlier than the membership, also of a group of another part.
                 if membership.is_running and (death := self._groups.death_of(mpmd_idx)) is not None:
-                    requests.tell(Died(death))
-            requests.tell(Wanted(frozenset(left_out.dead.keys() & set(mpmd_idxs))))
+                    ledger.tell(Died(death))
+            ledger.tell(Wanted(frozenset(dead.keys() & set(mpmd_idxs))))
             self._shell.wake()
-            has_ended = requests.changed.wait_for(
-                lambda: membership.error or not (membership.dead or left_out.dead.keys() & set(mpmd_idxs)),
+            has_ended = ledger.wait_for(
+                lambda: not (membership.dead or dead.keys() & set(mpmd_idxs)),
                 max(0.0, deadline - time.monotonic()),
             )
-            if membership.error is not None:
-                raise copy_of(membership.error)
-            if late := sorted(left_out.dead.keys() & set(mpmd_idxs)):
-                requests.tell(Wanted(frozenset(late), given_up=True))
-                said = membership.moves.said
-                why = "".join(f"; {said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in said)
-                names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)
+            if late := sorted(dead.keys() & set(mpmd_idxs)):
+                ledger.tell(Wanted(frozenset(late), given_up=True))
+                names, why = membership.moves.explain(late)
                 raise RuntimeError(f"replace: {names} did not begin anew within {timeout:g} s{why}")
             if not may_begin or not has_ended:
                 raise RuntimeError(f"replace: other groups have recovered or moved for {timeout:g} s")
@@ -321,7 +344,7 @@ class RecoveringRuntime(Runtime):
         if os.getpid() != self._process:
             return
         self.is_closed = True
-        with self._requests.changed:
+        with self._ledger.changed:
             self._shell.tell(Closed(RuntimeError(MESH_CLOSED)))
         self._groups.close()
-        self._pool.release()
+        self._processes.release()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import queue
 import sys
@@ -15,17 +16,15 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from cluster.driver.calls.pending_calls import copy_of
-from cluster.driver.calls.ray_errors import is_death, raised_by
+from cluster.driver.calls.post_mortem import is_death, raised_by
 from cluster.driver.ray_session import RaySession
 from cluster.recovery import actions as do
 from cluster.recovery import procedures
+from cluster.recovery.copies import Copies
 from cluster.recovery.events import Closed, Died, Done, Event, Faulted, Freed
+from cluster.recovery.ledger import Ledger
 from cluster.recovery.logged import Logged, LoggedSnapshot
-from cluster.recovery.migrations import Migrations
 from cluster.recovery.report import CorruptionReport, RecoveryReport
-from cluster.recovery.requests import Requests
-from cluster.start.connect import ProcessLostError
 from cluster.tcp.connection import Connection
 from mpmd.runtime.requests import Handle
 from mpmd.runtime.survey import take_digests
@@ -33,37 +32,45 @@ from mpmd.runtime.survey import take_digests
 _LOOK_SECONDS = 1.0
 """The seconds between two looks whether groups are to move."""
 
+_DEATH_SECONDS = 90.0
+"""The seconds within which the driver hears of a death that made a snapshot fail."""
+
+_SAVE_SECONDS = 10.0
+"""The seconds that a checkpoint may keep a group on a node that is to end; other moves wait for it."""
+
 
 class Shell:
     """Looks after the groups of a mesh, by what their ``Membership`` says.
 
     Args:
-      requests: what groups were asked.
+      ledger: the requests to groups.
+      copies: of the values of processes.
       on_recovery: is called with a report of each recovery and move.
       on_corruption: is called with a report of wrong bits.
     """
 
     def __init__(
         self,
-        requests: Requests,
+        ledger: Ledger,
+        copies: Copies,
         on_recovery: Callable[[RecoveryReport], None],
         on_corruption: Callable[[CorruptionReport], None],
     ):
-        self._requests = requests
-        self._membership = requests.membership
-        self._groups = requests.groups
-        self._pool = requests.pool
+        self._ledger = ledger
+        self._membership = ledger.membership
+        self._groups = ledger.groups
+        self._processes = ledger.processes
+        self._copies = copies
         self._on_recovery = on_recovery
         self._on_corruption = on_corruption
         self._session = RaySession()
-        self._migrations = Migrations(self._pool)
         self._is_acting = self._is_looking = False
-        requests.tell = _weakly(self.tell)
+        ledger.tell = _weakly(self.tell)
 
     def attach(self, connections: Sequence[Connection]) -> None:
         """From now on, groups are asked over these connections, and their deaths are noted."""
-        tell = self._requests.tell
-        self._groups.attach(self._pool.calls(connections, lambda error: tell(Died(error))))
+        tell = self._ledger.tell
+        self._groups.attach(self._processes.calls(connections, lambda error: tell(Died(error))))
 
     # Events, and what follows.
 
@@ -78,8 +85,8 @@ class Shell:
 
     def _act(self, event: Event) -> list[list[do.Job]]:
         """Carries out the actions that follow from an event. Returns the jobs, a list for each thread."""
-        requests, membership = self._requests, self._membership
-        with requests.changed:
+        ledger, membership = self._ledger, self._membership
+        with ledger.changed:
             is_cause, self._is_acting = not self._is_acting, True
             try:
                 threads = [self._carry_out_all(membership.handle(event))]
@@ -87,11 +94,11 @@ class Shell:
                     threads.append(self._carry_out_all(actions))
             finally:
                 self._is_acting = not is_cause
-                requests.changed.notify_all()
+                ledger.changed.notify_all()
         return [jobs for jobs in threads if jobs]
 
     def _carry_out_all(self, actions: do.Actions) -> list[do.Job]:
-        self._requests.unload_unused()
+        self._ledger.unload_unused()
         jobs = []
         for action in actions:
             if isinstance(action, do.Job):
@@ -101,44 +108,42 @@ class Shell:
         return jobs
 
     def _carry_out(self, action: do.Action) -> None:
-        requests = self._requests
+        ledger = self._ledger
         match action:
             case do.Tell(outcomes):
-                requests.settle(outcomes)
+                ledger.settle(outcomes)
             case do.Attach(connections):
                 self.attach(connections)
             case do.Disconnect(connections):
                 for connection in connections:
                     connection.close()
-            case do.LoseValues(error):
-                requests.lose_values(error)
-            case do.ForgetValues(groups):
-                requests.forget_values(groups)
+            case do.LoseValues(errors):
+                ledger.lose_values(errors)
             case do.Replay(entries):
                 self._replay(entries)
             case do.BeginSnapshot():
-                requests.begin_snapshot()
+                ledger.begin_snapshot()
             case do.EndRewind():
-                requests.end_rewind(action)
+                ledger.end_rewind(action)
             case do.ReportCorruption(report):
                 self._on_corruption(report)
                 print(f"cluster: {report}", file=sys.stderr, flush=True)
             case do.MarkCommitted():
-                self._pool.copies.mark_committed()
+                self._copies.mark_committed()
             case do.GiveBack(snapshot):
-                requests.give_back(snapshot.released)
+                ledger.give_back(snapshot.released)
             case do.Say(message):
-                if not self._pool.stop.is_set() and self._session.is_connected:  # which may be why
+                if not self._processes.stop.is_set() and self._session.is_connected:  # which may be why
                     print(f"cluster: {message}", file=sys.stderr, flush=True)
             case do.End(ending):
-                requests.end(ending)
+                ledger.end(ending)
 
     def _replay(self, entries: Sequence[Logged]) -> None:
         for entry in entries:
             if isinstance(entry, LoggedSnapshot):
-                self._requests.ask_for_copies(entry)
+                self._ledger.ask_for_copies(entry)
             else:
-                self._requests.ask(entry)
+                self._ledger.ask(entry)
 
     def _work(self, jobs: Sequence[do.Job]) -> None:
         """Carries out jobs, and all that follows, in this thread; what else may happen, in other threads."""
@@ -165,72 +170,67 @@ class Shell:
             yield
         except BaseException as error:
             self.tell(Closed(RuntimeError(f"the groups cannot be looked after: {error!r}")))
-            self._pool.release()
+            self._processes.release()
             raise
 
     def _run(self, job: do.Job) -> Any:
-        """Returns the result of a job."""
-        pool, requests = self._pool, self._requests
+        processes, copies, ledger = self._processes, self._copies, self._ledger
         match job:
             case do.Detach(reason):
                 self._groups.detach(reason)
             case do.Recover():
-                return procedures.recover(job, pool, requests.loads)
+                return procedures.recover(job, processes, copies, ledger.loads)
             case do.GoBack():
-                return procedures.go_back(job, pool)
+                return procedures.go_back(job, copies)
             case do.Rewind():
-                digests = functools.partial(take_digests, self._groups, requests.logged)
-                return procedures.rewind(job, pool, requests.repeat, digests)
-            case do.Report(recovered):
-                self._report(recovered)
+                digests = functools.partial(take_digests, self._groups, self._membership.logged)
+                return procedures.rewind(job, copies, ledger.repeat, digests)
+            case do.Report():
+                self._report(job)
             case do.StartSpares():
-                pool.replacements.start_spares()
+                processes.spares.start_missing()
             case do.Look():
                 try:
-                    return self._migrations.groups_to_move()
+                    return processes.groups_to_move()
                 finally:
                     self._is_looking = False
             case do.Prepare():
                 return self._prepare(job)
             case do.Discard():
-                pool.replacements.discard()
+                processes.spares.discard()
             case do.CopyAway(attempt, snapshot, base, copied):
                 for each in copied:
                     each.result()
                 journal = self._membership.journal
-                pool.copies.copy_away(snapshot.number, base, lambda: attempt == journal.attempt)
-            case do.FindDead():
-                return pool.find_dead()
-            case do.Timer(seconds):
-                with requests.changed:
-                    requests.changed.wait_for(lambda: not self._membership.awaits(job), seconds)
+                copies.copy_away(snapshot.number, base, lambda: attempt == journal.attempt)
+            case do.AwaitDeath():
+                if processes.find_dead() - self._membership.left_out.dead.keys():
+                    self._await(job, _DEATH_SECONDS)
+            case do.AwaitCheckpoints():
+                self._await(job, _SAVE_SECONDS)
             case do.Release():
-                pool.release()
+                processes.release()
         return None
 
     def _prepare(self, job: do.Prepare) -> set[int] | None:
         job.phases.enter("prepared")
         self._groups.ask_health()
-        has_place = self._migrations.prepare(job.mpmd_idx, job.kind)
+        has_place = self._processes.prepare_move(job.mpmd_idx, job.kind)
         job.phases.enter("copied")
-        return self._pool.find_dead() if has_place else None
+        return self._processes.find_dead() if has_place else None
 
-    def _report(self, recovered: do.Recovered) -> None:
-        recovered.phases.enter(None)
-        report = RecoveryReport(
-            mpmd_idxs=tuple(sorted(recovered.groups)),
-            reason=str(recovered.death),
-            step=recovered.step.ordinal if recovered.step else None,
-            num_replayed=sum(step.failure is None for step in recovered.steps),
-            seconds=recovered.phases.seconds,
-            lost=recovered.lost,
-            kind=recovered.kind,
-            shares_with={
-                process.mpmd_idx: process.shares_with
-                for process in self._pool.infos
-                if process.mpmd_idx in recovered.groups and process.shares_with is not None
-            },
-        )
+    def _await(self, job: do.AwaitDeath | do.AwaitCheckpoints, seconds: float) -> None:
+        with self._ledger.changed:
+            self._ledger.changed.wait_for(lambda: not self._membership.awaits(job), seconds)
+
+    def _report(self, job: do.Report) -> None:
+        job.phases.enter(None)
+        sharing = {
+            process.mpmd_idx: process.shares_with
+            for process in self._processes.infos
+            if process.mpmd_idx in job.report.mpmd_idxs and process.shares_with is not None
+        }
+        report = dataclasses.replace(job.report, shares_with=sharing)
         self._on_recovery(report)
         print(f"cluster: {report}", file=sys.stderr, flush=True)
 
@@ -238,12 +238,11 @@ class Shell:
 
     def start(self) -> None:
         """Has a thread look after the places of groups, as long as this is in use."""
-        watching = weakref.ref(self), self._requests.freed
+        watching = weakref.ref(self), self._ledger.freed
         threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing works any more, or Ray was shut down."""
         return self._membership.error is not None or not self._session.is_connected
 
     def look_after(self) -> None:
@@ -254,57 +253,7 @@ class Shell:
 
     def wake(self) -> None:
         """Has the groups that are to move looked for soon."""
-        self._requests.freed.put(None)
-
-    def resize(self, num_places: int, timeout: float) -> None:
-        """Reserves devices for the first ``num_places`` groups; the remaining groups share these devices.
-
-        Blocks until the groups have moved, and the resources that they have left are given back.
-
-        Args:
-          num_places: from 1 to the number of groups.
-
-        Raises: ``RuntimeError`` when there is no room within ``timeout`` seconds, and at once when a group is
-          dead that recovery leaves out; groups then move as soon as they can.
-        """
-        requests, membership, allocations = self._requests, self._membership, self._pool.allocations
-        if num_places < requests.num_groups and not allocations.can_share:
-            raise RuntimeError(
-                "resize: groups may not share devices here: the mesh was launched with "
-                "Recovery(share_after=None), or on a platform whose devices belong to one process"
-            )
-        with requests.changed:
-            allocations.num_own = num_places
-            self.wake()
-            requests.changed.wait_for(
-                lambda: membership.error or self._is_settled or membership.left_out.fault_of(self._late),
-                timeout,
-            )
-            if membership.error is not None:
-                raise copy_of(membership.error)
-            if fault := membership.left_out.fault_of(self._late):
-                raise RuntimeError(f"resize({num_places}): {fault}")
-            if late := self._late:
-                said = membership.moves.said
-                why = "".join(f"; {said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in said)
-                names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)
-                raise RuntimeError(
-                    f"resize({num_places}): {names} did not move within {timeout:g} s{why}. "
-                    "A group moves by itself as soon as there is a place for it"
-                )
-
-    @property
-    def _is_settled(self) -> bool:
-        """Whether each group is where it is to be, and no move is under way: its end gives resources back."""
-        return not self._late and not self._membership.moves.is_under_way
-
-    @property
-    def _late(self) -> list[int]:
-        """The groups that share devices but should not, or should but do not; else, the groups that move."""
-        allocations = self._pool.allocations
-        sharing = {p.mpmd_idx for p in self._pool.infos if p.shares_with is not None}
-        late = [i for i in range(self._requests.num_groups) if (i in sharing) == (i < allocations.num_own)]
-        return late or sorted(self._membership.dead)
+        self._ledger.freed.put(None)
 
 
 def _weakly(tell: Callable[[Event], None]) -> Callable[[Event], None]:
@@ -322,7 +271,7 @@ def _fault(job: do.Job, error: BaseException) -> Faulted:
     if not isinstance(job, do.CopyAway):
         return Faulted(job, error)
     error = raised_by(error)
-    return Faulted(job, error, by_death=is_death(error) or isinstance(error, ProcessLostError))
+    return Faulted(job, error, by_death=is_death(error))
 
 
 def _watch(shell: weakref.ref[Shell], wake: queue.SimpleQueue[Handle | None]) -> None:

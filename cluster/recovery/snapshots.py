@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from cluster.recovery import actions as do
 from cluster.recovery.actions import Actions
 from cluster.recovery.journal import BEGINNING, Journal
 from cluster.recovery.logged import LoggedSnapshot
-from cluster.recovery.policy import Recovery, copying_fault
-
-_DEATH_SECONDS = 90.0
-"""The seconds within which the driver hears of a death that made a snapshot fail."""
-
-
-class SnapshotFailedError(Exception):
-    """The run ends for lack of a snapshot, because of ``error``."""
-
-    def __init__(self, journal: Journal, error: BaseException):
-        super().__init__(f"the run ends: {error}")
-        self.error = copying_fault(journal, error)
-        self.error.__cause__ = error
+from cluster.recovery.policy import Recovery
 
 
 class Snapshots:
@@ -49,26 +37,21 @@ class Snapshots:
         return [do.CopyAway(self._journal.attempt, snapshot, self._journal.committed, copied)]
 
     def end_copying(self) -> None:
-        """A snapshot has travelled, or has failed to."""
         self._num_copying -= 1
 
     def mark_committed(self) -> Actions:
-        """The journal may have committed a snapshot."""
+        """The journal may have committed a snapshot, or lost all of them."""
         if self._marked == self._journal.committed:
             return []
         self._marked = self._journal.committed
-        return [do.MarkCommitted()]
-
-    def lose(self) -> None:
-        """No group has a snapshot any more."""
-        self._marked = BEGINNING
+        return [] if self._marked == BEGINNING else [do.MarkCommitted()]
 
     def fail(self, copying: do.CopyAway, error: BaseException, by_death: bool) -> Actions:
         """Goes on without a snapshot if the log may still grow; else looks for a death that explains it."""
         if copying.attempt != self._journal.attempt:
             return []
         if not self._policy.may_go_on(self._journal):
-            return [do.FindDead(copying, error)]
+            return [do.AwaitDeath(copying, error)]
         self._journal.fail_snapshot(copying.snapshot)
         giving_back = do.GiveBack(copying.snapshot)
         if by_death:  # which is told by itself
@@ -78,13 +61,3 @@ class Snapshots:
             f"until then a death goes back to the copies before: {type(error).__name__}: {error}"
         )
         return [giving_back, do.Say(message)]
-
-    def explain(self, failed: do.FindDead, dead: Collection[int]) -> Actions:
-        """Waits to hear of a death that explains the failure. Raises as ``end`` if no group is dead."""
-        return [do.Timer(_DEATH_SECONDS, failed)] if dead else self.end(failed)
-
-    def end(self, failed: do.FindDead) -> Actions:
-        """Raises ``SnapshotFailedError``, unless the driver has heard of a death."""
-        if failed.copying.attempt != self._journal.attempt:
-            return []
-        raise SnapshotFailedError(self._journal, failed.error)

@@ -25,15 +25,8 @@ Allocate = Callable[[int], np.ndarray]
 """Returns an array of the given number of bytes, with any content."""
 
 
-class Copied(NamedTuple):
-    """A process's copies for a snapshot: the seconds for which steps had to wait, and the bytes."""
-
-    seconds: float
-    nbytes: int
-
-
 @dataclasses.dataclass(frozen=True)
-class Snapshot(Request[Copied]):
+class Snapshot(Request[None]):
     """Asks each process of a group to copy the values that live there between two steps.
 
     Attributes:
@@ -69,7 +62,6 @@ class SavedValue(NamedTuple):
 
     @property
     def is_intact(self) -> bool:
-        """Whether all bytes are as they were when the value was copied."""
         return self.digests == tuple(digest_of(shard.data) for _, shard in self.shards)
 
     def copied(self, allocate: Allocate) -> SavedValue:
@@ -197,11 +189,9 @@ class SnapshotStore:
                     self._free[shard.nbytes].append(shard)
 
     def values(self, number: int) -> dict[Handle, Saved]:
-        """The values of a snapshot."""
         return {handle: self._values[handle] for handle in self._handles(number)}
 
     def damaged(self, number: int) -> list[Handle]:
-        """The values of a snapshot whose bytes have changed since they were copied."""
         return sorted(handle for handle, saved in self.values(number).items() if not _is_intact(saved))
 
     def _handles(self, number: int) -> frozenset[Handle]:

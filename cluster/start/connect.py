@@ -20,6 +20,7 @@ from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import make_credentials
 from cluster.tcp.listener import OUT_OF_RESOURCES
 from cluster.transports.choice import OBJECT_STORE, SHARED_MEMORY, choose
+from mpmd.errors import GroupDiedError
 from mpmd.ir.plan import Edge
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
@@ -35,14 +36,6 @@ _QUIET_SECONDS = 30.0
 
 _REASON_SECONDS = 1.0
 """The seconds that further actors have to report the cause of an actor's failure to connect."""
-
-
-class ProcessLostError(RuntimeError):
-    """A process of the group ``mpmd_idx`` has died, does not answer, is stuck, or cannot be reached."""
-
-    def __init__(self, reason: str, mpmd_idx: int):
-        super().__init__(reason)
-        self.mpmd_idx = mpmd_idx
 
 
 class StartingActors(NamedTuple):
@@ -87,7 +80,7 @@ class StartingActors(NamedTuple):
                     ) from failure
         return ray.get(calls)
 
-    def _shortage(self, calls: list[ray.ObjectRef]) -> ProcessLostError | None:
+    def _shortage(self, calls: list[ray.ObjectRef]) -> GroupDiedError | None:
         """The error of a process to which the system refuses further descriptors or memory.
 
         Other processes have failed to connect with it, perhaps before it has reported its own error.
@@ -98,7 +91,7 @@ class StartingActors(NamedTuple):
             if isinstance(cause, OSError) and cause.errno in OUT_OF_RESOURCES:
                 process = self.processes[calls.index(call)]
                 reason = f"{process.name} cannot connect: {type(cause).__name__}: {cause}"
-                return ProcessLostError(reason, process.mpmd_idx)
+                return GroupDiedError(reason, process.mpmd_idx)
         return None
 
 
@@ -242,5 +235,5 @@ def connect_driver(
         except ConnectionError as error:
             hint = f"If the network closes its ports, use transport={OBJECT_STORE!r}, which leaves all to Ray"
             message = f"the driver cannot reach {process.name}: {error}. {hint}"
-            raise ProcessLostError(message, process.mpmd_idx) from error
+            raise GroupDiedError(message, process.mpmd_idx) from error
     return connections

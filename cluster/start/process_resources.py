@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.start.environment import actor_environment, gpu_memory
-from cluster.start.processes import Processes
+from cluster.start.processes import PlannedProcesses
 from cluster.start.resources import Bundle, threads_per_process
 from cluster.start.shapes import GPU_PLATFORMS, Request
 
@@ -22,7 +22,7 @@ class ProcessResources:
 
 
 def resources_of(
-    processes: Processes,
+    processes: PlannedProcesses,
     nodes: Sequence[str],
     request: Request,
     runtime_env: Mapping[str, Any],

@@ -21,7 +21,7 @@ _PROCESS_BYTES = 100 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class Processes:
+class PlannedProcesses:
     """The processes of all groups.
 
     Attributes:
@@ -48,14 +48,14 @@ class Processes:
         return [*groups.values(), *([spare] for spare in range(len(self.endpoints), len(self.bundles)))]
 
 
-def processes_of(request: Request, num_spares: int) -> Processes:
+def processes_of(request: Request, num_spares: int) -> PlannedProcesses:
     """The processes that are asked for, on the cluster that the driver is connected with.
 
     Raises: ``ValueError`` as ``shapes_of`` and ``bundles_of``.
     """
     platform = request.platform or default_platform()
     shapes = shapes_of(request, platform, [node["Resources"].get("GPU", 0) for node in live_nodes()])
-    return Processes(platform, endpoints(shapes), bundles_of(request, platform, shapes, num_spares))
+    return PlannedProcesses(platform, endpoints(shapes), bundles_of(request, platform, shapes, num_spares))
 
 
 def bundles_of(

@@ -15,7 +15,7 @@ from mpmd.runtime.requests import StepRequest
 from mpmd.runtime.worker import GroupWorker
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of
-from tests.support.pretended_groups import Calls, Driven, ProcessPool, Whole
+from tests.support.pretended_groups import Calls, Driven, Processes, Whole
 from tests.support.processes import endpoints
 
 
@@ -70,16 +70,16 @@ def test_on_its_way_to_an_actor_a_step_request_is_copied_once(made):
     assert made == {(0,): 2, (1,): 2}
 
 
-class ActorPool(ProcessPool):
+class ActorProcesses(Processes):
     def calls(self, connections, on_death):
         super().calls(connections, on_death)
-        self.attempts[-1] = Actors(self.processes)
+        self.attempts[-1] = Actors(self.endpoints)
         return self.attempts[-1]
 
 
 @pytest.mark.parametrize(("verify_every", "copies"), [(None, 1), (100, 2)])
 def test_only_groups_whose_runs_are_compared_get_a_second_copy(made, verify_every, copies):
-    driven = Driven(ActorPool(), Recovery(every=100, verify_every=verify_every))
+    driven = Driven(ActorProcesses(), Recovery(every=100, verify_every=verify_every))
     submit(driven)
     assert made == {(0,): 1 + copies, (1,): 1 + copies}
     driven.die(1)

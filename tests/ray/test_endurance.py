@@ -34,7 +34,7 @@ def test_steps_and_programs_leave_nothing_with_recovery(local_ray):
 
         def measure():
             """Right after a snapshot, when the journal has nothing else."""
-            journal = mesh.runtime._requests.journal
+            journal = mesh.runtime._ledger.journal
             for _ in range(3):  # processes have two snapshots, of which neither is to have what was before
                 training.step()
                 deadline = time.monotonic() + SECONDS
@@ -42,6 +42,6 @@ def test_steps_and_programs_leave_nothing_with_recovery(local_ray):
                     if journal.snapshot is None:
                         training.step()
                     time.sleep(0.01)
-            return held_by_all(mesh.runtime._pool.actors)
+            return held_by_all(mesh.runtime._processes.actors)
 
         training.endure(measure)

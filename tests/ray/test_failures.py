@@ -138,8 +138,8 @@ def test_an_interrupt_between_requests_leaves_no_group_waiting(mesh, sent, monke
 
 @pytest.mark.slow
 def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
-    monkeypatch.setattr(cluster.driver.calls.health, "PING_SECONDS", 1)
-    monkeypatch.setattr(cluster.driver.calls.health, "UNRESPONSIVE_SECONDS", 4)
+    monkeypatch.setattr(cluster.driver.calls.liveness, "PING_SECONDS", 1)
+    monkeypatch.setattr(cluster.driver.calls.liveness, "UNRESPONSIVE_SECONDS", 4)
     driver = ProgramDriver(disposable_mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
     os.kill(disposable_mesh.groups[0].pid, signal.SIGSTOP)
     try:
@@ -155,7 +155,7 @@ def test_an_unresponsive_actor_is_named(disposable_mesh, monkeypatch):
 
 @pytest.mark.slow
 def test_a_task_that_never_ends_is_named_and_its_group_ended(local_ray, monkeypatch):
-    monkeypatch.setattr(cluster.driver.calls.watchdog, "LEAVE_SECONDS", 1)
+    monkeypatch.setattr(cluster.driver.calls.liveness, "LEAVE_SECONDS", 1)
     with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, step_timeout=2) as mesh:
         driver = ProgramDriver(mesh.runtime, relay_program(compute_forever), {"x": np.float32(1)})
         futures, _ = driver.step()

@@ -145,7 +145,7 @@ def test_a_spare_takes_the_place_of_the_dead_and_two_deaths_lose_the_values(loca
     ) as mesh:
         step = compiled(mesh).compile(init(weights(2), CLIPPED_ADAM), *map(np.asarray, batch()))
         undisturbed = train(step)
-        spare = mesh.runtime._pool.replacements._spares[0].actor
+        spare = mesh.runtime._processes.spares._spares[0].actor
         assert train(step, lambda number, state: number == 6 and kill(mesh, 1)) == undisturbed
         assert mesh.runtime.actors[1] == spare
         state = init(weights(2), CLIPPED_ADAM)
@@ -236,8 +236,8 @@ def test_a_process_that_is_told_to_end_is_replaced_before(local_ray):
 
 @pytest.mark.slow
 def test_a_group_that_hangs_is_replaced(recovering_mesh, monkeypatch):
-    monkeypatch.setattr(cluster.driver.calls.health, "PING_SECONDS", 1)
-    monkeypatch.setattr(cluster.driver.calls.health, "UNRESPONSIVE_SECONDS", 5)
+    monkeypatch.setattr(cluster.driver.calls.liveness, "PING_SECONDS", 1)
+    monkeypatch.setattr(cluster.driver.calls.liveness, "UNRESPONSIVE_SECONDS", 5)
     step = compiled(recovering_mesh)
     undisturbed = train(step)
     before = len(recovering_mesh.recoveries)

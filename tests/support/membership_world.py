@@ -25,10 +25,10 @@ from cluster.recovery.events import (
     Unneeded,
     Wanted,
 )
-from cluster.recovery.journal import BEGINNING
-from cluster.recovery.liveness_waiter import ProcessLostError, SupersededError
+from cluster.recovery.journal import BEGINNING, Outcome
 from cluster.recovery.logged import Asked, LoggedSnapshot, LoggedStep
 from cluster.recovery.membership import Membership
+from cluster.recovery.processes import SupersededError
 from mpmd.errors import GroupDiedError, NonFiniteError, StepAborted, StepTimeoutError, TaskError
 from mpmd.runtime.digests import (
     DeviceDigest,
@@ -62,12 +62,12 @@ class Group:
 
 
 class Processes:
-    """In place of the ``ProcessPool`` and its parts. Each method is a phase of ``procedures``."""
+    """In place of ``Processes``, ``Copies`` and ``Allocations``. Each method is a phase of ``procedures``."""
 
     def __init__(self, world):
         self.world = world
-        self.copies = self.allocations = self
-        self.infos = self.actors = ()
+        self.allocations = self
+        self.infos = ()
 
     def kill(self, groups):
         self.world.enter("kill", set(groups))
@@ -75,6 +75,10 @@ class Processes:
             self.world.groups[mpmd_idx].end()
             self.world.groups[mpmd_idx].is_open = False
         self.world.resetting = self.world.resetting - set(groups)
+        return list(groups)
+
+    def lose(self, numbers):
+        pass
 
     def reset(self, but, programs):
         self.world.enter("reset")
@@ -96,7 +100,7 @@ class Processes:
     def open(self, groups, on_lost):
         self.world.enter("open", set(groups))
         for mpmd_idx in self.world.resetting & self.world.dead:
-            on_lost(ProcessLostError(f"group {mpmd_idx} has died", mpmd_idx))
+            on_lost(GroupDiedError(f"group {mpmd_idx} has died", mpmd_idx))
         if self.world.membership.error is not None:
             raise SupersededError
         self.world.check_alive(groups, RuntimeError("it could not start"))
@@ -124,7 +128,7 @@ class Processes:
         for mpmd_idx in groups:
             self.world.groups[mpmd_idx].is_loaded = True
 
-    def restore(self, snapshot, infos):
+    def restore(self, snapshot):
         self.world.enter("restore", snapshot)
         self.world.check_alive(self.world.logged)
         for mpmd_idx in self.world.logged:
@@ -241,10 +245,11 @@ class World:
             case do.Attach():
                 assert not self.is_attached
                 self.is_attached = True
-            case do.LoseValues():
-                self.chain = ()
-            case do.ForgetValues(groups):
-                for mpmd_idx in groups:
+            case do.LoseValues(losses):
+                if not losses.keys() <= self.left_out.groups:
+                    assert losses.keys() == set(self.logged)
+                    self.chain = ()
+                for mpmd_idx in self.left_out.groups & losses.keys():
                     assert self.groups[mpmd_idx].chain == ()
                     self.known[mpmd_idx] = ()
             case do.Replay(entries):
@@ -290,9 +295,7 @@ class World:
         return StepRequest(0, self.num_steps, donated, (STATE,), donated=donated)
 
     def rewind(self, refused=None):
-        number = next(self.numbers)
-        self.tell(RewindAsked(number, refused))
-        return number
+        self.tell(RewindAsked(None, refused))
 
     @property
     def may_submit(self):
@@ -315,7 +318,7 @@ class World:
     def end_unlogged(self, request, death):
         """No group answers any more, since one of them is dead."""
         for mpmd_idx in sorted(request.waiting):
-            self.tell(Answered(self.journal.attempt, request, mpmd_idx, error=death))
+            self.tell(Answered(self.journal.attempt, Outcome(request, mpmd_idx, error=death)))
 
     def replace(self, *mpmd_idxs):
         self.tell(Wanted(frozenset(self.left_out.dead.keys() & set(mpmd_idxs))))
@@ -365,12 +368,12 @@ class World:
             case Asked(is_logged=False):
                 if mpmd_idx in entry.waiting:
                     self.carry_out_unlogged(mpmd_idx, entry)
-                    self.tell(Answered(attempt, entry, mpmd_idx, StepReply({})))
+                    self.tell(Answered(attempt, Outcome(entry, mpmd_idx, StepReply({}))))
             case LoggedSnapshot():
                 self.copies.setdefault(number, {})[mpmd_idx] = group.chain
             case _:
                 result, error = self.carry_out_request(mpmd_idx, entry)
-                self.tell(Answered(attempt, entry, mpmd_idx, result, error))
+                self.tell(Answered(attempt, Outcome(entry, mpmd_idx, result, error)))
 
     def carry_out_unlogged(self, mpmd_idx, request):
         """Functions give other values to groups that are left out; recovering groups only send values."""
@@ -476,8 +479,11 @@ class World:
         match job:
             case _ if self.membership.is_void(job):
                 return False
-            case do.Timer():
+            case do.AwaitCheckpoints():
                 return not expired and self.membership.awaits(job)
+            case do.AwaitDeath():
+                is_dead = bool(self.dead - self.left_out.dead.keys())
+                return is_dead and not expired and self.membership.awaits(job)
             case do.CopyAway(_, snapshot):
                 return any(entry is snapshot for group in self.groups for _, entry, _ in group.inbox)
         return False
@@ -494,7 +500,7 @@ class World:
         except AssertionError:
             raise
         except Exception as error:
-            event = Faulted(job, error, isinstance(job, do.CopyAway) and isinstance(error, ProcessLostError))
+            event = Faulted(job, error, isinstance(job, do.CopyAway) and isinstance(error, GroupDiedError))
         self.done.append(job)
         threads = list(map(collections.deque, self.act(event)))
         if threads and not thread:
@@ -512,7 +518,7 @@ class World:
                 for group in self.groups:
                     group.inbox.clear()
             case do.Recover():
-                return procedures.recover(job, self.processes, {})
+                return procedures.recover(job, self.processes, self.processes, {})
             case do.GoBack():
                 self.check_answered()
                 return procedures.go_back(job, self.processes)
@@ -536,16 +542,16 @@ class World:
             case do.StartSpares():
                 self.enter("start_spares")
                 self.places = {group.place for group in self.groups} | set(self.prepared.values())
-            case do.FindDead():
-                return self.processes.find_dead()
+            case do.AwaitDeath():
+                self.processes.find_dead()
             case do.CopyAway(attempt):
                 self.enter("copy_away")
                 if attempt != self.journal.attempt:
                     raise SupersededError
                 self.check_alive(self.logged)
-            case do.Report(recovered):
+            case do.Report(report):
                 self.enter("report")
-                self.reports.append(recovered)
+                self.reports.append(report)
             case do.Release():
                 self.release()
         return None
@@ -582,7 +588,7 @@ class World:
 
     def check_alive(self, groups=None, error=None):
         if dead := self.dead & (self.dead if groups is None else set(groups)):
-            raise error or ProcessLostError("a group has died", min(dead))
+            raise error or GroupDiedError("a group has died", min(dead))
 
     def settle_inboxes(self):
         for mpmd_idx, group in enumerate(self.groups):

@@ -10,7 +10,7 @@ from cluster.driver.runtime import RayRuntime
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import Recovery
 from cluster.recovery.keepers import CopiesLostError
-from cluster.recovery.liveness_waiter import SupersededError
+from cluster.recovery.processes import SupersededError
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.errors import GroupDiedError
 from mpmd.ir.routes import Topology
@@ -89,18 +89,18 @@ class Calls:
             future.set_result(StepReply({7: np.float32(value)}))
 
 
-class ProcessPool:
-    """In place of the processes. ``failures`` are what the next replacements raise.
+class Processes:
+    """In place of the running processes. ``failures`` are what the next replacements raise.
 
-    Also in place of its own parts, and of their allocations.
+    Also in place of their copies, spares and allocations.
     """
 
     def __init__(self, failures=(), num_groups=2):
-        self.processes = endpoints([1] * num_groups)
+        self.endpoints = endpoints([1] * num_groups)
         self.attempts = []
         self.infos = [ProcessInfo(i, 0, "host", "id", 100 + i, (), ()) for i in range(num_groups)]
         self.actors = ()
-        self.replacements = self.copies = self.allocations = self
+        self.spares = self.allocations = self
         self.stop = threading.Event()
         self.failures, self.is_released = list(failures), False
         self.copied = []
@@ -110,7 +110,7 @@ class ProcessPool:
 
     def calls(self, connections, on_death):
         self.on_death = on_death
-        self.attempts.append(Calls(self.processes))
+        self.attempts.append(Calls(self.endpoints))
         return self.attempts[-1]
 
     def check(self, snapshot):
@@ -119,7 +119,7 @@ class ProcessPool:
             raise self.failures.pop(0)
         return ()
 
-    def restore(self, snapshot, infos):
+    def restore(self, snapshot):
         self.restored.append(snapshot)
 
     def connect_driver(self):
@@ -128,7 +128,7 @@ class ProcessPool:
     def _do_nothing(self, *arguments):
         pass
 
-    kill = reset = start = open = await_reset = connect = load = check_nodes = _do_nothing
+    kill = lose = reset = start = open = await_reset = connect = load = check_nodes = _do_nothing
 
     def copy_away(self, snapshot, base, is_wanted):
         assert self.may_copy.wait(SOON)
@@ -142,7 +142,7 @@ class ProcessPool:
     def find_dead(self):
         return set()
 
-    def start_spares(self):
+    def start_missing(self):
         pass
 
     def release(self):
@@ -159,13 +159,15 @@ class Whole:
 class Driven(RecoveringRuntime):
     """Of two groups, and those that are left out. ``attempts`` has the calls of each attempt."""
 
-    def __init__(self, pool, recovery, on_recovery=lambda report: None, max_in_flight=16, left_out=()):
-        groups = RayRuntime(pool.processes, [None] * len(pool.processes), Topology(()), "cpu", {})
-        groups._arguments[0], groups._participants[0] = Whole(), tuple(range(len(pool.processes)))
-        super().__init__(groups, pool, recovery, on_recovery, lambda report: None, max_in_flight, left_out)
+    def __init__(self, processes, recovery, on_recovery=lambda report: None, max_in_flight=16, left_out=()):
+        groups = RayRuntime(processes.endpoints, [None] * len(processes.endpoints), Topology(()), "cpu", {})
+        groups._arguments[0], groups._participants[0] = Whole(), tuple(range(len(processes.endpoints)))
+        super().__init__(
+            groups, processes, processes, recovery, on_recovery, lambda report: None, max_in_flight, left_out
+        )
         self._shell.attach([])  # nobody looks after the groups
-        self.attempts = pool.attempts
-        self.changed, self.journal = self._requests.changed, self._membership.journal
+        self.attempts = processes.attempts
+        self.changed, self.journal = self._ledger.changed, self._membership.journal
 
     @property
     def error(self):
@@ -192,39 +194,39 @@ class Driven(RecoveringRuntime):
 
     def die(self, mpmd_idx):
         before = len(self.attempts)
-        self._pool.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+        self._processes.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
         with self.changed:
             assert self.changed.wait_for(lambda: len(self.attempts) > before or self.error is not None, SOON)
 
 
 def runtime(recovery=None, failures=(), max_in_flight=16):
     recovery = recovery or Recovery(every=100)
-    return Driven(ProcessPool(failures), recovery, max_in_flight=max_in_flight)
+    return Driven(Processes(failures), recovery, max_in_flight=max_in_flight)
 
 
 def runtime_with_a_group_left_out(recovery=None, failures=()):
     """Group 2 is."""
-    return Driven(ProcessPool(failures, num_groups=3), recovery or Recovery(every=100), left_out=(2,))
+    return Driven(Processes(failures, num_groups=3), recovery or Recovery(every=100), left_out=(2,))
 
 
 def begin_recovery(driven, mpmd_idx):
     """A group dies, and is not replaced before ``end_recovery``."""
-    driven._pool.may_replace.clear()
-    driven._pool.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+    driven._processes.may_replace.clear()
+    driven._processes.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
     with driven.changed:
         assert driven.changed.wait_for(lambda: driven.attempts[-1].detached is not None, SOON)
 
 
 def end_recovery(driven):
     count = len(driven.attempts)
-    driven._pool.may_replace.set()
+    driven._processes.may_replace.set()
     with driven.changed:
         assert driven.changed.wait_for(lambda: len(driven.attempts) > count, SOON)
 
 
 def commit_snapshot(driven):
     """Ends the snapshot that is under way."""
-    driven._pool.may_copy.set()
+    driven._processes.may_copy.set()
     end_snapshot(driven, lambda copied: copied.set_result(None))
 
 

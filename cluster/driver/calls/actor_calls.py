@@ -22,11 +22,9 @@ import ray
 from ray.actor import ActorHandle, ActorMethod
 from ray.util.placement_group import PlacementGroup
 
-from cluster.driver.calls.monitor import Monitor
+from cluster.driver.calls.liveness import Limits, Liveness
 from cluster.driver.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
-from cluster.driver.calls.post_mortem import death_report, location_of
-from cluster.driver.calls.ray_errors import translate
-from cluster.driver.calls.watchdog import Limits
+from cluster.driver.calls.post_mortem import death_report, location_of, translate
 from cluster.driver.ray_session import RaySession
 from cluster.driver.status import ProcessStatus, Status
 from cluster.process.world import WorldLostError
@@ -83,7 +81,7 @@ class ActorCalls:
         self._infos = tuple(infos)
         self._node_id = ray.get_runtime_context().get_node_id()
         locations = [location_of(info) for info in infos]
-        self._monitor = Monitor(self.processes, locations, limits, self._pending, time.monotonic, self._ping)
+        self._liveness = Liveness(self.processes, limits, self._pending, locations)
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._clients = [
             Client(FrameConnection(tcp), self._on_reply, functools.partial(self._on_disconnect, number))
@@ -97,17 +95,15 @@ class ActorCalls:
 
     def _watch(self, number: int) -> None:
         """Makes the call that ends, or fails, when the process does."""
-        ending = self._call_ray(number, "watch" if self.by_ray else "serve", endless=True)
+        ending = self.call_ray(number, "watch" if self.by_ray else "serve", endless=True)
         if not self.by_ray:
             ending.add_done_callback(lambda end: self._on_disconnect(number, end.exception()))
 
     @property
     def by_ray(self) -> bool:
-        """Whether all calls are made by Ray."""
         return not self._clients
 
     def death_of(self, mpmd_idx: int) -> GroupDiedError | None:
-        """The reason why a group is dead; ``None`` when it is not."""
         return self._pending.death_of(mpmd_idx)
 
     def ask(self, number: int, request: Request) -> Future:
@@ -122,11 +118,11 @@ class ActorCalls:
             self._fail(pending, error.with_traceback(None))
         return pending.future
 
-    def call_ray(self, number: int, method: str, *arguments: Any) -> Future:
-        """Calls a method of the actor by Ray, in no order relative to requests. Raises as ``ask``."""
-        return self._call_ray(number, method, *arguments)
+    def call_ray(self, number: int, method: str, *arguments: Any, endless: bool = False) -> Future:
+        """Calls a method of the actor by Ray, in no order relative to requests. Raises as ``ask``.
 
-    def _call_ray(self, number: int, method: str, *arguments: Any, endless: bool = False) -> Future:
+        ``endless``: the call ends with the process, so nobody waits for its reply.
+        """
         (pending,) = self._pending.add([self.processes[number]], endless=endless)
         self._send_by_ray(pending, getattr(self.actors[number], method), arguments)
         return pending.future
@@ -202,8 +198,8 @@ class ActorCalls:
         """Called in any thread, at least once for each connection that ends."""
         has_cause = error is not None and not isinstance(error, EOFError | ConnectionError)
         cause = f": {type(error).__name__}: {error}" if has_cause else ""
-        health = self._monitor.health
-        self._events.put(functools.partial(health.mark_disconnected, number, cause, time.monotonic()))
+        mark_disconnected = self._liveness.mark_disconnected
+        self._events.put(functools.partial(mark_disconnected, number, cause, time.monotonic()))
 
     def _run(self) -> None:
         """The thread: handles events until ``close``, the end of Ray, or a fault of its own."""
@@ -239,16 +235,19 @@ class ActorCalls:
 
     def _settle_by_error(self, pending: PendingCall, error: BaseException) -> None:
         """Fails the call, and perhaps its group; leaves it pending where a death will be reported soon."""
-        health, process = self._monitor.health, pending.process
+        process = pending.process
         match error:
             case WorldLostError():  # either a process has died, or the whole group is declared dead
-                health.mark_broken(process.number, str(error), time.monotonic())
+                self._liveness.mark_broken(process.number, str(error), time.monotonic())
             case PeerLostError():
                 self._mark_unreachable(self.processes[error.process], pending, error)
             case GroupDiedError():
                 # Else the process ended because the first one did, whose report is still to come.
-                if health.disconnected_first(process.number):
-                    self._mark_dead(self._with_report(error, process.number))
+                if self._liveness.disconnected_first(process.number):
+                    report = death_report(self._infos[process.number], self._node_id)
+                    died = GroupDiedError(f"{error} {report}", error.mpmd_idx)
+                    died.__cause__ = error.__cause__
+                    self._mark_dead(died)
             case _:
                 self._fail(pending, error)
 
@@ -268,12 +267,6 @@ class ActorCalls:
     def _fail(self, pending: PendingCall, error: BaseException) -> None:
         self._broadcast_aborts(self._pending.fail(pending, error))
 
-    def _with_report(self, error: GroupDiedError, number: int) -> GroupDiedError:
-        message = f"{error} {death_report(self._infos[number], self._node_id)}"
-        died = GroupDiedError(message, error.mpmd_idx)
-        died.__cause__ = error.__cause__
-        return died
-
     def _mark_dead(self, error: GroupDiedError) -> None:
         aborts = self._pending.mark_dead(error.mpmd_idx, error)
         # An actor that was only out of reach has missed calls, so it must not run any longer; nor must the
@@ -288,19 +281,23 @@ class ActorCalls:
 
     def _fail_dead_and_late(self) -> None:
         """Aborts steps that take too long, and fails all calls of groups that are dead."""
-        for late in self._monitor.late_steps():
+        now = time.monotonic()
+        for late in self._liveness.late_steps(now):
             self._broadcast_aborts(self._pending.time_out(*late))
-        for death in self._monitor.deaths():
+        for death in self._liveness.deaths(now):
             self._mark_dead(death)
+        for number in self._liveness.pings(now):
+            if not self._session.is_connected:  # the call would start Ray anew
+                break
+            answer: Future[Doing] = self.actors[number].health.remote().future()
+            answer.add_done_callback(functools.partial(self._on_answer, number))
 
-    def _ping(self, number: int) -> Future[Doing] | None:
-        if not self._session.is_connected:  # the call would start Ray anew
-            return None
-        return self.actors[number].health.remote().future()
+    def _on_answer(self, number: int, answer: Future[Doing]) -> None:
+        """Called in a thread of Ray's; an actor answers at once, whatever it computes."""
+        doing = answer.result() if answer.exception() is None else None
+        self._liveness.mark_answered(number, doing, time.monotonic())
 
     def _broadcast_aborts(self, aborts: Sequence[AbortRequest]) -> None:
-        for abort in aborts:
-            self._monitor.mark_failed(abort.step, abort.reason)
         if self._session.is_connected:
             for abort in aborts:
                 for process in self.processes:
@@ -326,7 +323,7 @@ class ActorCalls:
         elif not self._thread.is_alive():
             state = "closed"
         else:
-            state = f"does not answer; {self._monitor.doing(number)}"
+            state = f"does not answer; {self._liveness.doing(number, time.monotonic())}"
             if answer is not None:
                 with contextlib.suppress(ray.exceptions.RayError):  # it has just died
                     state = str(ray.get(answer))

@@ -12,7 +12,6 @@ from mpmd.errors import StepAborted
 
 
 def failed(error: BaseException) -> Future:
-    """A future that raises the error."""
     future: Future = Future()
     future.set_exception(error)
     return future

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -42,11 +43,26 @@ class PendingCall:
 
 
 @dataclasses.dataclass
-class _PendingStep:
+class PendingStep:
+    """A run of a step that not all processes have answered.
+
+    Attributes:
+      ordinal: the number of the step to people.
+      failure: why the step is aborted.
+      since, ended, failed: the times at which ``Liveness`` has begun to time it, has ended it because it was
+        late, and has noticed its failure.
+      is_divided: whether ``Liveness`` has looked for groups that have left the failed step in part.
+    """
+
+    run: int
+    ordinal: int
     mpmd_idxs: frozenset[int]
     num_pending: int
-    ordinal: int
     failure: BaseException | None = None
+    since: float = math.inf
+    ended: float | None = None
+    failed: float = math.inf
+    is_divided: bool = False
 
 
 class PendingCalls:
@@ -56,7 +72,7 @@ class PendingCalls:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._calls: dict[int, PendingCall] = {}
-        self._steps: dict[int, _PendingStep] = {}
+        self._steps: dict[int, PendingStep] = {}
         self._last_steps: dict[int, int] = {}  # of each group
         self._dead: dict[int, GroupDiedError] = {}
         self._closed: BaseException | None = None
@@ -65,12 +81,12 @@ class PendingCalls:
         self,
         processes: Iterable[Endpoint],
         step: int | None = None,
-        ordinal: int | None = None,
+        ordinal: int = 0,
         endless: bool = False,
     ) -> list[PendingCall]:
         """Adds a call on each of the processes; with ``step``, these calls are that run of a step.
 
-        The runs of a group ascend. ``ordinal`` is the number of the step to people, ``step`` by default.
+        The runs of a group ascend. ``ordinal`` is the number of the step to people.
 
         Raises: ``GroupDiedError`` when one of the groups is dead, the error given to ``close`` after it;
         then no call is added.
@@ -86,9 +102,7 @@ class PendingCalls:
                 last = max(self._last_steps.get(mpmd_idx, -1) for mpmd_idx in mpmd_idxs)
                 assert step > last, f"step {step} comes after step {last}"
                 self._last_steps.update(dict.fromkeys(mpmd_idxs, step))
-                self._steps[step] = _PendingStep(
-                    mpmd_idxs, len(processes), step if ordinal is None else ordinal
-                )
+                self._steps[step] = PendingStep(step, ordinal, mpmd_idxs, len(processes))
             calls = [
                 PendingCall(
                     number=next(self._numbers),
@@ -104,36 +118,35 @@ class PendingCalls:
 
     @property
     def are_awaited(self) -> bool:
-        """Whether somebody waits for a reply."""
         with self._lock:
             return not all(call.endless for call in self._calls.values())
 
     @property
-    def oldest_steps(self) -> dict[int, int]:
-        """The runs that not all groups have answered and that none of their groups has before it.
-
-        Each with the number of its step to people.
-        """
-        oldest: dict[int, int] = {}
+    def oldest_steps(self) -> list[PendingStep]:
+        """The steps whose groups have no other step to answer before."""
+        oldest: list[PendingStep] = []
         busy: set[int] = set()
         with self._lock:
-            for number, step in self._steps.items():
+            for step in self._steps.values():
                 if busy.isdisjoint(step.mpmd_idxs):
-                    oldest[number] = step.ordinal
+                    oldest.append(step)
                 busy |= step.mpmd_idxs
         return oldest
 
+    @property
+    def failed_steps(self) -> list[PendingStep]:
+        """The steps that have failed and that some process has not left."""
+        with self._lock:
+            return [step for step in self._steps.values() if step.failure is not None]
+
     def count_of(self, process: Endpoint) -> int:
-        """The number of a process's replies that are awaited."""
         with self._lock:
             return sum(call.process == process and not call.endless for call in self._calls.values())
 
     def death_of(self, mpmd_idx: int) -> GroupDiedError | None:
-        """The reason why a group is dead; ``None`` when it is not."""
         return self._dead.get(mpmd_idx)
 
     def running(self, step: int) -> list[Endpoint]:
-        """The processes that have not answered a step."""
         with self._lock:
             return [call.process for call in self._calls.values() if call.step == step]
 
@@ -216,7 +229,6 @@ class PendingCalls:
         return [AbortRequest(number, str(error), self._steps[number].mpmd_idxs) for number in failed_now]
 
     def _remove(self, call: PendingCall) -> bool:
-        """Removes a call. Returns whether it was still pending."""
         if self._calls.pop(call.number, None) is None:
             return False
         if call.step is not None:

@@ -71,8 +71,14 @@ def copies(processes, monkeypatch):
         "keep",
         lambda self, *arguments: unpacked(self, *arguments[:-1], arguments[-1].value),
     )
-    waiter = SimpleNamespace(wait_for=lambda calls, *options, **named: None)
-    copies = Copies(processes, endpoints([1, 1, 1]), INFOS, waiter)
+    copies = Copies(
+        SimpleNamespace(
+            actors=processes,
+            endpoints=endpoints([1, 1, 1]),
+            infos=INFOS,
+            wait_for=lambda calls, *options, **named: None,
+        )
+    )
     copies.copy_away(FIRST, BEGINNING, lambda: True)
     copies.mark_committed()
     return copies
@@ -90,7 +96,7 @@ def test_a_damaged_copy_is_named_and_another_one_is_used(processes, copies, caps
         "group 1 has a damaged copy of value 1 of group 1, whose bytes have changed"
         in capsys.readouterr().err
     )
-    copies.restore(FIRST, INFOS)
+    copies.restore(FIRST)
     np.testing.assert_array_equal(processes[1].values[1], np.full(8, 1, "float32"))
     copies.check(FIRST)
     assert not capsys.readouterr().err, "the good copy has taken its place"

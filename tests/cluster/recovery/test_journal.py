@@ -30,7 +30,7 @@ def reply(value=0.0):
 
 
 def answered_by_all(journal, step, value=0.0):
-    return [told(journal.succeed(journal.attempt, step, i, reply(value))) for i in GROUPS]
+    return [told(journal.answer(journal.attempt, step, i, reply(value))) for i in GROUPS]
 
 
 def commit(journal):
@@ -44,12 +44,12 @@ def test_results_are_given_at_once_and_errors_when_all_before_is_answered():
     journal = CountingJournal()
     first, second = journal.add_step(requests()), journal.add_step(requests())
     error = RuntimeError("a task failed")
-    assert told(journal.succeed(0, second, 0, reply())) == [(0, None)]
-    assert told(journal.fail(0, second, 1, error)) == []
-    assert told(journal.succeed(0, second, 2, reply())) == [(2, None)]
+    assert told(journal.answer(0, second, 0, reply())) == [(0, None)]
+    assert told(journal.answer(0, second, 1, error=error)) == []
+    assert told(journal.answer(0, second, 2, reply())) == [(2, None)]
     for i in (0, 1):
-        assert told(journal.succeed(0, first, i, reply())) == [(i, None)]
-    assert told(journal.succeed(0, first, 2, reply())) == [(2, None), (1, error)]
+        assert told(journal.answer(0, first, i, reply())) == [(i, None)]
+    assert told(journal.answer(0, first, 2, reply())) == [(2, None), (1, error)]
 
 
 def recorded():
@@ -59,14 +59,14 @@ def recorded():
 def test_results_of_a_recorded_step_are_of_one_attempt():
     journal = CountingJournal()
     step = journal.add_step(recorded())
-    assert told(journal.succeed(0, step, 0, reply(1.0))) == []
-    assert told(journal.succeed(0, step, 1, reply(1.0))) == []
+    assert told(journal.answer(0, step, 0, reply(1.0))) == []
+    assert told(journal.answer(0, step, 1, reply(1.0))) == []
     journal.suspend()
     journal.go_back()
     again = {i: reply(2.0) for i in GROUPS}
-    assert journal.succeed(journal.attempt, step, 2, again[2]) == []
-    assert journal.succeed(journal.attempt, step, 1, again[1]) == []
-    outcomes = journal.succeed(journal.attempt, step, 0, again[0])
+    assert journal.answer(journal.attempt, step, 2, again[2]) == []
+    assert journal.answer(journal.attempt, step, 1, again[1]) == []
+    outcomes = journal.answer(journal.attempt, step, 0, again[0])
     assert {outcome.mpmd_idx: outcome.result for outcome in outcomes} == again
     journal.go_back()
     assert answered_by_all(journal, step, 2.0) == [[], [], []], "each is told once"
@@ -78,12 +78,12 @@ def test_results_of_a_recorded_step_are_of_one_attempt():
 def test_a_step_that_fails_after_a_run_that_did_not_is_not_compared():
     journal = CountingJournal()
     step = journal.add_step(recorded())
-    journal.succeed(0, step, 0, reply())
+    journal.answer(0, step, 0, reply())
     journal.suspend()
     journal.go_back()
-    journal.fail(journal.attempt, step, 0, RuntimeError("a task failed"))
+    journal.answer(journal.attempt, step, 0, error=RuntimeError("a task failed"))
     for i in (1, 2):
-        journal.succeed(journal.attempt, step, i, reply())
+        journal.answer(journal.attempt, step, i, reply())
     assert step.replies == {}
 
 
@@ -93,16 +93,16 @@ def test_results_of_a_recorded_step_that_fails_are_given_with_the_error():
     before, step = journal.add_step(requests()), journal.add_step(recorded())
     error = RuntimeError("a task failed")
     for i in (0, 1):
-        assert journal.succeed(0, before, i, reply())
-        assert journal.succeed(0, step, i, reply()) == []
-    assert journal.fail(0, step, 2, error) == []
-    assert told(journal.succeed(0, before, 2, reply())) == [(2, None), (0, None), (1, None), (2, error)]
+        assert journal.answer(0, before, i, reply())
+        assert journal.answer(0, step, i, reply()) == []
+    assert journal.answer(0, step, 2, error=error) == []
+    assert told(journal.answer(0, before, 2, reply())) == [(2, None), (0, None), (1, None), (2, error)]
 
 
 def test_results_of_a_recorded_step_are_lost_with_the_values():
     journal = CountingJournal()
     step = journal.add_step(recorded())
-    journal.succeed(0, step, 0, reply())
+    journal.answer(0, step, 0, reply())
     journal.suspend()
     error = RuntimeError("lost")
     assert told(journal.lose_values(error)) == [(i, error) for i in GROUPS]
@@ -112,9 +112,9 @@ def test_an_error_before_a_death_is_not_given():
     """A group that waits for a dead one may notice before the driver does."""
     journal = CountingJournal()
     step = journal.add_step(requests())
-    assert told(journal.fail(0, step, 0, RuntimeError("group 1 is gone"))) == []
+    assert told(journal.answer(0, step, 0, error=RuntimeError("group 1 is gone"))) == []
     journal.suspend()
-    assert told(journal.fail(0, step, 2, RuntimeError("the calls were closed"))) == []
+    assert told(journal.answer(0, step, 2, error=RuntimeError("the calls were closed"))) == []
     assert journal.go_back() == (step,)
     assert answered_by_all(journal, step) == [[(i, None)] for i in GROUPS]
 
@@ -122,13 +122,13 @@ def test_an_error_before_a_death_is_not_given():
 def test_what_is_answered_twice_is_given_once_and_has_to_be_the_same():
     journal = CountingJournal()
     step = journal.add_step(requests())
-    assert told(journal.succeed(0, step, 0, reply(np.nan))) == [(0, None)]
+    assert told(journal.answer(0, step, 0, reply(np.nan))) == [(0, None)]
     journal.suspend()
     journal.go_back()
-    assert told(journal.succeed(journal.attempt, step, 0, reply(np.nan))) == []
+    assert told(journal.answer(journal.attempt, step, 0, reply(np.nan))) == []
     journal.go_back()
     with pytest.raises(ResultChangedError, match="step 1 gave another result on group 0"):
-        journal.succeed(journal.attempt, step, 0, reply(0.0))
+        journal.answer(journal.attempt, step, 0, reply(0.0))
 
 
 def test_a_step_that_fails_when_it_is_run_again_has_changed():
@@ -137,21 +137,21 @@ def test_a_step_that_fails_when_it_is_run_again_has_changed():
     answered_by_all(journal, step)
     journal.go_back()
     for i in (0, 1):
-        journal.succeed(journal.attempt, step, i, reply())
+        journal.answer(journal.attempt, step, i, reply())
     with pytest.raises(ResultChangedError, match=r"step 1 failed on group 2 .*: out of memory\.") as caught:
-        journal.fail(journal.attempt, step, 2, error := RuntimeError("out of memory"))
+        journal.answer(journal.attempt, step, 2, error=(error := RuntimeError("out of memory")))
     assert caught.value.__cause__ is error
 
 
 def test_a_step_that_fails_again_is_told_once():
     journal = CountingJournal()
     step, error = journal.add_step(requests()), RuntimeError("a task failed")
-    assert [told(journal.fail(journal.attempt, step, i, error)) for i in GROUPS][-1] == [
+    assert [told(journal.answer(journal.attempt, step, i, error=error)) for i in GROUPS][-1] == [
         (i, error) for i in GROUPS
     ]
     assert journal.go_back() == (step,)
-    assert [told(journal.fail(journal.attempt, step, i, error)) for i in GROUPS] == [[], [], []]
-    assert journal.is_answered(step)
+    assert [told(journal.answer(journal.attempt, step, i, error=error)) for i in GROUPS] == [[], [], []]
+    assert not step.waiting
 
 
 def test_a_snapshot_is_committed_when_it_is_copied_and_all_before_is_answered():
@@ -164,7 +164,7 @@ def test_a_snapshot_is_committed_when_it_is_copied_and_all_before_is_answered():
     answered_by_all(journal, step)
     journal.mark_copied(journal.attempt, snapshot)
     assert journal.committed == BEGINNING  # the fetch waits
-    journal.succeed(journal.attempt, fetch, 1, np.ones(2))
+    journal.answer(journal.attempt, fetch, 1, np.ones(2))
     assert journal.committed == snapshot.number
     assert journal.snapshot is None
     assert journal.go_back() == (later,)
@@ -198,7 +198,7 @@ def test_a_value_that_was_given_is_not_asked_again():
     journal = CountingJournal()
     step = journal.add_step(requests())
     given, waiting = journal.add_fetch(0, 1), journal.add_fetch(0, 1)
-    assert told(journal.succeed(0, given, 0, np.ones(2))) == [(0, None)]
+    assert told(journal.answer(0, given, 0, np.ones(2))) == [(0, None)]
     assert journal.go_back() == (step, waiting)
 
 
@@ -208,27 +208,27 @@ def test_a_snapshot_waits_for_what_is_being_read():
     snapshot = journal.begin_snapshot({})
     journal.mark_copied(0, snapshot)
     assert journal.committed == BEGINNING
-    journal.succeed(0, read, 2, StepReply({}))
+    journal.answer(0, read, 2, StepReply({}))
     assert journal.committed == snapshot.number
 
 
 def test_what_can_no_longer_be_read_has_changed():
     journal = CountingJournal()
     read = journal.add_read(1, {5: "stored"})
-    journal.succeed(0, read, 1, StepReply({}))
+    journal.answer(0, read, 1, StepReply({}))
     journal.go_back()
     with pytest.raises(ResultChangedError, match=r"reading from storage failed on group 1 .*: no such file"):
-        journal.fail(journal.attempt, read, 1, OSError("no such file"))
+        journal.answer(journal.attempt, read, 1, error=OSError("no such file"))
 
 
 def test_what_could_not_be_read_is_told_once_whatever_becomes_of_it():
     journal = CountingJournal()
     read, error = journal.add_read(1, {5: "stored"}), OSError("no such file")
-    assert told(journal.fail(0, read, 1, error)) == [(1, error)]
+    assert told(journal.answer(0, read, 1, error=error)) == [(1, error)]
     journal.go_back()
-    assert told(journal.fail(journal.attempt, read, 1, error)) == []
+    assert told(journal.answer(journal.attempt, read, 1, error=error)) == []
     journal.go_back()
-    assert told(journal.succeed(journal.attempt, read, 1, StepReply({}))) == []
+    assert told(journal.answer(journal.attempt, read, 1, StepReply({}))) == []
 
 
 def test_a_copy_that_is_dropped_early_is_still_answered():
@@ -236,7 +236,7 @@ def test_a_copy_that_is_dropped_early_is_still_answered():
     copy, error = journal.add_copy(1, 9, [5]), RuntimeError("a step has failed")
     journal.drop_copies()
     assert journal.go_back() == (copy,)
-    assert told(journal.fail(journal.attempt, copy, 1, error)) == [(1, error)]
+    assert told(journal.answer(journal.attempt, copy, 1, error=error)) == [(1, error)]
     assert journal.go_back() == ()
 
 
@@ -245,7 +245,7 @@ def test_no_snapshot_is_committed_while_groups_are_being_replaced():
     journal = CountingJournal()
     copy = journal.add_copy(1, 9, [5])
     snapshot = journal.begin_snapshot({})
-    journal.succeed(0, copy, 1, None)
+    journal.answer(0, copy, 1, None)
     journal.mark_copied(0, snapshot)
     journal.suspend()
     journal.drop_copies()
@@ -264,8 +264,7 @@ def test_when_values_are_lost_all_that_is_not_answered_fails_and_nothing_is_aske
     )
     copy = journal.add_copy(1, 9, [5])
     journal.begin_snapshot({})
-    journal.succeed(0, step, 1, reply())
-    journal.release_programs([4])
+    journal.answer(0, step, 1, reply())
     journal.suspend()
     error = RuntimeError("lost")
     outcomes = journal.lose_values(error)
@@ -278,7 +277,7 @@ def test_when_values_are_lost_all_that_is_not_answered_fails_and_nothing_is_aske
     ]
     assert all(outcome.error is error for outcome in outcomes)
     assert (journal.committed, journal.go_back(), journal.snapshot) == (BEGINNING, (), None)
-    assert journal.take_unused_programs() == [4]
+    assert journal.programs == set()
     assert journal.add_step(requests()).ordinal == 3
 
 
@@ -299,19 +298,17 @@ def test_the_size_of_the_log():
 def test_programs_live_as_long_as_a_replay_may_need_them():
     journal = CountingJournal()
     step = journal.add_step(requests(program=4))
-    journal.release_programs([4, 5])
-    assert journal.take_unused_programs() == [5]
+    assert journal.programs == {4}
     answered_by_all(journal, step)
-    assert journal.take_unused_programs() == []
+    assert journal.programs == {4}
     commit(journal)
-    assert journal.take_unused_programs() == [4]
-    assert journal.take_unused_programs() == []
+    assert journal.programs == set()
 
 
 def test_the_step_that_a_group_is_at():
     journal = CountingJournal()
     assert journal.current_step(0) is None
     first, second = journal.add_step(requests()), journal.add_step(requests())
-    journal.succeed(0, first, 0, reply())
+    journal.answer(0, first, 0, reply())
     assert (journal.current_step(0), journal.current_step(1)) == (second, first)
     assert (first.ordinal, second.ordinal) == (1, 2)

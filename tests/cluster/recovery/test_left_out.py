@@ -41,14 +41,14 @@ def die_left_out(driven):
             for future in futures.values():
                 if not future.done():
                     future.set_exception(death)
-    driven._pool.on_death(death)
+    driven._processes.on_death(death)
 
 
 def test_groups_that_are_left_out_are_asked_once_and_before_others_are_replaced():
     driven = runtime_with_a_group_left_out()
     trained, drawn = driven.step(outputs=(3,)), driven.step(outputs=(4,), groups=(2,))
     calls = driven.attempts[0]
-    driven._pool.on_death(GroupDiedError("group 1 died", 1))
+    driven._processes.on_death(GroupDiedError("group 1 died", 1))
     assert calls.detached is None, "group 2 has a step under way"
     calls.steps[1][1][2].set_result(StepReply({7: np.float32(3)}))
     with driven.changed:
@@ -76,7 +76,7 @@ def test_a_death_is_the_error_of_what_reads_the_results_of_the_step_that_it_has_
     death = GroupDiedError("group 0 died", 0)
     for future in calls.steps[0][1].values():
         future.set_exception(death)
-    driven._pool.on_death(death)
+    driven._processes.on_death(death)
     calls.steps[1][1][2].set_exception(LostValueError("group 0 died"))
     calls.steps[2][1][2].set_exception(LostValueError("a task failed"))
     for future in (copied[2], drawn[2]):
@@ -155,7 +155,7 @@ def test_a_snapshot_is_of_the_others_and_tells_what_is_released():
 
 def test_a_step_does_not_wait_for_a_late_snapshot_of_the_others():
     driven = runtime_with_a_group_left_out(Recovery(every=1))
-    driven._pool.may_copy.clear()
+    driven._processes.may_copy.clear()
     while not driven._membership.snapshot_is_late:
         driven.step()
         driven.attempts[0].reply(-1)
@@ -209,7 +209,7 @@ def test_a_replacement_waits_for_others_of_whose_death_a_step_knows_before(monke
 
 def test_a_group_that_is_dead_does_not_move_before_it_is_replaced():
     driven = runtime_with_a_group_left_out()
-    driven._pool.can_share, driven._pool.num_own = True, 3
+    driven._processes.can_share, driven._processes.num_own = True, 3
     die_left_out(driven)
     start = time.monotonic()
     with pytest.raises(RuntimeError, match=r"resize\(2\): group 2 cannot move.*call mesh\.replace"):

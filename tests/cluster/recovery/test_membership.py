@@ -7,16 +7,14 @@ import pytest
 from cluster.recovery import Recovery
 from cluster.recovery import actions as do
 from cluster.recovery.allocations import NoAllocationError
-from cluster.recovery.events import Answered, Died, Done, Unneeded
-from cluster.recovery.journal import BEGINNING
+from cluster.recovery.events import Answered, Died, Done, State, Unneeded
+from cluster.recovery.journal import BEGINNING, Outcome
 from cluster.recovery.keepers import CopiesLostError
-from cluster.recovery.liveness_waiter import ProcessLostError
 from cluster.recovery.membership import Membership
 from cluster.recovery.policy import FailureCounter
 from cluster.recovery.procedures import Reconnected
 from cluster.recovery.replacement import GroupLostError, Replacement
 from cluster.recovery.report import DIED, DRAINED, GROWN, SHRUNK, Phases
-from cluster.recovery.states import State
 from mpmd.errors import GroupDiedError, RecoveryError
 from mpmd.runtime.requests import StepReply
 from tests.support.membership_world import World
@@ -47,7 +45,7 @@ def phases(world):
 
 
 def kinds(world):
-    return [(report.kind, set(report.groups), report.lost is not None) for report in world.reports]
+    return [(report.kind, set(report.mpmd_idxs), report.lost is not None) for report in world.reports]
 
 
 # Deaths.
@@ -115,8 +113,9 @@ def test_answers_of_an_earlier_attempt_do_not_count():
     (step,) = {request for request, _ in world.futures}
     attempt = world.journal.attempt
     world.kill(1)
-    world.tell(Answered(attempt, step, 0, StepReply({})))
-    world.tell(Answered(world.journal.attempt, step, 0, error=GroupDiedError("group 1 died", 1)))
+    world.tell(Answered(attempt, Outcome(step, 0, StepReply({}))))
+    death = GroupDiedError("group 1 died", 1)
+    world.tell(Answered(world.journal.attempt, Outcome(step, 0, error=death)))
     assert (step, 0) not in world.told
     world.check_quiet()
 
@@ -272,7 +271,7 @@ def again(under_way, cause, dead=(), **facts):
 
 def test_a_new_process_that_dies_is_a_failure_unless_its_node_is_gone():
     under_way = replacement(0)
-    death = ProcessLostError("group 0 has died", 0)
+    death = GroupDiedError("group 0 has died", 0)
     for _ in range(3):
         assert again(under_way, death, {0}, node_is_gone=True) == {0}
     assert again(under_way, death, {0}) == {0}
@@ -290,7 +289,7 @@ def test_a_fault_without_a_death_and_a_lack_of_places_are_failures(error):
 
 def test_a_death_beside_processes_that_open_is_a_failure_if_it_is_a_new_one():
     under_way = replacement(0)
-    death = ProcessLostError("group 2 has died", 2)
+    death = GroupDiedError("group 2 has died", 2)
     assert again(under_way, death, {2}, beside={1}) == {2}
     assert under_way.replaced == {0, 1, 2}
     assert again(under_way, death, set(), beside={1}, unopened={1}) == {1}
@@ -300,11 +299,11 @@ def test_a_death_beside_processes_that_open_is_a_failure_if_it_is_a_new_one():
 
 def test_new_processes_that_were_to_take_their_devices_are_replaced_with_a_death():
     under_way = replacement(0)
-    assert again(under_way, ProcessLostError("group 2 has died", 2), {2}, unopened={0}) == {0, 2}
+    assert again(under_way, GroupDiedError("group 2 has died", 2), {2}, unopened={0}) == {0, 2}
 
 
 def test_new_processes_of_a_group_that_may_be_meeting_are_replaced_with_a_death():
-    death = ProcessLostError("group 1 has died", 1)
+    death = GroupDiedError("group 1 has died", 1)
     assert again(replacement(0), death, {1}) == {1}
     assert again(replacement(0, processes=2), death, {1}) == {0, 1}
 

@@ -7,10 +7,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cluster.recovery import actions as do
 from cluster.recovery.allocations import NoAllocationError
+from cluster.recovery.events import State
 from cluster.recovery.keepers import CopiesLostError
-from cluster.recovery.liveness_waiter import ProcessLostError
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
-from cluster.recovery.states import State
+from mpmd.errors import GroupDiedError
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from tests.support.membership_world import World
 
@@ -25,7 +25,7 @@ FAULTS = {
     "open": [RuntimeError("its devices are in use")],
     "check": [CopiesLostError("both are lost"), RuntimeError("Ray says no")],
     "connect": [RuntimeError("its devices are in use")],
-    "restore": [ProcessLostError("group 1 is stuck", 1)],
+    "restore": [GroupDiedError("group 1 is stuck", 1)],
     "copy_away": [MemoryError("no room for 3 GiB")],
     "prepare": [RuntimeError("Ray says no"), OSError("Ray is out of reach")],
     "find_dead": [RuntimeError("Ray says no"), OSError("Ray is out of reach")],

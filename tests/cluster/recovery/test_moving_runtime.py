@@ -7,22 +7,28 @@ from concurrent.futures import Future
 
 import pytest
 
-from cluster.recovery import Recovery, moves, shell
+from cluster.recovery import Recovery, shell
 from cluster.recovery.events import Freed, Unneeded
-from cluster.recovery.liveness_waiter import SupersededError
+from cluster.recovery.processes import SupersededError
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from mpmd.errors import GroupDiedError, RecoveryError
-from tests.support.pretended_groups import SOON, Driven, ProcessPool, commit_snapshot
+from tests.support.pretended_groups import SOON, Driven, Processes, commit_snapshot
 from tests.support.public_functions import cluster_mesh
 
 
-class MovedPool(ProcessPool):
-    def __init__(self, failures=()):
-        super().__init__(failures)
+class MovedProcesses(Processes):
+    """``kinds`` are why groups are to move, and ``fault`` what preparing for a move raises."""
+
+    def __init__(self):
+        super().__init__()
         self.num_own = 2
         self.can_share = True
         self.discarded = 0
         self.silent = set()
+        self.kinds = {}
+        self.prepared = []
+        self.fault = None
+        self.has_allocation = True
 
     def find_dead(self):
         return self.silent
@@ -34,28 +40,16 @@ class MovedPool(ProcessPool):
     def discard(self):
         self.discarded += 1
 
-
-class Migrations:
-    """In place of what finds out which groups are to move."""
-
-    def __init__(self, pool):
-        self.pool = pool
-        self.kinds = {}
-        self.prepared = []
-        self.fault = None
-        self.has_allocation = True
-
     def groups_to_move(self):
         return dict(self.kinds)
 
-    def prepare(self, mpmd_idx, may_use_spares):
+    def prepare_move(self, mpmd_idx, kind):
         if self.fault:
             raise self.fault
-        self.prepared.append((mpmd_idx, may_use_spares))
+        self.prepared.append((mpmd_idx, kind))
         if self.has_allocation:
-            kind = self.kinds.pop(mpmd_idx)
-            host = 0 if kind == SHRUNK else None
-            self.pool.infos[1] = dataclasses.replace(self.pool.infos[1], shares_with=host)
+            host = 0 if self.kinds.pop(mpmd_idx) == SHRUNK else None
+            self.infos[1] = dataclasses.replace(self.infos[1], shares_with=host)
         return self.has_allocation
 
 
@@ -72,8 +66,8 @@ class Elastic(Driven):
 
     def take_freed(self):
         """In place of the thread that looks after the groups."""
-        while not self._requests.freed.empty():
-            self._shell.tell(Freed(self._requests.freed.get()))
+        while not self._ledger.freed.empty():
+            self._shell.tell(Freed(self._ledger.freed.get()))
 
     def reply_to_all(self):
         """Answers all steps and copies that are asked, also those that are asked next."""
@@ -88,14 +82,12 @@ class Elastic(Driven):
 
 @pytest.fixture
 def elastic(monkeypatch):
-    monkeypatch.setattr(shell, "Migrations", Migrations)
-    monkeypatch.setattr(moves, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(shell, "_SAVE_SECONDS", 0.0)
     recovery = Recovery(every=100, max_failures=1)
     reports = []
-    driven = Elastic(MovedPool(), recovery, reports.append)
-    driven.migrations = driven._shell._migrations
+    driven = Elastic(MovedProcesses(), recovery, reports.append)
     driven.reports = reports
-    driven._pool.may_copy.set()
+    driven._processes.may_copy.set()
     yield driven
     driven.close()
 
@@ -115,8 +107,8 @@ def in_thread(function, *arguments):
 
 def resize(driven, num_places, kinds):
     resizing = in_thread(driven.resize, num_places, SOON)
-    assert driven._requests.freed.get(timeout=SOON) is None
-    driven.migrations.kinds = kinds
+    assert driven._ledger.freed.get(timeout=SOON) is None
+    driven._processes.kinds = kinds
     driven.look_after()
     resizing.result(SOON)
 
@@ -131,7 +123,7 @@ def await_snapshot(driven, count):
 
 def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, capsys):
     futures = [elastic.step(), elastic.step()]
-    elastic.migrations.kinds = {1: GROWN}
+    elastic._processes.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     with elastic.changed:
         assert elastic.changed.wait_for(lambda: not elastic._membership.is_running, SOON)
@@ -144,7 +136,7 @@ def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, cap
     looking.result(SOON)
     submitting.result(SOON)
     assert [future.result(SOON).inline[7] for two in futures for future in two.values()] == [1.0] * 4
-    assert elastic._pool.restored == [2]
+    assert elastic._processes.restored == [2]
     assert len(elastic.attempts) == 2
     assert len(elastic.attempts[1].steps) == 1, "the new one alone"
     (report,) = elastic.reports
@@ -155,9 +147,9 @@ def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, cap
 
 def test_moves_are_no_failures_nor_are_deaths_of_groups_that_are_to_move(elastic):
     for _ in range(3):
-        elastic.migrations.kinds = {0: DRAINED}
+        elastic._processes.kinds = {0: DRAINED}
         elastic.look_after()
-    elastic.migrations.kinds, elastic.migrations.fault = {1: DRAINED}, RuntimeError("no process started")
+    elastic._processes.kinds, elastic._processes.fault = {1: DRAINED}, RuntimeError("no process started")
     elastic.look_after()
     elastic.die(1)
     elastic.step()
@@ -166,18 +158,18 @@ def test_moves_are_no_failures_nor_are_deaths_of_groups_that_are_to_move(elastic
     elastic.die(0)
     with pytest.raises(RecoveryError, match="the groups have failed 2 times, and max_failures is 1"):
         elastic.step()[0].result(SOON)
-    assert [mpmd_idx for mpmd_idx, _ in elastic.migrations.prepared] == [0, 0, 0]
+    assert [mpmd_idx for mpmd_idx, _ in elastic._processes.prepared] == [0, 0, 0]
 
 
 def test_a_group_does_not_move_when_another_one_dies_meanwhile(elastic):
     elastic.step()
-    elastic.migrations.kinds = {1: GROWN}
+    elastic._processes.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)
     elastic.die(0)
     looking.result(SOON)
-    assert elastic._pool.restored == [0]
-    assert elastic._pool.discarded == 1
+    assert elastic._processes.restored == [0]
+    assert elastic._processes.discarded == 1
     elastic.reply_to_all()
     deadline = time.monotonic() + SOON
     while not elastic.reports and time.monotonic() < deadline:
@@ -195,15 +187,15 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     handle = elastic.next_handle()
     elastic.copy_out(0, handle, [1])
     writing = elastic.write(0, handle, [["spec"]])
-    elastic.migrations.kinds = {1: GROWN}
+    elastic._processes.kinds = {1: GROWN}
     elastic.look_after()
     assert (
         "group 1 does not move, though the cluster has room for it: a checkpoint is being saved"
         in capsys.readouterr().err
     )
-    assert elastic.reports == [] and elastic.migrations.prepared == []
+    assert elastic.reports == [] and elastic._processes.prepared == []
     elastic.attempts[0].future("CopyOut").set_result(None)
-    elastic.migrations.kinds = {1: DRAINED}
+    elastic._processes.kinds = {1: DRAINED}
     looking = in_thread(elastic.look_after)
     with elastic.changed:
         assert elastic.changed.wait_for(
@@ -217,7 +209,7 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     assert writing.result(SOON) == [16]
     elastic.free((0,), handle)
     looking.result(SOON)
-    elastic.migrations.kinds = {1: GROWN}
+    elastic._processes.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)
     elastic.reply_to_all()
@@ -231,7 +223,7 @@ def test_a_copy_that_the_log_has_given_up_is_not_lost_by_a_move(elastic, capsys)
     elastic.attempts[0].future("CopyOut").set_result(None)
     with elastic.changed:
         elastic._shell.tell(Unneeded())  # as a step does that the copy has kept waiting
-    elastic.migrations.kinds = {0: SHRUNK}
+    elastic._processes.kinds = {0: SHRUNK}
     elastic.look_after()
     assert "a checkpoint is being saved" in capsys.readouterr().err
     elastic.free((0,), handle)
@@ -243,11 +235,11 @@ def test_a_death_at_the_moment_of_a_move_is_a_failure(elastic, monkeypatch):
     detach = elastic._groups.detach
 
     def with_a_death(reason):
-        elastic._pool.on_death(GroupDiedError("group 0 died", 0))
+        elastic._processes.on_death(GroupDiedError("group 0 died", 0))
         detach(reason)
 
     monkeypatch.setattr(elastic._groups, "detach", with_a_death)
-    elastic.migrations.kinds = {1: GROWN}
+    elastic._processes.kinds = {1: GROWN}
     elastic.look_after()
     assert [report.mpmd_idxs for report in elastic.reports] == [(0, 1)]
     elastic.die(1)
@@ -256,21 +248,21 @@ def test_a_death_at_the_moment_of_a_move_is_a_failure(elastic, monkeypatch):
 
 
 def test_a_group_whose_copies_may_be_gone_does_not_move(elastic, capsys):
-    elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, {0}
+    elastic._processes.kinds, elastic._processes.silent = {1: GROWN}, {0}
     elastic.look_after()
     why = "group 1 does not move, though the cluster has room for it: no answer from group 0"
     assert why in capsys.readouterr().err
     with pytest.raises(RuntimeError, match=rf"group 1 did not move within 0 s; {why}"):
         elastic.resize(1, 0.0)
-    assert elastic._pool.discarded == 1 and not elastic._membership.moves.is_under_way
-    elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, set()
+    assert elastic._processes.discarded == 1 and not elastic._membership.moves.is_under_way
+    elastic._processes.kinds, elastic._processes.silent = {1: GROWN}, set()
     elastic.look_after()
     assert [report.kind for report in elastic.reports] == [GROWN]
 
 
 def test_groups_that_are_asked_to_move_are_pinged_until_they_answer(elastic, capsys):
     elastic.step()
-    elastic.migrations.kinds, elastic._pool.silent = {1: GROWN}, {1}
+    elastic._processes.kinds, elastic._processes.silent = {1: GROWN}, {1}
     looking = in_thread(elastic.look_after)
     with elastic.changed:
         assert elastic.changed.wait_for(lambda: elastic._membership.moves.is_ready, SOON)
@@ -279,11 +271,11 @@ def test_groups_that_are_asked_to_move_are_pinged_until_they_answer(elastic, cap
     assert "no answer from group 1" in capsys.readouterr().err
     elastic.die(1)
     looking.result(SOON)
-    assert elastic._pool.discarded == 1 and not elastic._membership.moves.is_under_way
+    assert elastic._processes.discarded == 1 and not elastic._membership.moves.is_under_way
 
 
 def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
-    elastic.migrations.kinds, elastic.migrations.has_allocation = {1: DRAINED}, False
+    elastic._processes.kinds, elastic._processes.has_allocation = {1: DRAINED}, False
     for _ in range(2):
         elastic.look_after()
     assert capsys.readouterr().err.count("its node is to end: there is no other place for it") == 1
@@ -292,12 +284,12 @@ def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
 
 def test_resizing_moves_groups_or_says_why_not(elastic):
     resize(elastic, 1, {1: SHRUNK})
-    assert elastic._pool.allocations.num_own == 1
+    assert elastic._processes.allocations.num_own == 1
     assert [report.kind for report in elastic.reports] == [SHRUNK]
     with pytest.raises(RuntimeError, match=r"resize\(2\): group 1 did not move within 0 s.*by itself as"):
         elastic.resize(2, 0.0)
     resize(elastic, 2, {1: GROWN})
-    elastic._pool.allocations.can_share = False
+    elastic._processes.allocations.can_share = False
     with pytest.raises(RuntimeError, match="groups may not share devices here"):
         elastic.resize(1, SOON)
     assert [report.kind for report in elastic.reports] == [SHRUNK, GROWN]
@@ -310,7 +302,7 @@ def test_resizing_ends_when_what_groups_have_left_is_given_back(elastic, monkeyp
         giving_back.set()
         assert may_go_on.wait(SOON)
 
-    monkeypatch.setattr(elastic._pool.replacements, "start_spares", give_back)
+    monkeypatch.setattr(elastic._processes.spares, "start_missing", give_back)
     resizing = in_thread(resize, elastic, 1, {1: SHRUNK})
     assert giving_back.wait(SOON)
     settling = in_thread(elastic.resize, 1, SOON)
@@ -329,12 +321,12 @@ def test_numbers_of_places_that_cannot_be(number):
 
 def test_closing_ends_a_move(elastic, capsys):
     elastic.step()
-    elastic.migrations.kinds = {1: GROWN}
+    elastic._processes.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)
     elastic.close()
     looking.result(SOON)
-    elastic.migrations.kinds, elastic.migrations.fault = (
+    elastic._processes.kinds, elastic._processes.fault = (
         {1: GROWN},
         RuntimeError("the new process was killed"),
     )
@@ -345,9 +337,9 @@ def test_closing_ends_a_move(elastic, capsys):
 
 
 def test_the_status_shows_who_shares(elastic):
-    elastic._pool.infos[1] = dataclasses.replace(elastic._pool.infos[1], shares_with=0)
-    elastic._pool.may_replace.clear()
-    elastic.migrations.kinds = {1: SHRUNK}
+    elastic._processes.infos[1] = dataclasses.replace(elastic._processes.infos[1], shares_with=0)
+    elastic._processes.may_replace.clear()
+    elastic._processes.kinds = {1: SHRUNK}
     looking = in_thread(elastic.look_after)
     deadline = time.monotonic() + SOON
     while not elastic.is_recovering and time.monotonic() < deadline:
@@ -355,6 +347,6 @@ def test_the_status_shows_who_shares(elastic):
     shown = str(elastic.status())
     assert "host, shared with group 0" in shown
     assert "group 1 moves: it is to share a node with others" in shown
-    elastic._pool.may_replace.set()
+    elastic._processes.may_replace.set()
     looking.result(SOON)
     assert dict(elastic.reports[0].shares_with) == {1: 0}

@@ -27,7 +27,7 @@ from tests.support.pretended_groups import (
     SOON,
     TOGETHER,
     Driven,
-    ProcessPool,
+    Processes,
     begin_recovery,
     commit_snapshot,
     end_recovery,
@@ -70,10 +70,10 @@ def wait_until_back(driven, count):
     for _, method, _, future in driven.attempts[-1].made:
         if method == "Snapshot" and not future.done():
             future.set_result(None)
-    driven._pool.may_copy.set()
+    driven._processes.may_copy.set()
     with driven.changed:
         assert driven.changed.wait_for(
-            lambda: len(driven._pool.restored) == count and driven._membership.is_running, SOON
+            lambda: len(driven._processes.restored) == count and driven._membership.is_running, SOON
         )
 
 
@@ -90,11 +90,11 @@ def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
     calls.fail(1, OUT_OF_MEMORY, StepAborted("out of memory"))
     with pytest.raises(TaskError, match="out of memory"):
         second[0].result(SOON)
-    assert not driven._membership.is_running and driven._pool.restored == [], "groups answer all before"
+    assert not driven._membership.is_running and driven._processes.restored == [], "groups answer all before"
     calls.steps[2][1][1].set_exception(LOST)
     calls.reply(3)
     wait_until_back(driven, 1)
-    assert driven._pool.restored == [BEGINNING] and len(driven.attempts) == 1
+    assert driven._processes.restored == [BEGINNING] and len(driven.attempts) == 1
     why = "out of memory. The MpmdArrays that the step was donated are as they were before it"
     assert calls.failed[4:] == [{None}, {why}, {why}, {None}], "nor is what reads the results"
     calls.reply(4)
@@ -115,7 +115,7 @@ def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
 
 def test_deaths_count_and_failed_steps_do_not():
     reports = []
-    driven = Driven(ProcessPool(), Recovery(every=100, max_failures=1), reports.append)
+    driven = Driven(Processes(), Recovery(every=100, max_failures=1), reports.append)
     (calls,) = driven.attempts
     for count in (1, 2, 3):
         driven.step(inputs=(1,), outputs=(2,), donated=(1,))
@@ -198,8 +198,8 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
         assert "have died together" in str(caught.value)
         assert "/checkpoints/300" in str(caught.value)
         assert caught.value.checkpoint == "/checkpoints/300"
-    assert driven._pool.restored == [BEGINNING]
-    old = driven._requests._lost_before[0][0] - 1
+    assert driven._processes.restored == [BEGINNING]
+    old = driven._ledger._lost_before[0][0] - 1
     requests = {i: StepRequest(0, 0, (old,), (driven.next_handle(),)) for i in range(2)}
     of_old_values = [
         driven.fetch(0, old),
@@ -220,7 +220,7 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
     driven.attempts[1].reply(0, 3.0)
     assert third[0].result(SOON).inline[7] == 3.0
     driven.die(1)
-    assert driven._pool.restored == [BEGINNING, BEGINNING]
+    assert driven._processes.restored == [BEGINNING, BEGINNING]
     assert len(driven.attempts[2].steps) == 1
     assert driven.attempts[2].named("Read") == [(0, {new: "stored"})]
 
@@ -391,4 +391,4 @@ def test_a_fault_in_what_follows_a_recovery_ends_the_run_and_not_the_thread_alon
     for failed in (waiting, driven.step()[0], driven.fetch(0, 3)):
         with pytest.raises(RuntimeError, match=r"cannot be looked after: OSError.*no descriptors are left"):
             failed.result(SOON)
-    assert ended.wait(SOON) and driven._pool.is_released
+    assert ended.wait(SOON) and driven._processes.is_released

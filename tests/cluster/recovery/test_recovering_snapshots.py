@@ -23,11 +23,11 @@ def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
     assert not submitted.wait(0.1)
     for future in copying:
         future.set_result(None)
-    driven._pool.may_copy.set()
+    driven._processes.may_copy.set()
     assert submitted.wait(SOON)
-    assert driven._pool.copied == [(1, 0)]
+    assert driven._processes.copied == [(1, 0)]
     driven.die(0)
-    assert driven._pool.restored == [1]
+    assert driven._processes.restored == [1]
     assert len(driven.attempts[1].steps) == 8  # the first one is in the snapshot
 
 
@@ -50,7 +50,7 @@ def test_a_snapshot_that_fails_is_tried_again_and_the_one_before_stays(capsys):
     answered_steps(driven, 1)
     assert driven.journal.snapshot is None, "not with every step"
     driven.die(1)
-    assert driven._pool.restored == [1]
+    assert driven._processes.restored == [1]
     for index in range(3):
         driven.attempts[1].reply(index)
     answered_steps(driven, 1)
@@ -73,7 +73,7 @@ def test_what_a_failed_snapshot_was_to_release_is_released_with_the_next_step():
     answered_steps(driven, 1)
     driven.free((0, 1), 41)
     with driven.changed:
-        driven._requests.begin_snapshot()
+        driven._ledger.begin_snapshot()
     fail_snapshot(driven, MemoryError())
     answered_steps(driven, 1)
     assert [each.handles for each in driven.journal._log[-1].released.values()] == [(41,), (41,)]
@@ -108,7 +108,7 @@ def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monk
     driven = runtime(Recovery(every=2))
     driven.step()
     driven.attempts[0].reply(0)
-    driven._pool.may_copy.set()
+    driven._processes.may_copy.set()
     for _, _, _, copied in driven.attempts[0].made:
         copied.set_result(None)
     with driven.changed:

@@ -6,7 +6,7 @@ import pytest
 import cluster
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import policy
-from cluster.recovery.keepers import Copy, CopyHolders, choose_keepers
+from cluster.recovery.keepers import Copy, choose_keepers, missing_copies
 from cluster.recovery.policy import FailureCounter, Recovery
 from cluster.recovery.report import DRAINED, SHRUNK, RecoveryReport
 from mpmd.runtime.requests import StepReply, StepRequest
@@ -50,7 +50,7 @@ def test_groups_that_cannot_recover(arguments, message):
 def add_step(journal, nbytes=0):
     arrays = {0: np.zeros(nbytes, np.uint8)}
     step = journal.add_step({0: StepRequest(0, 0, (), (), arrays)})
-    journal.succeed(journal.attempt, step, 0, StepReply({}))
+    journal.answer(journal.attempt, step, 0, StepReply({}))
 
 
 def commit(journal):
@@ -146,14 +146,10 @@ def test_groups_that_are_left_out_have_no_keepers_and_keep_nothing():
 
 def test_copies_that_are_missing_come_from_who_has_them():
     keepers = {0: 1, 1: 2, 2: 0}
-    holders = CopyHolders(keepers)
-    assert holders.missing(keepers) == []
-    holders.lose([1])
-    assert holders.lost == []
-    assert holders.missing(keepers) == [Copy(0, 0, 1), Copy(1, 2, 1)]
-    assert holders.missing({**keepers, 0: 2}) == [Copy(0, 0, 2), Copy(1, 2, 1)]
-    holders.lose([2])
-    assert holders.lost == [1]
+    assert missing_copies({0: {0, 1}, 1: {1, 2}, 2: {2, 0}}, keepers) == []
+    without_one = {0: {0}, 1: {2}, 2: {2, 0}}
+    assert missing_copies(without_one, keepers) == [Copy(0, 0, 1), Copy(1, 2, 1)]
+    assert missing_copies(without_one, {**keepers, 0: 2}) == [Copy(0, 0, 2), Copy(1, 2, 1)]
 
 
 def test_a_report_reads_as_a_sentence():

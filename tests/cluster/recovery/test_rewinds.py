@@ -40,7 +40,10 @@ def chains(world):
 
 
 def ended(world):
-    return [(ending.found and ending.found.step, ending.is_interrupted) for ending in world.rewound]
+    return [
+        (ending.rewound.found and ending.rewound.found.step, ending.is_interrupted)
+        for ending in world.rewound
+    ]
 
 
 # Without faults.
@@ -107,7 +110,7 @@ def test_a_group_moves_though_groups_repeat_their_steps_while_its_process_starts
     world.at("prepare", world.rewind)
     world.settle_all()
     assert ended(world) == [(None, False)]
-    assert [(each.kind, set(each.groups)) for each in world.reports] == [(DRAINED, {1})]
+    assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == [(DRAINED, {1})]
     world.check_quiet()
 
 
@@ -173,7 +176,7 @@ def test_a_group_that_is_wrong_in_one_run_is_named(reaction, when):
     else:
         assert chains(world) == [(1, 2, 3)] * 3
         replaced = [(CORRUPTED, {1})] if reaction == "replace" else []
-        assert [(each.kind, set(each.groups)) for each in world.reports] == replaced
+        assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == replaced
         world.rewind()  # what is compared now is the run whose values groups have
         world.settle_all()
         assert len(world.corruptions) == 1
@@ -191,7 +194,7 @@ def test_a_group_that_is_wrong_in_both_runs_is_replaced():
     world.settle_all()
     (report,) = world.corruptions
     assert report.mpmd_idxs == (2,)
-    assert [(each.kind, set(each.groups)) for each in world.reports] == [(CORRUPTED, {2})]
+    assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == [(CORRUPTED, {2})]
     assert chains(world) == [(1, 2, 3)] * 3
     world.check_quiet()
 
@@ -226,8 +229,8 @@ def test_a_repeated_step_that_takes_too_long_is_no_wrong_bit(refused):
     world.settle_all()
     assert world.corruptions == [] and world.membership.error is None
     assert ended(world) == [(None, True)]
-    assert "step 9 has taken longer" in str(world.rewound[0].late)
-    assert [(each.kind, set(each.groups)) for each in world.reports] == [(FAILED, set())]
+    assert "step 9 has taken longer" in str(world.rewound[0].rewound.late)
+    assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == [(FAILED, set())]
     assert chains(world) == [(1, 2, 3)] * 3
     world.check_quiet()
 
@@ -290,7 +293,7 @@ def test_the_first_step_that_makes_a_nan_is_found_and_all_is_as_before():
     world.rewind(NANS)
     world.settle_all()
     assert ended(world) == [(3, False)] and world.corruptions == []
-    assert world.rewound[0].found.task == "fwd_0__0"
+    assert world.rewound[0].rewound.found.task == "fwd_0__0"
     assert phases(world).count("repeat") == 2
     assert chains(world) == [(1, 2, 3, 4)] * 3
     world.check_quiet()
@@ -320,7 +323,7 @@ def test_a_group_that_dies_meanwhile_is_replaced(phase, is_heard):
         world.at(phase, lambda: die(0))
     world.settle_all()
     assert ended(world) == [(None, True)]
-    assert {(each.kind, *each.groups) for each in world.reports} <= {(DIED, 0), (FAILED, 0)}
+    assert {(each.kind, *each.mpmd_idxs) for each in world.reports} <= {(DIED, 0), (FAILED, 0)}
     assert len(world.reports) == 1 and world.corruptions == []
     assert chains(world) == [(1, 2, 3)] * 3
     world.check_quiet()
@@ -332,7 +335,7 @@ def test_groups_that_cannot_go_back_do_so_as_after_a_death():
     world.at("restore", RuntimeError("Ray says no"))
     world.settle_all()
     assert ended(world) == [(None, True)]
-    assert [(each.kind, set(each.groups)) for each in world.reports] == [(FAILED, set())]
+    assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == [(FAILED, set())]
     assert "connect" in [name for name, _ in world.phases]
     world.check_quiet()
 

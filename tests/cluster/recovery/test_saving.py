@@ -34,7 +34,7 @@ def test_what_was_read_from_a_checkpoint_is_read_again_unless_a_snapshot_has_it(
     driven.attempts[1].reply(0)
     commit_snapshot(driven)
     driven.die(1)
-    assert driven._pool.restored == [0, 1]
+    assert driven._processes.restored == [0, 1]
     assert driven.attempts[2].named("Read") == []
 
 
@@ -132,7 +132,7 @@ def test_a_snapshot_waits_for_what_is_being_saved_and_a_step_does_not():
     copied(driven, 0)
     driven.step()
     driven.attempts[0].reply(0)
-    driven._pool.may_copy.set()
+    driven._processes.may_copy.set()
     for future in [future for _, method, _, future in driven.attempts[0].made if method == "Snapshot"]:
         future.set_result(None)
     with driven.changed:

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.protocol.process_info import ProcessInfo
-from cluster.recovery.sharing import choose_hosts
+from cluster.recovery.allocations import choose_hosts
 from cluster.start.environment import visible_devices
 
 

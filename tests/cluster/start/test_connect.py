@@ -5,7 +5,8 @@ import errno
 import pytest
 
 from cluster.start import connect
-from cluster.start.connect import ProcessLostError, StartingActors
+from cluster.start.connect import StartingActors
+from mpmd.errors import GroupDiedError
 from tests.support.processes import endpoints
 
 
@@ -66,7 +67,7 @@ def start(monkeypatch):
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 def test_a_process_that_has_no_descriptors_is_blamed_and_not_those_that_wait_for_it(start, number):
     innocent = Actor(ConnectionError("the other end has closed the connection"))
-    with pytest.raises(ProcessLostError, match="group 2 cannot connect: OSError: ") as caught:
+    with pytest.raises(GroupDiedError, match="group 2 cannot connect: OSError: ") as caught:
         start(innocent, Actor(), Actor(OSError(number, "no more")))
     assert caught.value.mpmd_idx == 2
 
@@ -74,7 +75,7 @@ def test_a_process_that_has_no_descriptors_is_blamed_and_not_those_that_wait_for
 def test_of_another_error_nobody_is_blamed(start):
     with pytest.raises(RuntimeError, match="group 1 could not start: a traceback: refused") as caught:
         start(Actor(), Actor(ConnectionRefusedError("refused")))
-    assert not isinstance(caught.value, ProcessLostError)
+    assert not isinstance(caught.value, GroupDiedError)
 
 
 def test_actors_that_are_late_are_named_with_what_they_do_and_what_to_do(start):

@@ -9,7 +9,7 @@ import cluster
 from cluster.protocol.endpoint import Endpoint
 from cluster.start.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 from cluster.start.process_resources import resources_of
-from cluster.start.processes import Processes
+from cluster.start.processes import PlannedProcesses
 from cluster.start.shapes import Request
 from mpmd.ir.reshard import GroupShape
 
@@ -74,7 +74,7 @@ def test_groups_get_their_part_of_the_memory_of_a_gpu(platform, shared, monkeypa
     monkeypatch.setattr("cluster.start.process_resources.threads_per_process", lambda nodes: [1] * len(nodes))
     shape = GroupShape({"stage": 1}, 1)
     members = tuple(Endpoint(mpmd_idx, 0, (shape, shape)) for mpmd_idx in range(2))
-    processes, nodes = Processes(platform, members, [{"CPU": 1.0, "GPU": 0.25}] * 2), ["a", "a"]
+    processes, nodes = PlannedProcesses(platform, members, [{"CPU": 1.0, "GPU": 0.25}] * 2), ["a", "a"]
     request = Request({"stage": 2}, "stage", None, gpus_per_group=0.25)
     for given in ({}, {FRACTION: "0.5"}):
         resources = resources_of(processes, nodes, request, {"env_vars": given}, may_share=False)

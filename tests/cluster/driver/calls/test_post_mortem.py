@@ -3,9 +3,9 @@
 import pytest
 from ray import exceptions
 
-from cluster.driver.calls.health import UNRESPONSIVE_SECONDS, GroupHealth
-from cluster.driver.calls.post_mortem import death_report
-from cluster.driver.calls.ray_errors import translate
+from cluster.driver.calls.liveness import UNRESPONSIVE_SECONDS, Limits, Liveness
+from cluster.driver.calls.pending_calls import PendingCalls
+from cluster.driver.calls.post_mortem import death_report, translate
 from cluster.protocol.process_info import ProcessInfo
 from tests.support.processes import endpoints
 
@@ -73,8 +73,11 @@ def test_a_lack_of_memory_is_said():
 
 
 def test_a_process_that_does_not_answer_is_named_with_its_place():
-    health = GroupHealth(endpoints([1, 1]), ["node 10.0.0.1, pid 12", "node 10.0.0.2, pid 5"])
-    health.start_pings(100.0)
-    health.mark_answered(0)
-    (error,) = health.unresponsive(100.0 + UNRESPONSIVE_SECONDS)
+    pending = PendingCalls()
+    pending.add(endpoints([1, 1]))
+    places = ["node 10.0.0.1, pid 12", "node 10.0.0.2, pid 5"]
+    liveness = Liveness(endpoints([1, 1]), Limits(), pending, places)
+    assert liveness.pings(100.0) == [0, 1]
+    liveness.mark_answered(0, None, 100.0)
+    (error,) = liveness.deaths(100.0 + UNRESPONSIVE_SECONDS)
     assert str(error).endswith("has not answered for 60 s (node 10.0.0.2, pid 5)")

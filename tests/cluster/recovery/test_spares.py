@@ -2,10 +2,9 @@
 
 import pytest
 
-from cluster.driver.calls import health
-from cluster.protocol.process_info import ProcessInfo
-from cluster.recovery import liveness_waiter, replacements
-from cluster.recovery.replacements import Replacements
+from cluster.driver.calls import liveness
+from cluster.recovery import spares
+from cluster.recovery.spares import Spares
 from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import Reservation, SharedDevices
 from mpmd.runtime.activity import Activity
@@ -116,114 +115,110 @@ class Allocations:
 
 @pytest.fixture
 def make(monkeypatch):
-    monkeypatch.setattr(replacements, "ray", Ray)
-    monkeypatch.setattr(liveness_waiter, "ray", Ray)
-    monkeypatch.setattr(replacements, "RaySession", lambda: Session([]))
+    monkeypatch.setattr(spares, "ray", Ray)
+    monkeypatch.setattr(spares, "RaySession", lambda: Session([]))
 
     def make(num_spares=0):
-        spares = [Reservation(3 + i, 0) for i in range(num_spares)]
-        replacements = Replacements(Starter(), Allocations(), spares)
-        replacements.start_spares()
-        return replacements
+        reservations = [Reservation(3 + i, 0) for i in range(num_spares)]
+        standing_by = Spares(Starter(), Allocations(), reservations)
+        standing_by.start_missing()
+        return standing_by
 
     return make
 
 
-def replace(replacements, *numbers):
-    return replacements.replace(numbers, [], lambda: None)
+def take_over(standing_by, *numbers):
+    return standing_by.take_over(numbers, [], lambda: None)
 
 
 def test_a_process_that_has_died_is_started_where_it_was(make):
-    replacements = make()
-    actor = replace(replacements, 1)[1]
+    standing_by = make()
+    actor = take_over(standing_by, 1)[1]
     assert (actor.number, actor.allocation) == (1, Reservation(1, 0))
 
 
 def test_a_spare_takes_the_place_and_another_one_starts_where_that_was(make):
-    replacements = make(num_spares=1)
-    (spare,) = replacements.starter.started
-    assert replacements.allocations.placement_groups == {0, 1, 2, 3}
-    assert replace(replacements, 1) == {1: spare}
-    assert replacements.allocations.of(1) == Reservation(3, 0)
-    replacements.start_spares()
-    assert replacements.starter.started[-1].allocation == Reservation(1, 0)
-    assert replacements.allocations.kept == {0, 1, 2, 3}
+    standing_by = make(num_spares=1)
+    (spare,) = standing_by.starter.started
+    assert standing_by.allocations.placement_groups == {0, 1, 2, 3}
+    assert take_over(standing_by, 1) == {1: spare}
+    assert standing_by.allocations.of(1) == Reservation(3, 0)
+    standing_by.start_missing()
+    assert standing_by.starter.started[-1].allocation == Reservation(1, 0)
+    assert standing_by.allocations.kept == {0, 1, 2, 3}
 
 
 def test_where_the_node_is_gone_the_next_spare_needs_another_place(make):
-    replacements = make(num_spares=1)
-    replacements.allocations.lost = {1}
-    replace(replacements, 1)
-    replacements.allocations.is_short = True
-    replacements.start_spares()
-    assert len(replacements.starter.started) == 1, "groups that wait for room go first"
-    replacements.allocations.is_short = False
-    replacements.start_spares()
-    assert replacements.starter.started[-1].allocation == Reservation(10, 0)
-    assert replacements.allocations.kept == {0, 2, 3, 10}
+    standing_by = make(num_spares=1)
+    standing_by.allocations.lost = {1}
+    take_over(standing_by, 1)
+    standing_by.allocations.is_short = True
+    standing_by.start_missing()
+    assert len(standing_by.starter.started) == 1, "groups that wait for room go first"
+    standing_by.allocations.is_short = False
+    standing_by.start_missing()
+    assert standing_by.starter.started[-1].allocation == Reservation(10, 0)
+    assert standing_by.allocations.kept == {0, 2, 3, 10}
 
 
 @pytest.mark.parametrize("fault", ["late", "dead", "lost", "stopped"])
 def test_a_spare_that_is_not_there_is_not_used(make, fault):
-    replacements = make(num_spares=1)
-    (spare,) = replacements.starter.started
+    standing_by = make(num_spares=1)
+    (spare,) = standing_by.starter.started
     spare.is_ready, spare.is_alive, spare.is_stopped = fault != "late", fault != "dead", fault == "stopped"
-    replacements.allocations.lost = {3} if fault == "lost" else set()
-    assert replacements.count_ready_spares() == 0
-    assert replace(replacements, 1)[1] is not spare
+    standing_by.allocations.lost = {3} if fault == "lost" else set()
+    assert standing_by.count_ready() == 0
+    assert take_over(standing_by, 1)[1] is not spare
 
 
 @pytest.mark.parametrize("fault", ["dead", "stopped", "lost"])
 def test_a_spare_that_is_lost_is_replaced_by_itself(make, monkeypatch, fault):
-    monkeypatch.setattr(health, "UNRESPONSIVE_SECONDS", 0)
-    replacements = make(num_spares=1)
-    (spare,) = replacements.starter.started
-    replacements.start_spares()
-    replacements.start_spares()
-    assert replacements.starter.started == [spare], "it answers"
+    monkeypatch.setattr(liveness, "UNRESPONSIVE_SECONDS", 0)
+    standing_by = make(num_spares=1)
+    (spare,) = standing_by.starter.started
+    standing_by.start_missing()
+    standing_by.start_missing()
+    assert standing_by.starter.started == [spare], "it answers"
     spare.is_alive, spare.is_stopped = fault == "stopped", fault == "stopped"
-    replacements.allocations.lost = {3} if fault == "lost" else set()
+    standing_by.allocations.lost = {3} if fault == "lost" else set()
     for _ in range(3):
-        replacements.start_spares()
-    assert replacements._session.killed == [spare]
-    (_, other) = replacements.starter.started
+        standing_by.start_missing()
+    assert standing_by._session.killed == [spare]
+    (_, other) = standing_by.starter.started
     assert other.allocation == Reservation(10 if fault == "lost" else 3, 0)
-    assert replacements.count_ready_spares() == 1
-    assert replace(replacements, 1) == {1: other}
+    assert standing_by.count_ready() == 1
+    assert take_over(standing_by, 1) == {1: other}
 
 
 def test_a_spare_that_starts_slowly_is_waited_for(make, monkeypatch):
-    monkeypatch.setattr(health, "UNRESPONSIVE_SECONDS", 0)
-    replacements = make(num_spares=1)
-    (spare,) = replacements.starter.started
+    monkeypatch.setattr(liveness, "UNRESPONSIVE_SECONDS", 0)
+    standing_by = make(num_spares=1)
+    (spare,) = standing_by.starter.started
     spare.is_ready = False
     for _ in range(3):
-        replacements.start_spares()
-    assert replacements.starter.started == [spare]
+        standing_by.start_missing()
+    assert standing_by.starter.started == [spare]
 
 
 def test_a_process_that_was_prepared_takes_over_before_spares_do(make):
-    replacements = make(num_spares=1)
-    replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
-    prepared = replacements.starter.started[-1]
-    assert replace(replacements, 1) == {1: prepared}
-    assert replacements.allocations.of(1) == SharedDevices("good", 0, ())
-    info = ProcessInfo(1, 0, "host", "good", 7, (), ())
-    assert replacements.placed(1, info).shares_with == 0
-    assert replacements.placed(0, info).shares_with is None
-    assert replacements.count_ready_spares() == 1
+    standing_by = make(num_spares=1)
+    standing_by.prepare({1: SharedDevices("good", 0, ())}, 1.0)
+    prepared = standing_by.starter.started[-1]
+    assert take_over(standing_by, 1) == {1: prepared}
+    assert standing_by.allocations.of(1) == SharedDevices("good", 0, ())
+    assert standing_by.count_ready() == 1
 
 
 def test_a_prepared_process_that_has_died_is_not_used(make):
-    replacements = make()
-    replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
-    replacements.starter.started[-1].is_alive = False
-    assert replace(replacements, 1)[1].allocation == Reservation(1, 0)
+    standing_by = make()
+    standing_by.prepare({1: SharedDevices("good", 0, ())}, 1.0)
+    standing_by.starter.started[-1].is_alive = False
+    assert take_over(standing_by, 1)[1].allocation == Reservation(1, 0)
 
 
 def test_prepared_processes_that_are_not_used_end(make):
-    replacements = make()
-    replacements.prepare({1: SharedDevices("good", 0, ())}, 1.0)
-    replacements.discard()
-    assert replacements._session.killed == replacements.starter.started
-    assert replace(replacements, 1)[1].allocation == Reservation(1, 0)
+    standing_by = make()
+    standing_by.prepare({1: SharedDevices("good", 0, ())}, 1.0)
+    standing_by.discard()
+    assert standing_by._session.killed == standing_by.starter.started
+    assert take_over(standing_by, 1)[1].allocation == Reservation(1, 0)

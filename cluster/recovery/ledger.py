@@ -11,34 +11,43 @@ import dataclasses
 import functools
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import LoadRequests, RayRuntime
-from cluster.recovery.actions import EndRewind
+from cluster.recovery.actions import EndRewind, Rewound
 from cluster.recovery.events import Answered, Copying, Event, RewindAsked, Sent, Unneeded
 from cluster.recovery.journal import Outcome
-from cluster.recovery.left_out import lost_values
 from cluster.recovery.logged import Asked, LoggedSnapshot, LoggedStep
 from cluster.recovery.membership import Membership
-from cluster.recovery.process_pool import ProcessPool
+from cluster.recovery.processes import Processes
 from cluster.recovery.store import Snapshot
 from mpmd.errors import GroupDiedError, StateLostError
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import ReleaseQueue
-from mpmd.runtime.requests import Capture, CopyOut, Handle, Released, Request, StepRequest, Write
+from mpmd.runtime.requests import (
+    NOTHING_RELEASED,
+    Capture,
+    CopyOut,
+    Handle,
+    Release,
+    Released,
+    Request,
+    StepRequest,
+    Write,
+)
 
 
-class Requests:
+class Ledger:
     """The requests to groups, and their futures.
 
     Args:
       membership: knows which groups can be asked, and has the journal.
       groups: sends the requests; is connected later.
-      pool: the processes of the groups.
+      processes: of the groups.
       released: handles that the user has released and groups were not told to drop yet.
       next_handle: returns numbers that ascend.
       arguments: the user's arguments that groups keep for later steps.
@@ -49,7 +58,6 @@ class Requests:
         that makes it, so its lock is reentrant.
       tell: tells the membership of an event, and has the resulting actions carried out.
       loads: by program number, the requests by which the groups loaded the program.
-      rewinds: by number, the rewinds that a caller waits for, and their ends.
       freed: copies for storage of which the membership does not know yet that they are dropped, and ``None``
         for a look at the places. A queue, because a copy may be dropped while its thread holds any lock.
     """
@@ -58,7 +66,7 @@ class Requests:
         self,
         membership: Membership,
         groups: RayRuntime,
-        pool: ProcessPool,
+        processes: Processes,
         released: ReleaseQueue,
         next_handle: Callable[[], Handle],
         arguments: ArgumentCache,
@@ -67,15 +75,13 @@ class Requests:
         self.membership = membership
         self.journal = membership.journal
         self.groups = groups
-        self.pool = pool
-        self.num_groups = len(groups.processes_per_group)
+        self.processes = processes
         self.changed = threading.Condition(threading.RLock())
         self.tell: Callable[[Event], object] = lambda event: None
         self.loads: dict[int, LoadRequests] = {}
-        self.rewinds: dict[int, EndRewind | None] = {}
         self.freed: queue.SimpleQueue[Handle | None] = queue.SimpleQueue()
         self._released = released
-        self._unloaded = collections.deque[int]()  # programs of which the journal does not know it yet
+        self._unloaded = collections.deque[int]()  # programs that the user needs no more; a replay may
         self._next_handle = next_handle
         self._arguments = arguments
         self._takes_digests = takes_digests
@@ -113,54 +119,53 @@ class Requests:
             self.tell(Unneeded())  # what is being saved does not keep a step waiting
         return membership.is_running and not membership.snapshot_is_late
 
-    def wait_for_end_of(self, attempt: int) -> None:
-        """Waits until a group has died since this attempt has begun, or nothing works any more."""
+    def wait_for(self, condition: Callable[[], object], timeout: float | None = None) -> bool:
+        """Waits until the condition holds, and returns whether it does. Raises why nothing works any more."""
+        membership = self.membership
         with self.changed:
-            self.changed.wait_for(
-                lambda: self.membership.error is not None or attempt != self.journal.attempt
-            )
+            holds = self.changed.wait_for(lambda: membership.error is not None or condition(), timeout)
+            if membership.error is not None:
+                raise copy_of(membership.error)
+            return bool(holds)
 
-    def rewind(self, refused: NonFinitePolicy) -> EndRewind:
+    def wait_for_end_of(self, attempt: int) -> None:
+        """Waits until a group has died since this attempt has begun. Raises as ``wait_for``."""
+        self.wait_for(lambda: attempt != self.journal.attempt)
+
+    def rewind(self, refused: NonFinitePolicy) -> Rewound:
         """Has groups go back and repeat their steps with nobody dead, and waits for the end.
 
         Returns: the first value that was refused, and the tasks that groups have kept until they are freed.
         Raises: why nothing works any more; ``StepTimeoutError`` when a repeated step took too long.
         """
-        membership = self.membership
         with self.changed:
             while True:
-                self.changed.wait_for(lambda: membership.error is not None or membership.may_go_back)
-                if membership.error is not None:
-                    raise copy_of(membership.error)
-                number = self._next_handle()
-                self.rewinds[number] = None
-                self.tell(RewindAsked(number, refused))
+                self.wait_for(lambda: self.membership.may_go_back)
+                ended: Future[EndRewind] = Future()
+                self.tell(RewindAsked(ended, refused))
                 try:
-                    self.changed.wait_for(functools.partial(self._has_ended, number))
-                finally:
-                    ending = self.rewinds.pop(number)
-                if ending is None:
-                    continue
+                    self.wait_for(ended.done)
+                except BaseException:
+                    ended.cancel()
+                    raise
+                ending = ended.result()
                 if not ending.is_interrupted:
-                    return ending
-                self._drop_kept(ending)
-                if ending.late is not None:
-                    raise copy_of(ending.late)
+                    return ending.rewound
+                self._drop_kept(ending.rewound)
+                if ending.rewound.late is not None:
+                    raise copy_of(ending.rewound.late)
 
     def end_rewind(self, ending: EndRewind) -> None:
         """Hands the end of a rewind to its caller; if the caller is gone, has groups drop the kept tasks."""
-        if ending.number is not None and ending.number in self.rewinds:
-            self.rewinds[ending.number] = ending
+        if ending.ended is not None and ending.ended.set_running_or_notify_cancel():
+            ending.ended.set_result(ending)
         else:
-            self._drop_kept(ending)
+            self._drop_kept(ending.rewound)
 
-    def _drop_kept(self, ending: EndRewind) -> None:
-        for kept in (each.captured for each in ending.kept):
+    def _drop_kept(self, rewound: Rewound) -> None:
+        for kept in (each.captured for each in rewound.kept):
             handles = tuple(handle for handle in kept.handles if handle is not None)
             self.give_back({kept.mpmd_idx: Released(handles)})
-
-    def _has_ended(self, number: int) -> bool:
-        return self.rewinds[number] is not None or self.membership.error is not None
 
     def count_waiting(self) -> Mapping[int, int]:
         """The number of each group's answers that are awaited."""
@@ -174,9 +179,12 @@ class Requests:
 
     def unload_unused(self) -> None:
         """Has groups drop, with their next request, the programs that neither user nor replay needs."""
-        while self._unloaded:
-            self.journal.release_programs([self._unloaded.popleft()])
-        for number in self.journal.take_unused_programs():
+        needed = self.journal.programs if self._unloaded else set[int]()
+        for _ in range(len(self._unloaded)):
+            number = self._unloaded.popleft()
+            if number in needed:
+                self._unloaded.append(number)
+                continue
             self.loads.pop(number, None)
             self.groups.unload(number)
 
@@ -211,7 +219,7 @@ class Requests:
         except BaseException as interrupt:  # perhaps not all groups were asked, and nobody gets their replies
             unsent = RuntimeError(f"the request was not sent to all groups: {interrupt!r}")
             for mpmd_idx in request.requests:
-                self.tell(Answered(self.journal.attempt, request, mpmd_idx, error=unsent))
+                self.tell(Answered(self.journal.attempt, Outcome(request, mpmd_idx, error=unsent)))
             raise
         return futures
 
@@ -262,15 +270,10 @@ class Requests:
             capture=Capture(None, self._next_handle()) if refused else step.capture,
         )
 
-    @property
-    def logged(self) -> frozenset[int]:
-        """The groups that are not left out."""
-        return frozenset(range(self.num_groups)) - self.membership.left_out.groups
-
     def _note_reply(self, attempt: int, request: Asked, mpmd_idx: int, reply: Future) -> None:
         error = reply.exception()
         result = reply.result() if error is None else None
-        self.tell(Answered(attempt, request, mpmd_idx, result, error))
+        self.tell(Answered(attempt, Outcome(request, mpmd_idx, result, error)))
         if isinstance(copying := request.requests[mpmd_idx], CopyOut):
             self._ask_write(copying.copy)
 
@@ -290,7 +293,7 @@ class Requests:
         """Has a group write a copy, if the user has asked for the write and the group has made the copy."""
         with self.changed:
             writing, copying = self._writes.get(copy), self.journal.find_copy(copy)
-            is_copied = copying is None or self.journal.is_answered(copying)
+            is_copied = copying is None or not copying.waiting
             if writing is None or self.membership.dead or not is_copied:
                 return
             for mpmd_idx, written in self.groups.ask(writing.requests).items():
@@ -312,8 +315,14 @@ class Requests:
     # Snapshots.
 
     def begin_snapshot(self) -> None:
-        """Has groups copy their values, after all requests that were sent before."""
-        snapshot = self.journal.begin_snapshot(self.take_released(self.logged))
+        """Has groups copy their values, after all requests that were sent before.
+
+        Groups that recovery leaves out, and that nothing may be asked of for long, drop what was released.
+        """
+        for mpmd_idx, released in self.take_released(self.membership.left_out.groups).items():
+            if released != NOTHING_RELEASED:
+                self.ask_once({mpmd_idx: Release(released)})
+        snapshot = self.journal.begin_snapshot(self.take_released(self.membership.logged))
         try:
             self.ask_for_copies(snapshot)
         except BaseException:  # an interrupt: perhaps nobody waits for the copies
@@ -336,7 +345,6 @@ class Requests:
     # What the user is told.
 
     def settle(self, outcomes: Iterable[Outcome]) -> None:
-        """Settles the futures of requests."""
         for request, mpmd_idx, result, error in outcomes:
             future = self._futures.pop((request, mpmd_idx))
             if error is None:
@@ -344,29 +352,18 @@ class Requests:
             else:
                 future.set_exception(copy_of(error) if isinstance(error, StateLostError) else error)
 
-    def lose_values(self, loss: StateLostError) -> None:
-        """No group has a value any more. Requests for values from before fail; later values are not affected.
-
-        Groups that recovery leaves out keep their values.
-        """
-        self._lose_before(loss, self.logged)
-        for writing in self._writes.values():
-            self.settle(Outcome(writing, mpmd_idx, None, loss) for mpmd_idx in writing.requests)
-        self._writes.clear()
-
-    def forget_values(self, groups: Collection[int]) -> None:
-        """These groups, which recovery leaves out, were restarted, and have no value from before."""
-        for mpmd_idx in groups:
-            self._lose_before(lost_values(mpmd_idx), [mpmd_idx])
-
-    def _lose_before(self, loss: RuntimeError, groups: Collection[int]) -> None:
+    def lose_values(self, losses: Mapping[int, RuntimeError]) -> None:
+        """Groups have lost their values. Requests for these fail; later values are not affected."""
         first = self._next_handle()
-        self._lost_before |= dict.fromkeys(groups, (first, loss))
-        self._arguments.forget_before(first, groups)
+        self._lost_before |= {mpmd_idx: (first, loss) for mpmd_idx, loss in losses.items()}
+        self._arguments.forget_before(first, losses)
+        for copy, writing in list(self._writes.items()):
+            (mpmd_idx,) = writing.requests
+            if mpmd_idx in losses:
+                self.settle([Outcome(self._writes.pop(copy), mpmd_idx, None, losses[mpmd_idx])])
 
     def end(self, error: RuntimeError) -> None:
-        """Fails all that is asked."""
-        self.pool.stop.set()
+        self.processes.stop.set()
         self._writes.clear()
         futures, self._futures = self._futures, {}
         for future in futures.values():
