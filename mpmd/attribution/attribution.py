@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 
 from mpmd.attribution.accounts import Accounts
-from mpmd.attribution.gaps import Causes, Gap, gaps_of
+from mpmd.attribution.gaps import Causes, IdleSpan, gaps_of
 from mpmd.attribution.path import Segment, critical_path
 
 
@@ -14,7 +14,7 @@ class Attribution(Accounts):
     """The accounts of a measured step, its idle time by cause, and its critical path."""
 
     @functools.cached_property
-    def gaps(self) -> tuple[Gap, ...]:
+    def gaps(self) -> tuple[IdleSpan, ...]:
         """The spans in which groups ran no task, by group and start."""
         return gaps_of(self)
 

@@ -49,10 +49,10 @@ def explain_plan(
       topology: of the mesh that has loaded it.
       fed_back: the state: pairs of the position of an argument and of the result that takes its place.
     """
-    return _Analysis(plan, topology, jaxprs, fed_back).explanation()
+    return _IndexedPlan(plan, topology, jaxprs, fed_back).explanation()
 
 
-class _Analysis:
+class _IndexedPlan:
     """A plan with indices: the makers and readers of each value, and the equations of each run."""
 
     def __init__(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpmd.attribution.gaps import Causes, Gap
+from mpmd.attribution.gaps import Causes, IdleSpan
 from mpmd.attribution.ideal import undisturbed
 from mpmd.ir.plan import OutsideTask
 from mpmd.render.page.palette import SIMULATED
@@ -39,7 +39,7 @@ def simulations_data(subject: Subject, steps: Sequence[StepTimes[int]]) -> list[
 
 def groups_data(subject: Subject, simulated: Sequence[StepTimes[int]]) -> list[GroupData]:
     """The columns of all groups."""
-    gaps: list[dict[int, Gap]] = [{} for _ in subject.tasks]
+    gaps: list[dict[int, IdleSpan]] = [{} for _ in subject.tasks]
     for gap in subject.attribution.gaps:
         gaps[gap.group][gap.after] = gap
     return [_group_data(subject, group, gaps[group], simulated) for group in subject.measured.groups]
@@ -48,7 +48,7 @@ def groups_data(subject: Subject, simulated: Sequence[StepTimes[int]]) -> list[G
 def _group_data(
     subject: Subject,
     group: int,
-    gaps: dict[int, Gap],
+    gaps: dict[int, IdleSpan],
     simulated: Sequence[StepTimes[int]],
 ) -> GroupData:
     measured, operations = subject.measured, subject.tasks[group]
