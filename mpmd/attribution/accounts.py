@@ -38,7 +38,6 @@ class Account(NamedTuple):
     driver: int = 0
 
     def minus(self, other: Account) -> Account:
-        """The difference of two accounts, part by part."""
         return Account(*map(int.__sub__, self, other))
 
 

@@ -25,7 +25,6 @@ class Attribution(Accounts):
 
     @functools.cached_property
     def by_group(self) -> tuple[Causes, ...]:
-        """The idle time of each group by cause."""
         causes: list[list[Causes]] = [[] for _ in self.measured.groups]
         for gap in self.gaps:
             causes[gap.group].append(gap.causes)
@@ -33,10 +32,8 @@ class Attribution(Accounts):
 
     @functools.cached_property
     def total(self) -> Causes:
-        """The idle time of all groups by cause."""
         return total(self.by_group)
 
 
 def total(parts: Iterable[Causes]) -> Causes:
-    """The sum of causes."""
     return Causes(*map(sum, zip(*parts, Causes(), strict=True)))

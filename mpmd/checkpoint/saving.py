@@ -183,7 +183,6 @@ def _write_spec(leaf: SavedLeaf, writer: str) -> orbax_internals.WriteSpec:
 
 
 def _writer(mpmd_idx: int, rank: int) -> str:
-    """The name of a process, such as ``g0p1``."""
     return f"g{mpmd_idx}p{rank}"
 
 

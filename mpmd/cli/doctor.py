@@ -80,7 +80,6 @@ class Diagnosis:
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``mpmd doctor``."""
     parser = add_command(commands, "doctor", _doctor, "check the installation, devices and Ray", EXAMPLES)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--no-ray", action="store_true", help="start no actors")
@@ -237,7 +236,6 @@ def _trial(subject: str, *arguments: str, remedy: str) -> Diagnosis:
 
 
 def _error_in(text: str) -> list[str]:
-    """Returns the last lines of a process's output, without the traceback above the error."""
     lines = text.strip().splitlines()[-3:]
     indented = [i for i, line in enumerate(lines) if line.startswith("  ")]
     return lines[indented[-1] + 1 :] or lines if indented else lines

@@ -63,7 +63,6 @@ class BadSchedule(Exception):
 
 
 def add_commands(commands: Any) -> None:
-    """Adds the commands to the result of ``ArgumentParser.add_subparsers``."""
     schedule = commands.add_parser("schedule", help="show, compare, check and list schedules")
     verbs = schedule.add_subparsers(required=True, metavar="VERB")
 

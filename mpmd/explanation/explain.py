@@ -124,7 +124,6 @@ class _IndexedPlan:
         )
 
     def _placed(self, leaf: InputLeaf | OutputLeaf, path: str) -> dict[str, Any]:
-        """Returns the fields of ``PlacedLeaf``."""
         submeshes = map(self._plan.submesh, leaf.mpmd_idxs or (0,))
         specs = ((axes, fitting(leaf.spec or (), leaf.aval.shape, axes)) for axes in submeshes)
         largest = max(device_bytes(leaf.aval, spec, axes) for axes, spec in specs)

@@ -110,7 +110,6 @@ class Profile(ShownAsText):
 
     @property
     def _title(self) -> str:
-        """The schedules of the step, and its size."""
         loops = [f"{loop.schedule}, {loop.num_microbatches} microbatches" for loop in self.plan.loops]
         return ", ".join([*loops, f"{len(self.plan.programs)} groups"])
 

@@ -130,7 +130,6 @@ def _sizes(stages_per_group: Sequence[int], slices: int) -> Iterator[tuple[Famil
 
 
 def _kinds_of(schedule: Schedule) -> list[Schedule]:
-    """The schedule; a ``Seq1F1B`` with whole and with split backwards."""
     if isinstance(schedule, Seq1F1B):
         return [dataclasses.replace(schedule, split_backward=split) for split in (False, True)]
     return [schedule]

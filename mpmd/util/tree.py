@@ -17,7 +17,6 @@ def argument_paths(args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
 
 
 def paths(tree: Any) -> tuple[str, ...]:
-    """The name of every leaf within ``tree``."""
     return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree))
 
 

@@ -38,7 +38,6 @@ def simulations_data(subject: Subject, steps: Sequence[StepTimes[int]]) -> list[
 
 
 def groups_data(subject: Subject, simulated: Sequence[StepTimes[int]]) -> list[GroupData]:
-    """The columns of all groups."""
     gaps: list[dict[int, IdleSpan]] = [{} for _ in subject.tasks]
     for gap in subject.attribution.gaps:
         gaps[gap.group][gap.after] = gap
@@ -114,7 +113,6 @@ def busy_shares(subject: Subject) -> list[float]:
 
 
 def path_data(subject: Subject) -> PathData:
-    """The tasks of the critical path."""
     tasks = [
         (subject.number(segment.operation), segment.start, segment.end)
         for segment in subject.attribution.critical_path

@@ -17,7 +17,6 @@ def _part(label: str, colour: str, *hint: str) -> Amount:
 
 
 def with_total(part: Amount, total: int) -> Amount:
-    """The part with its sum over a step."""
     return {**part, "total": total}
 
 

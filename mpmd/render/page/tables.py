@@ -31,7 +31,6 @@ FOLDED_SHARE = 0.005
 
 
 def section(title: str, *tables: PageTable, notes: Sequence[str] = ()) -> Section:
-    """A section, whose id is the first word of its title."""
     return Section(id=title.partition(" ")[0].lower(), title=title, notes=notes, tables=tables)
 
 
