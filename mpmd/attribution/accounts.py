@@ -16,7 +16,7 @@ import dataclasses
 from typing import NamedTuple, Self
 
 from mpmd.attribution.ideal import ideal_of
-from mpmd.attribution.links import Link, links_of, parents_first
+from mpmd.attribution.links import ParentLink, links_of, parents_first
 from mpmd.attribution.measured import Measured
 from mpmd.ir.plan import OutsideTask
 from mpmd.simulate.workload import StepTimes
@@ -38,7 +38,6 @@ class Account(NamedTuple):
     driver: int = 0
 
     def minus(self, other: Account) -> Account:
-        """The difference of two accounts, part by part."""
         return Account(*map(int.__sub__, self, other))
 
 
@@ -56,7 +55,7 @@ class Accounts:
 
     measured: Measured
     ideal: StepTimes[int]
-    links: tuple[Link, ...]
+    links: tuple[ParentLink, ...]
     entries: tuple[Account, ...]
     accounts: tuple[Account, ...]
 
@@ -76,7 +75,7 @@ class Accounts:
         return cls(measured, ideal, links, entries, tuple(accounts))
 
 
-def _entry(measured: Measured, link: Link, equal: int, group: int, operation: int) -> Account:
+def _entry(measured: Measured, link: ParentLink, equal: int, group: int, operation: int) -> Account:
     median = int(measured.workload.durations[operation])
     is_outside = isinstance(measured.workload.tasks[operation], OutsideTask)
     is_first = link.parent < 0

@@ -27,13 +27,11 @@ class Analysis:
 
     @functools.cached_property
     def steps(self) -> tuple[MatchedStep, ...]:
-        """The recorded steps by the driver's clock."""
         senders = _senders(self.plan, self.topology)
         return tuple(match(step, senders) for step in self.recorded)
 
     @functools.cached_property
     def attribution(self) -> Attribution:
-        """The causes of the idle time of the step of median length."""
         return Attribution.of(measure(self.plan, self.steps, self.topology))
 
     @property
@@ -54,7 +52,6 @@ class Analysis:
 
     @functools.cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings, the largest saving first."""
         return findings_of(self._model, self.scenarios)
 
     @functools.cached_property

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 
 from mpmd.attribution.accounts import Accounts
-from mpmd.attribution.gaps import Causes, Gap, gaps_of
+from mpmd.attribution.gaps import Causes, IdleSpan, gaps_of
 from mpmd.attribution.path import Segment, critical_path
 
 
@@ -14,7 +14,7 @@ class Attribution(Accounts):
     """The accounts of a measured step, its idle time by cause, and its critical path."""
 
     @functools.cached_property
-    def gaps(self) -> tuple[Gap, ...]:
+    def gaps(self) -> tuple[IdleSpan, ...]:
         """The spans in which groups ran no task, by group and start."""
         return gaps_of(self)
 
@@ -25,7 +25,6 @@ class Attribution(Accounts):
 
     @functools.cached_property
     def by_group(self) -> tuple[Causes, ...]:
-        """The idle time of each group by cause."""
         causes: list[list[Causes]] = [[] for _ in self.measured.groups]
         for gap in self.gaps:
             causes[gap.group].append(gap.causes)
@@ -33,10 +32,8 @@ class Attribution(Accounts):
 
     @functools.cached_property
     def total(self) -> Causes:
-        """The idle time of all groups by cause."""
         return total(self.by_group)
 
 
 def total(parts: Iterable[Causes]) -> Causes:
-    """The sum of causes."""
     return Causes(*map(sum, zip(*parts, Causes(), strict=True)))

@@ -23,11 +23,9 @@ class Balance:
 
     @property
     def heaviest(self) -> int:
-        """The group with the most work."""
         return max(self.loads, key=self.loads.__getitem__)
 
     def share(self, group: int) -> float:
-        """The share of a group in the work of all."""
         total = sum(self.loads.values())
         return self.loads[group] / total if total else self.even_share
 

@@ -62,7 +62,7 @@ class Finding:
 
 def findings_of(model: StepModel, scenarios: tuple[Scenario, ...]) -> tuple[Finding, ...]:
     """The findings, the largest saving first."""
-    writer = _Writer(model, {scenario.name: scenario for scenario in scenarios})
+    writer = _FindingWriter(model, {scenario.name: scenario for scenario in scenarios})
     findings = [finding for finding in writer.simulated() if finding.share_saved >= LEAST_SHARE]
     findings += writer.schedule()
     return tuple(sorted(findings, key=lambda finding: -(finding.share_saved or LARGE_SHARE)))
@@ -73,7 +73,7 @@ _Sentence = tuple[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Writer:
+class _FindingWriter:
     model: StepModel
     scenarios: Mapping[str, Scenario]
 

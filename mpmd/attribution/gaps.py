@@ -64,7 +64,7 @@ class Culprit(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gap:
+class IdleSpan:
     """A span in which a group runs no task, in nanoseconds since the call.
 
     Attributes:
@@ -87,12 +87,12 @@ class Gap:
     culprits: tuple[Culprit, ...]
 
 
-def gaps_of(accounts: Accounts) -> tuple[Gap, ...]:
+def gaps_of(accounts: Accounts) -> tuple[IdleSpan, ...]:
     """All gaps, by group and start; the gaps and tasks of a group fill the step."""
     return tuple(gap for group in accounts.measured.groups for gap in _gaps(accounts, group))
 
 
-def _gaps(accounts: Accounts, group: int) -> Iterator[Gap]:
+def _gaps(accounts: Accounts, group: int) -> Iterator[IdleSpan]:
     measured, before, idle_since = accounts.measured, -1, 0
     for task in measured.tasks(group):
         if measured.starts[task] > idle_since:
@@ -102,7 +102,7 @@ def _gaps(accounts: Accounts, group: int) -> Iterator[Gap]:
         yield _at_end(accounts, group, before, idle_since)
 
 
-def _before_task(accounts: Accounts, group: int, task: int, before: int, start: int) -> Gap:
+def _before_task(accounts: Accounts, group: int, task: int, before: int, start: int) -> IdleSpan:
     links, measured = accounts.links, accounts.measured
     link = links[task]
     message, handling, awaited = link.message, link.handling, link.awaited
@@ -121,7 +121,7 @@ def _before_task(accounts: Accounts, group: int, task: int, before: int, start: 
     causes = causes._replace(message=causes.message + message, handling=causes.handling + handling)
     culprits += [Culprit(task, "message", message), Culprit(task, "handling", handling)]
     largest = sorted(culprits, key=lambda culprit: -culprit.nanoseconds)
-    return Gap(
+    return IdleSpan(
         group=group,
         start=start,
         end=measured.starts[task],
@@ -134,13 +134,13 @@ def _before_task(accounts: Accounts, group: int, task: int, before: int, start: 
     )
 
 
-def _at_end(accounts: Accounts, group: int, before: int, start: int) -> Gap:
+def _at_end(accounts: Accounts, group: int, before: int, start: int) -> IdleSpan:
     measured, last = accounts.measured, accounts.measured.last_reply
     replied = measured.end(last)
     ideal_idle = accounts.ideal.makespan - _ideal_end(accounts, before)
     causes, culprits = _divided(accounts, before, last, start, replied, ideal_idle)
     causes = causes._replace(driver=causes.driver + measured.returned - replied)
-    return Gap(group, start, measured.returned, before, -1, last, -1, causes, tuple(culprits))
+    return IdleSpan(group, start, measured.returned, before, -1, last, -1, causes, tuple(culprits))
 
 
 def _ideal_end(accounts: Accounts, operation: int) -> int:

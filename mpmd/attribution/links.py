@@ -15,7 +15,7 @@ from mpmd.attribution.measured import Measured
 from mpmd.simulate.waits import awaited_message
 
 
-class Link(NamedTuple):
+class ParentLink(NamedTuple):
     """The time between an operation and its parent.
 
     Attributes:
@@ -35,10 +35,10 @@ class Link(NamedTuple):
     is_after_sender: bool = False
 
 
-def links_of(measured: Measured) -> tuple[Link, ...]:
+def links_of(measured: Measured) -> tuple[ParentLink, ...]:
     """Returns the link of each operation, in time linear in the operations and messages."""
     return tuple(
-        Link(-1, measured.starts[operation])
+        ParentLink(-1, measured.starts[operation])
         if operation == measured.workload.bounds[group]
         else _link(measured, operation)
         for group in measured.groups
@@ -46,21 +46,21 @@ def links_of(measured: Measured) -> tuple[Link, ...]:
     )
 
 
-def _link(measured: Measured, operation: int) -> Link:
+def _link(measured: Measured, operation: int) -> ParentLink:
     before, begin = operation - 1, measured.starts[operation]
     free = measured.end(before)
     wait = awaited_message(measured.workload, measured, operation, free)
     if wait is None:
-        return Link(before, free, handling=begin - free)
+        return ParentLink(before, free, handling=begin - free)
     taken = measured.taken[wait.message]
     start = min(wait.sent, taken)
     leaves = min(max(start, measured.sent[wait.message]), taken)
     message = max(min(measured.arrivals[wait.message], taken) - leaves, 0)
     parent = wait.sender if wait.outlasts else before
-    return Link(parent, start, message, begin - start - message, wait.message, wait.outlasts)
+    return ParentLink(parent, start, message, begin - start - message, wait.message, wait.outlasts)
 
 
-def parents_first(links: Sequence[Link]) -> list[int]:
+def parents_first(links: Sequence[ParentLink]) -> list[int]:
     """Orders the operations so that each comes after its parent."""
     placed, order = [False] * len(links), list[int]()
     for operation in range(len(links)):

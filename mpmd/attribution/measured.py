@@ -63,15 +63,12 @@ class Measured(StepTimes[int]):
 
     @property
     def groups(self) -> range:
-        """The numbers of the groups."""
         return range(self.workload.mpmd_dim)
 
     def operations(self, group: int) -> range:
-        """The operations of a group."""
         return self.workload.operations(group)
 
     def tasks(self, group: int) -> Iterator[int]:
-        """The operations of a group that are tasks."""
         tasks = self.workload.tasks
         return (i for i in self.operations(group) if not isinstance(tasks[i], Instant))
 
@@ -91,7 +88,6 @@ class Measured(StepTimes[int]):
 
 
 def type_of(group: int, task: AnyTask) -> TypeKey:
-    """The type of a group's task."""
     return group, task if isinstance(task, OutsideTask) else types_of(task)
 
 

@@ -55,7 +55,6 @@ class StepModel:
 
     @staticmethod
     def of(attribution: Attribution) -> StepModel:
-        """The parts of the time of a measured step."""
         measured = attribution.measured
         received = [min(measured.received[group], measured.began(group)) for group in measured.groups]
         durations, handling = _times_alone(attribution)
@@ -75,7 +74,6 @@ class StepModel:
 
     @functools.cached_property
     def makespan(self) -> int:
-        """The time from the call to the return."""
         measured = self.attribution.measured
         durations: list[float] = [
             time + extra for time, extra in zip(self.durations, self.handling, strict=True)
@@ -89,7 +87,6 @@ class StepModel:
         return round(times.makespan) + self.reply
 
     def with_durations(self, durations: Sequence[float]) -> StepModel:
-        """The step with other times of tasks."""
         return dataclasses.replace(self, durations=tuple(map(round, durations)))
 
     def ideal(self) -> StepModel:

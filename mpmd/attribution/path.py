@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from mpmd.attribution.links import Link
+from mpmd.attribution.links import ParentLink
 from mpmd.attribution.measured import Measured
 
 SegmentKind = Literal["task", "message", "handling", "late_begin", "driver"]
@@ -27,12 +27,12 @@ class Segment(NamedTuple):
     message: int = -1
 
 
-def critical_path(measured: Measured, links: Sequence[Link]) -> tuple[Segment, ...]:
+def critical_path(measured: Measured, links: Sequence[ParentLink]) -> tuple[Segment, ...]:
     """The segments from the call to the return, without a hole."""
     return tuple(segment for segment in _backwards(measured, links) if segment.end > segment.start)[::-1]
 
 
-def _backwards(measured: Measured, links: Sequence[Link]) -> Iterator[Segment]:
+def _backwards(measured: Measured, links: Sequence[ParentLink]) -> Iterator[Segment]:
     operation = measured.last_reply
     until = measured.end(operation)
     yield Segment("driver", operation, until, measured.returned)

@@ -47,7 +47,6 @@ class Scenario:
 
 
 def twice_as_fast(edge: Edge) -> str:
-    """The name of the scenario of a faster link."""
     return f"link {edge[0]} to {edge[1]} twice as fast"
 
 

@@ -13,7 +13,6 @@ CONTENDED = 0.7
 
 
 def time_text(nanoseconds: float) -> str:
-    """A time with a unit that suits it, e.g. ``12.3 ms``."""
     for scale, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
         if abs(nanoseconds) >= scale:
             return f"{nanoseconds / scale:.3g} {unit}"

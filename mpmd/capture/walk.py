@@ -110,7 +110,6 @@ class _Walker:
         self.skipped: dict[tuple[Source, str], None] = {}
 
     def run(self, function: ClosedJaxpr, arguments: Sequence[Value], path: Path) -> list[Value]:
-        """The results of a function."""
         jaxpr = function.jaxpr
         table = dict(zip(jaxpr.invars, arguments, strict=True))
         table |= {
@@ -277,7 +276,6 @@ class _Walker:
 
 
 def range_of(array: np.ndarray) -> Range:
-    """The range of an array's elements."""
     wide = np.abs(array) if array.dtype.kind == "c" else array.astype(np.float64)
     wide = wide[np.isfinite(wide)]
     low, high = (float(wide.min()), float(wide.max())) if wide.size else (None, None)

@@ -147,5 +147,4 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def _opened(path: Path):
-    """Opens a new file that only its user may read."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

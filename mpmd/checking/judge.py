@@ -85,7 +85,6 @@ class Check(ShownAsText):
 
     @property
     def differing(self) -> tuple[LeafCheck, ...]:
-        """The leaves that differ by more than rounding can make them."""
         return tuple(leaf for leaf in self.leaves if leaf.verdict is Verdict.DIFFERS)
 
     @property
@@ -114,7 +113,6 @@ class Check(ShownAsText):
 
 
 def _badness(leaf: LeafCheck) -> tuple[int, float]:
-    """Returns the rank of a leaf's verdict, and its difference relative to its change."""
     relative = leaf.difference / leaf.change if leaf.change else math.inf if leaf.difference else 0.0
     return list(Verdict).index(leaf.verdict), relative
 

@@ -238,5 +238,4 @@ async def write_shardings(
 
 
 def process_directory(writer: str) -> str:
-    """The name of the directory of a process's chunks."""
     return f"{tensorstore_utils.PROCESS_SUBDIR_PREFIX}{writer}"

@@ -30,7 +30,7 @@ LOCAL_WRITER = "driver"
 """The name of the driver's process beside the names of the groups' processes, such as ``g0p1``."""
 
 
-class Leaf(NamedTuple):
+class SavedLeaf(NamedTuple):
     """An array on groups to save, or a layer range of an array.
 
     Attributes:
@@ -55,7 +55,7 @@ class GroupCopy(NamedTuple):
     mpmd_idx: int
     copy: Handle
     copied: Future[None]
-    leaves: list[Leaf]
+    leaves: list[SavedLeaf]
 
 
 class LocalLeaf(NamedTuple):
@@ -74,7 +74,7 @@ class LocalLeaf(NamedTuple):
     args: type_handlers.SaveArgs
 
 
-def leaves_to_save(rows: Sequence[Row]) -> list[Leaf]:
+def leaves_to_save(rows: Sequence[Row]) -> list[SavedLeaf]:
     """The leaves of arrays on groups, one for each layer range. Each chunk is in one shard of one range."""
     leaves = []
     for array, info, args in rows:
@@ -83,7 +83,7 @@ def leaves_to_save(rows: Sequence[Row]) -> list[Leaf]:
         chunk = tuple(map(math.gcd, *shards)) if stack else shards[0]
         starts = [layers.start for layers in stack.slices] if stack else [0]
         leaves += [
-            Leaf(array, layers, first, layers.handle, chunk, info, args)
+            SavedLeaf(array, layers, first, layers.handle, chunk, info, args)
             for layers, first in zip(ranges, starts, strict=True)
         ]
     return leaves
@@ -99,9 +99,9 @@ def local_leaves(rows: Sequence[Row]) -> list[LocalLeaf]:
     return leaves
 
 
-def copy_out(leaves: Sequence[Leaf]) -> list[GroupCopy]:
+def copy_out(leaves: Sequence[SavedLeaf]) -> list[GroupCopy]:
     """Asks groups to copy the arrays that they save; the first of an array's groups saves the array."""
-    by_group: dict[int, list[Leaf]] = collections.defaultdict(list)
+    by_group: dict[int, list[SavedLeaf]] = collections.defaultdict(list)
     for leaf in leaves:
         by_group[leaf.array.mpmd_idxs[0]].append(leaf)
     copies = []
@@ -170,7 +170,7 @@ async def write(copies: Sequence[GroupCopy]) -> list[Any]:
     return list(metadata.values())
 
 
-def _write_spec(leaf: Leaf, writer: str) -> orbax_internals.WriteSpec:
+def _write_spec(leaf: SavedLeaf, writer: str) -> orbax_internals.WriteSpec:
     whole, layers, stack = leaf.whole, leaf.array, leaf.whole.placement.stack
     described, of_range = raw(whole.aval), raw(layers.aval)
     chunk_shape = leaf.chunk_shape + described.shape[whole.ndim :]
@@ -183,7 +183,6 @@ def _write_spec(leaf: Leaf, writer: str) -> orbax_internals.WriteSpec:
 
 
 def _writer(mpmd_idx: int, rank: int) -> str:
-    """The name of a process, such as ``g0p1``."""
     return f"g{mpmd_idx}p{rank}"
 
 

@@ -52,7 +52,6 @@ def count(argument: str) -> int:
 
 
 def number(argument: str) -> float:
-    """A number from 0 to 1e100."""
     try:
         value = float(argument)
     except ValueError:

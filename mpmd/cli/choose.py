@@ -106,7 +106,6 @@ def _option(name: str) -> str:
 
 
 def is_wanted(options: argparse.Namespace) -> bool:
-    """Whether a cluster is given."""
     names = ("cluster", "preset", *_FIELDS)
     return bool(options.rate) or any(getattr(options, name) is not None for name in names)
 
@@ -139,7 +138,6 @@ def check_callable(step: Any, name: str) -> None:
 
 
 def choose(step: Any, arguments: tuple, options: argparse.Namespace) -> None:
-    """Chooses, prints the table, and writes the files."""
     from mpmd.planner.choose import plan
 
     fixes = {name: getattr(options, name) for name in (*_FIXES, "groups")}

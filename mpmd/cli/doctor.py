@@ -56,14 +56,14 @@ exit code: 0 if all is well, 1 if something has a fault; warnings are no faults
 """
 
 
-class State(enum.Enum):
+class Health(enum.Enum):
     OK = "ok"
     WARNING = "warning"
     FAULT = "FAULT"
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """The state of one subject of ``mpmd doctor``, such as ``ports``.
 
     Attributes:
@@ -73,14 +73,13 @@ class Finding:
     """
 
     subject: str
-    state: State
+    state: Health
     found: str
     remedy: str = ""
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds ``mpmd doctor``."""
     parser = add_command(commands, "doctor", _doctor, "check the installation, devices and Ray", EXAMPLES)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--no-ray", action="store_true", help="start no actors")
@@ -94,7 +93,7 @@ def _doctor(options: argparse.Namespace) -> int:
         listed.append(finding)
         if not options.json:
             print(_text(finding), flush=True)  # at once, because a trial may take a minute
-    faults = [finding.subject for finding in listed if finding.state is State.FAULT]
+    faults = [finding.subject for finding in listed if finding.state is Health.FAULT]
     if options.json:
         print(json.dumps(as_json(listed), indent=2))
     else:
@@ -102,19 +101,19 @@ def _doctor(options: argparse.Namespace) -> int:
     return ExitCode.FAULT if faults else ExitCode.OK
 
 
-def _text(finding: Finding) -> str:
+def _text(finding: Diagnosis) -> str:
     line = f"{finding.state.value:7}  {finding.subject:20}  {finding.found}"
     return f"{line}\n{'':9}-> {finding.remedy}" if finding.remedy else line
 
 
-def as_json(listed: Sequence[Finding]) -> dict[str, Any]:
+def as_json(listed: Sequence[Diagnosis]) -> dict[str, Any]:
     """The findings for programs; ``docs/reference/the_command_line.md`` has the fields."""
     read: dict[str, Any] = {"devices": [], "gpus": [], "ports": None, "nodes": []}
     for finding in listed:
         read.update(finding.data)
     return {
         "format": FORMAT,
-        "ok": all(finding.state is not State.FAULT for finding in listed),
+        "ok": all(finding.state is not Health.FAULT for finding in listed),
         "mpmd": __version__,
         "findings": [
             {
@@ -129,14 +128,14 @@ def as_json(listed: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def findings(on_ray: bool, address: str | None = None) -> Iterator[Finding]:
+def findings(on_ray: bool, address: str | None = None) -> Iterator[Diagnosis]:
     """Findings about this machine, one subject after the other.
 
     Args:
       on_ray: whether to try two actors, which takes longest.
       address: of the Ray cluster to try; by default one is started on this machine.
     """
-    yield Finding("mpmd", State.OK, f"{__version__} in {Path(__file__).parents[1]}")
+    yield Diagnosis("mpmd", Health.OK, f"{__version__} in {Path(__file__).parents[1]}")
     yield from _shared_memory()
     yield from _cache()
     yield from _ports()
@@ -153,13 +152,13 @@ def findings(on_ray: bool, address: str | None = None) -> Iterator[Finding]:
         )
 
 
-def _shared_memory() -> Iterator[Finding]:
+def _shared_memory() -> Iterator[Diagnosis]:
     if SHARED_MEMORY.is_dir():
         size = shutil.disk_usage(SHARED_MEMORY).total
         little = size < LITTLE_SHARED_MEMORY
-        yield Finding(
+        yield Diagnosis(
             "shared memory",
-            State.WARNING if little else State.OK,
+            Health.WARNING if little else Health.OK,
             f"{human_bytes(size)} in {SHARED_MEMORY}",
             "groups of one node exchange messages there: give a container more (--shm-size)"
             if little
@@ -167,45 +166,45 @@ def _shared_memory() -> Iterator[Finding]:
         )
 
 
-def _cache() -> Iterator[Finding]:
+def _cache() -> Iterator[Diagnosis]:
     """Checks that no other user may write to the compilation cache, whose content is executed."""
     path = CACHE.expanduser()
     if not path.exists():
-        yield Finding("compilation cache", State.OK, f"{path} is made by the first launch")
+        yield Diagnosis("compilation cache", Health.OK, f"{path} is made by the first launch")
     elif fault := fault_of(str(path)):
         state, _, remedy = fault.partition(": ")
-        yield Finding("compilation cache", State.FAULT, state, remedy)
+        yield Diagnosis("compilation cache", Health.FAULT, state, remedy)
     elif not os.access(path, os.W_OK):
-        yield Finding(
+        yield Diagnosis(
             "compilation cache",
-            State.WARNING,
+            Health.WARNING,
             f"{path} cannot be written",
             "programs are compiled again by each run: launch(compilation_cache=...) names another directory",
         )
     else:
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        yield Finding("compilation cache", State.OK, f"{human_bytes(size)} in {path}")
+        yield Diagnosis("compilation cache", Health.OK, f"{human_bytes(size)} in {path}")
 
 
-def _ports() -> Iterator[Finding]:
+def _ports() -> Iterator[Diagnosis]:
     try:
         ports = machine.read_ports()
     except OSError as error:
-        yield Finding("ports", State.FAULT, str(error), "processes have to be able to listen at 127.0.0.1")
+        yield Diagnosis("ports", Health.FAULT, str(error), "processes have to be able to listen at 127.0.0.1")
         return
     chosen = "" if ports["first"] is None else f"{ports['first']} to {ports['last']} for connections; "
     listening = [str(port["port"]) for port in ports["ray"] if port["listens"]]
     ray = f"Ray listens at {', '.join(listening)}" if listening else "no Ray listens"
-    yield Finding("ports", State.OK, f"{chosen}{ray}", data={"ports": ports})
+    yield Diagnosis("ports", Health.OK, f"{chosen}{ray}", data={"ports": ports})
 
 
-def _gpus(devices: Finding) -> Iterator[Finding]:
+def _gpus(devices: Diagnosis) -> Iterator[Diagnosis]:
     """Compares the GPUs that NVIDIA's driver shows with JAX's ``devices``, which may lack them."""
     try:
         gpus = machine.read_gpus()
     except RuntimeError as error:
-        yield Finding(
-            "gpus", State.WARNING, str(error), "NVIDIA's driver does not answer: nvidia-smi shows it"
+        yield Diagnosis(
+            "gpus", Health.WARNING, str(error), "NVIDIA's driver does not answer: nvidia-smi shows it"
         )
         return
     if not gpus:
@@ -213,31 +212,30 @@ def _gpus(devices: Finding) -> Iterator[Finding]:
     kinds = collections.Counter(f"{gpu['name']}, {human_bytes(gpu['memory_bytes'])}" for gpu in gpus)
     text = "; ".join(f"{count} of {kind}" for kind, count in kinds.items())
     unused = all(device["platform"] == "cpu" for device in devices.data.get("devices", ()))
-    yield Finding(
-        "gpus", State.WARNING if unused else State.OK, text, UNUSED_GPUS if unused else "", {"gpus": gpus}
+    yield Diagnosis(
+        "gpus", Health.WARNING if unused else Health.OK, text, UNUSED_GPUS if unused else "", {"gpus": gpus}
     )
 
 
-def _trial(subject: str, *arguments: str, remedy: str) -> Finding:
+def _trial(subject: str, *arguments: str, remedy: str) -> Diagnosis:
     """Runs a trial of ``cluster/trial.py`` in a process of its own."""
     # -P: a package `cluster` in the current directory is not ours.
     command = [sys.executable, "-P", "-m", "cluster.trial", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_SECONDS)
     except subprocess.TimeoutExpired:
-        return Finding(subject, State.FAULT, f"it has not ended within {TRIAL_SECONDS} s", remedy)
+        return Diagnosis(subject, Health.FAULT, f"it has not ended within {TRIAL_SECONDS} s", remedy)
     if done.returncode:
         lines = _error_in(done.stderr) or [f"the process ended with {done.returncode}"]
-        return Finding(subject, State.FAULT, f"\n{'':9}".join(lines), remedy)
+        return Diagnosis(subject, Health.FAULT, f"\n{'':9}".join(lines), remedy)
     result = json.loads(done.stdout.strip().splitlines()[-1])
     text, other_bits = result.pop("text"), result.pop("other_bits", None)
     if other_bits:
-        return Finding(subject, State.WARNING, text, OTHER_BITS, result)
-    return Finding(subject, State.OK, text, data=result)
+        return Diagnosis(subject, Health.WARNING, text, OTHER_BITS, result)
+    return Diagnosis(subject, Health.OK, text, data=result)
 
 
 def _error_in(text: str) -> list[str]:
-    """Returns the last lines of a process's output, without the traceback above the error."""
     lines = text.strip().splitlines()[-3:]
     indented = [i for i, line in enumerate(lines) if line.startswith("  ")]
     return lines[indented[-1] + 1 :] or lines if indented else lines

@@ -41,7 +41,6 @@ examples:
 
 
 def add_commands(commands: Any) -> None:
-    """Adds the command to the result of ``ArgumentParser.add_subparsers``."""
     plan = add_command(commands, "plan", _plan, "plan a train step without devices, and report on it", EPILOG)
     plan.add_argument("step", metavar="STEP", help="the step, as module:name or file.py:name")
     plan.add_argument("--shapes", required=True, metavar="SHAPES", help="its arguments, in the same way")
@@ -82,7 +81,6 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _report(lowered: LoweredStep, options: argparse.Namespace) -> None:
-    """Prints the report of a planned step, and writes its timeline."""
     from mpmd.step.planned_step import explain
 
     simulation = lowered.simulate(operations_per_second=options.speed)

@@ -13,8 +13,6 @@ INTERVAL = 1.0
 
 
 class _Latest(logging.Handler):
-    """Keeps the latest message."""
-
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.message = "tracing the step"

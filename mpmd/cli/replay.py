@@ -29,7 +29,6 @@ examples:
 
 
 def add_commands(commands: Any) -> None:
-    """Adds the command to the result of ``ArgumentParser.add_subparsers``."""
     replay = add_command(commands, "replay", _replay, "run one captured task again, alone", EPILOG)
     replay.add_argument("directory", type=Path, metavar="DIR", help="the directory of a captured task")
     replay.add_argument("--digests", type=Path, metavar="FILE", help="write a digest of each result")

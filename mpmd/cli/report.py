@@ -24,7 +24,6 @@ examples:
 
 
 def add_commands(commands: Any) -> None:
-    """Adds the command to the result of ``ArgumentParser.add_subparsers``."""
     report = add_command(commands, "report", _report, "make a page of a measured step, or of two", EPILOG)
     report.add_argument("profile", type=Path, metavar="FILE", help="a profile")
     report.add_argument(

@@ -18,7 +18,7 @@ from mpmd.render.chart import Chart
 from mpmd.render.summary import group_table
 from mpmd.schedules import ALL_FAMILIES, CustomSchedule, Schedule, TaskLists, build, to_text
 from mpmd.simulate import Costs, Link, Simulation, simulate
-from mpmd.simulate.compare import Candidate, Comparison, compare, with_costs
+from mpmd.simulate.compare import Comparison, SimulatedSchedule, compare, with_costs
 from mpmd.util.printable import printable
 from mpmd.util.tables import aligned
 
@@ -63,7 +63,6 @@ class BadSchedule(Exception):
 
 
 def add_commands(commands: Any) -> None:
-    """Adds the commands to the result of ``ArgumentParser.add_subparsers``."""
     schedule = commands.add_parser("schedule", help="show, compare, check and list schedules")
     verbs = schedule.add_subparsers(required=True, metavar="VERB")
 
@@ -208,7 +207,7 @@ def _ranking(comparison: Comparison, memory_limit: float) -> str:
     return "\n".join(lines)
 
 
-def _row(candidate: Candidate) -> tuple[str, ...]:
+def _row(candidate: SimulatedSchedule) -> tuple[str, ...]:
     simulation, schedule = candidate.simulation, candidate.schedule
     times = (f"{simulation.makespan:.5g}", f"{simulation.bubble:.1%}", f"{candidate.period:.5g}")
     return (candidate.name, str(schedule.num_stages), *times, f"{candidate.peak:.4g}")

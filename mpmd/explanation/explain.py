@@ -50,10 +50,10 @@ def explain_plan(
       topology: of the mesh that has loaded it.
       fed_back: the state: pairs of the position of an argument and of the result that takes its place.
     """
-    return _Analysis(plan, topology, jaxprs, fed_back).explanation()
+    return _IndexedPlan(plan, topology, jaxprs, fed_back).explanation()
 
 
-class _Analysis:
+class _IndexedPlan:
     """A plan with indices: the makers and readers of each value, and the equations of each run."""
 
     def __init__(
@@ -128,7 +128,6 @@ class _Analysis:
         )
 
     def _placed(self, leaf: InputLeaf | OutputLeaf, path: str) -> dict[str, Any]:
-        """Returns the fields of ``PlacedLeaf``."""
         submeshes = map(self._plan.submesh, leaf.mpmd_idxs or (0,))
         specs = ((axes, fitting(leaf.spec or (), leaf.aval.shape, axes)) for axes in submeshes)
         largest = max(device_bytes(leaf.aval, spec, axes) for axes, spec in specs)

@@ -30,7 +30,6 @@ values that are sent count with the bytes that travel."""
 
 
 def findings_text(findings: Sequence[str]) -> str:
-    """Findings as a list for people; the empty text without any."""
     return "\n".join(["look at this:", *(f"  - {text}" for text in findings)]) if findings else ""
 
 

@@ -173,7 +173,6 @@ def _groups_using(uses: Iterable[TaskUse]) -> frozenset[tuple[int, bool]]:
 
 
 def shared_table(leaves: Sequence[LeafSummary], loops: Sequence[LoopStages]) -> str:
-    """Formats a table of the weights that several stages of a loop share."""
     header = ("shared weight", "gradients accumulated by", "added by", "sent to groups")
     rows = []
     for leaf in leaves:

@@ -56,7 +56,6 @@ class TaskEquations:
         return ()
 
     def inputs_of(self, position: int) -> tuple[int, ...]:
-        """The positions of the inputs that an output depends on."""
         origins = self._traced_back(position, lambda var: True)
         return tuple(self._position[var] for var in origins if var in self._position)
 
@@ -108,7 +107,6 @@ class TaskEquations:
 def _work(
     eqns: Iterable[JaxprEqn], times: int = 1, caller: SourceLine | None = None
 ) -> Iterator[tuple[SourceLine | None, int]]:
-    """Yields the line and the operations of every equation, also within nested jaxprs."""
     for eqn in eqns:
         line = _line(eqn) or caller
         inner = subjaxprs(eqn)

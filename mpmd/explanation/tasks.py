@@ -52,7 +52,6 @@ class TaskSummary:
 
     @property
     def equations(self) -> int:
-        """The number of equations."""
         return sum(share.equations for share in self.functions)
 
     @property

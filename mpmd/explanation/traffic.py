@@ -50,7 +50,6 @@ class EdgeTraffic:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in one step."""
         return sum(self.bytes_by_processes.values())
 
     def __str__(self) -> str:

@@ -41,7 +41,6 @@ class Event:
 
     @property
     def duration(self) -> float:
-        """Seconds from start to end."""
         return self.end - self.start
 
 

@@ -28,7 +28,6 @@ class LoopStages:
 
     @property
     def numbers(self) -> SliceNumbers:
-        """The numbers of the loop's stages, by stage and slice."""
         return SliceNumbers(self.num_stages, self.slices, self.first_stage)
 
     @property

@@ -23,7 +23,6 @@ from mpmd.ir.plan import Name, OutsideTask, TaskKind
 
 
 def constant_name(position: int) -> Name:
-    """The name of a constant of the step."""
     return f"constant_{position}"
 
 

@@ -136,7 +136,6 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The task as text."""
         return str(self.task)
 
     def __str__(self) -> str:
@@ -253,7 +252,6 @@ class GroupProgram:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The runs, in order."""
         return tuple(i for i in self.instructions if isinstance(i, Run))
 
     @property
@@ -295,7 +293,6 @@ class Plan(ShownAsText):
         return "\n".join(lines)
 
     def text(self) -> str:
-        """The whole plan."""
         return str(self)
 
     def shown(self) -> str:
@@ -345,7 +342,6 @@ class Plan(ShownAsText):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def executable(self, name: str) -> Executable:
-        """The executable of that name."""
         return self._executables[name]
 
     @functools.cached_property
@@ -357,7 +353,6 @@ class Plan(ShownAsText):
         return dict(self.submeshes[mpmd_idx]) if self.submeshes else {}
 
     def executables_of(self, mpmd_idx: int) -> tuple[Executable, ...]:
-        """The executables that a group runs."""
         names = {run.executable for run in self.programs[mpmd_idx].runs}
         return tuple(executable for executable in self.executables if executable.name in names)
 
@@ -370,7 +365,6 @@ class Plan(ShownAsText):
         return {i: leaf for i, leaf in enumerate(self.outputs) if mpmd_idx in leaf.mpmd_idxs}
 
     def constants_of(self, mpmd_idx: int) -> tuple[ConstantLeaf, ...]:
-        """The constants that a group holds."""
         return tuple(leaf for leaf in self.constants if mpmd_idx in leaf.mpmd_idxs)
 
     def resident(self, mpmd_idx: int) -> dict[Name, Aval]:
@@ -380,7 +374,6 @@ class Plan(ShownAsText):
         return {leaf.name: leaf.aval for leaf in leaves if leaf.name}
 
     def avals(self) -> Mapping[Name, Aval]:
-        """The shape and dtype of every value of the plan."""
         return self._avals
 
     @functools.cached_property

@@ -183,7 +183,6 @@ def intersection(a: Box, b: Box) -> Box | None:
 
 
 def volume(box: Box) -> int:
-    """The number of elements of a box."""
     return math.prod(stop - start for start, stop in box)
 
 

@@ -40,19 +40,15 @@ class SliceNumbers:
         return range(self.first, self.first + self.num_stages * self.slices)
 
     def of_stage(self, stage: int) -> range:
-        """The numbers of a stage on all slices."""
         return self.all[stage :: self.num_stages]
 
     def number(self, stage: int, slice_index: int) -> int:
-        """The number of a stage on a slice."""
         return self.first + slice_index * self.num_stages + stage
 
     def stage_of(self, number: int) -> int:
-        """The stage that has a number."""
         return (number - self.first) % self.num_stages
 
     def slice_of(self, number: int) -> int:
-        """The slice that has a number."""
         return (number - self.first) // self.num_stages
 
     def before(self, number: int) -> list[int]:

@@ -27,7 +27,6 @@ def fitting(spec: Spec, shape: Sequence[int], sizes: Mapping[str, int]) -> Spec:
 
 
 def axes_of(spec: Spec) -> set[str]:
-    """The axes that a spec names."""
     return {axis for entry in spec for axis in _axes(entry)}
 
 

@@ -50,11 +50,9 @@ class Stack:
         return tuple((*shape[: self.axis], size, *shape[self.axis + 1 :]) for size in self.sizes)
 
     def cut(self, array: Any) -> tuple[Any, ...]:
-        """The layer ranges of an array."""
         return tuple(array[region] for region in self.regions)
 
     def join(self, ranges: Sequence[np.ndarray]) -> np.ndarray:
-        """Concatenates the layer ranges of an array."""
         return np.concatenate(ranges, self.axis)
 
 

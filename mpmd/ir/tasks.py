@@ -48,7 +48,6 @@ class Task:
 
     @property
     def type(self) -> TaskType:
-        """The kind and the stage of the task."""
         return TaskType(self.kind, self.stage)
 
     @property

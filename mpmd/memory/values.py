@@ -38,7 +38,7 @@ def held_moments(
       sizes: the bytes of each value on each device of the group.
       kinds: the purpose of each value of the group.
     """
-    held = _Held(program.mpmd_idx, sizes, kinds)
+    held = _GroupValues(program.mpmd_idx, sizes, kinds)
     held.add(tuple(plan.resident(program.mpmd_idx)))
     yield HeldMoment(-1, None, (), held.by_kind)
     for position, instruction in enumerate(program.instructions):
@@ -61,7 +61,7 @@ def held_moments(
     yield HeldMoment(len(program.instructions), None, taken, held.by_kind)
 
 
-class _Held:
+class _GroupValues:
     """The bytes of the values that a group holds, and the messages that it has not begun to use."""
 
     def __init__(self, mpmd_idx: int, sizes: Mapping[Name, int], kinds: Mapping[Name, Kind]):

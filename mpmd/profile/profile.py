@@ -14,7 +14,7 @@ from mpmd.attribution.analysis import Analysis
 from mpmd.attribution.attribution import Attribution
 from mpmd.attribution.clocks import MatchedStep
 from mpmd.attribution.findings import PLAN_CALL, Finding
-from mpmd.attribution.gaps import Gap
+from mpmd.attribution.gaps import IdleSpan
 from mpmd.attribution.memory import MemoryOverTime, memory_over_time
 from mpmd.attribution.path import Segment
 from mpmd.attribution.scenarios import Scenario
@@ -110,7 +110,6 @@ class Profile(ShownAsText):
 
     @property
     def _title(self) -> str:
-        """The schedules of the step, and its size."""
         loops = [f"{loop.schedule}, {loop.num_microbatches} microbatches" for loop in self.plan.loops]
         return ", ".join([*loops, f"{len(self.plan.programs)} groups"])
 
@@ -151,7 +150,7 @@ class Profile(ShownAsText):
         return self._analysis.attribution
 
     @property
-    def gaps(self) -> tuple[Gap, ...]:
+    def gaps(self) -> tuple[IdleSpan, ...]:
         """The spans in which groups ran no task, with their causes in nanoseconds, by group and start."""
         return self.attribution.gaps
 

@@ -32,17 +32,14 @@ class Box:
 
     @property
     def kind(self) -> TaskKind | None:
-        """The kind of the task, if there is one."""
         return self.task.kind if self.task else None
 
     @property
     def waits(self) -> bool:
-        """Whether the group waits."""
         return isinstance(self.activity, Wait)
 
     @property
     def text(self) -> str:
-        """The text within the box."""
         return str(self.activity if self.task is None else self.task.microbatch)
 
 
@@ -104,7 +101,6 @@ class Chart:
 
     @property
     def tasks(self) -> list[Task]:
-        """The tasks of all boxes."""
         return [box.task for box in self.boxes if box.task]
 
     @property
@@ -130,7 +126,6 @@ class Chart:
         return 1 - sum(self.busy) / len(self.groups)
 
     def memory_text(self, amount: float) -> str:
-        """An amount of memory as text."""
         return human_bytes(amount) if self.physical else f"{amount:.4g}"
 
     @functools.cached_property
@@ -140,7 +135,6 @@ class Chart:
 
     @property
     def has_memory(self) -> bool:
-        """Whether there is memory to show."""
         return any(self.peaks)
 
     @functools.cached_property
@@ -189,7 +183,6 @@ class Chart:
         return ", ".join(figures)
 
     def time_text(self, time: float) -> str:
-        """A time as text, with its unit."""
         scale, unit = self.unit
         return f"{time * scale:.4g} {unit}" if unit else f"{time:.5g}"
 

@@ -65,7 +65,6 @@ class Scale:
 
     @property
     def half_height(self) -> float:
-        """Half the height of a task, in lanes."""
         # Between thinner lanes, rounding to pixels would make the gaps differ.
         return 0.38 if self.thick else 0.46 if self.lane >= 3 else 0.5
 
@@ -88,7 +87,6 @@ def draw_boxes(axes: Axes, chart: Chart, scale: Scale) -> None:
 
 
 def underline_fused(axes: Axes, chart: Chart, scale: Scale) -> None:
-    """Draws a line below each fused task."""
     from matplotlib.collections import LineCollection
 
     y, inset = 0.44, 1.0 / scale.time

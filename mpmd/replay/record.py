@@ -173,7 +173,6 @@ class TaskRecord:
 
     @property
     def num_devices(self) -> int:
-        """The number of the group's devices."""
         return math.prod(size for _, size in self.submesh)
 
 
@@ -181,5 +180,4 @@ JSON = JsonFormat({})
 
 
 def dump_task(record: TaskRecord) -> str:
-    """The text of ``task.json``."""
     return json.dumps(JSON.dump(TaskRecord, record), separators=(",", ":"))

@@ -172,7 +172,6 @@ def _place(origin: Origin) -> Iterator[str]:
 
 
 def as_json(result: Replay) -> dict[str, Any]:
-    """The replay for programs."""
     record, evaluation = result.task.record, result.task.record.evaluation
     return {
         "task": record.task,

@@ -82,22 +82,18 @@ def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """The bytes of an array, one after the other."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def digest_of(array: np.ndarray) -> str:
-    """A digest of the bytes of an array."""
     return hashlib.blake2b(as_bytes(array).data, digest_size=16).hexdigest()
 
 
 def is_inexact(array: np.ndarray) -> bool:
-    """Whether an array is of floating-point or complex numbers."""
     return bool(jnp.issubdtype(array.dtype, jnp.inexact))
 
 
 def count_nonfinite(array: np.ndarray) -> tuple[int, int]:
-    """The number of NaNs and of infinities in an array."""
     if not is_inexact(array) or np.isfinite(array).all():
         return 0, 0
     return int(np.isnan(array).sum()), int(np.isinf(array).sum())

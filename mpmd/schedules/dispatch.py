@@ -110,7 +110,6 @@ class GroupState:
             self.weights.remove(task)
 
     def end(self, task: Task) -> None:
-        """Ends the running task."""
         self.busy = False
         self.in_flight -= task.kind in ("bwd", "bwdW")
         if task.kind == "bwdA":

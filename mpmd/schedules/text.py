@@ -108,8 +108,6 @@ class ReadLists(NamedTuple):
 
 
 class _ReadCell(NamedTuple):
-    """A cell with the slices that its text names."""
-
     cell: Cell
     slices: tuple[int, ...]
 

@@ -22,7 +22,7 @@ from mpmd.validation import int_faults, number_fault, raise_faults, sequence_fau
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class SimulatedSchedule:
     """A schedule and its simulation.
 
     Attributes:
@@ -56,8 +56,8 @@ class Comparison:
       refusals: for each family without a schedule of this size and limit, the reason.
     """
 
-    candidates: tuple[Candidate, ...]
-    over_limit: tuple[Candidate, ...]
+    candidates: tuple[SimulatedSchedule, ...]
+    over_limit: tuple[SimulatedSchedule, ...]
     refusals: tuple[str, ...]
 
 
@@ -97,7 +97,7 @@ def compare(
         size_fault("slices", slices),
     )
     raise_faults(*int_faults("stages_per_group", stages_per_group))
-    candidates: list[Candidate] = []
+    candidates: list[SimulatedSchedule] = []
     refusals: list[str] = []
     for family, number, cuts in _sizes(stages_per_group, slices):
         parts = number * cuts
@@ -130,7 +130,6 @@ def _sizes(stages_per_group: Sequence[int], slices: int) -> Iterator[tuple[Famil
 
 
 def _kinds_of(schedule: Schedule) -> list[Schedule]:
-    """The schedule; a ``Seq1F1B`` with whole and with split backwards."""
     if isinstance(schedule, Seq1F1B):
         return [dataclasses.replace(schedule, split_backward=split) for split in (False, True)]
     return [schedule]
@@ -154,9 +153,11 @@ def with_costs(schedule: Schedule, costs: Costs, memory_limit: float = math.inf)
     return dataclasses.replace(schedule, **changes)
 
 
-def _candidate(schedule: Schedule, num_microbatches: int, costs: Costs) -> Candidate:
+def _candidate(schedule: Schedule, num_microbatches: int, costs: Costs) -> SimulatedSchedule:
     tasks = schedule.tasks(num_microbatches)
     slices = schedule.slices
     simulation = simulate(tasks, costs, slices=slices)
     peak = max(simulation.peaks) * schedule.mpmd_dim / (schedule.num_stages * slices)
-    return Candidate(schedule, simulation, simulate(tasks, costs, steps=2, slices=slices).period, peak)
+    return SimulatedSchedule(
+        schedule, simulation, simulate(tasks, costs, steps=2, slices=slices).period, peak
+    )

@@ -83,7 +83,6 @@ class Workload:
 
     @property
     def mpmd_dim(self) -> int:
-        """The number of groups."""
         return len(self.resident)
 
     def task_text(self, operation: int) -> str:
@@ -94,7 +93,6 @@ class Workload:
         return self.numbers.task_text(task) if self.numbers else with_slice(str(task), task, self.loops)
 
     def operations(self, mpmd_idx: int) -> range:
-        """The operations of a group."""
         return range(self.bounds[mpmd_idx], self.bounds[mpmd_idx + 1])
 
     @functools.cached_property
@@ -103,7 +101,6 @@ class Workload:
         return tuple(self.messages.edges)
 
     def edge(self, message: int) -> Edge:
-        """The edge of a message."""
         return self.edges[self.messages.edge_numbers[message]]
 
     @functools.cached_property
@@ -147,7 +144,6 @@ class StepTimes(Generic[Time]):
     group_ends: list[Time]
 
     def end(self, operation: int) -> Time:
-        """The time at which an operation ends."""
         return self.starts[operation] + self.durations[operation]
 
     @property

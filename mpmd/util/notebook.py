@@ -13,7 +13,6 @@ class ShownAsText:
     """
 
     def shown(self) -> str:
-        """The text that notebooks and terminals show."""
         return str(self)
 
     def __repr__(self) -> str:

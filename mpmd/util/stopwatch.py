@@ -36,8 +36,6 @@ class Stopwatch:
             self.seconds[name] += self._unaccounted() - before
 
     def timed(self, name: str, fun: Callable) -> Callable:
-        """``fun``, with the time of its calls added to the phase ``name``."""
-
         @functools.wraps(fun)
         def call(*args, **kwargs):
             with self(name):

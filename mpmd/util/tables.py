@@ -59,7 +59,6 @@ def ranges(keys: Iterable[str]) -> list[str]:
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
-    """Numbers as text, with ranges where they are consecutive, such as ``0..2, 5``."""
     return ", ".join(ranges(map(str, numbers)))
 
 
@@ -97,7 +96,6 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes as text, e.g. ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -17,7 +17,6 @@ def argument_paths(args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...]:
 
 
 def paths(tree: Any) -> tuple[str, ...]:
-    """The name of every leaf within ``tree``."""
     return tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree))
 
 
@@ -53,7 +52,7 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> 
     return leaves
 
 
-class Comparison(NamedTuple):
+class LeafPairs(NamedTuple):
     """The leaves of two pytrees, ``here`` and ``there``, by their paths.
 
     Attributes:
@@ -68,13 +67,13 @@ class Comparison(NamedTuple):
     structures: tuple[Any, Any] | None
 
 
-def compare(here: Any, there: Any) -> Comparison:
+def compare(here: Any, there: Any) -> LeafPairs:
     """Pairs the leaves of two pytrees by their paths."""
     of_here = dict(zip(paths(here), jax.tree.leaves(here), strict=True))
     of_there = dict(zip(paths(there), jax.tree.leaves(there), strict=True))
     structures: tuple[Any, Any] = jax.tree.structure(here), jax.tree.structure(there)
     differ_alone = of_here.keys() == of_there.keys() and structures[0] != structures[1]
-    return Comparison(
+    return LeafPairs(
         {path: leaf for path, leaf in of_here.items() if path not in of_there},
         {path: leaf for path, leaf in of_there.items() if path not in of_here},
         {path: (leaf, of_there[path]) for path, leaf in of_here.items() if path in of_there},

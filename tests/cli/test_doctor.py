@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from mpmd.cli import doctor, machine
-from mpmd.cli.doctor import State
+from mpmd.cli.doctor import Health
 from mpmd.cli.main import main
 from mpmd.version import __version__
 
@@ -44,25 +44,25 @@ def test_a_trial_that_fails_is_a_fault_with_the_end_of_its_error(monkeypatch, ca
 def test_executables_that_do_not_repeat_their_bits_are_a_warning(monkeypatch):
     printed_by_a_trial(monkeypatch, other_bits=["[0][1]"])
     finding = doctor._trial("two groups", "in-process", remedy="")
-    assert (finding.state, finding.data) == (State.WARNING, {"devices": []})
+    assert (finding.state, finding.data) == (Health.WARNING, {"devices": []})
     assert "repeat their bits" in finding.remedy
 
 
 def test_a_trial_that_hangs_is_a_fault(monkeypatch):
     monkeypatch.setattr(doctor, "TRIAL_SECONDS", 0.01)
     finding = doctor._trial("devices", "devices", remedy="wait")
-    assert (finding.state, finding.remedy) == (State.FAULT, "wait")
+    assert (finding.state, finding.remedy) == (Health.FAULT, "wait")
     assert "has not ended within" in finding.found
 
 
 def test_a_cache_that_others_may_write_to_is_a_fault(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "CACHE", tmp_path / "cache")
     (finding,) = doctor._cache()
-    assert finding.state is State.OK
+    assert finding.state is Health.OK
     (tmp_path / "cache").mkdir(mode=0o777)
     (tmp_path / "cache").chmod(0o777)
     (finding,) = doctor._cache()
-    assert finding.state is State.FAULT
+    assert finding.state is Health.FAULT
     assert f"chmod -R go-rwx {tmp_path / 'cache'}" in finding.remedy
 
 
@@ -134,10 +134,12 @@ def nvidia_smi(tmp_path, monkeypatch, script):
 TWO = "echo '0, NVIDIA H100, 81559, 580.10'; echo '1, NVIDIA GB10, [N/A], 580.10'"
 
 
-@pytest.mark.parametrize(("platform", "state"), [("cpu", State.WARNING), ("gpu", State.OK)])
+@pytest.mark.parametrize(("platform", "state"), [("cpu", Health.WARNING), ("gpu", Health.OK)])
 def test_gpus_that_jax_does_not_use_are_a_warning(platform, state, tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, TWO)
-    devices = doctor.Finding("devices", State.OK, "", data={"devices": [{"platform": platform, "kind": ""}]})
+    devices = doctor.Diagnosis(
+        "devices", Health.OK, "", data={"devices": [{"platform": platform, "kind": ""}]}
+    )
     (finding,) = doctor._gpus(devices)
     assert finding.state is state and ("jax[cuda12]" in finding.remedy) == (platform == "cpu")
     assert finding.data["gpus"] == [
@@ -149,10 +151,10 @@ def test_gpus_that_jax_does_not_use_are_a_warning(platform, state, tmp_path, mon
 
 def test_a_driver_that_does_not_answer_is_a_warning(tmp_path, monkeypatch):
     nvidia_smi(tmp_path, monkeypatch, "echo 'Failed to initialize NVML'; exit 9")
-    (finding,) = doctor._gpus(doctor.Finding("devices", State.OK, ""))
-    assert (finding.state, finding.found) == (State.WARNING, "Failed to initialize NVML")
+    (finding,) = doctor._gpus(doctor.Diagnosis("devices", Health.OK, ""))
+    assert (finding.state, finding.found) == (Health.WARNING, "Failed to initialize NVML")
 
 
 def test_a_machine_without_a_driver_has_no_gpus(monkeypatch):
     monkeypatch.setattr(machine, "NVIDIA_SMI", "no-such-program")
-    assert [*doctor._gpus(doctor.Finding("devices", State.OK, ""))] == []
+    assert [*doctor._gpus(doctor.Diagnosis("devices", Health.OK, ""))] == []

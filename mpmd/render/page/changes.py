@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mpmd.attribution.texts import time_text
 from mpmd.render.page.palette import TASKS
 from mpmd.render.page.profile_data import parts_of
-from mpmd.render.page.schema import Part, Section, Table
+from mpmd.render.page.schema import Amount, PageTable, Section
 from mpmd.render.page.subject import Subject
 from mpmd.render.page.tables import key_of, types_data
 
@@ -32,14 +32,14 @@ def changes_data(before: Subject, after: Subject) -> Section:
     )
 
 
-_ChangedPart = tuple[Part, float, float]
+_ChangedPart = tuple[Amount, float, float]
 """A part of the step, with its mean time of a group before and after."""
 
 
-def _parts_table(parts: Sequence[_ChangedPart]) -> Table:
+def _parts_table(parts: Sequence[_ChangedPart]) -> PageTable:
     rows = [(key_of(part), before, after, after - before) for part, before, after in parts]
     _, *sums = (sum(column) if place else 0 for place, column in enumerate(zip(*rows, strict=True)))
-    return Table(
+    return PageTable(
         "Mean time of a group: its tasks, and its idle time by cause; the parts add up to the step",
         {"Part": "key", "Before": "time", "After": "time", "Change": "time_change"},
         rows,
@@ -47,13 +47,13 @@ def _parts_table(parts: Sequence[_ChangedPart]) -> Table:
     )
 
 
-def _types_table(before: Subject, after: Subject) -> Table:
+def _types_table(before: Subject, after: Subject) -> PageTable:
     olds, news = _by_name(before), _by_name(after)
     rows = []
     for name in {**olds, **news}:
         (old, old_sum), (new, new_sum) = olds.get(name, (None, 0)), news.get(name, (None, 0))
         rows.append((*name, old, new, new / old - 1 if old and new else None, new_sum - old_sum))
-    return Table(
+    return PageTable(
         "Median times of tasks, the largest change of the sum first",
         {"Task": "text", "Group": "count", "Before": "time", "After": "time", "Change": "share_change"}
         | {"Change of the sum": "time_change"},

@@ -27,7 +27,6 @@ STYLES = ("page", "print")
 
 
 def document(data: PageData, title: str) -> str:
-    """The page as HTML."""
     script, style = _script(), _style()
     parts = {
         "policy": _policy(script, style),

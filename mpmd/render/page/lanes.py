@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpmd.attribution.gaps import Causes, Gap
+from mpmd.attribution.gaps import Causes, IdleSpan
 from mpmd.attribution.ideal import undisturbed
 from mpmd.ir.plan import OutsideTask
 from mpmd.render.page.palette import SIMULATED
@@ -38,8 +38,7 @@ def simulations_data(subject: Subject, steps: Sequence[StepTimes[int]]) -> list[
 
 
 def groups_data(subject: Subject, simulated: Sequence[StepTimes[int]]) -> list[GroupData]:
-    """The columns of all groups."""
-    gaps: list[dict[int, Gap]] = [{} for _ in subject.tasks]
+    gaps: list[dict[int, IdleSpan]] = [{} for _ in subject.tasks]
     for gap in subject.attribution.gaps:
         gaps[gap.group][gap.after] = gap
     return [_group_data(subject, group, gaps[group], simulated) for group in subject.measured.groups]
@@ -48,7 +47,7 @@ def groups_data(subject: Subject, simulated: Sequence[StepTimes[int]]) -> list[G
 def _group_data(
     subject: Subject,
     group: int,
-    gaps: dict[int, Gap],
+    gaps: dict[int, IdleSpan],
     simulated: Sequence[StepTimes[int]],
 ) -> GroupData:
     measured, operations = subject.measured, subject.tasks[group]
@@ -114,7 +113,6 @@ def busy_shares(subject: Subject) -> list[float]:
 
 
 def path_data(subject: Subject) -> PathData:
-    """The tasks of the critical path."""
     tasks = [
         (subject.number(segment.operation), segment.start, segment.end)
         for segment in subject.attribution.critical_path

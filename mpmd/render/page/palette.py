@@ -6,18 +6,17 @@ tell neighbouring colours apart.
 
 from __future__ import annotations
 
-from mpmd.render.page.schema import Part
+from mpmd.render.page.schema import Amount
 
 DARK = {"#c6cad2": "#5d6472", "#d3d7df": "#5d6472", "#882255": "#8f3fd0"}
 """The colours that a dark page has instead: of parts that should not stand out, or hardly would."""
 
 
-def _part(label: str, colour: str, *hint: str) -> Part:
-    return Part(label=label, colour=colour, dark=DARK.get(colour, colour), hint=" ".join(hint), total=0)
+def _part(label: str, colour: str, *hint: str) -> Amount:
+    return Amount(label=label, colour=colour, dark=DARK.get(colour, colour), hint=" ".join(hint), total=0)
 
 
-def with_total(part: Part, total: int) -> Part:
-    """The part with its sum over a step."""
+def with_total(part: Amount, total: int) -> Amount:
     return {**part, "total": total}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mpmd.render.page.lanes import busy_shares, groups_data, path_data, simulated_steps, simulations_data
 from mpmd.render.page.memory import memory_data
 from mpmd.render.page.palette import CAUSES, SIMULATED, TASKS, with_total
-from mpmd.render.page.schema import Fact, FindingData, PageData, Part
+from mpmd.render.page.schema import Amount, Fact, FindingData, PageData
 from mpmd.render.page.subject import Subject
 from mpmd.render.page.tables import capitalized, sections_data, types_data
 
@@ -33,7 +33,7 @@ def page_data(subject: Subject) -> PageData:
     )
 
 
-def parts_of(subject: Subject) -> list[Part]:
+def parts_of(subject: Subject) -> list[Amount]:
     """The time of tasks and the idle time by cause, of all groups; the parts add up to their time."""
     total = subject.attribution.total
     tasks = sum(subject.measured.durations[task] for of_group in subject.tasks for task in of_group)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 
-class Part(TypedDict):
+class Amount(TypedDict):
     """A cause of idle time, a kind of segment or a purpose of memory, and its sum over the step.
 
     ``hint`` has its meaning and a remedy; ``dark`` is its colour on a dark page.
@@ -32,7 +32,7 @@ Unit = str
 for a group and the place of the task that comes after the gap."""
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A table; ``None`` stands for an empty cell, and the first cell of a row is its name.
 
     Attributes:
@@ -47,7 +47,7 @@ class Table(NamedTuple):
     columns: Mapping[str, Unit]
     rows: Sequence[Sequence[Any]]
     foot: Sequence[Any] | None = None
-    parts: Sequence[Part] = ()
+    parts: Sequence[Amount] = ()
     sorted: int | None = None
     folded: str | None = None
 
@@ -58,7 +58,7 @@ class Section(TypedDict):
     id: str
     title: str
     notes: Sequence[str]
-    tables: Sequence[Table]
+    tables: Sequence[PageTable]
 
 
 class Fact(NamedTuple):
@@ -153,7 +153,7 @@ class GroupMemoryData(TypedDict):
 class MemoryData(TypedDict):
     """The memory of all groups; a row has the bytes of each kind. ``note`` says which moments are shown."""
 
-    kinds: list[Part]
+    kinds: list[Amount]
     rows: list[list[int]]
     groups: list[GroupMemoryData]
     note: str | None
@@ -176,7 +176,7 @@ class PageData(TypedDict):
     whole: int
     facts: list[Fact]
     findings: list[FindingData]
-    parts: list[Part]
+    parts: list[Amount]
     types: list[TypeData]
     groups: list[GroupData]
     busy: list[float]

@@ -34,12 +34,10 @@ class Subject:
 
     @property
     def attribution(self) -> Attribution:
-        """The causes of the measured step's idle time."""
         return self.analysis.attribution
 
     @property
     def measured(self) -> Measured:
-        """The measured step."""
         return self.attribution.measured
 
     @functools.cached_property
@@ -88,7 +86,6 @@ class Subject:
 
     @functools.cached_property
     def executables(self) -> Mapping[TypeKey, str]:
-        """The executable of each type of task."""
         return {
             type_of(program.mpmd_idx, run.task): run.executable
             for program in self.analysis.plan.programs
@@ -96,7 +93,6 @@ class Subject:
         }
 
     def sources_of(self, key: TypeKey) -> list[str]:
-        """The user's functions that the tasks of a type run."""
         return list(self.sources.get(self.executables[key], ()))
 
     def median(self, operation: int) -> int:

@@ -7,14 +7,14 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from mpmd.attribution.gaps import Causes, Gap
+from mpmd.attribution.gaps import Causes, IdleSpan
 from mpmd.attribution.ideal import members_alone
 from mpmd.attribution.model import flight_times
 from mpmd.attribution.scenarios import Scenario
 from mpmd.ir.plan import Edge, OutsideTask, Plan, TaskType
 from mpmd.ir.stack import layers_of
 from mpmd.render.page.palette import CAUSES, OUTSIDE, SEGMENTS
-from mpmd.render.page.schema import MemoryData, Part, Section, Table, TypeData
+from mpmd.render.page.schema import Amount, MemoryData, PageTable, Section, TypeData
 from mpmd.render.page.subject import Subject
 from mpmd.render.style import colour_of
 from mpmd.simulate.costs import types_of
@@ -30,8 +30,7 @@ FOLDED_SHARE = 0.005
 """The share of the step below which the savings of a scenario are folded."""
 
 
-def section(title: str, *tables: Table, notes: Sequence[str] = ()) -> Section:
-    """A section, whose id is the first word of its title."""
+def section(title: str, *tables: PageTable, notes: Sequence[str] = ()) -> Section:
     return Section(id=title.partition(" ")[0].lower(), title=title, notes=notes, tables=tables)
 
 
@@ -53,10 +52,10 @@ def sections_data(
         yield section("Compiling", _compile_table(subject))
 
 
-def _idle_table(subject: Subject) -> Table:
+def _idle_table(subject: Subject) -> PageTable:
     by_group, total = subject.attribution.by_group, subject.attribution.total
     shown = [name for name in Causes._fields if getattr(total, name)]
-    return Table(
+    return PageTable(
         "Idle time of each group by its cause; the causes add up to it exactly",
         {"Group": "count", "Idle": "time", "Of the step": "share", "By cause": "time_stack"}
         | {CAUSES[name]["label"]: "time" for name in shown},
@@ -75,7 +74,7 @@ def _idle_table(subject: Subject) -> Table:
     )
 
 
-def _longest_gaps(subject: Subject) -> Iterator[Table]:
+def _longest_gaps(subject: Subject) -> Iterator[PageTable]:
     """Yields a table of the gaps with the most idle time that the ideal schedule does not have, if any."""
     gaps = sorted(subject.attribution.gaps, key=_beyond_fill, reverse=True)[:LONGEST_GAPS]
     rows = []
@@ -87,7 +86,7 @@ def _longest_gaps(subject: Subject) -> Iterator[Table]:
         times = gap.end - gap.start, _beyond_fill(gap)
         rows.append((gap.group, subject.number(gap.after), *times, largest, waited, (gap.group, place)))
     if rows:
-        yield Table(
+        yield PageTable(
             "The longest gaps: those with the most idle time beyond the fill of the schedule",
             {"Group": "count", "Before": "task", "Idle": "time", "Beyond fill": "time"}
             | {"Most of that": "key", "Waited for": "task", "": "gap"},
@@ -95,21 +94,21 @@ def _longest_gaps(subject: Subject) -> Iterator[Table]:
         )
 
 
-def _beyond_fill(gap: Gap) -> int:
+def _beyond_fill(gap: IdleSpan) -> int:
     return gap.end - gap.start - gap.causes.fill
 
 
-def key_of(part: Part) -> tuple[str, str, str]:
+def key_of(part: Amount) -> tuple[str, str, str]:
     """A cell with the name of a part and its colours."""
     return part["label"], part["colour"], part["dark"]
 
 
-def _path_parts(subject: Subject) -> Table:
+def _path_parts(subject: Subject) -> PageTable:
     totals = collections.Counter[str]()
     for segment in subject.attribution.critical_path:
         totals[segment.kind] += segment.end - segment.start
     length = totals.total() or 1
-    return Table(
+    return PageTable(
         "Parts of the critical path",
         {"Part": "key", "Sum": "time", "Of the step": "share", "": "bar"},
         [
@@ -121,13 +120,13 @@ def _path_parts(subject: Subject) -> Table:
     )
 
 
-def _path_types(subject: Subject, types: Sequence[TypeData]) -> Table:
+def _path_types(subject: Subject, types: Sequence[TypeData]) -> PageTable:
     times: dict[int, list[int]] = collections.defaultdict(list)
     for segment in subject.attribution.critical_path:
         if segment.kind == "task":
             times[subject.places[segment.operation]].append(segment.end - segment.start)
     length = subject.measured.returned or 1
-    return Table(
+    return PageTable(
         "Tasks on the critical path",
         {"Task": "key", "Group": "count", "Times": "count", "Sum": "time", "Of the step": "share", "": "bar"},
         [
@@ -141,7 +140,7 @@ def _type_cells(of_type: TypeData) -> tuple[tuple[str, str, str], int]:
     return (of_type["label"], of_type["colour"], of_type["colour"]), of_type["group"]
 
 
-def _scenarios(subject: Subject) -> Iterator[Table]:
+def _scenarios(subject: Subject) -> Iterator[PageTable]:
     """Yields a table of scenarios that save ``FOLDED_SHARE`` of the step, and a folded one of the rest."""
     unchanged, *changed = subject.analysis.scenarios
     whole = unchanged.makespan or 1
@@ -171,8 +170,8 @@ def _joined_links(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
 
 def _scenario_table(
     caption: str, scenarios: Sequence[Scenario], whole: int, folded: str | None = None
-) -> Table:
-    return Table(
+) -> PageTable:
+    return PageTable(
         caption,
         {"If": "text", "The step takes": "time", "": "bar", "Saves": "share", "Meaning": "sentence"},
         [
@@ -188,7 +187,7 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
 
 
-def _memory_table(memory: MemoryData) -> Table:
+def _memory_table(memory: MemoryData) -> PageTable:
     kinds, rows = memory["kinds"], memory["rows"]
     shown = [place for place in range(len(kinds)) if any(row[place] for row in rows)]
     cells = []
@@ -196,7 +195,7 @@ def _memory_table(memory: MemoryData) -> Table:
         peak, task = rows[of_group["row"][of_group["peak"]]], of_group["task"]
         bytes_of_kinds = (peak[place] or None for place in shown)
         cells.append((group, sum(peak), peak, None if task < 0 else task, *bytes_of_kinds))
-    return Table(
+    return PageTable(
         "Bytes on each device at the peak of each group",
         {"Group": "count", "Peak": "bytes", "Its parts": "bytes_stack", "During": "task"}
         | {kinds[place]["label"]: "bytes" for place in shown},
@@ -234,11 +233,11 @@ def _colour(types: OutsideTask | tuple[TaskType, ...], stages: Sequence[int], al
     return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
 
-def _tasks_table(subject: Subject, types: Sequence[TypeData]) -> Table:
+def _tasks_table(subject: Subject, types: Sequence[TypeData]) -> PageTable:
     durations = subject.measured.durations
     times = [sorted(durations[i] for i in operations) for operations in subject.types.values()]
     busy = sum(each["sum"] for each in types) or 1
-    return Table(
+    return PageTable(
         "Tasks by their type, the largest sum first; only medians are over all recorded steps",
         {"Task": "key", "Group": "count", "Count": "count", "Median": "time", "95th percentile": "time"}
         | {"Longest": "time", "Sum": "time", "Share": "share", "Runs": "code"},
@@ -264,14 +263,14 @@ def percentile(ascending: Sequence[int], share: float) -> int:
     return ascending[max(math.ceil(share * len(ascending)) - 1, 0)]
 
 
-def _messages_table(subject: Subject) -> Table:
+def _messages_table(subject: Subject) -> PageTable:
     measured, messages = subject.measured, subject.measured.workload.messages
     flights = flight_times(measured)
     sizes: dict[Edge, list[float]] = collections.defaultdict(list)
     for message, nbytes in enumerate(messages.nbytes):
         sizes[measured.workload.edge(message)].append(nbytes)
     totals = {edge: round(sum(of_edge)) for edge, of_edge in sizes.items()}
-    return Table(
+    return PageTable(
         "Messages between groups in one step" if sizes else "The groups send no messages",
         {"Groups": "text", "Bytes": "bytes", "": "bar", "Messages": "count", "In flight, median": "time"},
         [
@@ -281,9 +280,9 @@ def _messages_table(subject: Subject) -> Table:
     )
 
 
-def _processes_table(subject: Subject) -> Table:
+def _processes_table(subject: Subject) -> PageTable:
     step = subject.analysis.step
-    return Table(
+    return PageTable(
         "Processes: when each had the request, had the arguments, had run its last task, and had replied",
         {"Group": "count", "Process": "count", "Node": "text", "Cores": "count", "Request": "time"}
         | {"Ready": "time", "Finished": "time", "Replied": "time", "Error of its clock": "time"},
@@ -304,9 +303,9 @@ def _processes_table(subject: Subject) -> Table:
     )
 
 
-def _compile_table(subject: Subject) -> Table:
+def _compile_table(subject: Subject) -> PageTable:
     times = {phase: round(1e9 * seconds) for phase, seconds in subject.compile_seconds.items()}
-    return Table(
+    return PageTable(
         "Phases of compiling",
         {"Phase": "text", "Time": "time", "": "bar"},
         [(phase, time, time) for phase, time in times.items()],
@@ -326,7 +325,7 @@ def stage_layers(plan: Plan) -> dict[int, set[int]]:
     return of_stage
 
 
-def _stages_table(subject: Subject) -> Table:
+def _stages_table(subject: Subject) -> PageTable:
     plan, layers = subject.analysis.plan, stage_layers(subject.analysis.plan)
     medians, groups = {}, collections.defaultdict(set)
     sources: dict[int, dict[str, None]] = collections.defaultdict(dict)
@@ -346,7 +345,7 @@ def _stages_table(subject: Subject) -> Table:
         time, names = sum(tasks.values()), ", ".join(map(str, tasks))
         texts = numbers_text(sorted(groups[stage])), time, time, numbers_text(sorted(layers.get(stage, ())))
         rows.append((plan.stage_text(stage), *texts, names, list(sources[stage])))
-    return Table(
+    return PageTable(
         "Stages, with the functions that do most of their work",
         {"Stage": "text", "Group": "text", "Time of a microbatch": "time", "": "bar", "Layers": "text"}
         | {"Tasks": "text", "Runs": "code"},
