@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.extend import core
@@ -102,21 +102,17 @@ def needed_eqns(
     eqns: Sequence[JaxprEqn],
     results: Iterable[Atom],
     given: Container[Var] = (),
-    taken: Callable[[JaxprEqn, Container[Var]], JaxprEqn] = lambda eqn, needed: eqn,
 ) -> list[JaxprEqn]:
     """Returns the equations that compute ``results`` from ``given`` variables, and equations with effects.
 
     The backward slice of ``results``. Bodies of loops stay whole; ``live_eqns`` takes them apart, too.
-
-    Args:
-      taken: rewrites an equation of the slice, given the variables that later equations need.
     """
     needed = {atom for atom in results if isinstance(atom, Var)}
     slice_: list[JaxprEqn] = []
     for eqn in reversed(eqns):
         if eqn.effects or not needed.isdisjoint(eqn.outvars):
-            slice_.append(taken(eqn, needed))
-            needed.update(var for var in operands(slice_[-1]) if var not in given)
+            slice_.append(eqn)
+            needed.update(var for var in operands(eqn) if var not in given)
     return slice_[::-1]
 
 

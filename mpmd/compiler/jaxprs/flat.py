@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core.primitives import scan_p
 
 from mpmd.compiler.jaxprs.equations import Atom, is_remat
-from mpmd.compiler.jaxprs.kernels import Around, Kernel, kernel_around
+from mpmd.compiler.jaxprs.kernels import Around, Call, kernel_around
 from mpmd.compiler.jaxprs.scans import Scan
 
 Value = int
@@ -35,7 +35,7 @@ class Operation(NamedTuple):
     reads: tuple[Value | None, ...]
     makes: tuple[Value, ...]
     times: int
-    kernel: Kernel | None = None
+    kernel: Call | None = None
 
     @property
     def values(self) -> set[Value]:
