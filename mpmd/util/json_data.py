@@ -118,8 +118,8 @@ class JsonFormat:
         fields = _fields(cls)
         _check(isinstance(data, dict), "an object", data, place)
         if unknown := data.keys() - fields.keys():
-            has = f"no {cls.__name__} has: {', '.join(fields)}"
-            raise JsonError(f"it has {', '.join(sorted(unknown))}, which {has}", place)
+            may = f"it may have {', '.join(fields)}"
+            raise JsonError(f"it has {', '.join(sorted(unknown))}; {may}", place)
         return {name: self._load(fields[name], item, f"{place}.{name}") for name, item in data.items()}
 
     def _load_union(self, members: tuple[Any, ...], data: Json, place: str) -> Any:

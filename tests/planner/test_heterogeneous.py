@@ -204,12 +204,15 @@ def test_a_cluster_of_several_kinds_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"pools": 3}, "must have a list of pools and the link"),
+        ({"pools": 3}, "pools: expected a list, not 3"),
         ({"pools": []}, "pools is empty"),
-        ({"pools": [{"nodes": 2}]}, "has no devices_per_node, memory"),
-        ({"pools": [3]}, "must have an object with the fields nodes"),
-        ({"memory": 3}, "must have a list of pools and the link"),
-        ({"link": 3}, "link must have a latency"),
+        (
+            {"pools": [{"nodes": 2}]},
+            r"pools\[0\]: it lacks devices_per_node, flops, memory",
+        ),
+        ({"pools": [3]}, r"pools\[0\]: expected an object, not 3"),
+        ({"memory": 3}, "it has memory; it may have pools, link"),
+        ({"link": 3}, "link: expected an object, not 3"),
         ({"version": 0}, "has version 0"),
     ],
 )
