@@ -159,13 +159,16 @@ def cost(
     def one_equation(fun: Callable, whole: Whole) -> Callable:
         """A function of arrays as one equation, and its derivative as another one."""
 
+        def bounded_results(results):
+            leaves, treedef = jax.tree.flatten(results)
+            return treedef.unflatten(_bounded(leaves, _whole(leaves, letters_of_results, divides)))
+
         def of_operands(*operands):
-            results, treedef = jax.tree.flatten(fun(*_bounded(operands, whole, work[0])))
-            bounded = _bounded(results, _whole(results, letters_of_results, divides))
-            return jax.tree.unflatten(treedef, bounded)
+            return bounded_results(fun(*_bounded(operands, whole, work[0])))
 
         def of_cotangents(operands, cotangents):
-            gradients = jax.vjp(fun, *_bounded(operands, whole, work[1]))[1](cotangents)
+            transpose = jax.vjp(fun, *_bounded(operands, whole, work[1]))[1]
+            gradients = _bounded(transpose(bounded_results(cotangents)), whole)
             return [gradient for gradient in gradients if gradient.dtype != jax.dtypes.float0]
 
         @jax.custom_vjp
@@ -217,10 +220,16 @@ def _whole(arrays: Sequence[Any], letters: Sequence[str] | None, divides: str | 
 
 
 def _bounded(arrays: Sequence[Any], whole: Whole, work: KernelWork = NO_WORK) -> Sequence[Any]:
-    """The arrays behind a boundary, if it would say anything."""
-    if not arrays or not (any(work) or any(whole)):
-        return arrays
-    return boundary_p.bind(*arrays, work=work, calls=1, whole=whole)
+    """The arrays behind a boundary, if it would say anything; but for gradients of integers."""
+    bounded = [*arrays]
+    live = [i for i, array in enumerate(arrays) if array.dtype != jax.dtypes.float0]
+    if live and (any(work) or any(whole)):
+        behind = boundary_p.bind(
+            *(arrays[i] for i in live), work=work, calls=1, whole=tuple(whole[i] for i in live)
+        )
+        for i, array in zip(live, behind, strict=True):
+            bounded[i] = array
+    return bounded
 
 
 @boundary_p.def_impl

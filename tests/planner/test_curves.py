@@ -252,7 +252,8 @@ def test_a_plan_counts_a_kernel_by_its_operands_and_results():
     assert kernel.nbytes < SCORES and kernel.temporaries < SCORES
     assert kernel.kernels < by_equations.kernels
     products = [work.products["batched_product float32"].operations for work in (kernel, by_equations)]
-    assert products[0] == products[1] / 2
+    # Of seven products of the equations, rematerialisation repeats one, which a kernel's factor has.
+    assert products[0] == products[1] * 6 / 7 / 2
 
 
 def of_sine(x):
