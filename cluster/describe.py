@@ -204,7 +204,7 @@ def _measured(
         groups=[{"device": 1}] * (min(nodes.count, MEASURED_NODES) * of_node), cpus_per_group=cpus
     ) as mesh:
         node_ids = [group.node_id for group in mesh.groups]
-        known = calibrate(functools.partial(record_steps, mesh), node_ids, dtype).known()
+        known = calibrate(functools.partial(record_steps, mesh), node_ids, dtype)
     if of_node == 1:
         return known
     axes = group_axes(of_node)

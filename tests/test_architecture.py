@@ -50,8 +50,8 @@ MAY_IMPORT = {
     "mpmd.planner.record_steps": "mpmd.ir mpmd.meshes mpmd.step",
     "mpmd.planner.local_devices": "mpmd.meshes mpmd.planner.calibrate mpmd.planner.calibrate_collectives "
     "mpmd.planner.record_steps mpmd.validation",
-    "mpmd.planner.cluster_file": "mpmd.planner.curves mpmd.planner.hardware mpmd.planner.pools mpmd.simulate "
-    "mpmd.util mpmd.validation",
+    "mpmd.planner.cluster_file": "mpmd.memory mpmd.planner.hardware mpmd.planner.pools mpmd.util "
+    "mpmd.validation",
     "mpmd.planner.presets": "mpmd.planner.curves mpmd.simulate",
     "mpmd.planner.cluster": "mpmd.planner.cluster_file mpmd.planner.hardware mpmd.planner.local_devices "
     "mpmd.planner.pools mpmd.planner.presets mpmd.planner.record_steps mpmd.simulate mpmd.util "

@@ -66,6 +66,7 @@ class _Trace:
 _decisions = jax.make_user_context(default_value=Decisions())
 _trace = jax.make_user_context(default_value=None)
 _compiled = jax.make_user_context(default_value=False)
+_planned = jax.make_user_context(default_value=False)
 _slices_of_loop = jax.make_user_context(default_value=0)
 
 
@@ -94,6 +95,16 @@ def compiling() -> AbstractContextManager[None]:
 def is_compiled_outside_of_loops() -> bool:
     """Whether a step, and not the function of one of its loops, is traced to be compiled."""
     return _compiled.value and not _slices_of_loop.value
+
+
+def planning() -> AbstractContextManager[None]:
+    """A context in which a step is traced to plan it, so that functions under ``mpmd.cost`` are kernels."""
+    return _planned(True)
+
+
+def is_planned() -> bool:
+    """Whether a step is traced to plan it, and not to run it."""
+    return _planned.value
 
 
 def in_loop(slices: int) -> AbstractContextManager[None]:

@@ -2,48 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import batching, mlir
 
 from mpmd.compat import api_boundary
+from mpmd.language.decisions import is_planned
 from mpmd.validation import Fault, callable_fault, number_fault, raise_faults, str_fault
-
-KERNEL_SCOPE = "mpmd.cost"
-"""The beginning of the name of a kernel in name stacks."""
-
-_CALLS = itertools.count(1)
-"""Numbers of traced calls, which tell the equations of one call from the equations of the next."""
 
 Function = TypeVar("Function", bound=Callable)
 
+Whole = tuple[tuple[int, ...], ...]
+"""For each array, the dimensions along which devices do not divide it."""
+
 
 class KernelWork(NamedTuple):
-    """The work of a call of a kernel; ``None``: the work of its equations.
+    """The numbers that ``mpmd.cost`` has for a kernel, in place of the work of its equations."""
+
+    operations: float = 0.0
+    nbytes: float = 0.0
+
+
+NO_WORK = KernelWork()
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """The policy of a ``jax.checkpoint`` whose function is one kernel, while a plan is made.
+
+    A kernel is this one equation, so it keeps no values between its forward and its backward.
 
     Attributes:
-      operations, nbytes: of the forward.
-      backward_operations, backward_bytes: of the backward.
+      factor: from the operations of its equations to those of the kernel; 0 where ``mpmd.cost`` says these.
+      bytes_factor: 0 where ``mpmd.cost`` says the bytes that the kernel moves; else 1.
+      is_backward: whether it is a backward, whose equations compute the forward once more.
     """
 
-    operations: float | None = None
-    nbytes: float | None = None
-    backward_operations: float | None = None
-    backward_bytes: float | None = None
+    factor: float = 1.0
+    bytes_factor: float = 1.0
+    is_backward: bool = False
+
+    def __call__(self, *args: Any, **params: Any) -> bool:
+        """Whether ``jax.checkpoint`` keeps the results of an equation: never."""
+        return False
 
 
 boundary_p = Primitive("kernel_boundary")
-"""The operands, or the results, of a call of a kernel.
+"""The operands, or the results, within a kernel of which ``mpmd.cost`` has numbers or dimensions.
 
-Parameters: ``work``: of the call, for its operands, and none for its results; ``calls``: of how many calls
-under ``vmap``; ``backward``: whether differentiation has turned it round; ``whole``: for each operand, the
-dimensions along which devices do not divide it.
+Parameters: ``work``: of a call, for its operands, and none for results; ``calls``: of how many calls under
+``vmap``; ``whole``: for each operand, the dimensions along which devices do not divide it.
 """
 boundary_p.multiple_results = True
 
@@ -77,7 +92,8 @@ def cost(
     The function computes the same values as without ``cost``. A plan counts its operands and results as
     memory traffic and not the values between them, which are no residuals either: the backward computes them
     again. So a plan needs no device that has the kernel: plan with the equations of a reference
-    implementation, run with the kernel. It may be differentiated, mapped, rematerialised and scanned.
+    implementation, run with the kernel. Elsewhere ``cost`` changes nothing. It may be differentiated (in a
+    plan in reverse), mapped, rematerialised and scanned.
 
     Args:
       fun: of arrays.
@@ -112,24 +128,60 @@ def cost(
         *_letters_faults(dimensions, divides),
         title="mpmd.cost: ",
     )
-    work = KernelWork(operations, nbytes, backward_operations, backward_bytes)
-    factors = (
-        forward if operations is None else 0.0,
-        backward if backward_operations is None else 0.0,
-        1.0 if nbytes is None else 0.0,
-        1.0 if backward_bytes is None else 0.0,
+    kernels = (
+        Kernel(forward * (operations is None), nbytes is None),
+        Kernel(backward * (backward_operations is None), backward_bytes is None, is_backward=True),
     )
-    scope = ":".join([KERNEL_SCOPE, *(repr(float(factor)) for factor in factors)])
-    of_operands, of_results = _letters(dimensions)
-    is_bounded = work != KernelWork() or divides is not None
+    work = (
+        KernelWork(operations or 0.0, nbytes or 0.0),
+        KernelWork(backward_operations or 0.0, backward_bytes or 0.0),
+    )
+    letters, letters_of_results = _letters(dimensions)
 
     @api_boundary
     def kernel(*args, **kwargs):
-        if is_bounded:
-            args, kwargs = _bounded((args, kwargs), work, of_operands, divides)
-        with jax.named_scope(f"{scope}:{next(_CALLS)}"):
-            results = fun(*args, **kwargs)
-        return results if divides is None else _bounded(results, None, of_results, divides)
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+        arrays = [leaves[i] for i in positions]
+        whole = _whole(arrays, letters, divides)
+        if not is_planned():
+            return fun(*args, **kwargs)
+
+        def on_arrays(*arrays):
+            values = dict(enumerate(leaves)) | dict(zip(positions, arrays, strict=True))
+            args, kwargs = jax.tree.unflatten(treedef, values.values())
+            return fun(*args, **kwargs)
+
+        of_arrays, closed_over = jax.closure_convert(on_arrays, *arrays)
+        whole += ((),) * len(closed_over)
+        return one_equation(of_arrays, whole)(*arrays, *closed_over)
+
+    def one_equation(fun: Callable, whole: Whole) -> Callable:
+        """A function of arrays as one equation, and its derivative as another one."""
+
+        def bounded_results(results):
+            leaves, treedef = jax.tree.flatten(results)
+            return treedef.unflatten(_bounded(leaves, _whole(leaves, letters_of_results, divides)))
+
+        def of_operands(*operands):
+            return bounded_results(fun(*_bounded(operands, whole, work[0])))
+
+        def of_cotangents(operands, cotangents):
+            transpose = jax.vjp(fun, *_bounded(operands, whole, work[1]))[1]
+            gradients = _bounded(transpose(bounded_results(cotangents)), whole)
+            return [gradient for gradient in gradients if gradient.dtype != jax.dtypes.float0]
+
+        @jax.custom_vjp
+        def kernel(*operands):
+            return jax.checkpoint(of_operands, policy=kernels[0])(*operands)
+
+        def transposed(operands, cotangents):
+            gradients = iter(jax.checkpoint(of_cotangents, policy=kernels[1])(operands, cotangents))
+            are_floats = (jnp.issubdtype(operand.dtype, jnp.inexact) for operand in operands)
+            return tuple(next(gradients) if is_float else None for is_float in are_floats)
+
+        kernel.defvjp(lambda *operands: (kernel(*operands), operands), transposed)
+        return kernel
 
     return functools.update_wrapper(kernel, fun)  # type: ignore[return-value]
 
@@ -156,23 +208,28 @@ def _letters(dimensions: str | None) -> list[list[str] | None]:
     return [None, None] if dimensions is None else [side.split(",") for side in dimensions.split("->")]
 
 
-def _bounded(tree: Any, work: KernelWork | None, letters: Sequence[str] | None, divides: str | None) -> Any:
-    """The arrays of a tree behind a boundary."""
-    leaves, treedef = jax.tree.flatten(tree)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
-    arrays = [leaves[i] for i in places]
-    if letters is not None and [*map(len, letters)] != [array.ndim for array in arrays]:
+def _whole(arrays: Sequence[Any], letters: Sequence[str] | None, divides: str | None) -> Whole:
+    if letters is None or divides is None:
+        return ((),) * len(arrays)
+    if [*map(len, letters)] != [array.ndim for array in arrays]:
         shapes = ", ".join(str(array.shape) for array in arrays)
         raise ValueError(f"mpmd.cost: dimensions {','.join(letters)} are not those of arrays {shapes}")
-    whole = tuple(
-        tuple(d for d, letter in enumerate(of_array) if letter not in (divides or ""))
-        for of_array in letters or [""] * len(arrays)
+    return tuple(
+        tuple(d for d, letter in enumerate(of_array) if letter not in divides) for of_array in letters
     )
-    if arrays:
-        bounded = boundary_p.bind(*arrays, work=work, calls=1, backward=False, whole=whole)
-        for i, array in zip(places, bounded, strict=True):
-            leaves[i] = array
-    return jax.tree.unflatten(treedef, leaves)
+
+
+def _bounded(arrays: Sequence[Any], whole: Whole, work: KernelWork = NO_WORK) -> Sequence[Any]:
+    """The arrays behind a boundary, if it would say anything; but for gradients of integers."""
+    bounded = [*arrays]
+    live = [i for i, array in enumerate(arrays) if array.dtype != jax.dtypes.float0]
+    if live and (any(work) or any(whole)):
+        behind = boundary_p.bind(
+            *(arrays[i] for i in live), work=work, calls=1, whole=tuple(whole[i] for i in live)
+        )
+        for i, array in zip(live, behind, strict=True):
+            bounded[i] = array
+    return bounded
 
 
 @boundary_p.def_impl
@@ -185,26 +242,6 @@ def _abstract_eval(*avals, **params):
     return avals
 
 
-def _linear(values: Sequence[Any], whole: Sequence[tuple[int, ...]], **params: Any) -> list[Any]:
-    """Binds the boundary of the tangents or cotangents that are no symbolic zeros."""
-    results = list(values)
-    live = [i for i, value in enumerate(values) if not isinstance(value, ad.Zero)]
-    if live:
-        bounded = boundary_p.bind(*(values[i] for i in live), whole=tuple(whole[i] for i in live), **params)
-        for i, value in zip(live, bounded, strict=True):
-            results[i] = value
-    return results
-
-
-def _jvp(primals, tangents, **params):
-    return boundary_p.bind(*primals, **params), _linear(tangents, **params)
-
-
-def _transpose(cotangents, *args, backward, **params):
-    results = _linear(cotangents, backward=not backward, **params)
-    return [None if isinstance(result, ad.Zero) else result for result in results]
-
-
 def _batch(args, dims, *, whole, calls, **params):
     rows = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
     moved = tuple(
@@ -214,7 +251,5 @@ def _batch(args, dims, *, whole, calls, **params):
     return boundary_p.bind(*args, whole=moved, calls=calls * rows, **params), dims
 
 
-ad.primitive_jvps[boundary_p] = _jvp
-ad.primitive_transposes[boundary_p] = _transpose
 batching.primitive_batchers[boundary_p] = _batch
 mlir.register_lowering(boundary_p, lambda ctx, *args, **params: args)

@@ -12,7 +12,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,25 +48,7 @@ ARRAY_BYTES, MESSAGE_BYTES, SMALL_MESSAGE_BYTES = 2**26, 2**24, 2**6
 OVERHEAD_MICROBATCHES = 32
 
 
-@dataclasses.dataclass(frozen=True)
-class Calibration:
-    """Measured attributes of an ``mpmd.Cluster``; a link is ``None`` where no two devices have one."""
-
-    flops: float
-    memory_bandwidth: float
-    task_overhead: float
-    alone: float
-    rates: Mapping[str, Curve]
-    kernel_floor: float
-    device_link: Link | None
-    node_link: Link | None
-
-    def known(self) -> dict[str, Any]:
-        """The attributes that are not ``None``, by name."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
-def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str = "float32") -> Calibration:
+def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str = "float32") -> dict[str, Any]:
     """Measures the devices of a mesh, in less than a minute.
 
     Args:
@@ -74,23 +56,26 @@ def calibrate(record_steps: RecordSteps, nodes: Sequence[Hashable], dtype: str =
         the compiler nor a runtime is needed here.
       nodes: the node of each group; groups of a node follow one another.
       dtype: the dtype of the matrix products.
+
+    Returns: attributes of an ``mpmd.Cluster`` by name; without a link that no two devices have.
     """
-    groups = _Groups(len(nodes), record_steps)
-    links = _links(groups) if groups.count > 1 else []
-    within = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a == b]
-    between = [link for link, (a, b) in zip(links, _pairs(nodes), strict=True) if a != b]
-    rounds = [_rates(groups, jnp.dtype(dtype)) for _ in range(ROUNDS)]
-    rates = {kind: _median([of_round[kind] for of_round in rounds]) for kind in rounds[0]}
-    return Calibration(
-        flops=rates["product"].flops,
-        alone=rates["product"].alone,
-        rates={rate_name(kind, jnp.dtype(dtype).name): rate.curve for kind, rate in rates.items()},
-        kernel_floor=_task_seconds(groups, _small_kernels) / KERNELS,
-        memory_bandwidth=(2 * PASSES + 1) * ARRAY_BYTES / _task_seconds(groups, _passes),
-        task_overhead=_task_overhead(groups),
-        device_link=_typical(within),
-        node_link=_typical(between),
-    )
+    groups, of_dtype = _Groups(len(nodes), record_steps), jnp.dtype(dtype)
+    links = _links(groups, nodes) if groups.count > 1 else {}
+    rounds = [_square_products(groups, of_dtype) for _ in range(ROUNDS)]
+    squares = sorted(rounds, key=lambda rate: rate.flops)[ROUNDS // 2]
+    curves: dict[ProductKind, Curve] = {"product": squares.curve}
+    for kind in _OTHER_PRODUCTS:
+        rates = (_flops_of_others(groups, kind, of_dtype, squares.flops) for _ in range(ROUNDS))
+        curves[kind] = Curve(statistics.median(rates))
+    return {
+        "flops": squares.flops,
+        "alone": statistics.median(rate.alone for rate in rounds),
+        "rates": {rate_name(kind, of_dtype.name): curve for kind, curve in curves.items()},
+        "kernel_floor": _task_seconds(groups, _small_kernels) / KERNELS,
+        "memory_bandwidth": (2 * PASSES + 1) * ARRAY_BYTES / _task_seconds(groups, _passes),
+        "task_overhead": _task_overhead(groups),
+        **links,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,19 +98,6 @@ class _Groups:
         ]
 
 
-def _pairs(nodes: Sequence[Hashable]) -> list[tuple[Hashable, Hashable]]:
-    return list(itertools.pairwise(nodes))
-
-
-def _typical(links: Sequence[Link]) -> Link | None:
-    if not links:
-        return None
-    return Link(
-        statistics.median(link.latency for link in links),
-        statistics.median(link.bandwidth for link in links),
-    )
-
-
 # Rates of a device.
 
 
@@ -139,62 +111,45 @@ def dtype_fault(name: str, dtype: Any) -> Fault | None:
     return None if parsed is not None and jnp.issubdtype(parsed, jnp.floating) else ValueError(text)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ProductsRate:
-    """The rate of products of one kind.
+class _SquareProducts(NamedTuple):
+    """The rate of products of square matrices.
 
     Attributes:
       flops: operations per second in the largest products; a lone task of these takes ``TASK_SECONDS``.
-      curve: for square matrices, the rate through the smallest and the largest; otherwise constant.
-      alone: for square matrices, the factor by which a group alone is faster.
+      curve: the rate through the smallest and the largest products.
+      alone: the factor by which a group alone is faster.
     """
 
     flops: float
     curve: Curve
-    alone: float = 1.0
+    alone: float
 
 
-def _rates(groups: _Groups, dtype: Any) -> dict[ProductKind, _ProductsRate]:
-    products = _products_rate(groups, dtype)
-    return {"product": products, **_other_products(groups, dtype, products)}
-
-
-def _median(rates: Sequence[_ProductsRate]) -> _ProductsRate:
-    """The rate in the middle with its curve, and the median of the gains alone."""
-    middle = sorted(rates, key=lambda rate: rate.flops)[len(rates) // 2]
-    return dataclasses.replace(middle, alone=statistics.median(rate.alone for rate in rates))
-
-
-def _products_rate(groups: _Groups, dtype: Any) -> _ProductsRate:
-    width, points = SMALLEST_WIDTH, []
+def _square_products(groups: _Groups, dtype: Any) -> _SquareProducts:
+    smallest, width = None, SMALLEST_WIDTH
     while True:
         work = functools.partial(_products, width=width, dtype=dtype)
-        seconds = _task_seconds(groups, work)
-        points.append((2.0 * width**3, seconds / PRODUCTS))
+        seconds, operations = _task_seconds(groups, work), 2.0 * width**3
+        smallest = smallest or (operations, seconds / PRODUCTS)
         is_largest = width >= LARGEST_WIDTH
         if seconds >= TASK_SECONDS or is_largest:
             lone = _lone_task_seconds(groups, work)
             if lone >= TASK_SECONDS or is_largest:
-                curve = Curve.through(points[0], points[-1])
-                return _ProductsRate(2.0 * PRODUCTS * width**3 / seconds, curve, max(seconds / lone, 1.0))
+                curve = Curve.through(smallest, (operations, seconds / PRODUCTS))
+                return _SquareProducts(PRODUCTS * operations / seconds, curve, max(seconds / lone, 1.0))
         width *= 2
 
 
-def _other_products(groups: _Groups, dtype: Any, products: _ProductsRate) -> dict[ProductKind, _ProductsRate]:
-    """The rates of batched products and convolutions, of as many operations as a task of square ones."""
-    operations = products.flops * TASK_SECONDS / PRODUCTS
-    of_pixel = 2.0 * (SIDE * WINDOW) ** 2
-    kinds: dict[ProductKind, tuple[Callable[..., jax.Array], float]] = {
-        "batched_product": (_batched_products, 2.0 * SIDE**3),
-        "convolution": (_convolutions, of_pixel * IMAGE**2),
-    }
-    rates = {}
-    for kind, (work, of_one) in kinds.items():
-        count = max(1, round(operations / of_one))
-        seconds = _task_seconds(groups, functools.partial(work, count=count, dtype=dtype))
-        flops = PRODUCTS * count * of_one / seconds
-        rates[kind] = _ProductsRate(flops, Curve(flops))
-    return rates
+def _flops_of_others(groups: _Groups, kind: ProductKind, dtype: Any, flops: float) -> float:
+    """The rate of batched products or convolutions, of as many operations as a task of square products.
+
+    Args:
+      flops: of square products.
+    """
+    work, operations = _OTHER_PRODUCTS[kind]
+    count = max(1, round(flops * TASK_SECONDS / PRODUCTS / operations))
+    seconds = _task_seconds(groups, functools.partial(work, count=count, dtype=dtype))
+    return PRODUCTS * count * operations / seconds
 
 
 def _batched_products(x: jax.Array, *, count: int, dtype: Any) -> jax.Array:
@@ -217,6 +172,13 @@ def _convolutions(x: jax.Array, *, count: int, dtype: Any) -> jax.Array:
         return jax.lax.conv_general_dilated(result, window, (1, 1), "SAME", dimension_numbers=layout)
 
     return jax.lax.fori_loop(0, PRODUCTS, convolved, images)[0, 0, 0, 0].astype(jnp.float32)
+
+
+_OTHER_PRODUCTS: Mapping[ProductKind, tuple[Callable[..., jax.Array], float]] = {
+    "batched_product": (_batched_products, 2.0 * SIDE**3),
+    "convolution": (_convolutions, 2.0 * (SIDE * WINDOW * IMAGE) ** 2),
+}
+"""The tasks of other kinds of products, and the operations of one matrix or image."""
 
 
 def _small_kernels(x: jax.Array) -> jax.Array:
@@ -300,10 +262,19 @@ def _forwards(
 # Links between groups.
 
 
-def _links(groups: _Groups) -> list[Link]:
-    """The link of each group to the next one."""
+def _links(groups: _Groups, nodes: Sequence[Hashable]) -> dict[str, Link]:
+    """The median links between neighbours on a node, and between those on different nodes."""
+    found: dict[str, list[Link]] = {}
     small, large = _hops(groups, SMALL_MESSAGE_BYTES), _hops(groups, MESSAGE_BYTES)
-    return [_link(latency, seconds) for latency, seconds in zip(small, large, strict=True)]
+    for latency, seconds, (a, b) in zip(small, large, itertools.pairwise(nodes), strict=True):
+        found.setdefault("device_link" if a == b else "node_link", []).append(_link(latency, seconds))
+    return {
+        name: Link(
+            statistics.median(link.latency for link in links),
+            statistics.median(link.bandwidth for link in links),
+        )
+        for name, links in found.items()
+    }
 
 
 def _link(latency: float, seconds: float) -> Link:

@@ -111,6 +111,11 @@ class Memory:
     temporaries: float
 
     @property
+    def parts(self) -> dict[str, float]:
+        """The bytes of each part, by its name."""
+        return {name: nbytes for name, nbytes in vars(self).items() if name != "group"}
+
+    @property
     def total(self) -> float:
         return self.weights + self.gradients + self.state + self.residuals + self.messages + self.temporaries
 

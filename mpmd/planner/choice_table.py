@@ -7,8 +7,8 @@ import html
 import itertools
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate, Prediction, Row
@@ -17,10 +17,10 @@ from mpmd.planner.submesh import INNERMOST_FIRST, Submesh
 from mpmd.util.notebook import ShownAsText
 from mpmd.util.tables import aligned, first_few, human_bytes, ranges
 
-MEMORY_PARTS = ("weights", "gradients", "state", "residuals", "messages", "temporaries")
-_NARROW_HEADER = {"": "", "step": "step", "bubble": "bubble", "memory": "peak memory", "from": "from"}
+Value = TypeVar("Value")
+
+_COLUMNS = {"": "", "step": "step", "bubble": "bubble", "memory": "peak memory", "from": "from"}
 """The columns of the table for a terminal, each with the name of its cell in ``_cells``."""
-_TEXT_HEADER = "candidate, and why not"
 _TEXT_COLUMNS = ("candidate", "from", "why not")
 """The columns that a page aligns to the left."""
 _LONGEST_REASON = 120
@@ -32,49 +32,20 @@ def candidate_text(candidate: Candidate) -> str:
     shared = ["FSDP gathered once" if candidate.gather_once else "FSDP"] * candidate.fsdp
     shared += ["sequence parallel"] * candidate.sequence_parallel
     if not candidate.later:
-        return ", ".join([_groups_text(candidate), *_loop_texts(candidate), *shared])
-    loops: dict[str, list[str]] = {}
-    for number, loop in enumerate(candidate.loops):
-        loops.setdefault(", ".join(_loop_texts(loop)), []).append(str(number))
-    texts = (
-        f"loop{'s' if len(numbers) > 1 else ''} {', '.join(ranges(numbers))}: {text}"
-        for text, numbers in loops.items()
+        return ", ".join([_groups_text(candidate), _loop_text(candidate), *shared])
+    loops = (
+        f"loop{'' if numbers.isdigit() else 's'} {numbers}: {text}"
+        for numbers, text in _alike(map(_loop_text, candidate.loops))
     )
-    return "; ".join([", ".join([_groups_text(candidate), *shared]), *texts])
-
-
-def _loop_texts(candidate: Candidate) -> list[str]:
-    parts = []
-    stages = len(candidate.layers_per_stage)
-    if candidate.schedule.mpmd_dim > 1 or stages > 1:
-        parts.append(candidate.schedule_text)
-    if stages > candidate.schedule.mpmd_dim:
-        parts.append(f"{stages} stages")
-    number = candidate.num_microbatches
-    parts.append(f"{number} microbatch{'es' if number > 1 else ''}")
-    if len(set(candidate.layers_per_stage)) > 1:
-        parts.append(f"layers {_lengths_text(candidate.layers_per_stage)}")
-    return [*parts, *[_remat_text(candidate)] * candidate.is_rematerialised]
-
-
-def _remat_text(candidate: Candidate) -> str:
-    """The policies of stages, e.g. ``remat dots_saveable`` or ``remat dots_saveable x2, none x2``."""
-    if candidate.remat == (Remat.NOTHING_SAVEABLE,):
-        return "remat"
-    runs = [(policy, len([*members])) for policy, members in itertools.groupby(candidate.remat)]
-    return "remat " + ", ".join(f"{policy} x{count}" if len(runs) > 1 else policy for policy, count in runs)
+    return "; ".join([", ".join([_groups_text(candidate), *shared]), *loops])
 
 
 def _groups_text(candidate: Candidate) -> str:
-    texts = [_submesh_text(submesh) for submesh in candidate.submeshes]
-    if len(texts) == 1:
-        return texts[0]
-    if len(set(texts)) == 1:
-        return f"{len(texts)} groups of {texts[0]}"
-    members: dict[str, list[str]] = {}
-    for group, text in enumerate(texts):
-        members.setdefault(text, []).append(str(group))
-    return "groups " + "; ".join(f"{', '.join(ranges(groups))}: {text}" for text, groups in members.items())
+    groups = _alike(map(_submesh_text, candidate.submeshes))
+    number, (_, first) = len(candidate.submeshes), groups[0]
+    if len(groups) == 1:
+        return first if number == 1 else f"{number} groups of {first}"
+    return "groups " + "; ".join(f"{numbers}: {text}" for numbers, text in groups)
 
 
 def _submesh_text(submesh: Submesh) -> str:
@@ -83,71 +54,60 @@ def _submesh_text(submesh: Submesh) -> str:
     return f"{text} of {submesh.pool}" if submesh.pool else text
 
 
-def _lengths_text(lengths: Sequence[int]) -> str:
-    """Lengths of stages, with repeated ones as one number, e.g. ``3 4x6 2``."""
-    runs: list[list[int]] = []
-    for length in lengths:
-        if runs and runs[-1][0] == length:
-            runs[-1][1] += 1
-        else:
-            runs.append([length, 1])
-    return " ".join(f"{length}x{count}" if count > 1 else str(length) for length, count in runs)
+def _loop_text(candidate: Candidate) -> str:
+    """The schedule, microbatches, cut and rematerialisation of a loop."""
+    parts, layers = [], candidate.layers_per_stage
+    if candidate.schedule.mpmd_dim > 1 or len(layers) > 1:
+        parts.append(candidate.schedule_text)
+    if len(layers) > candidate.schedule.mpmd_dim:
+        parts.append(f"{len(layers)} stages")
+    number = candidate.num_microbatches
+    parts.append(f"{number} microbatch{'es' if number > 1 else ''}")
+    if len(set(layers)) > 1:
+        runs = (f"{length}x{count}" if count > 1 else str(length) for length, count in _runs(layers))
+        parts.append(f"layers {' '.join(runs)}")
+    if candidate.remat == (Remat.NOTHING_SAVEABLE,):
+        parts.append("remat")
+    elif len(candidate.remat) == 1 and candidate.is_rematerialised:
+        parts.append(f"remat {candidate.remat[0]}")
+    elif candidate.is_rematerialised:
+        parts.append("remat " + ", ".join(f"{policy} x{count}" for policy, count in _runs(candidate.remat)))
+    return ", ".join(parts)
+
+
+def _runs(values: Iterable[Value]) -> Iterator[tuple[Value, int]]:
+    """Each value that differs from its predecessor, with the number of its repetitions."""
+    return ((value, len([*members])) for value, members in itertools.groupby(values))
+
+
+def _alike(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Each text once, behind its positions, such as ``0..1, 3``."""
+    positions: dict[str, list[str]] = {}
+    for position, text in enumerate(texts):
+        positions.setdefault(text, []).append(str(position))
+    return [(", ".join(ranges(numbers)), text) for text, numbers in positions.items()]
 
 
 def text_table(rows: Sequence[Row], shown: int, width: int) -> str:
     """The best rows, and the rows with a label, as a table that is not wider than ``width`` characters.
 
+    Rows that differ in the schedule alone are one row.
+
     Args:
       shown: number of the best rows to show; the last line counts the remaining rows.
     """
-    picked = _picked(rows, shown)
-    cells = [_cells(number, row, examples=0) for number, row, _ in picked]
-    narrow = [[of_row[name] for name in _NARROW_HEADER.values()] for of_row in cells]
-    numbers = aligned([[*_NARROW_HEADER], *narrow], left={4})
-    indent = max(map(len, numbers)) + 2
-    texts = [[_TEXT_HEADER]] + [_text_lines(row, others, width - indent) for _, row, others in picked]
-    lines = [
-        line
-        for of_row, (first, *rest) in zip(numbers, texts, strict=True)
-        for line in (f"{of_row:{indent}}{first}", *(" " * indent + text for text in rest))
-    ]
-    if left_out := len(rows) - sum(1 + len(others) for _, _, others in picked):
-        lines.append(f"and {left_out} more candidates; choice.details() has all")
-    return "\n".join(lines)
-
-
-def _text_lines(row: Row, others: Sequence[Row], width: int) -> list[str]:
-    """The lines of a candidate's row: the candidate, and the reason why it lost."""
-    reason = _reason_text(row, others)
-    return [*wrapped(_labelled_text(row), width), *wrapped(f"  {reason}" if reason else "", width, 2)]
-
-
-def _labelled_text(row: Row) -> str:
-    """A row's candidate in words, behind the row's label."""
-    label = f"{row.label}: " if row.label else ""
-    return f"{label}{candidate_text(row.candidate)}"
-
-
-def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
-    """Lines of at most ``width`` characters, all but the first one indented; none of the empty text."""
-    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
-
-
-def terminal_width() -> int:
-    """Characters of a line: as wide as the terminal, from 80 to 120, or 100 without a terminal."""
-    return min(120, max(80, shutil.get_terminal_size((100, 24)).columns))
-
-
-def _picked(rows: Sequence[Row], shown: int) -> list[tuple[int, Row, list[Row]]]:
-    """Merges rows that differ in the schedule alone; returns number, fastest row and slower rows of each."""
     alike: dict[Any, list[tuple[int, Row]]] = {}
     for number, row in enumerate(rows, 1):
         alike.setdefault(_but_for_schedule(row), []).append((number, row))
-    return [
-        (number, row, [other for _, other in others])
-        for rank, ((number, row), *others) in enumerate(alike.values())
-        if rank < shown or row.label
-    ]
+    picked = [of_rank for rank, of_rank in enumerate(alike.values()) if rank < shown or of_rank[0][1].label]
+    entries = (
+        (number, row, [_reason_text(row, [other for _, other in others])])
+        for (number, row), *others in picked
+    )
+    lines = [*_lines([*entries], width)]
+    if left_out := len(rows) - sum(map(len, picked)):
+        lines.append(f"and {left_out} more candidates; choice.details() has all")
+    return "\n".join(lines)
 
 
 def _but_for_schedule(row: Row) -> Any:
@@ -166,28 +126,48 @@ def _reason_text(row: Row, others: Sequence[Row]) -> str:
     if not others:
         return reason
     names = (
-        f"{_schedule_names(other.candidate)} {other.prediction.seconds / row.prediction.seconds:.2f}"
+        f"{' and '.join(dict.fromkeys(loop.schedule_text for loop in other.candidate.loops))} "
+        f"{other.prediction.seconds / row.prediction.seconds:.2f}"
         for other in others
     )
     return "; ".join(filter(None, [reason, f"with {first_few(names)} times"]))
 
 
-def _schedule_names(candidate: Candidate) -> str:
-    return " and ".join(dict.fromkeys(loop.schedule_text for loop in candidate.loops))
+def _lines(entries: Sequence[tuple[int, Row, Sequence[str]]], width: int) -> Iterator[str]:
+    """The lines of a table of numbered rows, each with texts below its candidate."""
+    cells = [_cells(number, row) for number, row, _ in entries]
+    numbers = aligned([[*_COLUMNS], *([of_row[name] for name in _COLUMNS.values()] for of_row in cells)], {4})
+    indent = max(map(len, numbers)) + 2
+    yield f"{numbers[0]:{indent}}candidate, and why not"
+    for line, of_row, (_, _, texts) in zip(numbers[1:], cells, entries, strict=True):
+        first, *rest = wrapped(of_row["candidate"], width - indent)
+        yield f"{line:{indent}}{first}"
+        rest += (below for text in texts for below in wrapped(text and f"  {text}", width - indent, 2))
+        yield from (" " * indent + below for below in rest)
 
 
-def _cells(number: int, row: Row, examples: int) -> dict[str, str]:
+def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+    """Lines of at most ``width`` characters, all but the first one indented; none of the empty text."""
+    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def terminal_width() -> int:
+    """Characters of a line: as wide as the terminal, from 80 to 120, or 100 without a terminal."""
+    return min(120, max(80, shutil.get_terminal_size((100, 24)).columns))
+
+
+def _cells(number: int, row: Row, examples: int = 0) -> dict[str, str]:
     """The texts of all columns of a row, by the names of the columns."""
     prediction, memory = row.prediction, row.prediction.memory
     return {
         "": str(number),
-        "candidate": _labelled_text(row),
+        "candidate": f"{row.label}: {candidate_text(row.candidate)}".removeprefix(": "),
         "step": time_text(prediction),
         "examples/s": f"{examples / prediction.seconds:.4g}" if prediction.seconds else "",
         "bubble": f"{max(prediction.bubble, 0):.1%}",
         "all-reduce": f"{prediction.communication:.1%}",
         "peak memory": human_bytes(memory.total),
-        **{part: human_bytes(getattr(memory, part)) for part in MEMORY_PARTS},
+        **{part: human_bytes(nbytes) for part, nbytes in memory.parts.items()},
         "from": prediction.source,
         "why not": textwrap.shorten(row.reason, _LONGEST_REASON, placeholder=" …"),
     }
@@ -279,8 +259,14 @@ class ChoiceDetails(ShownAsText):
     profiles: tuple[LayerProfile, ...]
 
     def __str__(self) -> str:
-        rows = (line for number, row in enumerate(self.rows, 1) for line in self._row_lines(number, row))
-        return "\n".join([*self._heading_lines(), "", *rows])
+        entries = [(number, row, [*self._texts(number, row)]) for number, row in enumerate(self.rows, 1)]
+        return "\n".join([*self._heading_lines(), "", *_lines(entries, terminal_width())])
+
+    def _texts(self, number: int, row: Row) -> Iterator[str]:
+        """The numbers of a row for which the table for a terminal has no columns, and the reason."""
+        cells, of_row = _cells(number, row, self.examples), row.prediction.memory.parts
+        yield ", ".join(f"{name} {cells[name]}" for name in ("examples/s", "all-reduce", *of_row))
+        yield row.reason
 
     def to_html(self) -> str:
         """A page with the layers and all rows, which needs no other file."""
@@ -302,19 +288,6 @@ class ChoiceDetails(ShownAsText):
             yield f"layers of loop {number}:" if len(self.profiles) > 1 else "layers:"
             for index, layer in enumerate(profile.layers):
                 yield from wrapped(f"{index:3}  {_layer_text(layer, profile)}", terminal_width(), 5)
-
-    def _row_lines(self, number: int, row: Row) -> Iterator[str]:
-        cells, width = _cells(number, row, self.examples), terminal_width()
-        rate = f", {cells['examples/s']} examples/s" if cells["examples/s"] else ""
-        parts = ", ".join(f"{part} {cells[part]}" for part in MEMORY_PARTS)
-        yield from wrapped(f"{number:3}  {cells['candidate']}", width, 5)
-        for line in (
-            f"step {cells['step']} from {cells['from']}{rate}, bubble {cells['bubble']}, all-reduce "
-            f"{cells['all-reduce']}",
-            f"memory {cells['peak memory']}: {parts}",
-            row.reason,
-        ):
-            yield from wrapped(f"     {line}" if line else "", width, 7)
 
 
 def _layer_text(layer: Layer, profile: LayerProfile) -> str:

@@ -20,8 +20,7 @@ from mpmd.planner.reasons import StepDoesNotFit, shortage, slower_because
 from mpmd.planner.rerank import Limits, Ranking, rerank
 from mpmd.planner.search.multi_loop import loops_as_written, search_loops
 from mpmd.planner.search.unsliced import advice_on_slices
-from mpmd.planner.trials.measure import turns
-from mpmd.planner.trials.realize import decisions_of, measured
+from mpmd.planner.trials.realize import decisions_of
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.schedules import Schedule
 from mpmd.step.jit import MpmdFunction
@@ -99,9 +98,9 @@ def plan(
       measure: the number of the best candidates whose tasks are compiled and run, without a pipeline, on the
         devices of this process, which have to be of the cluster's kind. Up to three times as many are
         measured, as long as one that is not measured may be as fast: its simulated time counts, multiplied by
-        the median of measured over simulated times. On CPU devices, those that may be the fastest are
-        measured three times, in turns. They share their host, so the process should have as many devices as a
-        node of the cluster; and the threads of a node, or for groups on Ray those of one group (``NPROC``).
+        the median of measured over simulated times. CPU devices share their host, so the process should have
+        as many devices as a node of the cluster; and the threads of a node, or for groups on Ray those of one
+        group (``NPROC``).
       memory_margin: the share of the memory of a device that stays free, for what no plan knows.
 
     Raises: ``TypeError`` for arguments of other types; ``ValueError`` for values that are not valid, for
@@ -110,8 +109,7 @@ def plan(
       its ``lower``.
     """
     raise_faults(
-        *_faults(step, cluster, kwargs, simulate, seconds, measure),
-        _margin_fault(memory_margin),
+        *_faults(step, cluster, kwargs, simulate, seconds, measure, memory_margin),
         *specs_faults("in_shardings", in_shardings),
         *keyword_specs_faults("kwarg_shardings", kwarg_shardings),
         *argument_faults(
@@ -149,10 +147,9 @@ def plan(
         ranking = rerank(
             functools.partial(_search, trials, constraints),
             trials.realize,
-            # A cluster whose tasks are measured has one pool.
-            functools.partial(measured, cluster=trials.cluster.pools[0], devices=None),
+            trials.measure,
             trials.cluster,
-            Limits(simulate, seconds, measure, turns() if measure else 1),
+            Limits(simulate, seconds, measure),
         )
     except StepDoesNotFit as error:
         if not memory_margin:
@@ -221,15 +218,8 @@ def _advice(trials: Trials, ranking: Ranking) -> list[str]:
     return [text] if text else []
 
 
-def _margin_fault(memory_margin: Any) -> Fault | None:
-    fault = number_fault("memory_margin", memory_margin, "a share of the memory,", least=0)
-    if fault is None and memory_margin >= 1:
-        return ValueError(f"memory_margin must be less than 1, not {memory_margin}")
-    return fault
-
-
 def _faults(
-    step: Any, cluster: Any, kwargs: Any, simulate: Any, seconds: Any, measure: Any
+    step: Any, cluster: Any, kwargs: Any, simulate: Any, seconds: Any, measure: Any, memory_margin: Any
 ) -> Iterator[Fault | None]:
     """The faults of the arguments of ``plan`` that are not the step's."""
     yield callable_fault("step", step)
@@ -253,3 +243,7 @@ def _faults(
         yield ValueError(
             f"measure={measure} candidates cannot be measured when simulate={simulate} are simulated"
         )
+    margin_fault = number_fault("memory_margin", memory_margin, "a share of the memory,", least=0)
+    yield margin_fault
+    if margin_fault is None and memory_margin >= 1:
+        yield ValueError(f"memory_margin must be less than 1, not {memory_margin}")

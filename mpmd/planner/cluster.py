@@ -47,10 +47,9 @@ class Cluster(Hardware):
           without a file; as ``Cluster`` and ``Cluster.of``.
         """
         raise_faults(path_fault("path", path))
-        fields = read_cluster(path)
-        if "pools" not in fields:
-            return Cluster(**fields)
-        return Cluster.of([Cluster(**of_pool) for of_pool in fields["pools"]], link=fields.get("link"))
+        cluster = read_cluster(path)
+        pools = [Cluster(**vars(pool)) for pool in cluster.pools]
+        return Cluster.of(pools, link=cluster.link) if isinstance(cluster, Pools) else pools[0]
 
     @staticmethod
     def of(pools: Sequence[Hardware], *, link: Link | None = None) -> HeterogeneousCluster:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -184,6 +185,13 @@ class LayerProfile:
         """
         in_loop = self.decision_index is not None and self.slices == 1
         return in_loop and any(layer.sequence_parallel is not None for layer in self.layers)
+
+    def largest(self, kind: Kind) -> int | None:
+        """The size that the number of devices along an axis has to divide; ``None`` if it divides nothing."""
+        if kind == "data":
+            return self.rows
+        sizes = [layer.divisions[kind].largest for layer in self.layers if kind in layer.divisions]
+        return math.gcd(*sizes) if sizes else None
 
     @functools.cached_property
     def policies(self) -> tuple[Remat, ...]:

@@ -44,7 +44,7 @@ def measured(devices: Sequence[jax.Device], dtype: str) -> dict[str, Any]:
     """The measured numbers, by the names of a cluster's attributes."""
     meshes = [jax.sharding.Mesh(np.array([device]), ("device",)) for device in devices]
     with MpmdMesh(meshes) as mesh:
-        known = calibrate(functools.partial(record_steps, mesh), [0] * len(devices), dtype).known()
+        known = calibrate(functools.partial(record_steps, mesh), [0] * len(devices), dtype)
     if len(devices) == 1:
         return known
     axes = group_axes(len(devices))

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from mpmd.memory import Holding
 from mpmd.planner.hardware import NO_LINK, Hardware, link_fault
 from mpmd.simulate import Link
-from mpmd.validation import Fault, device_count_fault, raise_faults, sequence_fault, type_fault
+from mpmd.validation import Fault, device_count_fault, faults_of, raise_faults, sequence_fault, type_fault
 
 _TITLE = "no cluster is like this:\n"
+
+
+def _pools_faults(name: str, pools: Any) -> Iterator[Fault | None]:
+    what = "clusters of one kind each, such as [mpmd.Cluster(kind='H100', ...), ...]"
+    yield sequence_fault(name, pools, what)
+    for number, pool in enumerate(pools if isinstance(pools, Sequence) else ()):
+        yield type_fault(f"{name}[{number}]", pool, Hardware, "an mpmd.Cluster of one kind of devices")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +34,11 @@ class Pools:
     pools that hold messages in different places or differ in ``flash_attention``, and for a missing link.
     """
 
-    pools: tuple[Hardware, ...]
-    link: Link = NO_LINK
+    pools: Annotated[tuple[Hardware, ...], _pools_faults]
+    link: Annotated[Link, link_fault] = NO_LINK
 
     def __post_init__(self) -> None:
-        raise_faults(*_type_faults(self.pools, self.link), title=_TITLE)
+        raise_faults(*faults_of(Pools, vars(self)), title=_TITLE)
         object.__setattr__(self, "pools", tuple(self.pools))
         raise_faults(*_faults(self.pools, self.link), title=_TITLE)
 
@@ -70,14 +77,6 @@ class Pools:
 
 AnyCluster = Hardware | Pools
 """A cluster of one kind of devices, or of several."""
-
-
-def _type_faults(pools: Any, link: Any) -> Iterator[Fault | None]:
-    what = "clusters of one kind each, such as [mpmd.Cluster(kind='H100', ...), ...]"
-    yield sequence_fault("pools", pools, what)
-    for number, pool in enumerate(pools if isinstance(pools, Sequence) else ()):
-        yield type_fault(f"pools[{number}]", pool, Hardware, "an mpmd.Cluster of one kind of devices")
-    yield link_fault("link", link)
 
 
 def _faults(pools: Sequence[Hardware], link: Link) -> Iterator[Fault | None]:

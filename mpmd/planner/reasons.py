@@ -55,12 +55,8 @@ def shortage(row: Row, cluster: AnyCluster) -> str:
     """The missing memory as text; empty for a candidate that fits."""
     if missing_bytes(row.candidate, row.prediction, cluster) <= 0:
         return ""
-    memory = row.prediction.memory
-    parts = {
-        name: getattr(memory, name)
-        for name in ("weights", "gradients", "state", "residuals", "messages", "temporaries")
-    }
-    largest = max(parts, key=lambda name: parts[name])
+    memory, parts = row.prediction.memory, row.prediction.memory.parts
+    largest = max(parts, key=parts.__getitem__)
     capacity = _capacity(row.candidate, row.prediction, cluster)
     return (
         f"does not fit: needs {human_bytes(memory.total)} of {human_bytes(capacity)}, "
@@ -89,7 +85,7 @@ def slower_because(candidate: Candidate, prediction: Prediction, best: Candidate
     }
     work = ratio * (devices / devices_of_best) * (share / share_of_best)
     factors[_work_text(work, candidate, best)] = work
-    return f"{ratio:.2f} times the best: {max(factors, key=lambda text: factors[text])}"
+    return f"{ratio:.2f} times the best: {max(factors, key=factors.__getitem__)}"
 
 
 def _num_devices(candidate: Candidate) -> int:

@@ -8,7 +8,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mpmd.errors import CompileError, StepWarning
 from mpmd.planner.candidate import Candidate, Prediction, Row
@@ -29,12 +29,6 @@ MOST_SEARCHES = 4
 
 MOST_MEASURED = 3
 """The most candidates that are measured, for each that was asked for."""
-
-CONTENDERS = 1.1
-"""Candidates within 1.1 times the fastest measured time are measured in turns.
-
-A single measurement on a CPU that other processes use, too, may be off by as much.
-"""
 
 MOST_PLAN_SIZE = 50_000
 """The sum of ``Realized.size`` of all plans after which no further one is made, unless a time is given.
@@ -60,13 +54,11 @@ class Limits:
       simulate: the number of candidates that are planned, beside the alternatives to a pipeline.
       seconds: the time after which no further one is planned; ``None``: planning ends at ``MOST_PLAN_SIZE``.
       measure: the number of candidates whose tasks are run at least.
-      turns: how often those are measured that may be the fastest.
     """
 
     simulate: int
     seconds: float | None
     measure: int
-    turns: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,286 +81,127 @@ def rerank(
 
     Raises: ``ValueError`` when no candidate fits or can be compiled; as ``search`` for the whole memory.
     """
-    reranking = _Reranking(cluster)
-    share, rows = 1.0, search(1.0)
-    waiting = reranking.simulate(rows, realize, limits)
+    share, planned = 1.0, list[_Planned]()
+    waiting, stopped_by = _plan_rows(search(1.0), planned, realize, cluster, limits)
     for _ in range(MOST_SEARCHES):
-        if reranking.has_fitting or not reranking.least_needed:
+        lacking = [share_ for one in planned if (share_ := memory_share(one.row, cluster)) > 1]
+        if _fitting(planned) or not lacking:
             break
-        share *= min(1 / reranking.least_needed, 0.95)
+        share *= min(1 / min(lacking), 0.95)
         try:
             rows = search(share)
         except ValueError:  # so much less memory is too little by the formulas, too
             break
-        waiting = reranking.simulate(reranking.new(rows, share), realize, limits)
-    reranking.measure(measure, limits.measure, limits.turns)
-    return reranking.result(waiting, limits)
+        tried, smaller = {one.row.candidate for one in planned}, cluster.with_memory(share)
+        rows = [row for row in rows if row.candidate not in tried]
+        rows = [row for row in rows if row.label or not shortage(row, smaller)]
+        waiting, stopped_by = _plan_rows(rows, planned, realize, cluster, limits)
+    if not _fitting(planned):
+        raise _nothing_can_be_run([one.row for one in planned], cluster)
+    if limits.measure:
+        planned = _measured(planned, measure, cluster, limits)
+    return _ranking(planned, waiting, stopped_by, cluster)
 
 
-class _Reranking:
-    """The planned candidates: ``_fitting`` can run, ``_refused`` lack memory or cannot be compiled."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Planned:
+    """A candidate for which a plan was tried.
 
-    def __init__(self, cluster: AnyCluster):
-        self._cluster = cluster
-        self._fitting: list[tuple[Row, Realized]] = []
-        self._refused: list[Row] = []
-        self._by_formula: dict[Candidate, Prediction] = {}
-        self._simulated: dict[Candidate, float] = {}  # their seconds
-        self._ratios: dict[Candidate, float] = {}  # of measured to simulated times
-        self._count = 0  # of candidates that are to be planned
-        self._size = 0  # of all plans so far
-
-    @property
-    def has_fitting(self) -> bool:
-        """Whether the plan of any candidate fits."""
-        return bool(self._fitting)
-
-    @property
-    def least_needed(self) -> float:
-        """The least memory of a plan that does not fit, over the memory of devices; 0 if every plan fits."""
-        needed = (memory_share(row, self._cluster) for row in self._refused)
-        return min((share for share in needed if share > 1), default=0.0)
-
-    def new(self, rows: Sequence[Row], share: float) -> list[Row]:
-        """The rows of a search for a share of the memory whose candidates were not planned yet."""
-        known, less = {row.candidate for row in self._refused}, self._cluster.with_memory(share)
-        return [row for row in rows if row.candidate not in known and (row.label or not shortage(row, less))]
-
-    def simulate(self, rows: Sequence[Row], realize: Realize, limits: Limits) -> list[Row]:
-        """Plans and simulates the candidates of rows within the limits; returns the rows that are left."""
-        end = math.inf if limits.seconds is None else time.monotonic() + limits.seconds
-        least, in_order = self._in_order(rows)
-        self._by_formula |= {row.candidate: row.prediction for row in rows}
-        self._count = count = limits.simulate + sum(bool(row.label) for row in in_order[1:])
-        for number, row in enumerate(in_order):
-            is_late = self._is_over(end) and (number >= least or limits.seconds is not None)
-            is_over = number >= count or is_late
-            if (is_over and self._fitting) or shortage(row, self._cluster):
-                return in_order[number:]
-            if self._is_hopeless(row):
-                return in_order[number:]
-            self._simulate(row, realize)
-        return []
-
-    def _is_over(self, end: float) -> bool:
-        """Whether the time is over, or, where no time is given, the plans are large enough."""
-        return self._size > MOST_PLAN_SIZE if math.isinf(end) else time.monotonic() > end
-
-    def _is_hopeless(self, row: Row) -> bool:
-        """Whether a candidate by the formulas is much slower than the best one by its plan."""
-        if row.label or not self._fitting:
-            return False
-        return row.prediction.seconds > HOPELESS * self._fitting[0][0].prediction.seconds
-
-    def _in_order(self, rows: Sequence[Row]) -> tuple[int, list[Row]]:
-        """Orders rows for planning; the number counts rows that are planned whatever the size of their plans.
-
-        The best row comes first, then a simpler row that may be as fast, the alternatives to a pipeline, the
-        remaining rows that fit, and the rows that lack memory.
-        """
-        fitting = [row for row in rows if not shortage(row, self._cluster)]
-        first = [*fitting[:1], *_simpler(fitting)]
-        rest = [row for row in fitting if row not in first]
-        return len(first), [
-            *first,
-            *(row for row in rest if row.label),
-            *(row for row in rest if not row.label),
-            *(row for row in rows if shortage(row, self._cluster)),
-        ]
-
-    def _simulate(self, row: Row, realize: Realize) -> None:
-        number = len(self._fitting) + len(self._refused) + 1
-        best = f"; the best so far {time_text(self._fitting[0][0].prediction)}" if self._fitting else ""
-        _logger.debug("planning candidate %d of at most %d%s", number, self._count, best)
-        try:
-            with warnings.catch_warnings():
-                # The table has what such warnings say of a candidate.
-                warnings.simplefilter("ignore", StepWarning)
-                realized = realize(row.candidate)
-        except CompileError as error:
-            first = error.faults[0].splitlines()[0]
-            self._refused.append(dataclasses.replace(row, reason=f"cannot be compiled: {first}"))
-        else:
-            self._size += realized.size
-            self._simulated[row.candidate] = realized.prediction.seconds
-            self._enter(row, realized)
-
-    def _enter(self, row: Row, realized: Realized) -> None:
-        row = dataclasses.replace(row, prediction=realized.prediction)
-        missing = shortage(row, self._cluster)
-        row = dataclasses.replace(row, reason=missing)
-        if missing:
-            self._refused.append(row)
-        else:
-            self._fitting.append((row, realized))
-            self._fitting.sort(key=lambda entry: entry[0].prediction.seconds)
-
-    def measure(self, measure: Measure, count: int, turns: int) -> None:
-        """Measures ``count`` candidates, and more until no unmeasured candidate may be the fastest.
-
-        A candidate may be the fastest if its simulated time, less its expected error, is below the fastest
-        measured time. The test takes the simulated time as it is and scaled by the median of measured over
-        simulated times, because a slow machine may not slow every candidate. At the end, the times of
-        unmeasured candidates are scaled by this median.
-        """
-        if not self._fitting:
-            return
-        for entry in self._preferred()[:count]:
-            self._measure_entry(entry, measure)
-        for _ in range((MOST_MEASURED - 1) * count):
-            fastest = next(filter(_is_measured, self._fitting), None)
-            left = next((entry for entry in self._fitting if not _is_measured(entry)), None)
-            if left is None or (fastest and not self._may_be_as_fast(left, fastest)):
-                break
-            self._measure_entry(left, measure)
-        self._measure_in_turns(measure, turns)
-        self._fitting = [
-            entry if _is_measured(entry) else (self._scaled(entry[0]), entry[1]) for entry in self._fitting
-        ]
-        self._fitting.sort(key=lambda entry: entry[0].prediction.seconds)
-
-    def _may_be_as_fast(self, entry: tuple[Row, Realized], measured: tuple[Row, Realized]) -> bool:
-        prediction = entry[0].prediction.scaled(min(self._scale, 1.0))
-        return may_be_as_fast(prediction, measured[0].prediction)
-
-    def _measure_entry(self, entry: tuple[Row, Realized], measure: Measure) -> None:
-        row, realized = entry
-        _logger.debug("measuring the tasks of %s", candidate_text(row.candidate))
-        self._enter_measured(entry, measure(realized, row.candidate))
-
-    def _enter_measured(self, entry: tuple[Row, Realized], measured: Realized) -> None:
-        row, _ = entry
-        if simulated := self._simulated[row.candidate]:
-            self._ratios[row.candidate] = measured.prediction.seconds / simulated
-        self._fitting.remove(entry)
-        self._enter(row, measured)
-
-    def _measure_in_turns(self, measure: Measure, turns: int) -> None:
-        """Measures those again that may be the fastest, so that a disturbance of the machine hits all alike.
-
-        The median counts of the times of each, or the lower one of two.
-        """
-        measured = list(filter(_is_measured, self._fitting))
-        limit = CONTENDERS * measured[0][0].prediction.seconds if measured else 0.0
-        contenders = [entry for entry in measured if entry[0].prediction.seconds <= limit]
-        if len(contenders) < 2:
-            return
-        results = [[realized] for _, realized in contenders]
-        for _ in range(turns - 1):
-            for (row, realized), of_row in zip(contenders, results, strict=True):
-                of_row.append(measure(realized, row.candidate))
-        for entry, of_row in zip(contenders, results, strict=True):
-            of_row.sort(key=lambda realized: realized.prediction.seconds)
-            self._enter_measured(entry, of_row[(len(of_row) - 1) // 2])
-
-    @property
-    def _scale(self) -> float:
-        """The median of measured over simulated times; 1 if nothing is measured."""
-        return statistics.median(self._ratios.values()) if self._ratios else 1.0
-
-    def _scaled(self, row: Row) -> Row:
-        return dataclasses.replace(row, prediction=row.prediction.scaled(self._scale))
-
-    def result(self, waiting: Sequence[Row], limits: Limits) -> Ranking:
-        """The ranking.
-
-        Args:
-          waiting: the rows whose costs are known from formulas alone.
-        """
-        if not self._fitting:
-            raise self._nothing_can_be_run()
-        (best, winner), *losers = self._preferred()[:1] + self._others()
-        ranked = (
-            best,
-            *(
-                dataclasses.replace(
-                    row,
-                    reason=slower_because(row.candidate, row.prediction, best.candidate, best.prediction),
-                )
-                for row, _ in losers
-            ),
-            *(
-                dataclasses.replace(self._scaled(row), reason=self._unplanned_because(row, best))
-                for row in waiting
-                if not shortage(row, self._cluster)
-            ),
-            *self._refused,
-            *(
-                dataclasses.replace(row, reason=missing)
-                for row in waiting
-                if (missing := shortage(row, self._cluster))
-            ),
-        )
-        return Ranking(relabelled(ranked), winner, tuple(self._notes(waiting, limits)))
-
-    def _unplanned_because(self, row: Row, best: Row) -> str:
-        """The reason why an unplanned candidate is slower than the best, by the formulas' times."""
-        of_best = self._by_formula.get(best.candidate, best.prediction)
-        reason = slower_because(row.candidate, row.prediction, best.candidate, of_best)
-        return f"not planned; by the formulas {reason}"
-
-    def _preferred(self) -> list[tuple[Row, Realized]]:
-        """Sorts ``_fitting``: first the candidates that may be the fastest, by ``simplicity.in_order``.
-
-        If any candidate was measured, only measured candidates may be the fastest.
-        """
-        pool = [entry for entry in self._fitting if _is_measured(entry)] or self._fitting
-        options = [
-            Option(row.candidate, row.prediction.seconds, row.prediction.expected_error, realized.size)
-            for row, realized in pool
-        ]
-        first = [pool[i] for i in in_order(options)]
-        return [*first, *(entry for entry in self._fitting if not any(entry is other for other in first))]
-
-    def _others(self) -> list[tuple[Row, Realized]]:
-        """The candidates that fit, less the best one, the fastest first."""
-        best = self._preferred()[0]
-        return [entry for entry in self._fitting if entry is not best]
-
-    def _nothing_can_be_run(self) -> ValueError:
-        """The error when no candidate can be run: the least memory of a plan, and refusals to compile."""
-        lines = []
-        short = [row for row in self._refused if shortage(row, self._cluster)]
-        if short:
-            least = min(short, key=lambda row: memory_share(row, self._cluster))
-            text = candidate_text(least.candidate)
-            lines.append(f"{text}, which needs least of those that were planned, {least.reason}")
-            lines.append("give devices more memory, take more of them, or fix less")
-        lines += dict.fromkeys(row.reason for row in self._refused if row not in short)
-        text = "no candidate can be run:\n  " + "\n  ".join(lines)
-        return StepDoesNotFit(text) if short else ValueError(text)
-
-    def _notes(self, waiting: Sequence[Row], limits: Limits) -> Iterator[str]:
-        measured = sum(map(_is_measured, self._fitting))
-        if measured:
-            yield (
-                f"the tasks of {measured} candidates were measured; the times of the others are multiplied "
-                f"by {self._scale:.2f}, the median of measured over simulated times"
-            )
-        done = len(self._fitting) + len(self._refused)
-        fitting = [row for row in waiting if not shortage(row, self._cluster)]
-        if not fitting:
-            return
-        text = f"{done} candidates were planned and simulated; of {len(fitting)} more, formulas say the costs"
-        if done < self._count and not self._is_hopeless(fitting[0]):
-            timed = limits.seconds is not None
-            over = f"{limits.seconds:g} seconds were over" if timed else "their plans are large"
-            text += f" ({over}; with more seconds= more are planned)"
-        yield text
-
-
-def _simpler(fitting: Sequence[Row]) -> list[Row]:
-    """The simplest row among the rows that may be as fast as the first row, if it is simpler than the first.
-
-    Of several rows that are equally simple, returns the row with the fewest tasks, the fastest to plan.
+    Attributes:
+      row: its row, with the prediction of ``realized``, and the reason why the candidate cannot run: it lacks
+        memory, or cannot be compiled. The reason is empty for a candidate that can run.
+      by_formula: the seconds of a step by the formulas.
+      realized: ``None`` for a candidate that cannot be compiled.
+      simulated: the seconds of a step by the simulation of the plan.
     """
-    equal = [row for row in fitting[1:] if may_be_as_fast(row.prediction, fitting[0].prediction)]
-    simplest = min(
-        equal, key=lambda row: (complexity(row.candidate), _num_tasks(row.candidate)), default=None
-    )
-    if simplest is None or complexity(simplest.candidate) >= complexity(fitting[0].candidate):
-        return []
-    return [simplest]
+
+    row: Row
+    by_formula: Prediction
+    realized: Realized | None = None
+    simulated: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.row.prediction.seconds
+
+    @property
+    def is_measured(self) -> bool:
+        return self.row.prediction.source == "measurement"
+
+    def with_realized(self, realized: Realized, cluster: AnyCluster) -> _Planned:
+        row = dataclasses.replace(self.row, prediction=realized.prediction)
+        row = dataclasses.replace(row, reason=shortage(row, cluster))
+        return dataclasses.replace(self, row=row, realized=realized)
+
+
+def _fitting(planned: Iterable[_Planned]) -> list[_Planned]:
+    """The candidates that can run, the fastest first."""
+    return sorted((one for one in planned if not one.row.reason), key=lambda one: one.seconds)
+
+
+# Planning.
+
+
+def _plan_rows(
+    rows: Sequence[Row], planned: list[_Planned], realize: Realize, cluster: AnyCluster, limits: Limits
+) -> tuple[list[Row], str]:
+    """Appends the candidates of rows to ``planned`` until the limits, or much slower rows, are reached.
+
+    Returns: the rows that are left, and the time or size that has stopped planning; empty if neither has.
+    """
+    end = time.monotonic() + limits.seconds if limits.seconds is not None else math.inf
+    first, in_order = _in_order(rows, cluster)
+    most = limits.simulate + sum(bool(row.label) for row in in_order[1:])
+    for number, row in enumerate(in_order):
+        if shortage(row, cluster):
+            return in_order[number:], ""
+        if limits.seconds is not None:
+            stopped_by = f"{limits.seconds:g} seconds were over" if time.monotonic() > end else ""
+        else:
+            size = sum(one.realized.size for one in planned if one.realized is not None)
+            stopped_by = "their plans are large" if number >= first and size > MOST_PLAN_SIZE else ""
+        if best := _fitting(planned)[:1]:
+            is_hopeless = not row.label and row.prediction.seconds > HOPELESS * best[0].seconds
+            if number >= most or is_hopeless:
+                return in_order[number:], ""
+            if stopped_by:
+                return in_order[number:], stopped_by
+        so_far = f"; the best so far {time_text(best[0].row.prediction)}" if best else ""
+        _logger.debug("planning candidate %d of at most %d%s", len(planned) + 1, most, so_far)
+        planned.append(_plan_row(row, realize, cluster))
+    return [], ""
+
+
+def _plan_row(row: Row, realize: Realize, cluster: AnyCluster) -> _Planned:
+    try:
+        with warnings.catch_warnings():
+            # The table has what such warnings say of a candidate.
+            warnings.simplefilter("ignore", StepWarning)
+            realized = realize(row.candidate)
+    except CompileError as error:
+        reason = f"cannot be compiled: {error.faults[0].splitlines()[0]}"
+        return _Planned(dataclasses.replace(row, reason=reason), row.prediction)
+    simulated = realized.prediction.seconds
+    return _Planned(row, row.prediction, simulated=simulated).with_realized(realized, cluster)
+
+
+def _in_order(rows: Sequence[Row], cluster: AnyCluster) -> tuple[int, list[Row]]:
+    """Orders rows for planning; the number counts rows that are planned whatever the size of their plans.
+
+    The best row comes first, then the simplest row that may be as fast, if it is simpler than the best, the
+    alternatives to a pipeline, the remaining rows that fit, and the rows that lack memory. Of several rows
+    that are equally simple, the one with the fewest tasks counts, the fastest to plan.
+    """
+    short = [row for row in rows if shortage(row, cluster)]
+    if len(short) == len(rows):
+        return 0, short
+    best, *rest = (row for row in rows if row not in short)
+    equal = [row for row in rest if may_be_as_fast(row.prediction, best.prediction)]
+    simplest = min([best, *equal], key=lambda row: (complexity(row.candidate), _num_tasks(row.candidate)))
+    is_simpler = complexity(simplest.candidate) < complexity(best.candidate)
+    first = [best, simplest] if is_simpler else [best]
+    rest = sorted((row for row in rest if row not in first), key=lambda row: not row.label)
+    return len(first), [*first, *rest, *short]
 
 
 def _num_tasks(candidate: Candidate) -> int:
@@ -376,5 +209,116 @@ def _num_tasks(candidate: Candidate) -> int:
     return sum(loop.schedule.num_stages * loop.num_passes for loop in candidate.loops)
 
 
-def _is_measured(entry: tuple[Row, Realized]) -> bool:
-    return entry[0].prediction.source == "measurement"
+def _nothing_can_be_run(refused: Sequence[Row], cluster: AnyCluster) -> ValueError:
+    """The error when no candidate can be run: the least memory of a plan, and refusals to compile."""
+    lines = []
+    short = [row for row in refused if shortage(row, cluster)]
+    if short:
+        least = min(short, key=lambda row: memory_share(row, cluster))
+        text = candidate_text(least.candidate)
+        lines.append(f"{text}, which needs least of those that were planned, {least.reason}")
+        lines.append("give devices more memory, take more of them, or fix less")
+    lines += dict.fromkeys(row.reason for row in refused if row not in short)
+    text = "no candidate can be run:\n  " + "\n  ".join(lines)
+    return StepDoesNotFit(text) if short else ValueError(text)
+
+
+# Measuring.
+
+
+def _measured(
+    planned: Sequence[_Planned], measure: Measure, cluster: AnyCluster, limits: Limits
+) -> list[_Planned]:
+    """Measures ``limits.measure`` candidates, and more until no unmeasured candidate may be the fastest.
+
+    A candidate may be the fastest if its simulated time, less its expected error, is below the fastest
+    measured time. The test takes the simulated time as it is and scaled by the median of measured over
+    simulated times, because a slow machine may not slow every candidate. At the end, the times of
+    unmeasured candidates are scaled by this median.
+    """
+
+    def measured(one: _Planned) -> _Planned:
+        assert one.realized is not None, f"{one.row.candidate} has no plan"
+        _logger.debug("measuring the tasks of %s", candidate_text(one.row.candidate))
+        return one.with_realized(measure(one.realized, one.row.candidate), cluster)
+
+    chosen = _preferred(planned)[: limits.measure]
+    planned = [measured(one) if one in chosen else one for one in planned]
+    for _ in range((MOST_MEASURED - 1) * limits.measure):
+        fitting = _fitting(planned)
+        fastest = next((one for one in fitting if one.is_measured), None)
+        left = next((one for one in fitting if not one.is_measured), None)
+        scale = min(_measured_over_simulated(planned), 1.0)
+        if left is None or (
+            fastest and not may_be_as_fast(left.row.prediction.scaled(scale), fastest.row.prediction)
+        ):
+            break
+        planned = [measured(one) if one is left else one for one in planned]
+    scale = _measured_over_simulated(planned)
+    return [
+        one if one.is_measured else dataclasses.replace(one, row=_scaled(one.row, scale)) for one in planned
+    ]
+
+
+def _measured_over_simulated(planned: Iterable[_Planned]) -> float:
+    """The median of measured over simulated times; 1 if nothing is measured."""
+    ratios = [one.seconds / one.simulated for one in planned if one.is_measured and one.simulated]
+    return statistics.median(ratios or [1.0])
+
+
+def _scaled(row: Row, factor: float) -> Row:
+    return dataclasses.replace(row, prediction=row.prediction.scaled(factor))
+
+
+# Ranking.
+
+
+def _preferred(planned: Iterable[_Planned]) -> list[_Planned]:
+    """The candidates that can run: first those that may be the fastest, by ``simplicity.in_order``.
+
+    If any candidate was measured, only measured candidates may be the fastest.
+    """
+    fitting = _fitting(planned)
+    pool = [one for one in fitting if one.is_measured] or fitting
+    options = [
+        Option(one.row.candidate, one.seconds, one.row.prediction.expected_error, one.realized.size)
+        for one in pool
+        if one.realized is not None
+    ]
+    first = [pool[i] for i in in_order(options)]
+    return [*first, *(one for one in fitting if one not in first)]
+
+
+def _ranking(
+    planned: Sequence[_Planned], waiting: Sequence[Row], stopped_by: str, cluster: AnyCluster
+) -> Ranking:
+    """The ranking of planned candidates, and of those in ``waiting``, whose costs only formulas say."""
+    best = _preferred(planned)[0]
+    scale = _measured_over_simulated(planned)
+
+    def loser(row: Row, of_best: Prediction, prefix: str = "") -> Row:
+        reason = slower_because(row.candidate, row.prediction, best.row.candidate, of_best)
+        return dataclasses.replace(row, reason=prefix + reason)
+
+    unplanned = [row for row in waiting if not shortage(row, cluster)]
+    ranked = (
+        best.row,
+        *(loser(one.row, best.row.prediction) for one in _fitting(planned) if one is not best),
+        *(_scaled(loser(row, best.by_formula, "not planned; by the formulas "), scale) for row in unplanned),
+        *(one.row for one in planned if one.row.reason),
+        *(dataclasses.replace(row, reason=missing) for row in waiting if (missing := shortage(row, cluster))),
+    )
+    notes = []
+    if measured := sum(one.is_measured for one in _fitting(planned)):
+        notes.append(
+            f"the tasks of {measured} candidates were measured; the times of the others are multiplied "
+            f"by {scale:.2f}, the median of measured over simulated times"
+        )
+    if unplanned:
+        more = f" ({stopped_by}; with more seconds= more are planned)" if stopped_by else ""
+        notes.append(
+            f"{len(planned)} candidates were planned and simulated; of {len(unplanned)} more, formulas say "
+            f"the costs{more}"
+        )
+    assert best.realized is not None, "the best candidate can run"
+    return Ranking(relabelled(ranked), best.realized, tuple(notes))

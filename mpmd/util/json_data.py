@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import math
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +37,12 @@ class JsonFormat:
     Args:
       texts: for each type, or union of types, that is written as text, the function that undoes ``str`` and
         raises ``ValueError`` for other texts.
+      by_hand: whether people write the data that are loaded: fields with defaults may be left out, and
+        ``null`` is an infinite number.
     """
 
-    def __init__(self, texts: Mapping[Any, Callable[[str], Any]]):
-        self._texts = texts
+    def __init__(self, texts: Mapping[Any, Callable[[str], Any]], by_hand: bool = False):
+        self._texts, self._by_hand = texts, by_hand
 
     def dump(self, hint: Any, value: Any) -> Json:
         """The value as JSON. Its type has to be ``hint``."""
@@ -63,14 +67,13 @@ class JsonFormat:
 
     def load(self, hint: Any, data: Json) -> Any:
         """The value of type ``hint``. Raises ``ValueError`` that names the place of the first fault."""
-        try:
-            return self._load(hint, data, "")
-        except _FaultError as fault:
-            raise ValueError(cut(str(fault))) from None
+        return self._load(hint, data, "")
 
     def _load(self, hint: Any, data: Json, place: str) -> Any:
         if hint in self._texts:
             return self._load_text(hint, data, place)
+        if hint is float and data is None and self._by_hand:
+            return math.inf
         if hint in _PLAIN:
             is_right = _is_plain(hint, data) and (hint is not float or abs(data) <= sys.float_info.max)
             _check(is_right, _PLAIN[hint], data, place)
@@ -79,7 +82,14 @@ class JsonFormat:
         if origin in (Union, types.UnionType):
             return self._load_union(args, data, place)
         if _is_dataclass(hint):
-            return self._load_fields(hint, data, place)
+            values = self.load_fields(hint, data, place)
+            if (
+                missing := _fields(hint).keys()
+                - values.keys()
+                - (_optional(hint) if self._by_hand else set())
+            ):
+                raise JsonError(f"it lacks {', '.join(sorted(missing))}", place)
+            return hint(**values)
         if _is_mapping(origin) and args[0] is str:
             _check(isinstance(data, dict), "an object", data, place)
             return {key: self._load(args[1], item, f"{place}[{key!r}]") for key, item in data.items()}
@@ -101,16 +111,16 @@ class JsonFormat:
         try:
             return self._texts[hint](data)
         except ValueError as error:
-            raise _FaultError(str(error), place) from None
+            raise JsonError(str(error), place) from None
 
-    def _load_fields(self, cls: Any, data: Json, place: str) -> Any:
+    def load_fields(self, cls: Any, data: Json, place: str = "") -> dict[str, Any]:
+        """The values of the fields of a dataclass that an object has. Raises as ``load``."""
         fields = _fields(cls)
         _check(isinstance(data, dict), "an object", data, place)
-        if missing := fields.keys() - data.keys():
-            raise _FaultError(f"it lacks {', '.join(sorted(missing))}", place)
         if unknown := data.keys() - fields.keys():
-            raise _FaultError(f"it has {', '.join(sorted(unknown))}, which no {cls.__name__} has", place)
-        return cls(**{name: self._load(each, data[name], f"{place}.{name}") for name, each in fields.items()})
+            may = f"it may have {', '.join(fields)}"
+            raise JsonError(f"it has {', '.join(sorted(unknown))}; {may}", place)
+        return {name: self._load(fields[name], item, f"{place}.{name}") for name, item in data.items()}
 
     def _load_union(self, members: tuple[Any, ...], data: Json, place: str) -> Any:
         classes = _named_classes(members)
@@ -120,15 +130,15 @@ class JsonFormat:
             return self._load(classes[name], data[name], f"{place}.{name}")
         member = next((member for member in members if _may_be(member, data)), None)
         if member is None:
-            raise _FaultError(f"{shown(data)} is of a type that does not belong here", place)
+            raise JsonError(f"{shown(data)} is of a type that does not belong here", place)
         return self._load(member, data, place)
 
 
-class _FaultError(Exception):
+class JsonError(ValueError):
     """A fault in JSON data at a place such as ``.members[0]``."""
 
     def __init__(self, text: str, place: str):
-        super().__init__(f"{place.lstrip('.')}: {text}" if place else text)
+        super().__init__(cut(f"{place.lstrip('.')}: {text}" if place else text))
 
 
 @functools.cache
@@ -138,6 +148,12 @@ def _fields(cls: Any) -> Mapping[str, Any]:
     return {
         field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init and field.compare
     }
+
+
+def _optional(cls: Any) -> set[str]:
+    """Returns the names of a dataclass's fields that have defaults."""
+    parameters = inspect.signature(cls).parameters.values()
+    return {each.name for each in parameters if each.default is not each.empty}
 
 
 @functools.cache
@@ -186,4 +202,4 @@ def _may_be(member: Any, data: Json) -> bool:
 
 def _check(is_right: bool, expected: str, data: Json, place: str) -> None:
     if not is_right:
-        raise _FaultError(f"expected {expected}, not {shown(data)}", place)
+        raise JsonError(f"expected {expected}, not {shown(data)}", place)

@@ -1,6 +1,7 @@
 """Rates and links of the devices of a mesh."""
 
 import functools
+import itertools
 import math
 
 import jax
@@ -37,30 +38,31 @@ def test_all_is_measured_that_such_a_mesh_has(monkeypatch, groups):
     with mpmd.MpmdMesh(devices) as mesh:
         nodes = [0, 0, 1, 1][:groups]
         found = calibrate.calibrate(functools.partial(record_steps, mesh), nodes)
-    assert min(found.flops, found.memory_bandwidth, found.task_overhead) > 0
-    assert found.alone >= 1
+    numbers = ("flops", "memory_bandwidth", "task_overhead", "kernel_floor")
+    assert min(found[name] for name in numbers) > 0 and found["alone"] >= 1
     kinds = ("product", "batched_product", "convolution")
-    assert [*found.rates] == [f"{kind} float32" for kind in kinds] and found.kernel_floor > 0
-    assert min(curve.rate for curve in found.rates.values()) > 0
-    assert (found.device_link is None) == (groups == 1)
-    assert (found.node_link is None) == (groups < 4)
-    assert set(found.known()) == {name for name, value in vars(found).items() if value is not None}
+    assert [*found["rates"]] == [f"{kind} float32" for kind in kinds]
+    assert min(curve.rate for curve in found["rates"].values()) > 0
+    links = {1: set(), 2: {"device_link"}, 4: {"device_link", "node_link"}}[groups]
+    assert {*found} == {*numbers, "alone", "rates", *links}
 
 
 def test_a_disturbed_round_does_not_count(monkeypatch):
     rounds = iter([(100.0, 9.0), (40.0, 1.9), (110.0, 1.7)])
 
-    def rates(groups, dtype):
+    def square_products(groups, dtype):
         flops, alone = next(rounds)
-        rate = calibrate._ProductsRate(flops, Curve(flops), alone)
-        return {"product": rate, "convolution": rate}
+        return calibrate._SquareProducts(flops, Curve(flops), alone)
 
-    monkeypatch.setattr(calibrate, "_rates", rates)
+    others = itertools.cycle([70.0, 10.0, 80.0])
+    monkeypatch.setattr(calibrate, "_square_products", square_products)
+    monkeypatch.setattr(calibrate, "_flops_of_others", lambda *_: next(others))
     monkeypatch.setattr(calibrate, "_task_seconds", lambda groups, work: 1.0)
     monkeypatch.setattr(calibrate, "_task_overhead", lambda groups: 1.0)
-    calibration = calibrate.calibrate(lambda *_: [], [0])
-    assert calibration.flops == 100.0 and calibration.alone == 1.9
-    assert calibration.rates == {"product float32": Curve(100.0), "convolution float32": Curve(100.0)}
+    found = calibrate.calibrate(lambda *_: [], [0])
+    assert (found["flops"], found["alone"]) == (100.0, 1.9)
+    rates = {"product": 100.0, "batched_product": 70.0, "convolution": 70.0}
+    assert found["rates"] == {f"{kind} float32": Curve(rate) for kind, rate in rates.items()}
 
 
 def test_a_hop_is_half_of_what_is_not_computing():

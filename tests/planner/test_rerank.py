@@ -40,9 +40,7 @@ def prediction(seconds, memory, source):
     return Prediction(seconds, 0.1, 0.2, Memory(0, memory, 0, 0, 0, 0, 0), (seconds,), source)
 
 
-def run(
-    rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None, sizes=(), measured=(), turns=1
-):
+def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None, sizes=(), measured=()):
     """The numbers of microbatches in the order of the result; what was planned; and the result.
 
     Args:
@@ -50,13 +48,8 @@ def run(
       again: the rows for devices with less memory.
       searched: gets the share of the memory of each search.
       sizes: by the number of microbatches, the size of a plan.
-      measured: by the number of microbatches, the seconds that are measured, those of each turn if they
-        differ; 10 less those of the plan.
+      measured: by the number of microbatches, the seconds that are measured; 10 less those of the plan.
     """
-    measured_seconds = {
-        number: itertools.repeat(seconds) if isinstance(seconds, float) else iter(seconds)
-        for number, seconds in dict(measured).items()
-    }
     planned, searched = [], [] if searched is None else searched
 
     def realize(candidate):
@@ -69,15 +62,14 @@ def run(
         return Planned(None, None, Costs(), prediction(*found, "simulation"), size=size)
 
     def measure_tasks(realized, candidate):
-        default = itertools.repeat(10 - realized.prediction.seconds)
-        seconds = next(measured_seconds.get(candidate.num_microbatches, default))
+        seconds = dict(measured).get(candidate.num_microbatches, 10 - realized.prediction.seconds)
         return dataclasses.replace(realized, prediction=prediction(seconds, 50.0, "measurement"))
 
     def search(share):
         searched.append(share)
         return rows if share == 1.0 else again
 
-    result = rerank(search, realize, measure_tasks, CLUSTER, Limits(simulate, seconds, measure, turns))
+    result = rerank(search, realize, measure_tasks, CLUSTER, Limits(simulate, seconds, measure))
     return [found.candidate.num_microbatches for found in result.rows], planned, result
 
 
@@ -135,24 +127,6 @@ def test_it_goes_on_until_one_fits():
 def test_what_does_not_fit_by_formula_is_not_planned():
     order, planned, _ = run([row(1, 1.0), row(2, 2.0, memory=300.0)], {})
     assert planned == [1] and order == [1, 2]
-
-
-def test_contenders_are_measured_in_turns_and_the_median_counts():
-    rows = [row(1, 1.0), row(2, 1.0), row(3, 1.0), row(4, 1.0)]
-    # The second one is disturbed in the first turn, the first one is quick by chance, the fourth is too slow.
-    seconds = {1: (1.8, 2.0, 2.1), 2: (1.97, 1.5, 1.6), 3: (1.9, 2.2, 2.1), 4: (2.2,)}
-    order, _, result = run(rows, {}, measure=4, measured=seconds, turns=3)
-    assert order == [2, 1, 3, 4]
-    assert [found.prediction.seconds for found in result.rows] == [1.6, 2.0, 2.1, 2.2]
-    order, _, result = run(rows, {}, measure=4, measured=seconds)
-    assert order == [1, 3, 2, 4]
-
-
-def test_a_single_contender_is_measured_once():
-    rows = [row(1, 1.0), row(2, 1.0)]
-    order, _, result = run(rows, {}, measure=2, measured={1: (3.0,), 2: (2.0,)}, turns=3)
-    assert order == [2, 1]
-    assert result.notes[0].endswith("by 2.00, the median of measured over simulated times")
 
 
 def test_the_simplest_of_those_within_the_expected_error_wins():

@@ -61,7 +61,7 @@ TREE = Tree((Other(1.0),), (Span(1, None),), frozenset(), {"a": 1}, {(0, 1): Tru
         (("by_edge", 0, 1), 1, r"by_edge\[0\]\[1\]: expected true or false, not 1"),
         (("task",), "fwd", r"task: 'fwd' is not a task"),
         (("maybe",), 1, r"maybe: 1 is of a type that does not belong here"),
-        (("more",), 1, r"it has more, which no Tree has"),
+        (("more",), 1, r"it has more; it may have members, spans, "),
     ],
 )
 def test_a_fault_is_named_by_its_place(place, wrong, message):

@@ -144,21 +144,17 @@ def needed_eqns(
     eqns: Sequence[JaxprEqn],
     results: Iterable[Atom],
     given: Container[Var] = (),
-    taken: Callable[[JaxprEqn, Container[Var]], JaxprEqn] = lambda eqn, needed: eqn,
 ) -> list[JaxprEqn]:
     """Returns the equations that compute ``results`` from ``given`` variables, and equations with effects.
 
     The backward slice of ``results``. Bodies of loops stay whole; ``live_eqns`` takes them apart, too.
-
-    Args:
-      taken: rewrites an equation of the slice, given the variables that later equations need.
     """
     needed = set(variables(results))
     slice_: list[JaxprEqn] = []
     for eqn in reversed(eqns):
         if eqn.effects or not needed.isdisjoint(eqn.outvars):
-            slice_.append(taken(eqn, needed))
-            needed.update(var for var in operands(slice_[-1]) if var not in given)
+            slice_.append(eqn)
+            needed.update(var for var in operands(eqn) if var not in given)
     return slice_[::-1]
 
 

@@ -9,18 +9,23 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.equations import Atom, closed, is_dropped, is_remat, with_eqns
 from mpmd.compiler.jaxprs.inline import Inliner
+from mpmd.compiler.jaxprs.kernels import kernel_of
 from mpmd.compiler.jaxprs.scan_parts import named
 
 
+def _is_no_kernel(eqn: JaxprEqn) -> bool:
+    return kernel_of(eqn) is None
+
+
 def without_remat(
-    eqns: Iterable[JaxprEqn], should_open: Callable[[JaxprEqn], bool] = is_remat
+    eqns: Iterable[JaxprEqn], should_open: Callable[[JaxprEqn], bool] = _is_no_kernel
 ) -> list[JaxprEqn]:
     """Inlines rematerialised functions into equations, recursively.
 
     Results keep their variables.
 
     Args:
-      should_open: whether to inline the function of a ``remat`` equation; by default every one.
+      should_open: whether to inline the function of a ``remat`` equation; by default each that is no kernel.
     """
     opening = _Opening(should_open)
     renamed: dict[Var, Atom] = {}

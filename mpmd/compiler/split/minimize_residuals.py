@@ -28,7 +28,6 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from mpmd.compiler.jaxprs.choices import choices_in
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import free_variables, needed_eqns, operands
-from mpmd.compiler.jaxprs.kernels import operands_of, repeated
 from mpmd.compiler.split.duplicates import Duplicate
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
 from mpmd.ir.plan import TaskType
@@ -99,7 +98,7 @@ def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
     """Returns the backward after the equations of the forward that it repeats, in the forward's order."""
     of_forward = {var for eqn in forward for var in eqn.outvars}
     of_backward = again | {var for eqn in backward for var in eqn.outvars}
-    shared = [repeated(eqn, of_backward) for eqn in forward if not of_backward.isdisjoint(eqn.outvars)]
+    shared = [eqn for eqn in forward if not of_backward.isdisjoint(eqn.outvars)]
     return [*shared, *(eqn for eqn in backward if of_forward.isdisjoint(eqn.outvars))]
 
 
@@ -190,7 +189,7 @@ class _Residuals:
         return to_aval(node).nbytes + (_ARRAY_BYTES // 2 if is_output_anyway else _ARRAY_BYTES)
 
     def _sources(self, node: Node) -> set[Node]:
-        read = self._scans.sources(node) if isinstance(node, Row) else operands_of(self._maker[node], node)
+        read = self._scans.sources(node) if isinstance(node, Row) else operands(self._maker[node])
         return {one for one in read if isinstance(one, Row) or one in self._maker or one in self._unavailable}
 
 

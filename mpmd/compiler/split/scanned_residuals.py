@@ -25,7 +25,6 @@ from mpmd.compiler.jaxprs.equations import (
     substitute,
     with_eqns,
 )
-from mpmd.compiler.jaxprs.kernels import operands_of, repeated
 from mpmd.compiler.jaxprs.scan_parts import part_of_scan
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.keys import to_aval
@@ -74,7 +73,7 @@ class ForwardScans:
     def sources(self, row: Row) -> list[Node]:
         """Returns the operands from which the body of the row's scan computes it."""
         scan = self._scans[row.scan]
-        nodes = (scan.node(atom) for atom in operands_of(scan.maker[row.var], row.var))
+        nodes = (scan.node(atom) for atom in operands(scan.maker[row.var]))
         return [node for node in nodes if node is not None]
 
     def is_cheap(self, row: Row) -> bool:
@@ -186,7 +185,7 @@ class _ForwardScan:
     def making(self, values: Iterable[Var], is_there: Collection[Var]) -> list[JaxprEqn]:
         """Returns the equations of the body that compute ``values`` from the variables ``is_there``."""
         missing = [var for var in values if var not in is_there]
-        return needed_eqns(self._scan.body.eqns, missing, is_there, taken=repeated)
+        return needed_eqns(self._scan.body.eqns, missing, is_there)
 
 
 class _Again:

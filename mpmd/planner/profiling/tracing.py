@@ -18,7 +18,7 @@ from mpmd.compiler.request import CompileRequest
 from mpmd.compiler.split import split
 from mpmd.compiler.steps import Loop
 from mpmd.compiler.trace import trace
-from mpmd.language.decisions import Decisions, decided
+from mpmd.language.decisions import Decisions, decided, planning
 from mpmd.language.reduce import treduce_p
 from mpmd.schedules import ForwardOnly, GPipe, Schedule
 
@@ -61,7 +61,8 @@ def traced_layers(
     Raises: ``CompileError`` as ``mpmd.jit``.
     """
     cuts: set[int] = set()
-    traced = trace(CompileRequest(decided(step, each_layer, slices=cuts), args, kwargs, [_ONE_DEVICE]))
+    with planning():
+        traced = trace(CompileRequest(decided(step, each_layer, slices=cuts), args, kwargs, [_ONE_DEVICE]))
     written: dict[int, WrittenLoop] = {}
     eqns: list[JaxprEqn] = []
     for eqn in traced.jaxpr.eqns:

@@ -28,15 +28,16 @@ def alternatives(space: SearchSpace) -> list[tuple[str, Evaluation]]:
 
 def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Evaluation | None:
     """The best number of microbatches, with as many devices as can be used."""
-    schedule = _alone(space)
+    schedule = _schedule_of_one_group(space)
     if schedule is None:
         return None
     evaluations = []
     for number, pool in itertools.product(space.numbers_of_microbatches, space.model.cluster.pool_names):
-        size = _most_devices(space, kind, number, pool)
+        largest = space.profile.rows // number if kind == "data" else space.largest(kind) if kind else 1
+        size = divisors(largest, space.devices[pool])[-1]
         if size == 1 and kind is not None:
             continue
-        submesh = Submesh.of({} if kind is None else {kind: size}, pool)
+        submesh = Submesh.of({kind: size} if kind else {}, pool)
         one_group = Candidate((), (submesh,), schedule, number, (Remat.NONE,), fsdp=fsdp)
         for candidate in space.variants(one_group):
             is_asked_for = (candidate.num_microbatches, candidate.fsdp) == (number, fsdp)
@@ -45,20 +46,12 @@ def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Evaluation | Non
     return best_of(evaluations, space.model.cluster)
 
 
-def _most_devices(space: SearchSpace, kind: Kind | None, num_microbatches: int, pool: str) -> int:
-    if kind is None:
-        return 1
-    largest = space.profile.rows // num_microbatches if kind == "data" else space.largest(kind)
-    return divisors(largest, space.devices[pool])[-1]
-
-
-def _alone(space: SearchSpace) -> Schedule | None:
-    """The schedule of one group."""
-    num_stages = space.constraints.num_stages or 1
-    if isinstance(space.constraints.schedule, Schedule):
-        return space.constraints.schedule if space.constraints.schedule.mpmd_dim == 1 else None
-    if space.family:
-        return space.schedule(space.family, num_stages, 1)
+def _schedule_of_one_group(space: SearchSpace) -> Schedule | None:
+    num_stages, schedule = space.constraints.num_stages or 1, space.constraints.schedule
+    if isinstance(schedule, Schedule):
+        return schedule if schedule.mpmd_dim == 1 else None
+    if schedule is not None:
+        return space.schedule(schedule, num_stages, 1)
     if not space.profile.has_backward:
         return ForwardOnly(num_stages, 1)
     return Std1F1B(1) if num_stages == 1 else Interleaved1F1B(num_stages, 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from mpmd.language.remat import Remat
 from mpmd.planner.constraints import Constraints
-from mpmd.planner.layer_profile import Kind, LayerProfile
+from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.search.families import build
 from mpmd.planner.submesh import Submesh
@@ -25,18 +25,14 @@ def combined(constraints: Constraints, profile: LayerProfile) -> Constraints:
     stages = len(layers) if layers else schedule.num_stages if schedule else None
     if stages is None and constraints.remat is not None and len(constraints.remat) > 1:
         stages = len(constraints.remat)
+    submeshes = len(constraints.submesh) if isinstance(constraints.submesh, tuple) else None
     return dataclasses.replace(
         constraints,
         layers_per_stage=layers,
         num_stages=constraints.num_stages or stages,
-        groups=constraints.groups or (schedule.mpmd_dim if schedule else _num_submeshes(constraints)),
+        groups=constraints.groups or (schedule.mpmd_dim if schedule else submeshes),
         num_microbatches=constraints.num_microbatches or profile.num_microbatches,
     )
-
-
-def _num_submeshes(constraints: Constraints) -> int | None:
-    """The number of groups, if each has a submesh."""
-    return len(constraints.submesh) if isinstance(constraints.submesh, tuple) else None
 
 
 def contradictions(constraints: Constraints, profile: LayerProfile, cluster: AnyCluster) -> Iterator[str]:
@@ -45,40 +41,43 @@ def contradictions(constraints: Constraints, profile: LayerProfile, cluster: Any
     yield from _of_groups(constraints, profile, cluster)
     yield from _of_schedule(constraints, profile, cluster.num_devices)
     yield from _of_microbatches(constraints, profile)
-    yield from _of_submesh(constraints, profile, cluster)
+    yield from _of_submeshes(constraints, profile, cluster)
     yield from _of_sequence_parallel(constraints, profile, cluster)
 
 
 def _of_stages(constraints: Constraints, profile: LayerProfile) -> Iterator[str]:
-    layers, stages, num_layers = constraints.layers_per_stage, constraints.num_stages, len(profile.layers)
-    if layers is not None and profile.are_stages and layers != (1,) * num_layers:
-        yield f"the step's marks make {num_layers} stages, which layers_per_stage={layers} cannot cut anew"
-    elif layers is not None and sum(layers) != num_layers:
-        has = f"the step has {num_layers} {_names_text(profile)}"
-        yield f"layers_per_stage={layers} has {sum(layers)} layers; {has}"
-    if constraints.num_layers is not None and profile.decision_index is None:
-        yield f"a step without a loop is one layer, and num_layers={constraints.num_layers} was asked for"
-    elif constraints.num_layers is not None and profile.are_stages:
-        asked = f"num_layers={constraints.num_layers}"
-        yield f"the step's marks make {num_layers} stages; {asked} is for one without"
-    elif constraints.num_layers not in (None, num_layers):
-        has = f"the step has {num_layers} {_names_text(profile)}"
-        yield f"num_layers={constraints.num_layers} was asked for; {has}"
-    if profile.are_stages and stages not in (None, num_layers):
-        yield f"the step's marks make {num_layers} stages, and num_stages={stages} was asked for"
-    elif layers is not None and stages not in (None, len(layers)):
-        yield f"layers_per_stage={layers} makes {len(layers)} stages, and num_stages={stages} was asked for"
-    elif stages is not None and stages > num_layers:
-        yield f"num_stages={stages} needs as many layers; the step has {num_layers} {_names_text(profile)}"
+    layers, stages, number = constraints.layers_per_stage, constraints.num_stages, constraints.num_layers
+    count = len(profile.layers)
+    has, marks = f"the step has {count} {_names_text(profile)}", f"the step's marks make {count} stages"
     policies = constraints.remat or (Remat.NONE,)
+    if number is not None and profile.decision_index is None:
+        yield f"a step without a loop is one layer, and num_layers={number} was asked for"
+        number = None
+    if profile.are_stages:
+        if layers not in (None, (1,) * count):
+            yield f"{marks}, which layers_per_stage={layers} cannot cut anew"
+        if number is not None:
+            yield f"{marks}; num_layers={number} is for one without"
+        if stages not in (None, count):
+            yield f"{marks}, and num_stages={stages} was asked for"
+        if policies != (Remat.NONE,):
+            asked = "True" if policies == (Remat.NOTHING_SAVEABLE,) else ", ".join(policies)
+            yield (
+                f"remat={asked} has layers that are found computed again; this step says its stages itself: "
+                "put jax.checkpoint around its own layers"
+            )
+    else:
+        if layers is not None and sum(layers) != count:
+            yield f"layers_per_stage={layers} has {sum(layers)} layers; {has}"
+        if number not in (None, count):
+            yield f"num_layers={number} was asked for; {has}"
+        if layers is not None and stages not in (None, len(layers)):
+            makes = f"layers_per_stage={layers} makes {len(layers)} stages"
+            yield f"{makes}, and num_stages={stages} was asked for"
+        elif stages is not None and stages > count:
+            yield f"num_stages={stages} needs as many layers; {has}"
     if len(policies) > 1 and stages not in (None, len(policies)):
         yield f"remat has the policies of {len(policies)} stages, and there are to be {stages}"
-    if policies != (Remat.NONE,) and profile.are_stages:
-        asked = "True" if policies == (Remat.NOTHING_SAVEABLE,) else ", ".join(policies)
-        yield (
-            f"remat={asked} has layers that are found computed again; this step says its stages itself: put "
-            "jax.checkpoint around its own layers"
-        )
 
 
 def _names_text(profile: LayerProfile) -> str:
@@ -87,14 +86,11 @@ def _names_text(profile: LayerProfile) -> str:
 
 
 def _of_groups(constraints: Constraints, profile: LayerProfile, cluster: AnyCluster) -> Iterator[str]:
-    groups, devices = constraints.groups, cluster.num_devices
-    if groups is None:
-        return
+    groups, devices, stages = constraints.groups or 1, cluster.num_devices, constraints.num_stages
     if groups > devices:
         yield f"groups={groups} need a device each; the cluster has {devices}"
-    stages = constraints.num_stages or len(profile.layers)
-    if groups > stages:
-        has = f"{stages} stages" if constraints.num_stages else f"{stages} layers {_names_text(profile)}"
+    if groups > (stages or len(profile.layers)):
+        has = f"{stages} stages" if stages else f"{len(profile.layers)} layers {_names_text(profile)}"
         yield f"groups={groups} need a stage each; the step has {has}"
 
 
@@ -103,86 +99,82 @@ def _of_schedule(constraints: Constraints, profile: LayerProfile, devices: int) 
     if schedule is None:
         return
     name = schedule if isinstance(schedule, str) else schedule.name
-    if profile.has_backward == (name == "ForwardOnly"):
-        does = "has backwards" if profile.has_backward else "has no backwards"
-        yield f"the step {does}; {name} is for steps that {'have none' if profile.has_backward else 'do'}"
-    yield from _of_slices(schedule, profile)
-    if isinstance(schedule, Schedule):
-        sizes = (("num_stages", schedule.num_stages), ("groups", schedule.mpmd_dim))
-        for field, size in sizes:
-            if getattr(constraints, field) not in (None, size):
-                what = field.removeprefix("num_")
-                yield f"{schedule} has {size} {what}, and {what} were fixed to {getattr(constraints, field)}"
-    else:
-        yield from _of_family(constraints, profile, devices)
-
-
-def _of_slices(schedule: Schedule | str, profile: LayerProfile) -> Iterator[str]:
-    is_sliced = schedule == Seq1F1B.__name__ or (isinstance(schedule, Schedule) and schedule.slices > 1)
-    if is_sliced and profile.slices == 1:
+    if profile.has_backward and name == "ForwardOnly":
+        yield f"the step has backwards; {name} is for steps that have none"
+    if not profile.has_backward and name != "ForwardOnly":
+        yield f"the step has no backwards; {name} is for steps that do"
+    slices = schedule.slices if isinstance(schedule, Schedule) else 1
+    if profile.slices == 1 and (slices > 1 or schedule == Seq1F1B.__name__):
         yield (
             f"{schedule} is for a loss that is a loop over slices of its sequences, as mpmd.slices cuts "
             "them, with the marks of all stages in each; docs/long_sequences.md shows one"
         )
-    elif isinstance(schedule, Schedule) and schedule.slices not in (1, profile.slices):
-        yield f"{schedule} has {schedule.slices} slices, and the step's loss is a loop over {profile.slices}"
+    elif slices not in (1, profile.slices):
+        yield f"{schedule} has {slices} slices, and the step's loss is a loop over {profile.slices}"
+    if isinstance(schedule, str):
+        yield from _of_family(schedule, constraints, profile, devices)
+        return
+    for what, size, fixed in (
+        ("stages", schedule.num_stages, constraints.num_stages),
+        ("groups", schedule.mpmd_dim, constraints.groups),
+    ):
+        if fixed not in (None, size):
+            yield f"{schedule} has {size} {what}, and {what} were fixed to {fixed}"
 
 
-def _of_family(constraints: Constraints, profile: LayerProfile, devices: int) -> Iterator[str]:
+def _of_family(family: str, constraints: Constraints, profile: LayerProfile, devices: int) -> Iterator[str]:
     """Yields a refusal if the family has no schedule for any number of groups and stages that the
     constraints allow: the message for the largest numbers."""
-    assert isinstance(constraints.schedule, str), f"{constraints.schedule} has a size"
-    most = constraints.num_stages or len(profile.layers)
-    refusal = ""
+    most, refusals = constraints.num_stages or len(profile.layers), list[str]()
     for groups in [constraints.groups] if constraints.groups else range(1, min(devices, most) + 1):
         for stages in [constraints.num_stages] if constraints.num_stages else range(groups, most + 1):
             try:
-                build(constraints.schedule, groups, stages, profile.slices)
+                build(family, groups, stages, profile.slices)
             except ValueError as error:
-                refusal = str(error)
+                refusals.append(str(error))
             else:
                 return
-    if refusal:
-        yield refusal
+    yield from refusals[-1:]
 
 
 def _of_microbatches(constraints: Constraints, profile: LayerProfile) -> Iterator[str]:
-    number = constraints.num_microbatches
-    if number is not None and profile.num_microbatches not in (None, number) and profile.rows > 1:
-        yield (
-            f"the step itself has {profile.num_microbatches} microbatches, and num_microbatches={number} was "
-            "asked for"
-        )
+    number, of_step = constraints.num_microbatches, profile.num_microbatches
+    if number is not None and of_step not in (None, number) and profile.rows > 1:
+        yield f"the step itself has {of_step} microbatches, and num_microbatches={number} was asked for"
     elif number is not None and profile.rows % number:
         yield f"num_microbatches={number} does not divide the {profile.rows} rows of the batch"
 
 
-def _of_submesh(constraints: Constraints, profile: LayerProfile, cluster: AnyCluster) -> Iterator[str]:
-    devices, groups = cluster.num_devices, constraints.groups or 1
-    if not constraints.submeshes:
+def _of_submeshes(constraints: Constraints, profile: LayerProfile, cluster: AnyCluster) -> Iterator[str]:
+    devices, groups, submesh = cluster.num_devices, constraints.groups or 1, constraints.submesh
+    if submesh is None:
         if constraints.fsdp and devices == 1:
             yield "fsdp=True needs several devices; the cluster has one"
         elif constraints.fsdp and groups == devices:
             yield f"fsdp=True needs a group of several devices; groups={groups} have one each"
         return
-    if _num_submeshes(constraints) not in (None, groups):
-        yield f"submesh has the devices of {_num_submeshes(constraints)} groups, and there are to be {groups}"
+    if isinstance(submesh, tuple) and len(submesh) != groups:
+        yield f"submesh has the devices of {len(submesh)} groups, and there are to be {groups}"
         return
-    each = constraints.submeshes * (1 if isinstance(constraints.submesh, tuple) else groups)
-    if (size := sum(math.prod(submesh.values()) for submesh in each)) > devices:
-        if isinstance(constraints.submesh, tuple):
-            which = "groups of submesh"
-        else:
-            which = (
-                f"{groups} groups of {constraints.submesh}"
-                if groups > 1
-                else f"a group of {constraints.submesh}"
-            )
+    if isinstance(submesh, tuple):
+        each, which = submesh, "groups of submesh"
+    else:
+        each = (submesh,) * groups
+        which = f"{groups} groups of {submesh}" if groups > 1 else f"a group of {submesh}"
+    if (size := sum(math.prod(of_group.values()) for of_group in each)) > devices:
         yield f"{which} would have {size} devices; the cluster has {devices}"
-    if constraints.fsdp and all(submesh.get("data", 1) == 1 for submesh in each):
-        yield f"fsdp=True divides weights over data, along which submesh={constraints.submesh} has one device"
-    for submesh in constraints.submeshes:
-        yield from _of_division(submesh, constraints, profile)
+    if constraints.fsdp and all(of_group.get("data", 1) == 1 for of_group in each):
+        yield f"fsdp=True divides weights over data, along which submesh={submesh} has one device"
+    rows = profile.rows // (constraints.num_microbatches or 1)
+    for of_group in constraints.submeshes:
+        for kind, number in of_group.items():
+            largest = profile.largest(kind)
+            if kind == "data" and rows % number:
+                yield f"data={number} does not divide the {rows} rows that a microbatch has at most"
+            elif kind != "data" and number > 1 and largest is None:
+                yield f"{kind}={number} was asked for, and the step has nothing to divide along {kind}"
+            elif kind != "data" and (largest or 1) % number:
+                yield f"{kind}={number} does not divide {largest}, the size of what it would divide"
 
 
 def _of_sequence_parallel(
@@ -202,30 +194,12 @@ def _of_sequence_parallel(
     submeshes = [*map(Submesh.of, constraints.submeshes)]
     if submeshes and all(submesh.model == 1 for submesh in submeshes):
         yield f"{asked}, along which submesh={constraints.submesh} has one device"
-    rows = profile.rows // (constraints.num_microbatches or 1)
     for submesh in submeshes:
         if profile.between == "sequence":
-            sizes = [
-                layer.divisions["sequence"].largest
-                for layer in profile.layers
-                if "sequence" in layer.divisions
-            ]
-            size, devices, of = math.gcd(*sizes), submesh.sequence * submesh.model, "sequences"
+            size, of = profile.largest("sequence") or 0, "sequences"
+            devices = submesh.sequence * submesh.model
         else:
-            size, devices, of = rows, submesh.data * submesh.model, "rows of a microbatch"
+            size, of = profile.rows // (constraints.num_microbatches or 1), "rows of a microbatch"
+            devices = submesh.data * submesh.model
         if size % devices:
             yield f"{asked}; {devices} devices of {dict(submesh)} do not divide {of} of {size}"
-
-
-def _of_division(
-    submesh: Mapping[Kind, int], constraints: Constraints, profile: LayerProfile
-) -> Iterator[str]:
-    rows = profile.rows // (constraints.num_microbatches or 1)
-    for kind, number in submesh.items():
-        sizes = [layer.divisions[kind].largest for layer in profile.layers if kind in layer.divisions]
-        if kind == "data" and rows % number:
-            yield f"data={number} does not divide the {rows} rows that a microbatch has at most"
-        elif kind != "data" and number > 1 and not sizes:
-            yield f"{kind}={number} was asked for, and the step has nothing to divide along {kind}"
-        elif kind != "data" and math.gcd(*sizes) % number:
-            yield f"{kind}={number} does not divide {math.gcd(*sizes)}, the size of what it would divide"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
@@ -19,7 +19,6 @@ from mpmd.planner.search.formula import step_seconds
 from mpmd.planner.search.orders import order_of
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import Stages
-from mpmd.planner.submesh import Submesh
 from mpmd.schedules import Schedule
 
 MOST_CANDIDATES = 8_000
@@ -78,7 +77,9 @@ def _uncut(space: SearchSpace) -> Iterator[Candidate]:
     most, most_microbatches = min(num_layers, space.num_devices), space.numbers_of_microbatches[-1]
     for groups in [constraints.groups] if constraints.groups else range(1, most + 1):
         schedules = [*_schedules(space, groups)]
-        for submeshes in _submeshes(space, groups):
+        is_fixed = constraints.submesh is not None
+        free = [space.submeshes] * groups
+        for submeshes in space.fixed_submeshes(groups) if is_fixed else space.in_pools(free):
             for schedule in schedules:
                 yield from space.variants(
                     Candidate((), submeshes, schedule, most_microbatches, (Remat.NONE,), fsdp=False)
@@ -92,25 +93,6 @@ def _schedules(space: SearchSpace, groups: int) -> Iterator[Schedule]:
             schedule = space.schedule(family, num_stages, groups)
             if schedule is not None:
                 yield schedule
-
-
-def _submeshes(space: SearchSpace, groups: int) -> Iterator[tuple[Submesh, ...]]:
-    """All submeshes of groups that fit on the devices, or the fixed ones."""
-    if space.constraints.submesh is not None:
-        yield from space.fixed_submeshes(groups)
-        return
-
-    def extended(devices: Mapping[str, int], number: int) -> Iterator[tuple[Submesh, ...]]:
-        if number == 0:
-            yield ()
-            return
-        for submesh in space.submeshes:
-            left = {**devices, submesh.pool: devices[submesh.pool] - submesh.num_devices}
-            if left[submesh.pool] >= 0 and sum(left.values()) >= number - 1:
-                for rest in extended(left, number - 1):
-                    yield (submesh, *rest)
-
-    yield from extended(space.devices, groups)
 
 
 def _cuts(space: SearchSpace, num_stages: int) -> Iterator[tuple[int, ...]]:

@@ -32,37 +32,33 @@ def infeasible(space: SearchSpace) -> str:
         )
     least = min(evaluations, key=lambda evaluation: evaluation.missing_bytes(cluster))
     needed, missing = least.prediction.memory.total, least.missing_bytes(cluster)
+    changes = " or ".join(_nearest(space))
+    remedies = f"it would fit with {changes}" if changes else f"nor does it on {MOST_NODES} such nodes"
     return (
         f"the step does not fit: a device needs at least {human_bytes(needed)} "
-        f"({candidate_text(least.candidate)}), and has {human_bytes(needed - missing)}; {_remedies(space)}"
-    )
-
-
-def _remedies(space: SearchSpace) -> str:
-    changes = list(_nearest(space))
-    return (
-        f"it would fit with {' or '.join(changes)}" if changes else f"nor does it on {MOST_NODES} such nodes"
+        f"({candidate_text(least.candidate)}), and has {human_bytes(needed - missing)}; {remedies}"
     )
 
 
 def _nearest(space: SearchSpace) -> Iterator[str]:
     """Changes of one constraint, or of the number of nodes, with which a candidate fits."""
-    fixed = _fixed_by_step(space)
-    if space.constraints.layers_per_stage is not None:
-        fixed |= {"num_stages"}  # of which the layers have a number each
+    constraints, are_stages = space.constraints, space.profile.are_stages
+    has_layers = constraints.layers_per_stage is not None
+    fixed = {"layers_per_stage"} if are_stages else set[str]()
+    fixed |= {"num_stages"} if are_stages or has_layers else set()  # layers say the number of stages
+    fixed |= {"num_microbatches"} if space.profile.num_microbatches else set()
     for field in dataclasses.fields(Constraints):
-        value = getattr(space.constraints, field.name)
-        if value is not None and field.name not in fixed:
-            changes = {field.name: None}
-            if field.name in _of_number_of_stages(space):
-                changes |= {"num_stages": None}
-            opened = SearchSpace(space.model, dataclasses.replace(space.constraints, **changes))
-            if _first_that_fits(opened):
-                yield f"another {field.name} than {value}"
+        value = getattr(constraints, field.name)
+        if value is None or field.name in fixed:
+            continue
+        changes = {field.name: None}
+        if not are_stages and field.name in ("layers_per_stage", *["schedule"] * (not has_layers)):
+            changes["num_stages"] = None  # they can hardly change while the number of stages stays
+        if _first_that_fits(SearchSpace(space.model, dataclasses.replace(constraints, **changes))):
+            yield f"another {field.name} than {value}"
     larger = space.model.cluster.with_nodes(2)
     while sum(pool.nodes for pool in larger.pools) <= MOST_NODES:
-        model = CostModel(space.profile, larger)
-        if fitting := _first_that_fits(SearchSpace(model, space.constraints)):
+        if fitting := _first_that_fits(SearchSpace(CostModel(space.profile, larger), constraints)):
             nodes = " and ".join(map(_nodes_text, larger.pools))
             yield f"{nodes} ({candidate_text(fitting.candidate)})"
             return
@@ -72,20 +68,6 @@ def _nearest(space: SearchSpace) -> Iterator[str]:
 def _nodes_text(pool: Hardware) -> str:
     devices = "one device" if pool.devices_per_node == 1 else f"{pool.devices_per_node} devices"
     return f"{pool.nodes} nodes of {devices}"
-
-
-def _fixed_by_step(space: SearchSpace) -> set[str]:
-    """The constraints that come from the step itself."""
-    stages = {"layers_per_stage", "num_stages"} if space.profile.are_stages else set()
-    return stages | ({"num_microbatches"} if space.profile.num_microbatches else set())
-
-
-def _of_number_of_stages(space: SearchSpace) -> set[str]:
-    """The constraints that can hardly change while the number of stages stays."""
-    if space.profile.are_stages:
-        return set()
-    of_layers = space.constraints.layers_per_stage is not None
-    return {"layers_per_stage"} if of_layers else {"layers_per_stage", "schedule"}
 
 
 def _first_that_fits(space: SearchSpace) -> Evaluation | None:

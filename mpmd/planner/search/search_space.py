@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -101,32 +100,33 @@ class SearchSpace:
 
     def fixed_submeshes(self, groups: int) -> Iterator[tuple[Submesh, ...]]:
         """The submeshes that are fixed, in all pools that have enough devices."""
-        sizes = self.of_groups(self.submeshes[0], groups)
+        fixed = self.of_groups(self.submeshes[0], groups)
+        return self.in_pools(
+            [[dataclasses.replace(submesh, pool=pool) for pool in self.devices] for submesh in fixed]
+        )
 
-        def extended(chosen: tuple[Submesh, ...]) -> Iterator[tuple[Submesh, ...]]:
-            if len(chosen) == len(sizes):
-                yield chosen
+    def in_pools(self, options: Sequence[Sequence[Submesh]]) -> Iterator[tuple[Submesh, ...]]:
+        """All choices of a submesh for each group for which the pools have enough devices.
+
+        Args:
+          options: the submeshes that each group may have.
+        """
+
+        def extended(devices: Mapping[str, int], group: int) -> Iterator[tuple[Submesh, ...]]:
+            if group == len(options):
+                yield ()
                 return
-            for pool in self.devices:
-                longer = (*chosen, dataclasses.replace(sizes[len(chosen)], pool=pool))
-                if self.has_devices(longer):
-                    yield from extended(longer)
+            for submesh in options[group]:
+                left = {**devices, submesh.pool: devices[submesh.pool] - submesh.num_devices}
+                if left[submesh.pool] >= 0 and sum(left.values()) >= len(options) - group - 1:
+                    for rest in extended(left, group + 1):
+                        yield (submesh, *rest)
 
-        yield from extended(())
-
-    def has_devices(self, submeshes: tuple[Submesh, ...]) -> bool:
-        """Whether the pools have the devices of all groups."""
-        used = collections.Counter[str]()
-        for submesh in submeshes:
-            used[submesh.pool] += submesh.num_devices
-        return all(number <= self.devices[pool] for pool, number in used.items())
+        return extended(self.devices, 0)
 
     def largest(self, kind: Kind) -> int:
         """The size that the number of devices along an axis has to divide."""
-        if kind == "data":
-            return self.profile.rows
-        sizes = [layer.divisions[kind].largest for layer in self.profile.layers if kind in layer.divisions]
-        return math.gcd(*sizes) if sizes else 1
+        return self.profile.largest(kind) or 1
 
     def _takes_devices(self, submesh: Submesh) -> bool:
         """Whether the pool has the submesh's devices, and they are a part of a node or whole nodes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.choice_table import seconds_text
@@ -60,29 +60,24 @@ class StageProfile:
         return tuple(row for _, row in sorted(stages.items()))
 
     def __str__(self) -> str:
-        pool = ["pool"] * _has_pools(self.rows)
-        header = ("layers", *pool, "mesh", *reversed(INNERMOST_FIRST), "forward", "backward", "chosen")
+        rows = [_cells(row) for row in self.rows]
+        shown = [name for name in rows[0] if any(row[name] for row in rows)]
         return f"stages for microbatches of {self.rows_of_microbatch} rows, by the formulas\n\n" + table(
-            header, [_cells(row, bool(pool)) for row in self.rows]
+            shown, [[row[name] for name in shown] for row in rows]
         )
 
 
-def _has_pools(rows: Sequence[StageCost]) -> bool:
-    return any(row.submesh.pool for row in rows)
-
-
-def _cells(row: StageCost, has_pools: bool) -> list[str]:
+def _cells(row: StageCost) -> dict[str, str]:
     first, last = row.layers
-    sizes = (str(row.submesh[kind]) for kind in reversed(INNERMOST_FIRST))
-    return [
-        f"{first}" if first == last else f"{first}..{last}",
-        *[row.submesh.pool] * has_pools,
-        "x".join(map(str, row.mesh)),
-        *sizes,
-        seconds_text(row.forward),
-        seconds_text(row.backward),
-        ", ".join(f"stage {stage}" for stage in row.stages),
-    ]
+    return {
+        "layers": f"{first}" if first == last else f"{first}..{last}",
+        "pool": row.submesh.pool,
+        "mesh": "x".join(map(str, row.mesh)),
+        **{kind: str(row.submesh[kind]) for kind in reversed(INNERMOST_FIRST)},
+        "forward": seconds_text(row.forward),
+        "backward": seconds_text(row.backward),
+        "chosen": ", ".join(f"stage {stage}" for stage in row.stages),
+    }
 
 
 def stage_profile(profile: LayerProfile, cluster: AnyCluster, candidate: Candidate) -> StageProfile:

@@ -7,8 +7,6 @@ import itertools
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from mpmd.ir.plan import Edge
 from mpmd.ir.slices import SliceNumbers
 from mpmd.ir.tasks import Task, TaskType
@@ -35,22 +33,10 @@ class TimedOrder:
 
     def __init__(self, tasks: TaskLists, homes: tuple[int, ...], slices: int = 1):
         self._workload = schedule_workload(tasks, Costs(atomic=True), slices)
-        self._stages = SliceNumbers(len(homes), slices)
         cells = [cell.tasks for row in tasks for cell in row]
-        kinds = {self._type_of(task) for members in cells for task in members}
-        self._numbers = {task_type: number for number, task_type in enumerate(sorted(kinds))}
-        self._members, self._first_members = self._numbered(cells)
-        self._values, self._first_values = self._numbered(_sent_values(self._workload, cells, homes))
-
-    def _type_of(self, task: Task) -> TaskType:
-        """The type of a task, whichever slice it is of."""
-        return TaskType(task.kind, self._stages.stage_of(task.stage))
-
-    def _numbered(self, parts: list[tuple[Task, ...]]) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of the types of all tasks, part after part, and where each part begins."""
-        numbers = [self._numbers[self._type_of(task)] for part in parts for task in part]
-        begins = np.cumsum([0, *(len(part) for part in parts)])[:-1]
-        return np.array(numbers, dtype=int), begins
+        stages = SliceNumbers(len(homes), slices)
+        self._cells = _Parts.of(cells, stages)
+        self._messages = _Parts.of(_sent_values(self._workload, cells, homes), stages)
 
     def run(
         self,
@@ -75,20 +61,38 @@ class TimedOrder:
         return Loop(step.group_ends, busy)
 
     def _with(self, times, messages, costs: Costs) -> Workload:
-        sizes = np.array([messages.get(task_type, 0.0) for task_type in self._numbers])
-        durations = np.array([times[task_type] for task_type in self._numbers])
-        table = self._workload.messages
         return dataclasses.replace(
             self._workload,
             costs=costs,
-            durations=np.add.reduceat(durations[self._members], self._first_members).tolist(),
-            messages=dataclasses.replace(
-                table,
-                nbytes=np.add.reduceat(sizes[self._values], self._first_values).tolist()
-                if table.readers
-                else [],
-            ),
+            durations=self._cells.sums(times),
+            messages=dataclasses.replace(self._workload.messages, nbytes=self._messages.sums(messages)),
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """The tasks of cells, or those whose values are in messages.
+
+    Attributes:
+      types: the types of tasks of each kind of part.
+      kinds: the kind of each part, an index into ``types``.
+    """
+
+    types: list[tuple[TaskType, ...]]
+    kinds: list[int]
+
+    @classmethod
+    def of(cls, parts: list[tuple[Task, ...]], stages: SliceNumbers) -> _Parts:
+        of_parts = [
+            tuple(TaskType(task.kind, stages.stage_of(task.stage)) for task in part) for part in parts
+        ]
+        numbers = {types: number for number, types in enumerate(dict.fromkeys(of_parts))}
+        return cls([*numbers], [numbers[types] for types in of_parts])
+
+    def sums(self, amounts: Mapping[TaskType, float]) -> list[float]:
+        """For each part, the sum of its tasks' amounts; 0 for a type without one."""
+        of_kind = [float(sum(amounts.get(task_type, 0.0) for task_type in types)) for types in self.types]
+        return [of_kind[kind] for kind in self.kinds]
 
 
 def _sent_values(

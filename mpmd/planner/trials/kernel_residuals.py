@@ -1,12 +1,11 @@
-"""The residuals of kernels: values that a plan keeps from a forward to its backward, and a kernel does not.
+"""The residuals of flash attention: values that a plan keeps from a forward to its backward, and it does not.
 
-The backward of a kernel recomputes these values, as flash attention recomputes the scores. The equations
-that stand for the kernel keep them, so a plan that is compiled from the equations has them.
+The backward of flash attention recomputes the scores. The equations of ``jax.nn.dot_product_attention`` keep
+them, so a plan that is compiled from the equations has them.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import NamedTuple
@@ -31,10 +30,9 @@ NO_POSITIONS = Positions()
 def kernel_residuals(
     plan: Plan, jaxprs: Mapping[str, Jaxpr], flash_attention: bool = False
 ) -> dict[str, Positions]:
-    """Returns the positions of residuals of kernels among the inputs and outputs of executables.
+    """Returns the positions of residuals of flash attention among the inputs and outputs of executables.
 
-    A value is a residual if a call of a kernel computes it in one task, and only calls of kernels read it
-    in later tasks.
+    A value is a residual if attention computes it in one task, and only attention reads it in later tasks.
 
     Args:
       jaxprs: the jaxpr of each executable, by name.
@@ -78,28 +76,30 @@ def _elsewhere(plan: Plan) -> Iterator[tuple[int, Name]]:
 
 
 def within_calls(jaxpr: Jaxpr, flash_attention: bool = False) -> Positions:
-    """The inputs of a jaxpr that one call of a kernel alone reads, and the results that one alone makes."""
+    """The inputs that flash attention alone reads, and the results that it alone makes and reads."""
     flat = FlatEquations(flash_attention=flash_attention)
     operations = flat.add(jaxpr.eqns)
-    if all(operation.kernel is None for operation in operations):
+    of_attention = [op for op in operations if op.kernel is not None and op.kernel.kernel is None]
+    if not of_attention:
         return NO_POSITIONS
     same: DisjointSets[Value] = DisjointSets()
     for one in flat.passed:
         same.join((one.outer, one.inner))
-    calls: dict[Value, set[int | None]] = collections.defaultdict(set)
-    made = set[Value]()
-    for operation in operations:
-        call = None if operation.kernel is None else operation.kernel.call
-        made.update(same.find(value) for value in operation.makes)
-        for value in operation.values:
-            calls[same.find(value)].add(call)
+    made = {same.find(value) for operation in of_attention for value in operation.makes}
+    touched = made | {same.find(value) for operation in of_attention for value in operation.values}
+    others = {
+        same.find(value)
+        for operation in operations
+        if operation.kernel is None or operation.kernel.kernel is not None
+        for value in operation.values
+    }
 
     def within(var: object) -> Value | None:
-        """The value of a variable, if it is an array of one call."""
+        """The value of a variable, if it is an array of flash attention alone."""
         if not isinstance(var, Var) or not var.aval.shape:  # type: ignore[attr-defined]
             return None
         value = same.find(flat.value(var))
-        return value if len(calls[value]) == 1 and None not in calls[value] else None
+        return value if value in touched - others else None
 
     results = {same.find(flat.value(var)) for var in jaxpr.outvars if isinstance(var, Var)}
     read = (i for i, var in enumerate(jaxpr.invars) if within(var) not in (None, *results))

@@ -40,10 +40,6 @@ Times = Mapping[tuple[int, str], float]
 """The seconds of executables, by group and name."""
 
 
-TURNS = 3
-"""The number of turns in which CPU devices run tasks of candidates. Their host may slow down for a while."""
-
-
 @dataclasses.dataclass(frozen=True)
 class MeasuredTasks:
     """Measurements of a step's tasks.
@@ -134,11 +130,6 @@ def batches(sizes: Sequence[int], devices: Sequence[jax.Device]) -> list[list[in
             batched.append([])
         batched[-1].append(mpmd_idx)
     return batched
-
-
-def turns() -> int:
-    """The number of turns in which the tasks of candidates are to be measured on this process's devices."""
-    return TURNS if share_host(jax.local_devices()) else 1
 
 
 def share_host(devices: Sequence[jax.Device]) -> bool:

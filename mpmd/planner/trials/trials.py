@@ -15,13 +15,22 @@ from mpmd.arguments.keywords import names, positions
 from mpmd.arguments.signature import CallSignature
 from mpmd.arguments.specs import input_specs
 from mpmd.ir.plan import Spec
+from mpmd.language.decisions import planning
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.profiling import profile_step
-from mpmd.planner.trials.realize import Realized, decisions_of, lower, sequence_parallel_of, simulated
+from mpmd.planner.trials.realize import (
+    Realized,
+    decisions_of,
+    lower,
+    measured,
+    sequence_parallel_of,
+    simulated,
+)
 from mpmd.planner.trials.shardings import AXES, argument_specs
 from mpmd.planner.trials.step_arguments import step_arguments
+from mpmd.step.lowered_step import LoweredStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +134,23 @@ class Trials:
 
     def realize(self, candidate: Candidate) -> Realized:
         """The candidate's plan and costs. Raises ``CompileError`` as ``mpmd.jit``."""
+        with planning():
+            lowered = self._lower(candidate)
+        return simulated(lowered, candidate, self.cluster)
+
+    def measure(self, before: Realized, candidate: Candidate) -> Realized:
+        """The same plan with costs by its tasks, which run what ``mpmd.cost`` describes."""
+        as_run = dataclasses.replace(before, step=self._lower(candidate))
+        # A cluster whose tasks are measured has one pool.
+        return measured(as_run, candidate, self.cluster.pools[0], devices=None)
+
+    def _lower(self, candidate: Candidate) -> LoweredStep:
         step_spec = self._step_spec
         args, kwargs = step_spec.arguments
         donated = [
             i for i, position in enumerate(step_spec.traced_positions) if position in self.donate_argnums
         ]
-        lowered = lower(
+        return lower(
             step_spec.function,
             candidate,
             decisions_of(candidate, self.profiles),
@@ -140,4 +160,3 @@ class Trials:
             donated,
             sequence_parallel_of(candidate, self.profiles),
         )
-        return simulated(lowered, candidate, self.cluster)

@@ -13,6 +13,7 @@ import mpmd
 from mpmd.compiler.jaxprs.equations import subjaxprs
 from mpmd.compiler.split.minimize_residuals import _minimum_cut
 from mpmd.keys import to_aval
+from mpmd.language.decisions import planning
 from tests.support.levels import task_graph
 from tests.support.models import BATCH, WIDTH, batch, init, layer, make_step, mse, weights
 from tests.support.parity import assert_parity, mesh_of
@@ -143,12 +144,13 @@ def test_calls_are_opened():
     assert sum(aval.nbytes for aval in kept(works)) == 2 * ACTIVATIONS
 
 
-def test_a_kernel_with_numbers_keeps_what_its_equations_keep():
-    """Its operands are there anyway, such as weights."""
+def test_a_kernel_keeps_its_operands_alone_while_a_plan_is_made():
+    def stage(p, h):
+        return KERNEL(h, p["w"])
 
-    functions = {"equations": with_tanh, "kernel": KERNEL}
-    works = {name: split_works(lambda p, h, of=of: of(h, p["w"])) for name, of in functions.items()}
-    assert kept(works["kernel"]) == kept(works["equations"])
+    with planning():
+        assert kept(split_works(stage)) == []  # it has the microbatch anyway
+    assert kept(split_works(stage)) == kept(split_works(lambda p, h: with_tanh(h, p["w"])))
 
 
 def test_checkpointed_stages_stay_as_they_are():
