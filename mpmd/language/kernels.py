@@ -161,7 +161,8 @@ def cost(
 
         def bounded_results(results):
             leaves, treedef = jax.tree.flatten(results)
-            return treedef.unflatten(_bounded(leaves, _whole(leaves, letters_of_results, divides)))
+            whole = _whole(leaves, letters_of_results, divides)
+            return jax.tree.unflatten(treedef, _bounded(leaves, whole))
 
         def of_operands(*operands):
             return bounded_results(fun(*_bounded(operands, whole, work[0])))
