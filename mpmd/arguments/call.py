@@ -44,7 +44,6 @@ class Call:
 
     @property
     def static(self) -> tuple[tuple[int | str, Any], ...]:
-        """All static arguments, by position and by name."""
         return (*self.static_args, *self.static_kwargs)
 
     @functools.cached_property
@@ -90,7 +89,6 @@ class Call:
         )
 
     def function(self, fun: Callable) -> Callable:
-        """``fun`` as a function of the arguments that are not static."""
         if not self.static:
             return fun
         static = dict(self.static_args)
@@ -180,7 +178,6 @@ class Call:
             raise ValueError("\n".join(faults))
 
     def donate_to(self, future: StepFuture) -> None:
-        """Gives a submitted step the arrays on groups that the caller gives up."""
         for array in self._donated_arrays:
             if isinstance(array, MpmdArray):
                 array.donate_to(future)

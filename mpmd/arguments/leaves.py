@@ -77,7 +77,6 @@ def describe(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def as_described(aval: Any) -> jax.ShapeDtypeStruct:
-    """The shape, dtype and weak type of an abstract value."""
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 

@@ -149,7 +149,6 @@ def _positional_names(fun: Callable) -> tuple[str, ...]:
 
 
 def _all_names(fun: Callable) -> tuple[str, ...] | None:
-    """The names by which arguments can be passed; ``None`` where any can."""
     parameters = _parameters(fun)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None

@@ -84,7 +84,6 @@ def _is_spec(x: Any) -> bool:
 
 
 def specs_faults(what: str, specs: Any) -> list[TypeError]:
-    """The faults of a pytree of specs; it may be a prefix of any tree."""
     return [
         TypeError(f"{what} must have PartitionSpecs, NamedShardings or None, not {shown(leaf)}")
         for leaf in jax.tree.leaves(specs, is_leaf=_is_spec)
@@ -93,7 +92,6 @@ def specs_faults(what: str, specs: Any) -> list[TypeError]:
 
 
 def keyword_specs_faults(what: str, specs: Any) -> list[TypeError]:
-    """The faults of the specs of arguments that are passed by name."""
     if specs is not None and not isinstance(specs, Mapping):
         return [TypeError(f"{what} must be a dict of the specs of arguments, by name, not {shown(specs)}")]
     return specs_faults(what, None if specs is None else dict(specs))
@@ -128,7 +126,6 @@ def _check_specs(
     axis_names: Sequence[str],
     mpmd_axis_name: str | None,
 ) -> list[Spec | None]:
-    """Checks that every spec fits its leaf and the axes of a group."""
     faults = []
     for path, aval, spec in zip(leaf_paths, avals, specs, strict=True):
         checked = PartitionSpec() if spec is None else spec  # one with unreduced axes alone is false

@@ -180,7 +180,6 @@ class MpmdArray(jax.Array):
 
     @property
     def held(self) -> Held:
-        """The value that the array stands for, even if the array was deleted."""
         return Held(self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future)
 
     def hold(self, held: Held) -> None:
@@ -196,7 +195,6 @@ class MpmdArray(jax.Array):
         self.hold(held)
 
     def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
-        """Whether all groups ``mpmd_idxs`` of a runtime hold the array."""
         return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
 
     def is_deleted(self) -> bool:
@@ -369,7 +367,6 @@ def _leaf_to_host(leaf: Any) -> Any:
 
 
 def values_of(arrays: Sequence[MpmdArray]) -> list[jax.Array]:
-    """The values of arrays, which are fetched together."""
     for array in arrays:
         array.copy_to_host_async()
     return [array.value for array in arrays]

@@ -65,7 +65,6 @@ class StackedMpmdArray(MpmdArray):
         raise TypeError(f"{self!r} has no handle of its own, but its parts have")
 
     def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
-        """Whether all groups ``mpmd_idxs`` of a runtime hold every layer range."""
         return all(part.is_on(runtime, mpmd_idxs) for part in self.parts)
 
     def is_deleted(self) -> bool:

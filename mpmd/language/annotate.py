@@ -61,15 +61,12 @@ mark_p.multiple_results = True
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """The meaning of a mark in a jaxpr: the parameters of ``mark_p``."""
-
     boundary: Boundary
     forward: bool
     linear: bool
 
 
 def mark_of(eqn: JaxprEqn) -> Mark | None:
-    """The mark that an equation is; ``None`` for any other equation."""
     return Mark(**eqn.params) if eqn.primitive is mark_p else None
 
 

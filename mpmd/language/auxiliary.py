@@ -51,60 +51,49 @@ class _AuxRule:
     finish: Callable[[jax.Array], jax.Array] = lambda accumulated: accumulated
 
 
+@dataclasses.dataclass(eq=False)
 class AuxRules:
     """The rules for the leaves of the auxiliary output, found while the loss of a microbatch is traced.
 
-    Args:
+    Attributes:
       size: the number of microbatches.
       of_batch: computes the auxiliary output of the whole batch. It is traced if rules depend on its shapes:
         if a leaf has no operation in ``aux_reduction``, and axes, or is of a single row.
       has_single_rows: whether the microbatches of an argument have one row, whose axis may be squeezed.
       aux_reduction: as of ``value_and_grad``.
       reduced: the operation of the value.
-
-    Attributes:
       operations: the operation of each leaf. ``treduce`` reads them after it has traced the loss.
     """
 
-    def __init__(
-        self,
-        size: int,
-        of_batch: Callable[[], Any],
-        has_single_rows: bool,
-        aux_reduction: Any,
-        reduced: Op,
-    ):
-        self._size = size
-        self._of_batch = of_batch
-        self._has_single_rows = has_single_rows
-        self._aux_reduction = aux_reduction
-        self._reduced = reduced
-        self._rules: list[_AuxRule] = []
-        self._treedef: Any = None
-        self.operations: list[Op] = []
+    size: int
+    of_batch: Callable[[], Any]
+    has_single_rows: bool
+    aux_reduction: Any
+    reduced: Op
+    operations: list[Op] = dataclasses.field(default_factory=list)
+    _rules: list[_AuxRule] = dataclasses.field(default_factory=list)
+    _treedef: Any = None
 
     def find(self, aux: Any) -> None:
         """Finds the rules, given the auxiliary output of a microbatch. Raises ``TypeError``."""
         with_paths, self._treedef = jax.tree_util.tree_flatten_with_path(aux)
         leaves = [jax.typeof(leaf) for _, leaf in with_paths]
         try:
-            ops = broadcast_prefix(self._aux_reduction, aux, lambda x: x is None or is_op(x))
+            ops = broadcast_prefix(self.aux_reduction, aux, lambda x: x is None or is_op(x))
         except ValueError as error:
             raise TypeError(
-                f"aux_reduction {self._aux_reduction} is not a pytree prefix of the auxiliary output, which "
+                f"aux_reduction {self.aux_reduction} is not a pytree prefix of the auxiliary output, which "
                 f"has the structure {self._treedef}"
             ) from error
         whole = leaves
         pairs = zip(ops, leaves, strict=True)
-        may_grow = any(op is None and (leaf.shape or self._has_single_rows) for op, leaf in pairs)
-        if self._size > 1 and may_grow:
-            whole = jax.tree.leaves(jax.eval_shape(self._of_batch))
+        may_grow = any(op is None and (leaf.shape or self.has_single_rows) for op, leaf in pairs)
+        if self.size > 1 and may_grow:
+            whole = jax.tree.leaves(jax.eval_shape(self.of_batch))
         rules: list[_AuxRule] = []
         faults: list[str] = []
         for (path, _), leaf, of_whole, op in zip(with_paths, leaves, whole, ops, strict=True):
-            rule = (
-                _AuxRule(op) if op is not None else _default_rule(leaf, of_whole, self._size, self._reduced)
-            )
+            rule = _AuxRule(op) if op is not None else _default_rule(leaf, of_whole, self.size, self.reduced)
             if rule is not None:
                 rules.append(rule)
             else:
@@ -127,7 +116,6 @@ class AuxRules:
         return [weighted(leaf, weight) if rule.is_reduced else leaf for rule, leaf in pairs]
 
     def finished(self, accumulated: Sequence[jax.Array]) -> Any:
-        """Returns the auxiliary output of the batch."""
         leaves = [rule.finish(leaf) for rule, leaf in zip(self._rules, accumulated, strict=True)]
         return jax.tree.unflatten(self._treedef, leaves)
 

@@ -103,5 +103,4 @@ class HostCallback:
 
 
 def callback_of(eqn: JaxprEqn) -> HostCallback | None:
-    """The callback that an equation is; ``None`` for any other equation."""
     return eqn.params["callback"] if eqn.primitive is callback_p else None

@@ -87,7 +87,16 @@ def value_and_grad(
       both differentiated and cut, or that cannot be cut; and ``TypeError`` for auxiliary output or weights
       that cannot be combined.
     """
-    _check_options(fun, argnums, has_aux, num_microbatches, schedule, batch_argnums, reduction, aux_reduction)
+    raise_faults(
+        callable_fault("fun", fun),
+        *positions_faults("argnums", argnums),
+        bool_fault("has_aux", has_aux),
+        int_fault("num_microbatches", num_microbatches, optional=True),
+        schedule_fault("schedule", schedule, optional=True),
+        *([] if batch_argnums is None else positions_faults("batch_argnums", batch_argnums)),
+        _reduction_fault(reduction),
+        *operation_faults("aux_reduction", aux_reduction),
+    )
     differentiated = returning_a_pair(fun) if has_aux else fun
     differentiate = jax.value_and_grad(marked_as_decided(differentiated, schedule), argnums, has_aux)
     whole = Add if reduction == "sum" else Mean
@@ -154,28 +163,11 @@ def grad(
     return of_batch
 
 
-def _check_options(
-    fun: Any,
-    argnums: Any,
-    has_aux: Any,
-    num_microbatches: Any,
-    schedule: Any,
-    batch_argnums: Any,
-    reduction: Any,
-    aux_reduction: Any,
-) -> None:
-    is_word = isinstance(reduction, str) and reduction in ("mean", "sum")
+def _reduction_fault(reduction: Any) -> ValueError | None:
+    if callable(reduction) or (isinstance(reduction, str) and reduction in ("mean", "sum")):
+        return None
     reductions = 'reduction must be "mean", "sum", or a function that weighs a microbatch'
-    raise_faults(
-        callable_fault("fun", fun),
-        *positions_faults("argnums", argnums),
-        bool_fault("has_aux", has_aux),
-        int_fault("num_microbatches", num_microbatches, optional=True),
-        schedule_fault("schedule", schedule, optional=True),
-        *([] if batch_argnums is None else positions_faults("batch_argnums", batch_argnums)),
-        None if is_word or callable(reduction) else ValueError(f"{reductions}, not {shown(reduction)}"),
-        *operation_faults("aux_reduction", aux_reduction),
-    )
+    return ValueError(f"{reductions}, not {shown(reduction)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +225,6 @@ class _Batch:
 
     @property
     def rows(self) -> int:
-        """The number of rows of all microbatches."""
         return self.size * self.microbatches[0].shape[1]
 
     @property

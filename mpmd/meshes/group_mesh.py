@@ -57,7 +57,6 @@ class GroupMesh(Protocol):
 
 
 def mesh_fault(name: str, mesh: Any, *, optional: bool = False) -> TypeError | None:
-    """The fault of an argument that has to be a mesh of groups."""
     if (hasattr(mesh, "abstract_submeshes") and not isinstance(mesh, type)) or (optional and mesh is None):
         return None
     return TypeError(

@@ -175,7 +175,6 @@ class MpmdMesh(WholeMesh):
 
 
 def devices_faults(name: str, devices: Any) -> Iterator[TypeError | None]:
-    """The faults of an argument that has to be devices of this process, or ``None``."""
     if devices is None:
         return
     if not isinstance(devices, Sequence | np.ndarray) or isinstance(devices, str):

@@ -128,7 +128,6 @@ def parts_faults(parts: Any, num_groups: int | None = None) -> Iterator[Fault | 
 
 
 def ranges_of(parts: Mapping[str, int]) -> dict[str, range]:
-    """The groups of each part, by its name."""
     ends = itertools.accumulate(parts.values(), initial=0)
     return {name: range(*span) for name, span in zip(parts, itertools.pairwise(ends), strict=True)}
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from mpmd.arguments.call import Call
 from mpmd.ir.part import Part
 from mpmd.ir.placement import Placement
-from mpmd.ir.plan import Submesh
 from mpmd.ir.process_times import RecordedStep
 from mpmd.ir.renumber import renumbered
 from mpmd.meshes.group_mesh import GroupMesh
@@ -62,7 +61,6 @@ def check_in_part(mesh: GroupMesh, call: Call, runtime: Runtime) -> None:
 
 
 def peaks_in(mesh: GroupMesh, peaks: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Selects the measured peaks of the groups of a part, or returns all of a mesh."""
     groups = mesh.mpmd_idxs if isinstance(mesh, PartMesh) else range(len(peaks))
     return tuple(peaks[group] for group in groups)
 
@@ -71,10 +69,7 @@ def program_of_whole(program: Program, mesh: GroupMesh) -> Program:
     """A program that was compiled for a part, with the numbers of the whole mesh."""
     if not isinstance(mesh, PartMesh):  # the plan may have been made for a part of another mesh
         return dataclasses.replace(program, plan=dataclasses.replace(program.plan, part=None))
-    numbers = dict(enumerate(mesh.mpmd_idxs))
-    jaxprs = {(numbers[group], task): jaxpr for (group, task), jaxpr in program.jaxprs.items()}
-    plan = renumbered(program.plan, numbers, _submeshes(mesh.whole))
-    return dataclasses.replace(program, plan=plan, jaxprs=jaxprs)
+    return _renumbered(program, dict(enumerate(mesh.mpmd_idxs)), mesh.whole)
 
 
 def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
@@ -82,11 +77,9 @@ def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
     if not isinstance(mesh, PartMesh):
         return loaded
     numbers, holdings = mesh.numbers, loaded.holdings
-    plan = renumbered(loaded.program.plan, numbers, _submeshes(mesh), _part(mesh))
-    jaxprs = {(numbers[group], task): jaxpr for (group, task), jaxpr in loaded.program.jaxprs.items()}
     return dataclasses.replace(
         loaded,
-        program=dataclasses.replace(loaded.program, plan=plan, jaxprs=jaxprs),
+        program=_renumbered(loaded.program, numbers, mesh, _part(mesh)),
         # A step that needs no group is answered by one that may be of another part.
         xla_seconds={numbers[i]: seconds for i, seconds in loaded.xla_seconds.items() if i in numbers},
         memory_limits={numbers[i]: limit for i, limit in loaded.memory_limits.items() if i in numbers},
@@ -99,7 +92,6 @@ def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
 
 
 def parts_of(mesh: GroupMesh) -> Mapping[str, Sequence[int]]:
-    """The groups of each part of a mesh, by its name; a part has none."""
     return mesh.parts if isinstance(mesh, WholeMesh) else {}
 
 
@@ -111,7 +103,6 @@ def of_part(program: Program, mesh: GroupMesh) -> Program:
 
 
 def times_in(mesh: GroupMesh, steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
-    """Recorded steps of a part, with the numbers that groups have there."""
     if not isinstance(mesh, PartMesh):
         return tuple(steps)
     numbers = mesh.numbers
@@ -127,5 +118,11 @@ def _part(mesh: PartMesh) -> Part:
     return Part(mesh.part_name, mesh.mpmd_idxs)
 
 
-def _submeshes(mesh: GroupMesh) -> list[Submesh]:
-    return [tuple(submesh.shape.items()) for submesh in mesh.abstract_submeshes]
+def _renumbered(
+    program: Program, numbers: Mapping[int, int], mesh: GroupMesh, part: Part | None = None
+) -> Program:
+    """The program with the numbers that its groups have in a mesh, or in a part of one."""
+    submeshes = [tuple(submesh.shape.items()) for submesh in mesh.abstract_submeshes]
+    plan = renumbered(program.plan, numbers, submeshes, part)
+    jaxprs = {(numbers[group], task): jaxpr for (group, task), jaxpr in program.jaxprs.items()}
+    return dataclasses.replace(program, plan=plan, jaxprs=jaxprs)

@@ -19,7 +19,6 @@ from mpmd.util.tables import first_few
 
 
 def check_repeatable(call: Call, fed_back: Mapping[int, int]) -> None:
-    """Raises ``ValueError`` for donated arguments that no result replaces."""
     gone = [path for i, path in enumerate(call.paths) if call.donated[i] and i not in fed_back]
     if gone:
         raise ValueError(

@@ -196,7 +196,6 @@ class LeafCopy:
 
     @property
     def held_avals(self) -> list[jax.ShapeDtypeStruct]:
-        """The shape and dtype of each layer range that is held."""
         if self.held.stack is None:
             return [self.held_aval]
         shapes = self.held.stack.shapes(self.held_aval.shape)
@@ -213,7 +212,6 @@ class LeafCopy:
         ]
 
     def joined(self, ranges: Sequence[MpmdArray]) -> MpmdArray:
-        """The array of the layer ranges that are read."""
         if self.read.stack is None:
             return ranges[0]
         return StackedMpmdArray(self.aval, self.read.stack, tuple(ranges))
@@ -249,7 +247,6 @@ def _placement(leaf: Any, runtime: Runtime) -> Placement:
 
 
 def _cast(value: Any, dtype: Any) -> Any:
-    """A floating-point array in another dtype; other arrays as they are."""
     if dtype is None or (aval := describe(value)).dtype == dtype:
         return value
     return jnp.asarray(value, dtype) if jnp.issubdtype(aval.dtype, jnp.floating) else value

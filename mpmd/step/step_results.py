@@ -35,7 +35,6 @@ class StepResults:
         self._submeshes = submeshes
 
     def arrays(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
-        """An array for each output."""
         return [
             MpmdArray(
                 aval=aval,
@@ -50,7 +49,6 @@ class StepResults:
         ]
 
     def joined(self, arrays: Sequence[MpmdArray]) -> Any:
-        """The result as the caller gets it, of the arrays of its layer ranges."""
         rest = iter(arrays)
         leaves = [_joined(leaf, tuple(next(rest) for _ in leaf.names)) for leaf in self._leaves]
         return jax.tree.unflatten(self._tree, leaves)
@@ -69,7 +67,6 @@ def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeD
 
 
 def _joined(leaf: Leaf, ranges: tuple[MpmdArray, ...]) -> MpmdArray:
-    """The array of its layer ranges."""
     if leaf.stack is None:
         return ranges[0]
     aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)

@@ -102,7 +102,7 @@ def of_an_object(params, x, y):
     ("step", "named"),
     [
         (jitted, "loss_fn reads x (float32[8, 4]), y (float32[8, 4])"),
-        (in_a_function_that_it_calls, "loss_fn reads float32[8, 4], y (float32[8, 4])"),
+        (in_a_function_that_it_calls, "loss_fn reads y (float32[8, 4]) from around it"),
         (bound_by_name, "partial reads float32[8, 4], float32[8, 4] from around it"),
         (bound_by_position, "partial reads float32[8, 4], float32[8, 4] from around it"),
         (passed_by_name, "mse reads x (float32[8, 4]), y (float32[8, 4])"),

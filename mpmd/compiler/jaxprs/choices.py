@@ -144,8 +144,8 @@ def _named(jaxpr: Jaxpr, name: str) -> Jaxpr:
         unnamed = {var: Var(var.aval) for var in eqn.outvars if var in choices}
         eqns.append(eqn.replace(outvars=[unnamed.get(var, var) for var in eqn.outvars]))
         for var, new in unnamed.items():
-            naming = {"primitive": name_p, "params": {"name": name}, "effects": frozenset()}
-            eqns.append(eqn.replace(invars=[new], outvars=[var], **naming))
+            named = eqn.replace(primitive=name_p, params={"name": name}, effects=frozenset())
+            eqns.append(named.replace(invars=[new], outvars=[var]))
     return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])
 
 

@@ -43,8 +43,9 @@ def split_backwards(
     for work, eqns_of_work in eqns.items():
         if work.kind == "bwd" and work.stage in halved:
             outside = {var for other in eqns if other != work for var in free_variables(eqns[other])}
-            halves = zip(("bwdA", "bwdW"), _halves(eqns_of_work, outside, duplicates), strict=True)
-            divided |= {TaskType(kind, work.stage): half for kind, half in halves if half}
+            first, second = _halves(eqns_of_work, outside, duplicates)
+            halves = {TaskType("bwdA", work.stage): first, TaskType("bwdW", work.stage): second}
+            divided |= {half: eqns_of_half for half, eqns_of_half in halves.items() if eqns_of_half}
         else:
             divided[work] = eqns_of_work
     return stage_work(divided)
