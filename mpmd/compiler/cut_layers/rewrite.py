@@ -137,7 +137,8 @@ def _add_for_each_range(
     }
     number = len(next(iter([*results_of.values(), *ranges_of.values()])))
     for i, var in enumerate(eqn.outvars):
-        results_of.setdefault(i, tuple(values.var_like(var) for _ in range(number)))
+        if i not in results_of:
+            results_of[i] = tuple(values.var_like(var) for _ in range(number))
     for p in range(number):
         operands = [
             ranges_of[i][p] if i in ranges_of else values.whole(atom, eqn)

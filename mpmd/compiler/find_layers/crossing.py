@@ -14,8 +14,6 @@ from mpmd.compiler.jaxprs.cost import is_cheap
 from mpmd.compiler.jaxprs.equations import aval_of, free_variables, operands
 from mpmd.compiler.jaxprs.work import nbytes
 
-_Leaves = frozenset[Var]
-
 
 def from_inputs(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
     """The values that every reader can compute from inputs, with the equations that compute them.
@@ -25,7 +23,7 @@ def from_inputs(jaxpr: Jaxpr) -> dict[Var, JaxprEqn]:
     another, are the work of a layer. A value that no equation makes is an input.
     """
     inputs = free_variables(jaxpr.eqns)
-    depends: dict[Var, _Leaves] = {var: frozenset({var}) for var in inputs}
+    depends: dict[Var, frozenset[Var]] = {var: frozenset({var}) for var in inputs}
     makers: dict[Var, JaxprEqn] = {}
     for eqn in jaxpr.eqns:
         read = operands(eqn)

@@ -19,7 +19,8 @@ from mpmd.compiler.find_layers.layer_scans import is_layer_scan
 from mpmd.compiler.find_layers.open_function import OpenFunction, open_function
 from mpmd.compiler.find_layers.pieces import best_pieces
 from mpmd.compiler.find_layers.repeats import Run, find_runs
-from mpmd.compiler.jaxprs.equations import aval_of, is_remat, subjaxprs
+from mpmd.compiler.jaxprs.equations import aval_of, avals_of, is_remat, subjaxprs
+from mpmd.compiler.jaxprs.printing import type_text
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.work import WorkOf, has_product, nbytes
 
@@ -249,10 +250,8 @@ def _tokens(eqns: Sequence[JaxprEqn]) -> list[int]:
         return of_jaxprs[id(jaxpr)]
 
     def of_equation(eqn: JaxprEqn) -> int:
-        read = (
-            (aval_of(atom).shape, str(aval_of(atom).dtype), isinstance(atom, Literal)) for atom in eqn.invars
-        )
-        results = ((aval_of(atom).shape, str(aval_of(atom).dtype)) for atom in eqn.outvars)
+        read = ((type_text(aval_of(atom)), isinstance(atom, Literal)) for atom in eqn.invars)
+        results = map(type_text, avals_of(eqn.outvars))
         key = (eqn.primitive.name, *read, *results, *map(of_jaxpr, subjaxprs(eqn)))
         return numbers.setdefault(key, len(numbers))
 

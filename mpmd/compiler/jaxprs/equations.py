@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -94,7 +95,7 @@ def with_params(eqn: JaxprEqn, kinds: tuple[type, ...], change: Callable[[Any], 
 
 
 def are_same(new: Sequence[Any], old: Sequence[Any]) -> bool:
-    return len(new) == len(old) and all(this is that for this, that in zip(new, old, strict=True))
+    return len(new) == len(old) and all(map(operator.is_, new, old))
 
 
 def with_eqns(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], **changes: Any) -> Jaxpr:
