@@ -3,27 +3,26 @@
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 import ray
 
 import cluster
-import mpmd.errors
+import mpmd
 from mpmd.errors import StepAborted
 from tests.ray.hand_written_programs import (
-    TRAIN_FEEDBACK,
     ProgramDriver,
     allocate_too_much,
     compute_forever,
     relay_program,
-    train_program,
-    train_reference,
-    train_values,
     wait_until_relaying,
 )
+from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.parity import assert_close
 from tests.support.subprocesses import run_code
 
-SECONDS = 60
+STEP = make_step(mse, mpmd.Std1F1B(2))
 SOON = 20
 """Seconds within which a failure ends all waiting, also on a busy machine."""
 
@@ -50,16 +49,14 @@ def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
     futures, _ = unsendable.step()
     assert isinstance(futures[0].exception(SOON), TypeError)
     assert type(futures[1].exception(SOON)) is StepAborted
-    values = train_values()
-    driver = ProgramDriver(mesh.runtime, train_program(), values, TRAIN_FEEDBACK)
-    queued = [driver.step() for _ in range(4)]
-    for futures, outputs in queued:
-        loss, values = train_reference(values)
-        np.testing.assert_allclose(futures[1].result(SECONDS).inline[outputs["t1"]], loss, rtol=1e-5)
-    for mpmd_idx, name in enumerate(["w0", "w1"]):
-        trained = mesh.runtime.fetch(mpmd_idx, driver.handles[name]).result(SECONDS)
-        assert trained.flags.owndata or not mesh.runtime._calls.by_ray  # not a view of Ray's memory
-        np.testing.assert_allclose(trained, values[name], rtol=1e-5, atol=1e-6)
+    step, plain = mpmd.jit(STEP, mesh), jax.jit(STEP)
+    state = expected = init(weights(2))
+    for _ in range(4):
+        state, _ = step(state, *batch())
+        expected, _ = plain(expected, *batch())
+    assert_close(state, expected)
+    (trained, *_) = jax.tree.leaves(mpmd.to_host(state))
+    assert trained.flags.owndata or not mesh.runtime._calls.by_ray  # not a view of Ray's memory
 
 
 def test_an_actor_killed_in_a_step_is_named_at_once_in_all_that_is_pending(mesh):
