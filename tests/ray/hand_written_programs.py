@@ -6,6 +6,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from mpmd.ir.plan import (
@@ -22,6 +23,8 @@ from mpmd.program import Program
 from mpmd.runtime.requests import StepRequest
 from tests.support.models import too_much
 from tests.support.plans import executable, run_of
+
+SECONDS = 60
 
 
 def compute_forever(x):
@@ -84,6 +87,34 @@ def echo_program(arrays, num_groups=2):
         tuple(OutputLeaf(n, n, a, (last,), ()) for n, a in zip(names, avals, strict=True)),
     )
     return Program(plan, {}, {}), dict(zip(names, arrays, strict=True))
+
+
+ARRAYS = [
+    np.array(3, "int32"),
+    np.array(True),
+    np.arange(12).reshape(3, 4).astype(ml_dtypes.bfloat16),
+    np.arange(5).astype(ml_dtypes.float8_e4m3fn),
+    np.zeros((0, 4), "float32"),
+    np.array([2**40, 1]),
+    np.array([1 / 3]),
+    np.random.default_rng(0).standard_normal((512, 513), "float32"),
+    np.arange(2**18).reshape(512, 512).astype(ml_dtypes.bfloat16),
+]
+
+
+def assert_messages_keep_every_bit(mesh):
+    """Also those of values of 64 bits."""
+    with jax.enable_x64(True):
+        program, values = echo_program(ARRAYS, mesh.mpmd_dim)
+        driver = ProgramDriver(mesh.runtime, program, values)
+        for _ in range(3):
+            futures, outputs = driver.step()
+            for future in futures.values():
+                future.result(SECONDS)
+            for name, array in values.items():
+                arrived = mesh.runtime.fetch(mesh.mpmd_dim - 1, outputs[name]).result(SECONDS)
+                assert arrived.dtype == array.dtype
+                np.testing.assert_array_equal(arrived, array)
 
 
 def relay_program(work, shape=()):

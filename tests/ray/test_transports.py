@@ -10,10 +10,12 @@ import ray
 
 import cluster
 import mpmd
+from cluster.transports.choice import NAMES
 from mpmd.errors import StepAborted
 from tests.ray.hand_written_programs import (
     ProgramDriver,
     allocate_too_much,
+    assert_messages_keep_every_bit,
     compute_forever,
     relay_program,
     wait_until_relaying,
@@ -27,15 +29,22 @@ SOON = 20
 """Seconds within which a failure ends all waiting, also on a busy machine."""
 
 
-@pytest.fixture(scope="module", params=[pytest.param("network", marks=pytest.mark.slow), "object_store"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "object_store"]
+
+
+@pytest.fixture(scope="module", params=["object_store", *OTHERS])
 def mesh(local_ray, request):
-    """Two groups of two devices, without shared memory."""
+    """Two groups of two devices, with one of the transports."""
     shape = {"stage": 2, "fsdp": 2}
     with cluster.launch(shape, "stage", cpus_per_group=0.25, transport=request.param) as mesh:
         assert mesh.transports == {(0, 1): request.param}
         # TCP takes ports that a network may close; the object store needs none but Ray's.
         assert mesh.runtime._calls.by_ray == (request.param == "object_store")
         yield mesh
+
+
+def test_messages_keep_every_bit(mesh):
+    assert_messages_keep_every_bit(mesh)
 
 
 def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
