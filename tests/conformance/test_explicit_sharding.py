@@ -173,34 +173,6 @@ def test_functions_without_a_loop(groups):
     np.testing.assert_array_equal(again, np.arange(8.0) * 2)
 
 
-@pytest.mark.slow
-def test_a_shard_map_with_a_mesh_of_its_own_and_a_spec_without_one():
-    """They work together where the mesh is as large as a group's, and has the axes of the spec."""
-    own = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
-
-    def step(w, x):
-        def loss(w, x):
-            h = jax.lax.with_sharding_constraint(jnp.tanh(x @ w[0]), P("fsdp"))
-            h = mpmd.mark_stage_end(h)
-            local = jax.shard_map(
-                lambda h: h - jax.lax.pmean(h.mean(0, keepdims=True), "fsdp"),
-                mesh=own,
-                in_specs=P("fsdp"),
-                out_specs=P("fsdp"),
-            )
-            return jnp.sum(local(h @ w[1]) ** 2)
-
-        grad = jax.value_and_grad(loss)
-        return mpmd.treduce(lambda x: grad(w, x), x, schedule=mpmd.Std1F1B(2), operation=mpmd.Add)
-
-    args = [draws(8, 8, seed=i) for i in (1, 2)], draws(4, 4, 8, seed=3)
-    with jax.set_mesh(own):
-        expected = jax.jit(step)(*args)
-    for types in ((AxisType.Auto,) * 2, EXPLICIT):
-        with mpmd.MpmdMesh(grid(2, 2, types=types), "stage") as mesh:
-            assert_close(mpmd.jit(step, mpmd_mesh=mesh, in_specs=(P(), ROWS))(*args), expected)
-
-
 def test_a_sharding_that_jax_refuses_is_refused_with_its_words(groups):
     """A product of two operands that are sharded over one axis, which JAX does not gather by itself."""
     args, specs = arguments()

@@ -232,22 +232,6 @@ def test_weights_are_no_messages():
     assert {(value.aval.shape, value.count) for value in sent} == {((3, WIDTH), 4)}
 
 
-@pytest.mark.slow
-def test_rows_that_are_sharded_within_groups():
-    """What is cut within the step stays sharded: gradients are summed over the devices after the loop."""
-
-    def step(params, x, y):
-        differentiate = mpmd.value_and_grad(mse, num_microbatches=3, schedule=mpmd.Std1F1B(2))
-        loss, grads = differentiate(params, x, y)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
-
-    with mesh_of(2, data=2) as mesh:
-        specs = (P(), P("data"), P("data"))
-        loaded = assert_parity_on(mesh, step, weights(2), X, Y, in_specs=specs)
-        in_loop, _ = collectives_of(loaded, mesh)
-    assert len(in_loop) == 4 and not any(in_loop.values())
-
-
 def test_weights_of_sharded_rows():
     """Gradients times the weight of their microbatch are summed over the devices after the loop, too."""
 
