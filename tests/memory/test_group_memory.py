@@ -21,15 +21,14 @@ from mpmd.ir.plan import (
 from mpmd.memory import EarliestArrival, Holding, MemoryParts, group_memories
 from mpmd.schedules import GPipe
 from mpmd.verify import verify
-from tests.support.plans import ACTIVATION, pipeline_plan, run_of
+from tests.support.plans import ACTIVATION, executable, pipeline_plan, run_of
 
 VECTOR = Aval((4,), "float32", 4)
 SIZE = VECTOR.nbytes
 MICROBATCHES = 3
 
 
-def unary(name, spec=()):
-    return Executable(name, (VECTOR,), (VECTOR,), (), (spec,), (spec,))
+UNARY = executable("f", [VECTOR], [VECTOR])
 
 
 def forwards():
@@ -44,7 +43,7 @@ def forwards():
         ]
     return Plan(
         (GroupProgram(0, tuple(first)), GroupProgram(1, tuple(second))),
-        (unary("f"),),
+        (UNARY,),
         (InputLeaf("x", "x", VECTOR, (0,), (), False),),
         (),
         tuple(OutputLeaf(f"[{i}]", f"y{i}", VECTOR, (1,), ()) for i in range(MICROBATCHES)),
@@ -126,7 +125,7 @@ def test_a_message_of_two_values_is_in_use_until_both_are_dropped():
             GroupProgram(0, (*first, Send(("a", "b"), 1, 0), Free(("a", "b")))),
             GroupProgram(1, (Recv(("a", "b"), 0, 0), second[0], Free(("a",)), second[1], Free(("b",)))),
         ),
-        (unary("f"),),
+        (UNARY,),
         (InputLeaf("x", "x", VECTOR, (0,), (), False),),
         (),
         tuple(OutputLeaf(f"[{name}]", f"of {name}", VECTOR, (1,), ()) for name in "ab"),
@@ -154,7 +153,7 @@ def test_values_are_told_apart_by_what_they_are_for():
 def test_work_outside_the_loop_has_its_own_part():
     plan = Plan(
         (GroupProgram(0, (run_of("after_0", "f", ("x",), ("y",)),)),),
-        (unary("f"),),
+        (UNARY,),
         (InputLeaf("x", "x", VECTOR, (0,), (), False),),
         (),
         (OutputLeaf("", "y", VECTOR, (0,), ()),),

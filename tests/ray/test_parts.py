@@ -13,10 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 import cluster
 import mpmd
-from mpmd.meshes.part import PartMesh
-from tests.support.covering import COVERING
-from tests.support.parity import assert_case_on, assert_close
-from tests.support.programs import PROGRAMS
 
 LAYERS, WIDTH, ROWS, MICROBATCHES = 4, 8, 4, 4
 WEIGHTS = np.arange(LAYERS * WIDTH * WIDTH, dtype=np.float32).reshape(LAYERS, WIDTH, WIDTH) / 1000
@@ -106,23 +102,6 @@ def test_a_part_goes_on_when_a_group_of_another_dies(local_ray):
         # A program that the trainer's groups load now needs nobody else.
         norm = mpmd.jit(lambda weights: jnp.square(weights).sum(), mesh.part("actor"))(weights)
         np.testing.assert_allclose(float(norm), np.square(np.asarray(weights)).sum(), rtol=1e-5)
-
-
-ON_A_PART = [program for program in PROGRAMS if program.name in COVERING]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ON_A_PART, ids=lambda program: program.name)
-def test_program(program, four_groups, two_groups):
-    """Programs on the last groups of a mesh, with the state donated, and copied between the groups."""
-    case = program.case()
-    whole = two_groups if case.axes else four_groups
-    if case.groups >= whole.mpmd_dim:
-        pytest.skip("it needs all groups of the mesh")
-    part = PartMesh(whole, "model", range(whole.mpmd_dim - case.groups, whole.mpmd_dim))
-    loaded = assert_case_on(part, case, donate_argnums=0)
-    state = mpmd.reshard(case.state, to=loaded)
-    assert_close(mpmd.reshard(state, to=loaded), jax.tree.map(jnp.asarray, case.state), 0)
 
 
 @pytest.mark.slow

@@ -18,8 +18,6 @@ from tests.support.programs import (
     scanned_libraries,
     several_loops,
     sharing,
-    sliced_attention,
-    sliced_states,
     sliced_training,
     stacked_arrays,
     stages,
@@ -52,8 +50,6 @@ THEMES = (
     found_layers,
     gradients,
     scanned_decoders,
-    sliced_attention,
-    sliced_states,
     sliced_training,
 )
 PROGRAMS = [entry for theme in THEMES for entry in entries_of(theme)]

@@ -19,10 +19,10 @@ def matrices(key, **shapes):
     }
 
 
-def rotated(x, start=0):
-    """Rotary embeddings of (batch, tokens, heads, width) from the position ``start`` on."""
+def rotated(x):
+    """Rotary embeddings of (batch, tokens, heads, width)."""
     half = x.shape[-1] // 2
-    angles = (start + jnp.arange(x.shape[1]))[:, None] / 10 ** (jnp.arange(half) / half)
+    angles = jnp.arange(x.shape[1])[:, None] / 10 ** (jnp.arange(half) / half)
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     a, b = jnp.split(x, 2, -1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
