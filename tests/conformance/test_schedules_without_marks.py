@@ -2,10 +2,8 @@
 
 import logging
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from flax import nnx
 from jax import lax
@@ -51,34 +49,6 @@ def trained(loss, schedule, **options):
     return step
 
 
-class Network(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for _ in range(4):
-            x = x + nn.tanh(nn.Dense(WIDTH)(x))
-        return x
-
-
-def flax_network():
-    network = Network()
-
-    def loss(params, x, y):
-        return optax.l2_loss(network.apply(params, x), y).mean()
-
-    return trained(loss, mpmd.Std1F1B(2)), network.init(jax.random.key(0), X)
-
-
-def nnx_network():
-    graph, state = nnx.split([nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(i)) for i in range(4)])
-
-    def loss(state, x, y):
-        for linear in nnx.merge(graph, state):
-            x = jnp.tanh(linear(x))
-        return jnp.mean((x - y) ** 2)
-
-    return trained(loss, mpmd.ZeroBubble(2)), state
-
-
 @pytest.mark.usual("interleaved")
 @pytest.mark.parametrize(
     ("make", "groups"),
@@ -87,10 +57,8 @@ def nnx_network():
         (lambda: (trained(jax.jit(loss_of), mpmd.GPipe(2)), weights(4)), 2),
         (lambda: (trained(jax.checkpoint(loss_of), mpmd.Std1F1B(2)), weights(4)), 2),
         (lambda: (trained(stacked_loss, mpmd.Std1F1B(3)), stacked_weights()), 3),
-        (flax_network, 2),
-        (nnx_network, 2),
     ],
-    ids="interleaved jitted checkpoint scan flax nnx".split(),
+    ids="interleaved jitted checkpoint scan".split(),
 )
 def test_a_step_computes_what_jax_does(make, groups):
     step, params = make()
