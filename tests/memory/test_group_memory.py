@@ -135,6 +135,26 @@ def test_a_message_of_two_values_is_in_use_until_both_are_dropped():
     assert (memory.peak_bytes, memory.task) == ((2 + 2 + 2) * SIZE, None)
 
 
+def test_a_buffer_is_in_use_while_a_task_takes_its_message_over():
+    takes_over = dataclasses.replace(UNARY, name="g", donated=(0,))
+    plan = Plan(
+        (
+            GroupProgram(0, (run_of("fwd_0__0", "f", ("x",), ("h",)), Send(("h",), 1, 0), Free(("h",)))),
+            GroupProgram(1, (Recv(("h",), 0, 0), run_of("fwd_1__0", "g", ("h",), ("y",)))),
+        ),
+        (UNARY, takes_over),
+        (InputLeaf("x", "x", VECTOR, (0,), (), False),),
+        (),
+        (OutputLeaf("y", "y", VECTOR, (1,), ()),),
+    )
+    plan = compiled(plan, temporaries=1000)  # so that the task needs most
+    kept, elsewhere = (
+        group_memories(plan, verify(plan).arrivals, {(0, 1): holding})[1].peak_bytes
+        for holding in (Holding.KEPT, Holding.ELSEWHERE)
+    )
+    assert kept - elsewhere == SIZE  # for the message of the next step
+
+
 def test_values_are_told_apart_by_what_they_are_for():
     plan = pipeline_plan(GPipe(2), MICROBATCHES)
     weights = [leaf for leaf in plan.inputs_of(1).values() if leaf.donated]

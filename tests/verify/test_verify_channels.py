@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mpmd.compiler.lower.liveness import add_frees_and_donations
 from mpmd.ir.plan import Aval, Executable, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Run, Send
 from mpmd.verify import verify
-from mpmd.verify.channels import rendezvous_order
+from mpmd.verify.channels import channels_of, rendezvous_order
 from tests.support.plans import run_of
 
 SCALAR = Aval((), "float32", 4)
@@ -149,3 +149,39 @@ def test_programs_that_may_wait_for_one_another_are_those_without_a_rendezvous_o
             lists[g].pop(0)
     found = rendezvous_order(Plan(programs, plan.executables, plan.inputs, (), plan.outputs))
     assert (len(found) == sum(len(p.instructions) for p in programs)) == (not any(lists))
+
+
+def test_messages_are_counted_from_their_send_to_their_first_reader():
+    names = [f"h{i}" for i in range(3)]
+    sender = [
+        x for i, n in enumerate(names) for x in (run_of("after_0", "f1", ("x0",), (n,)), Send((n,), 1, i))
+    ]
+    late = [*(Recv((n,), 0, i) for i, n in enumerate(names)), run_of("after_0", "f3", tuple(names), ("out",))]
+    f1, f3 = (Executable(f"f{n}", (SCALAR,) * n, (SCALAR,), (), ((),) * n, ((),)) for n in (1, 3))
+    inputs = tuple(InputLeaf(f"x{g}", f"x{g}", SCALAR, (g,), (), False) for g in (0, 1))
+
+    def capacities(*programs):
+        plan = Plan(
+            tuple(GroupProgram(g, tuple(program)) for g, program in enumerate(programs)),
+            (f1, f3),
+            inputs,
+            (),
+            (OutputLeaf("out", "out", SCALAR, (1,), ()),),
+        )
+        return channels_of(plan, rendezvous_order(plan)).capacities
+
+    assert capacities(sender, late) == {(0, 1): 3}
+    # That a send waits for an answer changes nothing, even if that is sent before a message is read;
+    between = [late[0], Send(("x1",), 0, 0), run_of("after_0", "f1", ("h0",), ("y",)), *late[1:]]
+    waits = [*sender[:2], Recv(("x1",), 1, 0), run_of("after_0", "f1", ("x1",), ("h1",)), *sender[3:]]
+    assert capacities(waits, between)[0, 1] == 3
+    # but if the answer is made of the first message, that one has been read by then.
+    made = [late[0], run_of("after_0", "f1", ("h0",), ("y",)), Send(("y",), 0, 0), *late[1:]]
+    waits = [
+        *sender[:2],
+        Recv(("y",), 1, 0),
+        *sender[2:4],
+        run_of("after_0", "f1", ("y",), ("h2",)),
+        sender[-1],
+    ]
+    assert capacities(waits, made) == {(0, 1): 2, (1, 0): 1}
