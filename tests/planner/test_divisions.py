@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -153,8 +154,8 @@ def test_rows_are_found_where_the_step_cuts_its_batch():
     assert (profile.rows, profile.microbatch_rows) == (rows.shape[0], batch.shape[1])
 
 
-def test_rows_of_merged_dimensions_are_those_of_neither():
-    jaxpr = jax.make_jaxpr(lambda x: x.reshape(-1))(np.ones((2, 3))).jaxpr
+def test_a_dimension_that_the_step_adds_comes_from_no_argument():
+    jaxpr = jax.make_jaxpr(lambda x: jnp.broadcast_to(x, (3, 2)))(np.ones(2)).jaxpr
     assert origin_of(jaxpr.outvars[0], 0, jaxpr.eqns) is None
 
 
