@@ -1,4 +1,4 @@
-"""Scanned layers whose arrays are cut, joined, shared or read in other ways, and scans that carry integers."""
+"""Scanned layers whose arrays are cut, joined, shared or read in other ways, and carried integers."""
 
 from functools import partial
 
