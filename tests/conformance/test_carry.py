@@ -66,11 +66,10 @@ def test_loops_without_gradients_and_of_any_length(schedule, num_microbatches):
     assert_parity(step, (weights(2), statistics(2)), *batch(num_microbatches), mesh=mesh_of(2))
 
 
-def test_a_forward_reads_what_the_one_before_it_made():
+def test_a_forward_reads_what_the_one_before_it_made(mesh):
     """So every reader of the plan has the microbatches of a stage in their order."""
     step, state = step_of(through(batch_norm, 2), mpmd.GPipe(2)), (weights(2), statistics(2))
-    with mesh_of(2) as mesh:
-        plan = mpmd.jit(step, mpmd_mesh=mesh).compile(state, *batch(4)).plan
+    plan = mpmd.jit(step, mpmd_mesh=mesh).compile(state, *batch(4)).plan
     runs = {str(i.task): i for i in plan.programs[0].instructions if isinstance(i, Run)}
     for microbatch in range(1, 4):
         handed = set(runs[f"fwd_0__{microbatch - 1}"].outputs) & set(runs[f"fwd_0__{microbatch}"].inputs)
@@ -118,7 +117,7 @@ def scaled(h, scale):
 scaled.defvjp(lambda h, scale: (h, scale), lambda scale, g: (g * scale, jnp.zeros_like(scale)))
 
 
-def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused():
+def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused(mesh):
     """The gradient of a stage's input needs what the gradient of its weights updates."""
 
     def step(state, xs, ys):
@@ -136,7 +135,7 @@ def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused():
         scale, results = mpmd.treduce(of_microbatch, (xs, ys), schedule=mpmd.ZeroBubble(2), carry=scale)
         return (params, scale), results
 
-    with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError, match=r"ZeroBubble.* splits backwards"):
+    with pytest.raises(mpmd.CompileError, match=r"ZeroBubble.* splits backwards"):
         mpmd.jit(step, mpmd_mesh=mesh).compile((weights(2), jnp.float32(1)), *batch(4))
 
 

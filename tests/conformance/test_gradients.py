@@ -286,18 +286,15 @@ def decided_step(params, x, y):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 
 
-def test_what_a_plan_decides():
+def test_what_a_plan_decides(mesh):
     decisions = Decisions(schedule=mpmd.GPipe(2), num_microbatches=6)
-    with mesh_of(2) as mesh:
-        step = decided(decided_step, decisions)
-        loaded = mpmd.jit(step, mesh).compile(weights(2), X, Y)
-        first_tasks = [str(run.task) for run in loaded.plan.programs[0].runs if isinstance(run.task, Cell)]
-        assert first_tasks == [f"{kind}_0__{i}" for kind in ("fwd", "bwd") for i in range(6)]
-        assert_close(loaded(weights(2), X, Y), jax.jit(decided_step)(weights(2), X, Y))
-        with pytest.raises(
-            mpmd.CompileError, match=r"treduce at .*test_gradients.py:.*has no schedule: give"
-        ):
-            mpmd.jit(decided_step, mesh).compile(weights(2), X, Y)
+    step = decided(decided_step, decisions)
+    loaded = mpmd.jit(step, mesh).compile(weights(2), X, Y)
+    first_tasks = [str(run.task) for run in loaded.plan.programs[0].runs if isinstance(run.task, Cell)]
+    assert first_tasks == [f"{kind}_0__{i}" for kind in ("fwd", "bwd") for i in range(6)]
+    assert_close(loaded(weights(2), X, Y), jax.jit(decided_step)(weights(2), X, Y))
+    with pytest.raises(mpmd.CompileError, match=r"treduce at .*test_gradients.py:.*has no schedule: give"):
+        mpmd.jit(decided_step, mesh).compile(weights(2), X, Y)
 
 
 def test_a_number_of_microbatches_that_nothing_says_is_one():

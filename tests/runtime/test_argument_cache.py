@@ -17,12 +17,6 @@ from tests.support.models import batch, mse, weights
 from tests.support.parity import mesh_of
 
 
-@pytest.fixture
-def mesh():
-    with mesh_of(2) as mesh:
-        yield mesh
-
-
 def evaluate(params, xs, ys):
     return mpmd.treduce(lambda mb: mse(params, *mb), (xs, ys), mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
 
