@@ -1,11 +1,11 @@
-"""Small models of the field: a transformer, one that prunes its tokens, and diffusion."""
+"""Small models of the field: blocks of a transformer, a model that prunes its tokens, and diffusion."""
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mlp, weights
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, weights
 from tests.support.programs.table import Case, descend, loop, program, train
 
 TOKENS, MODEL, HEADS, VOCABULARY = 6, 8, 2, 7
@@ -73,25 +73,6 @@ def causal():
 def word_loss(params, h, targets):
     logits = normalised(h) @ params["table"].T
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
-
-
-@program()
-def transformer_with_rotary_embeddings_and_causal_mask():
-    def loss(params, tokens, targets):
-        mask = causal()
-        h = mlp(params["blocks"], params["table"][tokens], lambda p, h: block(p, h, mask))
-        return word_loss(params, h, targets)
-
-    def holds(loaded):
-        activation = 2 * TOKENS * MODEL * 4
-        table, microbatches = VOCABULARY * MODEL * 4, 3
-        sent = [group.sent_bytes for group in loaded.report().groups]
-        # The tied table's gradient comes to group 0, and the new table goes to group 2.
-        expected = [microbatches * activation, 2 * microbatches * activation, microbatches * activation]
-        expected = [expected[0] + table, expected[1], expected[2] + table]
-        assert sent == expected, f"sends {sent} bytes, not {expected}"
-
-    return train(loss, transformer(), data=token_batches(), holds=holds)
 
 
 @program()

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 
 import mpmd
-from tests.support.models import BATCH, CLIPPED_ADAM, SGD, WIDTH, batch, layer
+from tests.support.models import BATCH, CLIPPED_ADAM, WIDTH, batch, layer
 from tests.support.programs.scanned_layers import (
     LAYERS,
     WEIGHTS,
@@ -134,21 +134,6 @@ def an_encoder_and_a_decoder(marks_memory):
 
     params = {"encoder": stacked(3), "decoder": stacked(6)}
     return train(loss, params, optimizer=CLIPPED_ADAM)
-
-
-@program()
-def sharded_stacks():
-    from jax.sharding import PartitionSpec as P
-
-    specs = {"layers": {"w": P(None, None, "x"), "b": P(None, "x")}}
-    return train(
-        model(),
-        stacked(),
-        optimizer=SGD,
-        axes={"x": 2},
-        options={"in_specs": ((specs, P()), P(None, "x"), P(None, "x"))},
-        holds=WEIGHTS,
-    )
 
 
 @program(["slope", "forward"])
