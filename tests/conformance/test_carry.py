@@ -10,19 +10,19 @@ import mpmd
 from mpmd.ir.plan import Run, Task
 from tests.support.models import batch, weights
 from tests.support.parity import assert_close, assert_parity, mesh_of
-from tests.support.programs.carried import batch_norm, running_norm, statistics, through
+from tests.support.programs.carried import batch_norm, running_norm, statistics, through, with_gradients
 
 
 def step_of(loss, schedule=None, **options):
     def step(state, xs, ys):
         params, carry = state
 
-        def of_microbatch(carry, microbatch):
-            (value, carry), grads = jax.value_and_grad(loss, has_aux=True)(params, carry, *microbatch)
-            return carry, (value, grads)
-
         carry, (losses, grads) = mpmd.treduce(
-            of_microbatch, (xs, ys), schedule=schedule or mpmd.Std1F1B(2), carry=carry, **options
+            with_gradients(loss, params),
+            (xs, ys),
+            schedule=schedule or mpmd.Std1F1B(2),
+            carry=carry,
+            **options,
         )
         return (params, carry), (losses, grads)
 
@@ -33,10 +33,7 @@ def test_under_plain_jax_it_is_that_of_a_scan():
     loss, (xs, ys) = through(batch_norm, 2), batch(4)
     params, carry = state = weights(2), statistics(2)
 
-    def one(carry, microbatch):
-        (value, carry), grads = jax.value_and_grad(loss, has_aux=True)(params, carry, *microbatch)
-        return carry, (value, grads)
-
+    one = with_gradients(loss, params)
     carry, (losses, grads) = jax.jit(lambda carry: jax.lax.scan(one, carry, (xs, ys)))(carry)
     expected = (params, carry), (losses, jax.tree.map(lambda g: g.sum(0), grads))
     assert_close(jax.jit(step_of(loss))(state, xs, ys), expected)

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 import mpmd
 from tests.support.models import BATCH, batch, init, layer, make_step, mlp, mse, weights
 from tests.support.parity import assert_parity, uneven_mesh_of
+from tests.support.programs.submeshes import like_parameters
 
 ADAM = optax.adam(1e-2, eps=1e-3)
 ROWS = P(None, "data")
@@ -22,11 +23,6 @@ SHAPES = {
     "data, then data and model": ({"data": 4, "model": 1}, {"data": 2, "model": 2}),
     "model, then data": ({"data": 1, "model": 4}, {"data": 4, "model": 1}),
 }
-
-
-def like_parameters(state, spec):
-    """The specs of parameters for every leaf of the state that has the shape of one."""
-    return jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state)
 
 
 @pytest.mark.usual("sharded-fewer rows")

@@ -122,10 +122,7 @@ def siamese(params, x, y):
 
 @program()
 def calls_beside_one_another():
-    def holds(loaded):
-        assert homes(loaded) == [(0,), (0,), (1,), (1,), (2,), (2,)]
-
-    return train(siamese, weights(3), optimizer=CLIPPED_ADAM, holds=holds)
+    return train(siamese, weights(3), optimizer=CLIPPED_ADAM, holds=stays_on_one_group_each)
 
 
 @program()
