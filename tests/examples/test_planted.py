@@ -1,4 +1,7 @@
-"""Every example fails if one gradient of one weight, stage and microbatch is two per cent off."""
+"""Every example fails if one gradient of one weight, stage and microbatch is two per cent off.
+
+Those of Workshop are in ``test_planted_faults.py``.
+"""
 
 import pytest
 
@@ -7,12 +10,6 @@ from tests.support.planted import planted
 JAXPP = "--layers 4 --seq-len 4 --heads 4 --d-model 32 --steps 4".split()
 ALPA = "--given --dim 8 --batch-size 32 --parts manual".split()
 GPT = "--layers 2 --stages 2 --d-model 8 --heads 2 --seq-len 8 --batch-size 4 --microbatches 2 --steps 2"
-TRANSFORMER = (
-    "--data 1 --model 1 --layers 2 --hidden 16 --heads 2 --seq-len 8 --microbatches 2 --steps 1 "
-    "--strategies gathered"
-)
-STRATEGY = ["--strategies", "pipeline, 1F1B", "--troubleshoot", "pipeline, 1F1B"]
-SIZES = "--layers 3 --d-model 16 --seq-len 8 --heads 2 --simulate 1".split()
 WEIGHT, BIAS = max, min
 WRITES = {"jaxpp_tutorial": "--output", "train_gpt": "--output", "resumable_training": "--directory"}
 
@@ -30,8 +27,6 @@ WRITES = {"jaxpp_tutorial": "--output", "train_gpt": "--output", "resumable_trai
         ("scanned_gpt", GPT.split(), 0, 1, WEIGHT),
         ("resumable_training", [], 0, 3, WEIGHT),
         pytest.param("jaxpp_tutorial", JAXPP, 2, 1, WEIGHT, marks=pytest.mark.slow),
-        pytest.param("workshop_transformer", TRANSFORMER.split(), 1, 0, WEIGHT, marks=pytest.mark.slow),
-        pytest.param("workshop_strategies", [*STRATEGY, *SIZES], 1, 0, BIAS, marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_gradient_is_noticed(example, tmp_path, name, arguments, stage, microbatch, choose):
