@@ -53,7 +53,7 @@ RAY_RELEASES = ["2.54.0", "2.57.1", "2.60.0"]
 RAY_TESTS = [
     "tests/cluster/test_ray_compat.py",
     "tests/ray/test_launch.py",  # starting, joining, reservations, environments, dead clusters
-    "tests/ray/test_messages.py",  # the object store, and actors that talk to one another
+    "tests/ray/test_transports.py",  # the object store, and actors that talk to one another
     "tests/ray/test_failures.py",  # the errors by which Ray says that an actor has died
     "tests/ray/test_recovery.py",  # actors that are replaced and moved, metrics
     "tests/ray/test_recovery_nodes.py",  # nodes that die, come and are drained

@@ -63,6 +63,15 @@ def collected_once():
     gc.freeze()
 
 
+@pytest.fixture
+def mesh():
+    """Two groups of one of this process's devices each."""
+    from tests.support.parity import mesh_of  # which imports JAX
+
+    with mesh_of(2) as mesh:
+        yield mesh
+
+
 @pytest.hookimpl(tryfirst=True)  # before cases are selected by their markers
 def pytest_collection_modifyitems(config, items):
     """Leaves to ``make test-slow`` the cases of a test that its marker ``usual`` does not name.

@@ -120,11 +120,6 @@ def test_every_public_method_is_in_the_table():
     assert set(methods()) - {*PUBLIC} == OF_THE_PACKAGE
 
 
-def test_the_table_has_every_parameter():
-    missing = {name: public.parameters - {*public.takes} for name, public in PUBLIC.items()}
-    assert not {name: parameters for name, parameters in missing.items() if parameters}
-
-
 def test_valid_arguments_are_accepted(monkeypatch, tmp_path):
     for name in PUBLIC.keys() - OF_NOTHING:
         (tmp_path / name).mkdir()

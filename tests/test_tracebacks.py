@@ -165,7 +165,7 @@ def test_the_whole_traceback_may_be_the_cause():
     assert "excludes JAX-internal frames" in str(error.__cause__)
 
 
-def test_a_warning_has_the_line_of_the_user():
-    with mesh_of(2) as mesh, pytest.warns(mpmd.StepWarning) as caught:
+def test_a_warning_has_the_line_of_the_user(mesh):
+    with pytest.warns(mpmd.StepWarning) as caught:
         mpmd.jit(step_of(lambda w, x: good_loss(w, jnp.ones((2, 4)))), mesh).lower(WEIGHTS, X)
     assert {warning.filename for warning in caught} == {__file__}

@@ -68,24 +68,19 @@ CALLS = {
     # JAX's functions.
     "jnp.where": lambda t: jnp.where(t["w"] > 0, t["w"], 0),
     "jnp.asarray": lambda t: jnp.asarray(t["w"], jnp.bfloat16),
-    "jnp.allclose": lambda t: jnp.allclose(t["w"], t["w"]),
     "jax.lax.cond": lambda t: jax.lax.cond(t["scale"] > 0, jnp.sin, jnp.cos, t["w"]),
     "jax.jit": lambda t: jax.jit(lambda t: t["w"] * t["scale"] + t["v"])(t),
     "jax.jit of a closure": lambda t: jax.jit(lambda: t["w"] + 1)(),
     "jax.grad": lambda t: jax.grad(lambda w: jnp.sum(w**3))(t["w"]),
-    "jax.vmap": lambda t: jax.vmap(jnp.sum)(t["w"]),
     "jax.eval_shape": lambda t: jax.eval_shape(lambda t: t["w"] @ t["w"], t),
     "jax.typeof": lambda t: str(jax.typeof(t["v"])),
-    "jax.make_jaxpr": lambda t: str(jax.make_jaxpr(jnp.sin)(t["w"])),
     "jax.device_put to a device": lambda t: jax.device_put(t["w"], jax.devices()[1]),
     "jax.device_get": lambda t: jax.device_get({**t, "key": 0}),
     "jax.block_until_ready": lambda t: jax.block_until_ready(t),
     "jax.pure_callback": lambda t: jax.pure_callback(np.sin, jax.eval_shape(jnp.sin, t["w"]), t["w"]),
-    "jax.flatten_util.ravel_pytree": lambda t: jax.flatten_util.ravel_pytree([t["w"], t["scale"]])[0],
     "isinstance": lambda t: [isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(t)],
     # Keys.
     "jax.random.split": lambda t: jax.random.split(t["key"]),
-    "jax.random.normal": lambda t: jax.random.normal(t["key"], (3,)),
     "jax.random.key_data": lambda t: jax.random.key_data(t["key"]),
     "jax.jit of a key": lambda t: jax.jit(jax.random.uniform)(t["key"]),
     # What arrays do.
@@ -106,9 +101,7 @@ CALLS = {
     "where": lambda t: [t["w"].sharding, t["w"].devices(), t["w"].is_fully_addressable],
     # Libraries.
     "eqx.partition": lambda t: eqx.combine(*eqx.partition(t, eqx.is_inexact_array)),
-    "eqx.filter_jit": lambda t: eqx.filter_jit(lambda model, x: model(x))(Model(t["w"], "m"), t["w"]),
     "eqx.filter_grad": lambda t: eqx.filter_grad(lambda model: jnp.sum(model(t["w"])))(Model(t["w"], "m")),
-    "flax.serialization.to_bytes": lambda t: flax.serialization.to_bytes({"w": t["w"], "v": t["v"]}),
     "flax.serialization.from_bytes": lambda t: flax.serialization.from_bytes(
         {"w": t["w"]}, flax.serialization.to_bytes({"w": t["w"]})
     ),

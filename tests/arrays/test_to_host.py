@@ -7,13 +7,6 @@ import pytest
 
 import mpmd
 from tests.support.models import batch, init, make_step, mse, weights
-from tests.support.parity import mesh_of
-
-
-@pytest.fixture
-def mesh():
-    with mesh_of(2) as mesh:
-        yield mesh
 
 
 def with_key(state, key, xs, ys):

@@ -45,12 +45,6 @@ def test_more_groups_and_another_schedule_continue_where_the_first_ones_were(on_
 
 
 @pytest.mark.slow
-def test_a_wider_group_continues_where_the_first_ones_were(saved):
-    with mesh_of(1, fsdp=4) as mesh:
-        check_continues(compiled(mesh, mpmd.GPipe(1), sharded=True), saved)
-
-
-@pytest.mark.slow
 def test_uneven_groups_continue_where_the_first_ones_were(saved):
     with uneven_mesh_of({"fsdp": 1}, {"fsdp": 4}) as mesh:
         check_continues(compiled(mesh, mpmd.Std1F1B(2), sharded=True), saved)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.sharding import AxisType, PartitionSpec
 
 from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.equations import subjaxprs
@@ -129,20 +128,3 @@ def test_a_product_that_others_read_stays(fun):
     assert sum(name == "dot_general" for name in names_of(jaxpr)) == names_of(
         jax.make_jaxpr(fun)(normal(2, 3), normal(3, 4)).jaxpr
     ).count("dot_general")
-
-
-@pytest.mark.parametrize("unreduced", [set(), {"y"}])
-def test_an_explicit_sharding_is_that_of_the_transposed_product(unreduced):
-    mesh = jax.make_mesh((2, 1), ("x", "y"), (AxisType.Explicit,) * 2, devices=jax.devices()[:2])
-    with jax.set_mesh(mesh):
-        a = jax.device_put(normal(4, 4), jax.NamedSharding(mesh, PartitionSpec("x", "y")))
-        b = jax.device_put(normal(4, 4), jax.NamedSharding(mesh, PartitionSpec(None, "y")))
-        spec = PartitionSpec("x", None, unreduced=unreduced)
-
-        def transposed(a, b):
-            return lax.dot_general(a, b, (((1,), (1,)), ((), ())), out_sharding=spec).T
-
-        (eqn,) = canonical(jax.make_jaxpr(transposed)(a, b))[0].eqns
-        transposed_spec = PartitionSpec(None, "x", unreduced=unreduced)
-        assert eqn.params["out_sharding"].spec == transposed_spec
-        assert eqn.outvars[0].aval.sharding.spec == transposed_spec

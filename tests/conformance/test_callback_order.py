@@ -81,16 +81,15 @@ def arguments():
 
 @pytest.mark.usual("zero-bubble")
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_the_order_of_the_traced_step(schedule):
+def test_the_order_of_the_traced_step(mesh, schedule):
     seen = []
     step = step_of(noting(seen, ordered=True), schedule)
-    with mesh_of(2) as mesh:
-        wanted = in_order(step, mesh, seen, *arguments())
+    wanted = in_order(step, mesh, seen, *arguments())
     names = [name for name, *_ in wanted]
     assert names == ["before", *["first", "mark", "second", "loss", "gradient"] * 4, "after"]
 
 
-def test_scans_conditionals_and_remat():
+def test_scans_conditionals_and_remat(mesh):
     seen = []
     tell = noting(seen, ordered=True)
 
@@ -120,8 +119,7 @@ def test_scans_conditionals_and_remat():
         )
         return descend(state, grads), total
 
-    with mesh_of(2) as mesh:
-        wanted = in_order(step, mesh, seen, *arguments())
+    wanted = in_order(step, mesh, seen, *arguments())
     assert [(name, i) for name, i, _ in wanted[:5]] == [
         ("scan", 0), ("even", 0), ("scan", 1), ("odd", 1), ("odd", 0)
     ]  # fmt: skip
@@ -129,7 +127,7 @@ def test_scans_conditionals_and_remat():
 
 @pytest.mark.usual("layers")
 @pytest.mark.parametrize("computed_again", ["nothing", "layers", "all layers"])
-def test_scanned_layers_tell_on_their_groups(computed_again):
+def test_scanned_layers_tell_on_their_groups(mesh, computed_again):
     """Each part of a scan tells of its own layers, as often as it runs."""
     seen = []
     tell = noting(seen)
@@ -154,12 +152,11 @@ def test_scanned_layers_tell_on_their_groups(computed_again):
         return descend(state, grads), total
 
     args = stacked(4), *batch()
-    with mesh_of(2) as mesh:
-        wanted = in_order(step, mesh, seen, *args)
-        tells = [
-            [one for one in program.instructions if isinstance(one, HostCall)]
-            for program in programs(step, mesh, *args)
-        ]
+    wanted = in_order(step, mesh, seen, *args)
+    tells = [
+        [one for one in program.instructions if isinstance(one, HostCall)]
+        for program in programs(step, mesh, *args)
+    ]
     runs = 1 if computed_again == "nothing" else 2
     assert len(wanted) == 4 * 4 * runs and [len(of_group) for of_group in tells] == [4 * runs] * 2
 
@@ -176,23 +173,22 @@ def test_groups_of_several_devices_call_once_with_the_whole_value():
     assert shapes["first"] == batch()[0][0].shape
 
 
-def test_a_function_without_a_loop():
+def test_a_function_without_a_loop(mesh):
     seen = []
-    with mesh_of(2) as mesh:
-        state, _ = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)(init(weights(2)), *batch())
+    state, _ = mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mpmd_mesh=mesh)(init(weights(2)), *batch())
 
-        def norm(state):
-            total = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(state))
-            jax.debug.callback(lambda v: seen.append(float(v)), total)
-            jax.debug.callback(lambda: seen.append("done"))
-            return total
+    def norm(state):
+        total = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(state))
+        jax.debug.callback(lambda v: seen.append(float(v)), total)
+        jax.debug.callback(lambda: seen.append("done"))
+        return total
 
-        total = mpmd.jit(norm, mpmd_mesh=mesh)(state)
-        assert float(total) == pytest.approx(seen[0])
-        assert seen[1:] == ["done"]
+    total = mpmd.jit(norm, mpmd_mesh=mesh)(state)
+    assert float(total) == pytest.approx(seen[0])
+    assert seen[1:] == ["done"]
 
 
-def test_what_functions_are_called_with():
+def test_what_functions_are_called_with(mesh):
     """JAX arrays, keys as keys, Python values as they are."""
     seen = []
 
@@ -209,8 +205,7 @@ def test_what_functions_are_called_with():
         )
         return descend(state, grads), total
 
-    with mesh_of(2) as mesh:
-        float(mpmd.jit(step, mpmd_mesh=mesh)(*arguments())[1])
+    float(mpmd.jit(step, mpmd_mesh=mesh)(*arguments())[1])
     assert len(seen) == 8
     (key, i, text), options = seen[2]
     assert (
@@ -222,12 +217,11 @@ def test_what_functions_are_called_with():
     assert seen[3].dtype == jnp.bfloat16
 
 
-def test_prints_name_stage_and_microbatch(capfd):
+def test_prints_name_stage_and_microbatch(mesh, capfd):
     def tell(name, i, value):
         jax.debug.print(name + " of {i} {{as it is}}", i=i)
 
-    with mesh_of(2) as mesh:
-        float(mpmd.jit(step_of(tell), mpmd_mesh=mesh)(*arguments())[1])
+    float(mpmd.jit(step_of(tell), mpmd_mesh=mesh)(*arguments())[1])
     lines = capfd.readouterr().out.splitlines()
     assert lines[:3] == [
         "before of -1 {as it is}",
@@ -274,30 +268,29 @@ def failing(name, microbatch, seen):
     return tell
 
 
-def test_a_callback_that_raises():
+def test_a_callback_that_raises(mesh):
     """Reading any result raises it; what comes before it in the step was called, what comes after was not."""
     seen = []
-    with mesh_of(2) as mesh:
-        compiled = mpmd.jit(step_of(failing("second", 1, seen)), mpmd_mesh=mesh)
-        state, total = compiled(*arguments())
-        with pytest.raises(
-            CallbackError,
-            match=r"debug_callback at .*test_callback_order\.py:\d+ .*"
-            r"\[stage 1, microbatch 1\], raised ValueError: enough",
-        ) as caught:
-            float(total)
-        assert isinstance(caught.value.__cause__, ValueError)
-        with pytest.raises(CallbackError):
-            jax.block_until_ready(state)
-        assert seen[-1] == ("mark", 1)
-        # The values are there, and so are those of the next step.
-        seen.clear()
-        with pytest.raises(CallbackError):
-            float(compiled(state, *batch())[1])
-        assert len(seen) == 8
+    compiled = mpmd.jit(step_of(failing("second", 1, seen)), mpmd_mesh=mesh)
+    state, total = compiled(*arguments())
+    with pytest.raises(
+        CallbackError,
+        match=r"debug_callback at .*test_callback_order\.py:\d+ .*"
+        r"\[stage 1, microbatch 1\], raised ValueError: enough",
+    ) as caught:
+        float(total)
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(CallbackError):
+        jax.block_until_ready(state)
+    assert seen[-1] == ("mark", 1)
+    # The values are there, and so are those of the next step.
+    seen.clear()
+    with pytest.raises(CallbackError):
+        float(compiled(state, *batch())[1])
+    assert len(seen) == 8
 
 
-def test_of_a_step_that_fails_all_that_was_told_is_called():
+def test_of_a_step_that_fails_all_that_was_told_is_called(mesh):
     seen = []
 
     def boom(value):
@@ -318,16 +311,15 @@ def test_of_a_step_that_fails_all_that_was_told_is_called():
         )
         return descend(state, grads), total
 
-    with mesh_of(2) as mesh:
-        total = mpmd.jit(step, mpmd_mesh=mesh)(*arguments())[1]
-        with pytest.raises(mpmd.TaskError, match="fwd_1__2 failed on group 1"):
-            float(total)
+    total = mpmd.jit(step, mpmd_mesh=mesh)(*arguments())[1]
+    with pytest.raises(mpmd.TaskError, match="fwd_1__2 failed on group 1"):
+        float(total)
     called = [entry for entry in seen if entry[1] < 2]
     assert called == [("first", 0), ("second", 0), ("first", 1), ("second", 1)]
     assert not any(name == "second" and i >= 2 for name, i in seen)
 
 
-def test_a_callback_may_read_results_and_may_not_run_steps():
+def test_a_callback_may_read_results_and_may_not_run_steps(mesh):
     """Also results of its own step: what waits for its callbacks does not wait in one of them."""
     read, refused, results = [], [], []
 
@@ -341,12 +333,11 @@ def test_a_callback_may_read_results_and_may_not_run_steps():
         if name == "after":
             jax.debug.callback(note, i)
 
-    with mesh_of(2) as mesh:
-        compiled = mpmd.jit(step_of(tell), mpmd_mesh=mesh)
-        state = weights(2)
-        for _ in range(3):
-            state, total = compiled(state, *batch())
-            results.append(total)
-        totals = [float(total) for total in results]
+    compiled = mpmd.jit(step_of(tell), mpmd_mesh=mesh)
+    state = weights(2)
+    for _ in range(3):
+        state, total = compiled(state, *batch())
+        results.append(total)
+    totals = [float(total) for total in results]
     assert len(read) == len(refused) == 3
     assert all(seen == totals[: len(seen)] for seen in read)

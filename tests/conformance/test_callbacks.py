@@ -6,16 +6,10 @@ import pytest
 
 import mpmd
 from tests.support.models import batch, layer, weights
-from tests.support.parity import assert_close, mesh_of
+from tests.support.parity import assert_close
 from tests.support.programs.table import descend
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
-
-
-@pytest.fixture
-def mesh():
-    with mesh_of(2) as mesh:
-        yield mesh
 
 
 def arguments():

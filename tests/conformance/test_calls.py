@@ -11,16 +11,10 @@ import pytest
 
 import mpmd
 from tests.support.models import WIDTH, batch, init, make_step, mlp, mse, shrink, weights
-from tests.support.parity import assert_close, compiles, mesh_of
+from tests.support.parity import assert_close, compiles
 from tests.support.programs.table import loop
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
-
-
-@pytest.fixture
-def mesh():
-    with mesh_of(2) as mesh:
-        yield mesh
 
 
 def copy(tree):

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from flax.training.train_state import TrainState
 
 import mpmd
@@ -141,18 +140,6 @@ def test_a_train_state_of_flax():
 
     text = refused(step, state, {"x": X, "y": Y}, jax.random.key(3))
     assert "loss_fn reads batch['x'] (float32[8, 4]), batch['y'] (float32[8, 4]) from around it" in text
-
-
-def test_a_module_of_nnx():
-    graph, state = nnx.split(nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0)))
-
-    def step(state, x, y):
-        def loss_fn(model):
-            return jnp.mean((model(x) - y) ** 2)
-
-        return differentiated(loss_fn)(nnx.merge(graph, state))
-
-    assert "loss_fn reads x (float32[8, 4]), y (float32[8, 4]) from around it" in refused(step, state, X, Y)
 
 
 def test_a_key_beside_the_batch():

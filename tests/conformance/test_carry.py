@@ -10,19 +10,19 @@ import mpmd
 from mpmd.ir.plan import Run, Task
 from tests.support.models import batch, weights
 from tests.support.parity import assert_close, assert_parity, mesh_of
-from tests.support.programs.carried import batch_norm, running_norm, statistics, through
+from tests.support.programs.carried import batch_norm, running_norm, statistics, through, with_gradients
 
 
 def step_of(loss, schedule=None, **options):
     def step(state, xs, ys):
         params, carry = state
 
-        def of_microbatch(carry, microbatch):
-            (value, carry), grads = jax.value_and_grad(loss, has_aux=True)(params, carry, *microbatch)
-            return carry, (value, grads)
-
         carry, (losses, grads) = mpmd.treduce(
-            of_microbatch, (xs, ys), schedule=schedule or mpmd.Std1F1B(2), carry=carry, **options
+            with_gradients(loss, params),
+            (xs, ys),
+            schedule=schedule or mpmd.Std1F1B(2),
+            carry=carry,
+            **options,
         )
         return (params, carry), (losses, grads)
 
@@ -33,10 +33,7 @@ def test_under_plain_jax_it_is_that_of_a_scan():
     loss, (xs, ys) = through(batch_norm, 2), batch(4)
     params, carry = state = weights(2), statistics(2)
 
-    def one(carry, microbatch):
-        (value, carry), grads = jax.value_and_grad(loss, has_aux=True)(params, carry, *microbatch)
-        return carry, (value, grads)
-
+    one = with_gradients(loss, params)
     carry, (losses, grads) = jax.jit(lambda carry: jax.lax.scan(one, carry, (xs, ys)))(carry)
     expected = (params, carry), (losses, jax.tree.map(lambda g: g.sum(0), grads))
     assert_close(jax.jit(step_of(loss))(state, xs, ys), expected)
@@ -66,11 +63,10 @@ def test_loops_without_gradients_and_of_any_length(schedule, num_microbatches):
     assert_parity(step, (weights(2), statistics(2)), *batch(num_microbatches), mesh=mesh_of(2))
 
 
-def test_a_forward_reads_what_the_one_before_it_made():
+def test_a_forward_reads_what_the_one_before_it_made(mesh):
     """So every reader of the plan has the microbatches of a stage in their order."""
     step, state = step_of(through(batch_norm, 2), mpmd.GPipe(2)), (weights(2), statistics(2))
-    with mesh_of(2) as mesh:
-        plan = mpmd.jit(step, mpmd_mesh=mesh).compile(state, *batch(4)).plan
+    plan = mpmd.jit(step, mpmd_mesh=mesh).compile(state, *batch(4)).plan
     runs = {str(i.task): i for i in plan.programs[0].instructions if isinstance(i, Run)}
     for microbatch in range(1, 4):
         handed = set(runs[f"fwd_0__{microbatch - 1}"].outputs) & set(runs[f"fwd_0__{microbatch}"].inputs)
@@ -118,7 +114,7 @@ def scaled(h, scale):
 scaled.defvjp(lambda h, scale: (h, scale), lambda scale, g: (g * scale, jnp.zeros_like(scale)))
 
 
-def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused():
+def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused(mesh):
     """The gradient of a stage's input needs what the gradient of its weights updates."""
 
     def step(state, xs, ys):
@@ -136,7 +132,7 @@ def test_a_backward_in_halves_that_both_read_a_carried_value_is_refused():
         scale, results = mpmd.treduce(of_microbatch, (xs, ys), schedule=mpmd.ZeroBubble(2), carry=scale)
         return (params, scale), results
 
-    with mesh_of(2) as mesh, pytest.raises(mpmd.CompileError, match=r"ZeroBubble.* splits backwards"):
+    with pytest.raises(mpmd.CompileError, match=r"ZeroBubble.* splits backwards"):
         mpmd.jit(step, mpmd_mesh=mesh).compile((weights(2), jnp.float32(1)), *batch(4))
 
 

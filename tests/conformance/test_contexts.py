@@ -7,13 +7,7 @@ import pytest
 
 import mpmd
 from tests.support.models import batch, init, layer, make_step, weights
-from tests.support.parity import assert_close, mesh_of
-
-
-@pytest.fixture
-def mesh():
-    with mesh_of(2) as mesh:
-        yield mesh
+from tests.support.parity import assert_close
 
 
 @jax.custom_vjp

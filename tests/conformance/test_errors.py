@@ -377,8 +377,8 @@ REFUSED = {
 
 @pytest.mark.parametrize(("step", "said"), REFUSED.values(), ids=REFUSED)
 @pytest.mark.filterwarnings("ignore:mark_stage_end:mpmd.errors.SharedWeightsWarning")
-def test_refused(step, said):
-    with mesh_of(2) as mesh, pytest.raises((mpmd.CompileError, TypeError)) as caught:
+def test_refused(mesh, step, said):
+    with pytest.raises((mpmd.CompileError, TypeError)) as caught:
         mpmd.jit(step, mpmd_mesh=mesh)(weights(2), *batch())
     message = str(caught.value)
     for expected in said:
@@ -403,11 +403,11 @@ def raises(error):
 @pytest.mark.parametrize(
     "error", [KeyError("mine"), RuntimeError("mine"), jax.errors.TracerBoolConversionError]
 )
-def test_what_the_users_code_raises_stays_as_it_is(error):
+def test_what_the_users_code_raises_stays_as_it_is(mesh, error):
     if isinstance(error, type):
         step = of_loss(lambda p, x, y: mse(p, x, y) if x[0, 0] > 0 else 0.0)
     else:
         step = of_loss(raises(error))
-    with mesh_of(2) as mesh, pytest.raises(error if isinstance(error, type) else type(error)) as caught:
+    with pytest.raises(error if isinstance(error, type) else type(error)) as caught:
         mpmd.jit(step, mpmd_mesh=mesh)(weights(2), *batch())
     assert __file__ in {str(entry.path) for entry in caught.traceback}

@@ -8,7 +8,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, reshard
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support import decoder
 from tests.support.explicit import (
     BLOCKS,
     EXPLICIT,
@@ -16,6 +15,7 @@ from tests.support.explicit import (
     Product,
     arguments,
     assert_as_on_one_group,
+    assert_two_axes,
     draws,
     grid,
     make_step,
@@ -77,13 +77,13 @@ def test_axes_of_both_types(types):
         return jax.tree.map(lambda p, g: p - g, params, grads), loss
 
     args = [{"w": draws(8, 8, seed=i)} for i in (1, 2)], draws(4, 4, 8, seed=3), draws(4, 4, 8, seed=4)
-    submesh = grid(1, 2, types)
+    submesh = grid(1, 2, types=types)
     with jax.set_mesh(submesh):
         put = jax.tree.map(
             lambda x, s: jax.device_put(x, NamedSharding(submesh, s)), args, ([{"w": P()}] * 2, ROWS, ROWS)
         )
         expected = jax.jit(step)(*put)
-    with mpmd.MpmdMesh(grid(2, 2, types), "stage") as mesh:
+    with mpmd.MpmdMesh(grid(2, 2, types=types), "stage") as mesh:
         actual = mpmd.jit(step, mpmd_mesh=mesh, in_specs=(P(), ROWS, ROWS))(*args)
         assert_close(actual, expected)
 
@@ -173,34 +173,6 @@ def test_functions_without_a_loop(groups):
     np.testing.assert_array_equal(again, np.arange(8.0) * 2)
 
 
-@pytest.mark.slow
-def test_a_shard_map_with_a_mesh_of_its_own_and_a_spec_without_one():
-    """They work together where the mesh is as large as a group's, and has the axes of the spec."""
-    own = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
-
-    def step(w, x):
-        def loss(w, x):
-            h = jax.lax.with_sharding_constraint(jnp.tanh(x @ w[0]), P("fsdp"))
-            h = mpmd.mark_stage_end(h)
-            local = jax.shard_map(
-                lambda h: h - jax.lax.pmean(h.mean(0, keepdims=True), "fsdp"),
-                mesh=own,
-                in_specs=P("fsdp"),
-                out_specs=P("fsdp"),
-            )
-            return jnp.sum(local(h @ w[1]) ** 2)
-
-        grad = jax.value_and_grad(loss)
-        return mpmd.treduce(lambda x: grad(w, x), x, schedule=mpmd.Std1F1B(2), operation=mpmd.Add)
-
-    args = [draws(8, 8, seed=i) for i in (1, 2)], draws(4, 4, 8, seed=3)
-    with jax.set_mesh(own):
-        expected = jax.jit(step)(*args)
-    for types in ((AxisType.Auto,) * 2, EXPLICIT):
-        with mpmd.MpmdMesh(grid(2, 2, types), "stage") as mesh:
-            assert_close(mpmd.jit(step, mpmd_mesh=mesh, in_specs=(P(), ROWS))(*args), expected)
-
-
 def test_a_sharding_that_jax_refuses_is_refused_with_its_words(groups):
     """A product of two operands that are sharded over one axis, which JAX does not gather by itself."""
     args, specs = arguments()
@@ -225,7 +197,7 @@ def test_sharded_microbatches_are_gathered(groups):
 
 def test_meshes_that_cannot_be_those_of_groups():
     with pytest.raises(ValueError, match=r"stage, fsdp are Manual, as within a jax\.shard_map"):
-        mpmd.MpmdMesh(grid(2, 2, (AxisType.Manual,) * 2), "stage")
+        mpmd.MpmdMesh(grid(2, 2, types=(AxisType.Manual,) * 2), "stage")
     meshes = [
         Mesh(np.array(jax.devices()[:2]), ("fsdp",), axis_types=(AxisType.Explicit,)),
         Mesh(np.array(jax.devices()[2:4]), ("fsdp",)),
@@ -237,12 +209,7 @@ def test_meshes_that_cannot_be_those_of_groups():
 
 
 @pytest.mark.slow
-def test_a_decoder_over_two_axes_trains_as_under_jit():
-    """Arguments bring their shardings, and weights are gathered along one axis and split along the other."""
-    devices = np.array(jax.devices()).reshape(2, 2, 2)
-    mesh = Mesh(devices, ("stage", "fsdp", "tensor"), axis_types=(AxisType.Explicit,) * 3)
-    with mpmd.MpmdMesh(mesh, "stage") as groups:
-        loaded = decoder.assert_trains_as_under_jit(groups)
-        (table,) = (leaf for leaf in loaded.plan.inputs if leaf.path == "args[0][0]['table']")
-        assert (table.mpmd_idxs, table.spec) == ((0, 1), ("tensor", "fsdp"))
-        assert loaded.plan.executable("fwd_0").out_specs[0][0] == "fsdp"
+def test_two_axes():
+    with mpmd.MpmdMesh(grid(2, 2, 2), "stage") as mesh:
+        loaded = assert_two_axes(mesh)
+    assert ("fsdp",) in loaded.plan.executable("fwd_0").out_specs

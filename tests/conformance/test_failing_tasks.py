@@ -7,7 +7,7 @@ import pytest
 
 import mpmd
 from tests.support.models import batch, layer, weights
-from tests.support.parity import assert_close, mesh_of
+from tests.support.parity import assert_close
 from tests.support.programs.table import descend, trains
 
 
@@ -89,38 +89,36 @@ FAILING = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("said", "make"), FAILING.items(), ids=["forward", "backward", "before", "after"])
-def test_a_failing_task_says_which_it_is(said, make):
+def test_a_failing_task_says_which_it_is(mesh, said, make):
     hot: list[int] = []  # the microbatches that fail; outside of the loop, 0 stands for all
     step = make(explode_when(lambda index: index in hot))
-    with mesh_of(2) as mesh:
-        compiled = mpmd.jit(step, mpmd_mesh=mesh)
-        state, total = compiled(weights(2), *batch())
-        jax.tree.map(lambda array: array.block_until_ready(), state)  # the loss is there before the rest
-        hot.append(2 if "wd_" in said else 0)
-        lost, total = compiled(state, *batch())
-        with pytest.raises(mpmd.TaskError, match=f"(?s){said}.*too hot") as caught:
-            jax.tree.map(lambda array: array.block_until_ready(), (lost, total))
-        # Short, and without equations: a traceback of the callback has a line for each of its frames.
-        assert caught.value.__cause__ is not None and len(str(caught.value).splitlines()) < 30
-        hot.clear()
-        with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
-            jax.tree.map(lambda array: array.block_until_ready(), compiled(lost, *batch()))
-        assert_close(compiled(state, *batch()), compiled(state, *batch()), 0)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh)
+    state, total = compiled(weights(2), *batch())
+    jax.tree.map(lambda array: array.block_until_ready(), state)  # the loss is there before the rest
+    hot.append(2 if "wd_" in said else 0)
+    lost, total = compiled(state, *batch())
+    with pytest.raises(mpmd.TaskError, match=f"(?s){said}.*too hot") as caught:
+        jax.tree.map(lambda array: array.block_until_ready(), (lost, total))
+    # Short, and without equations: a traceback of the callback has a line for each of its frames.
+    assert caught.value.__cause__ is not None and len(str(caught.value).splitlines()) < 30
+    hot.clear()
+    with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
+        jax.tree.map(lambda array: array.block_until_ready(), compiled(lost, *batch()))
+    assert_close(compiled(state, *batch()), compiled(state, *batch()), 0)
 
 
 @pytest.mark.timeout(60)
-def test_steps_queued_behind_a_failing_one():
+def test_steps_queued_behind_a_failing_one(mesh):
     calls = []
     check = explode_when(lambda index: calls.append(index) or len(calls) == 5)  # the second step's first
-    with mesh_of(2) as mesh:
-        compiled = mpmd.jit(by_index(fails_in_forward(check)), mpmd_mesh=mesh)
-        compiled.compile(weights(2), *batch())
-        first, _ = compiled(weights(2), *batch())
-        second, _ = compiled(first, *batch())
-        third, _ = compiled(second, *batch())
-        other, total = compiled(first, *batch())
-        with pytest.raises(mpmd.TaskError, match="fwd_1__0 failed on group 1"):
-            second[1]["w"].block_until_ready()
-        with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
-            third[0]["w"].block_until_ready()
-        assert np.isfinite(float(total)) and np.isfinite(np.asarray(other[0]["w"])).all()
+    compiled = mpmd.jit(by_index(fails_in_forward(check)), mpmd_mesh=mesh)
+    compiled.compile(weights(2), *batch())
+    first, _ = compiled(weights(2), *batch())
+    second, _ = compiled(first, *batch())
+    third, _ = compiled(second, *batch())
+    other, total = compiled(first, *batch())
+    with pytest.raises(mpmd.TaskError, match="fwd_1__0 failed on group 1"):
+        second[1]["w"].block_until_ready()
+    with pytest.raises(RuntimeError, match="lost when an earlier step failed"):
+        third[0]["w"].block_until_ready()
+    assert np.isfinite(float(total)) and np.isfinite(np.asarray(other[0]["w"])).all()

@@ -1,13 +1,12 @@
 """Every family of schedules trains with the numbers of plain JAX."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mpmd
 from mpmd.schedules.families import FAMILIES, build
-from tests.support.models import batch, init, keys, layer, make_step, mse, weights
+from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import assert_parity, mesh_of
 
 TRAINING = [name for name in FAMILIES if name != "ForwardOnly"]
@@ -28,35 +27,6 @@ def test_a_fused_steady_state():
     step = make_step(mse, mpmd.Eager1F1B(3, fuse_steady_state=True))
     loaded = assert_parity(step, init(weights(3)), *batch(5), mesh=mesh_of(3))
     assert any("+bwd" in executable.name for executable in loaded.plan.executables)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ZeroBubble", "ZeroBubbleV", "DualPipeV", "InterleavedZeroBubble"])
-def test_tied_weights_dropout_and_checkpoints(name):
-    schedule = build(name, 2)
-    stages = schedule.num_stages
-
-    def step(state, xs, ys):
-        (table, layers), key = state
-
-        def loss(params, i):
-            table, layers = params
-            h, k = xs[i] @ table, jax.random.fold_in(key, i)
-            for stage, p in enumerate(layers):
-                k, mine = jax.random.split(k)
-                h = jax.checkpoint(layer)(p, h) * jax.random.bernoulli(mine, 0.8, h.shape)
-                if stage < stages - 1:
-                    h, k = mpmd.mark_stage_end((h, k))
-            return jnp.mean((h @ table.T - ys[i]) ** 2)
-
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)((table, layers), i), len(xs), schedule, mpmd.Add
-        )
-        updated = jax.tree.map(lambda p, g: p - 0.1 * g, (table, layers), grads)
-        return (updated, key), total
-
-    table = jax.random.normal(keys(1)[0], (4, 4)) / 2
-    assert_parity(step, ((table, weights(stages)), jax.random.key(7)), *batch(3), mesh=mesh_of(2))
 
 
 def test_forward_only_evaluates_and_refuses_gradients():

@@ -232,22 +232,6 @@ def test_weights_are_no_messages():
     assert {(value.aval.shape, value.count) for value in sent} == {((3, WIDTH), 4)}
 
 
-@pytest.mark.slow
-def test_rows_that_are_sharded_within_groups():
-    """What is cut within the step stays sharded: gradients are summed over the devices after the loop."""
-
-    def step(params, x, y):
-        differentiate = mpmd.value_and_grad(mse, num_microbatches=3, schedule=mpmd.Std1F1B(2))
-        loss, grads = differentiate(params, x, y)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
-
-    with mesh_of(2, data=2) as mesh:
-        specs = (P(), P("data"), P("data"))
-        loaded = assert_parity_on(mesh, step, weights(2), X, Y, in_specs=specs)
-        in_loop, _ = collectives_of(loaded, mesh)
-    assert len(in_loop) == 4 and not any(in_loop.values())
-
-
 def test_weights_of_sharded_rows():
     """Gradients times the weight of their microbatch are summed over the devices after the loop, too."""
 
@@ -302,18 +286,15 @@ def decided_step(params, x, y):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
 
 
-def test_what_a_plan_decides():
+def test_what_a_plan_decides(mesh):
     decisions = Decisions(schedule=mpmd.GPipe(2), num_microbatches=6)
-    with mesh_of(2) as mesh:
-        step = decided(decided_step, decisions)
-        loaded = mpmd.jit(step, mesh).compile(weights(2), X, Y)
-        first_tasks = [str(run.task) for run in loaded.plan.programs[0].runs if isinstance(run.task, Cell)]
-        assert first_tasks == [f"{kind}_0__{i}" for kind in ("fwd", "bwd") for i in range(6)]
-        assert_close(loaded(weights(2), X, Y), jax.jit(decided_step)(weights(2), X, Y))
-        with pytest.raises(
-            mpmd.CompileError, match=r"treduce at .*test_gradients.py:.*has no schedule: give"
-        ):
-            mpmd.jit(decided_step, mesh).compile(weights(2), X, Y)
+    step = decided(decided_step, decisions)
+    loaded = mpmd.jit(step, mesh).compile(weights(2), X, Y)
+    first_tasks = [str(run.task) for run in loaded.plan.programs[0].runs if isinstance(run.task, Cell)]
+    assert first_tasks == [f"{kind}_0__{i}" for kind in ("fwd", "bwd") for i in range(6)]
+    assert_close(loaded(weights(2), X, Y), jax.jit(decided_step)(weights(2), X, Y))
+    with pytest.raises(mpmd.CompileError, match=r"treduce at .*test_gradients.py:.*has no schedule: give"):
+        mpmd.jit(decided_step, mesh).compile(weights(2), X, Y)
 
 
 def test_a_number_of_microbatches_that_nothing_says_is_one():

@@ -111,20 +111,6 @@ def test_the_same_function_is_compiled_once_and_dropped_with_its_user(mesh, step
     assert made() is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_keys_of_all_kinds(impl):
-    """On this platform what ``rbg`` draws does not depend on how it is sharded, though nobody promises it."""
-
-    def init_of_integers(key):
-        return init_fn(jax.random.wrap_key_data(key))
-
-    with mesh_of(GROUPS, data=2) as mesh, jax.default_prng_impl(impl):
-        step = compiled_on(mesh, sharded=True)
-        for init, key in [(init_fn, jax.random.key(5)), (init_of_integers, jax.random.PRNGKey(5))]:
-            assert_bits_equal(step.init(init, key), jax.jit(init)(key))
-
-
 def draws(compiled):
     """The groups that draw an embedding's random numbers."""
     return [

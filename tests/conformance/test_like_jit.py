@@ -17,12 +17,6 @@ plain = jax.jit(shrink)
 
 
 @pytest.fixture
-def mesh():
-    with mesh_of(2) as mesh:
-        yield mesh
-
-
-@pytest.fixture
 def wide():
     """Groups of two devices each."""
     with mesh_of(2, data=2) as mesh:

@@ -14,16 +14,15 @@ from tests.support.models import MICROBATCHES, batch, init, layer, make_step, ms
 from tests.support.parity import assert_close, mesh_of
 
 
-def test_gradients_are_those_of_the_whole_batch():
+def test_gradients_are_those_of_the_whole_batch(mesh):
     """So a step that is ported trains as before; with ``Add`` it would with larger gradients."""
-    with mesh_of(2) as mesh:
-        step = make_step(mse, mpmd.Std1F1B(2), operation=mpmd.Mean)
-        state = init(weights(2))
-        new, (loss, grads) = mpmd.jit(step, mesh)(state, *batch())
-        whole = [x.reshape(-1, x.shape[-1]) for x in batch()]
-        expected = jax.value_and_grad(mse)(state[0], *whole)
-        assert_close((loss, grads), expected)
-        assert_close((new, (loss, grads)), jax.jit(step)(state, *batch()))
+    step = make_step(mse, mpmd.Std1F1B(2), operation=mpmd.Mean)
+    state = init(weights(2))
+    new, (loss, grads) = mpmd.jit(step, mesh)(state, *batch())
+    whole = [x.reshape(-1, x.shape[-1]) for x in batch()]
+    expected = jax.value_and_grad(mse)(state[0], *whole)
+    assert_close((loss, grads), expected)
+    assert_close((new, (loss, grads)), jax.jit(step)(state, *batch()))
 
 
 def test_a_mean_costs_no_more_than_a_sum():

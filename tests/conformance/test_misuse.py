@@ -255,7 +255,7 @@ def test_batches_that_are_no_arrays_of_numbers(xs, message):
         compiled()(start(), xs, batch()[1])
 
 
-def test_functions_in_a_model_are_taken_out_of_it():
+def test_functions_in_a_model_are_taken_out_of_it(mesh):
     """The activation of an equinox MLP is a leaf."""
     model = eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))
 
@@ -265,17 +265,16 @@ def test_functions_in_a_model_are_taken_out_of_it():
 
         return mpmd.treduce(one, xs, mpmd.ForwardOnly(2, 2), operation=mpmd.Add)
 
-    with mesh_of(2) as mesh:
-        step = mpmd.jit(totals, mesh)
-        with pytest.raises(
-            TypeError, match=r"args\[0\]\.activation is a .*eqx\.partition\(model, eqx\.is_array\)"
-        ):
-            step(model, jnp.ones((2, 3, 2)))
-        with pytest.raises(TypeError, match=r"args\[1\] is a function.*static_argnums"):
-            step(eqx.filter(model, eqx.is_array), jnp.sum)
-        arrays, rest = eqx.partition(model, eqx.is_array)
-        step = mpmd.jit(lambda arrays, xs: totals(eqx.combine(arrays, rest), xs), mesh)
-        assert_close(step(arrays, jnp.ones((2, 3, 2))), totals(model, jnp.ones((2, 3, 2))))
+    step = mpmd.jit(totals, mesh)
+    with pytest.raises(
+        TypeError, match=r"args\[0\]\.activation is a .*eqx\.partition\(model, eqx\.is_array\)"
+    ):
+        step(model, jnp.ones((2, 3, 2)))
+    with pytest.raises(TypeError, match=r"args\[1\] is a function.*static_argnums"):
+        step(eqx.filter(model, eqx.is_array), jnp.sum)
+    arrays, rest = eqx.partition(model, eqx.is_array)
+    step = mpmd.jit(lambda arrays, xs: totals(eqx.combine(arrays, rest), xs), mesh)
+    assert_close(step(arrays, jnp.ones((2, 3, 2))), totals(model, jnp.ones((2, 3, 2))))
 
 
 def test_a_list_in_place_of_an_array_is_named():

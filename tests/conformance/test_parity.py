@@ -22,7 +22,7 @@ CONTEXTS = {
 
 @pytest.mark.usual("jit disabled")
 @pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
-def test_contexts_of_jax(context):
+def test_contexts_of_jax(mesh, context):
     def step(state, xs, ys):
         def loss(params, i):
             h = mpmd.mark_stage_end(jnp.tanh(xs[i] @ params[0]["w"]))
@@ -37,22 +37,21 @@ def test_contexts_of_jax(context):
         return descend(state, grads, jnp.float32(0.1)), (total, stacked)
 
     arguments = (weights(2), *batch(2))
-    with mesh_of(2) as mesh, context():
+    with context():
         assert_close(mpmd.jit(step, mpmd_mesh=mesh)(*arguments), jax.jit(step)(*arguments))
 
 
-def test_numpy_arguments_are_read_during_the_call():
+def test_numpy_arguments_are_read_during_the_call(mesh):
     state = weights(2)
     xs, ys = map(np.array, batch())
     expected = jax.jit(shrink)(state, xs, ys)
-    with mesh_of(2) as mesh:
-        compiled = mpmd.jit(shrink, mpmd_mesh=mesh).compile(state, xs, ys)
-        actual = compiled(state, xs, ys)
-        xs[:] = 0
-        assert_close(actual, expected)
+    compiled = mpmd.jit(shrink, mpmd_mesh=mesh).compile(state, xs, ys)
+    actual = compiled(state, xs, ys)
+    xs[:] = 0
+    assert_close(actual, expected)
 
 
-def test_weak_types_decide_as_under_jit_where_dtypes_mix():
+def test_weak_types_decide_as_under_jit_where_dtypes_mix(mesh):
     def loss(params, x, y, scale):
         h = mpmd.mark_stage_end(layer(params[0], x) * scale)
         return jnp.mean((layer(params[1], h) * scale - y) ** 2)
@@ -68,13 +67,12 @@ def test_weak_types_decide_as_under_jit_where_dtypes_mix():
 
     arguments = [jnp.bfloat16(leaf) for leaf in batch()]
     params = weights(2, jnp.bfloat16)
-    with mesh_of(2) as mesh:
-        actual = mpmd.jit(step, mpmd_mesh=mesh)(params, *arguments, 1.1)
-        assert_close(actual, jax.jit(step)(params, *arguments, 1.1), 2e-2)
-        assert actual[1].dtype == jnp.bfloat16
+    actual = mpmd.jit(step, mpmd_mesh=mesh)(params, *arguments, 1.1)
+    assert_close(actual, jax.jit(step)(params, *arguments, 1.1), 2e-2)
+    assert actual[1].dtype == jnp.bfloat16
 
 
-def test_results_have_the_weak_types_of_the_arguments_they_are_made_of():
+def test_results_have_the_weak_types_of_the_arguments_they_are_made_of(mesh):
     """As under jit, a step is traced anew for state that is weak at first, and no longer."""
 
     def step(state, xs, ys):
@@ -87,15 +85,14 @@ def test_results_have_the_weak_types_of_the_arguments_they_are_made_of():
 
     reference = jax.jit(step)
     state = expected_state = weights(2), jnp.full(4, 0.1), jnp.full(4, 0.2)
-    with mesh_of(2) as mesh:
-        compiled = mpmd.jit(step, mpmd_mesh=mesh)
-        for _ in range(4):
-            state, result = compiled(state, *batch())
-            expected_state, expected = reference(expected_state, *batch())
-            assert_close((state, result), (expected_state, expected))
+    compiled = mpmd.jit(step, mpmd_mesh=mesh)
+    for _ in range(4):
+        state, result = compiled(state, *batch())
+        expected_state, expected = reference(expected_state, *batch())
+        assert_close((state, result), (expected_state, expected))
 
 
-def test_a_typed_key_from_outside_and_static_arguments_by_name():
+def test_a_typed_key_from_outside_and_static_arguments_by_name(mesh):
     key = jax.random.key(3)
 
     def step(state, xs, ys, power):
@@ -107,10 +104,9 @@ def test_a_typed_key_from_outside_and_static_arguments_by_name():
 
     state = init(weights(2))
     expected = jax.jit(step, static_argnames="power")(state, *batch(), 2)
-    with mesh_of(2) as mesh:
-        compiled = mpmd.jit(step, mpmd_mesh=mesh, static_argnames="power")
-        assert_close(compiled(state, *batch(), 2), expected)
-        assert_close(compiled(state, *batch(), power=2), expected)
+    compiled = mpmd.jit(step, mpmd_mesh=mesh, static_argnames="power")
+    assert_close(compiled(state, *batch(), 2), expected)
+    assert_close(compiled(state, *batch(), power=2), expected)
 
 
 def test_what_the_compiler_shards_shows_it():
@@ -175,7 +171,7 @@ def with_result_type(w, loss, grads):
 
 
 @pytest.mark.parametrize("result", [with_zeros, with_result_type])
-def test_a_weak_type_that_no_equation_reads_decides_dtypes_of_the_next_step_as_under_jit(result):
+def test_a_weak_type_that_no_equation_reads_decides_dtypes_of_the_next_step_as_under_jit(mesh, result):
     def step(w, xs):
         def loss(w, x):
             return jnp.sum(mpmd.mark_stage_end(x * w) * w)
@@ -184,11 +180,10 @@ def test_a_weak_type_that_no_equation_reads_decides_dtypes_of_the_next_step_as_u
         return w - jnp.float32(0.1) * grads, result(w, value, grads)
 
     xs = jnp.ones((4, 3), jnp.float32)
-    with mesh_of(2) as mesh:
-        compiled, plain = mpmd.jit(step, mesh), jax.jit(step)
-        w = expected = jnp.full(3, 0.1)
-        for _ in range(2):
-            w, actual = compiled(w, xs)
-            expected, of_plain = plain(expected, xs)
-            assert actual.dtype == of_plain.dtype
-            assert_close(actual, of_plain)
+    compiled, plain = mpmd.jit(step, mesh), jax.jit(step)
+    w = expected = jnp.full(3, 0.1)
+    for _ in range(2):
+        w, actual = compiled(w, xs)
+        expected, of_plain = plain(expected, xs)
+        assert actual.dtype == of_plain.dtype
+        assert_close(actual, of_plain)

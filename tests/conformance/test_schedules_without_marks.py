@@ -2,10 +2,8 @@
 
 import logging
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from flax import nnx
 from jax import lax
@@ -51,34 +49,6 @@ def trained(loss, schedule, **options):
     return step
 
 
-class Network(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for _ in range(4):
-            x = x + nn.tanh(nn.Dense(WIDTH)(x))
-        return x
-
-
-def flax_network():
-    network = Network()
-
-    def loss(params, x, y):
-        return optax.l2_loss(network.apply(params, x), y).mean()
-
-    return trained(loss, mpmd.Std1F1B(2)), network.init(jax.random.key(0), X)
-
-
-def nnx_network():
-    graph, state = nnx.split([nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(i)) for i in range(4)])
-
-    def loss(state, x, y):
-        for linear in nnx.merge(graph, state):
-            x = jnp.tanh(linear(x))
-        return jnp.mean((x - y) ** 2)
-
-    return trained(loss, mpmd.ZeroBubble(2)), state
-
-
 @pytest.mark.usual("interleaved")
 @pytest.mark.parametrize(
     ("make", "groups"),
@@ -87,10 +57,8 @@ def nnx_network():
         (lambda: (trained(jax.jit(loss_of), mpmd.GPipe(2)), weights(4)), 2),
         (lambda: (trained(jax.checkpoint(loss_of), mpmd.Std1F1B(2)), weights(4)), 2),
         (lambda: (trained(stacked_loss, mpmd.Std1F1B(3)), stacked_weights()), 3),
-        (flax_network, 2),
-        (nnx_network, 2),
     ],
-    ids="interleaved jitted checkpoint scan flax nnx".split(),
+    ids="interleaved jitted checkpoint scan".split(),
 )
 def test_a_step_computes_what_jax_does(make, groups):
     step, params = make()
@@ -101,17 +69,16 @@ def test_a_step_computes_what_jax_does(make, groups):
         assert_close(loaded(params, X, Y), jax.jit(step)(params, X, Y))
 
 
-def test_gradients_are_those_of_marks_to_the_last_bit():
+def test_gradients_are_those_of_marks_to_the_last_bit(mesh):
     def marked(params, x, y):
         for i, of_layer in enumerate(params):
             x = layer(of_layer, x)
             x = mpmd.mark_stage_end(x) if i in (1,) else x
         return jnp.mean((x - y) ** 2)
 
-    with mesh_of(2) as mesh:
-        cut = mpmd.jit(trained(loss_of, mpmd.Std1F1B(2)), mesh)(weights(4), X, Y)
-        by_hand = mpmd.jit(trained(marked, mpmd.Std1F1B(2)), mesh)(weights(4), X, Y)
-        jax.tree.map(lambda a, b: (jnp.array(a) == jnp.array(b)).all() or pytest.fail(), cut, by_hand)
+    cut = mpmd.jit(trained(loss_of, mpmd.Std1F1B(2)), mesh)(weights(4), X, Y)
+    by_hand = mpmd.jit(trained(marked, mpmd.Std1F1B(2)), mesh)(weights(4), X, Y)
+    jax.tree.map(lambda a, b: (jnp.array(a) == jnp.array(b)).all() or pytest.fail(), cut, by_hand)
 
 
 def test_the_report_says_where_stages_end(caplog):
@@ -148,7 +115,7 @@ def test_marks_of_ones_own_are_left_as_they_are():
         )
 
 
-def test_a_function_with_marks_may_change_a_copy_of_its_module():
+def test_a_function_with_marks_may_change_a_copy_of_its_module(mesh):
     """The change is lost, as under plain JAX."""
     graph, state = nnx.split([nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(i)) for i in range(2)])
 
@@ -161,8 +128,7 @@ def test_a_function_with_marks_may_change_a_copy_of_its_module():
         differentiate = mpmd.value_and_grad(loss, num_microbatches=4, schedule=mpmd.Std1F1B(2))
         return differentiate(nnx.merge(graph, state), x, y)[0]
 
-    with mesh_of(2) as mesh:
-        assert_close(mpmd.jit(step, mesh)(state, X, Y), jax.jit(step)(state, X, Y))
+    assert_close(mpmd.jit(step, mesh)(state, X, Y), jax.jit(step)(state, X, Y))
 
 
 def test_stages_that_auto_marks_was_asked_for_are_shown_too():
@@ -185,7 +151,7 @@ def test_several_loops_have_their_own_stages():
     assert "stage 2 ends after layer" in str(lowered.report())
 
 
-def test_an_evaluation():
+def test_an_evaluation(mesh):
     def step(params, x):
         return mpmd.treduce(
             lambda rows: unmarked(params, rows),
@@ -194,10 +160,9 @@ def test_an_evaluation():
             operation=mpmd.Concat(),
         )
 
-    with mesh_of(2) as mesh:
-        loaded = mpmd.jit(step, mesh).compile(weights(4), X)
-        assert len(loaded.plan.loops[0].ends) == 1
-        assert_close(loaded(weights(4), X), jax.jit(step)(weights(4), X))
+    loaded = mpmd.jit(step, mesh).compile(weights(4), X)
+    assert len(loaded.plan.loops[0].ends) == 1
+    assert_close(loaded(weights(4), X), jax.jit(step)(weights(4), X))
 
 
 def test_fewer_layers_than_stages():

@@ -10,7 +10,6 @@ from mpmd.render.chart import Chart
 from mpmd.simulate import Costs
 from tests.conformance.test_callback_order import in_order, noting
 from tests.support.models import batch, layer, mlp, mse, weights
-from tests.support.parity import mesh_of
 from tests.support.programs.several_loops import gradients, microbatches
 from tests.support.programs.table import descend
 
@@ -162,17 +161,16 @@ def test_the_simulation_and_the_chart_have_both_loops():
     assert chart.stages == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
-def test_measured_costs_tell_loops_apart():
-    with mesh_of(2) as mesh:
-        step = mpmd.jit(epochs(mpmd.Std1F1B(2), mpmd.GPipe(2)), mesh).compile(weights(2), *batch())
-        _, events = step.profile(weights(2), *batch())
+def test_measured_costs_tell_loops_apart(mesh):
+    step = mpmd.jit(epochs(mpmd.Std1F1B(2), mpmd.GPipe(2)), mesh).compile(weights(2), *batch())
+    _, events = step.profile(weights(2), *batch())
     costs = Costs.measured(events)
     assert {stage for _, stage in costs.tasks} == {0, 1, 2, 3}
     assert (0, OutsideTask("between", 0, 1)) in costs.outside
     assert step.simulate(costs).makespan > 0
 
 
-def test_callbacks_keep_their_order():
+def test_callbacks_keep_their_order(mesh):
     seen = []
     tell = noting(seen, ordered=True)
 
@@ -192,8 +190,7 @@ def test_callbacks_keep_their_order():
             tell(f"after {number}", -1, params[1]["b"])
         return params, total
 
-    with mesh_of(2) as mesh:
-        names = [name for name, *_ in in_order(step, mesh, seen, weights(2), *batch())]
+    names = [name for name, *_ in in_order(step, mesh, seen, weights(2), *batch())]
     assert names == [
         "before 0",
         *["stage of 0"] * 4,
@@ -204,21 +201,20 @@ def test_callbacks_keep_their_order():
     ]
 
 
-def test_prints_name_the_loop(capfd):
+def test_prints_name_the_loop(mesh, capfd):
     def loss(params, x, y):
         h = mlp(params, x)
         jax.debug.print("loss")
         return jnp.mean((h - y) ** 2)
 
-    with mesh_of(2) as mesh:
-        step = epochs(mpmd.Std1F1B(2), mpmd.GPipe(2), loss=loss)
-        jax.block_until_ready(mpmd.jit(step, mesh)(weights(2), *batch()))
+    step = epochs(mpmd.Std1F1B(2), mpmd.GPipe(2), loss=loss)
+    jax.block_until_ready(mpmd.jit(step, mesh)(weights(2), *batch()))
     lines = capfd.readouterr().out.splitlines()
     assert lines[:4] == [f"[stage 1 of loop 0, microbatch {i}] loss" for i in range(4)]
     assert lines[4:] == [f"[stage 1 of loop 1, microbatch {i}] loss" for i in range(4)]
 
 
-def test_a_failing_task_says_of_which_loop_it_is():
+def test_a_failing_task_says_of_which_loop_it_is(mesh):
     def explode(h):
         raise ArithmeticError("too hot")
 
@@ -232,9 +228,8 @@ def test_a_failing_task_says_of_which_loop_it_is():
         two, grads = gradients(hot, descend(params, grads), (xs, ys), mpmd.GPipe(2))
         return descend(params, grads), (one, two)
 
-    with mesh_of(2) as mesh:
-        _, (_, two) = mpmd.jit(step, mesh)(weights(2), *batch())
-        said = r"(?s)fwd_3__0 \(stage 1 of loop 1\) failed on group 1: .*too hot"
-        with pytest.raises(mpmd.TaskError, match=said) as caught:
-            float(two)
+    _, (_, two) = mpmd.jit(step, mesh)(weights(2), *batch())
+    said = r"(?s)fwd_3__0 \(stage 1 of loop 1\) failed on group 1: .*too hot"
+    with pytest.raises(mpmd.TaskError, match=said) as caught:
+        float(two)
     assert (caught.value.mpmd_idx, caught.value.label) == (1, "fwd_3__0")

@@ -120,21 +120,19 @@ STEPS = {
 
 @pytest.mark.usual("operations", "a carry", "layers in a scan")
 @pytest.mark.parametrize("case", STEPS.values(), ids=STEPS)
-def test_a_population_computes_the_numbers_of_plain_jax(case):
+def test_a_population_computes_the_numbers_of_plain_jax(mesh, case):
     step, *args = case
-    with mesh_of(2) as mesh:
-        assert_close(mpmd.to_host(mpmd.jit(step, mesh)(*args)), jax.jit(step)(*args))
+    assert_close(mpmd.to_host(mpmd.jit(step, mesh)(*args)), jax.jit(step)(*args))
 
 
-def test_each_group_has_its_stage_of_all_members():
-    with mesh_of(2) as mesh:
-        step = mpmd.jit(jax.vmap(train, in_axes=(0, None)), mesh).compile(PARAMS, X[0])
-        (first, second), _ = step(PARAMS, X[0])
-        assert first.mpmd_idxs == (0,) and second.mpmd_idxs == (1,)
-        assert not mpmd.explain(step).findings  # each group runs its backwards
-        stacked = jax.vmap(scanned, in_axes=(0, None))
-        ranges = mpmd.jit(stacked, mesh).lower(jnp.stack(PARAMS, 1), X[0]).plan.inputs
-        assert [leaf.path for leaf in ranges[:2]] == ["args[0][:, 0:1]", "args[0][:, 1:2]"]
+def test_each_group_has_its_stage_of_all_members(mesh):
+    step = mpmd.jit(jax.vmap(train, in_axes=(0, None)), mesh).compile(PARAMS, X[0])
+    (first, second), _ = step(PARAMS, X[0])
+    assert first.mpmd_idxs == (0,) and second.mpmd_idxs == (1,)
+    assert not mpmd.explain(step).findings  # each group runs its backwards
+    stacked = jax.vmap(scanned, in_axes=(0, None))
+    ranges = mpmd.jit(stacked, mesh).lower(jnp.stack(PARAMS, 1), X[0]).plan.inputs
+    assert [leaf.path for leaf in ranges[:2]] == ["args[0][:, 0:1]", "args[0][:, 1:2]"]
 
 
 @pytest.mark.parametrize("name", [None, "data"])

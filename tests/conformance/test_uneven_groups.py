@@ -9,8 +9,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import BATCH, CLIPPED_ADAM, batch, init, layer, make_step, mlp, mse, weights
+from tests.support.models import BATCH, batch, init, layer, make_step, mlp, mse, weights
 from tests.support.parity import assert_parity, uneven_mesh_of
+from tests.support.programs.submeshes import like_parameters
 
 ADAM = optax.adam(1e-2, eps=1e-3)
 ROWS = P(None, "data")
@@ -22,11 +23,6 @@ SHAPES = {
     "data, then data and model": ({"data": 4, "model": 1}, {"data": 2, "model": 2}),
     "model, then data": ({"data": 1, "model": 4}, {"data": 4, "model": 1}),
 }
-
-
-def like_parameters(state, spec):
-    """The specs of parameters for every leaf of the state that has the shape of one."""
-    return jax.tree.map(lambda leaf: spec if leaf.ndim == 2 else P(), state)
 
 
 @pytest.mark.usual("sharded-fewer rows")
@@ -136,27 +132,6 @@ def test_results_under_per_group_whose_shape_depends_on_the_group():
     assert "but float32[4, 4] on group 0" in str(caught.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "schedule",
-    [mpmd.Interleaved1F1B(4, 2), mpmd.ZeroBubble(2)],
-    ids=lambda schedule: type(schedule).__name__,
-)
-def test_schedules(schedule):
-    stages = schedule.num_stages
-    state = init(weights(stages), CLIPPED_ADAM)
-    loaded = assert_parity(
-        make_step(mse, schedule, CLIPPED_ADAM),
-        state,
-        *batch(),
-        mesh=uneven_mesh_of(*SHAPES["data, then data and model"]),
-        in_specs=(like_parameters(state, P(None, "model")), ROWS, ROWS),
-    )
-    for name in {executable.name for executable in loaded.plan.executables}:
-        groups = [p.mpmd_idx for p in loaded.plan.programs if name in {run.executable for run in p.runs}]
-        assert len(groups) == 1, f"{name} is shared by groups of different shapes"
-
-
 def test_equal_groups_among_others_share_executables():
     shapes = ({"data": 4}, {"data": 2}, {"data": 2})
     state = init(weights(3))
@@ -169,28 +144,6 @@ def test_equal_groups_among_others_share_executables():
     )
     ends = {next(r.executable for r in p.runs if r.label == "after_0") for p in loaded.plan.programs}
     assert ends == {"after_0.0", "after_0.1"}
-
-
-@pytest.mark.slow
-def test_a_tied_weight_and_constraints_within_stages():
-    def loss(params, x, y):
-        def constrained(h):
-            if jax.sharding.get_abstract_mesh().empty:
-                return h
-            return jax.lax.with_sharding_constraint(h, P("data", None))
-
-        h = mpmd.mark_stage_end(constrained(layer(params[0], x)))
-        h = jax.checkpoint(lambda h: constrained(layer(params[1], h)))(h)
-        return jnp.mean((h @ params[0]["w"].T - y) ** 2)
-
-    state = init(weights(2))
-    assert_parity(
-        make_step(loss, mpmd.Std1F1B(2)),
-        state,
-        *batch(),
-        mesh=uneven_mesh_of(*SHAPES["model, then data"]),
-        in_specs=(like_parameters(state, P("data", "model")), ROWS, ROWS),
-    )
 
 
 def compile_error(shapes, in_specs, **options):

@@ -1,26 +1,21 @@
 """The steps of ``docs/alpa.md`` run, and compute what plain JAX does."""
 
 import math
-import re
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import mpmd
+from tests.support.pages import blocks, run
 from tests.support.parity import assert_close
-
-TEXT = (Path(__file__).parents[2] / "docs" / "alpa.md").read_text()
 
 
 @pytest.mark.slow
 def test_the_blocks_compute_what_plain_jax_computes():
-    names = {}
-    before, *blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    before, *ours = blocks("alpa.md")
     assert "import alpa" in before  # which is not installed
-    for block in blocks:
-        exec(block, names)
+    names = run(ours)
     marked = jax.jit(names["train_step"])(names["state"], names["batch"])
     assert_close(names["new_state"].params, marked.params)
     with names["uniform"] as mesh:
@@ -44,8 +39,3 @@ def test_the_blocks_compute_what_plain_jax_computes():
 
 def kernels(specs):
     return [layer["kernel"] for layer in specs["params"].values()]
-
-
-def test_names_that_the_page_takes_from_the_library_exist():
-    for name in re.findall(r"`(?:\w+ = )?mpmd\.(\w+)", TEXT):
-        assert hasattr(mpmd, name), name

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import mpmd
+from tests.support import pages
 from tests.support.parity import assert_close
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how_to"
@@ -55,9 +56,7 @@ def run(monkeypatch):
             monkeypatch.setitem(sys.modules, "jaxpp", types.ModuleType("jaxpp"))
             monkeypatch.setattr(sys.modules["jaxpp"], "api", mpmd, raising=False)
             monkeypatch.setitem(sys.modules, "jaxpp.api", mpmd)
-        names = {}
-        for block in code_of(page):
-            exec(block, names)
+        names = pages.run(code_of(page))
         meshes.extend(value for value in names.values() if isinstance(value, mpmd.MpmdMesh))
         return names
 
@@ -181,10 +180,7 @@ def test_no_block_of_these_pages_is_left_out():
 
 @pytest.mark.slow  # `make docs` runs the page, too
 def test_the_numbers_of_when_a_pipeline_pays():
-    text = (HOW_TO / "when_a_pipeline_pays.md").read_text()
-    names = {}
-    for block in re.findall(r"```\{code-cell\} python\n(.*?)```", text, re.DOTALL):
-        exec(block, names)
+    names = pages.run(pages.blocks("how_to/when_a_pipeline_pays.md"))
     one_node, fast, slow = (names[name] for name in ("one_node", "fast_network", "slow_network"))
     assert one_node["data parallel"] < 1.1 * one_node["pipeline"]
     assert math.inf == fast["data parallel"] == slow["data parallel"]

@@ -1,18 +1,16 @@
 """The page on long sequences: its step trains as plain JAX, and its tables are those of the simulator."""
 
 import itertools
-import re
-from pathlib import Path
 
 import jax
 import pytest
 
 import mpmd
 from mpmd.simulate import Costs, Link, simulate
+from tests.support.pages import DOCS, blocks, run
 from tests.support.parity import assert_close
 
-TEXT = (Path(__file__).parents[2] / "docs" / "long_sequences.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+TEXT = (DOCS / "long_sequences.md").read_text()
 GROUPS, SLICES = 8, 8
 
 
@@ -28,9 +26,7 @@ def table_after(heading):
 @pytest.fixture(scope="module")
 def names():
     """The names of all blocks, run in their order."""
-    names = {}
-    for block in BLOCKS:
-        exec(block, names)
+    names = run(blocks("long_sequences.md"))
     yield names
     names["mesh"].close()
 

@@ -4,6 +4,8 @@ import functools
 import re
 from pathlib import Path
 
+import mpmd
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "architecture").glob("*.md"))]
 ALL_PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -42,6 +44,12 @@ def test_names_of_pages_of_the_architecture_exist():
         folders = tuple(span for span in spans if re.fullmatch(r"[\w/]+/", span))
         missing += [(page.stem, span) for span in spans if not exists(span, folders)]
     assert not missing
+
+
+def test_names_that_other_pages_take_from_the_library_exist():
+    for page in set(ALL_PAGES) - set(PAGES):
+        for name in re.findall(r"`(?:\w+ = )?mpmd\.(\w+)", page.read_text()):
+            assert hasattr(mpmd, name), (page.stem, name)
 
 
 def test_files_that_any_page_names_exist():

@@ -8,17 +8,15 @@ import numpy as np
 
 import mpmd
 from mpmd.attribution.gaps import Causes
+from tests.support.pages import DOCS, blocks, run
 from tests.support.parity import assert_close
 
-TEXT = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+TEXT = (DOCS / "profiles.md").read_text()
 
 
 def test_the_profile_of_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = {}
-    for block in BLOCKS:
-        exec(block, names)
+    names = run(blocks("profiles.md"))
     state = [np.eye(64, dtype="float32")] * 2
     for _ in range(6):
         state, loss = jax.jit(names["train_step"])(state, names["xs"])

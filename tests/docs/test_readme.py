@@ -57,7 +57,7 @@ def test_examples_name_the_libraries_that_they_need():
 
 def test_the_train_step_computes_what_plain_jax_computes(monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "4")  # which the example sets where nothing else does
-    step, on_ray = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    step, on_ray = blocks("../README.md")
     assert "mpmd.launch" in on_ray
     definition, call, _ = step.partition("params, loss = step(")
     assert call
@@ -144,14 +144,13 @@ def test_the_example_of_a_step_of_one_batch():
 
 
 def test_the_examples_of_several_loops_and_passes():
-    text = (ROOT / "docs" / "several_loops.md").read_text()
     layers = {
         "network": mlp,
         "discriminator_layers": lambda params, x: jnp.mean(mlp(params, x), -1),
         "generate": lambda params, z, mark=lambda h: h: layer(params[1], mark(layer(params[0], z))),
     }
     names = {"jax": jax, "jnp": jnp, "mpmd": mpmd, "mesh": mesh_of(4), **layers}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), names)
+    names = run(blocks("several_loops.md"), **names)
     loaded = assert_parity(names["train_step"], (weights(4)[:2], weights(4)[2:]), *batch(), mesh=mesh_of(4))
     homes = [leaf.mpmd_idxs[-1] for leaf in loaded.plan.inputs[:8]]
     assert homes == [2, 2, 3, 3, 0, 0, 1, 1]

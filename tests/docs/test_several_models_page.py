@@ -1,23 +1,17 @@
 """The blocks of ``docs/several_models.md`` run, and compute what plain JAX computes."""
 
-import re
-from pathlib import Path
-
 import jax
 import pytest
 
 import mpmd
+from tests.support.pages import blocks, run
 from tests.support.parity import assert_close
-
-TEXT = (Path(__file__).parents[2] / "docs" / "several_models.md").read_text()
 
 
 @pytest.fixture(scope="module")
 def page():
     """The names of the page, of which the mesh is open."""
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
-        exec(block, names)
+    names = run(blocks("several_models.md"))
     with names["mesh"]:
         yield names
 

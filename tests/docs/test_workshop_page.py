@@ -1,25 +1,13 @@
 """The blocks of ``docs/workshop.md`` run in their order, and compute what plain JAX does."""
 
-import re
-from pathlib import Path
-
 import jax
 import pytest
 
-import mpmd
 from mpmd.planner.simplicity import may_be_as_fast
+from tests.support.pages import blocks, run
 from tests.support.parity import assert_close
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "workshop.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-
-
-def run(blocks):
-    names = {}
-    for block in blocks:
-        exec(block, names)
-    return names
+BLOCKS = blocks("workshop.md")
 
 
 def test_the_step_in_three_dimensions_computes_what_plain_jax_computes():
@@ -51,18 +39,3 @@ def test_with_less_memory_another_strategy_is_selected():
     assert tight.candidate != roomy.candidate
     assert tight.prediction.memory.total <= 0.7 * roomy.prediction.memory.total
     assert may_be_as_fast(roomy.prediction, tight.prediction)
-
-
-def test_names_that_the_page_takes_from_the_library_exist():
-    for name in re.findall(r"`(?:\w+ = )?mpmd\.(\w+)", TEXT):
-        assert hasattr(mpmd, name), name
-
-
-@pytest.mark.parametrize("link", re.findall(r"\]\((\w+\.md)#?", TEXT))
-def test_pages_that_it_links_exist(link):
-    assert (ROOT / "docs" / link).exists()
-
-
-@pytest.mark.parametrize("example", re.findall(r"examples/\w+\.py", TEXT))
-def test_examples_that_it_names_exist(example):
-    assert (ROOT / example).exists()

@@ -1,7 +1,5 @@
 """``assert_close`` of the examples: passes rounding, fails for one wrong leaf however small, and names it."""
 
-import pathlib
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,11 +14,8 @@ EXPECTED = {
 
 
 @pytest.fixture
-def common(monkeypatch):
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[2] / "examples")
-    import common
-
-    return common
+def common(example):
+    return example("common")
 
 
 def test_rounding_passes(common, capsys):

@@ -12,7 +12,6 @@ from mpmd.explanation import warn_of_undonated_state
 from mpmd.memory import GroupMemory, MemoryParts
 from mpmd.runtime import worker
 from tests.support.models import batch, init, layer, make_step, mse, weights
-from tests.support.parity import mesh_of
 
 MESH = mpmd.AbstractMpmdMesh({"stage": 2}, "stage")
 
@@ -282,7 +281,7 @@ def test_state_that_is_not_donated_is_a_warning_where_memory_is_short(limits, op
         assert f"such as args[0][0][{group}]['b'], args[0][0][{group}]['w']: name its argument" in text
 
 
-def test_it_is_given_when_a_step_is_loaded(monkeypatch):
+def test_it_is_given_when_a_step_is_loaded(mesh, monkeypatch):
     monkeypatch.setattr(worker, "memory_limit", lambda devices: 100)
-    with mesh_of(2) as mesh, pytest.warns(errors.UndonatedStateWarning, match="name its argument in donate_"):
+    with pytest.warns(errors.UndonatedStateWarning, match="name its argument in donate_"):
         mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh).compile(init(weights(2)), *batch())

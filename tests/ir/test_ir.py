@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpmd.ir.plan import (
+    Aval,
+    Executable,
     FusedTask,
     LoopStages,
     OutsideTask,
@@ -110,3 +112,9 @@ def test_stages_are_named_by_their_loops_where_there_are_several():
   loop 1, GPipe: stage 2, 4 microbatches
 executables:"""
     assert said in str(two) and "loops:" not in str(dataclasses.replace(plan, loops=loops[:1]))
+
+
+def test_a_sharding_that_is_still_open_is_printed_as_such():
+    vector = Aval((4,), "float32", 4)
+    executable = Executable("f", (vector,), (vector,), (0,), (("data",),), (None,))
+    assert str(executable) == f"f: {vector} sharded ('data',) donated -> {vector} sharded ?"

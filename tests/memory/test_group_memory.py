@@ -21,15 +21,14 @@ from mpmd.ir.plan import (
 from mpmd.memory import EarliestArrival, Holding, MemoryParts, group_memories
 from mpmd.schedules import GPipe
 from mpmd.verify import verify
-from tests.support.plans import ACTIVATION, pipeline_plan, run_of
+from tests.support.plans import ACTIVATION, executable, pipeline_plan, run_of
 
 VECTOR = Aval((4,), "float32", 4)
 SIZE = VECTOR.nbytes
 MICROBATCHES = 3
 
 
-def unary(name, spec=()):
-    return Executable(name, (VECTOR,), (VECTOR,), (), (spec,), (spec,))
+UNARY = executable("f", [VECTOR], [VECTOR])
 
 
 def forwards():
@@ -44,7 +43,7 @@ def forwards():
         ]
     return Plan(
         (GroupProgram(0, tuple(first)), GroupProgram(1, tuple(second))),
-        (unary("f"),),
+        (UNARY,),
         (InputLeaf("x", "x", VECTOR, (0,), (), False),),
         (),
         tuple(OutputLeaf(f"[{i}]", f"y{i}", VECTOR, (1,), ()) for i in range(MICROBATCHES)),
@@ -126,7 +125,7 @@ def test_a_message_of_two_values_is_in_use_until_both_are_dropped():
             GroupProgram(0, (*first, Send(("a", "b"), 1, 0), Free(("a", "b")))),
             GroupProgram(1, (Recv(("a", "b"), 0, 0), second[0], Free(("a",)), second[1], Free(("b",)))),
         ),
-        (unary("f"),),
+        (UNARY,),
         (InputLeaf("x", "x", VECTOR, (0,), (), False),),
         (),
         tuple(OutputLeaf(f"[{name}]", f"of {name}", VECTOR, (1,), ()) for name in "ab"),
@@ -134,6 +133,26 @@ def test_a_message_of_two_values_is_in_use_until_both_are_dropped():
     memory = group_memories(plan, verify(plan).arrivals, {(0, 1): Holding.KEPT})[1]
     # At the end: both results, and room for the two values of this step and for those of the next one.
     assert (memory.peak_bytes, memory.task) == ((2 + 2 + 2) * SIZE, None)
+
+
+def test_a_buffer_is_in_use_while_a_task_takes_its_message_over():
+    takes_over = dataclasses.replace(UNARY, name="g", donated=(0,))
+    plan = Plan(
+        (
+            GroupProgram(0, (run_of("fwd_0__0", "f", ("x",), ("h",)), Send(("h",), 1, 0), Free(("h",)))),
+            GroupProgram(1, (Recv(("h",), 0, 0), run_of("fwd_1__0", "g", ("h",), ("y",)))),
+        ),
+        (UNARY, takes_over),
+        (InputLeaf("x", "x", VECTOR, (0,), (), False),),
+        (),
+        (OutputLeaf("y", "y", VECTOR, (1,), ()),),
+    )
+    plan = compiled(plan, temporaries=1000)  # so that the task needs most
+    kept, elsewhere = (
+        group_memories(plan, verify(plan).arrivals, {(0, 1): holding})[1].peak_bytes
+        for holding in (Holding.KEPT, Holding.ELSEWHERE)
+    )
+    assert kept - elsewhere == SIZE  # for the message of the next step
 
 
 def test_values_are_told_apart_by_what_they_are_for():
@@ -154,7 +173,7 @@ def test_values_are_told_apart_by_what_they_are_for():
 def test_work_outside_the_loop_has_its_own_part():
     plan = Plan(
         (GroupProgram(0, (run_of("after_0", "f", ("x",), ("y",)),)),),
-        (unary("f"),),
+        (UNARY,),
         (InputLeaf("x", "x", VECTOR, (0,), (), False),),
         (),
         (OutputLeaf("", "y", VECTOR, (0,), ()),),

@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.planner.profiling import profile_of
+from mpmd.planner.profiling.microbatch import origin_of
 from tests.support.collectives import collectives_of
 from tests.support.divided_models import (
     HEADS,
@@ -150,6 +152,11 @@ def test_rows_are_found_where_the_step_cuts_its_batch():
     position = len(jax.tree.leaves(state))
     assert profile.specs["data"] == {position: 0}
     assert (profile.rows, profile.microbatch_rows) == (rows.shape[0], batch.shape[1])
+
+
+def test_a_dimension_that_the_step_adds_comes_from_no_argument():
+    jaxpr = jax.make_jaxpr(lambda x: jnp.broadcast_to(x, (3, 2)))(np.ones(2)).jaxpr
+    assert origin_of(jaxpr.outvars[0], 0, jaxpr.eqns) is None
 
 
 def test_rows_need_not_come_first():

@@ -6,12 +6,11 @@ import time
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from mpmd.ir.plan import (
     Aval,
-    ConstantLeaf,
-    Executable,
     Free,
     GroupProgram,
     InputLeaf,
@@ -23,7 +22,9 @@ from mpmd.ir.plan import (
 from mpmd.program import Program
 from mpmd.runtime.requests import StepRequest
 from tests.support.models import too_much
-from tests.support.plans import run_of
+from tests.support.plans import executable, run_of
+
+SECONDS = 60
 
 
 def compute_forever(x):
@@ -38,30 +39,20 @@ def aval(shape, dtype="float32"):
     return Aval(tuple(shape), dtype, np.dtype(dtype).itemsize)
 
 
-def executable(name, inputs, outputs, donated=(), in_specs=None, out_specs=None):
-    in_specs = in_specs or [()] * len(inputs)
-    out_specs = out_specs or [()] * len(outputs)
-    return Executable(name, tuple(inputs), tuple(outputs), donated, tuple(in_specs), tuple(out_specs))
-
-
 def group(mpmd_idx, *instructions):
     return GroupProgram(mpmd_idx, instructions)
 
 
 class ProgramDriver:
-    """Submits steps of one program, and keeps the handles of its inputs.
+    """Submits steps of one program, and keeps the handles of its inputs."""
 
-    ``feedback`` maps the name of an output to the input that it becomes in the next step.
-    """
-
-    def __init__(self, runtime, program, values, feedback=()):
+    def __init__(self, runtime, program, values):
         self.runtime, self.plan = runtime, program.plan
         self.number = runtime.load(program).number
         self.handles = {name: runtime.next_handle() for name in values}
         self.unsent = {name: np.asarray(value) for name, value in values.items()}
-        self.feedback = dict(feedback)
 
-    def step(self, profile=False):
+    def step(self):
         """Submits one step. Returns the futures by group, and the handles of the outputs by name."""
         step = self.runtime.next_step()
         outputs = {leaf.name: self.runtime.next_handle() for leaf in self.plan.outputs}
@@ -75,126 +66,9 @@ class ProgramDriver:
                 inputs=tuple(self.handles[name] for name in inputs),
                 outputs=tuple(outputs[leaf.name] for leaf in self.plan.outputs if here in leaf.mpmd_idxs),
                 host_arrays={self.handles[name]: self.unsent[name] for name in inputs if name in self.unsent},
-                profile=profile,
             )
         self.unsent = {}
-        self.handles |= {into: outputs[name] for name, into in self.feedback.items()}
         return self.runtime.ask(requests), outputs
-
-
-def train_program(width=4, batch=8, split=("fsdp",)):
-    """Two stages, two microbatches, a loss, and a step of gradient descent on both weights.
-
-    The rows of a batch are split over the axes ``split`` of a group; specs of activations are left open.
-    """
-    w, mb, index, scalar = aval([width, width]), aval([batch, width]), aval([], "int32"), aval([])
-    batches = aval([2, batch, width])
-    rows = (None, *split)  # the first axis counts microbatches
-
-    def fwd_0(w0, xs, i):
-        return (jnp.tanh(xs[i] @ w0),)
-
-    def fwd_bwd_1(w1, ys, h, i, total, grad):
-        loss, (dw, dh) = jax.value_and_grad(lambda w, h: jnp.mean((h @ w - ys[i]) ** 2), (0, 1))(w1, h)
-        return total + loss, grad + dw, dh
-
-    def bwd_0(w0, xs, i, dh, grad):
-        return (grad + jax.vjp(lambda w: jnp.tanh(xs[i] @ w), w0)[1](dh)[0],)
-
-    functions = {
-        "zero": lambda: (jnp.zeros([width, width]),),
-        "zero_loss": lambda: (jnp.zeros([]),),
-        "fwd_0": fwd_0,
-        "fwd_bwd_1": fwd_bwd_1,
-        "bwd_0": bwd_0,
-        "descend": lambda w, g: (w - 0.1 * g,),
-    }
-    executables = (
-        executable("zero", [], [w]),
-        executable("zero_loss", [], [scalar]),
-        executable("fwd_0", [w, batches, index], [mb], (), [(), rows, ()], [None]),
-        executable(
-            "fwd_bwd_1",
-            [w, batches, mb, index, scalar, w],
-            [scalar, w, mb],
-            (4, 5),
-            [(), rows, None, (), (), ()],
-            [(), (), None],
-        ),
-        executable("bwd_0", [w, batches, index, mb, w], [w], (4,), [(), rows, (), None, ()]),
-        executable("descend", [w, w], [w], (0,)),
-    )
-    plan = Plan(
-        (
-            group(
-                0,
-                run_of("before_0", "zero", (), ("g0",)),
-                run_of("fwd_0__0", "fwd_0", ("w0", "xs", "i0"), ("h0",)),
-                Send(("h0",), 1, 0),
-                Free(("h0",)),
-                run_of("fwd_0__1", "fwd_0", ("w0", "xs", "i1"), ("h1",)),
-                Send(("h1",), 1, 1),
-                Free(("h1",)),
-                Recv(("dh0",), 1, 0),
-                Recv(("dh1",), 1, 1),
-                run_of("bwd_0__0", "bwd_0", ("w0", "xs", "i0", "dh0", "g0"), ("g0_0",)),
-                Free(("dh0",)),
-                run_of("bwd_0__1", "bwd_0", ("w0", "xs", "i1", "dh1", "g0_0"), ("g0_1",)),
-                run_of("after_0", "descend", ("w0", "g0_1"), ("w0_new",)),
-            ),
-            group(
-                1,
-                Recv(("h0",), 0, 0),
-                Recv(("h1",), 0, 1),
-                run_of("before_0", "zero", (), ("g1",)),
-                run_of("before_1", "zero_loss", (), ("t",)),
-                run_of("fwd_1__0", "fwd_bwd_1", ("w1", "ys", "h0", "i0", "t", "g1"), ("t0", "g1_0", "dh0")),
-                Send(("dh0",), 0, 0),
-                run_of(
-                    "fwd_1__1", "fwd_bwd_1", ("w1", "ys", "h1", "i1", "t0", "g1_0"), ("t1", "g1_1", "dh1")
-                ),
-                Send(("dh1",), 0, 1),
-                run_of("after_1", "descend", ("w1", "g1_1"), ("w1_new",)),
-            ),
-        ),
-        executables,
-        (
-            InputLeaf("w0", "w0", w, (0,), (), True),
-            InputLeaf("w1", "w1", w, (1,), (), True),
-            InputLeaf("xs", "xs", batches, (0,), rows, False),
-            InputLeaf("ys", "ys", batches, (1,), rows, False),
-        ),
-        (ConstantLeaf("i0", index, (0, 1)), ConstantLeaf("i1", index, (0, 1))),
-        (
-            OutputLeaf("w0", "w0_new", w, (0,), ()),
-            OutputLeaf("w1", "w1_new", w, (1,), ()),
-            OutputLeaf("loss", "t1", scalar, (1,), ()),
-        ),
-    )
-    return Program(plan, functions, {"i0": np.array(0, "int32"), "i1": np.array(1, "int32")})
-
-
-TRAIN_FEEDBACK = {"w0_new": "w0", "w1_new": "w1"}
-
-
-def train_values(width=4, batch=8):
-    """The inputs of ``train_program``, by name."""
-    numbers = np.random.default_rng(0)
-    shapes = {"w0": [width] * 2, "w1": [width] * 2, "xs": [2, batch, width], "ys": [2, batch, width]}
-    return {name: numbers.standard_normal(shape, "float32") for name, shape in shapes.items()}
-
-
-@jax.jit
-def train_reference(values):
-    """The loss of a step of ``train_program``, and the inputs of the next step, by plain JAX."""
-
-    def loss_fn(weights):
-        h = jnp.tanh(values["xs"] @ weights["w0"])
-        return jnp.mean((h @ weights["w1"] - values["ys"]) ** 2, axis=(1, 2)).sum()
-
-    weights = {name: values[name] for name in ("w0", "w1")}
-    loss, grads = jax.value_and_grad(loss_fn)(weights)
-    return loss, values | {name: weights[name] - 0.1 * grads[name] for name in weights}
 
 
 def echo_program(arrays, num_groups=2):
@@ -213,6 +87,34 @@ def echo_program(arrays, num_groups=2):
         tuple(OutputLeaf(n, n, a, (last,), ()) for n, a in zip(names, avals, strict=True)),
     )
     return Program(plan, {}, {}), dict(zip(names, arrays, strict=True))
+
+
+ARRAYS = [
+    np.array(3, "int32"),
+    np.array(True),
+    np.arange(12).reshape(3, 4).astype(ml_dtypes.bfloat16),
+    np.arange(5).astype(ml_dtypes.float8_e4m3fn),
+    np.zeros((0, 4), "float32"),
+    np.array([2**40, 1]),
+    np.array([1 / 3]),
+    np.random.default_rng(0).standard_normal((512, 513), "float32"),
+    np.arange(2**18).reshape(512, 512).astype(ml_dtypes.bfloat16),
+]
+
+
+def assert_messages_keep_every_bit(mesh):
+    """Also those of values of 64 bits."""
+    with jax.enable_x64(True):
+        program, values = echo_program(ARRAYS, mesh.mpmd_dim)
+        driver = ProgramDriver(mesh.runtime, program, values)
+        for _ in range(3):
+            futures, outputs = driver.step()
+            for future in futures.values():
+                future.result(SECONDS)
+            for name, array in values.items():
+                arrived = mesh.runtime.fetch(mesh.mpmd_dim - 1, outputs[name]).result(SECONDS)
+                assert arrived.dtype == array.dtype
+                np.testing.assert_array_equal(arrived, array)
 
 
 def relay_program(work, shape=()):

@@ -75,30 +75,6 @@ def flip_weight(actor):
     values[handle] = jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
-def flip_message(actor):
-    """Flips a bit of the next message that the group sends."""
-    import numpy as np
-
-    router = actor._router
-    send = router.send
-
-    def flipped(message, arrays):
-        first, *others = map(np.array, arrays)
-        first.view(np.uint32).flat[0] ^= 1 << 20
-        router.send = send
-        send(message, [first, *others])
-
-    router.send = flipped
-
-
-def flip_copy(actor):
-    """Flips a bit of the process's copy of its own values."""
-    store = actor._stores[actor._endpoint.number]
-    (number,) = store._snapshots.keys() & {max(store._snapshots)}
-    saved = max(store.values(number).values(), key=lambda saved: saved.nbytes)
-    saved.shards[0][1][0] ^= 1
-
-
 def flip_results(times):
     """Flips a bit of a result of the backward of microbatch 1, so many times, each time another one."""
 
@@ -152,24 +128,6 @@ def test_a_weight(mesh, step, undisturbed, capsys):
     assert "group 1" in capsys.readouterr().err
     assert state == undisturbed[1], "the groups have the values of the repeated run"
     assert losses[:PLANTED_AFTER] == undisturbed[0][:PLANTED_AFTER]
-
-
-@pytest.mark.slow
-def test_a_message(mesh, step, undisturbed):
-    before = len(mesh.corruptions)
-    _, state = train(step, lambda: call(mesh, 0, flip_message))
-    (report,) = found(mesh, before)
-    assert (report.kind, report.mpmd_idxs) == ("unlocated", (0, 1))
-    assert "from group 0" in str(report)
-    assert state == undisturbed[1]
-
-
-@pytest.mark.slow
-def test_a_copy(mesh, step, undisturbed):
-    before = len(mesh.corruptions)
-    assert train(step, lambda: call(mesh, 1, flip_copy)) == undisturbed
-    (report,) = found(mesh, before)
-    assert report.kind == "copy" and "group 1 has a damaged copy" in str(report)
 
 
 @pytest.mark.slow

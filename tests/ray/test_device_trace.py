@@ -1,24 +1,13 @@
 """``step.profile(trace_dir=...)`` on Ray: a trace of every process comes home to the driver's machine."""
 
 import jax
-import numpy as np
 import pytest
 import ray
 from jax.sharding import PartitionSpec as P
 
 import mpmd
 from mpmd.runtime.requests import StartTrace
-
-ROWS = np.ones((8, 16), np.float32)
-WEIGHTS = np.full((2, 16, 16), 0.1, np.float32)
-
-
-def train_step(weights, rows):
-    def loss(weights, rows):
-        hidden = mpmd.mark_stage_end(jax.numpy.tanh(rows @ weights[0]))
-        return ((hidden @ weights[1]) ** 2).mean()
-
-    return mpmd.value_and_grad(loss, num_microbatches=2, schedule=mpmd.Std1F1B(2))(weights, rows)
+from tests.runtime.test_device_trace import ROWS, WEIGHTS, train_step
 
 
 @pytest.mark.slow

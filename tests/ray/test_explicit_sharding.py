@@ -4,11 +4,11 @@ import pytest
 from jax.sharding import AxisType
 
 import cluster
-from tests.support import decoder
+from tests.support.explicit import assert_two_axes
 
 
 @pytest.mark.slow
-def test_a_decoder_over_two_axes_trains_as_under_jit(local_ray):
+def test_two_axes(local_ray):
     axes = {"stage": 2, "fsdp": 2, "tensor": 2}
     with cluster.launch(axes, "stage", axis_types=AxisType.Explicit, cpus_per_group=0.25) as mesh:
-        decoder.assert_trains_as_under_jit(mesh)
+        assert_two_axes(mesh)

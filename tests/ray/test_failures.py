@@ -1,12 +1,8 @@
 """Every failure names its group, and ends all waiting for it."""
 
-import contextlib
 import gc
 import itertools
-import os
 import queue
-import signal
-import time
 import types
 import weakref
 
@@ -20,7 +16,6 @@ import mpmd
 import mpmd.errors
 from cluster.transports.inbox import ProcessInbox
 from cluster.transports.object_store import ObjectStoreTransport
-from mpmd.runtime.activity import Loading
 from mpmd.runtime.transport import MessageId
 from tests.ray.hand_written_programs import (
     ProgramDriver,
@@ -80,27 +75,6 @@ def test_a_failing_task_is_named_and_the_others_are_unblocked(two_groups):
 
     again, outputs = working.step()
     assert again[0].result(SOON).inline[outputs["end"]] == 4
-
-
-@pytest.mark.slow
-def test_a_process_that_compiles_for_too_long_ends_its_group(local_ray):
-    """Nobody knows whether it would ever end, and no step is under way whose time could be limited."""
-
-    def compile_forever(actor):
-        @contextlib.contextmanager
-        def compiling():
-            with actor._activity.during(Loading("compiling")):
-                time.sleep(1000)
-                yield
-
-        actor._worker._compiling = lambda executable, watch: compiling
-
-    with cluster.launch({"stage": 2}, "stage", cpus_per_group=0.25, load_timeout=2) as mesh:
-        ray.get(mesh.runtime.actors[1].__ray_call__.remote(compile_forever), timeout=SECONDS)
-        with pytest.raises(mpmd.errors.GroupStuckError, match="group 1 is stuck") as caught:
-            ProgramDriver(mesh.runtime, relay_program(add_one), {"x": np.float32(1)})
-    assert "longer than load_timeout=2 s" in str(caught.value)
-    assert "group 1: compiling" in str(caught.value)
 
 
 def test_a_program_that_does_not_compile_names_the_group(two_groups):
@@ -173,35 +147,6 @@ def test_a_task_that_never_ends_is_named_and_its_group_ended(local_ray, monkeypa
         assert zero.state.startswith("dead: group 0 is stuck") and one.state.startswith("idle")
     assert [process.state for process in mesh.status().processes] == ["closed", "closed"]
     assert str(mesh.groups[1].pid) in str(mesh.status())
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*fork:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
-def test_a_fork_of_the_driver_is_told_that_it_has_no_groups(two_groups):
-    driver = ProgramDriver(two_groups.runtime, relay_program(add_one), {"x": np.float32(1)})
-    futures, outputs = driver.step()
-    uses = [
-        driver.step,
-        lambda: two_groups.runtime.fetch(0, outputs["end"]),
-        lambda: two_groups.runtime.load(relay_program(add_one)),
-        two_groups.status,
-    ]
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        for use in uses:
-            try:
-                use()
-            except RuntimeError as error:
-                os.write(write, str(error).encode() + b"\n")
-        two_groups.close()
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as lines:
-        said = lines.read().splitlines()
-    os.waitpid(child, 0)
-    assert len(said) == len(uses) and all(f"is a fork of process {os.getpid()}" in line for line in said)
-    futures[0].result(SOON)
-    assert two_groups.runtime.fetch(0, outputs["end"]).result(SOON) == 4
 
 
 @pytest.mark.slow

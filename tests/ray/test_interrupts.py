@@ -6,18 +6,9 @@ import jax
 import pytest
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
+from tests.runtime.test_interrupts import STEP, after
+from tests.support.models import CLIPPED_ADAM, batch, init, weights
 from tests.support.parity import assert_close
-
-STEP = make_step(mse, mpmd.Std1F1B(2), CLIPPED_ADAM)
-
-
-def after(count):
-    """The state of plain JAX after so many steps."""
-    state = init(weights(2), CLIPPED_ADAM)
-    for _ in range(count):
-        state, _ = jax.jit(STEP)(state, *batch())
-    return state
 
 
 def test_an_interrupt_while_a_step_is_submitted_leaves_the_state_after_it(two_groups, monkeypatch):

@@ -8,48 +8,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import cluster
 import mpmd
-from mpmd.meshes.part import PartMesh
-from tests.support.covering import COVERING
-from tests.support.parity import assert_case_on, assert_close
-from tests.support.programs import PROGRAMS
+from tests.support.small_plans import stacked_step
 
 LAYERS, WIDTH, ROWS, MICROBATCHES = 4, 8, 4, 4
 WEIGHTS = np.arange(LAYERS * WIDTH * WIDTH, dtype=np.float32).reshape(LAYERS, WIDTH, WIDTH) / 1000
 BATCH = np.ones((MICROBATCHES, ROWS, WIDTH), np.float32)
 
 
-def step_of(num_stages):
-    def loss(weights, x):
-        def layer(x, weight):
-            return mpmd.mark_stage_end(jnp.tanh(x @ weight), num_stages=num_stages), None
-
-        return jnp.mean(lax.scan(layer, x, weights)[0] ** 2)
-
-    def step(weights, xs):
-        value, grads = mpmd.treduce(
-            lambda x: jax.value_and_grad(loss)(weights, x),
-            xs,
-            schedule=mpmd.Std1F1B(num_stages),
-            operation=mpmd.Mean,
-        )
-        return weights - grads, value
-
-    return step
-
-
 def test_steps_and_copies_of_two_parts(two_process_groups):
     """Ten rounds: the weights go to the sampler, which is sharded otherwise, and the actor goes on."""
     mesh = two_process_groups
     assert mesh.parts == {"actor": range(1), "sampler": range(1, 2)}
-    train = mpmd.jit(step_of(1), mesh.part("actor")).compile(WEIGHTS, BATCH)
-    sample = mpmd.jit(step_of(1), mesh.part("sampler"), in_shardings=(P(None, None, "fsdp"), None))
+    train = mpmd.jit(stacked_step(1), mesh.part("actor")).compile(WEIGHTS, BATCH)
+    sample = mpmd.jit(stacked_step(1), mesh.part("sampler"), in_shardings=(P(None, None, "fsdp"), None))
     sample = sample.compile(WEIGHTS, BATCH)
-    reference = jax.jit(step_of(1))
+    reference = jax.jit(stacked_step(1))
     weights, expected, values, losses = WEIGHTS, WEIGHTS, [], []
     for _ in range(10):
         expected, loss = reference(expected, BATCH)
@@ -70,7 +47,7 @@ def test_steps_and_copies_of_two_parts(two_process_groups):
 @pytest.mark.slow
 def test_threads_submit_to_their_parts(two_process_groups):
     parts = [two_process_groups.part(name) for name in two_process_groups.parts]
-    steps = [mpmd.jit(step_of(1), part).compile(WEIGHTS, BATCH) for part in parts]
+    steps = [mpmd.jit(stacked_step(1), part).compile(WEIGHTS, BATCH) for part in parts]
     results = {}
 
     def run(number):
@@ -92,8 +69,8 @@ def test_a_part_goes_on_when_a_group_of_another_dies(local_ray):
     with cluster.launch(
         parts={"actor": {"stage": 2}, "sampler": {"stage": 2}}, cpus_per_group=0.05, timeout=200
     ) as mesh:
-        train = mpmd.jit(step_of(2), mesh.part("actor")).compile(WEIGHTS, BATCH)
-        sample = mpmd.jit(step_of(2), mesh.part("sampler")).compile(WEIGHTS, BATCH)
+        train = mpmd.jit(stacked_step(2), mesh.part("actor")).compile(WEIGHTS, BATCH)
+        sample = mpmd.jit(stacked_step(2), mesh.part("sampler")).compile(WEIGHTS, BATCH)
         weights, _ = train(WEIGHTS, BATCH)
         copy = mpmd.reshard(weights, to=sample)
         copy.block_until_ready()
@@ -108,23 +85,6 @@ def test_a_part_goes_on_when_a_group_of_another_dies(local_ray):
         np.testing.assert_allclose(float(norm), np.square(np.asarray(weights)).sum(), rtol=1e-5)
 
 
-ON_A_PART = [program for program in PROGRAMS if program.name in COVERING]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", ON_A_PART, ids=lambda program: program.name)
-def test_program(program, four_groups, two_groups):
-    """Programs on the last groups of a mesh, with the state donated, and copied between the groups."""
-    case = program.case()
-    whole = two_groups if case.axes else four_groups
-    if case.groups >= whole.mpmd_dim:
-        pytest.skip("it needs all groups of the mesh")
-    part = PartMesh(whole, "model", range(whole.mpmd_dim - case.groups, whole.mpmd_dim))
-    loaded = assert_case_on(part, case, donate_argnums=0)
-    state = mpmd.reshard(case.state, to=loaded)
-    assert_close(mpmd.reshard(state, to=loaded), jax.tree.map(jnp.asarray, case.state), 0)
-
-
 @pytest.mark.slow
 def test_all_parts_go_back_together(local_ray):
     """With recovery: a group of either part is killed, and every value is that of a run without deaths."""
@@ -132,8 +92,8 @@ def test_all_parts_go_back_together(local_ray):
     with cluster.launch(
         parts=parts, cpus_per_group=0.05, timeout=200, recovery=cluster.Recovery(every=3)
     ) as mesh:
-        train = mpmd.jit(step_of(2), mesh.part("actor")).compile(WEIGHTS, BATCH)
-        sample = mpmd.jit(step_of(2), mesh.part("sampler")).compile(WEIGHTS, BATCH)
+        train = mpmd.jit(stacked_step(2), mesh.part("actor")).compile(WEIGHTS, BATCH)
+        sample = mpmd.jit(stacked_step(2), mesh.part("sampler")).compile(WEIGHTS, BATCH)
 
         def run(killing):
             weights, values = WEIGHTS, []

@@ -3,40 +3,48 @@
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
 import ray
 
 import cluster
-import mpmd.errors
+import mpmd
+from cluster.transports.choice import NAMES
 from mpmd.errors import StepAborted
 from tests.ray.hand_written_programs import (
-    TRAIN_FEEDBACK,
     ProgramDriver,
     allocate_too_much,
+    assert_messages_keep_every_bit,
     compute_forever,
     relay_program,
-    train_program,
-    train_reference,
-    train_values,
     wait_until_relaying,
 )
+from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.parity import assert_close
 from tests.support.subprocesses import run_code
 
-SECONDS = 60
+STEP = make_step(mse, mpmd.Std1F1B(2))
 SOON = 20
 """Seconds within which a failure ends all waiting, also on a busy machine."""
 
 
-@pytest.fixture(scope="module", params=[pytest.param("network", marks=pytest.mark.slow), "object_store"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != "object_store"]
+
+
+@pytest.fixture(scope="module", params=["object_store", *OTHERS])
 def mesh(local_ray, request):
-    """Two groups of two devices, without shared memory."""
+    """Two groups of two devices, with one of the transports."""
     shape = {"stage": 2, "fsdp": 2}
     with cluster.launch(shape, "stage", cpus_per_group=0.25, transport=request.param) as mesh:
         assert mesh.transports == {(0, 1): request.param}
         # TCP takes ports that a network may close; the object store needs none but Ray's.
         assert mesh.runtime._calls.by_ray == (request.param == "object_store")
         yield mesh
+
+
+def test_messages_keep_every_bit(mesh):
+    assert_messages_keep_every_bit(mesh)
 
 
 def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
@@ -50,16 +58,14 @@ def test_a_failing_task_unblocks_the_other_group_and_training_goes_on(mesh):
     futures, _ = unsendable.step()
     assert isinstance(futures[0].exception(SOON), TypeError)
     assert type(futures[1].exception(SOON)) is StepAborted
-    values = train_values()
-    driver = ProgramDriver(mesh.runtime, train_program(), values, TRAIN_FEEDBACK)
-    queued = [driver.step() for _ in range(4)]
-    for futures, outputs in queued:
-        loss, values = train_reference(values)
-        np.testing.assert_allclose(futures[1].result(SECONDS).inline[outputs["t1"]], loss, rtol=1e-5)
-    for mpmd_idx, name in enumerate(["w0", "w1"]):
-        trained = mesh.runtime.fetch(mpmd_idx, driver.handles[name]).result(SECONDS)
-        assert trained.flags.owndata or not mesh.runtime._calls.by_ray  # not a view of Ray's memory
-        np.testing.assert_allclose(trained, values[name], rtol=1e-5, atol=1e-6)
+    step, plain = mpmd.jit(STEP, mesh), jax.jit(STEP)
+    state = expected = init(weights(2))
+    for _ in range(4):
+        state, _ = step(state, *batch())
+        expected, _ = plain(expected, *batch())
+    assert_close(state, expected)
+    trained = mesh.runtime.fetch(0, state[0][0]["w"].handle).result(SOON)
+    assert trained.flags.owndata or not mesh.runtime._calls.by_ray  # not a view of Ray's memory
 
 
 def test_an_actor_killed_in_a_step_is_named_at_once_in_all_that_is_pending(mesh):

@@ -10,16 +10,11 @@ import ray
 
 import cluster
 import mpmd
-from tests.support.models import batch, init, make_step, mse, weights
+from tests.support.models import init, make_step, mse, weights
+from tests.watching.test_metrics import train
 
 SECONDS = 60
 TRAIN_STEP = make_step(mse, mpmd.Std1F1B(2))
-
-
-def train(step, state, steps):
-    for _ in range(steps):
-        state, _ = step(state, *batch())
-    return state
 
 
 @pytest.mark.usual("two_groups")

@@ -1,6 +1,7 @@
 """Arrays that cannot change are sent to groups once."""
 
 import gc
+import itertools
 import tracemalloc
 
 import jax
@@ -9,15 +10,11 @@ import numpy as np
 import pytest
 
 import mpmd
+from mpmd.ir.placement import Placement
+from mpmd.runtime.argument_cache import ArgumentCache, Piece
 from mpmd.runtime.requests import StepRequest
 from tests.support.models import batch, mse, weights
 from tests.support.parity import mesh_of
-
-
-@pytest.fixture
-def mesh():
-    with mesh_of(2) as mesh:
-        yield mesh
 
 
 def evaluate(params, xs, ys):
@@ -198,3 +195,12 @@ def test_numpy_arguments_are_copied_once(mesh):
         tracemalloc.stop()
     assert total == 2 * xs.size
     assert xs.nbytes <= peak < 1.5 * xs.nbytes
+
+
+def test_an_array_that_one_of_its_groups_has_lost_is_sent_again():
+    cache = ArgumentCache(itertools.count(1).__next__, lambda mpmd_idxs, handle: None, num_groups=2)
+    piece = Piece(jnp.ones(3), "", Placement((0, 1), ()))
+    cache.add(piece, 1)
+    assert cache.find(piece) == 1
+    cache.forget_before(2, [1])
+    assert cache.find(piece) is None

@@ -14,7 +14,7 @@ from mpmd.runtime.interrupts import DeferredInterrupt
 from mpmd.runtime.protocol import ReleaseQueue
 from mpmd.runtime.step_future import StepFuture
 from tests.support.models import CLIPPED_ADAM, batch, init, make_step, mse, weights
-from tests.support.parity import assert_close, mesh_of
+from tests.support.parity import assert_close
 
 SECONDS = 60
 STEP = make_step(mse, mpmd.Std1F1B(2), CLIPPED_ADAM)
@@ -30,12 +30,6 @@ def after(count):
     for _ in range(count):
         state, _ = jax.jit(STEP)(state, *batch())
     return state
-
-
-@pytest.fixture
-def mesh():
-    with mesh_of(2) as mesh:
-        yield mesh
 
 
 @pytest.fixture

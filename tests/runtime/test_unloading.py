@@ -12,12 +12,6 @@ from tests.support.models import batch, shrink, weights
 from tests.support.parity import mesh_of
 
 
-@pytest.fixture
-def mesh():
-    with mesh_of(2) as mesh:
-        yield mesh
-
-
 def loaded_programs(mesh):
     """The numbers of the programs that each group has, after all that it was asked before."""
     gc.collect()

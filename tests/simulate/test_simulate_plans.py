@@ -5,7 +5,6 @@ import pytest
 from mpmd.ir.events import Event
 from mpmd.ir.plan import (
     Aval,
-    Executable,
     Free,
     GroupProgram,
     InputLeaf,
@@ -20,15 +19,10 @@ from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.simulate import Costs, Gap, Link, simulate
 from mpmd.verify import verify
-from tests.support.plans import run_of
+from tests.support.plans import executable, run_of
 
 LATENCY = Link(latency=0.25)
 VECTOR = Aval((4,), "float32", 4)
-
-
-def executable(name, inputs, outputs, donated=()):
-    specs = ((),) * inputs, ((),) * outputs
-    return Executable(name, (VECTOR,) * inputs, (VECTOR,) * outputs, donated, *specs)
 
 
 def plan_of(programs, inputs, outputs=()):
@@ -36,9 +30,9 @@ def plan_of(programs, inputs, outputs=()):
     return Plan(
         tuple(GroupProgram(i, tuple(program)) for i, program in enumerate(programs)),
         (
-            executable("one", 1, 1),
-            executable("two", 1, 2),
-            executable("add into", 2, 1, (0,)),
+            executable("one", [VECTOR], [VECTOR]),
+            executable("two", [VECTOR], [VECTOR] * 2),
+            executable("add into", [VECTOR] * 2, [VECTOR], (0,)),
         ),
         tuple(InputLeaf(name, name, VECTOR, (group,), (), False) for name, group in inputs),
         (),

@@ -158,12 +158,11 @@ def test_traces_and_shapes_are_those_of_jax(step, plain):
     assert closed.eqns[-1].primitive.name == "mpmd_step"
 
 
-def test_forgotten_steps_are_compiled_again(plain):
-    with mesh_of(2) as mesh:
-        step = mpmd.jit(lambda x: x + 1, mesh)
-        for _ in range(2):
-            step(X)
-            assert step._cache_size() == 1
-        step.clear_cache()
-        assert step._cache_size() == 0
-        assert np.array_equal(step(X), X + 1)
+def test_forgotten_steps_are_compiled_again(mesh, plain):
+    step = mpmd.jit(lambda x: x + 1, mesh)
+    for _ in range(2):
+        step(X)
+        assert step._cache_size() == 1
+    step.clear_cache()
+    assert step._cache_size() == 0
+    assert np.array_equal(step(X), X + 1)

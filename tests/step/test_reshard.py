@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,6 +19,7 @@ from mpmd.ir.stack import Stack
 from mpmd.step.reshard import LeafCopy, copy_request
 from tests.support.effort import costly
 from tests.support.parity import compiles, uneven_mesh_of
+from tests.support.small_plans import stacked_step
 
 LAYERS, WIDTH, ROWS, MICROBATCHES = 12, 4, 2, 2
 WEIGHTS = np.arange(LAYERS * WIDTH * WIDTH, dtype=np.float32).reshape(LAYERS, WIDTH, WIDTH) / 1000
@@ -72,22 +72,12 @@ def test_any_cut_of_any_other(held, read):
 
 
 def step_of(num_stages):
-    """A train step of stacked layers."""
-
-    def loss(weights, x):
-        def layer(x, weight):
-            return mpmd.mark_stage_end(jnp.tanh(x @ weight), num_stages=num_stages), None
-
-        return jnp.mean(lax.scan(layer, x, weights)[0] ** 2)
+    """A train step of stacked layers, which counts, too."""
+    train = stacked_step(num_stages)
 
     def step(state, xs):
-        value, grads = mpmd.treduce(
-            lambda x: jax.value_and_grad(loss)(state["weights"], x),
-            xs,
-            schedule=mpmd.Std1F1B(num_stages),
-            operation=mpmd.Mean,
-        )
-        return {"weights": state["weights"] - grads, "count": state["count"] + 1}, value
+        weights, value = train(state["weights"], xs)
+        return {"weights": weights, "count": state["count"] + 1}, value
 
     return step
 

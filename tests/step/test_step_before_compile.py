@@ -5,13 +5,11 @@ import pytest
 
 import mpmd
 from tests.support.models import batch, shrink, weights
-from tests.support.parity import mesh_of
 
 
 @pytest.fixture
-def step():
-    with mesh_of(2) as mesh:
-        yield mpmd.jit(shrink, mesh)
+def step(mesh):
+    return mpmd.jit(shrink, mesh)
 
 
 @pytest.mark.parametrize("name", ["report", "plan", "restore", "init", "simulate", "argument_leaves"])

@@ -65,7 +65,7 @@ COVERING = (
     "scanned_between_embedding_and_head[under jax.checkpoint]",
     "scanned_layers_with[apply_if_finite]",
     "scanned_layers_with[muon]",
-    "several_scans_over_one_stack[slices]",
+    "several_scans_over_one_stack",
     "slices_on_groups_of_two_devices[rows]",
     "slices_with_document_masks",
     "specs_of_the_results",

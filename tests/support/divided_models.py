@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
+from tests.support.transformer_step import normed
 
 ROWS, LENGTH, WIDTH, HEADS, HEAD, HIDDEN, VOCABULARY, MICROBATCHES = 4, 8, 16, 4, 4, 64, 32, 2
 OPTIMIZER = optax.sgd(1e-2, momentum=0.9)
@@ -70,10 +71,6 @@ def decoder_layer(p, x):
     x = x + mixed.reshape(x.shape) @ p["o"]
     h = normed(x, p["norm"])
     return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
-
-
-def normed(x, scale):
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
 
 
 def decoder_loss(params, tokens):

@@ -14,10 +14,12 @@ ROWS = P(None, "fsdp")
 """Of a batch (microbatches, rows, ...): the rows."""
 
 
-def grid(groups, size, types=EXPLICIT):
-    """A mesh of this process's devices; that of a group is ``grid(1, size)``."""
-    devices = np.array(jax.devices()[: groups * size]).reshape(groups, size)
-    return Mesh(devices, ("stage", "fsdp"), axis_types=types)
+def grid(groups, *sizes, types=None):
+    """A mesh of this process's devices; that of a group is ``grid(1, *sizes)``."""
+    shape = (groups, *sizes)
+    devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+    types = types or (AxisType.Explicit,) * len(shape)
+    return Mesh(devices, ("stage", "fsdp", "tensor")[: len(shape)], axis_types=types)
 
 
 def draws(*shape, seed=0):
@@ -122,6 +124,24 @@ def make_step(block, schedule=None, operation=mpmd.Max):
     return step
 
 
+def tensor_parallel(p, h):
+    """A product whose columns are split along a second axis, and one that is summed over this axis."""
+    w = reshard(p["w"], P(None, "tensor"))
+    hidden = jnp.tanh(jnp.einsum("bk,kn->bn", h, w, out_sharding=P("fsdp", "tensor")))
+    return h + jnp.einsum("bn,kn->bk", hidden, w, out_sharding=P("fsdp"))
+
+
+def assert_two_axes(mesh):
+    """Trains weights that are gathered along one axis and split along the other one."""
+    args, (specs, *rows) = arguments()
+    specs = {**specs, "layers": [{"w": P("fsdp", "tensor")}] * 2}, *rows
+    loaded, (params, _), _ = assert_as_on_one_group(
+        mesh, make_step(tensor_parallel), args, specs, sizes=(2, 2)
+    )
+    assert params["layers"][1]["w"].spec == P("fsdp", "tensor")
+    return loaded
+
+
 def arguments():
     """The arguments of a step, and their specs."""
     params = {"table": draws(16, 8), "layers": [{"w": draws(8, 8, seed=i)} for i in (1, 2)]}
@@ -130,14 +150,14 @@ def arguments():
     return (params, tokens, draws(4, 4, 8, seed=4)), (specs, ROWS, ROWS)
 
 
-def assert_as_on_one_group(mesh, step, types=EXPLICIT, size=2, args=None, specs=None, **options):
+def assert_as_on_one_group(mesh, step, args=None, specs=None, sizes=(2,), **options):
     """Runs two steps on groups, and on one group's devices under ``jax.jit``, and compares.
 
     ``args`` and ``specs`` are those of ``arguments`` where they are not given.
     """
     if args is None:
         args, specs = arguments()
-    submesh = grid(1, size, types)
+    submesh = grid(1, *sizes)
     with jax.set_mesh(submesh):
         put = jax.tree.map(lambda x, spec: jax.device_put(x, NamedSharding(submesh, spec)), args, specs)
         reference = jax.jit(step)

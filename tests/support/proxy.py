@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 
 SECONDS = 20
 
@@ -77,24 +76,3 @@ class Flips:
         changed[self.left] ^= 1 << self.bit
         self.left = None
         return bytes(changed)
-
-
-class Delay:
-    """A ``change`` for a ``Proxy``: each 64 KiB to the listener, and what is less, takes ``seconds``."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self, direction, content):
-        if direction == 0:
-            time.sleep(self.seconds)
-        return content
-
-    @contextlib.contextmanager
-    def of(self, seconds):
-        """Within it, the connection is slow."""
-        self.seconds = seconds
-        try:
-            yield
-        finally:
-            self.seconds = 0.0

@@ -1,4 +1,4 @@
-"""A small step that is only planned, on groups of any shape."""
+"""Small steps, one of which is only planned, on groups of any shape."""
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,27 @@ def step_of(schedule, calls_python=False):
             lambda x: jax.value_and_grad(loss_of)(weights, x)[::-1], xs, schedule=schedule, operation=mpmd.Add
         )
         return jax.tree.map(lambda weight, grad: weight - grad, weights, grads), loss
+
+    return step
+
+
+def stacked_step(num_stages):
+    """A train step of the stacked weights of layers, which it scans over."""
+
+    def loss(weights, x):
+        def layer(x, weight):
+            return mpmd.mark_stage_end(jnp.tanh(x @ weight), num_stages=num_stages), None
+
+        return jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
+
+    def step(weights, xs):
+        value, grads = mpmd.treduce(
+            lambda x: jax.value_and_grad(loss)(weights, x),
+            xs,
+            schedule=mpmd.Std1F1B(num_stages),
+            operation=mpmd.Mean,
+        )
+        return weights - grads, value
 
     return step
 

@@ -1,4 +1,4 @@
-"""A public function with what its parameters take, and the values that each of them does not take."""
+"""A public function, and the values that its parameters do not take, by their names and defaults."""
 
 from __future__ import annotations
 
@@ -43,36 +43,77 @@ KINDS: Mapping[str, set[str]] = {
 }
 """For each kind of parameter the values that it takes; with ``?`` at its end, also ``None``."""
 
+_NAMES = {
+    "count": """
+    devices_per_node every first_step length loop max_failures max_in_flight mpmd_dim mpmd_idx multiple n
+    nodes num_devices num_layers num_microbatches num_places num_stages simulate slices spares steps
+    verify_every
+    """,
+    "amount": """
+    alone at_once backward backward_bytes backward_operations bandwidth collective_floor cpus_per_device
+    cpus_per_group examples flops forward gpus_per_group held_for_bwdw hop kernel_floor latency load_timeout
+    memory memory_bandwidth memory_limit message_bytes nbytes operations operations_per_second seconds
+    share_after step_timeout stuck_after task_overhead timeout tokens
+    """,
+    "flag": """
+    accumulates_products atomic blocking eager encryption flash_attention fsdp fuse_steady_state has_aux infs
+    measure merges_all_reduces nans of_plan overlaps_gathers remat sequence_parallel split_backward
+    """,
+    "text": """
+    accelerator_types address capture compilation_cache dimensions directory divides donate_argnames kind name
+    on_corruption part path platform static_argnames task text title to trace_dir
+    """,
+    "positions": "argnums batch_argnums donate_argnums static_argnums",
+    "argument": "argnum",
+    "counts": "layers_per_stage stages_per_group",
+    "numbers": "carry",
+    "mapping": "kwargs runtime_env",
+    "int": "axis",
+    "anything": "target",
+    "time or times": "fwd bwd bwdA bwdW",
+}
+BY_NAME = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+"""The kinds of parameters, by their names; those of others are ``special``."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Public:
     """A public function.
 
     Attributes:
-      takes: for each parameter its kind, and a valid argument; without that, the parameter is left out.
+      valid: arguments of a call that it accepts.
+      kinds: of parameters that take something else than their names say, or are not in the signature.
     """
 
     name: str
     function: Callable
-    takes: Mapping[str, tuple]
+    valid: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    kinds: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def refused(self) -> list[tuple[str, str]]:
         """Its parameters, each with the name of a value that it does not take."""
         return [
             (parameter, value)
-            for parameter, (kind, *_) in self.takes.items()
+            for parameter, taken in self._taken().items()
             for value in VALUES
-            if value not in KINDS[kind.removesuffix("?")] and (value != "none" or not kind.endswith("?"))
+            if value not in taken
         ]
 
     def call(self, **changed: Any) -> Any:
         """Calls it with valid arguments but for some."""
-        valid = {name: argument[0] for name, (_, *argument) in self.takes.items() if argument}
-        return self.function(**{**valid, **changed})
+        return self.function(**{**self.valid, **changed})
 
-    @property
-    def parameters(self) -> set[str]:
-        """The names in its signature, without those of ``*args`` and ``**kwargs``."""
+    def _taken(self) -> dict[str, set[str]]:
+        """For each parameter the names of the values that it takes: also ``None``, if this is its default."""
         several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         signature = inspect.signature(self.function).parameters
-        return {name for name, parameter in signature.items() if parameter.kind not in several}
+        kinds = {
+            name: BY_NAME.get(name, "special") + "?" * (parameter.default is None)
+            for name, parameter in signature.items()
+            if parameter.kind not in several
+        }
+        kinds |= self.kinds
+        return {
+            name: KINDS[kind.removesuffix("?")] | ({"none"} if kind.endswith("?") else set())
+            for name, kind in kinds.items()
+        }

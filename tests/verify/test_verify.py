@@ -9,7 +9,6 @@ from mpmd.errors import PlanError
 from mpmd.ir.plan import (
     Aval,
     ConstantLeaf,
-    Executable,
     Free,
     GroupProgram,
     HostCall,
@@ -22,15 +21,10 @@ from mpmd.ir.plan import (
 )
 from mpmd.schedules import Std1F1B
 from mpmd.verify import verify
-from tests.support.plans import pipeline_plan, run_of
+from tests.support.plans import executable, pipeline_plan, run_of
 
 VECTOR = Aval((4,), "float32", 4)
 SCALAR = Aval((), "int32", 4)
-
-
-def executable(name, inputs, outputs, donated=()):
-    avals = tuple(inputs), tuple(outputs)
-    return Executable(name, *avals, donated, *(((),) * len(part) for part in avals))
 
 
 def plan_of(*programs, executables, outputs=(("out", 0),), donated=False):

@@ -13,6 +13,7 @@ from jax import lax
 
 from mpmd.compiler.find_layers.even_stages import even_stages
 from mpmd.compiler.find_layers.find_layers import find_layers, opened_for_layers
+from mpmd.compiler.find_layers.pieces import best_pieces
 from mpmd.compiler.find_layers.repeats import Run, find_runs
 from mpmd.compiler.jaxprs.equations import is_remat
 
@@ -288,3 +289,7 @@ def test_equal_layers_make_equal_stages():
 def test_stages_end_where_less_is_handed_over():
     assert even_stages([1.0] * 5, [9, 9, 1, 9, 9], 2) == (3, 2)
     assert even_stages([1.0] * 5, [9, 1, 9, 9, 9], 2) == (2, 3)
+
+
+def test_where_no_value_is_handed_over_no_piece_ends():
+    assert best_pieces([4.0], [None, None], 1.0, None) == []

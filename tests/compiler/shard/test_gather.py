@@ -120,22 +120,6 @@ def test_all_weights_of_a_stage_are_gathered_once(loss, params):
     assert bytes_by_operation(outside)["all-gather"] == nbytes(params)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "schedule",
-    [mpmd.ZeroBubble(2), mpmd.Interleaved1F1B(4, 2, fuse_steady_state=True), mpmd.DualPipeV(4, 2)],
-    ids=lambda schedule: schedule.name,
-)
-def test_schedules(schedule):
-    """Halves of backwards, several stages on a group, and fused tasks."""
-    params = mlp_weights(schedule.num_stages)
-    xs = normal(1, 8, 64, D)
-    specs = (sharded(params), BATCH)
-    _, in_loop, outside = run(train(mlp, schedule), params, xs, in_specs=specs, **ONCE)
-    assert bytes_by_operation(in_loop) == {}
-    assert bytes_by_operation(outside)["all-gather"] == nbytes(params)
-
-
 def outside_the_loop(prepare, loss):
     """A step whose loop reads what ``prepare`` makes of the weights before it."""
 

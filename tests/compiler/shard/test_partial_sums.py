@@ -146,17 +146,6 @@ def test_of_two_axes_the_replicated_one_is_in_parts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "schedule", [mpmd.Interleaved1F1B(4, 2), mpmd.DualPipeV(4, 2)], ids=lambda schedule: schedule.name
-)
-def test_schedules(schedule):
-    """Halves of backwards, several stages on a group, and fused tasks."""
-    params = mlp_weights(schedule.num_stages)
-    _, in_loop, _ = run(train(mlp, schedule), params, normal(1, 8, ROWS, D))
-    assert bytes_by_operation(in_loop) == {}
-
-
-@pytest.mark.slow
 def test_halves_of_a_scanned_backward():
     step = train(on_second_stage(functools.partial(scanned, wrap=jax.checkpoint)), mpmd.ZeroBubble(2))
     _, in_loop, _ = run(step, with_first(STACKED), XS)
@@ -224,10 +213,14 @@ def test_sums_without_a_rule_stay_whole():
     assert bytes_by_operation(in_loop) == {"all-reduce": 4 * params["second"]["kernel"].size}
 
 
-@pytest.mark.parametrize("specs", [(P(), P()), ([{"w": P(None, "data"), "b": P()}] * 2, P())])
-def test_plans_without_a_sharded_batch_do_not_change(specs):
+@pytest.mark.parametrize(
+    ("specs", "sizes"),
+    [((P(), P()), (2, 2)), (([{"w": P(None, "data"), "b": P()}] * 2, P()), (2, 2)), ((P(), BATCH), (4, 2))],
+    ids=["replicated", "sharded weights", "groups of unequal sizes"],
+)
+def test_plans_without_a_batch_that_all_groups_shard_alike_do_not_change(specs, sizes):
     step, params = train(mlp), mlp_weights()
-    mesh = mpmd.AbstractMpmdMesh({"stage": 2, "data": 2}, "stage")
+    mesh = mpmd.AbstractMpmdMesh([{"data": size} for size in sizes])
     plans = [
         mpmd.jit(step, mesh, in_specs=specs, partial_sums=how).lower(params, XS).plan
         for how in ("replicated", "none")

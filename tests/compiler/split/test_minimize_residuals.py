@@ -132,6 +132,21 @@ def test_causal_masks_are_made_where_they_are_read():
     assert "bool" not in {aval.dtype for aval in kept(split_works(causal))}
 
 
+def test_a_slice_keeps_what_each_slice_has_made_and_not_what_it_joins_of_that():
+    def loss(params, x, y):
+        made, total = [], 0.0
+        for start, stop in ((0, 1), (1, 2), (2, 4)):
+            rows, targets = x[start:stop], y[start:stop]
+            made.append(rows @ params[0]["w"])
+            h = mpmd.mark_stage_end(jax.nn.softmax(rows @ jnp.concatenate(made).T) @ jnp.concatenate(made))
+            total += jnp.mean((layer(params[1], h) - targets) ** 2)
+        return total
+
+    graph = task_graph(make_step(loss, mpmd.Seq1F1B(2, 3)), init(weights(2)), *batch(), groups=2)
+    works = {str(member.work): member for member in graph.stage_work}
+    assert (2, WIDTH) not in {aval.shape for aval in kept(works, "fwd_2", "bwd_2")}  # of the second slice
+
+
 def test_what_is_kept_anyway_serves_others_too():
     works = split_works(sines)
     (received,) = set(works["fwd_0"].makes) & set(works["fwd_1"].reads)

@@ -1,12 +1,12 @@
-"""Small models of the field: attention, experts, adapters, and networks with skips."""
+"""Small models of the field: blocks of a transformer, a model that prunes its tokens, and diffusion."""
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.models import WIDTH, batch, keys, layer, mlp, weights
-from tests.support.programs.table import Case, descend, program, train, trains
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, weights
+from tests.support.programs.table import Case, descend, loop, program, train
 
 TOKENS, MODEL, HEADS, VOCABULARY = 6, 8, 2, 7
 
@@ -19,10 +19,10 @@ def matrices(key, **shapes):
     }
 
 
-def rotated(x, start=0):
-    """Rotary embeddings of (batch, tokens, heads, width) from the position ``start`` on."""
+def rotated(x):
+    """Rotary embeddings of (batch, tokens, heads, width)."""
     half = x.shape[-1] // 2
-    angles = (start + jnp.arange(x.shape[1]))[:, None] / 10 ** (jnp.arange(half) / half)
+    angles = jnp.arange(x.shape[1])[:, None] / 10 ** (jnp.arange(half) / half)
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     a, b = jnp.split(x, 2, -1)
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
@@ -76,51 +76,6 @@ def word_loss(params, h, targets):
 
 
 @program()
-def transformer_with_rotary_embeddings_and_causal_mask():
-    def loss(params, tokens, targets):
-        mask = causal()
-        h = mlp(params["blocks"], params["table"][tokens], lambda p, h: block(p, h, mask))
-        return word_loss(params, h, targets)
-
-    def holds(loaded):
-        activation = 2 * TOKENS * MODEL * 4
-        table, microbatches = VOCABULARY * MODEL * 4, 3
-        sent = [group.sent_bytes for group in loaded.report().groups]
-        # The tied table's gradient comes to group 0, and the new table goes to group 2.
-        expected = [microbatches * activation, 2 * microbatches * activation, microbatches * activation]
-        expected = [expected[0] + table, expected[1], expected[2] + table]
-        assert sent == expected, f"sends {sent} bytes, not {expected}"
-
-    return train(loss, transformer(), data=token_batches(), holds=holds)
-
-
-@program()
-def low_rank_adapters_of_some_stages():
-    def step(state, xs, ys):
-        adapters, base = state
-
-        def loss(adapters, x, y):
-            h = x
-            for i, p in enumerate(base):
-                w = p["w"] + adapters[i]["a"] @ adapters[i]["b"] if i in adapters else p["w"]
-                h = jnp.tanh(h @ w + p["b"])
-                if i < 2:
-                    h = mpmd.mark_stage_end(h)
-            return jnp.mean((h - y) ** 2)
-
-        total, grads = trains(adapters, (xs, ys), loss)
-        return (descend(adapters, grads), base), (total, grads)
-
-    def holds(loaded):
-        homes = {leaf.path: leaf.mpmd_idxs for leaf in loaded.plan.inputs}
-        assert [homes[f"args[0][1][{i}]['w']"] for i in range(3)] == [(0,), (1,), (2,)]
-        assert [homes[f"args[0][0][{i}]['a']"] for i in (1, 2)] == [(1,), (2,)]
-
-    adapters = {i: matrices(keys(3)[i], a=(WIDTH, 2), b=(2, WIDTH)) for i in (1, 2)}
-    return Case(step, (adapters, weights(3)), batch(), holds=holds)
-
-
-@program()
 def tokens_pruned_between_stages():
     """Later stages see only the rows that an earlier one chose."""
 
@@ -136,3 +91,27 @@ def tokens_pruned_between_stages():
         assert labels > 0, "the labels are where the rows are chosen, not behind"
 
     return train(loss, weights(3), holds=holds)
+
+
+@program()
+def diffusion():
+    """Times and noise are drawn before the loop, and read by the first and the last stage."""
+
+    def step(state, xs, ys):
+        params, key = state
+        key, times_key, noise_key = jax.random.split(key, 3)
+        times = jax.random.uniform(times_key, (MICROBATCHES, BATCH, 1))
+        noise = jax.random.normal(noise_key, xs.shape)
+
+        def loss(params, x, t, e):
+            h = jnp.sqrt(1 - t) * x + jnp.sqrt(t) * e
+            for i, stage in enumerate(params):
+                h = layer(stage, h + jnp.sin(t * jnp.arange(1, WIDTH + 1)))
+                if i < 2:
+                    h = mpmd.mark_stage_end(h)
+            return jnp.mean((h - e) ** 2)
+
+        total, grads = loop(lambda *mb: jax.value_and_grad(loss)(params, *mb), (xs, times, noise))
+        return (descend(params, grads), key), (total, grads)
+
+    return Case(step, (weights(3), jax.random.key(0)), batch())

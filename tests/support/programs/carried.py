@@ -11,6 +11,16 @@ from tests.support.models import WIDTH, batch, keys, layer, mlp, weights
 from tests.support.programs.table import Case, descend, program
 
 
+def with_gradients(loss, params):
+    """What ``treduce`` takes with a carry: the next carry, and the loss and the gradients."""
+
+    def of_microbatch(carry, microbatch):
+        (value, carry), grads = jax.value_and_grad(loss, has_aux=True)(params, carry, *microbatch)
+        return carry, (value, grads)
+
+    return of_microbatch
+
+
 def case(loss, params, carry, schedule=None, data=None, groups=None, operation=mpmd.Add, **options):
     """Trains ``params`` with ``loss(params, carry, x, y)``, which returns the next carry, too."""
     schedule = schedule or mpmd.Std1F1B(3)
@@ -18,12 +28,12 @@ def case(loss, params, carry, schedule=None, data=None, groups=None, operation=m
     def step(state, xs, ys):
         params, carry = state
 
-        def of_microbatch(carry, microbatch):
-            (value, carry), grads = jax.value_and_grad(loss, has_aux=True)(params, carry, *microbatch)
-            return carry, (value, grads)
-
         carry, (value, grads) = mpmd.treduce(
-            of_microbatch, (xs, ys), schedule=schedule, operation=(operation, mpmd.Add), carry=carry
+            with_gradients(loss, params),
+            (xs, ys),
+            schedule=schedule,
+            operation=(operation, mpmd.Add),
+            carry=carry,
         )
         return (descend(params, grads), carry), value
 

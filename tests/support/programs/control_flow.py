@@ -1,12 +1,12 @@
-"""What may happen inside a stage: rematerialisation, loops, conditions, calls, operations."""
+"""What may happen inside a stage: rematerialisation, operations, derivatives by hand."""
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 import mpmd
-from tests.support.models import BATCH, WIDTH, layer, weights
-from tests.support.programs.table import program, stages_of, train
+from tests.support.models import BATCH, WIDTH, batch, layer, mse, weights
+from tests.support.programs.table import Case, descend, loop, program, stages_of, train
 
 
 def two_layers(params, h):
@@ -18,19 +18,6 @@ def two_layers(params, h):
 def checkpoint_by_names():
     policy = jax.checkpoint_policies.save_only_these_names("hidden")
     return stages_of(jax.checkpoint(two_layers, policy=policy))
-
-
-@program()
-def a_mark_within_nested_calls_and_scopes():
-    @jax.named_call
-    def inner(params, h):
-        with jax.named_scope("stage"):
-            return jax.jit(jax.jit(lambda h: mpmd.mark_stage_end(layer(params, h))))(h)
-
-    def loss(params, x, y):
-        return jnp.mean((inner(params[1], inner(params[0], x)) - y) ** 2)
-
-    return train(loss, weights(2), stages=2)
 
 
 OPERATIONS = {
@@ -57,3 +44,33 @@ OPERATIONS = {
 @program(OPERATIONS)
 def stages_with(stage):
     return stages_of(stage)
+
+
+@program()
+def custom_vjp_around_the_mark():
+    """A boundary that quantises what it passes on, both ways."""
+
+    @jax.custom_vjp
+    def narrow(h):
+        return h.astype(jnp.bfloat16).astype(jnp.float32)
+
+    narrow.defvjp(lambda h: (narrow(h), None), lambda _, g: (g.astype(jnp.bfloat16).astype(jnp.float32),))
+
+    def loss(params, x, y):
+        h = narrow(mpmd.mark_stage_end(narrow(layer(params[0], x))))
+        return jnp.mean((layer(params[1], h) - y) ** 2)
+
+    return train(loss, weights(2), stages=2, tolerance=1e-3)
+
+
+@program()
+def linearised_and_transposed_by_hand():
+    def step(state, xs, ys):
+        def run(x, y):
+            loss, tangent = jax.linearize(lambda p: mse(p, x, y), state)
+            return loss, jax.linear_transpose(tangent, state)(jnp.float32(1.0))[0]
+
+        total, grads = loop(run, (xs, ys))
+        return descend(state, grads), (total, grads)
+
+    return Case(step, weights(3), batch())

@@ -91,18 +91,6 @@ def stages_that_end_within_two_scans():
 
 
 @program()
-def two_towers():
-    def loss(params, x, y):
-        for p in params["x"]:
-            x = layer(p, x)
-        for p in params["y"]:
-            y = layer(p, y)
-        return jnp.mean(jax.nn.logsumexp(x @ y.T, axis=0)) - jnp.mean(x * y)
-
-    return train(mpmd.auto_marks(loss, 3), {"x": weights(3), "y": weights(4)})
-
-
-@program()
 def words_masks_dropout_and_aux():
     """Integers, keys and masks cross stages without being sent; what layers report is returned."""
 

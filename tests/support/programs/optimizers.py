@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tests.support.models import SGD, batch, init, mse, weights
+from tests.support.models import SGD, batch, mse, weights
 from tests.support.programs.table import Case, descend, program, train, trains
 
 EPS = 1e-3  # so that gradients near zero do not make Adam's first steps arbitrary
@@ -23,7 +23,6 @@ def only_weights(params):
 
 
 OPTIMIZERS = {
-    "adafactor, factored": optax.adafactor(1e-2, min_dim_size_to_factor=2),
     "muon": optax.contrib.muon(1e-2),
     "prodigy": optax.contrib.prodigy(1e-1, eps=EPS),
     "schedule free": optax.contrib.schedule_free_sgd(0.1),
@@ -45,51 +44,6 @@ def trained_with(optimizer):
         assert max(held) - min(held) <= 128, f"the groups hold {held} bytes"
 
     return train(mse, weights(3), optimizer=optimizer, holds=holds)
-
-
-@program()
-def reduce_on_plateau():
-    optimizer = optax.chain(SGD, optax.contrib.reduce_on_plateau(patience=0, accumulation_size=1))
-
-    def step(state, xs, ys):
-        params, opt_state = state
-        total, grads = trains(params, (xs, ys))
-        updates, opt_state = optimizer.update(grads, opt_state, params, value=total)
-        return (optax.apply_updates(params, updates), opt_state), (total, grads)
-
-    return Case(step, init(weights(3), optimizer), batch())
-
-
-@program()
-def unused_parameter_is_still_decayed():
-    optimizer = optax.adamw(1e-2, eps=EPS, weight_decay=0.1)
-    return train(lambda p, x, y: mse(p[:2], x, y), weights(3), stages=2, optimizer=optimizer)
-
-
-@program()
-def gradients_compared_across_stages():
-    """Large values of one group meet those of another."""
-
-    def step(state, xs, ys):
-        total, grads = trains(state, (xs, ys))
-        similar = jnp.vdot(grads[0]["w"], grads[2]["w"]) / jnp.linalg.norm(grads[1]["w"])
-        stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *grads)
-        return descend(state, grads), (total, similar, stacked, grads[0]["w"] @ grads[1]["w"])
-
-    return Case(step, weights(3), batch())
-
-
-@program()
-def layers_updated_by_a_vmapped_rule():
-    """Stacked, updated at once and taken apart again."""
-
-    def step(state, xs, ys):
-        total, grads = trains(state, (xs, ys))
-        stacked, slopes = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *t) for t in (state, grads))
-        new = jax.vmap(lambda p, g: descend(p, g, 0.1 / (1 + jnp.linalg.norm(g["w"]))))(stacked, slopes)
-        return [jax.tree.map(lambda leaf, i=i: leaf[i], new) for i in range(3)], total
-
-    return Case(step, weights(3), batch())
 
 
 @program()

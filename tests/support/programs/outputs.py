@@ -1,13 +1,30 @@
-"""What a step returns besides the state, and how the loop accumulates it."""
+"""What surrounds a loop: what it reads, what the step returns, and how the loop accumulates it."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import mpmd
-from tests.support.models import batch, layer, mse, weights
-from tests.support.programs.auxiliary_outputs import Initial, Last, with_aux
-from tests.support.programs.table import Case, descend, program, trains
+from tests.support.models import batch, layer, mlp, mse, weights
+from tests.support.programs.table import Case, descend, loop, program, trains
+
+
+def without_marks(params, h):
+    for p in params:
+        h = layer(p, h)
+    return h
+
+
+@program()
+def the_whole_model_before_the_loop():
+    """Targets from an evaluation of the current weights."""
+
+    def step(state, xs, ys):
+        targets = ys + 0.1 * jax.lax.stop_gradient(without_marks(state, xs))
+        total, grads = trains(state, (xs, targets))
+        return descend(state, grads), total
+
+    return Case(step, weights(3), batch())
 
 
 @program()
@@ -44,29 +61,13 @@ def a_result_used_twice_by_the_state():
         params, target = state
 
         def loss(params, x, y):
-            return mse(params, x, y) + 0.1 * mlp_without_marks(target, x).mean()
+            return mse(params, x, y) + 0.1 * without_marks(target, x).mean()
 
         total, grads = trains(params, (xs, ys), loss)
         new = descend(params, grads)
         return (new, new), total
 
     return Case(step, (weights(3), weights(3)), batch())
-
-
-def mlp_without_marks(params, h):
-    for stage in params:
-        h = layer(stage, h)
-    return h
-
-
-@program()
-def none_and_empty_outputs():
-    def step(state, xs, ys):
-        params, nothing = state
-        total, grads = trains(params, (xs, ys))
-        return (descend(params, grads), nothing), {"loss": total, "none": None, "empty": [], "also": ((), {})}
-
-    return Case(step, (weights(3), None), batch())
 
 
 @program()
@@ -82,41 +83,68 @@ def the_loss_alone():
     return Case(step, (), (weights(3), *batch()), holds=holds)
 
 
-@program()
-def gradients_of_some_stages_are_dropped():
+def with_aux(loss, operation):
+    """Trains on the first of what ``loss`` returns; ``operation`` accumulates the second."""
+
     def step(state, xs, ys):
-        total, grads = trains(state, (xs, ys))
-        return [*state[:2], descend(state[2], grads[2])], total
+        (total, aux), grads = loop(
+            lambda x, y: jax.value_and_grad(loss, has_aux=True)(state, x, y),
+            (xs, ys),
+            operation=((mpmd.Add, operation), mpmd.Add),
+        )
+        return descend(state, grads), (total, aux, grads)
 
     return Case(step, weights(3), batch())
 
 
-@program()
-def results_of_the_loop_that_no_stage_makes():
-    """Statistics of the inputs, the index, constants."""
+class Initial:
+    """Never updates the state."""
 
-    def step(state, xs, ys):
-        def run(i):
-            loss, grads = jax.value_and_grad(mse)(state, xs[i], ys[i])
-            return loss, grads, i, jnp.max(xs[i]), jnp.float32(2.0), jnp.arange(3) * i
+    def state(self, n, a):
+        return jnp.zeros(a.shape, a.dtype)
 
-        operation = (mpmd.Add, mpmd.Add, mpmd.Concat(), mpmd.Max, mpmd.Add, mpmd.Add)
-        total, grads, *rest = mpmd.treduce_i(run, len(xs), mpmd.Std1F1B(3), operation)
-        return descend(state, grads), (total, rest)
-
-    return Case(step, weights(3), batch())
-
-
-@program({"Add": mpmd.Add, "Max": mpmd.Max, "Concat": mpmd.Concat(), "Last": Last()})
-def an_array_closed_over_that_is_only_an_output(operation):
-    table = np.arange(3, dtype=np.float32)
-
-    def loss(params, x, y):
-        return mse(params, x, y), table
-
-    return with_aux(loss, operation)
+    def update(self, state, update, index):
+        return state
 
 
 @program()
 def a_state_that_is_never_updated():
     return with_aux(lambda params, x, y: (mse(params, x, y), jnp.sum(x)), Initial())
+
+
+class LogSumExp:
+    def state(self, n, a):
+        return jnp.full(a.shape, -jnp.inf, a.dtype)
+
+    def update(self, state, update, index):
+        return jnp.logaddexp(state, update)
+
+
+class Histogram:
+    """A state of another shape and dtype than the values."""
+
+    def state(self, n, a):
+        return jnp.zeros(3, jnp.int32)
+
+    def update(self, state, update, index):
+        return state.at[jnp.clip(jnp.int32(update * 3), 0, 2)].add(1)
+
+
+OPERATIONS = {
+    "max of integers": (mpmd.Max, lambda h: jnp.argmax(h, -1)),
+    "max of booleans": (mpmd.Max, lambda h: jnp.any(h > 0.9)),
+    "logsumexp": (LogSumExp(), lambda h: h[0]),
+    "histogram": (Histogram(), lambda h: jnp.max(h)),
+}
+"""Beside those that random programs have."""
+
+
+@program(OPERATIONS)
+def auxiliary_output_under(entry):
+    operation, make = entry
+
+    def loss(params, x, y):
+        h = mlp(params, x)
+        return jnp.mean((h - y) ** 2), make(h)
+
+    return with_aux(loss, operation)

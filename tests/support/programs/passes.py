@@ -6,19 +6,15 @@ import jax.numpy as jnp
 import mpmd
 from tests.support.models import CLIPPED_ADAM, layer, mlp, mse, weights
 from tests.support.programs.scanned_layers import scanned, squares, stacked
+from tests.support.programs.stages import homes
 from tests.support.programs.table import descend, program, train
 
 THROUGH_MARKS = "the loss takes derivatives through mark_stage_end: .* on one group"
 
 
-def homes_of(loaded, argument="args[0][0]"):
-    """The groups of each leaf of an argument."""
-    return [leaf.mpmd_idxs for leaf in loaded.plan.inputs if leaf.path.startswith(argument)]
-
-
 def stays_on_one_group_each(loaded):
     """Asserts that each weight is on the group of its stages alone: two arrays for each of three layers."""
-    assert homes_of(loaded) == [(0,), (0,), (1,), (1,), (2,), (2,)]
+    assert homes(loaded) == [(0,), (0,), (1,), (1,), (2,), (2,)]
 
 
 def slope_of(score, x):
@@ -114,7 +110,7 @@ def scanned_layers_that_are_recycled():
         return squares(scanned_mlp(params, x + scanned_mlp(params, x)), y)
 
     def holds(loaded):
-        assert homes_of(loaded) == [(0,), (1,), (2,)] * 2
+        assert homes(loaded) == [(0,), (1,), (2,)] * 2
 
     return train(loss, stacked(), schedule=mpmd.Interleaved1F1B(6, 3), holds=holds)
 
@@ -126,7 +122,17 @@ def siamese(params, x, y):
 
 @program()
 def calls_beside_one_another():
-    def holds(loaded):
-        assert homes_of(loaded) == [(0,), (0,), (1,), (1,), (2,), (2,)]
+    return train(siamese, weights(3), optimizer=CLIPPED_ADAM, holds=stays_on_one_group_each)
 
-    return train(siamese, weights(3), optimizer=CLIPPED_ADAM, holds=holds)
+
+@program()
+def models_that_share_a_compiled_function():
+    """The marks of all calls come from one trace of it."""
+    apply = jax.jit(mlp)
+
+    def loss(params, x, y):
+        policy, reference = params
+        mine, other = apply(policy, x), jax.lax.stop_gradient(apply(reference, x))
+        return jnp.mean((mine - y) ** 2) + 0.1 * jnp.mean((mine - other) ** 2) + mse(reference, y, x)
+
+    return train(loss, (weights(3), weights(3)[::-1]))

@@ -3,29 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import mpmd
-from tests.support.models import BATCH, SGD, WIDTH, batch, keys, layer, mlp, mse, weights
+from tests.support.models import BATCH, WIDTH, batch, keys, layer, mse, weights
 from tests.support.programs.table import Case, descend, loop, program, train, trains
-
-
-def cast(tree, dtype):
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
-
-
-@program()
-def master_copies():
-    def step(state, xs, ys):
-        half, master, opt_state = state
-        total, grads = trains(half, (xs, ys))
-        updates, opt_state = SGD.update(cast(grads, jnp.float32), opt_state, master)
-        master = optax.apply_updates(master, updates)
-        return (cast(master, jnp.bfloat16), master, opt_state), total
-
-    master = weights(3)
-    state = (cast(master, jnp.bfloat16), master, SGD.init(master))
-    return Case(step, state, batch(), tolerance=2e-2)
 
 
 @program()
@@ -43,16 +24,6 @@ def activations_sent_in_half_precision():
         assert first == 4 * BATCH * WIDTH * 2, f"sends {first} bytes"
 
     return train(loss, weights(3), tolerance=2e-2, holds=holds)
-
-
-@program(["uint8", "bool"])
-def small_integers_in_the_batch(dtype):
-    def loss(params, x, y):
-        image, mask = x.astype(jnp.float32) / 8, y != 0
-        return jnp.mean((mlp(params, image) - 1) ** 2 * mask)
-
-    data = np.random.default_rng(0).integers(0, 8 if dtype != "bool" else 2, (2, 4, BATCH, WIDTH))
-    return train(loss, weights(3), data=tuple(data.astype(dtype)))
 
 
 FEW_BITS = """int2 uint2 int4 uint4 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn
@@ -80,23 +51,6 @@ def arrays_of_few_bits(dtype):
 
     state = weights(2), signs.astype(dtype), jnp.array([1, 0, 1]).astype(dtype)
     return Case(step, state, batch(), groups=2, options={"donate_argnums": 0}, steps=3)
-
-
-@program()
-def scalar_and_empty_parameters():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(x * params["gain"])
-        h = mpmd.mark_stage_end(h ** params["power"][0] + params["empty"].sum())
-        return jnp.mean((h * params["last"] - y) ** 2)
-
-    xs, ys = batch()
-    params = {
-        "gain": jnp.float32(0.5),
-        "power": jnp.array([2.0]),
-        "empty": jnp.zeros((0, WIDTH)),
-        "last": jnp.ones((1, 1)),
-    }
-    return train(loss, params, data=(jnp.abs(xs) + 0.1, ys))
 
 
 @program()
@@ -174,16 +128,3 @@ def complex_parameters(computed_again):
         return real + 1j * imaginary
 
     return Case(step, [matrix(k) for k in keys(3)], batch(), tolerance=1e-4)
-
-
-@program()
-def dots_with_a_wider_result():
-    def loss(params, x, y):
-        h = x.astype(jnp.bfloat16)
-        for i, p in enumerate(params):
-            h = jnp.tanh(jnp.matmul(h, p["w"], preferred_element_type=jnp.float32)).astype(jnp.bfloat16)
-            if i < 2:
-                h = mpmd.mark_stage_end(h)
-        return jnp.mean((h.astype(jnp.float32) - y) ** 2)
-
-    return train(loss, weights(3, jnp.bfloat16), tolerance=2e-2)

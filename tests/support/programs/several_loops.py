@@ -6,7 +6,6 @@ import optax
 
 import mpmd
 from tests.support.models import (
-    CLIPPED_ADAM,
     WIDTH,
     batch,
     init,
@@ -16,8 +15,8 @@ from tests.support.models import (
     mse,
     weights,
 )
-from tests.support.programs.passes import homes_of, stays_on_one_group_each
-from tests.support.programs.scanned_layers import WEIGHTS, model, stacked
+from tests.support.programs.passes import stays_on_one_group_each
+from tests.support.programs.scanned_layers import model, stacked
 from tests.support.programs.table import Case, descend, program
 
 ADAM = optax.adam(1e-2, eps=1e-3)
@@ -60,28 +59,6 @@ def a_compiled_epoch_that_is_called_twice():
         return state, (first, last)
 
     return Case(step, init(weights(3), ADAM), batch(), steps=3, holds=stays_on_one_group_each)
-
-
-@program()
-def loops_of_unlike_stages():
-    """Three stages on three groups, six on three, and two on two of them; two loops do not share weights."""
-    interleaved = mpmd.Interleaved1F1B(6, 3)
-
-    def step(state, xs, ys):
-        (one, two, three), scale = state
-        a, grads_one = gradients(mse, one, (xs, ys), mpmd.Std1F1B(3))
-        b, grads_two = gradients(lambda p, x, y: mse(p, x, y) * (1 + a), two, (xs, ys), interleaved)
-        c, grads_three = gradients(lambda p, x: mse(p, scale * x, x), three, (ys,), mpmd.GPipe(2))
-        new = tuple(map(descend, (one, two, three), (grads_one, grads_two, grads_three)))
-        return (new, scale * 0.9), (a, b, c)
-
-    def holds(loaded):
-        assert homes_of(loaded, "args[0][0][0]") == [(0,), (0,), (1,), (1,), (2,), (2,)]
-        assert homes_of(loaded, "args[0][0][1]") == [(g,) for g in (0, 0, 1, 1, 2, 2)] * 2
-        assert homes_of(loaded, "args[0][0][2]") == [(0,), (0,), (1,), (1,)]
-
-    state = (weights(3), weights(6), weights(2)), jnp.float32(1.0)
-    return Case(step, state, batch(), steps=3, holds=holds)
 
 
 @program()
@@ -137,24 +114,6 @@ def loops_with_carries():
 
 
 @program()
-def loops_over_scanned_layers():
-    """A stack is held in the same parts for both loops, and updated between them."""
-    loss = model()
-
-    def step(state, xs, ys):
-        params, moments = state
-        one, grads = gradients(loss, params, (xs, ys), mpmd.Std1F1B(3))
-        params, moments = updated(params, moments, grads, CLIPPED_ADAM)
-        two, grads = gradients(loss, params, microbatches((ys, xs), 2), mpmd.ZeroBubble(3))
-        return updated(params, moments, grads, CLIPPED_ADAM), (one, two)
-
-    def holds(loaded):
-        WEIGHTS(loaded)
-
-    return Case(step, init(stacked(), CLIPPED_ADAM), batch(), steps=3, holds=holds)
-
-
-@program()
 def loops_that_cut_one_stack_otherwise():
     """Three stages of two layers, and two of three: the parts are those of both."""
 
@@ -197,24 +156,6 @@ def prints_in_both_loops_and_between():
         return descend(params, grads), (one, two)
 
     return Case(step, weights(3), batch())
-
-
-@program({"replicated": "replicated", "all": "all"})
-def loops_on_groups_of_several_devices(partial_sums):
-    """Sharded batches and weights: sums stay in parts in either loop, and weights are gathered for each."""
-    from jax.sharding import PartitionSpec as P
-
-    def step(state, xs, ys):
-        params, moments = state
-        one, grads = gradients(mse, params, (xs, ys), mpmd.Std1F1B(2))
-        params, moments = updated(params, moments, grads)
-        two, grads = gradients(mse, params, (ys, xs), mpmd.GPipe(2))
-        return updated(params, moments, grads), (one, two)
-
-    state = init(weights(2), ADAM)
-    specs = jax.tree.map(lambda x: P("data") if x.ndim else P(), state), P(None, "data"), P(None, "data")
-    options = {"in_specs": specs, "partial_sums": partial_sums, "gather": "step"}
-    return Case(step, state, batch(), groups=2, axes={"data": 2}, options=options, steps=3)
 
 
 @program()

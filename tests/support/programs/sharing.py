@@ -1,7 +1,5 @@
 """Weights that several stages use: one logical weight, whose gradients add up."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -57,15 +55,6 @@ def accumulators(loaded, like):
     return len(found)
 
 
-@program(
-    {"adamw": ADAMW, "clipped": optax.chain(optax.clip_by_global_norm(0.1), ADAMW)},
-)
-def tied_embeddings(optimizer):
-    case = train(language_model, tied(), optimizer=optimizer)
-    path = "args[0][0]['table']"
-    return dataclasses.replace(case, holds=on_groups(path, (0, 2)))
-
-
 @program()
 def tied_embeddings_in_half_precision():
     """The parameters are cast in the loss: gradients of the table's size are not sent every microbatch."""
@@ -81,17 +70,6 @@ def tied_embeddings_in_half_precision():
         assert sent <= 4 * MICROBATCHES * activation + 2 * table, f"sends {sent} bytes"
 
     return train(loss, tied(), tolerance=2e-2, holds=holds)
-
-
-@program()
-def a_weight_used_by_three_stages_of_four():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(layer(params[0], x))
-        h = mpmd.mark_stage_end(layer(params[1], h))
-        h = mpmd.mark_stage_end(layer(params[0], h))
-        return jnp.mean((layer(params[0], h) - y) ** 2)
-
-    return train(loss, weights(2), stages=4, holds=on_groups("args[0][0][0]['w']", (0, 2, 3)))
 
 
 @program()

@@ -143,14 +143,6 @@ def sliced_loss(layer=attention_layer, slices=3, bounds=None, **options):
     return loss
 
 
-def whole_loss(params, tokens, targets):
-    """The loss of a decoder without slices and stages."""
-    h = embedded(params, tokens, 0)
-    for p in params["layers"]:
-        h, _ = attention_layer(p, h, None, 0)
-    return token_losses(params, h, targets).mean()
-
-
 def train_slices(loss, params=None, stages=2, slices=3, *, data=None, schedule=None, **of_case):
     """The case of a loss over slices; ``schedule``: options of the schedule of slices, or another one."""
     if not isinstance(schedule, mpmd.Schedule):

@@ -1,57 +1,33 @@
-"""Training steps over slices of the sequence: what codes do besides attention."""
+"""Training steps over slices of the sequence."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import mpmd
 from tests.support.models import CLIPPED_ADAM, init
 from tests.support.programs.sliced_models import (
+    D_MODEL,
+    HEADS,
+    LENGTH,
+    attend,
     attention_layer,
     bounds_of,
+    causal,
     decoder,
     embedded,
+    feed_forward,
+    heads_of,
     schedule_of,
     sliced_loss,
+    together,
     token_batch,
     token_losses,
     train_slices,
 )
 from tests.support.programs.table import Case, descend, program
-
-
-@program({"written out": False, "remat": True})
-def slices_of_scanned_layers(remat):
-    """Each stage scans over its layers, and the keys of these are stacked."""
-
-    def loss(params, tokens, targets):
-        bounds, total = bounds_of(2), 0.0
-        chunks = [[], []]
-        for start, (x, y) in zip(bounds[:-1], mpmd.slices((tokens, targets), bounds), strict=True):
-            h = embedded(params, x, start)
-            for stage in range(2):
-                layers = jax.tree.map(lambda leaf, s=stage: leaf[2 * s : 2 * s + 2], params["stack"])
-
-                def body(h, layer, start=start):
-                    p, before = layer
-                    h, carried = attention_layer(p, h, list(before), start)
-                    return h, carried[-1]
-
-                body = jax.checkpoint(body) if remat else body
-                h, own = lax.scan(body, h, (layers, tuple(chunks[stage])))
-                chunks[stage].append(own)
-                if stage == 0:
-                    h = mpmd.mark_stage_end(h)
-            total += token_losses(params, h, y).sum()
-        return total / targets.size
-
-    params = decoder(4)
-    layers = params.pop("layers")
-    params["stack"] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
-    return train_slices(loss, params, slices=2, optimizer=CLIPPED_ADAM)
 
 
 @program()
@@ -75,20 +51,6 @@ def slices_of_scans_with_marks():
     params = decoder(4)
     params["stack"] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params.pop("layers"))
     return train_slices(loss, params, slices=2, optimizer=CLIPPED_ADAM)
-
-
-@program()
-def slices_with_gradients_clipped_by_microbatch():
-    def step(params, xs, ys):
-        def clipped(mb):
-            loss, grads = jax.value_and_grad(sliced_loss())(params, *mb)
-            norm = optax.tree.norm(grads)
-            return loss, jax.tree.map(lambda g: g / jnp.maximum(norm, 0.1), grads)
-
-        total, grads = mpmd.treduce(clipped, (xs, ys), schedule_of(), operation=mpmd.Add)
-        return descend(params, grads), (total, grads)
-
-    return Case(step, decoder(), token_batch(), 2)
 
 
 @program()
@@ -150,3 +112,65 @@ def slices_on_groups_of_two_devices(by_rows):
     options = {"in_specs": specs}
     loss = sliced_loss(slices=2)
     return train_slices(loss, slices=2, optimizer=CLIPPED_ADAM, axes={"fsdp": 2}, options=options)
+
+
+@program()
+def slices_with_document_masks():
+    """The documents of keys are a part of the batch."""
+
+    def loss(params, batch, targets):
+        documents = batch["documents"]
+
+        def layer(p, h, carried, start):
+            q, k, v = heads_of(p, h)
+            carried = [*(carried or []), (k, v)]
+            k, v = together(carried)
+            stop = start + h.shape[1]
+            same = documents[:, None, start:stop, None] == documents[:, None, None, :stop]
+            mixed = attend(q, k, v, causal(start, q.shape[1], k.shape[1]) & same)
+            return feed_forward(p, h + mixed.reshape(h.shape) @ p["out"]), carried
+
+        return sliced_loss(layer)(params, batch["tokens"], targets)
+
+    tokens, targets = token_batch()
+    documents = jnp.cumsum(jax.random.bernoulli(jax.random.key(3), 0.3, tokens.shape), -1)
+    return train_slices(loss, data=({"tokens": tokens, "documents": documents}, targets))
+
+
+def buffer_layer(p, h, carried, start):
+    """Keys and values of all slices are in buffers for the whole sequence."""
+    q, k, v = heads_of(p, h)
+    if carried is None:
+        carried = tuple(jnp.zeros((k.shape[0], LENGTH, *k.shape[2:])) for _ in "kv")
+    carried = tuple(
+        lax.dynamic_update_slice_in_dim(buffer, each, start, 1)
+        for buffer, each in zip(carried, (k, v), strict=True)
+    )
+    mixed = attend(q, *carried, causal(start, q.shape[1], LENGTH))
+    return feed_forward(p, h + mixed.reshape(h.shape) @ p["out"]), carried
+
+
+@program()
+def slices_of_attention_with_buffers():
+    return train_slices(sliced_loss(buffer_layer), optimizer=CLIPPED_ADAM)
+
+
+@program()
+def slices_that_read_an_encoder():
+    """All slices attend to what the first stage makes once of other inputs."""
+
+    def loss(params, batch, targets):
+        memory = jnp.tanh(batch["other"] @ params["encoder"])
+        read = memory.reshape(*memory.shape[:2], HEADS, -1)
+
+        def layer(p, h, carried, start):
+            h, carried = attention_layer(p, h, carried, start)
+            q, *_ = heads_of(p, h)
+            return h + attend(q, read, read, True).reshape(h.shape), carried
+
+        return sliced_loss(layer)(params, batch["tokens"], targets)
+
+    tokens, targets = token_batch()
+    other = jax.random.normal(jax.random.key(6), (*tokens.shape[:2], 5, D_MODEL))
+    params = decoder(encoder=jnp.eye(D_MODEL))
+    return train_slices(loss, params, data=({"tokens": tokens, "other": other}, targets))

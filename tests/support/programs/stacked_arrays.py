@@ -1,13 +1,14 @@
-"""Scanned layers whose stacked arrays are cut, joined, shared, or read in other ways than by one scan."""
+"""Scanned layers whose arrays are cut, joined, shared or read in other ways, and carried integers."""
 
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, SGD, WIDTH, batch, layer
+from tests.support.models import BATCH, CLIPPED_ADAM, WIDTH, batch, layer
 from tests.support.programs.scanned_layers import (
     LAYERS,
     WEIGHTS,
@@ -20,38 +21,14 @@ from tests.support.programs.scanned_layers import (
 from tests.support.programs.table import Case, descend, loop, program, train, trains
 
 
-@program(["list", "expanded", "concatenated"])
-def layers_stacked_in_the_loss(kind):
-    def loss(params, x, y):
-        if kind == "list":
-            layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-        elif kind == "expanded":
-            layers = jax.tree.map(lambda *leaves: jnp.concatenate([leaf[None] for leaf in leaves]), *params)
-        else:
-            halves = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *params[i : i + 3]) for i in (0, 3)]
-            layers = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *halves)
-        return model()({"layers": layers}, x, y)
-
-    layers = stacked()["layers"]
-    params = [jax.tree.map(lambda leaf, i=i: leaf[i], layers) for i in range(LAYERS)]
-    return train(loss, params, optimizer=CLIPPED_ADAM)
-
-
-@program(["slices", "split", "uneven"])
-def several_scans_over_one_stack(kind):
+@program()
+def several_scans_over_one_stack():
     """The first scan has one stage, the second one two."""
 
     def loss(params, x, y):
-        layers = params["layers"]
-        at = 3 if kind == "uneven" else 2
-        if kind == "split":
-            first, second = (
-                jax.tree.map(lambda leaf, i=i: jnp.split(leaf, [2])[i], layers) for i in range(2)
-            )
-        else:
-            first, second = (
-                jax.tree.map(lambda leaf, s=s: leaf[s], layers) for s in (slice(at), slice(at, LAYERS))
-            )
+        first, second = (
+            jax.tree.map(lambda leaf, s=s: leaf[s], params["layers"]) for s in (slice(2), slice(2, LAYERS))
+        )
         h = scanned(lambda h, p: mpmd.mark_stage_end(layer(p, h), num_stages=1), x, first)
         h = scanned(lambda h, p: mpmd.mark_stage_end(jnp.sin(layer(p, h)), num_stages=2), h, second)
         return squares(h, y)
@@ -159,21 +136,6 @@ def an_encoder_and_a_decoder(marks_memory):
     return train(loss, params, optimizer=CLIPPED_ADAM)
 
 
-@program()
-def sharded_stacks():
-    from jax.sharding import PartitionSpec as P
-
-    specs = {"layers": {"w": P(None, None, "x"), "b": P(None, "x")}}
-    return train(
-        model(),
-        stacked(),
-        optimizer=SGD,
-        axes={"x": 2},
-        options={"in_specs": ((specs, P()), P(None, "x"), P(None, "x"))},
-        holds=WEIGHTS,
-    )
-
-
 @program(["slope", "forward"])
 def scans_without_a_backward(kind):
     def step(params, xs, ys):
@@ -215,5 +177,106 @@ def a_callback_in_a_scan():
 
         h, _ = scanned(body, (x, 0), params["layers"])
         return squares(h, y)
+
+    return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)
+
+
+@program()
+def a_network_with_skips_from_scan_to_scan():
+    """As of a U-ViT: the layers of the second scan read what those of the first one made, in reverse."""
+
+    def loss(params, x, y):
+        def down(h, p):
+            h = layer(p, h)
+            return mpmd.mark_stage_end(h, every=2), h
+
+        def up(h, inputs):
+            p, skip = inputs
+            return mpmd.mark_stage_end(layer(p, h + skip), every=2), None
+
+        h, made = lax.scan(down, x, params["down"])
+        h, _ = lax.scan(up, h, (params["up"], made[::-1]))
+        return squares(h, y)
+
+    params = {"down": stacked(4)["layers"], "up": jax.tree.map(jnp.sin, stacked(4)["layers"])}
+    holds = in_parts("[0]['down']['w'][", "[0]['up']['w'][", parts=2)
+    return train(loss, params, 4, optimizer=CLIPPED_ADAM, groups=4, holds=holds)
+
+
+@program()
+def classes_of_all_layers():
+    """Each layer has a head, and the loss is a mean over the layers of what these say of the classes."""
+
+    def loss(params, x, y):
+        def body(h, p):
+            own, head = p
+            h = layer(own, h)
+            return mpmd.mark_stage_end(h, every=2), h @ head
+
+        _, logits = lax.scan(body, x, (params["layers"], params["heads"]))
+        labels = jnp.argmax(y, -1)
+        of_layers = jax.vmap(lambda one: optax.softmax_cross_entropy_with_integer_labels(one, labels))(logits)
+        return jnp.mean(jnp.linspace(0.5, 1.0, LAYERS)[:, None] * of_layers)
+
+    params = stacked() | {"heads": jnp.ones((LAYERS, WIDTH, 5)) * jnp.linspace(-1.0, 1.0, 5)}
+    return train(loss, params, optimizer=CLIPPED_ADAM, holds=in_parts("[0]['layers']['w'][", "[0]['heads']["))
+
+
+@program()
+def scales_from_a_history_of_each_layer():
+    """As of 8-bit floats: the largest inputs of the last steps say how each layer scales its own."""
+
+    def step(state, xs, ys):
+        params, history = state
+        scales = jnp.max(history, 1)
+
+        def loss(params, x, y):
+            def body(h, inputs):
+                p, scale = inputs
+                rounded = h + lax.stop_gradient(jnp.round(h / scale * 16) / 16 * scale - h)
+                return mpmd.mark_stage_end(layer(p, rounded), every=2), jnp.max(jnp.abs(h))
+
+            h, largest = lax.scan(body, x, (params["layers"], scales))
+            return squares(h, y), lax.stop_gradient(largest)
+
+        (value, largest), grads = loop(
+            lambda x, y: jax.value_and_grad(loss, has_aux=True)(params, x, y),
+            (xs, ys),
+            operation=((mpmd.Add, mpmd.Max), mpmd.Add),
+        )
+        history = jnp.roll(history, 1, axis=1).at[:, 0].set(largest)
+        return (descend(params, grads), history), value
+
+    state = stacked(), jnp.ones((LAYERS, 4))
+    return Case(step, state, batch(), holds=in_parts("[0]['layers']['w'][", "args[0][1]["))
+
+
+def halting(params, x):
+    """A flag is known before the first layer, and depends on the data after it."""
+
+    def body(carry, weights):
+        h, is_done = carry
+        h = jnp.where(is_done, h, layer(weights, h))
+        return (mpmd.mark_stage_end(h, every=2), is_done | (jnp.mean(h, -1, keepdims=True) > 0.1)), None
+
+    return lax.scan(body, (x, jnp.zeros((BATCH, 1), bool)), params)[0][0]
+
+
+def counting_some_layers(params, x):
+    """One count depends on the data, the other one follows it a layer behind."""
+
+    def body(carry, weights):
+        h, count, before = carry
+        h = layer(weights, h) * (1 + 0.1 * before)
+        return (mpmd.mark_stage_end(h, every=2), jnp.where(jnp.mean(h) > 0, count + 1, count), count), count
+
+    (h, count, _), counts = lax.scan(body, (x, jnp.int32(0), jnp.int32(0)), params)
+    return h * (1 + 0.1 * count) + jnp.sum(counts)
+
+
+@program({"halting": halting, "counts": counting_some_layers})
+def integers_that_come_to_depend_on_the_data(model):
+    def loss(params, x, y):
+        return squares(model(params["layers"], x), y)
 
     return train(loss, stacked(), optimizer=CLIPPED_ADAM, holds=WEIGHTS)

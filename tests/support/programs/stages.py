@@ -4,15 +4,15 @@ import jax
 import jax.numpy as jnp
 
 import mpmd
-from tests.support.models import BATCH, MICROBATCHES, WIDTH, layer, mse, weights
+from tests.support.models import BATCH, MICROBATCHES, WIDTH, batch, keys, layer, mlp, mse, weights
 from tests.support.programs.table import program, train
 
 ACTIVATION = BATCH * WIDTH * 4
 """Bytes of what one microbatch sends from a stage to the next, or back."""
 
 
-def homes(loaded, prefix=""):
-    """For each argument leaf whose path begins with the prefix, the groups that hold it."""
+def homes(loaded, prefix="args[0][0]"):
+    """The groups that hold each leaf of an argument whose path begins with the prefix."""
     return [leaf.mpmd_idxs for leaf in loaded.plan.inputs if leaf.path.startswith(prefix)]
 
 
@@ -32,19 +32,6 @@ def mlp_under_a_schedule(schedule):
     return train(mse, weights(3), schedule=schedule, holds=sends_nothing_but_activations)
 
 
-@program()
-def marks_of_pytrees_with_integers_booleans_and_none():
-    def loss(params, x, y):
-        anchor = {"h": x, "steps": jnp.int32(0), "alive": x[..., 0] > -1, "none": None, "text": ()}
-        for stage in params:
-            h = layer(stage, anchor["h"]) * anchor["alive"][:, None]
-            steps = anchor["steps"] + jnp.int32(h[0, 0] > 0)
-            anchor = mpmd.mark_stage_end(anchor | {"h": h, "steps": steps, "alive": h[..., 0] > -0.9})
-        return jnp.mean((anchor["h"] - y) ** 2) * anchor["steps"]
-
-    return train(loss, weights(3))
-
-
 @program(["first", "middle", "last"])
 def a_stage_without_parameters(which):
     position = ["first", "middle", "last"].index(which)
@@ -58,15 +45,6 @@ def a_stage_without_parameters(which):
         return jnp.mean((h - y) ** 2)
 
     return train(loss, weights(2), warns="no work" if which == "first" else None)
-
-
-@program()
-def a_stage_that_does_nothing():
-    def loss(params, x, y):
-        h = mpmd.mark_stage_end(mpmd.mark_stage_end(layer(params[0], x)))
-        return jnp.mean((layer(params[1], h) - y) ** 2)
-
-    return train(loss, weights(2), warns="no work")
 
 
 @program({str(frozen): frozen for frozen in [(0,), (1,), (1, 2)]})
@@ -97,3 +75,19 @@ def penalties_on_all_weights():
         assert homes(loaded)[:6] == [(0,), (0,), (1,), (1,), (2,), (2,)]
 
     return train(loss, weights(3), holds=holds)
+
+
+@program()
+def masks_and_positions_of_the_microbatch():
+    """Made from integers of the batch: every group has these and makes its own."""
+
+    def loss(params, x, y):
+        tokens, y = y
+        mask = (tokens > 1)[:, None]
+        positions = jnp.cumsum(tokens > 0, -1)[:, None] / BATCH
+        h = mlp(params, x, lambda p, h: jnp.where(mask, layer(p, h + positions), h))
+        return jnp.sum(jnp.mean((h - y) ** 2, -1) * (tokens > 0))
+
+    xs, ys = batch()
+    tokens = jax.random.randint(keys(1)[0], (MICROBATCHES, BATCH), 0, 4)
+    return train(loss, weights(3), data=(xs, (tokens, ys)), holds=sends_nothing_but_activations)

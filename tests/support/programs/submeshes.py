@@ -64,11 +64,6 @@ def specs_of_the_results():
 
 
 @program()
-def no_specs_at_all():
-    return Case(make_step(mse, mpmd.Std1F1B(2)), init(weights(2)), batch(), 2, {"fsdp": 2})
-
-
-@program()
 def constraints_within_stages():
     def loss(params, x, y):
         h = x
@@ -92,22 +87,6 @@ def loss_with_and_without_a_mesh(sharded, plain):
         return (plain if jax.sharding.get_abstract_mesh().empty else sharded)(*args)
 
     return loss
-
-
-@program()
-def shard_map_within_stages():
-    def loss(params, x, y):
-        mesh = jax.sharding.get_abstract_mesh()
-
-        @jax.shard_map(mesh=mesh, in_specs=(P("fsdp"), P("fsdp"), P()), out_specs=P("fsdp"))
-        def gathered(h, w, b):
-            return jnp.tanh(h @ jax.lax.all_gather(w, "fsdp", tiled=True) + b)
-
-        h = mpmd.mark_stage_end(gathered(x, params[0]["w"], params[0]["b"]))
-        return jnp.mean((gathered(h, params[1]["w"], params[1]["b"]) - y) ** 2)
-
-    specs = like_parameters(init(weights(2)), P("fsdp"))
-    return case({"fsdp": 2}, (specs, ROWS, ROWS), loss_with_and_without_a_mesh(loss, mse))
 
 
 @program()

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import optax
 
 import mpmd
-from tests.support.models import WIDTH, batch, layer, weights
-from tests.support.programs.composition import trains
-from tests.support.programs.table import Case, descend, loop, program
+from tests.support.models import WIDTH, batch, layer, mse, weights
+from tests.support.programs.stages import homes
+from tests.support.programs.table import Case, descend, loop, program, trains
 
 
 @program()
@@ -64,7 +64,25 @@ def sharpness_aware_by_an_ascent_from_the_last_step():
         return (descend(params, grads), grads), total
 
     def holds(loaded):
-        homes = [leaf.mpmd_idxs for leaf in loaded.plan.inputs[:12]]
-        assert homes == [(0,), (0,), (1,), (1,), (2,), (2,)] * 2, f"the state is on {homes}"
+        assert homes(loaded, "args[0]") == [(0,), (0,), (1,), (1,), (2,), (2,)] * 2
 
     return Case(step, (weights(3), jax.tree.map(jnp.ones_like, weights(3))), batch(), holds=holds)
+
+
+@program()
+def an_infinite_loss_scale():
+    def step(state, xs, ys):
+        params, scale, good = state
+
+        def loss(params, x, y):
+            return mse(params, x, y) * scale
+
+        total, grads = trains(params, (xs, ys), loss)
+        grads = jax.tree.map(lambda g: g / scale, grads)
+        finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)]))
+        params = jax.lax.cond(finite, lambda: descend(params, grads), lambda: params)
+        good = jnp.where(finite, good + 1, 0)
+        scale = jnp.where(finite, jnp.where(good % 2 == 0, scale * 2, scale), scale / 2)
+        return (params, scale, good), (total / scale, finite)
+
+    return Case(step, (weights(3), jnp.float32(jnp.inf), jnp.int32(0)), batch())
