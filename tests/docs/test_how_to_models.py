@@ -22,12 +22,12 @@ STEPS = {
     "models#equinox": ("train_step", "state, x, y", "trained, loss"),
     "models#haiku": ("train_step", "state, x, y", "trained, loss"),
     "models#haliax": ("train_step", "state, x, y", "trained, loss"),
-    "mixed_precision": ("train_step", "params, scale, x, y", "trained, new_scale, loss"),
-    "masked_losses": ("train_step", "params, x, y, is_token", "trained, loss"),
-    "dropout": ("train_step", "params, key, x, y", "trained, loss"),
-    "batch_statistics": ("train_step", "params, stats, x, y", "trained, new_stats, loss"),
-    "frozen_layers": ("train_step", "student, teacher, x", "trained, loss"),
-    "evaluation_and_sampling": ("evaluate", "params, x, y", "predictions, num_correct"),
+    "recipes#Mixed precision": ("train_step", "params, scale, x, y", "trained, new_scale, loss"),
+    "recipes#A mean over tokens": ("train_step", "params, x, y, is_token", "trained, loss"),
+    "recipes#Dropout": ("train_step", "params, key, x, y", "trained, loss"),
+    "recipes#Batch statistics": ("train_step", "params, stats, x, y", "trained, new_stats, loss"),
+    "recipes#Frozen layers": ("train_step", "student, teacher, x", "trained, loss"),
+    "recipes#Evaluation and sampling": ("evaluate", "params, x, y", "predictions, num_correct"),
     "from_pmap": ("train_step", "params, x, y", "trained, loss"),
     "from_shard_map": ("train_step", "weights, x, y", "trained, loss"),
     "from_jaxpp": ("train_step", "params, x, y", "trained, loss"),
@@ -68,7 +68,7 @@ def run(monkeypatch):
         mesh.close()
 
 
-@pytest.mark.usual("batch_statistics")
+@pytest.mark.usual("recipes#Batch statistics")
 @pytest.mark.parametrize("page", STEPS)
 def test_the_step_of_a_page_computes_what_plain_jax_computes(run, page):
     step, arguments, results = STEPS[page]
@@ -100,7 +100,7 @@ def test_objects_that_the_pages_make_of_results(run):
     model = equinox["model"]
     expected, _ = jax.jit(equinox["train_step"])(*(equinox[name] for name in ("state", "x", "y")))
     assert_close(model(equinox["x"]), equinox["eqx"].combine(expected[0], equinox["static"])(equinox["x"]))
-    sampling = run("evaluation_and_sampling")
+    sampling = run("recipes#Evaluation and sampling")
     assert_close(sampling["predictions"], sampling["network"](sampling["params"], sampling["x"]))
     assert_close(sampling["sampled"], sampling["sample"](sampling["params"], sampling["x"]))
 
