@@ -18,7 +18,7 @@ from tests.support.ray_metrics import Metric
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "watching.md").read_text()
 DASHBOARD = json.loads((DOCS / "watching" / "grafana.json").read_text())
-(LOOP,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+LOOP, *_ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 NAMES = set(re.findall(r"`([a-z_]+)`", TEXT[TEXT.index("a dict with") : TEXT.index("[`mpmd.metrics`]")]))
 ROWS = re.findall(r"^\| `(ray_mpmd_\w+)`.*? \| (.*?) ?\| `(.*?)`.* \|$", TEXT, re.MULTILINE)
 """Of Ray's metrics: name, labels, query."""
@@ -37,6 +37,8 @@ def run(mesh, write):
         "mpmd": mpmd,
         "step": mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh),
         "write": write,
+        "log_loss": lambda number, loss: None,
+        "pending": (),
         "batches": [batch()] * 3,
         "state": init(weights(2)),
     }

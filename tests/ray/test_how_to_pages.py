@@ -27,6 +27,6 @@ def test_the_script_of_one_node_computes_on_ray_what_plain_jax_computes(small):
 
 @pytest.mark.slow
 def test_the_launch_of_several_nodes(small):
-    (block,) = blocks("how_to/several_nodes.md")
+    (block,) = blocks("clusters.md")
     with run([block])["mesh"] as mesh:
         assert len(mesh.processes) == 4
