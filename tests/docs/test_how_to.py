@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.support.pages import DOCS, blocks, run
-from tests.support.parity import assert_close
 
 
 def text(page):
@@ -30,17 +29,6 @@ def test_stages_and_microbatches(capsys):
     assert shares == tuple(f"{float(bubbles[m][0][:-1]):.0f}" for m in (16, 32))
     makespans = [float(each) for each in re.findall(r"^ *\d+ +\d+ +([\d.]+) +[\d.]+%$", printed, re.M)]
     assert makespans.index(min(makespans)) not in (0, len(makespans) - 1)  # too few, and too many
-    assert "chosen: 4 groups of one device" in printed
-
-
-def test_one_node():
-    before, in_process, on_ray = blocks("how_to/one_node.md")
-    assert "mpmd.launch" in on_ray
-    names = run([before])
-    expected = names["params"], names["loss"]
-    names = run([in_process], **names)
-    with names["mesh"]:
-        assert_close((names["params"], names["loss"]), expected)
 
 
 @pytest.fixture

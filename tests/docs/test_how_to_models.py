@@ -180,7 +180,7 @@ def test_no_block_of_these_pages_is_left_out():
 
 
 @pytest.mark.slow  # `make docs` runs the page, too
-def test_the_numbers_of_when_a_pipeline_pays():
+def test_the_numbers_of_when_a_pipeline_pays(capsys):
     text = (HOW_TO / "when_a_pipeline_pays.md").read_text()
     names = {}
     for block in re.findall(r"```\{code-cell\} python\n(.*?)```", text, re.DOTALL):
@@ -189,3 +189,4 @@ def test_the_numbers_of_when_a_pipeline_pays():
     assert one_node["data parallel"] < 1.1 * one_node["pipeline"]
     assert math.inf == fast["data parallel"] == slow["data parallel"]
     assert 2 < fast["FSDP"] / fast["pipeline"] < 0.2 * slow["FSDP"] / slow["pipeline"]
+    assert "chosen: " in capsys.readouterr().out
