@@ -105,7 +105,7 @@ def test_objects_that_the_pages_make_of_results(run):
 
 @pytest.mark.slow
 def test_a_loss_of_the_whole_batch_takes_two_loops(run):
-    names = run("whole_batch_losses")
+    names = run("recipes#Losses over the whole batch")
     expected = jax.jit(names["plain_step"])(names["params"], names["batch"])
     assert_close((names["trained"], names["loss"]), expected)
     programs = names["step"].compile(names["params"], names["batch"]).plan.programs
