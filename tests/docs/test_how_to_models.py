@@ -100,7 +100,6 @@ def test_objects_that_the_pages_make_of_results(run):
     assert_close(model(equinox["x"]), equinox["eqx"].combine(expected[0], equinox["static"])(equinox["x"]))
     sampling = run("recipes#Evaluation and sampling")
     assert_close(sampling["predictions"], sampling["network"](sampling["params"], sampling["x"]))
-    assert_close(sampling["sampled"], sampling["sample"](sampling["params"], sampling["x"]))
 
 
 @pytest.mark.slow
