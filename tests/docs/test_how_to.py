@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.simulate import simulate
+from mpmd.simulate import Costs, simulate
 from tests.support.pages import DOCS, blocks, run
 
 PAGE = "choose_stages_and_microbatches"
@@ -25,6 +25,10 @@ def test_stages_and_microbatches(capsys):
     shares = re.search(r"leave (\d+)% idle, and twice as many leave (\d+)%", text(PAGE)).groups()
     bubbles = [simulate(mpmd.Std1F1B(4).tasks(m)).bubble for m in (16, 32)]
     assert shares == tuple(f"{100 * bubble:.0f}" for bubble in bubbles)
+    (ratio,) = re.findall(r"([\d.]+) times as long\.", text(PAGE))
+    slow = Costs(tasks={("fwd", 3): 1.5, ("bwd", 3): 3})
+    steps = [simulate(mpmd.Std1F1B(4).tasks(16), costs).makespan for costs in (Costs(), slow)]
+    assert ratio == f"{steps[1] / steps[0]:.2f}"
     makespans = [float(each) for each in re.findall(r"^ *\d+ +\d+ +([\d.]+) +[\d.]+%$", printed, re.M)]
     assert makespans.index(min(makespans)) not in (0, len(makespans) - 1)  # too few, and too many
 

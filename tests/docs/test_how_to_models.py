@@ -166,7 +166,7 @@ def test_arrays_of_jaxpp_go_to_groups_and_back(run):
     assert {"fwd_0__0", "bwd_1__3"} <= names["milliseconds"].keys()
 
 
-WITHOUT_A_STEP = {"symptoms", "faq"}
+WITHOUT_A_STEP = {"symptoms"}
 
 
 def test_no_block_of_these_pages_is_left_out():
