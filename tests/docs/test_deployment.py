@@ -15,7 +15,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "deploy"
-PAGE = (ROOT / "docs" / "how_to" / "several_nodes.md").read_text()
+PAGE = (ROOT / "docs" / "clusters.md").read_text()
 RAY_UP = yaml.safe_load((FOLDER / "ray_up.yaml").read_text())
 KUBERAY = yaml.safe_load((FOLDER / "kuberay.yaml").read_text())
 RAY_SCHEMA = json.loads((pathlib.Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())

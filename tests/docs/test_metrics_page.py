@@ -1,4 +1,4 @@
-"""The recipes of ``docs/how_to/metrics.md`` run."""
+"""The recipes of ``docs/watching.md`` run."""
 
 import struct
 import sys
@@ -12,7 +12,7 @@ from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.pages import blocks, run
 from tests.support.parity import mesh_of
 
-LOOP, TENSORBOARD, WANDB, LOSS = blocks("how_to/metrics.md")
+LOOP, LOSS, TENSORBOARD, WANDB = blocks("watching.md")
 NUM_STEPS = 12
 
 

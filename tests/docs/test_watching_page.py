@@ -17,6 +17,7 @@ from tests.support.ray_metrics import Metric
 
 TEXT = (DOCS / "watching.md").read_text()
 DASHBOARD = json.loads((DOCS / "watching" / "grafana.json").read_text())
+LOOP = pages.blocks("watching.md")[:1]
 NAMES = set(re.findall(r"`([a-z_]+)`", TEXT[TEXT.index("a dict with") : TEXT.index("[`mpmd.metrics`]")]))
 ROWS = re.findall(r"^\| `(ray_mpmd_\w+)`.*? \| (.*?) ?\| `(.*?)`.* \|$", TEXT, re.MULTILINE)
 """Of Ray's metrics: name, labels, query."""
@@ -32,10 +33,12 @@ def mesh():
 def run(mesh, write):
     """Runs the loop of the page with a ``write``, for three steps."""
     pages.run(
-        pages.blocks("watching.md"),
+        LOOP,
         mpmd=mpmd,
         step=mpmd.jit(make_step(mse, mpmd.Std1F1B(2)), mesh),
         write=write,
+        log_loss=lambda number, loss: None,
+        pending=(),
         batches=[batch()] * 3,
         state=init(weights(2)),
     )

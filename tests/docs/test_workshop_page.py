@@ -15,8 +15,6 @@ def test_the_step_in_three_dimensions_computes_what_plain_jax_computes():
     expected = jax.jit(names["train_step"])(names["params"], names["x"], names["y"])
     with names["mesh"]:
         assert_close((names["trained"], names["value"]), expected)
-    assert {"all-reduce"} <= set(names["collectives"])
-    assert len(names["stage_seconds"]) == 2 and min(names["stage_seconds"]) > 0
 
 
 @pytest.mark.slow
@@ -34,7 +32,7 @@ def test_the_block_by_hand_computes_the_same():
 
 @pytest.mark.slow
 def test_with_less_memory_another_strategy_is_selected():
-    names = run(block for block in BLOCKS if "mesh" not in block and "trace_dir" not in block)
+    names = run(block for block in BLOCKS if "mesh" not in block)
     roomy, tight = names["roomy"].best, names["tight"].best
     assert tight.candidate != roomy.candidate
     assert tight.prediction.memory.total <= 0.7 * roomy.prediction.memory.total

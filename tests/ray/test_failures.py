@@ -2,7 +2,9 @@
 
 import gc
 import itertools
+import os
 import queue
+import signal
 import types
 import weakref
 

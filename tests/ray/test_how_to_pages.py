@@ -1,8 +1,7 @@
-"""The blocks of how-to pages that launch meshes."""
+"""The block of the page on clusters launches its mesh."""
 
 import functools
 
-import numpy as np
 import pytest
 
 import mpmd
@@ -18,15 +17,7 @@ def small(local_ray, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_script_of_one_node_computes_on_ray_what_plain_jax_computes(small):
-    script, in_process, on_ray = blocks("how_to/one_node.md")
-    names = run([script, in_process, on_ray])
-    names["mesh"].close()
-    np.testing.assert_allclose(names["ray_loss"], names["loss"], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_launch_of_several_nodes(small):
-    (block,) = blocks("how_to/several_nodes.md")
+def test_the_launch_of_the_page(small):
+    (block,) = blocks("clusters.md")
     with run([block])["mesh"] as mesh:
         assert len(mesh.processes) == 4
