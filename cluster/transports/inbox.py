@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -72,6 +73,7 @@ class ProcessInbox(Inbox):
         self.lost: PeerLostError | None = None
         """The loss that has ended a wait of this step, when the driver did not say in time why it came."""
         self._listeners: dict[int, HeaderListener] = {}
+        self._closing = threading.Lock()
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.write_fd, False)
         self._poll = select.poll()
@@ -96,7 +98,10 @@ class ProcessInbox(Inbox):
 
     def wake(self) -> None:
         """Has the waiting thread check again, after another thread has changed something."""
-        with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full: the thread does not sleep
+        with (
+            self._closing,
+            contextlib.suppress(BlockingIOError),
+        ):  # full: the thread does not sleep
             if not self.is_closed:
                 os.write(self.write_fd, _WAKE)
 
@@ -172,7 +177,7 @@ class ProcessInbox(Inbox):
 
     def close(self) -> None:
         """Closes the pipe. No thread may wait any more."""
-        with self._lock:
+        with self._closing:
             self.is_closed = True
             os.close(self._read_fd)
             os.close(self.write_fd)
