@@ -32,6 +32,7 @@ from mpmd.errors import StepAborted, TaskError
 from mpmd.ir.plan import Edge, Plan
 from mpmd.ir.reshard import GroupShape, box_of
 from mpmd.ir.routes import Routes, Topology
+from mpmd.program import Program
 from mpmd.runtime.activity import Activity, Doing, Loading
 from mpmd.runtime.compiled_program import LoadReply
 from mpmd.runtime.device_values import HostSlices
@@ -166,7 +167,6 @@ class GroupActor:
 
     @ray.method(concurrency_group="control")
     def ship(self, number: int, shipment: Shipment) -> None:
-        """Takes in a program that ``Load`` is to load."""
         with self._shipping:
             if number in self._cancelled:
                 self._cancelled.remove(number)
@@ -183,7 +183,8 @@ class GroupActor:
             self._router.trim()  # what is sent from now on may be of other sizes
             # The shipment is in Ray's memory, which device_put may alias: copy.
             constants = {name: np.array(shipment.constants[name]) for name in here}
-            reply = self._worker.load(number, shipment.plan, functions, constants, shipment.compiled)
+            program = Program(shipment.plan, functions, constants, compiled=shipment.compiled)
+            reply = self._worker.load(number, program)
         del self._shipments[number]
         return reply
 
@@ -207,7 +208,8 @@ class GroupActor:
             case StepRequest():
                 return self._run_step(request)
             case Fetch():
-                return _packed(self._worker.answer(request))
+                value = self._worker.answer(request)
+                return [*map(_packed, value)] if isinstance(value, tuple) else _packed(value)
             case Release(released):
                 self._drop_shipments(released)
             case Compile(program, executable, exported):
@@ -256,7 +258,6 @@ class GroupActor:
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
-        """Takes in a message of another group."""
         self._router.deliver(message, packed)
 
     @ray.method(concurrency_group="control")

@@ -16,12 +16,10 @@ class CorruptedError(OSError):
 
 
 def digest_of(content: bytes | bytearray | memoryview, seed: int = 0) -> int:
-    """The digest of contiguous bytes."""
     return xxhash.xxh3_64_intdigest(content, seed)
 
 
 def digest_of_all(pieces: Sequence[memoryview]) -> int:
-    """The digest of the bytes of all pieces, one after the other."""
     if len(pieces) == 1:
         return digest_of(pieces[0])
     digest = Digest()
@@ -37,9 +35,7 @@ class Digest:
         self._state = xxhash.xxh3_64()
 
     def add(self, piece: memoryview) -> None:
-        """Appends contiguous bytes."""
         self._state.update(piece)
 
     def value(self) -> int:
-        """The digest of all bytes so far."""
         return self._state.intdigest()

@@ -26,12 +26,10 @@ class Endpoint:
 
     @property
     def shape(self) -> GroupShape:
-        """The shape of the process's group."""
         return self.groups[self.mpmd_idx]
 
     @functools.cached_property
     def num_processes(self) -> tuple[int, ...]:
-        """The number of processes of each group."""
         return tuple(group.num_processes for group in self.groups)
 
     @functools.cached_property
@@ -41,7 +39,6 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """The name in messages to users."""
         return self.name_of(self.number)
 
     def number_of(self, mpmd_idx: int, rank: int) -> int:
@@ -58,7 +55,6 @@ class Endpoint:
 
 
 def endpoints(groups: Sequence[GroupShape]) -> tuple[Endpoint, ...]:
-    """The processes of all groups, in the order of their numbers."""
     shapes = tuple(groups)
     return tuple(
         Endpoint(i, rank, shapes) for i, group in enumerate(shapes) for rank in range(group.num_processes)

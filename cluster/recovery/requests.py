@@ -156,8 +156,7 @@ class Requests:
 
     def _drop_kept(self, ending: EndRewind) -> None:
         for kept in (each.captured for each in ending.kept):
-            handles = tuple(handle for handle in kept.handles if handle is not None)
-            self.give_back({kept.mpmd_idx: Released(handles)})
+            self.give_back({kept.mpmd_idx: Released((kept.capture.handle,))})
 
     def _has_ended(self, number: int) -> bool:
         return self.rewinds[number] is not None or self.membership.error is not None

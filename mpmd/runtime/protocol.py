@@ -9,9 +9,7 @@ import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-
-import jax
-import numpy as np
+from typing import Any
 
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Edge, Plan
@@ -161,8 +159,7 @@ class Runtime(abc.ABC):
         Raises: ``RuntimeError`` in a fork, and for a mesh in this process after ``close``.
         """
 
-    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
-        """The future value under a handle of a group."""
+    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[Any]:
         return self.ask({mpmd_idx: Fetch(handle)})[mpmd_idx]
 
     def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:  # noqa: B027

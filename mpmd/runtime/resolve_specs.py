@@ -1,14 +1,28 @@
-"""Resolves the specs that a plan leaves open, by having the groups compile."""
+"""Resolves the specs that a plan leaves open, by having the groups compile.
+
+Executables with open specs are compiled on the groups, each as soon as its input specs are known. What their
+compilers choose becomes the specs of the plan.
+"""
 
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 
 from mpmd.ir.names import resharded_name
-from mpmd.ir.plan import Executable, GroupProgram, Instruction, Run
-from mpmd.program import Program, Variant
-from mpmd.runtime.choose_specs import ChosenSpecs, Compile, choose_specs
+from mpmd.ir.plan import Executable, GroupProgram, Instruction, Name, Plan, Recv, Run, Spec
+from mpmd.ir.specs import fitting
+from mpmd.program import Function, Program, Variant
+
+Compile = Callable[[int, Executable, Function], Future[tuple[Spec, ...]]]
+"""``(mpmd_idx, executable, function)``: asks a group to compile and keep an executable with known input
+specs.
+
+The result holds the executable's output specs, including the specs that the group's compiler has chosen.
+"""
 
 
 def resolve_specs(program: Program, compile: Compile) -> Program:
@@ -66,3 +80,105 @@ def with_chosen_specs(program: Program, choice: ChosenSpecs) -> Program:
         functions={e.name: program.functions[name] for (name, _), e in resolved.items()},
         compiled={e.name: variant for variant, e in resolved.items()},
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenSpecs:
+    """The specs that the groups' compilers chose, and the executables that they compiled for them.
+
+    Attributes:
+      variants: the variant that each group runs, by the group and the run.
+      out_specs: the output specs of each variant.
+      specs: the spec of each value on each group that holds it.
+    """
+
+    variants: Mapping[tuple[int, Run], Variant]
+    out_specs: Mapping[Variant, tuple[Spec, ...]]
+    specs: Mapping[tuple[int, Name], Spec]
+
+
+def choose_specs(program: Program, compile: Compile) -> ChosenSpecs:
+    """Compiles all executables of groups, and returns the choices of their compilers.
+
+    Values are followed from producer to reader, across groups: a reader takes a value in the sharding that
+    its producer gives it, or, on a submesh on which that does not fit, replicated. Each group compiles each
+    of its variants once. The first group that has a variant to compile chooses its output specs. Groups
+    compile at the same time: an executable waits only for the executables that compute its inputs, and only
+    if these choose their output specs.
+    """
+    return _Chooser(program, compile).run()
+
+
+def _specs_at_start(plan: Plan) -> dict[tuple[int, Name], Spec]:
+    """For each group and value that it holds before the step, the value's spec there."""
+    inputs = ((leaf.mpmd_idxs, leaf.name, leaf.spec) for leaf in plan.inputs if leaf.name)
+    constants = ((leaf.mpmd_idxs, leaf.name, ()) for leaf in plan.constants)
+    return {(mpmd_idx, name): spec for groups, name, spec in (*inputs, *constants) for mpmd_idx in groups}
+
+
+class _Chooser:
+    def __init__(self, program: Program, compile: Compile):
+        self._plan = program.plan
+        self._functions = program.functions
+        self._compile = compile
+        self._avals = program.plan.avals()
+        self._specs = _specs_at_start(program.plan)
+        self._variants: dict[tuple[int, Run], Variant] = {}
+        self._chosen: dict[Variant, tuple[Spec, ...]] = {}
+        self._asked: dict[Variant, set[int]] = collections.defaultdict(set)  # the groups
+        self._compiling: dict[Future[tuple[Spec, ...]], Variant] = {}
+
+    def run(self) -> ChosenSpecs:
+        waiting = [
+            (group.mpmd_idx, instruction)
+            for group in self._plan.programs
+            for instruction in group.instructions
+            if isinstance(instruction, Run | Recv)
+        ]
+        while waiting or self._compiling:
+            still_waiting = [each for each in waiting if not self._resolve(*each)]
+            if len(still_waiting) == len(waiting):
+                self._wait_for_compiler()
+            waiting = still_waiting
+        return ChosenSpecs(self._variants, self._chosen, self._specs)
+
+    def _wait_for_compiler(self) -> None:
+        assert self._compiling, "the programs wait for one another: verify should have refused them"
+        done, _ = concurrent.futures.wait(self._compiling, return_when=concurrent.futures.FIRST_COMPLETED)
+        for future in done:
+            self._chosen.setdefault(self._compiling.pop(future), future.result())
+
+    def _resolve(self, mpmd_idx: int, instruction: Run | Recv) -> bool:
+        """Adds the specs of the values that an instruction makes or receives; ``False`` if it has to wait."""
+        if isinstance(instruction, Run):
+            return self._resolve_run(mpmd_idx, instruction)
+        sent = [self._specs.get((instruction.src, name)) for name in instruction.values]
+        sizes = self._plan.submesh(mpmd_idx)
+        for name, spec in zip(instruction.values, sent, strict=True):
+            if spec is not None:
+                self._specs[mpmd_idx, name] = fitting(spec, self._avals[name].shape, sizes)
+        return None not in sent
+
+    def _resolve_run(self, mpmd_idx: int, run: Run) -> bool:
+        executable = self._plan.executable(run.executable)
+        in_specs = [
+            self._specs.get((mpmd_idx, name)) if spec is None else spec
+            for name, spec in zip(run.inputs, executable.in_specs, strict=True)
+        ]
+        if None in in_specs:
+            return False
+        variant = self._variants[mpmd_idx, run] = (run.executable, tuple(in_specs))  # type: ignore[arg-type]
+        if None not in executable.out_specs:
+            self._chosen[variant] = executable.out_specs  # type: ignore[assignment]
+        chosen, asked = self._chosen.get(variant), self._asked[variant]
+        if mpmd_idx not in asked and (chosen is not None or not asked):
+            asked.add(mpmd_idx)
+            executable = dataclasses.replace(
+                executable, in_specs=variant[1], out_specs=executable.out_specs if chosen is None else chosen
+            )
+            self._compiling[self._compile(mpmd_idx, executable, self._functions[executable.name])] = variant
+        if chosen is None:
+            return False
+        for name, spec in zip(run.outputs, chosen, strict=True):
+            self._specs[mpmd_idx, name] = spec
+        return True

@@ -54,7 +54,6 @@ class Sender:
             os.close(counter)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        """As in ``Transport``."""
         step = message.step
         self._window.begin(step)
         if not self._window.is_open(self._num_received[0]):

@@ -54,7 +54,6 @@ class Slot:
         return self._views[layout.number]
 
     def content(self, layout: MessageLayout) -> np.ndarray:
-        """The bytes of the message, with the padding."""
         return np.ndarray((layout.nbytes,), np.uint8, self._memory, self._start + ALIGNMENT)
 
     def lend(self, layout: MessageLayout) -> list[np.ndarray]:
@@ -80,16 +79,13 @@ class Chunk(NamedTuple):
 
     @classmethod
     def of(cls, size: int) -> Chunk:
-        """A chunk of slots of ``size`` bytes each, a multiple of the page size."""
         return cls(size, max(1, _CHUNK_BYTES // size))
 
     @classmethod
     def decode(cls, encoded: bytes) -> Chunk:
-        """The chunk that ``encode`` has encoded."""
         return cls(*_CHUNK.unpack(encoded))
 
     def encode(self) -> bytes:
-        """The chunk as plain bytes."""
         return _CHUNK.pack(*self)
 
     @property
