@@ -144,7 +144,8 @@ class RayRuntime(Runtime):
             self._tell_released()
             raise
         self._arguments[number] = HostArguments(program.plan, self._topology)
-        loaded = LoadedProgram.of(number, program, watch.seconds, replies, self._holdings)
+        program = program.without_functions()
+        loaded = LoadedProgram(number, program, watch.seconds, replies, self._holdings)
         by_group = {i: [*requested[i], Load(number)] for i in self._participants[number]}
         return loaded, LoadRequests(stored, by_group)
 

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 import xxhash
 
+Digest = xxhash.xxh3_64
+"""The digest of bytes that come one piece after the other."""
+
 
 class CorruptedError(OSError):
     """Received bytes differ from the bytes that were sent."""
@@ -24,18 +27,5 @@ def digest_of_all(pieces: Sequence[memoryview]) -> int:
         return digest_of(pieces[0])
     digest = Digest()
     for piece in pieces:
-        digest.add(piece)
-    return digest.value()
-
-
-class Digest:
-    """The digest of bytes that come one piece after the other."""
-
-    def __init__(self) -> None:
-        self._state = xxhash.xxh3_64()
-
-    def add(self, piece: memoryview) -> None:
-        self._state.update(piece)
-
-    def value(self) -> int:
-        return self._state.intdigest()
+        digest.update(piece)
+    return digest.intdigest()

@@ -195,7 +195,7 @@ class InProcessRuntime(Runtime):
         except BaseException:  # also an interrupt
             self.unload(number)
             raise
-        return LoadedProgram.of(number, program, watch.seconds, replies, {})
+        return LoadedProgram(number, program.without_functions(), watch.seconds, replies, {})
 
     def unload(self, number: int) -> None:
         released = Release(Released(programs=(number,)))

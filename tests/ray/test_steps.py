@@ -34,9 +34,9 @@ def test_loading_tells_how_long_it_took(two_groups):
     loaded = two_groups.runtime.load(train_program())
     assert list(loaded.seconds) == ["resolve", "export", "load"]
     assert all(seconds > 0 for seconds in loaded.seconds.values())
-    assert len(loaded.xla_seconds) == 2
+    assert len(loaded.replies) == 2
     compiling = loaded.seconds["resolve"] + loaded.seconds["load"]
-    assert all(0 < seconds < compiling for seconds in loaded.xla_seconds.values())
+    assert all(0 < reply.xla_seconds < compiling for reply in loaded.replies.values())
 
 
 ARRAYS = [
