@@ -27,8 +27,13 @@ class StepRequests:
         self._program = loaded.number
         plan = loaded.plan
         self._argument_leaves = argument_leaves
-        inputs = iter(enumerate(plan.inputs))
-        self._ranges = [[next(inputs) for _ in leaf.names] for leaf in argument_leaves]
+        positions = iter(range(len(plan.inputs)))
+        self._ranges = [[next(positions) for _ in leaf.names] for leaf in argument_leaves]
+        self._placements = {
+            i: Placement(leaf.mpmd_idxs, leaf.spec)
+            for i, leaf in enumerate(plan.inputs)
+            if leaf.name is not None
+        }
         self._leaves = {group: (plan.inputs_of(group), plan.outputs_of(group)) for group in groups}
         self._donated = {
             group: [i for i, leaf in inputs.items() if leaf.donated]
@@ -40,9 +45,8 @@ class StepRequests:
         handles: dict[int, Handle] = {}
         for i, leaf in enumerate(self._argument_leaves):
             argument = Argument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
-            for layer_range, (position, read) in enumerate(self._ranges[i]):
-                if read.name is not None:
-                    placement = Placement(read.mpmd_idxs, read.spec)
+            for layer_range, position in enumerate(self._ranges[i]):
+                if (placement := self._placements.get(position)) is not None:
                     handles[position] = argument.on(placement, layer_range, runtime, delivery)
         return handles
 
