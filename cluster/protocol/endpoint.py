@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 
 from mpmd.ir.reshard import GroupShape
@@ -45,13 +47,14 @@ class Endpoint:
         """The number of process ``rank`` of group ``mpmd_idx`` among the processes of all groups."""
         return sum(self.num_processes[:mpmd_idx]) + rank
 
+    def group_of(self, number: int) -> int:
+        return bisect.bisect_right(list(itertools.accumulate(self.num_processes)), number)
+
     def name_of(self, number: int) -> str:
         """A process's name in messages to users: ``group 1``, or ``group 1, process 0`` of several."""
-        for mpmd_idx, count in enumerate(self.num_processes):
-            if number < count:
-                return f"group {mpmd_idx}" + (f", process {number}" if count > 1 else "")
-            number -= count
-        raise AssertionError(f"there are {sum(self.num_processes)} processes")
+        mpmd_idx = self.group_of(number)
+        rank = number - self.number_of(mpmd_idx, 0)
+        return f"group {mpmd_idx}" + (f", process {rank}" if self.num_processes[mpmd_idx] > 1 else "")
 
 
 def endpoints(groups: Sequence[GroupShape]) -> tuple[Endpoint, ...]:
