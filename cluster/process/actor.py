@@ -112,8 +112,6 @@ class GroupActor:
             with self._reserved or contextlib.nullcontext():
                 world.join(coordinator, shape.num_processes, self._endpoint.rank, host, timeout)
         submesh = submesh_of(self._mpmd_idx, self._endpoint.shape)
-        self._devices = tuple(str(device) for device in submesh.local_devices)
-        self._transports = supported(submesh.devices.flat[0].platform)
         self._router = Router(self._endpoint, submesh)
         self._worker = GroupWorker(
             mpmd_idx=self._mpmd_idx,
@@ -126,7 +124,18 @@ class GroupActor:
             is_alone=True,
             own=self._host_array,
         )
-        return self._info()
+        context = ray.get_runtime_context()
+        return ProcessInfo(
+            mpmd_idx=self._mpmd_idx,
+            rank=self._endpoint.rank,
+            node=ray.util.get_node_ip_address(),
+            node_id=context.get_node_id(),
+            pid=os.getpid(),
+            devices=tuple(map(str, submesh.local_devices)),
+            transports=supported(submesh.devices.flat[0].platform),
+            log=_log_file(),
+            accelerators=tuple(map(str, context.get_accelerator_ids().get("GPU", ()))),
+        )
 
     def _transport_of(self, plan: Plan) -> Transport:
         if all(group == GroupShape(self._endpoint.shape.axes) for group in self._endpoint.groups):
@@ -283,18 +292,6 @@ class GroupActor:
     def watch(self) -> None:
         """In place of ``serve``, where the driver calls the actor by Ray: never returns."""
         self._forever.wait()
-
-    def _info(self) -> ProcessInfo:
-        return ProcessInfo(
-            mpmd_idx=self._mpmd_idx,
-            rank=self._endpoint.rank,
-            node=ray.util.get_node_ip_address(),
-            node_id=ray.get_runtime_context().get_node_id(),
-            pid=os.getpid(),
-            devices=self._devices,
-            transports=self._transports,
-            log=_log_file(),
-        )
 
 
 def _packed(array: jax.Array) -> PackedValue:
