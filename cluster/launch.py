@@ -33,7 +33,8 @@ from cluster.start.actors import ActorStarter
 from cluster.start.connect import START_SECONDS, Connected, StartingActors, connect, open_groups
 from cluster.start.environment import SHAREABLE_PLATFORMS, without_effect
 from cluster.start.parts import alone_faults, are_shapes, groups_of_parts
-from cluster.start.processes import Processes, processes_of, resources_of
+from cluster.start.process_resources import resources_of
+from cluster.start.processes import Processes, processes_of
 from cluster.start.ray_connection import connect_to_ray
 from cluster.start.resources import (
     Reservation,

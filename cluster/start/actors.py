@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from cluster.process.actor import GroupActor
 from cluster.protocol.endpoint import Endpoint
 from cluster.start.environment import visible_devices
-from cluster.start.processes import ProcessResources
+from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import Allocation, Reservation
 
 

@@ -6,7 +6,7 @@ from cluster.driver.calls import health
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import liveness_waiter, replacements
 from cluster.recovery.replacements import Replacements
-from cluster.start.processes import ProcessResources
+from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import Reservation, SharedDevices
 from mpmd.runtime.activity import Activity
 from tests.support.processes import endpoints

@@ -8,7 +8,8 @@ import pytest
 import cluster
 from cluster.protocol.endpoint import Endpoint
 from cluster.start.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
-from cluster.start.processes import Processes, resources_of
+from cluster.start.process_resources import resources_of
+from cluster.start.processes import Processes
 from cluster.start.shapes import Request
 from mpmd.ir.reshard import GroupShape
 
@@ -70,7 +71,7 @@ def test_the_memory_that_the_user_wants_is_kept():
 
 @pytest.mark.parametrize(("platform", "shared"), [("cuda", True), ("rocm", True), ("cpu", False)])
 def test_groups_get_their_part_of_the_memory_of_a_gpu(platform, shared, monkeypatch):
-    monkeypatch.setattr("cluster.start.processes.threads_per_process", lambda nodes: [1] * len(nodes))
+    monkeypatch.setattr("cluster.start.process_resources.threads_per_process", lambda nodes: [1] * len(nodes))
     shape = GroupShape({"stage": 1}, 1)
     members = tuple(Endpoint(mpmd_idx, 0, (shape, shape)) for mpmd_idx in range(2))
     processes, nodes = Processes(platform, members, [{"CPU": 1.0, "GPU": 0.25}] * 2), ["a", "a"]
