@@ -1,0 +1,57 @@
+"""The resources of processes wherever they run, and an environment that has their devices and threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cluster.start.environment import actor_environment, gpu_memory
+from cluster.start.processes import Processes
+from cluster.start.resources import Bundle, threads_per_process
+from cluster.start.shapes import GPU_PLATFORMS, Request
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessResources:
+    """The resources of one process, by Ray's names, and its runtime environment."""
+
+    bundle: Bundle
+    runtime_env: Mapping[str, Any]
+
+
+def resources_of(
+    processes: Processes,
+    nodes: Sequence[str],
+    request: Request,
+    runtime_env: Mapping[str, Any],
+    may_share: bool,
+) -> list[ProcessResources]:
+    """The resources of each process.
+
+    Args:
+      nodes: the node on which the resources of each process are reserved.
+      runtime_env: the user's runtime environment.
+      may_share: whether groups may share a device. Then no group is to take all of the device's memory.
+    """
+    variables = runtime_env.get("env_vars") or {}
+    shares_of_nodes = threads_per_process(nodes)
+    resources = []
+    for number, endpoint in enumerate(processes.endpoints):
+        bundle, shape, num_threads = processes.bundles[number], endpoint.shape, shares_of_nodes[number]
+        if request.cpus_per_group:
+            num_threads = int(max(request.cpus_per_group / shape.num_processes, 1))
+        memory = {}
+        if processes.platform in GPU_PLATFORMS:
+            memory = gpu_memory(variables, bundle.get("GPU"), may_share)
+        environment = actor_environment(
+            variables={**memory, **variables},
+            xla_flags=os.environ.get("XLA_FLAGS", ""),
+            platform=processes.platform,
+            num_devices=shape.devices_per_process,
+            num_threads=num_threads,
+            num_processes=shape.num_processes,
+        )
+        resources.append(ProcessResources(bundle, {**runtime_env, "env_vars": environment}))
+    return resources
