@@ -233,7 +233,7 @@ def _joined(replies: Sequence[Future[StepReply]], request: StepRequest) -> Futur
     return replies[0] if len(replies) == 1 else joined(replies, request.join)
 
 
-def _copied(values: list[Any]) -> Any:
+def _copied(values: Sequence[Any]) -> Any:
     """A copy, because a view of Ray's memory would not outlive Ray; read-only, like the arrays of JAX."""
     if isinstance(values[0], list):
         return tuple(map(_copied, zip(*values, strict=True)))

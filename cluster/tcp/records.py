@@ -7,6 +7,7 @@ changed, which it would wait for, and notices a record that is missing, or comes
 
 from __future__ import annotations
 
+import io
 import socket
 import struct
 from collections.abc import Iterable, Iterator
@@ -73,7 +74,7 @@ class RecordReader:
     """
 
     def __init__(self, tcp: socket.socket, ahead: bytes = b""):
-        self._stream = tcp.makefile("rb", buffering=_AHEAD_BYTES)
+        self._stream = io.BufferedReader(tcp.makefile("rb", buffering=0), _AHEAD_BYTES)
         self._ways = "{}:{} to {}:{}".format(*tcp.getpeername(), *tcp.getsockname())
         self._number = 0
         self._ahead = memoryview(ahead)

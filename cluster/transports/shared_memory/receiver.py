@@ -73,7 +73,8 @@ class Receiver:
             self._layouts.append(MessageLayout.of(len(self._layouts), decode_types(content)))
         for descriptor in descriptors:
             try:
-                added = map_slots(descriptor, *SIZE.unpack(content), self._num_slots)
+                (size,) = SIZE.unpack(content)
+                added = map_slots(descriptor, size, self._num_slots)
             finally:
                 os.close(descriptor)
             self._slots |= {slot.number: slot for slot in added}
