@@ -250,10 +250,10 @@ class Operations:
 
     def __iter__(self) -> Iterator[Operation]:
         for instruction in self._program.instructions:
-            yield from self._of(instruction)
+            yield from self._convert(instruction)
         yield from self._at_end()
 
-    def _of(self, instruction: Instruction) -> Iterator[Operation]:
+    def _convert(self, instruction: Instruction) -> Iterator[Operation]:
         """The operations of an instruction; a receive and a free give theirs later."""
         if not isinstance(instruction, HostCall):
             yield from self._checks()
@@ -298,8 +298,8 @@ class Operations:
             synchronous=self.synchronous,
         )
         if passed := [name for name in run.outputs if name in self._texts]:
-            said = tuple(self._texts[name] for name in passed)
-            check = CheckValues(run.task, text, self.mpmd_idx, self._slots_of(passed), said)
+            texts = tuple(self._texts[name] for name in passed)
+            check = CheckValues(run.task, text, self.mpmd_idx, self._slots_of(passed), texts)
             self._unchecked.append(check)
 
     def _checks(self) -> Iterator[Operation]:

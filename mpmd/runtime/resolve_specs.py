@@ -17,6 +17,9 @@ from mpmd.ir.plan import Executable, GroupProgram, Instruction, Name, Plan, Recv
 from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program, Variant
 
+_Unknown = tuple[int, Name] | Variant
+"""What an instruction waits for: the spec of a value on a group, or the output specs of a variant."""
+
 Compile = Callable[[int, Executable, Function], Future[tuple[Spec, ...]]]
 """``(mpmd_idx, executable, function)``: asks a group to compile and keep an executable with known input
 specs.
@@ -127,47 +130,58 @@ class _Chooser:
         self._chosen: dict[Variant, tuple[Spec, ...]] = {}
         self._asked: dict[Variant, set[int]] = collections.defaultdict(set)  # the groups
         self._compiling: dict[Future[tuple[Spec, ...]], Variant] = {}
-
-    def run(self) -> ChosenSpecs:
-        waiting = [
+        self._ready = collections.deque(
             (group.mpmd_idx, instruction)
-            for group in self._plan.programs
+            for group in program.plan.programs
             for instruction in group.instructions
             if isinstance(instruction, Run | Recv)
-        ]
-        while waiting or self._compiling:
-            still_waiting = [each for each in waiting if not self._resolve(*each)]
-            if len(still_waiting) == len(waiting):
+        )
+        self._waiting: dict[_Unknown, list[tuple[int, Run | Recv]]] = collections.defaultdict(list)
+
+    def run(self) -> ChosenSpecs:
+        while self._ready or self._compiling:
+            if not self._ready:
                 self._wait_for_compiler()
-            waiting = still_waiting
+                continue
+            mpmd_idx, instruction = self._ready.popleft()
+            if isinstance(instruction, Run):
+                unknown = self._resolve_run(mpmd_idx, instruction)
+            else:
+                unknown = self._resolve_recv(mpmd_idx, instruction)
+            if unknown is not None:
+                self._waiting[unknown].append((mpmd_idx, instruction))
+        assert not self._waiting, "the programs wait for one another: verify should have refused them"
         return ChosenSpecs(self._variants, self._chosen, self._specs)
 
     def _wait_for_compiler(self) -> None:
-        assert self._compiling, "the programs wait for one another: verify should have refused them"
         done, _ = concurrent.futures.wait(self._compiling, return_when=concurrent.futures.FIRST_COMPLETED)
         for future in done:
-            self._chosen.setdefault(self._compiling.pop(future), future.result())
+            variant = self._compiling.pop(future)
+            self._chosen.setdefault(variant, future.result())
+            self._ready.extend(self._waiting.pop(variant, ()))
 
-    def _resolve(self, mpmd_idx: int, instruction: Run | Recv) -> bool:
-        """Adds the specs of the values that an instruction makes or receives; ``False`` if it has to wait."""
-        if isinstance(instruction, Run):
-            return self._resolve_run(mpmd_idx, instruction)
-        sent = [self._specs.get((instruction.src, name)) for name in instruction.values]
+    def _know(self, mpmd_idx: int, name: Name, spec: Spec) -> None:
+        self._specs[mpmd_idx, name] = spec
+        self._ready.extend(self._waiting.pop((mpmd_idx, name), ()))
+
+    def _resolve_recv(self, mpmd_idx: int, recv: Recv) -> _Unknown | None:
         sizes = self._plan.submesh(mpmd_idx)
-        for name, spec in zip(instruction.values, sent, strict=True):
-            if spec is not None:
-                self._specs[mpmd_idx, name] = fitting(spec, self._avals[name].shape, sizes)
-        return None not in sent
+        for name in recv.values:
+            spec = self._specs.get((recv.src, name))
+            if spec is None:
+                return recv.src, name
+            self._know(mpmd_idx, name, fitting(spec, self._avals[name].shape, sizes))
+        return None
 
-    def _resolve_run(self, mpmd_idx: int, run: Run) -> bool:
+    def _resolve_run(self, mpmd_idx: int, run: Run) -> _Unknown | None:
         executable = self._plan.executable(run.executable)
-        in_specs = [
-            self._specs.get((mpmd_idx, name)) if spec is None else spec
-            for name, spec in zip(run.inputs, executable.in_specs, strict=True)
-        ]
-        if None in in_specs:
-            return False
-        variant = self._variants[mpmd_idx, run] = (run.executable, tuple(in_specs))  # type: ignore[arg-type]
+        in_specs: list[Spec] = []
+        for name, spec in zip(run.inputs, executable.in_specs, strict=True):
+            known = self._specs.get((mpmd_idx, name)) if spec is None else spec
+            if known is None:
+                return mpmd_idx, name
+            in_specs.append(known)
+        variant = self._variants[mpmd_idx, run] = (run.executable, tuple(in_specs))
         if None not in executable.out_specs:
             self._chosen[variant] = executable.out_specs  # type: ignore[assignment]
         chosen, asked = self._chosen.get(variant), self._asked[variant]
@@ -178,7 +192,7 @@ class _Chooser:
             )
             self._compiling[self._compile(mpmd_idx, executable, self._functions[executable.name])] = variant
         if chosen is None:
-            return False
+            return variant
         for name, spec in zip(run.outputs, chosen, strict=True):
-            self._specs[mpmd_idx, name] = spec
-        return True
+            self._know(mpmd_idx, name, spec)
+        return None
