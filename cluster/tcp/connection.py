@@ -97,7 +97,6 @@ class Connection:
 
     def close(self) -> None:
         """Gives the socket back. No thread may use it any more."""
-        self._incoming.close()
         self._tcp.close()
 
     def __enter__(self) -> Connection:

@@ -11,6 +11,7 @@ import io
 import socket
 import struct
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from cluster.protocol.digests import CorruptedError, digest_of, digest_of_all
 
@@ -65,6 +66,19 @@ def _divided(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         yield small
 
 
+class _Received(io.RawIOBase):
+    """The bytes that a socket receives. ``socket.makefile`` would keep the socket from being closed."""
+
+    def __init__(self, tcp: socket.socket):
+        self._tcp = tcp
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._tcp.recv_into(buffer)
+
+
 class RecordReader:
     """Receives the records of one direction of a connection. One thread uses it.
 
@@ -74,7 +88,7 @@ class RecordReader:
     """
 
     def __init__(self, tcp: socket.socket, ahead: bytes = b""):
-        self._stream = io.BufferedReader(tcp.makefile("rb", buffering=0), _AHEAD_BYTES)
+        self._stream = io.BufferedReader(_Received(tcp), _AHEAD_BYTES)
         self._ways = "{}:{} to {}:{}".format(*tcp.getpeername(), *tcp.getsockname())
         self._number = 0
         self._ahead = memoryview(ahead)
@@ -125,11 +139,9 @@ class RecordReader:
 
     def _receive(self, buffer: memoryview) -> None:
         """Fills a buffer."""
-        count = min(len(self._ahead), len(buffer))
-        buffer[:count], self._ahead = self._ahead[:count], self._ahead[count:]
-        if self._stream.readinto(buffer[count:]) < len(buffer) - count:
+        if self._ahead:
+            count = min(len(self._ahead), len(buffer))
+            buffer[:count], self._ahead = self._ahead[:count], self._ahead[count:]
+            buffer = buffer[count:]
+        if self._stream.readinto(buffer) < len(buffer):
             raise EOFError("the other end has closed the connection")
-
-    def close(self) -> None:
-        """Lets the socket be closed."""
-        self._stream.close()

@@ -18,7 +18,7 @@ from mpmd.ir.specs import fitting
 from mpmd.program import Function, Program, Variant
 
 _Unknown = tuple[int, Name] | Variant
-"""What an instruction waits for: the spec of a value on a group, or the output specs of a variant."""
+"""The spec of a value on a group, or the output specs of a variant, for which an instruction waits."""
 
 Compile = Callable[[int, Executable, Function], Future[tuple[Spec, ...]]]
 """``(mpmd_idx, executable, function)``: asks a group to compile and keep an executable with known input
