@@ -41,14 +41,14 @@ class RecordWriter:
 
     def records(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         """Makes the records of ``pieces`` lazily; each is a list of byte pieces to send in order."""
-        for content in _divided(pieces):
+        for content in divided(pieces):
             head = _HEAD.pack(sum(piece.nbytes for piece in content), digest_of_all(content))
             sealed = head + _DIGEST.pack(digest_of(head, self._number))
             self._number += 1
             yield [memoryview(sealed), *content]
 
 
-def _divided(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+def divided(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
     """The contents of records: small pieces together, large ones alone, and in several records."""
     small: list[memoryview] = []
     num_bytes = 0
