@@ -7,6 +7,7 @@ What the driver has counted of steps, memory and recoveries enters; values of Ra
 from __future__ import annotations
 
 import logging
+import operator
 import sys
 import threading
 import uuid
@@ -107,7 +108,7 @@ class RunMetrics:
         """Sets all gauges, and adds to the counters the steps and recoveries since the last report."""
         for totals in self._meters.totals():
             self._report_steps(totals)
-        for meter in sorted(self._meters.all(), key=lambda meter: meter.counts().last_end):
+        for meter in sorted(self._meters.all(), key=operator.attrgetter("last_end")):
             self._report_gauges(meter)  # a group's memory is set last by the function that has run last
         for report in self._recoveries[self._reported_recoveries :]:
             self._report_recovery(report)
@@ -126,12 +127,11 @@ class RunMetrics:
         self._reported[totals.name] = totals
 
     def _report_gauges(self, meter: StepMeter) -> None:
-        counts = meter.counts()
-        labels = {**self._run, "function": counts.name}
-        self._under_way.set(counts.under_way, labels)
-        if counts.seconds_per_step is not None:
-            self._step_seconds.set(counts.seconds_per_step, labels)
-        for mpmd_idx, memory in counts.memory.items():
+        labels = {**self._run, "function": meter.name}
+        self._under_way.set(meter.under_way, labels)
+        if (seconds := meter.seconds_per_step) is not None:
+            self._step_seconds.set(seconds, labels)
+        for mpmd_idx, memory in meter.memory.items():
             for gauge, count in zip(self._memory_gauges, memory, strict=True):
                 if count is not None:
                     gauge.set(count, {**self._run, "group": str(mpmd_idx)})

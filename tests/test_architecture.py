@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "mpmd.planner.all_reduces mpmd.planner.candidate mpmd.planner.collectives mpmd.planner.curves "
     "mpmd.planner.fusions mpmd.planner.hardware mpmd.planner.layer_profile mpmd.planner.pools "
     "mpmd.planner.profiling mpmd.planner.shared_cores mpmd.planner.submesh mpmd.program mpmd.runtime "
-    "mpmd.sharding mpmd.simulate mpmd.step",
+    "mpmd.simulate mpmd.step",
     "mpmd.planner.labels": "mpmd.planner.candidate mpmd.planner.layer_profile",
     "mpmd.planner.rerank": "mpmd.errors mpmd.planner.candidate mpmd.planner.choice_table mpmd.planner.labels "
     "mpmd.planner.pools mpmd.planner.reasons mpmd.planner.simplicity mpmd.planner.trials",
@@ -140,7 +140,7 @@ MAY_IMPORT = {
     "cluster.transports": "cluster.protocol cluster.tcp mpmd.errors mpmd.ir mpmd.memory mpmd.runtime "
     "mpmd.sharding mpmd.validation",
     "cluster.process": "cluster.protocol cluster.tcp cluster.transports mpmd.compat mpmd.errors mpmd.ir "
-    "mpmd.runtime mpmd.sharding mpmd.util",
+    "mpmd.program mpmd.runtime mpmd.sharding mpmd.util",
     "cluster.start": "cluster.process cluster.protocol cluster.ray_compat cluster.tcp cluster.transports "
     "mpmd.errors mpmd.ir mpmd.validation",
     "cluster.driver": "cluster.process cluster.protocol cluster.tcp cluster.transports mpmd.errors "

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from cluster.driver.calls.joined import failed, joined
 from cluster.driver.exports import Exports
 from cluster.driver.status import Status
 from cluster.protocol.endpoint import Endpoint
-from cluster.protocol.packing import PackedValue, join
+from cluster.protocol.packing import join
 from cluster.protocol.shipment import Compile, Load, Shipment
 from mpmd.errors import GroupDiedError
 from mpmd.ir.participants import participants
@@ -141,7 +142,8 @@ class RayRuntime(Runtime):
             self._tell_released()
             raise
         self._arguments[number] = HostArguments(program.plan, self._topology)
-        loaded = LoadedProgram.of(number, program, watch.seconds, replies, self._holdings)
+        program = program.without_functions()
+        loaded = LoadedProgram(number, program, watch.seconds, replies, self._holdings)
         by_group = {i: [*requested[i], Load(number)] for i in self._participants[number]}
         return loaded, LoadRequests(stored, by_group)
 
@@ -229,8 +231,10 @@ def _joined(replies: Sequence[Future[StepReply]], request: StepRequest) -> Futur
     return replies[0] if len(replies) == 1 else joined(replies, request.join)
 
 
-def _copied(values: list[PackedValue]) -> np.ndarray:
+def _copied(values: Sequence[Any]) -> Any:
     """A copy, because a view of Ray's memory would not outlive Ray; read-only, like the arrays of JAX."""
+    if isinstance(values[0], list):
+        return tuple(map(_copied, zip(*values, strict=True)))
     array = np.array(join(values))
     array.flags.writeable = False
     return array

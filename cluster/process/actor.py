@@ -32,6 +32,7 @@ from mpmd.errors import StepAborted, TaskError
 from mpmd.ir.plan import Edge, Plan
 from mpmd.ir.reshard import GroupShape, box_of
 from mpmd.ir.routes import Routes, Topology
+from mpmd.program import Program
 from mpmd.runtime.activity import Activity, Doing, Loading
 from mpmd.runtime.compiled_program import LoadReply
 from mpmd.runtime.device_values import HostSlices
@@ -111,8 +112,6 @@ class GroupActor:
             with self._reserved or contextlib.nullcontext():
                 world.join(coordinator, shape.num_processes, self._endpoint.rank, host, timeout)
         submesh = submesh_of(self._mpmd_idx, self._endpoint.shape)
-        self._devices = tuple(str(device) for device in submesh.local_devices)
-        self._transports = supported(submesh.devices.flat[0].platform)
         self._router = Router(self._endpoint, submesh)
         self._worker = GroupWorker(
             mpmd_idx=self._mpmd_idx,
@@ -125,7 +124,18 @@ class GroupActor:
             is_alone=True,
             own=self._host_array,
         )
-        return self._info()
+        context = ray.get_runtime_context()
+        return ProcessInfo(
+            mpmd_idx=self._mpmd_idx,
+            rank=self._endpoint.rank,
+            node=ray.util.get_node_ip_address(),
+            node_id=context.get_node_id(),
+            pid=os.getpid(),
+            devices=tuple(map(str, submesh.local_devices)),
+            transports=supported(submesh.devices.flat[0].platform),
+            log=_log_file(),
+            accelerators=tuple(map(str, context.get_accelerator_ids().get("GPU", ()))),
+        )
 
     def _transport_of(self, plan: Plan) -> Transport:
         if all(group == GroupShape(self._endpoint.shape.axes) for group in self._endpoint.groups):
@@ -166,7 +176,6 @@ class GroupActor:
 
     @ray.method(concurrency_group="control")
     def ship(self, number: int, shipment: Shipment) -> None:
-        """Takes in a program that ``Load`` is to load."""
         with self._shipping:
             if number in self._cancelled:
                 self._cancelled.remove(number)
@@ -183,7 +192,8 @@ class GroupActor:
             self._router.trim()  # what is sent from now on may be of other sizes
             # The shipment is in Ray's memory, which device_put may alias: copy.
             constants = {name: np.array(shipment.constants[name]) for name in here}
-            reply = self._worker.load(number, shipment.plan, functions, constants, shipment.compiled)
+            program = Program(shipment.plan, functions, constants, compiled=shipment.compiled)
+            reply = self._worker.load(number, program)
         del self._shipments[number]
         return reply
 
@@ -207,7 +217,8 @@ class GroupActor:
             case StepRequest():
                 return self._run_step(request)
             case Fetch():
-                return _packed(self._worker.answer(request))
+                value = self._worker.answer(request)
+                return [*map(_packed, value)] if isinstance(value, tuple) else _packed(value)
             case Release(released):
                 self._drop_shipments(released)
             case Compile(program, executable, exported):
@@ -256,7 +267,6 @@ class GroupActor:
 
     @ray.method(concurrency_group="control")
     def deliver(self, message: MessageId, packed: Sequence[PackedArray]) -> None:
-        """Takes in a message of another group."""
         self._router.deliver(message, packed)
 
     @ray.method(concurrency_group="control")
@@ -282,18 +292,6 @@ class GroupActor:
     def watch(self) -> None:
         """In place of ``serve``, where the driver calls the actor by Ray: never returns."""
         self._forever.wait()
-
-    def _info(self) -> ProcessInfo:
-        return ProcessInfo(
-            mpmd_idx=self._mpmd_idx,
-            rank=self._endpoint.rank,
-            node=ray.util.get_node_ip_address(),
-            node_id=ray.get_runtime_context().get_node_id(),
-            pid=os.getpid(),
-            devices=self._devices,
-            transports=self._transports,
-            log=_log_file(),
-        )
 
 
 def _packed(array: jax.Array) -> PackedValue:

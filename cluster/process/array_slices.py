@@ -36,7 +36,6 @@ def assemble(aval: Aval, sharding: jax.sharding.Sharding, slices: Mapping[Box, A
 
 
 def is_on_host(array: Array) -> bool:
-    """Whether an array is in the host's memory."""
     return isinstance(array, np.ndarray) or next(iter(array.devices())).platform == "cpu"
 
 

@@ -10,36 +10,22 @@ from collections.abc import Sequence
 
 import xxhash
 
+Digest = xxhash.xxh3_64
+"""The digest of bytes that come one piece after the other."""
+
 
 class CorruptedError(OSError):
     """Received bytes differ from the bytes that were sent."""
 
 
 def digest_of(content: bytes | bytearray | memoryview, seed: int = 0) -> int:
-    """The digest of contiguous bytes."""
     return xxhash.xxh3_64_intdigest(content, seed)
 
 
 def digest_of_all(pieces: Sequence[memoryview]) -> int:
-    """The digest of the bytes of all pieces, one after the other."""
     if len(pieces) == 1:
         return digest_of(pieces[0])
     digest = Digest()
     for piece in pieces:
-        digest.add(piece)
-    return digest.value()
-
-
-class Digest:
-    """The digest of bytes that come one piece after the other."""
-
-    def __init__(self) -> None:
-        self._state = xxhash.xxh3_64()
-
-    def add(self, piece: memoryview) -> None:
-        """Appends contiguous bytes."""
-        self._state.update(piece)
-
-    def value(self) -> int:
-        """The digest of all bytes so far."""
-        return self._state.intdigest()
+        digest.update(piece)
+    return digest.intdigest()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 
 from mpmd.ir.reshard import GroupShape
@@ -26,12 +28,10 @@ class Endpoint:
 
     @property
     def shape(self) -> GroupShape:
-        """The shape of the process's group."""
         return self.groups[self.mpmd_idx]
 
     @functools.cached_property
     def num_processes(self) -> tuple[int, ...]:
-        """The number of processes of each group."""
         return tuple(group.num_processes for group in self.groups)
 
     @functools.cached_property
@@ -41,24 +41,23 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """The name in messages to users."""
         return self.name_of(self.number)
 
     def number_of(self, mpmd_idx: int, rank: int) -> int:
         """The number of process ``rank`` of group ``mpmd_idx`` among the processes of all groups."""
         return sum(self.num_processes[:mpmd_idx]) + rank
 
+    def group_of(self, number: int) -> int:
+        return bisect.bisect_right(list(itertools.accumulate(self.num_processes)), number)
+
     def name_of(self, number: int) -> str:
         """A process's name in messages to users: ``group 1``, or ``group 1, process 0`` of several."""
-        for mpmd_idx, count in enumerate(self.num_processes):
-            if number < count:
-                return f"group {mpmd_idx}" + (f", process {number}" if count > 1 else "")
-            number -= count
-        raise AssertionError(f"there are {sum(self.num_processes)} processes")
+        mpmd_idx = self.group_of(number)
+        rank = number - self.number_of(mpmd_idx, 0)
+        return f"group {mpmd_idx}" + (f", process {rank}" if self.num_processes[mpmd_idx] > 1 else "")
 
 
 def endpoints(groups: Sequence[GroupShape]) -> tuple[Endpoint, ...]:
-    """The processes of all groups, in the order of their numbers."""
     shapes = tuple(groups)
     return tuple(
         Endpoint(i, rank, shapes) for i, group in enumerate(shapes) for rank in range(group.num_processes)

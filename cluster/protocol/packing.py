@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,14 @@ class PackedValue(NamedTuple):
     slices: tuple[tuple[tuple[slice, ...] | None, PackedArray], ...]
 
 
-def join(values: Sequence[PackedValue]) -> np.ndarray:
-    """Joins the slices of all processes; if a process has the whole value, as ``unpack`` returns it."""
+def join(values: Sequence[Any]) -> Any:
+    """Joins the slices of all processes; if a process has the whole value, as ``unpack`` returns it.
+
+    Args:
+      values: a ``PackedValue`` of each process, or a list of these for a tuple of values.
+    """
+    if isinstance(values[0], list):
+        return tuple(map(join, zip(*values, strict=True)))
     slices = [piece for value in values for piece in value.slices]
     index, packed = slices[0]
     if index is None:

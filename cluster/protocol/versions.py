@@ -22,7 +22,6 @@ class Versions(NamedTuple):
 
 
 def versions_here() -> Versions:
-    """Returns the versions of this process."""
     return Versions(jax.__version__, jaxlib.__version__, ".".join(platform.python_version_tuple()[:2]))
 
 

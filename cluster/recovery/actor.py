@@ -6,7 +6,6 @@ It copies its values, keeps copies for another process, and connects again after
 from __future__ import annotations
 
 import collections
-import dataclasses
 import signal
 import threading
 from collections.abc import Collection, Mapping
@@ -18,7 +17,6 @@ import ray
 from cluster.process.actor import GroupActor
 from cluster.process.agreement import Agreement
 from cluster.protocol.endpoint import Endpoint
-from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.store import Chunk, DamagedCopyError, Snapshot, SnapshotStore, restore
 from mpmd.runtime.lost_values import LostValue
 from mpmd.runtime.requests import Handle, Release, Request
@@ -45,10 +43,6 @@ class RecoverableActor(GroupActor):
         self._told_to_end = threading.Event()
         # Ray's own handler, which ends the process, gets the second signal.
         self._handler_before = signal.signal(signal.SIGTERM, self._on_sigterm)
-
-    def _info(self) -> ProcessInfo:
-        accelerators = ray.get_runtime_context().get_accelerator_ids().get("GPU", ())
-        return dataclasses.replace(super()._info(), accelerators=tuple(map(str, accelerators)))
 
     def _on_sigterm(self, number: int, frame: object) -> None:
         """The node is to end soon. The driver has another process take this one's place, and ends it."""

@@ -164,8 +164,7 @@ class Ledger:
 
     def _drop_kept(self, rewound: Rewound) -> None:
         for kept in (each.captured for each in rewound.kept):
-            handles = tuple(handle for handle in kept.handles if handle is not None)
-            self.give_back({kept.mpmd_idx: Released(handles)})
+            self.give_back({kept.mpmd_idx: Released((kept.capture.handle,))})
 
     def count_waiting(self) -> Mapping[int, int]:
         """The number of each group's answers that are awaited."""

@@ -18,13 +18,10 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from cluster.tcp.records import RecordReader, RecordWriter
+from cluster.tcp.records import RecordReader, RecordWriter, divided
 
 _MAX_PIECES = min(os.sysconf("SC_IOV_MAX"), 1024)
 """The most that one system call writes."""
-
-_ENCRYPTED_BYTES = 128 * 1024
-"""The bytes that are encrypted at a time."""
 
 
 class Connection:
@@ -135,7 +132,8 @@ class EncryptedConnection(Connection):
         self._lock = threading.Lock()
 
     def encoded(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-        for plain in _joined(pieces):
+        for content in divided(pieces):
+            plain = content[0] if len(content) == 1 else b"".join(content)
             with self._lock:
                 self._session.tls.write(plain)
                 encrypted = self._session.outgoing.read()
@@ -162,19 +160,3 @@ class EncryptedConnection(Connection):
             except ssl.SSLWantReadError:  # the rest is a part of a record
                 break
         return count
-
-
-def _joined(pieces: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
-    """The same bytes in pieces of a good size to encrypt: small ones together, large ones divided."""
-    small: list[memoryview] = []
-    num_bytes = 0
-    for piece in pieces:
-        for start in range(0, piece.nbytes, _ENCRYPTED_BYTES):
-            chunk = piece[start : start + _ENCRYPTED_BYTES]
-            if num_bytes + chunk.nbytes > _ENCRYPTED_BYTES:
-                yield b"".join(small)
-                small, num_bytes = [], 0
-            small.append(chunk)
-            num_bytes += chunk.nbytes
-    if small:
-        yield small[0] if len(small) == 1 else b"".join(small)

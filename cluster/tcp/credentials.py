@@ -42,7 +42,6 @@ class Credentials:
 
 
 def make_credentials(encryption: bool | None = None) -> Credentials:
-    """New credentials, which nobody else has."""
     # Not at the top: processes that never make a certificate do not need it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -31,7 +31,6 @@ class Frame(NamedTuple):
     buffers: tuple[memoryview, ...]
 
     def decode(self) -> Any:
-        """The message. Raises what unpickling raises."""
         return pickle.loads(self.content, buffers=self.buffers)
 
 

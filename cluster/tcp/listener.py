@@ -32,8 +32,6 @@ _LASTING_SECONDS = 10.0
 
 
 class Link(Protocol):
-    """One end of a connection."""
-
     def close(self) -> None: ...
 
 

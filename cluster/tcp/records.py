@@ -7,9 +7,11 @@ changed, which it would wait for, and notices a record that is missing, or comes
 
 from __future__ import annotations
 
+import io
 import socket
 import struct
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from cluster.protocol.digests import CorruptedError, digest_of, digest_of_all
 
@@ -20,8 +22,10 @@ arrival until its digest."""
 _LARGE_BYTES = 64 * 1024
 """Larger pieces have records of their own, which are received where their reader wants them."""
 
-_AHEAD_BYTES = 64 * 1024
-"""The bytes that are received at a time where few are asked for."""
+_AHEAD_BYTES = 16 * 1024
+"""The bytes that are received at a time where few are asked for, and copied from there.
+
+A small message fits; of a large record, only the beginning is copied."""
 
 _HEAD = struct.Struct("<IQ")  # the bytes of the content, and its digest
 _DIGEST = struct.Struct("<Q")  # of the head
@@ -37,14 +41,14 @@ class RecordWriter:
 
     def records(self, pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         """Makes the records of ``pieces`` lazily; each is a list of byte pieces to send in order."""
-        for content in _divided(pieces):
+        for content in divided(pieces):
             head = _HEAD.pack(sum(piece.nbytes for piece in content), digest_of_all(content))
             sealed = head + _DIGEST.pack(digest_of(head, self._number))
             self._number += 1
             yield [memoryview(sealed), *content]
 
 
-def _divided(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+def divided(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
     """The contents of records: small pieces together, large ones alone, and in several records."""
     small: list[memoryview] = []
     num_bytes = 0
@@ -62,6 +66,19 @@ def _divided(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         yield small
 
 
+class _Received(io.RawIOBase):
+    """The bytes that a socket receives. ``socket.makefile`` would keep the socket from being closed."""
+
+    def __init__(self, tcp: socket.socket):
+        self._tcp = tcp
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._tcp.recv_into(buffer)
+
+
 class RecordReader:
     """Receives the records of one direction of a connection. One thread uses it.
 
@@ -71,11 +88,10 @@ class RecordReader:
     """
 
     def __init__(self, tcp: socket.socket, ahead: bytes = b""):
-        self._tcp = tcp
+        self._stream = io.BufferedReader(_Received(tcp), _AHEAD_BYTES)
         self._ways = "{}:{} to {}:{}".format(*tcp.getpeername(), *tcp.getsockname())
         self._number = 0
         self._ahead = memoryview(ahead)
-        self._received = memoryview(bytearray(_AHEAD_BYTES))
         self._record = memoryview(bytearray(_RECORD_BYTES))
         self._rest = self._record[:0]  # of the last record, which nobody has asked for yet
 
@@ -91,7 +107,7 @@ class RecordReader:
         """Waits until the buffer is full, of as many records as that takes. Raises as ``read``."""
         while buffer:
             if not self._rest:
-                num_bytes, digest = self._read_head(is_alone=buffer.nbytes > _LARGE_BYTES)
+                num_bytes, digest = self._read_head()
                 if num_bytes <= buffer.nbytes:
                     self._read_content(buffer, num_bytes, digest)
                     buffer = buffer[num_bytes:]
@@ -101,10 +117,10 @@ class RecordReader:
             buffer[:count] = self._rest[:count]
             self._rest, buffer = self._rest[count:], buffer[count:]
 
-    def _read_head(self, is_alone: bool = False) -> tuple[int, int]:
+    def _read_head(self) -> tuple[int, int]:
         """The bytes of the next record's content, and its digest."""
         head = bytearray(_HEAD_BYTES)
-        self._receive(memoryview(head), is_alone)
+        self._receive(memoryview(head))
         if _DIGEST.pack(digest_of(head[: _HEAD.size], self._number)) != head[_HEAD.size :]:
             raise self._corrupted("head")
         num_bytes, digest = _HEAD.unpack_from(head)
@@ -121,21 +137,11 @@ class RecordReader:
     def _corrupted(self, what: str) -> CorruptedError:
         return CorruptedError(f"the {what} of record {self._number} from {self._ways} was changed on the way")
 
-    def _receive(self, buffer: memoryview, is_alone: bool = False) -> None:
-        """Fills a buffer. Receives further bytes ahead with a small buffer, unless it ``is_alone``."""
-        while buffer:
-            if not self._ahead and len(buffer) < _AHEAD_BYTES and not is_alone:
-                self._ahead = self._received[: self._receive_some(self._received)]
-            if self._ahead:
-                count = min(len(self._ahead), len(buffer))
-                buffer[:count] = self._ahead[:count]
-                self._ahead = self._ahead[count:]
-            else:
-                count = self._receive_some(buffer, socket.MSG_WAITALL)
+    def _receive(self, buffer: memoryview) -> None:
+        """Fills a buffer."""
+        if self._ahead:
+            count = min(len(self._ahead), len(buffer))
+            buffer[:count], self._ahead = self._ahead[:count], self._ahead[count:]
             buffer = buffer[count:]
-
-    def _receive_some(self, buffer: memoryview, flags: int = 0) -> int:
-        count = self._tcp.recv_into(buffer, 0, flags)
-        if not count:
+        if self._stream.readinto(buffer) < len(buffer):
             raise EOFError("the other end has closed the connection")
-        return count

@@ -73,7 +73,6 @@ class Client:
         self._connection.end()
 
     def close(self) -> None:
-        """Ends the connection and the threads."""
         self._connection.end()
         self._requests.put(None)
         for thread in self._threads:
@@ -158,7 +157,6 @@ class Server:
 
 
 def _decoded(request: Frame) -> Any:
-    """The decoded content, or the exception that decoding raises."""
     try:
         return request.decode()
     except Exception as error:

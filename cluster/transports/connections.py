@@ -1,18 +1,47 @@
-"""Connects a process with all its peers."""
+"""Transports that connect a process with all its peers, each by a connection of its own."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from cluster.tcp.credentials import Credentials
 from cluster.tcp.listener import LinkT, Listener
+from cluster.transports.inbox import ProcessInbox
+from cluster.transports.peer_transport import PeerTransport
 
 CONNECT_SECONDS = 60
 """The most that a peer may be late, once this process connects."""
 
 AddressT = TypeVar("AddressT")
+
+
+class ConnectedTransport(PeerTransport, Generic[LinkT]):
+    """A ``PeerTransport`` that has a connection to each peer. ``listen`` has to make the listener.
+
+    Args:
+      inbox: where the messages that arrive go.
+      process: the number of this process.
+    """
+
+    def __init__(self, inbox: ProcessInbox, process: int):
+        super().__init__(inbox)
+        self._process = process
+        self._listener: Listener[LinkT] | None = None
+
+    @property
+    def _listening(self) -> Listener[LinkT]:
+        assert self._listener is not None, "connect comes after listen"
+        return self._listener
+
+    def interrupt(self) -> None:
+        if self._listener is not None:
+            self._listener.interrupt()
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
 
 def connect_peers(

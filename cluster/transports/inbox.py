@@ -6,8 +6,9 @@ import contextlib
 import os
 import select
 import struct
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from cluster.protocol.digests import CorruptedError
@@ -58,20 +59,27 @@ class ProcessInbox(Inbox):
 
     Args:
       name_of: what messages to users call the process with a number.
+      group_of: the group of the process with a number.
 
     Attributes:
       is_closed: whether ``close`` was called.
     """
 
-    def __init__(self, name_of: Callable[[int], str] = "group {}".format) -> None:
+    def __init__(
+        self,
+        name_of: Callable[[int], str] = "group {}".format,
+        group_of: Callable[[int], int] = int,
+    ) -> None:
         super().__init__()
         self.name_of = name_of
+        self._group_of = group_of
         self.is_closed = False
-        self._taking_part: frozenset[int] | None = None  # the processes; None: all
+        self._groups: Collection[int] | None = None  # which take part in the step; None: all
         self._disconnected: dict[int, _Loss] = {}
         self.lost: PeerLostError | None = None
         """The loss that has ended a wait of this step, when the driver did not say in time why it came."""
         self._listeners: dict[int, HeaderListener] = {}
+        self._closing = threading.Lock()
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.write_fd, False)
         self._poll = select.poll()
@@ -85,18 +93,21 @@ class ProcessInbox(Inbox):
         """
         self._listeners[process] = listener
 
-    def begin_step(self, step: int, taking_part: frozenset[int] | None = None) -> None:
+    def begin_step(self, step: int, groups: Collection[int] | None = None) -> None:
         """Begins a step, as ``Inbox.begin_step``.
 
         Args:
-          taking_part: the processes whose loss ends a wait of this step; by default, all.
+          groups: the groups whose loss ends a wait of this step; by default, all.
         """
-        self._taking_part, self.lost = taking_part, None
+        self._groups, self.lost = groups, None
         super().begin_step(step)
 
     def wake(self) -> None:
         """Has the waiting thread check again, after another thread has changed something."""
-        with self._lock, contextlib.suppress(BlockingIOError):  # the pipe is full: the thread does not sleep
+        with (
+            self._closing,
+            contextlib.suppress(BlockingIOError),
+        ):  # full: the thread does not sleep
             if not self.is_closed:
                 os.write(self.write_fd, _WAKE)
 
@@ -138,9 +149,11 @@ class ProcessInbox(Inbox):
 
         Any lost process may hold up the awaited message, because its sender may wait for the lost process.
         """
-        taking_part = self._taking_part
-        lost = list(self._disconnected)  # other threads add to it
-        return next((process for process in lost if taking_part is None or process in taking_part), None)
+        groups = self._groups
+        for process in list(self._disconnected):  # other threads add to it
+            if groups is None or self._group_of(process) in groups:
+                return process
+        return None
 
     def _seconds_for_reason(self, process: int) -> float:
         """Seconds for which the driver may still say why a peer was lost; raises when there are none."""
@@ -172,7 +185,7 @@ class ProcessInbox(Inbox):
 
     def close(self) -> None:
         """Closes the pipe. No thread may wait any more."""
-        with self._lock:
+        with self._closing:
             self.is_closed = True
             os.close(self._read_fd)
             os.close(self.write_fd)

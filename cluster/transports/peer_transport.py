@@ -12,8 +12,6 @@ from mpmd.runtime.transport import Array, MessageId
 
 
 class MessageSender(Protocol):
-    """Sends messages to one peer."""
-
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         """Sends as ``mpmd.runtime.transport.Transport``."""
 

@@ -35,7 +35,7 @@ class Router:
 
     def _make_transports(self) -> None:
         process = self._endpoint.number
-        self._inbox = ProcessInbox(self._endpoint.name_of)
+        self._inbox = ProcessInbox(self._endpoint.name_of, self._endpoint.group_of)
         self._object_store = ObjectStoreTransport(self._inbox)
         self._transports: dict[str, PeerTransport] = {
             SHARED_MEMORY: SharedMemoryTransport(self._inbox, process),
@@ -72,16 +72,7 @@ class Router:
 
         ``groups`` are the groups that take part; by default, all.
         """
-        counts = enumerate(self._endpoint.num_processes)
-        self._inbox.begin_step(
-            step,
-            frozenset(
-                self._endpoint.number_of(mpmd_idx, rank)
-                for mpmd_idx, count in counts
-                if groups is None or mpmd_idx in groups
-                for rank in range(count)
-            ),
-        )
+        self._inbox.begin_step(step, groups)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         self._senders[message.dst].send(message, arrays)

@@ -79,6 +79,8 @@ class MpmdArray(jax.Array):
     __array_priority__ = 100  # as of other jax arrays: numpy leaves arithmetic with them to them
     committed = _committed = False
     stack: Stack | None = None
+    _deleted = True  # until there is a value
+    _donation: _Donation | None = None
 
     def __init__(
         self,
@@ -99,7 +101,6 @@ class MpmdArray(jax.Array):
         self._future = future
         self._copying: Future[jax.Array | np.ndarray] | None = None
         self._deleted = False
-        self._donation: _Donation | None = None
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
@@ -232,7 +233,7 @@ class MpmdArray(jax.Array):
         return handle in (self._handle, self._donation and self._donation.held.handle)
 
     def __del__(self) -> None:
-        if hasattr(self, "_donation"):
+        if not self._deleted or self._donation is not None:
             self.delete()
 
     @api_boundary

@@ -27,20 +27,17 @@ class Piece(NamedTuple):
 
     @property
     def key(self) -> _Key:
-        return _Key(id(self.array), self.part, self.placement)
+        return id(self.array), self.part, self.placement
 
 
-class _Key(NamedTuple):
-    """A piece, with its array by its ``id``."""
-
-    array_id: int
-    part: str
-    placement: Placement
+_Key = tuple[int, str, Placement]
+"""A piece, with its array by its ``id``."""
 
 
 class _Entry(NamedTuple):
     array: weakref.ref[jax.Array]
     handle: Handle
+    mpmd_idxs: tuple[int, ...]
 
 
 class ArgumentCache:
@@ -63,8 +60,8 @@ class ArgumentCache:
         free: Callable[[tuple[int, ...], Handle], None],
         num_groups: int,
     ):
-        self._next_handle = next_handle
-        self._free = free
+        self.next_handle = next_handle
+        self.free = free
         self._delivering = [threading.Lock() for _ in range(num_groups)]
         self._changing = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
@@ -85,15 +82,16 @@ class ArgumentCache:
         with contextlib.ExitStack() as delivering:
             for mpmd_idx in mpmd_idxs:
                 delivering.enter_context(self._delivering[mpmd_idx])
-            self._free_invalid(frozenset(mpmd_idxs))
-            yield Delivery(self, self._next_handle, self._free, mpmd_idxs)
+            if self._invalid:
+                self._free_invalid(frozenset(mpmd_idxs))
+            yield Delivery(self, mpmd_idxs)
 
     def find(self, piece: Piece) -> Handle | None:
         """The handle of an array, if these groups have it so."""
         entry = self._entries.get(piece.key)
         if entry is None or entry.array() is not piece.array:
             return None
-        is_there = all(entry.handle >= self._oldest[mpmd_idx] for mpmd_idx in piece.placement.mpmd_idxs)
+        is_there = all(entry.handle >= self._oldest[mpmd_idx] for mpmd_idx in entry.mpmd_idxs)
         return entry.handle if is_there else None
 
     def add(self, piece: Piece, handle: Handle) -> _Key:
@@ -102,8 +100,8 @@ class ArgumentCache:
         died = functools.partial(self._died, key, handle)
         with self._changing:
             if key in self._entries:  # of an array that has died since, or an invalid one
-                self._free(key.placement.mpmd_idxs, self._entries[key].handle)
-            self._entries[key] = _Entry(weakref.ref(piece.array, died), handle)
+                self.free(self._entries[key].mpmd_idxs, self._entries[key].handle)
+            self._entries[key] = _Entry(weakref.ref(piece.array, died), handle, piece.placement.mpmd_idxs)
         return key
 
     def invalidate(self, entries: Iterable[tuple[_Key, Handle]]) -> None:
@@ -127,9 +125,9 @@ class ArgumentCache:
                 entry = self._entries.get(key)
                 if entry is None or entry.handle != handle:
                     continue  # it has been freed already
-                if entry.array() is None or mpmd_idxs.issuperset(key.placement.mpmd_idxs):
+                if entry.array() is None or mpmd_idxs.issuperset(entry.mpmd_idxs):
                     del self._entries[key]
-                    self._free(key.placement.mpmd_idxs, handle)
+                    self.free(entry.mpmd_idxs, handle)
                 else:
                     self._invalid.append((key, handle))
 
@@ -143,16 +141,8 @@ class Delivery:
       host_arrays: for each group the values it is sent, by handle.
     """
 
-    def __init__(
-        self,
-        cache: ArgumentCache,
-        next_handle: Callable[[], Handle],
-        free: Callable[[tuple[int, ...], Handle], None],
-        mpmd_idxs: Sequence[int],
-    ):
+    def __init__(self, cache: ArgumentCache, mpmd_idxs: Sequence[int]):
         self._cache = cache
-        self._next_handle = next_handle
-        self._free = free
         self.host_arrays: dict[int, dict[Handle, np.ndarray]] = {group: {} for group in mpmd_idxs}
         self._transient: dict[Handle, tuple[int, ...]] = {}
         self._to_cache: dict[_Key, tuple[Piece, Handle]] = {}
@@ -165,7 +155,7 @@ class Delivery:
 
     def send(self, value: np.ndarray, placement: Placement, piece: Piece | None) -> Handle:
         """Adds a value to send to groups; they keep it for later steps if it is the value of ``piece``."""
-        handle = self._next_handle()
+        handle = self._cache.next_handle()
         for mpmd_idx in placement.mpmd_idxs:
             self.host_arrays[mpmd_idx][handle] = value
         if piece is None:
@@ -189,8 +179,8 @@ class Delivery:
 
     def cancel(self) -> None:
         """Frees the arrays to be cached on the groups: the step may have reached some groups."""
-        for key, (_, handle) in self._to_cache.items():
-            self._free(key.placement.mpmd_idxs, handle)
+        for piece, handle in self._to_cache.values():
+            self._cache.free(piece.placement.mpmd_idxs, handle)
 
 
 def _invalidate_failed(cache: ArgumentCache, entries: list[tuple[_Key, Handle]], reply: Future[Any]) -> None:

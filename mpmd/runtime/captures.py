@@ -1,7 +1,7 @@
 """Tasks that groups have kept, for the driver to write their operands and results to a directory.
 
-A request with a ``Capture`` has a group keep them. They then live on the group under handles that follow from
-the number of the capture, apart from the values of steps: snapshots do not have them.
+A request with a ``Capture`` has a group keep them. They then live on the group under the handle of the
+capture, apart from the values of steps: snapshots do not have them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ def _folder_fault(name: str, path: Path) -> ValueError | None:
 
 
 class TaskWriter(Protocol):
-    """Writes tasks of one program."""
-
     def write(self, kept: KeptTask, to: Path) -> None:
         """Writes a task to a directory, which does not exist or is empty. Raises ``OSError``."""
         ...

@@ -58,7 +58,6 @@ class LoadReply:
     memory_limit: int
 
     def __or__(self, other: LoadReply) -> LoadReply:
-        """The reply of two processes of a group together."""
         both = {name: self.memory[name] | other.memory[name] for name in self.memory.keys() & other.memory}
         limit = min(self.memory_limit, other.memory_limit)
         return LoadReply(max(self.xla_seconds, other.xla_seconds), both, limit)

@@ -80,7 +80,6 @@ def write_traces(folder: pathlib.Path, traces: Mapping[str, TraceFiles]) -> None
 
 
 def process_name(mpmd_idx: int, rank: int) -> str:
-    """The name in traces of a process of one group."""
     return f"group_{mpmd_idx}_process_{rank}"
 
 
@@ -102,7 +101,7 @@ class _Operation(NamedTuple):
     """An operation of a compiled program that a device ran.
 
     Attributes:
-      device: identifies the device among the devices of one process.
+      device: identifies the device among the devices of all processes.
       program: the name of the compiled program, such as ``jit_fwd_0``.
     """
 
@@ -166,12 +165,12 @@ def _operations_of(trace_dir: str | os.PathLike) -> Iterator[_Operation]:
     if not files:
         raise FileNotFoundError(f"there is no trace in {os.fspath(trace_dir)!r}")
     for file in files:
-        for operation in _operations(jax.profiler.ProfileData.from_file(str(file))):
-            yield operation._replace(device=(file, operation.device))
+        yield from _operations(file)
 
 
-def _operations(trace: jax.profiler.ProfileData) -> Iterator[_Operation]:
+def _operations(file: pathlib.Path) -> Iterator[_Operation]:
     """The operations of a process: of its accelerators if they recorded any; else of the CPU's devices."""
+    trace = jax.profiler.ProfileData.from_file(str(file))
     accelerators = [plane for plane in trace.planes if plane.name.startswith("/device:")]
     for plane in accelerators or trace.planes:
         for line in plane.lines:
@@ -180,4 +179,4 @@ def _operations(trace: jax.profiler.ProfileData) -> Iterator[_Operation]:
                 if "hlo_op" in known:
                     device = plane.name if accelerators else known.get("device_ordinal")
                     program, name = str(known.get("hlo_module", "")), str(known["hlo_op"])
-                    yield _Operation(device, program, name, event.duration_ns / 1e9)
+                    yield _Operation((file, device), program, name, event.duration_ns / 1e9)

@@ -26,8 +26,6 @@ HOST = "the host"
 
 
 class EventKind(enum.Enum):
-    """An event of a message."""
-
     RECEIVED = "received"
     SENT = "sent"
 
@@ -52,31 +50,20 @@ class DigestedEvent(NamedTuple):
     peer: int
     digests: tuple[DeviceDigest, ...]
 
+    @classmethod
+    def of(
+        cls, kind: EventKind, tag: int, peer: int, values: Sequence[jax.Array | np.ndarray]
+    ) -> DigestedEvent:
+        return cls(kind, str(tag), peer, digests_by_device(values))
+
 
 @dataclasses.dataclass(frozen=True)
 class ProcessEvents:
-    """The messages of a step in one process of a group, in their order."""
-
     rank: int
     events: tuple[DigestedEvent, ...]
 
 
-@dataclasses.dataclass(slots=True)
-class DigestLog:
-    """The messages of a step so far."""
-
-    events: list[DigestedEvent] = dataclasses.field(default_factory=list)
-
-    def add_message(
-        self, kind: EventKind, tag: int, peer: int, values: Sequence[jax.Array | np.ndarray]
-    ) -> None:
-        """A message has come, or is to be sent."""
-        self.events.append(DigestedEvent(kind, str(tag), peer, digests_by_device(values)))
-
-
 class ShardDigest(NamedTuple):
-    """The digest of a shard of a value, and the device that has it."""
-
     device: str
     box: Box
     digest: int

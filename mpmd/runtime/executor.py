@@ -7,101 +7,82 @@ how a transport moves data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
 
-from mpmd.ir.plan import GroupProgram, Name, Plan
-from mpmd.runtime.activity import Activity
-from mpmd.runtime.digests import DigestLog
-from mpmd.runtime.nonfinite import NonFinitePolicy
-from mpmd.runtime.operations import Compiled, Operations, StepState
-from mpmd.runtime.recording import Recording
-from mpmd.runtime.requests import CallbackOperands
-from mpmd.runtime.task_keeper import TaskKeeper
+from mpmd.ir.plan import Name, Plan
+from mpmd.ir.routes import held_specs
+from mpmd.runtime.device_values import put
+from mpmd.runtime.operations import CheckValues, Compiled, Operations, StepState
 from mpmd.runtime.transport import Transport
+from mpmd.sharding import to_sharding
 
 
 class Executor:
     """One group's program with its executables compiled and its names resolved to slots.
 
     Args:
-      program: the group's instructions.
-      plan: the plan the program belongs to.
+      plan: the plan, whose specs are all known.
+      mpmd_idx, submesh: the group, and its devices.
       executables: for each executable name, the compiled call.
-      constants: for each constant of this group, its array.
-      shardings: for each value that this group has, its sharding.
+      constants: for each constant of this group, its value.
       transport: this group's end of the edges.
+
+    Attributes:
+      shardings: for each value that this group has, its sharding.
       synchronous: wait for each task to end before going on, so that a failure belongs to the task that
         was running. This is for tasks that run on the host's own cores; the queue of an accelerator is to
         be kept full.
-      activity: the record of the current operation.
     """
 
     def __init__(
         self,
-        program: GroupProgram,
         plan: Plan,
+        mpmd_idx: int,
+        submesh: jax.sharding.Mesh,
         executables: Mapping[str, Compiled],
-        constants: Mapping[Name, jax.Array],
-        shardings: Mapping[Name, jax.sharding.Sharding],
+        constants: Mapping[Name, np.ndarray],
         transport: Transport,
-        synchronous: bool,
-        activity: Activity,
     ):
-        here = program.mpmd_idx
-        self.input_names = tuple(leaf.name for leaf in plan.inputs_of(here).values() if leaf.name)
-        self.output_names = tuple(leaf.name for leaf in plan.outputs_of(here).values())
-        slots = {name: slot for slot, name in enumerate([*self.input_names, *constants])}
-        self._constants = tuple(constants.values())
-        self._activity = activity
-        self._operations = tuple(
+        specs = held_specs(plan, mpmd_idx, submesh.shape)
+        self.shardings = {name: to_sharding(spec, submesh) for name, spec in specs.items()}
+        self.synchronous = submesh.devices.flat[0].platform == "cpu"
+        self.input_names = tuple(leaf.name for leaf in plan.inputs_of(mpmd_idx).values() if leaf.name)
+        self.output_names = tuple(leaf.name for leaf in plan.outputs_of(mpmd_idx).values())
+        names = [leaf.name for leaf in plan.constants_of(mpmd_idx)]
+        self._constants = [put(constants[name], self.shardings[name]) for name in names]
+        slots = {name: slot for slot, name in enumerate([*self.input_names, *names])}
+        self._checking = tuple(
             Operations(
-                program=program,
                 plan=plan,
+                mpmd_idx=mpmd_idx,
                 slots=slots,
                 executables=executables,
-                shardings=shardings,
+                shardings=self.shardings,
                 transport=transport,
-                synchronous=synchronous,
+                synchronous=self.synchronous,
             )
         )
-        self._outputs = [(slots[name], shardings[name]) for name in self.output_names]
-        self._made = len(slots) - len(self.input_names) - len(self._constants)
+        self._operations = tuple(each for each in self._checking if not isinstance(each, CheckValues))
+        self._outputs = [(slots[name], self.shardings[name]) for name in self.output_names]
+        self._num_computed = len(slots) - len(self.input_names) - len(names)
 
-    def execute(
-        self,
-        number: int,
-        inputs: list[jax.Array],
-        callback_operands: list[CallbackOperands],
-        refused: NonFinitePolicy | None = None,
-        recording: Recording | None = None,
-        digests: DigestLog | None = None,
-        keeper: TaskKeeper | None = None,
-    ) -> list[jax.Array]:
+    def execute(self, state: StepState, inputs: list[jax.Array]) -> list[jax.Array]:
         """Runs one step.
 
         Args:
-          number: the number of the step's run, equal on all groups; it names the step's messages.
+          state: of the step, without values.
           inputs: the values of ``input_names``. Values that the program donates are gone afterwards. The list
             is emptied: a value is freed after its last use only if nothing else refers to it.
-          callback_operands: the list that gets the operands of callbacks.
-          refused: the values that are errors, if any.
-          recording: gets the times of tasks, waits and sends; or ``None``.
-          digests: gets the events with digests of their values; or ``None``.
-          keeper: keeps the operands and results of a task; or ``None``.
 
         Returns: the values of ``output_names``. Raises: ``TaskError`` when a task fails here,
         ``StepAborted`` when another group's did.
         """
         assert len(inputs) == len(self.input_names), f"{len(inputs)} inputs for {self.input_names}"
-        table: list[Any] = [*inputs, *self._constants, *[None] * self._made]
+        table = state.table = [*inputs, *self._constants, *[None] * self._num_computed]
         inputs.clear()
-        state = StepState(
-            number, table, callback_operands, refused, recording, digests, self._activity, keeper
-        )
-        for operation in self._operations:
+        for operation in self._operations if state.refused is None else self._checking:
             operation.perform(state)
         # A result that was received may still be in the host's memory.
         return [

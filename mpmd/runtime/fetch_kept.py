@@ -14,22 +14,19 @@ def fetch_kept(runtime: Runtime, captured: Captured, error: BaseException | None
 
     Raises: what ``fetch`` of the runtime raises, as when the group has died.
     """
-    handles = captured.handles
     try:
-        fetching = [None if h is None else runtime.fetch(captured.mpmd_idx, h) for h in handles]
-        values = [None if future is None else np.asarray(future.result()) for future in fetching]
+        values = runtime.fetch(captured.mpmd_idx, captured.capture.handle).result()
     finally:
         drop_kept(runtime, captured)
+    arrays = map(np.asarray, values)
     return KeptTask(
         captured=captured,
-        inputs=tuple(values[: captured.num_inputs]),
-        results=tuple(value for value in values[captured.num_inputs :] if value is not None),
+        inputs=tuple(None if i in captured.lost else next(arrays) for i in range(captured.num_inputs)),
+        results=tuple(arrays),
         error=None if error is None else str(error),
     )
 
 
 def drop_kept(runtime: Runtime, captured: Captured) -> None:
     """Asks a group to drop its captured operands and results with its next request."""
-    for handle in captured.handles:
-        if handle is not None:
-            runtime.free((captured.mpmd_idx,), handle)
+    runtime.free((captured.mpmd_idx,), captured.capture.handle)

@@ -136,7 +136,6 @@ class _GroupThread:
 
     @property
     def pending(self) -> int:
-        """The number of calls that the thread has not begun."""
         return self._calls.qsize()
 
     def end(self) -> None:
@@ -158,8 +157,6 @@ def _close_all(groups: Sequence[_GroupThread]) -> None:
 
 
 class InProcessRuntime(Runtime):
-    """Implements ``Runtime`` with threads."""
-
     def __init__(self, submeshes: Sequence[jax.sharding.Mesh], max_in_flight: int = MAX_IN_FLIGHT):
         super().__init__([1] * len(submeshes), max_in_flight)
         self._submitting = threading.Lock()  # a step is submitted to all groups or to none
@@ -187,24 +184,18 @@ class InProcessRuntime(Runtime):
         try:
             with watch("resolve"):
                 program = resolve_specs(program, compile)
-            arguments = (
-                number,
-                program.plan,
-                program.functions,
-                program.constants,
-                program.compiled,
-                compile_shared,
-            )
             with watch("load"):
                 loading = {
-                    i: self._groups[i].submit(partial(self._groups[i].worker.load, *arguments))
+                    i: self._groups[i].submit(
+                        partial(self._groups[i].worker.load, number, program, compile_shared)
+                    )
                     for i in self._participants[number]
                 }
                 replies = {i: future.result() for i, future in loading.items()}
         except BaseException:  # also an interrupt
             self.unload(number)
             raise
-        return LoadedProgram.of(number, program, watch.seconds, replies, {})
+        return LoadedProgram(number, program.without_functions(), watch.seconds, replies, {})
 
     def unload(self, number: int) -> None:
         released = Release(Released(programs=(number,)))

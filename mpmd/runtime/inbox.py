@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -27,8 +26,6 @@ class Arrival(Protocol):
 
 
 class ArrayArrival(NamedTuple):
-    """A message whose arrays are where their reader wants them."""
-
     arrays: Sequence[Array]
 
     def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
@@ -44,6 +41,10 @@ class Inbox:
     One thread, which runs the group's programs, waits here. Other threads ``add`` messages and then ``wake``
     it. Only that thread may call ``begin_step`` and ``take``; any thread may call the other methods.
 
+    No lock is taken. ``begin_step`` and ``abort`` note which steps are over before they look for messages,
+    and ``add`` looks for steps that are over after it has stored its message. So one of two threads finds a
+    message that is to be dropped, and the one that removes it from the dict drops it.
+
     Attributes:
       arrived: when the message that was taken last had arrived, in nanoseconds of ``time.perf_counter_ns``.
     """
@@ -51,7 +52,6 @@ class Inbox:
     def __init__(self) -> None:
         self.arrived = 0
         self._unread_since = time.perf_counter_ns()  # what the waiting thread reads next was written later
-        self._lock = threading.Lock()
         self._step = 0
         self._arrived: dict[MessageId, tuple[int, Arrival]] = {}
         self._aborted: dict[int, str] = {}
@@ -63,12 +63,10 @@ class Inbox:
         The numbers of steps ascend. Messages of earlier steps, which can only have been aborted, are dropped,
         also messages that arrive later.
         """
-        with self._lock:
-            self._step = step
-            self._aborted = {number: why for number, why in self._aborted.items() if number >= step}
-            outdated = [self._arrived.pop(message) for message in list(self._arrived) if message.step < step]
-        for _, arrival in outdated:
-            arrival.drop()
+        self._step = step
+        for number in [number for number in list(self._aborted) if number < step]:
+            del self._aborted[number]
+        self._drop([message for message in list(self._arrived) if message.step < step])
 
     def add(self, message: MessageId, arrival: Arrival, written: int | None = None) -> None:
         """Adds a message that has arrived; drops it when its step is over or aborted.
@@ -77,13 +75,16 @@ class Inbox:
           written: when the sender has written the message, by its clock; ``None``: it has come now. A time
             before the waiting thread last looked for messages, or after now, is moved into that interval.
         """
-        with self._lock:
-            if message.step >= self._step and message.step not in self._aborted:
-                now = time.perf_counter_ns()
-                at = now if written is None else min(max(written, self._unread_since), now)
-                self._arrived[message] = at, arrival
-                return
-        arrival.drop()
+        now = time.perf_counter_ns()
+        at = now if written is None else min(max(written, self._unread_since), now)
+        self._arrived[message] = at, arrival
+        if message.step < self._step or message.step in self._aborted:
+            self._drop([message])
+
+    def _drop(self, messages: Sequence[MessageId]) -> None:
+        for message in messages:
+            if (item := self._arrived.pop(message, None)) is not None:  # no other thread has taken it
+                item[1].drop()
 
     def wake(self) -> None:
         """Has the waiting thread check again, after another thread has changed something."""
@@ -105,11 +106,7 @@ class Inbox:
 
     def abort(self, step: int, reason: str) -> None:
         """Ends every wait of a step, now and later, and drops its messages."""
-        with self._lock:
-            if step >= self._step:
-                self._aborted.setdefault(step, reason)
-            dropped = [self._arrived.pop(m, None) for m in list(self._arrived) if m.step == step]
-        for item in dropped:
-            if item is not None:  # the waiting thread takes messages without the lock
-                item[1].drop()
+        if step >= self._step:
+            self._aborted.setdefault(step, reason)
+        self._drop([message for message in list(self._arrived) if message.step == step])
         self.wake()

@@ -23,6 +23,4 @@ class LostValueError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class LostValue:
-    """Stands in place of a value whose step has failed."""
-
     reason: str

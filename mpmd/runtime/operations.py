@@ -13,7 +13,6 @@ from mpmd.errors import NonFiniteError, TaskError
 from mpmd.ir.plan import (
     AnyTask,
     Free,
-    GroupProgram,
     HostCall,
     Instruction,
     Name,
@@ -26,7 +25,7 @@ from mpmd.ir.plan import (
 )
 from mpmd.ir.process_times import SendTime, TaskTime, WaitTime
 from mpmd.runtime.activity import Activity, Kind
-from mpmd.runtime.digests import DigestLog, EventKind
+from mpmd.runtime.digests import DigestedEvent, EventKind
 from mpmd.runtime.nonfinite import NonFinitePolicy, first_refused, passed_on
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import CallbackOperands
@@ -41,23 +40,24 @@ class StepState:
     """A step under way.
 
     Attributes:
-      table: its values by slot.
-      callback_operands: the list of the operands of callbacks, still on the devices.
+      run: the number of the step's run, equal on all groups; it names the step's messages.
+      activity: the record of the group's current operation.
       refused: the values that are errors, if any.
       recording: the record of its times, if there is to be one.
-      digests: the log of its events with digests, if there is to be one.
-      activity: the record of the group's current operation.
+      digests: the messages so far, with digests, if there are to be digests.
       keeper: keeps the operands and results of a task, if one is to be captured.
+      callback_operands: the operands of callbacks so far, still on the devices.
+      table: its values by slot.
     """
 
-    number: int
-    table: list[Any]
-    callback_operands: list[CallbackOperands]
-    refused: NonFinitePolicy | None
-    recording: Recording | None
-    digests: DigestLog | None
+    run: int
     activity: Activity
+    refused: NonFinitePolicy | None = None
+    recording: Recording | None = None
+    digests: list[DigestedEvent] | None = None
     keeper: TaskKeeper | None = None
+    callback_operands: list[CallbackOperands] = dataclasses.field(default_factory=list)
+    table: list[Any] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,8 +113,6 @@ class RunTask:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SendMessage:
-    """Hands values to the transport."""
-
     transport: Transport
     values: tuple[int, ...]
     src: int
@@ -129,8 +127,8 @@ class SendMessage:
         start = 0 if state.recording is None else time.perf_counter_ns()
         arrays = list(map(state.table.__getitem__, self.values))
         if state.digests is not None:
-            state.digests.add_message(EventKind.SENT, self.tag, self.dst, arrays)
-        self.transport.send(MessageId(state.number, self.src, self.dst, self.tag), arrays)
+            state.digests.append(DigestedEvent.of(EventKind.SENT, self.tag, self.dst, arrays))
+        self.transport.send(MessageId(state.run, self.src, self.dst, self.tag), arrays)
         if state.recording is not None:
             state.recording.sends.append(SendTime(self.dst, self.tag, start, time.perf_counter_ns()))
 
@@ -154,13 +152,13 @@ class ReceiveMessage:
         """Raises ``StepAborted`` when the step fails elsewhere."""
         state.activity.now = (self, time.perf_counter())
         start = 0 if state.recording is None else time.perf_counter_ns()
-        message = MessageId(state.number, self.src, self.dst, self.tag)
+        message = MessageId(state.run, self.src, self.dst, self.tag)
         with jax.profiler.TraceAnnotation(f"wait for group {self.src}", group=self.dst):
             received = self.transport.recv(message, self.shardings)
             if self.on_devices:  # once, and not by each task that reads them
                 received = jax.device_put(list(received), list(self.shardings))
         if state.digests is not None:
-            state.digests.add_message(EventKind.RECEIVED, self.tag, self.src, received)
+            state.digests.append(DigestedEvent.of(EventKind.RECEIVED, self.tag, self.src, received))
         for slot, array in zip(self.values, received, strict=True):
             state.table[slot] = array
         if state.recording is not None:
@@ -185,7 +183,7 @@ class TellDriver:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckValues:
-    """Looks for NaNs or infinities, if the caller refuses them, in the values that a task passes on.
+    """Looks for NaNs or infinities in the values that a task passes on, in steps that refuse some.
 
     It comes after the operands of the task's callbacks.
     """
@@ -198,8 +196,7 @@ class CheckValues:
 
     def perform(self, state: StepState) -> None:
         """Raises ``NonFiniteError`` naming the first such value."""
-        if state.refused is None:
-            return
+        assert state.refused is not None, "the executor leaves checks out of other steps"
         position = first_refused([state.table[slot] for slot in self.values], state.refused)
         if position is not None:
             value = self.texts[position]
@@ -212,8 +209,6 @@ class CheckValues:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FreeValues:
-    """Drops values."""
-
     values: tuple[int, ...]
 
     def perform(self, state: StepState) -> None:
@@ -224,6 +219,7 @@ class FreeValues:
 Operation = RunTask | SendMessage | ReceiveMessage | TellDriver | CheckValues | FreeValues
 
 
+@dataclasses.dataclass
 class Operations:
     """Converts a group's instructions to operations, and assigns slots to their values.
 
@@ -231,41 +227,33 @@ class Operations:
     for, so there is nothing to do where the plan posts the receive. Values are dropped after the messages
     that follow are sent, for which another group may be waiting.
 
-    Args:
+    Attributes:
       slots: the slots of the names that have a value when the step begins; later names are added.
-      program, plan, executables, shardings, transport, synchronous: are those of
-        ``mpmd.runtime.executor.Executor``.
+      shardings: the sharding of each value that the group has.
+      synchronous: whether a task is waited for before the next operation.
     """
 
-    def __init__(
-        self,
-        program: GroupProgram,
-        plan: Plan,
-        slots: dict[Name, int],
-        executables: Mapping[str, Compiled],
-        shardings: Mapping[Name, jax.sharding.Sharding],
-        transport: Transport,
-        synchronous: bool,
-    ):
-        self._program = program
-        self._here = program.mpmd_idx
-        self._plan = plan
-        self._slots = slots
-        self._executables = executables
-        self._shardings = shardings
-        self._transport = transport
-        self._synchronous = synchronous
-        self._texts = passed_on(plan, program)
+    plan: Plan
+    mpmd_idx: int
+    slots: dict[Name, int]
+    executables: Mapping[str, Compiled]
+    shardings: Mapping[Name, jax.sharding.Sharding]
+    transport: Transport
+    synchronous: bool
+
+    def __post_init__(self) -> None:
+        self._program = self.plan.programs[self.mpmd_idx]
+        self._texts = passed_on(self.plan, self._program)
         self._posted: dict[Name, Recv] = {}  # the messages that are not received yet, by their values
         self._unchecked: list[CheckValues] = []
         self._dead: list[Name] = []
 
     def __iter__(self) -> Iterator[Operation]:
         for instruction in self._program.instructions:
-            yield from self._of(instruction)
+            yield from self._convert(instruction)
         yield from self._at_end()
 
-    def _of(self, instruction: Instruction) -> Iterator[Operation]:
+    def _convert(self, instruction: Instruction) -> Iterator[Operation]:
         """The operations of an instruction; a receive and a free give theirs later."""
         if not isinstance(instruction, HostCall):
             yield from self._checks()
@@ -278,7 +266,7 @@ class Operations:
             case Send(values, dst, tag):
                 yield from self._receive(values)
                 slots = self._slots_of(values)
-                yield SendMessage(self._transport, slots, src=self._here, dst=dst, tag=tag)
+                yield SendMessage(self.transport, slots, src=self.mpmd_idx, dst=dst, tag=tag)
             case HostCall(values, callback, task):
                 yield from self._receive(values)
                 yield TellDriver(self._slots_of(values), callback, task)
@@ -287,32 +275,31 @@ class Operations:
                 self._dead.extend(values)
 
     def _at_end(self) -> Iterator[Operation]:
-        """The operations after the last instruction."""
         yield from self._checks()
         yield from self._free()
         yield from self._receive(tuple(self._posted))  # they are results of the step
 
     def _slots_of(self, names: Sequence[Name]) -> tuple[int, ...]:
-        return tuple(self._slots.setdefault(name, len(self._slots)) for name in names)
+        return tuple(self.slots.setdefault(name, len(self.slots)) for name in names)
 
     def _run(self, run: Run) -> Iterator[Operation]:
         yield from self._receive(run.inputs)
-        donated = self._plan.executable(run.executable).donated
-        text = self._plan.task_text(run.task)
+        donated = self.plan.executable(run.executable).donated
+        text = self.plan.task_text(run.task)
         yield RunTask(
             task=run.task,
             text=text,
             label=str(run.task),
-            mpmd_idx=self._here,
-            call=self._executables[run.executable],
+            mpmd_idx=self.mpmd_idx,
+            call=self.executables[run.executable],
             inputs=self._slots_of(run.inputs),
             outputs=self._slots_of(run.outputs),
             donated=self._slots_of([run.inputs[position] for position in donated]),
-            synchronous=self._synchronous,
+            synchronous=self.synchronous,
         )
         if passed := [name for name in run.outputs if name in self._texts]:
-            said = tuple(self._texts[name] for name in passed)
-            check = CheckValues(run.task, text, self._here, self._slots_of(passed), said)
+            texts = tuple(self._texts[name] for name in passed)
+            check = CheckValues(run.task, text, self.mpmd_idx, self._slots_of(passed), texts)
             self._unchecked.append(check)
 
     def _checks(self) -> Iterator[Operation]:
@@ -328,13 +315,13 @@ class Operations:
         for recv in dict.fromkeys(self._posted[name] for name in names if name in self._posted):
             yield from self._free()
             yield ReceiveMessage(
-                transport=self._transport,
+                transport=self.transport,
                 values=self._slots_of(recv.values),
-                shardings=tuple(self._shardings[name] for name in recv.values),
+                shardings=tuple(self.shardings[name] for name in recv.values),
                 src=recv.src,
-                dst=self._here,
+                dst=self.mpmd_idx,
                 tag=recv.tag,
-                on_devices=not self._synchronous,
+                on_devices=not self.synchronous,
             )
             for name in recv.values:
                 del self._posted[name]

@@ -9,9 +9,7 @@ import itertools
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-
-import jax
-import numpy as np
+from typing import Any
 
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Edge, Plan
@@ -35,9 +33,7 @@ class LoadedProgram:
       program: the program, with the specs that it left open, and without functions and constants.
       seconds: how long it took, by pass: ``resolve``, in which groups compile if specs are open; ``export``,
         where functions travel to other processes; ``load``, until the last group had compiled.
-      xla_seconds: for each group, how long XLA compiled; groups compile at the same time.
-      memory: the need of each executable, where the groups' backend says it.
-      memory_limits: for each group, the bytes that each of its devices has.
+      replies: the reply of each group that takes part; groups compile at the same time.
       holdings: where the messages of an edge are until they are used; in the receiver's memory where it does
         not say.
     """
@@ -45,40 +41,19 @@ class LoadedProgram:
     number: int
     program: Program
     seconds: Mapping[str, float]
-    xla_seconds: Mapping[int, float]
-    memory: Mapping[str, ExecutableMemory]
-    memory_limits: Mapping[int, int]
+    replies: Mapping[int, LoadReply]
     holdings: Mapping[Edge, Holding]
 
     @property
     def plan(self) -> Plan:
-        """The program's plan, with the memory that XLA needs for its executables."""
-        plan = self.program.plan
-        known = (dataclasses.replace(e, memory=self.memory.get(e.name)) for e in plan.executables)
-        return dataclasses.replace(plan, executables=tuple(known))
-
-    @staticmethod
-    def of(
-        number: int,
-        program: Program,
-        seconds: Mapping[str, float],
-        replies: Mapping[int, LoadReply],
-        holdings: Mapping[Edge, Holding],
-    ) -> LoadedProgram:
-        """The program that groups have loaded which gave these replies."""
+        """The program's plan, with the memory that XLA needs for its executables, where backends say it."""
         memory: dict[str, ExecutableMemory] = {}
-        for reply in replies.values():
+        for reply in self.replies.values():
             for name, needed in reply.memory.items():
                 memory[name] = memory.get(name, needed) | needed
-        return LoadedProgram(
-            number=number,
-            program=program.without_functions(),
-            seconds=seconds,
-            xla_seconds={group: reply.xla_seconds for group, reply in replies.items()},
-            memory=memory,
-            memory_limits={group: reply.memory_limit for group, reply in replies.items()},
-            holdings=holdings,
-        )
+        plan = self.program.plan
+        known = (dataclasses.replace(e, memory=memory.get(e.name)) for e in plan.executables)
+        return dataclasses.replace(plan, executables=tuple(known))
 
 
 class Runtime(abc.ABC):
@@ -161,8 +136,7 @@ class Runtime(abc.ABC):
         Raises: ``RuntimeError`` in a fork, and for a mesh in this process after ``close``.
         """
 
-    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[jax.Array | np.ndarray]:
-        """The future value under a handle of a group."""
+    def fetch(self, mpmd_idx: int, handle: Handle) -> Future[Any]:
         return self.ask({mpmd_idx: Fetch(handle)})[mpmd_idx]
 
     def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:  # noqa: B027

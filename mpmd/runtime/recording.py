@@ -57,7 +57,6 @@ class Recording:
         return time.process_time_ns() if self.has_processor_time else None
 
     def times(self, mpmd_idx: int, rank: int) -> ProcessTimes:
-        """The record of the step, which replies now."""
         return ProcessTimes(
             mpmd_idx=mpmd_idx,
             rank=rank,

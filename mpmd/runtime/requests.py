@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-import jax
 import numpy as np
 
 from mpmd.ir.plan import OutsideTask, Spec, Task
@@ -44,25 +43,17 @@ class Released(NamedTuple):
 NOTHING_RELEASED = Released()
 
 
-_MOST_VALUES = 2**20
-"""The most operands and results of a task."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Capture:
     """A request that a group keep the operands and results of a task of a step.
 
     Attributes:
       task: the task, as text; ``None``: the task that fails, or that computes a refused value.
-      number: a handle that names no value.
+      handle: of the operands and results together.
     """
 
     task: str | None
-    number: Handle
-
-    def handle(self, position: int) -> Handle:
-        """The handle of an operand, or, counted after these, of a result."""
-        return -(self.number * _MOST_VALUES + position) - 1
+    handle: Handle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +65,7 @@ class Captured:
       mpmd_idx: the group.
       task: its name in the plan.
       text: that with its stage, slice and loop to users, where these are not the number in the name.
-      num_inputs, num_results: how many there are; no results where it failed.
+      num_inputs: the number of its operands.
       lost: the positions of operands that the task has taken over before it failed.
       platform, device_kind: of the group's devices.
       environment: of the group's process, the variables on which bits depend.
@@ -85,17 +76,10 @@ class Captured:
     task: str
     text: str
     num_inputs: int
-    num_results: int
     lost: tuple[int, ...]
     platform: str
     device_kind: str
     environment: Mapping[str, str]
-
-    @property
-    def handles(self) -> list[Handle | None]:
-        """The handles of operands, ``None`` for the lost ones, and of results."""
-        positions = range(self.num_inputs + self.num_results)
-        return [None if i in self.lost else self.capture.handle(i) for i in positions]
 
 
 Answer = TypeVar("Answer", covariant=True)
@@ -186,9 +170,10 @@ class StepRequest(Request["StepReply"]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Fetch(Request[jax.Array | np.ndarray]):
+class Fetch(Request[Any]):
     """Asks for the value under a handle: the jax array in process, a numpy array from elsewhere.
 
+    Under the handle of a ``Capture`` is a tuple of arrays: the operands that are not lost, then the results.
     Raises ``LostValueError`` when the step that makes the value has failed.
     """
 
@@ -351,7 +336,6 @@ class StepReply:
 
 
 def operands_on_host(operands: CallbackOperands) -> CallbackOperands:
-    """The same operands in the host's memory."""
     return dataclasses.replace(operands, values=tuple(map(np.asarray, operands.values)))
 
 

@@ -90,7 +90,6 @@ class StepFuture:
         raise error.with_traceback(self._tracebacks.setdefault(id(error), error.__traceback__))
 
     def replies(self) -> list[StepReply]:
-        """Waits for all groups."""
         return [self.reply(mpmd_idx) for mpmd_idx in self._replies]
 
 

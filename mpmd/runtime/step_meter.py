@@ -1,6 +1,6 @@
 """Counts the steps of each function on the driver, by the replies of groups that it waits for anyway.
 
-Calls and ends of steps enter from ``mpmd/step/``; ``StepCounts`` and ``StepTotals``, and ``StepEnd`` for
+Calls and ends of steps enter from ``mpmd/step/``; the counts of a ``StepMeter``, and ``StepEnd`` for
 listeners, leave to ``mpmd.metrics`` and ``cluster/metrics.py``. A step costs two readings of the clock;
 groups are asked nothing.
 """
@@ -22,6 +22,9 @@ from mpmd.runtime.requests import StepReply
 
 RECENT = 16
 """The number of steps over which the current rate is taken."""
+
+_POLL_SECONDS = 0.01
+"""The seconds between two looks of ``wait``: no step pays for somebody who waits."""
 
 MEMORY_SECONDS = 1.0
 """The least time between two steps whose replies have the memory in use, which takes time to read."""
@@ -66,33 +69,6 @@ class MeshWithRecoveries(Protocol):
     def recovery_seconds(self) -> Sequence[float]: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class StepCounts:
-    """The steps of one function so far.
-
-    Attributes:
-      name: of the function.
-      ended: how many steps have ended well.
-      failed: how many have failed.
-      under_way: how many were called and have not ended.
-      seconds_per_step: from the end of one to the end of the next, over the last ``RECENT``; ``None`` before
-        two have ended.
-      driver_seconds: seconds, after the first step, in which no step was under way because the driver had
-        not called the next one.
-      last_end: when the last one ended, of ``time.perf_counter``; 0 before that.
-      memory: the memory of each group at the end of its last measured step.
-    """
-
-    name: str
-    ended: int
-    failed: int
-    under_way: int
-    seconds_per_step: float | None
-    driver_seconds: float
-    last_end: float
-    memory: Mapping[int, MemoryUse]
-
-
 @dataclasses.dataclass
 class StepTotals:
     """The numbers of a function that only grow. They refer to no meter, and outlive it.
@@ -101,7 +77,8 @@ class StepTotals:
       name: of the function.
       ended: how many steps have ended well.
       failed: how many have failed.
-      driver_seconds: as in ``StepCounts``.
+      driver_seconds: seconds, after the first step, in which no step was under way because the driver had
+        not called the next one.
     """
 
     name: str
@@ -124,18 +101,23 @@ class StepMeter:
     Args:
       name: of the function.
       mesh: the groups; it is not kept alive.
+
+    Attributes:
+      totals: the numbers that only grow.
+      last_end: when the last step ended, of ``time.perf_counter``; 0 before that.
+      memory: the memory of each group at the end of its last measured step. Each measurement is a new object.
     """
 
     def __init__(self, name: str, mesh: MeshWithRecoveries):
         self.name = name
         self._mesh = weakref.ref(mesh)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._listeners: tuple[Listener, ...] = ()
         self.totals = StepTotals(name)
+        self.last_end = 0.0
+        self.memory: Mapping[int, MemoryUse] = {}
         self._begun = 0
-        self._last_end = 0.0
         self._recent: collections.deque[float] = collections.deque(maxlen=RECENT + 1)
-        self._memory: Mapping[int, MemoryUse] = {}
         self._memory_asked = float("-inf")
 
     @classmethod
@@ -150,16 +132,22 @@ class StepMeter:
         return () if mesh is None else tuple(mesh.recovery_seconds)
 
     @property
-    def memory(self) -> Mapping[int, MemoryUse]:
-        """The memory of each group at the end of its last measured step. Each measurement is a new object."""
-        return self._memory
+    def under_way(self) -> int:
+        """The number of steps that were called and have not ended."""
+        return self._begun - self.totals.ended - self.totals.failed
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Mean seconds between the ends of the last ``RECENT`` steps; ``None`` before two have ended."""
+        recent = list(self._recent)
+        return (recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None
 
     def add_listener(self, listener: Listener) -> None:
-        with self._changed:
+        with self._lock:
             self._listeners += (listener,)
 
     def remove_listener(self, listener: Listener) -> None:
-        with self._changed:
+        with self._lock:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
 
     def check(self) -> None:
@@ -178,17 +166,17 @@ class StepMeter:
         Args:
           bytes_sent: gives the bytes of the messages between groups; is called if somebody listens.
         """
-        with self._changed:
+        with self._lock:
             now = time.perf_counter()
-            if self._last_end and not self._under_way:
-                self.totals.driver_seconds += now - self._last_end
+            if self.last_end and not self.under_way:
+                self.totals.driver_seconds += now - self.last_end
             self._begun += 1
         return functools.partial(self._end, now, bytes_sent() if self._listeners else 0)
 
     # It refers to no future: replies keep it.
     def _end(self, begun: float, bytes_sent: int, has_failed: bool) -> None:
-        with self._changed:
-            now = self._last_end = time.perf_counter()
+        with self._lock:
+            now = self.last_end = time.perf_counter()
             if has_failed:
                 self.totals.failed += 1
             else:
@@ -196,13 +184,12 @@ class StepMeter:
                 self._recent.append(now)
             for listener in self._listeners:
                 listener.add(StepEnd(begun, now, has_failed, bytes_sent))
-            self._changed.notify_all()
 
     def wait(self) -> None:
         """Waits until all steps that were called have ended."""
-        with self._changed:
-            begun = self._begun
-            self._changed.wait_for(lambda: self.totals.ended + self.totals.failed >= begun)
+        begun = self._begun
+        while self.totals.ended + self.totals.failed < begun:
+            time.sleep(_POLL_SECONDS)
 
     def asks_for_memory(self) -> bool:
         """Whether the next step's replies are to have the memory: once in ``MEMORY_SECONDS``."""
@@ -219,27 +206,8 @@ class StepMeter:
 
     def _note_memory(self, mpmd_idx: int, reply: Future[StepReply]) -> None:
         if reply.exception() is None and (memory := reply.result().memory) is not None:
-            with self._changed:
-                self._memory = {**self._memory, mpmd_idx: memory}
-
-    def counts(self) -> StepCounts:
-        """The counts now."""
-        with self._changed:
-            recent = list(self._recent)
-            return StepCounts(
-                name=self.name,
-                ended=self.totals.ended,
-                failed=self.totals.failed,
-                under_way=self._under_way,
-                seconds_per_step=(recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None,
-                driver_seconds=self.totals.driver_seconds,
-                last_end=self._last_end,
-                memory=self._memory,
-            )
-
-    @property
-    def _under_way(self) -> int:
-        return self._begun - self.totals.ended - self.totals.failed
+            with self._lock:
+                self.memory = {**self.memory, mpmd_idx: memory}
 
 
 class StepMeters:

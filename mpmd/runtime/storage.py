@@ -5,7 +5,8 @@ TensorStore is imported when it is used, because programs without checkpoints ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -117,29 +118,25 @@ def read(stored: Mapping[Handle, StoredArray], submesh: jax.sharding.Mesh) -> di
     context = ts.Context(_CONTEXT)
     opening = [ts.open(ts.Spec(array.opened_by), open=True, context=context) for array in stored.values()]
     reading = [
-        _Reading(opened.result(), array, submesh)
+        _start_reading(opened.result(), array, submesh)
         for opened, array in zip(opening, stored.values(), strict=True)
     ]
-    return {handle: array.result() for handle, array in zip(stored, reading, strict=True)}
+    with jax.enable_x64(True):  # so that no value is narrowed
+        return {handle: wait() for handle, wait in zip(stored, reading, strict=True)}
 
 
-class _Reading:
-    """Reads the regions of one array that this process's devices are to hold, each once."""
+def _start_reading(opened: Any, stored: StoredArray, submesh: jax.sharding.Mesh) -> Callable[[], jax.Array]:
+    """Reads the regions of an array that this process's devices are to hold, each once.
 
-    def __init__(self, opened: Any, stored: StoredArray, submesh: jax.sharding.Mesh):
-        self._shape = tuple(opened.shape)
-        self._dtype = stored.dtype
-        self._sharding = to_sharding(fitting(stored.spec, self._shape, submesh.shape), submesh)
-        regions = self._sharding.addressable_devices_indices_map(self._shape).values()
-        self._regions: dict[str, Any] = {}
-        for region in regions:
-            if str(region) not in self._regions:  # slices are no keys before Python 3.12
-                self._regions[str(region)] = opened[region].read()
+    Returns: the function that waits for the regions, and makes the array.
+    """
+    shape = tuple(opened.shape)
+    sharding = to_sharding(fitting(stored.spec, shape, submesh.shape), submesh)
+    regions = sharding.addressable_devices_indices_map(shape).values()
+    # By their texts: slices are no keys before Python 3.12.
+    reads = {text: opened[region].read() for text, region in {str(each): each for each in regions}.items()}
 
-    def _region(self, region: Region | None) -> np.ndarray:
-        return np.asarray(self._regions[str(region)].result()).astype(self._dtype, copy=False)
+    def data_of(region: Region | None) -> np.ndarray:
+        return np.asarray(reads[str(region)].result()).astype(stored.dtype, copy=False)
 
-    def result(self) -> jax.Array:
-        """Waits for the regions."""
-        with jax.enable_x64(True):  # so that no value is narrowed
-            return jax.make_array_from_callback(self._shape, self._sharding, self._region)
+    return functools.partial(jax.make_array_from_callback, shape, sharding, data_of)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from mpmd.runtime.requests import Capture, Captured, Handle
+from mpmd.runtime.requests import Capture, Captured
 
 VARIABLES = ("NPROC", "XLA_FLAGS")
 """The environment variables on which the bits of results depend: XLA's threads, and its options."""
@@ -67,8 +67,8 @@ class TaskKeeper:
             and jnp.issubdtype(value.dtype, jnp.inexact)
         ]
 
-    def kept(self, mpmd_idx: int, device: jax.Device) -> tuple[Captured, dict[Handle, jax.Array]] | None:
-        """The task that was kept, and its values by their handles; ``None`` if no such task has begun.
+    def kept(self, mpmd_idx: int, device: jax.Device) -> tuple[Captured, tuple[jax.Array, ...]] | None:
+        """The task that was kept, and its values; ``None`` if no such task has begun.
 
         Args:
           mpmd_idx, device: the group, and one of its devices.
@@ -82,15 +82,13 @@ class TaskKeeper:
             task=self._task,
             text=self._text,
             num_inputs=len(self._operands),
-            num_results=len(self._results),
             lost=lost,
             platform="cpu" if device.platform == "cpu" else export.default_export_platform(),
             device_kind=device.device_kind,
             environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
         )
-        values = [*self._operands, *self._results]
-        handles = zip(captured.handles, values, strict=True)
-        return captured, {handle: _on_device(value) for handle, value in handles if handle is not None}
+        values = [value for value in self._operands if not _is_gone(value)] + self._results
+        return captured, tuple(map(_on_device, values))
 
 
 def _copied(value: Any) -> Any:

@@ -12,9 +12,8 @@ import jax
 import numpy as np
 
 from mpmd.errors import StepAborted, TaskError
-from mpmd.ir.plan import Executable, Name, Plan, Spec
-from mpmd.ir.routes import held_specs
-from mpmd.program import Function, Variant
+from mpmd.ir.plan import Executable, Plan, Spec
+from mpmd.program import Function, Program, Variant
 from mpmd.runtime import requests as ask
 from mpmd.runtime import storage
 from mpmd.runtime.activity import FINISHING, Activity, Loading
@@ -27,16 +26,16 @@ from mpmd.runtime.compiling import (
     compile_with_open_specs,
     memory_of,
 )
-from mpmd.runtime.device_memory import measured_peak, memory_limit, memory_use
+from mpmd.runtime.device_memory import memory_limit, memory_use
 from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, process_name
 from mpmd.runtime.device_values import HostSlices, is_readable, put
-from mpmd.runtime.digests import DigestLog, ProcessEvents, process_digests
+from mpmd.runtime.digests import ProcessEvents, process_digests
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
+from mpmd.runtime.operations import StepState
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import (
     INLINE_BYTES,
-    CallbackOperands,
     Captured,
     Handle,
     JsonSpec,
@@ -95,13 +94,12 @@ class GroupWorker:
         self._agree = agree
         self._values: dict[Handle, jax.Array | LostValue] = {}
         self._received: set[Handle] = set()  # of these, and of some that are gone, those not computed here
-        self._captured: dict[Handle, jax.Array] = {}  # operands and results of tasks
+        self._captured: dict[Handle, tuple[jax.Array, ...]] = {}  # operands and results of tasks
         self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
         self._programs: dict[int, CompiledProgram] = {}
         self._ahead: dict[int, CompiledAhead] = {}
         self._trace = DeviceTrace()
         self.activity = activity or Activity()
-        self._synchronous = submesh.devices.flat[0].platform == "cpu"
 
     def compile(
         self,
@@ -130,20 +128,8 @@ class GroupWorker:
 
         return compiling
 
-    def load(
-        self,
-        number: int,
-        plan: Plan,
-        functions: Mapping[str, Function],
-        constants: Mapping[Name, np.ndarray],
-        compiled_ahead: Mapping[str, Variant],
-        compile: Compile = compile_executable,
-    ) -> LoadReply:
-        """Compiles this group's executables of ``plan`` with ``compile`` and keeps them as program
-        ``number``.
-
-        Args:
-          compiled_ahead: the variants that the method ``compile`` has compiled, by their names in the plan.
+    def load(self, number: int, program: Program, compile: Compile = compile_executable) -> LoadReply:
+        """Compiles this group's executables of a program with ``compile``, and keeps them under ``number``.
 
         Returns: the memory that XLA needs to run the program, and the seconds that XLA compiled, including
           in the method ``compile``.
@@ -151,13 +137,13 @@ class GroupWorker:
         ahead = self._ahead.pop(number, CompiledAhead())
 
         def compiled_call(executable: Executable) -> jax.stages.Compiled:
-            if executable.name in compiled_ahead:
-                return ahead.calls[compiled_ahead[executable.name]]
+            if executable.name in program.compiled:
+                return ahead.calls[program.compiled[executable.name]]
             compiling = self._compiling(executable, ahead.watch)
-            return compile(executable, functions[executable.name], self.submesh, compiling)
+            return compile(executable, program.functions[executable.name], self.submesh, compiling)
 
-        compiled = {e.name: compiled_call(e) for e in plan.executables_of(self.mpmd_idx)}
-        self._programs[number] = self._program(plan, compiled, constants)
+        compiled = {e.name: compiled_call(e) for e in program.plan.executables_of(self.mpmd_idx)}
+        self._programs[number] = self._compiled_program(program, compiled)
         memory = {name: memory_of(call) for name, call in compiled.items()}
         return LoadReply(
             xla_seconds=ahead.watch.seconds.get("xla", 0.0),
@@ -165,24 +151,17 @@ class GroupWorker:
             memory_limit=memory_limit(self.submesh.local_devices),
         )
 
-    def _program(
-        self,
-        plan: Plan,
-        compiled: Mapping[str, jax.stages.Compiled],
-        constants: Mapping[Name, np.ndarray],
+    def _compiled_program(
+        self, program: Program, compiled: Mapping[str, jax.stages.Compiled]
     ) -> CompiledProgram:
-        specs = held_specs(plan, self.mpmd_idx, self.submesh.shape)
-        shardings = {name: to_sharding(spec, self.submesh) for name, spec in specs.items()}
-        here = [leaf.name for leaf in plan.constants_of(self.mpmd_idx)]
+        plan = program.plan
         executor = Executor(
-            program=plan.programs[self.mpmd_idx],
             plan=plan,
+            mpmd_idx=self.mpmd_idx,
+            submesh=self.submesh,
             executables=compiled,
-            constants={name: put(constants[name], shardings[name]) for name in here},
-            shardings=shardings,
+            constants=program.constants,
             transport=self._transport_of(plan),
-            synchronous=self._synchronous,
-            activity=self.activity,
         )
         leaves = plan.inputs_of(self.mpmd_idx).values()
         results = plan.outputs_of(self.mpmd_idx).values()
@@ -195,7 +174,7 @@ class GroupWorker:
             inline=tuple(
                 i
                 for i, leaf in enumerate(results)
-                if leaf.aval.nbytes <= INLINE_BYTES and is_readable(shardings[leaf.name])
+                if leaf.aval.nbytes <= INLINE_BYTES and is_readable(executor.shardings[leaf.name])
             ),
             received=tuple(i for i, leaf in enumerate(results) if leaf.name in received),
             enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
@@ -226,7 +205,7 @@ class GroupWorker:
                     for name, call in self._programs[program].executables.items()
                 }
             case ask.MeasuredPeak():
-                return measured_peak(self.submesh.local_devices)
+                return memory_use(self.submesh.local_devices).device_peak
             case ask.StartTrace():
                 self._trace.start()
             case ask.StopTrace():
@@ -238,17 +217,19 @@ class GroupWorker:
 
     def _run_step(self, request: StepRequest) -> StepReply:
         """Runs one step. When it fails, its outputs are lost, and reading them raises the reason."""
-        recording = None
+        program, capture = self._programs[request.program], request.capture
+        synchronous = program.executor.synchronous
+        state = StepState(request.run, self.activity, request.refused)
         if request.profile:
-            begin = time.perf_counter_ns()
-            recording = Recording(begin, self._synchronous, self._is_alone and self._synchronous)
+            received = time.perf_counter_ns()
+            state.recording = Recording(received, synchronous, self._is_alone and synchronous)
+        if request.digests and synchronous:  # other devices compute while the host goes on: it would wait
+            state.digests = []
+        if capture is not None:
+            state.keeper = TaskKeeper(capture, request.refused is not None)
         sent = request.host_arrays  # is emptied, because whoever has sent the request refers to it as well
         host_arrays = {handle: self._own(sent.pop(handle)) for handle in list(sent)}
         self.release(request.released)
-        program = self._programs[request.program]
-        callback_operands: list[CallbackOperands] = []
-        capture = request.capture
-        keeper = None if capture is None else TaskKeeper(capture, request.refused is not None)
         with (
             jax.enable_x64(program.enable_x64),
             jax.debug_nans(False),  # by which JAX would look at all that a task makes
@@ -257,22 +238,18 @@ class GroupWorker:
         ):
             try:
                 inputs = self._take_inputs(program, request, host_arrays)
-                if recording is not None:
-                    recording.mark_ready(inputs)
-                # A step on devices that compute while the host goes on would have to wait for each message.
-                digests = DigestLog() if request.digests and self._synchronous else None
-                outputs = program.executor.execute(
-                    request.run, inputs, callback_operands, request.refused, recording, digests, keeper
-                )
-                if recording is not None:
-                    recording.finished = time.perf_counter_ns()
+                if state.recording is not None:
+                    state.recording.mark_ready(inputs)
+                outputs = program.executor.execute(state, inputs)
+                if state.recording is not None:
+                    state.recording.finished = time.perf_counter_ns()
                 self.activity.now = (FINISHING, time.perf_counter())
                 inline = {request.outputs[i]: np.asarray(outputs[i]) for i in program.inline}
-                on_host = tuple(map(operands_on_host, callback_operands))
+                on_host = tuple(map(operands_on_host, state.callback_operands))
             except Exception as error:
                 has_kept = isinstance(error, TaskError) or (capture is not None and capture.task is not None)
-                captured = self._keep(keeper) if has_kept else None
-                operands = tuple(readable_operands(callback_operands))
+                captured = self._keep(state.keeper) if has_kept else None
+                operands = tuple(readable_operands(state.callback_operands))
                 add_reply(error, StepReply({}, callback_operands=operands, captured=captured))
                 lost = LostValue(self._reason(error, request))
                 missing = [handle for handle in host_arrays if handle not in self._values]
@@ -283,18 +260,17 @@ class GroupWorker:
                     self._values.pop(handle, None)
         self._values.update(zip(request.outputs, outputs, strict=True))
         self._received.update(request.outputs[i] for i in program.received)
-        times = () if recording is None else (recording.times(self.mpmd_idx, self._rank),)
+        times = () if state.recording is None else (state.recording.times(self.mpmd_idx, self._rank),)
         memory = memory_use(self.submesh.local_devices) if request.measure_memory else None
-        events = () if digests is None else (ProcessEvents(self._rank, tuple(digests.events)),)
-        captured = self._keep(keeper) if capture is not None and capture.task is not None else None
+        events = () if state.digests is None else (ProcessEvents(self._rank, tuple(state.digests)),)
+        captured = self._keep(state.keeper) if capture is not None and capture.task is not None else None
         return StepReply(inline, times, on_host, memory, events, captured)
 
     def _keep(self, keeper: TaskKeeper | None) -> Captured | None:
         kept = None if keeper is None else keeper.kept(self.mpmd_idx, self.submesh.devices.flat[0])
         if kept is None:
             return None
-        captured, values = kept
-        self._captured.update(values)
+        captured, self._captured[captured.capture.handle] = kept
         return captured
 
     def _reason(self, error: Exception, request: StepRequest) -> str:

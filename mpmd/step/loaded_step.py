@@ -82,7 +82,8 @@ class LoadedStep(PlannedStep):
         self._plan = plan = loaded.plan
         self._sent_bytes = functools.cache(functools.partial(bytes_per_step, plan, mesh.topology))
         state = compiled.step.fed_back
-        warn_of_undonated_state(plan, state, self._verified.memory, loaded.memory_limits)
+        limits = {group: reply.memory_limit for group, reply in loaded.replies.items()}
+        warn_of_undonated_state(plan, state, self._verified.memory, limits)
         self._mesh_plan = asked = self._loaded.plan
         self._groups = participants(asked)  # the step does not fail when another one is gone
         self._requests = StepRequests(self._loaded, self._argument_leaves, self._groups)
@@ -107,7 +108,7 @@ class LoadedStep(PlannedStep):
         return self._report(
             verified=self._verified,
             seconds=self._seconds,
-            xla_seconds=self._in_part.xla_seconds,
+            xla_seconds={group: reply.xla_seconds for group, reply in self._in_part.replies.items()},
             holdings=self._in_part.holdings,
             measured_peaks=peaks_in(self.mesh, measured_peaks(runtime)) if runtime else None,
             profile=self._profiled,

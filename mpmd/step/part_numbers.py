@@ -81,8 +81,7 @@ def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
         loaded,
         program=_renumbered(loaded.program, numbers, mesh, _part(mesh)),
         # A step that needs no group is answered by one that may be of another part.
-        xla_seconds={numbers[i]: seconds for i, seconds in loaded.xla_seconds.items() if i in numbers},
-        memory_limits={numbers[i]: limit for i, limit in loaded.memory_limits.items() if i in numbers},
+        replies={numbers[i]: reply for i, reply in loaded.replies.items() if i in numbers},
         holdings={
             (numbers[src], numbers[dst]): holdings[src, dst]
             for src, dst in holdings

@@ -25,22 +25,28 @@ class StepRequests:
 
     def __init__(self, loaded: LoadedProgram, argument_leaves: Sequence[Leaf], groups: Sequence[int]):
         self._program = loaded.number
-        self._plan = plan = loaded.plan
+        plan = loaded.plan
         self._argument_leaves = argument_leaves
-        self._leaves = {
-            group: (tuple(plan.inputs_of(group)), tuple(plan.outputs_of(group))) for group in groups
+        positions = iter(range(len(plan.inputs)))
+        self._ranges = [[next(positions) for _ in leaf.names] for leaf in argument_leaves]
+        self._placements = {
+            i: Placement(leaf.mpmd_idxs, leaf.spec)
+            for i, leaf in enumerate(plan.inputs)
+            if leaf.name is not None
+        }
+        self._leaves = {group: (plan.inputs_of(group), plan.outputs_of(group)) for group in groups}
+        self._donated = {
+            group: [i for i, leaf in inputs.items() if leaf.donated]
+            for group, (inputs, _) in self._leaves.items()
         }
 
     def arguments(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
         """A handle for each argument that is read; values that groups lack are added to the delivery."""
         handles: dict[int, Handle] = {}
-        inputs = iter(enumerate(self._plan.inputs))
         for i, leaf in enumerate(self._argument_leaves):
             argument = Argument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
-            for layer_range in range(len(leaf.names)):
-                position, read = next(inputs)
-                if read.name is not None:
-                    placement = Placement(read.mpmd_idxs, read.spec)
+            for layer_range, position in enumerate(self._ranges[i]):
+                if (placement := self._placements.get(position)) is not None:
                     handles[position] = argument.on(placement, layer_range, runtime, delivery)
         return handles
 
@@ -68,9 +74,9 @@ class StepRequests:
             group: StepRequest(
                 program=self._program,
                 step=number,
-                inputs=tuple(arguments[i] for i in inputs),
-                outputs=tuple(results[i] for i in outputs),
-                donated=tuple(arguments[i] for i in inputs if self._plan.inputs[i].donated),
+                inputs=tuple(map(arguments.__getitem__, inputs)),
+                outputs=tuple(map(results.__getitem__, outputs)),
+                donated=tuple(map(arguments.__getitem__, self._donated[group])),
                 measure_memory=measure_memory,
                 host_arrays=delivery.host_arrays[group],
                 transient=delivery.transient(group),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ from mpmd.arrays.array import MpmdArray
 from mpmd.arrays.stacked_array import StackedMpmdArray
 from mpmd.compiler.steps import CutStep
 from mpmd.ir.plan import OutputLeaf
-from mpmd.ir.stack import Leaf, per_layer_range
+from mpmd.ir.stack import Leaf, Stack, per_layer_range
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
 from mpmd.runtime.step_future import StepFuture
@@ -29,28 +31,30 @@ class StepResults:
 
     def __init__(self, step: CutStep, outputs: Sequence[OutputLeaf], submeshes: Sequence[AbstractMesh]):
         self._leaves = step.result_leaves
-        self._avals = _part_avals(self._leaves, [result.var.aval for result in step.results])
-        self._tree = jax.tree.structure(step.out_shape)
-        self._outputs = outputs
-        self._submeshes = submeshes
-
-    def arrays(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
-        return [
-            MpmdArray(
+        avals = _part_avals(self._leaves, [result.var.aval for result in step.results])
+        self._arrays = [
+            functools.partial(
+                MpmdArray,
                 aval=aval,
                 mpmd_idxs=leaf.mpmd_idxs,
                 spec=leaf.spec or (),
-                submeshes=tuple(self._submeshes[mpmd_idx] for mpmd_idx in leaf.mpmd_idxs),
-                runtime=runtime,
-                handle=handle,
-                future=future,
+                submeshes=tuple(submeshes[mpmd_idx] for mpmd_idx in leaf.mpmd_idxs),
             )
-            for aval, leaf, handle in zip(self._avals, self._outputs, handles, strict=True)
+            for aval, leaf in zip(avals, outputs, strict=True)
+        ]
+        self._tree = jax.tree.structure(step.out_shape)
+
+    def arrays(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
+        return [
+            array(runtime=runtime, handle=handle, future=future)
+            for array, handle in zip(self._arrays, handles, strict=True)
         ]
 
     def joined(self, arrays: Sequence[MpmdArray]) -> Any:
         rest = iter(arrays)
-        leaves = [_joined(leaf, tuple(next(rest) for _ in leaf.names)) for leaf in self._leaves]
+        leaves = [
+            next(rest) if leaf.stack is None else _stacked(leaf, leaf.stack, rest) for leaf in self._leaves
+        ]
         return jax.tree.unflatten(self._tree, leaves)
 
 
@@ -66,11 +70,9 @@ def _part_avals(leaves: Sequence[Leaf], avals: Sequence[Any]) -> list[jax.ShapeD
     ]
 
 
-def _joined(leaf: Leaf, ranges: tuple[MpmdArray, ...]) -> MpmdArray:
-    if leaf.stack is None:
-        return ranges[0]
+def _stacked(leaf: Leaf, stack: Stack, ranges: Iterator[MpmdArray]) -> StackedMpmdArray:
     aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-    return StackedMpmdArray(aval, leaf.stack, ranges)
+    return StackedMpmdArray(aval, stack, tuple(itertools.islice(ranges, len(stack.slices))))
 
 
 def hand_back(call: Call, results: Sequence[Any], fed_back: Mapping[int, int]) -> bool:

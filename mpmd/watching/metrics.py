@@ -116,12 +116,11 @@ class Metrics(ShownAsText):
         meter.add_listener(self)
 
     def shown(self) -> str:
-        counts = self._meter.counts()
-        text = f"mpmd.metrics of {counts.name}: {counts.ended} steps have ended"
-        text += f", {counts.under_way} are under way"
-        if counts.failed:
-            text += f", {counts.failed} have failed"
-        seconds = counts.seconds_per_step
+        totals, seconds = self._meter.totals, self._meter.seconds_per_step
+        text = f"mpmd.metrics of {totals.name}: {totals.ended} steps have ended"
+        text += f", {self._meter.under_way} are under way"
+        if totals.failed:
+            text += f", {totals.failed} have failed"
         return text if seconds is None else f"{text}; one takes {seconds:.3g} s"
 
     def add(self, end: StepEnd) -> None:

@@ -131,9 +131,7 @@ def test_a_process_reads_each_part_once():
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     submesh = jax.sharding.Mesh(devices, ("fsdp", "model"))
     opened = OpenedArray(value)
-    array = storage._Reading(
-        opened, storage.StoredArray({}, np.dtype("float32"), ("fsdp",)), submesh
-    ).result()
+    array = storage._start_reading(opened, storage.StoredArray({}, np.dtype("float32"), ("fsdp",)), submesh)()
     assert array.dtype == np.float32
     np.testing.assert_array_equal(array, value)
     assert opened.read_regions == [(slice(0, 2), slice(None)), (slice(2, 4), slice(None))]

@@ -294,8 +294,8 @@ MUTANTS = (
     Mutant(
         "runtime-aborted",
         "mpmd/runtime/inbox.py",
-        "if message.step >= self._step and message.step not in self._aborted:",
-        "if message.step >= self._step:",
+        "if message.step < self._step or message.step in self._aborted:",
+        "if message.step < self._step:",
         "keeps messages of an aborted step",
     ),
     Mutant(
@@ -308,8 +308,8 @@ MUTANTS = (
     Mutant(
         "transports-lost-peer",
         "cluster/transports/inbox.py",
-        "return next((process for process in lost if taking_part is None or process in taking_part), None)",
-        "return next(iter(lost), None)",
+        "if groups is None or self._group_of(process) in groups:",
+        "if True:",
         "ends a step for the loss of a process that takes no part in it",
     ),
     Mutant(

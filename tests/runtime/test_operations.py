@@ -24,7 +24,7 @@ def test_what_is_received_for_accelerators_is_put_there_once_as_its_readers_need
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     wanted = tuple(NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("data",), ()))
     values = np.arange(8, dtype="float32"), np.ones((2, 2), "int32")
-    state = StepState(0, [None, None], [], None, None, None, Activity())
+    state = StepState(0, Activity(), table=[None, None])
     ReceiveMessage(Messages(*values), (1, 0), wanted, 0, 1, 0, on_devices).perform(state)
     for value, sharding, slot in zip(values, wanted, (1, 0), strict=True):
         received = state.table[slot]

@@ -9,7 +9,7 @@ from mpmd.errors import NonFiniteError
 from mpmd.runtime.activity import Activity
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.operations import CheckValues, StepState
-from mpmd.runtime.requests import Capture, Captured
+from mpmd.runtime.requests import Capture
 from mpmd.runtime.task_keeper import TaskKeeper
 
 DEVICE = jax.devices()[0]
@@ -29,8 +29,7 @@ def test_what_a_task_has_taken_over_is_lost_unless_it_was_copied(copies_donated)
     taken.delete()
     captured, values = kept(keeper)
     assert captured.lost == (() if copies_donated else (0,))
-    assert [handle is None for handle in captured.handles] == [not copies_donated, False]
-    assert len(values) == 2 - len(captured.lost)
+    assert captured.num_inputs == 2 and len(values) == 2 - len(captured.lost)
 
 
 def test_nothing_is_kept_of_a_task_that_never_came():
@@ -39,21 +38,12 @@ def test_nothing_is_kept_of_a_task_that_never_came():
     assert keeper.kept(0, DEVICE) is None
 
 
-def test_handles_of_two_captures_differ_from_each_other_and_from_those_of_values():
-    def handles(number):
-        captured = Captured(Capture(None, number), 0, "fwd_0__0", "fwd_0__0", 3, 2, (1,), "cpu", "cpu", {})
-        return [handle for handle in captured.handles if handle is not None]
-
-    first, second = handles(0), handles(1)
-    assert len({*first, *second}) == 8 and max(*first, *second) < 0
-
-
 @pytest.mark.parametrize("value", [np.nan, 1.0], ids=["of before", "made"])
 def test_an_error_says_whether_an_operand_had_a_nan_already(value):
     task, keeper = "fwd_0__0", TaskKeeper(Capture(None, 0), copies_donated=True)
     keeper.begin(task, task, [jnp.array([value]), np.array([np.nan], np.float32), jnp.arange(2)], ())
     refused = NonFinitePolicy(nans=True, infs=False)
-    state = StepState(1, [jnp.array([np.nan])], [], refused, None, None, Activity(), keeper)
+    state = StepState(1, Activity(), refused, keeper=keeper, table=[jnp.array([np.nan])])
     with pytest.raises(NonFiniteError) as caught:
         CheckValues(task, task, 0, (0,), ("the result",)).perform(state)
     assert ("An operand of the task has nan already" in str(caught.value)) == np.isnan(value)

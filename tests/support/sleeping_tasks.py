@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import jax
 
-from mpmd.ir.plan import Cell, GroupProgram, Task
+from mpmd.ir.plan import Cell, Plan, Task
 from mpmd.runtime import worker
 
 
@@ -19,14 +19,14 @@ def sleep_in_tasks(seconds_of: Callable[[Task], float]) -> None:
     """
 
     class SleepingExecutor(worker.Executor):
-        def __init__(self, program: GroupProgram, plan, executables, **options):
+        def __init__(self, plan: Plan, mpmd_idx: int, executables, **options):
             durations = {
                 run.executable: sum(map(seconds_of, run.task.tasks))
-                for run in program.runs
+                for run in plan.programs[mpmd_idx].runs
                 if isinstance(run.task, Cell)
             }
             slow = {name: _lasting(executables[name], length) for name, length in durations.items()}
-            super().__init__(program, plan, {**executables, **slow}, **options)
+            super().__init__(plan, mpmd_idx, executables={**executables, **slow}, **options)
 
     worker.Executor = SleepingExecutor  # type: ignore[misc, assignment]
 

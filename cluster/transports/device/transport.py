@@ -14,7 +14,7 @@ from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
 from cluster.transports.device.peer import DevicePeer
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.network.transport import ConnectedTransport
+from cluster.transports.network.transport import NetworkTransport
 from cluster.transports.peer_transport import MessageSender
 
 _CHUNK_BYTES = 4 * 2**20
@@ -28,7 +28,7 @@ class DeviceAddress(NamedTuple):
     connections: sockets.Address
 
 
-class DeviceTransport(ConnectedTransport[DevicePeer]):
+class DeviceTransport(NetworkTransport):
     """Exchanges messages with groups on any node.
 
     Args:

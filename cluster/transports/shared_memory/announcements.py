@@ -28,7 +28,6 @@ class Announcement(NamedTuple):
     descriptors: tuple[int, ...]
 
     def send(self, connection: socket.socket) -> None:
-        """Raises ``OSError`` as ``socket.sendmsg`` does."""
         socket.send_fds(connection, [self.packet], self.descriptors)
 
 

@@ -36,13 +36,11 @@ class SlotHeader(NamedTuple):
     written: int = 0
 
     def pack(self) -> bytes:
-        """The fields, and their digest."""
         fields = _FIELDS.pack(*self)
         return fields + _DIGEST.pack(digest_of(fields))
 
     @classmethod
     def unpack(cls, packed: bytes) -> SlotHeader:
-        """Raises: ``CorruptedError``."""
         fields = packed[: _FIELDS.size]
         if _DIGEST.pack(digest_of(fields)) != packed[_FIELDS.size :]:
             raise CorruptedError("the header of a message was changed on the way")

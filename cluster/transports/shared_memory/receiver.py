@@ -18,7 +18,7 @@ from cluster.transports.inbox import ProcessInbox
 from cluster.transports.layouts import MessageLayout, decode_types
 from cluster.transports.shared_memory.announcements import announcement, receive
 from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
-from cluster.transports.shared_memory.slots import Chunk, Slot, allocate, map_counter
+from cluster.transports.shared_memory.slots import SIZE, Slot, allocate, map_counter, map_slots
 from mpmd.runtime.transport import MessageId
 
 
@@ -73,7 +73,8 @@ class Receiver:
             self._layouts.append(MessageLayout.of(len(self._layouts), decode_types(content)))
         for descriptor in descriptors:
             try:
-                added = Chunk.decode(content).slots(descriptor, self._num_slots)
+                (size,) = SIZE.unpack(content)
+                added = map_slots(descriptor, size, self._num_slots)
             finally:
                 os.close(descriptor)
             self._slots |= {slot.number: slot for slot in added}

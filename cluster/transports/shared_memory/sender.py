@@ -16,7 +16,15 @@ from cluster.transports.inbox import ProcessInbox
 from cluster.transports.layouts import ArrayTypes, MessageLayout, encode_types
 from cluster.transports.shared_memory.announcements import Announcement, announcement, receive
 from cluster.transports.shared_memory.headers import SLOT_DISCARDED, SlotHeader
-from cluster.transports.shared_memory.slots import Chunk, Slot, allocate, map_counter, slot_size
+from cluster.transports.shared_memory.slots import (
+    SIZE,
+    Slot,
+    allocate,
+    chunk_size,
+    map_counter,
+    map_slots,
+    slot_size,
+)
 from cluster.transports.window import SendWindow
 from mpmd.runtime.transport import Array, MessageId
 
@@ -54,7 +62,6 @@ class Sender:
             os.close(counter)
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
-        """As in ``Transport``."""
         step = message.step
         self._window.begin(step)
         if not self._window.is_open(self._num_received[0]):
@@ -89,16 +96,16 @@ class Sender:
         for slot in slots:  # from the front, so that the same few are used, and stay in the caches
             if slot.free:
                 return slot
-        chunk = Chunk.of(size)
+        nbytes = chunk_size(size)
         try:
-            descriptor = allocate(chunk.nbytes)
+            descriptor = allocate(nbytes)
             try:
-                added = chunk.slots(descriptor, self._num_slots)
-                self._announce(step, chunk.encode(), descriptor)
+                added = map_slots(descriptor, size, self._num_slots)
+                self._announce(step, SIZE.pack(size), descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            shared = f"{chunk.nbytes} bytes of memory to share with {self._inbox.name_of(self._dst)}"
+            shared = f"{nbytes} bytes of memory to share with {self._inbox.name_of(self._dst)}"
             raise RuntimeError(f"{self._inbox.name_of(self._src)} has no {shared}: {error}") from error
         self._num_slots += len(added)
         slots.extend(added)
@@ -157,10 +164,10 @@ def _fill(slot: Slot, layout: MessageLayout, arrays: Sequence[Array]) -> int:
             chunk = source[start : start + _CHUNK_BYTES]
             stop = value.offset + start + chunk.nbytes
             content[value.offset + start : stop] = chunk
-            digest.add(content[num_digested:stop].data)
+            digest.update(content[num_digested:stop].data)
             num_digested = stop
-    digest.add(content[num_digested:].data)
-    return digest.value()
+    digest.update(content[num_digested:].data)
+    return digest.intdigest()
 
 
 def _copy_shards(array: jax.Array, destination: np.ndarray) -> None:

@@ -6,16 +6,18 @@ import mmap
 import os
 import struct
 import weakref
-from typing import NamedTuple
 
 import numpy as np
 
 from cluster.transports.layouts import ALIGNMENT, MessageLayout, round_up
 
 _CHUNK_BYTES = 2**20
-"""Smaller slots are allocated several at a time: each chunk takes a descriptor in both processes."""
+"""Smaller slots share a chunk of memory: each chunk takes a descriptor in both processes."""
 
 _FREE, _IN_USE = 0, 255
+
+SIZE = struct.Struct("<Q")
+"""The announcement of a chunk: the bytes of each of its slots."""
 
 
 def slot_size(nbytes: int) -> int:
@@ -54,7 +56,6 @@ class Slot:
         return self._views[layout.number]
 
     def content(self, layout: MessageLayout) -> np.ndarray:
-        """The bytes of the message, with the padding."""
         return np.ndarray((layout.nbytes,), np.uint8, self._memory, self._start + ALIGNMENT)
 
     def lend(self, layout: MessageLayout) -> list[np.ndarray]:
@@ -69,37 +70,19 @@ class Slot:
         self._memory[self._start] = _FREE
 
 
-_CHUNK = struct.Struct("<QQ")
+def chunk_size(size: int) -> int:
+    """The bytes to allocate for slots of ``size`` bytes: for several at a time if they are small."""
+    return size * max(1, _CHUNK_BYTES // size)
 
 
-class Chunk(NamedTuple):
-    """Slots of one size that are announced together, and share one descriptor."""
+def map_slots(descriptor: int, size: int, first: int) -> list[Slot]:
+    """The slots of ``size`` bytes in the memory of a descriptor, which can be closed afterwards.
 
-    size: int
-    num_slots: int
-
-    @classmethod
-    def of(cls, size: int) -> Chunk:
-        """A chunk of slots of ``size`` bytes each, a multiple of the page size."""
-        return cls(size, max(1, _CHUNK_BYTES // size))
-
-    @classmethod
-    def decode(cls, encoded: bytes) -> Chunk:
-        """The chunk that ``encode`` has encoded."""
-        return cls(*_CHUNK.unpack(encoded))
-
-    def encode(self) -> bytes:
-        """The chunk as plain bytes."""
-        return _CHUNK.pack(*self)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.num_slots
-
-    def slots(self, descriptor: int, first: int) -> list[Slot]:
-        """The slots, numbered from ``first``. The descriptor of their memory can be closed afterwards."""
-        memory = mmap.mmap(descriptor, self.nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        return [Slot(first + i, memory, i * self.size) for i in range(self.num_slots)]
+    Args:
+      first: the number of the first slot.
+    """
+    memory = mmap.mmap(descriptor, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    return [Slot(first + i, memory, start) for i, start in enumerate(range(0, len(memory), size))]
 
 
 def allocate(size: int) -> int:

@@ -12,25 +12,17 @@ from collections.abc import Mapping
 from cluster.tcp.credentials import Credentials
 from cluster.tcp.handshake import Wait
 from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
-from cluster.transports.connections import CONNECT_SECONDS, connect_peers
+from cluster.transports.connections import CONNECT_SECONDS, ConnectedTransport, connect_peers
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.peer_transport import PeerTransport
 from cluster.transports.shared_memory.receiver import Receiver
 from cluster.transports.shared_memory.sender import Sender
 
 
-class SharedMemoryTransport(PeerTransport):
-    """Exchanges messages with groups of the same node.
-
-    Args:
-      inbox: where the messages that arrive go.
-      process: the number of this process.
-    """
+class SharedMemoryTransport(ConnectedTransport[socket.socket]):
+    """Exchanges messages with groups of the same node."""
 
     def __init__(self, inbox: ProcessInbox, process: int):
-        super().__init__(inbox)
-        self._process = process
-        self._listener: LocalListener | None = None
+        super().__init__(inbox, process)
         self._connections: dict[int, socket.socket] = {}
         self._watcher: threading.Thread | None = None
         self._senders: dict[int, Sender] = {}
@@ -38,16 +30,14 @@ class SharedMemoryTransport(PeerTransport):
 
     def listen(self, host: str, credentials: Credentials) -> LocalAddress:
         """Returns the address of a socket of this machine."""
-        self._listener = LocalListener(credentials)
-        return self._listener.address
+        listener = self._listener = LocalListener(credentials)
+        return listener.address
 
     def connect(self, addresses: Mapping[int, LocalAddress]) -> Mapping[int, Sender]:
-        """Raises: ``ConnectionError`` when a peer cannot be reached."""
-        assert self._listener is not None, "connect comes after listen"
-        self._connections = connect_peers(self._listener, connect_locally, self._process, addresses)
+        self._connections = connect_peers(self._listening, connect_locally, self._process, addresses)
         for peer, connection in self._connections.items():
             self._receivers[peer] = Receiver(self._inbox, peer, self._process, connection)
-        wait = Wait(time.monotonic() + CONNECT_SECONDS, self._listener.check)
+        wait = Wait(time.monotonic() + CONNECT_SECONDS, self._listening.check)
         for peer, connection in self._connections.items():
             self._senders[peer] = self._sender(peer, connection, wait)
         self._watcher = threading.Thread(target=self._watch, name="peers of this node", daemon=True)
@@ -78,18 +68,13 @@ class SharedMemoryTransport(PeerTransport):
         for sender in self._senders.values():
             sender.trim()
 
-    def interrupt(self) -> None:
-        if self._listener is not None:
-            self._listener.interrupt()
-
     def close(self) -> None:
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # the other end has closed it
                 connection.shutdown(socket.SHUT_RDWR)
         if self._watcher is not None:
             self._watcher.join()
-        if self._listener is not None:
-            self._listener.close()
+        super().close()
         for connection in self._connections.values():
             connection.close()
         for sender in self._senders.values():

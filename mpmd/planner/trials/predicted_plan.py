@@ -21,8 +21,7 @@ from mpmd.planner.trials.device_work import device_work
 from mpmd.planner.trials.kernel_residuals import NO_POSITIONS, Positions, kernel_residuals, without_residuals
 from mpmd.planner.trials.work_on_device import DeviceWork
 from mpmd.program import Function, Program, Variant
-from mpmd.runtime.choose_specs import choose_specs
-from mpmd.runtime.resolve_specs import with_chosen_specs
+from mpmd.runtime.resolve_specs import choose_specs, with_chosen_specs
 
 
 class PredictedPlan(NamedTuple):

@@ -15,14 +15,12 @@ import numpy as np
 
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Aval, Plan, Recv
-from mpmd.ir.routes import held_specs
 from mpmd.program import Program
 from mpmd.runtime.activity import Activity
 from mpmd.runtime.executor import Executor
-from mpmd.runtime.operations import Compiled
+from mpmd.runtime.operations import Compiled, StepState
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.transport import Array, MessageId
-from mpmd.sharding import to_sharding
 
 
 class Rehearsal:
@@ -42,22 +40,17 @@ class Rehearsal:
     ):
         plan = program.plan
         self.mpmd_idx = mpmd_idx
-        specs = held_specs(plan, mpmd_idx, submesh.shape)
-        shardings = {name: to_sharding(spec, submesh) for name, spec in specs.items()}
-        constants = [leaf.name for leaf in plan.constants_of(mpmd_idx)]
         self._runs = plan.programs[mpmd_idx].runs
         self._executor = Executor(
-            program=plan.programs[mpmd_idx],
             plan=plan,
+            mpmd_idx=mpmd_idx,
+            submesh=submesh,
             executables=executables,
-            constants={name: jax.device_put(program.constants[name], shardings[name]) for name in constants},
-            shardings=shardings,
+            constants=program.constants,
             transport=_Present(plan, mpmd_idx),
-            synchronous=submesh.devices.flat[0].platform == "cpu",
-            activity=Activity(),
         )
         self._leaves = [
-            (leaf.aval, shardings[leaf.name], leaf.donated)
+            (leaf.aval, self._executor.shardings[leaf.name], leaf.donated)
             for leaf in plan.inputs_of(mpmd_idx).values()
             if leaf.name
         ]
@@ -72,7 +65,8 @@ class Rehearsal:
         inputs = jax.block_until_ready(self._inputs())
         recording = Recording(time.perf_counter_ns())
         with jax.debug_nans(False), jax.debug_infs(False):  # arbitrary values may make some
-            self._results = jax.block_until_ready(self._executor.execute(0, inputs, [], recording=recording))
+            state = StepState(0, Activity(), recording=recording)
+            self._results = jax.block_until_ready(self._executor.execute(state, inputs))
         events = (task.event(self.mpmd_idx) for task in recording.tasks)
         return [(run.executable, event) for run, event in zip(self._runs, events, strict=True)]
 

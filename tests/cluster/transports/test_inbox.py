@@ -105,15 +105,15 @@ def test_a_lost_peer_that_has_no_part_in_the_step_ends_no_wait(monkeypatch):
     monkeypatch.setattr(inbox_module, "ABORT_REASON_SECONDS", 0.0)
     inbox, arrival = ProcessInbox(), CountedArrival()
     inbox.mark_disconnected(3)
-    inbox.begin_step(4, taking_part=frozenset([0, 1]))
+    inbox.begin_step(4, groups=frozenset([0, 1]))
     threading.Timer(0.05, lambda: (inbox.add(MessageId(4, 1, 0, 0), arrival), inbox.wake())).start()
     assert inbox.take(MessageId(4, 1, 0, 0)) is arrival
     assert inbox.lost is None
-    inbox.begin_step(5, taking_part=frozenset([0, 1, 3]))
+    inbox.begin_step(5, groups=frozenset([0, 1, 3]))
     with pytest.raises(StepAborted, match="group 3 is gone"):
         inbox.take(MessageId(5, 1, 0, 0))
     assert inbox.lost.process == 3
-    inbox.begin_step(6, taking_part=frozenset([0, 1]))
+    inbox.begin_step(6, groups=frozenset([0, 1]))
     assert inbox.lost is None, "if this step is aborted, the peer is not why"
     inbox.close()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.transports.layouts import MessageLayout, decode_types, encode_types
-from cluster.transports.shared_memory.slots import Chunk, allocate, slot_size
+from cluster.transports.shared_memory.slots import allocate, map_slots, slot_size
 
 TYPES = ((np.dtype("float32"), (3, 5)), (np.dtype(bool), ()), (np.dtype(ml_dtypes.bfloat16), (0, 4)))
 
@@ -41,7 +41,7 @@ def ends():
     """Both ends of a slot."""
     size = slot_size(MessageLayout.of(0, TYPES).nbytes)
     descriptor = allocate(size)
-    yield tuple(Chunk(size, 1).slots(descriptor, 0)[0] for _ in range(2))
+    yield tuple(map_slots(descriptor, size, 0)[0] for _ in range(2))
     os.close(descriptor)
 
 
