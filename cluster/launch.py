@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from ray.util.placement_group import PlacementGroup
 
 from cluster.driver.calls.actor_calls import ActorCalls
-from cluster.driver.calls.liveness import Limits
+from cluster.driver.calls.liveness import TimeLimits
 from cluster.driver.runtime import RayRuntime
 from cluster.mesh import ClusterMesh, abstract_submesh
 from cluster.metrics import RunMetrics
@@ -45,7 +45,7 @@ from cluster.start.resources import (
 )
 from cluster.start.shapes import (
     OPTIONAL_STR,
-    Request,
+    LaunchRequest,
     axis_types_of,
     groups_faults,
     spares_fault,
@@ -180,7 +180,7 @@ def launch(
         axis_of_groups, groups, sizes = groups_of_parts(parts, mpmd_axis)
         mpmd_axis = None
     arguments = locals()  # each record takes its fields, whose annotations have their rules
-    request = Request(**{name: arguments[name] for name in Request._fields})
+    request = LaunchRequest(**{name: arguments[name] for name in LaunchRequest._fields})
     options = _Options(**{name: arguments[name] for name in _Options._fields})
     faults = [
         fault for record in (request, options) for fault in faults_of(type(record), record._asdict()) if fault
@@ -259,7 +259,7 @@ _SECONDS = partial(number_fault, what="a number of seconds", above=0, optional=T
 
 
 class _Options(NamedTuple):
-    """The arguments of ``launch`` beside the ``Request`` for groups, with their rules."""
+    """The arguments of ``launch`` beside the ``LaunchRequest`` for groups, with their rules."""
 
     address: Annotated[str | None, OPTIONAL_STR]
     runtime_env: Annotated[Mapping[str, Any] | None, _environment_faults]
@@ -280,8 +280,8 @@ class _Options(NamedTuple):
         return (self.runtime_env or {}).get("env_vars") or {}
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.step_timeout, self.stuck_after, self.load_timeout)
+    def limits(self) -> TimeLimits:
+        return TimeLimits(self.step_timeout, self.stuck_after, self.load_timeout)
 
     @property
     def cache_directory(self) -> str | None:
@@ -293,7 +293,7 @@ class _Options(NamedTuple):
 
 
 def _faults_between(
-    request: Request, options: _Options, parts: Mapping[str, int] | None
+    request: LaunchRequest, options: _Options, parts: Mapping[str, int] | None
 ) -> Iterator[Fault | None]:
     """The faults of arguments that depend on one another, or on the directory of ``capture``."""
     yield encryption_fault(options.encryption, options.transport)
@@ -314,7 +314,7 @@ def _start_actors(
     processes: PlannedProcesses,
     reservations: Sequence[Reservation],
     nodes: Sequence[str],
-    request: Request,
+    request: LaunchRequest,
     options: _Options,
 ) -> _Started:
     """Starts all actors and spares, and has the processes of each group meet, and take their devices."""

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from jax.sharding import AbstractMesh, AxisType
 
 from cluster.driver.runtime import RayRuntime
-from cluster.driver.status import ProcessStatus, Status
-from cluster.protocol.process_info import Placement, ProcessInfo
+from cluster.driver.status import ProcessesStatus, ProcessStatus
+from cluster.protocol.process_info import ProcessInfo, ProcessPlacement
 from cluster.recovery import CorruptionReport, FoundValue, RecoveryReport
 from cluster.recovery.runtime import RecoveringRuntime
 from mpmd.compat import api_boundary
@@ -54,7 +54,7 @@ class ClusterMesh(WholeMesh):
         axis_types: Mapping[str, AxisType],
         platform: str,
         runtime: RayRuntime | RecoveringRuntime,
-        placement: Placement,
+        placement: ProcessPlacement,
         seconds: Mapping[str, float],
         recoveries: list[RecoveryReport],
         corruptions: list[CorruptionReport],
@@ -124,14 +124,14 @@ class ClusterMesh(WholeMesh):
             raise RuntimeError(f"{MESH_CLOSED}; launch another one")
         return self._runtime
 
-    def status(self) -> Status:
+    def status(self) -> ProcessesStatus:
         """The activity of every process, and for how long; printable as a table.
 
         May be called at any time, by any thread: it does not wait for steps, and takes two seconds at most.
         Raises ``RuntimeError`` in a fork.
         """
         if self._runtime is None:
-            return Status(tuple(ProcessStatus(process, "closed", 0) for process in self.processes))
+            return ProcessesStatus(tuple(ProcessStatus(process, "closed", 0) for process in self.processes))
         return self._runtime.status()
 
     @api_boundary

@@ -18,7 +18,7 @@ from benchmarks.published.predict import Predictor, candidate_of
 from benchmarks.published.tpus import steps_of_tpus
 from benchmarks.published.vtrain import read
 from mpmd.planner.expected_errors import EXPECTED_ERRORS
-from mpmd.planner.simplicity import Option, in_order
+from mpmd.planner.simplicity import TimedCandidate, in_order
 
 ENOUGH = 10
 MISS, CHOSEN, WORST = 0.10, 1.05, 1.25
@@ -77,7 +77,7 @@ def chosen_over_best(ratios: Mapping[Fact, float]) -> list[float]:
 
 def _chosen(ways: Sequence[Fact], ratios: Mapping[Fact, float]) -> Fact:
     options = [
-        Option(
+        TimedCandidate(
             candidate_of(fact, fact.microbatch, remat=False),
             ratios[fact] * fact.seconds,
             EXPECTED_ERRORS["formula"],

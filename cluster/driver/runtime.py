@@ -20,7 +20,7 @@ from cluster.driver.arguments import HostArguments
 from cluster.driver.calls.actor_calls import ActorCalls
 from cluster.driver.calls.joined import failed, joined
 from cluster.driver.exports import Exports
-from cluster.driver.status import Status
+from cluster.driver.status import ProcessesStatus
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.packing import join
 from cluster.protocol.shipment import Compile, Load, Shipment
@@ -210,7 +210,7 @@ class RayRuntime(Runtime):
             for mpmd_idx, request in requests.items()
         }
 
-    def status(self) -> Status:
+    def status(self) -> ProcessesStatus:
         """The activity of every process; does not wait for steps under way."""
         self.check_process()
         return self._calls.status()

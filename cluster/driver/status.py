@@ -29,7 +29,7 @@ class ProcessStatus:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Status(ShownAsText):
+class ProcessesStatus(ShownAsText):
     """All processes of a mesh at one moment; prints as a table.
 
     Attributes:
@@ -56,7 +56,7 @@ class Status(ShownAsText):
 
 def while_recovering(
     processes: Sequence[ProcessInfo], dead: Mapping[int, GroupDiedError], pending: Mapping[int, int]
-) -> Status:
+) -> ProcessesStatus:
     """The status of all processes while groups are replaced: the reason, or which groups a process waits for.
 
     Args:
@@ -66,7 +66,7 @@ def while_recovering(
     names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in sorted(dead))
     states = {mpmd_idx: f"being replaced: {error}" for mpmd_idx, error in dead.items()}
     waiting = f"waits until others are replaced: {names}" if dead else "goes back with all groups"
-    return Status(
+    return ProcessesStatus(
         tuple(
             ProcessStatus(process, states.get(process.mpmd_idx, waiting), pending.get(process.mpmd_idx, 0))
             for process in processes

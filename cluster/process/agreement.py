@@ -39,14 +39,14 @@ class Agreement:
         self._activity = activity or Activity()
         self._rank = rank
         self._num_processes = num_processes
-        self._listener: sockets.Listener | None = None
+        self._listener: sockets.ConnectionListener | None = None
         self._connections: list[FrameConnection] = []
 
     def listen(self, host: str, credentials: Credentials) -> sockets.Address | None:
         """Has rank 0 listen, unless the group is connected. Returns its address, or else ``None``."""
         if self._rank or self._connections or self._num_processes == 1:
             return None
-        self._listener = sockets.Listener(host, credentials)
+        self._listener = sockets.ConnectionListener(host, credentials)
         return self._listener.address
 
     def connect(self, address: sockets.Address | None, credentials: Credentials, timeout: float) -> None:

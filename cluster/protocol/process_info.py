@@ -55,7 +55,7 @@ class ProcessInfo:
 
 
 @dataclasses.dataclass
-class Placement:
+class ProcessPlacement:
     """The processes of a mesh, group by group, and the transports between them. Recovery changes it.
 
     Attributes:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from cluster.recovery.comparison import Replies, Run
+from cluster.recovery.comparison import Replies, StepsRun
 from cluster.recovery.journal import Outcome
 from cluster.recovery.logged import Asked, Logged, LoggedSnapshot
 from cluster.recovery.report import CorruptionReport, FoundValue, Phases, RecoveryReport
@@ -57,7 +57,7 @@ class LoseValues(Action):
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay(Action):
+class ReplayLog(Action):
     """Asks groups, in order, for requests and snapshots that are logged."""
 
     entries: Sequence[Logged]
@@ -83,7 +83,7 @@ class Rewound(NamedTuple):
       late: the error of a repeated step that took too long.
     """
 
-    runs: tuple[Run, ...] = ()
+    runs: tuple[StepsRun, ...] = ()
     found: FoundValue | None = None
     kept: Sequence[KeptHere] = ()
     damaged: Sequence[str] = ()
@@ -189,7 +189,7 @@ class Rewind(Job):
 
 
 @dataclasses.dataclass(frozen=True)
-class Report(Job):
+class ReportRecovery(Job):
     """Tells the user of a replacement after its replay. Ends ``phases``, whose seconds the report has."""
 
     report: RecoveryReport
@@ -257,7 +257,7 @@ class AwaitCheckpoints(Job):
     """Gives checkpoints that are being saved some time before a group leaves a node that is to end."""
 
 
-class Release(Job):
+class ReleaseAll(Job):
     """Ends all processes, and gives all resources back."""
 
 

@@ -44,7 +44,7 @@ class NodeGoneError(RuntimeError):
     """The node on which a process was to start is gone."""
 
 
-class _Request(NamedTuple):
+class _PendingReservations(NamedTuple):
     """Reservations that a group's processes wait for, on nodes other than ``avoided``."""
 
     numbers: tuple[int, ...]
@@ -84,7 +84,7 @@ class Allocations:
         self._timeout = timeout
         self._session = RaySession()
         self._lock = threading.Lock()
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _PendingReservations] = {}
         self._nodes: dict[Reservation, str] = {}
         self.placement_groups: set[PlacementGroup] = {
             reservation.placement_group for reservation in reservations
@@ -294,7 +294,7 @@ class Allocations:
             self._withdraw(mpmd_idx)
         group = request([self._bundles[number] for number in numbers], self.avoided)
         self.placement_groups.add(group)
-        self._requests[mpmd_idx] = _Request(tuple(numbers), group, self.avoided)
+        self._requests[mpmd_idx] = _PendingReservations(tuple(numbers), group, self.avoided)
 
     def _renew_request(self, mpmd_idx: int, good: Collection[str]) -> None:
         """Requests reservations for a group that shares or leaves its node; else withdraws its request."""

@@ -20,7 +20,7 @@ Replies = Mapping[int, Mapping[int, StepReply | None]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class StepsRun:
     """The steps since a snapshot, run once.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Deviation(NamedTuple):
     sender: int | None = None
 
 
-def compare(first: Run, second: Run) -> CorruptionReport | None:
+def compare(first: StepsRun, second: StepsRun) -> CorruptionReport | None:
     """The report of the first difference between two runs; ``None`` if they are equal."""
     for step in sorted(first.replies.keys() & second.replies.keys()):
         one, other = first.replies[step], second.replies[step]
@@ -130,7 +130,7 @@ def _differing_events(one: StepReply, other: StepReply) -> Iterator[tuple[int, D
                 yield position, before, now
 
 
-def _in_values(first: Run, second: Run) -> dict[int, _Deviation]:
+def _in_values(first: StepsRun, second: StepsRun) -> dict[int, _Deviation]:
     """The groups that have a value with other bits in the end, though all replies agree."""
     replies = [
         reply for run in (first, second) for of_step in run.replies.values() for reply in of_step.values()

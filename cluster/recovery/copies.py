@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import ray
 
 from cluster.recovery.journal import BEGINNING
-from cluster.recovery.keepers import CopiesLostError, Copy, choose_keepers, missing_copies
+from cluster.recovery.keepers import CopiesLostError, MissingCopy, choose_keepers, missing_copies
 from cluster.recovery.processes import Calls, Processes
 from mpmd.runtime.requests import Handle
 
@@ -83,7 +83,7 @@ class Copies:
 
         Raises: ``SupersededError`` when it is no longer wanted, and when a process dies whatever Ray raises.
         """
-        copies = [Copy(owner, owner, keeper) for owner, keeper in self._keepers.items()]
+        copies = [MissingCopy(owner, owner, keeper) for owner, keeper in self._keepers.items()]
         self._copy(copies, snapshot, base, is_wanted)
 
     def restore(self, snapshot: int) -> None:
@@ -102,7 +102,11 @@ class Copies:
         self._processes.wait_for({actors[i].restore.remote(snapshot, kept[i]): i for i in kept})
 
     def _copy(
-        self, copies: Sequence[Copy], snapshot: int, base: int, is_wanted: Callable[[], bool] = lambda: True
+        self,
+        copies: Sequence[MissingCopy],
+        snapshot: int,
+        base: int,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """Copies chunk by chunk, so that neither the driver nor Ray's memory has to hold a whole snapshot."""
         actors, wait_for = self._processes.actors, self._processes.wait_for

@@ -47,7 +47,7 @@ def choose_keepers(processes: Sequence[ProcessInfo], left_out: Collection[int] =
     return keepers
 
 
-class Copy(NamedTuple):
+class MissingCopy(NamedTuple):
     """The snapshot of a process is to be copied from one process to another."""
 
     owner: int
@@ -55,14 +55,14 @@ class Copy(NamedTuple):
     dst: int
 
 
-def missing_copies(holders: Mapping[int, Collection[int]], keepers: Mapping[int, int]) -> list[Copy]:
+def missing_copies(holders: Mapping[int, Collection[int]], keepers: Mapping[int, int]) -> list[MissingCopy]:
     """The copies to make so that every process and its keeper have its snapshot.
 
     Args:
       holders: the processes that have the snapshot of each.
     """
     return [
-        Copy(owner, owner if owner in having else min(having), holder)
+        MissingCopy(owner, owner if owner in having else min(having), holder)
         for owner, having in holders.items()
         for holder in (owner, keepers[owner])
         if holder not in having

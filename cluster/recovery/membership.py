@@ -104,7 +104,7 @@ class Membership:
 
     def is_void(self, job: do.Job) -> bool:
         """Whether a job need not be carried out any more."""
-        return self.state is State.ENDED and not isinstance(job, do.Report | do.Release)
+        return self.state is State.ENDED and not isinstance(job, do.ReportRecovery | do.ReleaseAll)
 
     def handle(self, event: on.Event) -> Actions:
         """The consequences of an event, in order. When they are carried out, ``advance`` has the next."""
@@ -121,9 +121,9 @@ class Membership:
         """Releases the processes and connections that a job may have started since the run has ended."""
         match event:
             case on.Done(do.Recover(), result):
-                return [do.Disconnect(result.connections), do.Release()]
+                return [do.Disconnect(result.connections), do.ReleaseAll()]
             case on.Done(job) | on.Faulted(job) if self.is_void(job):
-                return [do.Release()]
+                return [do.ReleaseAll()]
         return []
 
     def _handle(self, event: on.Event) -> Actions:
@@ -179,7 +179,7 @@ class Membership:
                 return self._recover_from_death(DIED) if self.dead else self._replay([])
             case do.Rewind():
                 return self._end_rewind(job, result)
-            case do.Report(report):
+            case do.ReportRecovery(report):
                 return [do.StartSpares(report.kind in MOVES)]
             case do.StartSpares(ends_move=True):
                 return self.moves.end()
@@ -209,7 +209,7 @@ class Membership:
                 return self._snapshots.fail(job, error, by_death)
             case do.AwaitDeath():
                 return self._go_on(job, None)
-            case do.Report():
+            case do.ReportRecovery():
                 message = f"a recovery cannot be reported: {type(error).__name__}: {error}"
                 return [do.Say(message), *self._go_on(job, None)]
         return self.moves.fail(job, error)
@@ -218,7 +218,7 @@ class Membership:
         error.__cause__ = cause
         self.error, self.state = error, State.ENDED
         report = [] if self._replayed is None else [self._replayed.report()]
-        return [do.End(error), *report, *([do.Release()] if releases else [])]
+        return [do.End(error), *report, *([do.ReleaseAll()] if releases else [])]
 
     def advance(self) -> Actions:
         """The consequences of the present state, when all actions before are carried out. Empty: none."""
@@ -278,7 +278,7 @@ class Membership:
     def _resume(self) -> Actions:
         """Groups run again, and are asked for the requests that have waited."""
         self.state = State.RUNNING
-        return [do.Replay(self.journal.unasked)]
+        return [do.ReplayLog(self.journal.unasked)]
 
     def _believe(self, outcomes: Sequence[Outcome]) -> Actions:
         """Marks a new commit, has groups go back for a failed step, and tells the user the outcomes."""
@@ -396,4 +396,4 @@ class Membership:
         entries = self.journal.go_back()
         replacement.begin_replay(self.journal.attempt, entries)
         self._replayed = replacement
-        return [*actions, do.Replay(entries)]
+        return [*actions, do.ReplayLog(entries)]

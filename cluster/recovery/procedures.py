@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cluster.driver.runtime import LoadRequests
 from cluster.recovery.actions import GoBack, KeptHere, Recover, Rewind, Rewound
 from cluster.recovery.allocations import NoAllocationError, NodeGoneError
-from cluster.recovery.comparison import Replies, Run
+from cluster.recovery.comparison import Replies, StepsRun
 from cluster.recovery.copies import Copies
 from cluster.recovery.journal import ResultChangedError
 from cluster.recovery.keepers import CopiesLostError
@@ -132,7 +132,7 @@ def rewind(
     Raises: ``CopiesLostError`` when no group has gone back; ``ResultChangedError`` when a group cannot read
       values from storage again; any other error when groups are somewhere in the middle.
     """
-    ordinary = Run(job.replies, digests())
+    ordinary = StepsRun(job.replies, digests())
     damaged = list(go_back(job, copies))
     answers = repeat(job.entries, job.refused)
     errors = _errors_of(answers)
@@ -146,7 +146,7 @@ def rewind(
         errors = _errors_of(answers)
     if (late := _late(errors)) is not None:
         return Rewound((), found, kept, damaged, late)
-    repeated = Run(_replies(answers, errors, job.replies), digests())
+    repeated = StepsRun(_replies(answers, errors, job.replies), digests())
     return Rewound((ordinary, repeated), found, kept, damaged)
 
 

@@ -17,7 +17,7 @@ from ray.actor import ActorHandle
 
 from cluster.driver.calls import liveness
 from cluster.driver.calls.actor_calls import ActorCalls
-from cluster.driver.calls.liveness import NO_LIMITS, Limits
+from cluster.driver.calls.liveness import NO_LIMITS, TimeLimits
 from cluster.driver.ray_session import RaySession
 from cluster.driver.runtime import LoadRequests
 from cluster.protocol.versions import versions_here
@@ -66,7 +66,7 @@ class Processes:
         connected: Connected,
         transport: str,
         encryption: bool | None,
-        limits: Limits,
+        limits: TimeLimits,
     ):
         self.spares = spares
         self.allocations = spares.allocations
@@ -103,7 +103,7 @@ class Processes:
         if self.stop.is_set():
             raise SupersededError(MESH_CLOSED)
 
-    def check_alive(self, numbers: Iterable[int], limits: Limits = NO_LIMITS) -> None:
+    def check_alive(self, numbers: Iterable[int], limits: TimeLimits = NO_LIMITS) -> None:
         """Raises ``GroupDiedError`` when a process has died, does not answer, or exceeds the limits."""
         for number in numbers:
             if (loss := self._processes[number].loss(limits)) is not None:
@@ -115,7 +115,7 @@ class Processes:
         calls: Calls,
         is_wanted: Callable[[], bool] = lambda: True,
         fetch: bool = True,
-        limits: Limits = NO_LIMITS,
+        limits: TimeLimits = NO_LIMITS,
     ) -> None:
         """Waits for calls while the called processes live, and raises the errors of the calls.
 

@@ -125,7 +125,7 @@ class Replacement:
         self.attempt = attempt
         self.replayed = [entry for entry in entries if isinstance(entry, LoggedStep)]
 
-    def report(self) -> do.Report:
+    def report(self) -> do.ReportRecovery:
         report = RecoveryReport(
             mpmd_idxs=tuple(sorted(self.replaced)),
             reason=str(self.death),
@@ -135,4 +135,4 @@ class Replacement:
             lost=self.lost,
             kind=self.kind,
         )
-        return do.Report(report, self.phases)
+        return do.ReportRecovery(report, self.phases)

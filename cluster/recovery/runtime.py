@@ -19,7 +19,7 @@ from ray.actor import ActorHandle
 from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
-from cluster.driver.status import Status, while_recovering
+from cluster.driver.status import ProcessesStatus, while_recovering
 from cluster.recovery.actions import KeptHere
 from cluster.recovery.copies import Copies
 from cluster.recovery.events import Closed, CopyAsked, Died, State, StepAsked, Wanted
@@ -255,7 +255,7 @@ class RecoveringRuntime(Runtime):
             return False
         return True
 
-    def status(self) -> Status:
+    def status(self) -> ProcessesStatus:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""
         self.check_process()
         if self.is_recovering and not self._shell.has_ended:

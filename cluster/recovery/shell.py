@@ -119,7 +119,7 @@ class Shell:
                     connection.close()
             case do.LoseValues(errors):
                 ledger.lose_values(errors)
-            case do.Replay(entries):
+            case do.ReplayLog(entries):
                 self._replay(entries)
             case do.BeginSnapshot():
                 ledger.begin_snapshot()
@@ -185,7 +185,7 @@ class Shell:
             case do.Rewind():
                 digests = functools.partial(take_digests, self._groups, self._membership.logged)
                 return procedures.rewind(job, copies, ledger.repeat, digests)
-            case do.Report():
+            case do.ReportRecovery():
                 self._report(job)
             case do.StartSpares():
                 processes.spares.start_missing()
@@ -208,7 +208,7 @@ class Shell:
                     self._await(job, _DEATH_SECONDS)
             case do.AwaitCheckpoints():
                 self._await(job, _SAVE_SECONDS)
-            case do.Release():
+            case do.ReleaseAll():
                 processes.release()
         return None
 
@@ -223,7 +223,7 @@ class Shell:
         with self._ledger.changed:
             self._ledger.changed.wait_for(lambda: not self._membership.awaits(job), seconds)
 
-    def _report(self, job: do.Report) -> None:
+    def _report(self, job: do.ReportRecovery) -> None:
         job.phases.enter(None)
         sharing = {
             process.mpmd_idx: process.shares_with

@@ -10,7 +10,7 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster.driver.calls import liveness
-from cluster.driver.calls.liveness import NO_LIMITS, Limits
+from cluster.driver.calls.liveness import NO_LIMITS, TimeLimits
 from cluster.driver.ray_session import RaySession
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery.allocations import Allocations
@@ -33,7 +33,7 @@ class Process:
         self._ping: tuple[float, ray.ObjectRef] | None = None  # that is not answered, and when it was made
         self._notice: ray.ObjectRef | None = None
 
-    def loss(self, limits: Limits = NO_LIMITS) -> str | None:
+    def loss(self, limits: TimeLimits = NO_LIMITS) -> str | None:
         """Pings the process, and reads the answer to the ping before.
 
         Returns: how the process is lost: it has died, does not answer, or exceeds the limits; else ``None``.

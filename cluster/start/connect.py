@@ -12,7 +12,7 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster.protocol.endpoint import Endpoint
-from cluster.protocol.process_info import Location, Placement, ProcessInfo
+from cluster.protocol.process_info import Location, ProcessInfo, ProcessPlacement
 from cluster.protocol.versions import Versions, check_versions
 from cluster.ray_compat import log_directory, progress_of
 from cluster.tcp import sockets
@@ -149,7 +149,7 @@ class Connected(NamedTuple):
     """
 
     topology: Topology
-    placement: Placement
+    placement: ProcessPlacement
     connections: list[Connection]
 
 
@@ -177,7 +177,7 @@ def connect(
     connections: list[Connection] = []
     if transport != OBJECT_STORE:
         connections = connect_driver(actors, infos, encryption, undo)
-    return Connected(topology, Placement(tuple(infos), transports), connections)
+    return Connected(topology, ProcessPlacement(tuple(infos), transports), connections)
 
 
 def gathering_edges(

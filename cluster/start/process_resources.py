@@ -10,7 +10,7 @@ from typing import Any
 from cluster.start.environment import actor_environment, gpu_memory
 from cluster.start.processes import PlannedProcesses
 from cluster.start.resources import Bundle, threads_per_process
-from cluster.start.shapes import GPU_PLATFORMS, Request
+from cluster.start.shapes import GPU_PLATFORMS, LaunchRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ProcessResources:
 def resources_of(
     processes: PlannedProcesses,
     nodes: Sequence[str],
-    request: Request,
+    request: LaunchRequest,
     runtime_env: Mapping[str, Any],
     may_share: bool,
 ) -> list[ProcessResources]:

@@ -9,7 +9,7 @@ from typing import Any
 from cluster.protocol.endpoint import Endpoint, endpoints
 from cluster.start.ray_connection import default_platform
 from cluster.start.resources import ACCELERATOR_TYPE, Bundle, fitting_cpus, live_nodes
-from cluster.start.shapes import GPU_PLATFORMS, MOST_PROCESSES, Request, accelerator_types_of, shapes_of
+from cluster.start.shapes import GPU_PLATFORMS, MOST_PROCESSES, LaunchRequest, accelerator_types_of, shapes_of
 from mpmd.ir.reshard import GroupShape
 from mpmd.validation import counted
 
@@ -48,7 +48,7 @@ class PlannedProcesses:
         return [*groups.values(), *([spare] for spare in range(len(self.endpoints), len(self.bundles)))]
 
 
-def processes_of(request: Request, num_spares: int) -> PlannedProcesses:
+def processes_of(request: LaunchRequest, num_spares: int) -> PlannedProcesses:
     """The processes that are asked for, on the cluster that the driver is connected with.
 
     Raises: ``ValueError`` as ``shapes_of`` and ``bundles_of``.
@@ -59,7 +59,7 @@ def processes_of(request: Request, num_spares: int) -> PlannedProcesses:
 
 
 def bundles_of(
-    request: Request, platform: str, shapes: Sequence[GroupShape], num_spares: int
+    request: LaunchRequest, platform: str, shapes: Sequence[GroupShape], num_spares: int
 ) -> list[Bundle]:
     """The resources to reserve for each process, and then for each spare.
 

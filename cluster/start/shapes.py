@@ -86,7 +86,7 @@ _CPUS = functools.partial(number_fault, above=0, finite=True, optional=True)
 _GPUS = functools.partial(number_fault, least=0, finite=True, optional=True)
 
 
-class Request(NamedTuple):
+class LaunchRequest(NamedTuple):
     """The arguments of ``launch`` that say which groups there are, and what each gets, with their rules."""
 
     mesh_shape: Annotated[
@@ -102,7 +102,7 @@ class Request(NamedTuple):
     accelerator_types: Annotated[Sequence[str] | str | None, _accelerators_faults] = None
 
 
-def groups_faults(request: Request) -> Iterator[Fault | None]:
+def groups_faults(request: LaunchRequest) -> Iterator[Fault | None]:
     """The faults of the groups that a request with values of the right types asks for.
 
     The nodes of the cluster are unknown yet; ``shapes_of`` looks at what they can hold.
@@ -115,7 +115,7 @@ def groups_faults(request: Request) -> Iterator[Fault | None]:
         yield from _counts_faults(request, submeshes)
 
 
-def submeshes_of(request: Request) -> list[dict[str, int]]:
+def submeshes_of(request: LaunchRequest) -> list[dict[str, int]]:
     """The axis names and sizes of each group's submesh; all have the same names, in the same order."""
     if request.groups is None:
         shape, axis = request.mesh_shape, request.mpmd_axis
@@ -125,7 +125,7 @@ def submeshes_of(request: Request) -> list[dict[str, int]]:
     return [{name: axes.get(name, 1) for name in names} for axes in request.groups]
 
 
-def axis_types_of(request: Request) -> dict[str, AxisType]:
+def axis_types_of(request: LaunchRequest) -> dict[str, AxisType]:
     """The types of the axes that are not ``Auto``."""
     types = request.axis_types
     if isinstance(types, AxisType):
@@ -133,13 +133,13 @@ def axis_types_of(request: Request) -> dict[str, AxisType]:
     return {axis: kind for axis, kind in (types or {}).items() if kind is not AxisType.Auto}
 
 
-def accelerator_types_of(request: Request, num_groups: int) -> list[str | None]:
+def accelerator_types_of(request: LaunchRequest, num_groups: int) -> list[str | None]:
     """The accelerator type of the nodes of each group; ``None`` for any."""
     types = request.accelerator_types
     return [types] * num_groups if types is None or isinstance(types, str) else [*types]
 
 
-def spares_fault(request: Request, num_spares: int) -> Fault | None:
+def spares_fault(request: LaunchRequest, num_spares: int) -> Fault | None:
     """The fault of spares beside groups of several accelerator types: a spare replaces any group."""
     types = dict.fromkeys(accelerator_types_of(request, len(submeshes_of(request))))
     if not num_spares or len(types) == 1:
@@ -151,7 +151,9 @@ def spares_fault(request: Request, num_spares: int) -> Fault | None:
     )
 
 
-def shapes_of(request: Request, platform: str, gpus_of_nodes: Sequence[float]) -> tuple[GroupShape, ...]:
+def shapes_of(
+    request: LaunchRequest, platform: str, gpus_of_nodes: Sequence[float]
+) -> tuple[GroupShape, ...]:
     """The shape of each group, with the number of its processes.
 
     Args:
@@ -240,7 +242,7 @@ def _check_gpus(shapes: Sequence[GroupShape], gpus: float) -> None:
         raise ValueError("\n".join(faults))
 
 
-def _submeshes_faults(request: Request) -> Iterator[Fault | None]:
+def _submeshes_faults(request: LaunchRequest) -> Iterator[Fault | None]:
     mesh_shape, mpmd_axis, groups = request.mesh_shape, request.mpmd_axis, request.groups
     if groups is None and (mesh_shape is None or mpmd_axis is None):
         yield ValueError("launch needs mesh_shape and mpmd_axis, or groups")
@@ -276,7 +278,7 @@ def _submeshes_faults(request: Request) -> Iterator[Fault | None]:
         yield device_count_fault(sum(math.prod(axes.values()) for axes in shapes.values()))
 
 
-def _named_axes_faults(request: Request, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:
+def _named_axes_faults(request: LaunchRequest, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:
     for axis in request.axis_types if isinstance(request.axis_types, Mapping) else ():
         if axis not in submeshes[0]:
             yield ValueError(
@@ -284,7 +286,7 @@ def _named_axes_faults(request: Request, submeshes: Sequence[Mapping[str, int]])
             )
 
 
-def _counts_faults(request: Request, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:
+def _counts_faults(request: LaunchRequest, submeshes: Sequence[Mapping[str, int]]) -> Iterator[Fault]:
     num_groups, gpus = len(submeshes), request.gpus_per_group
     types = accelerator_types_of(request, num_groups)
     if len(types) != num_groups:

@@ -55,7 +55,7 @@ class AuthenticatedPeer(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Wait:
+class SocketWait:
     """Waits for sockets that do not block, until a deadline of ``time.monotonic``, or until ``check`` raises.
 
     ``check`` is called several times a second.
@@ -81,7 +81,7 @@ class Wait:
             raise TimeoutError("timed out")
 
 
-def authenticate(link: socket.socket, context: ssl.SSLContext, wait: Wait) -> AuthenticatedPeer:
+def authenticate(link: socket.socket, context: ssl.SSLContext, wait: SocketWait) -> AuthenticatedPeer:
     """The handshake of the end that listens.
 
     Args:
@@ -103,7 +103,7 @@ def authenticate(link: socket.socket, context: ssl.SSLContext, wait: Wait) -> Au
 
 
 def request(
-    link: socket.socket, context: ssl.SSLContext, identity: str, number: int, encrypts: bool, wait: Wait
+    link: socket.socket, context: ssl.SSLContext, identity: str, number: int, encrypts: bool, wait: SocketWait
 ) -> Session:
     """The handshake of the end that connects. Returns the session, from which ``encrypts`` goes on.
 
@@ -119,7 +119,7 @@ def request(
         session.tls.do_handshake()
     _send(link, session)
     wait.until(link, select.POLLIN)
-    wait = Wait(time.monotonic() + HANDSHAKE_SECONDS, wait.check)
+    wait = SocketWait(time.monotonic() + HANDSHAKE_SECONDS, wait.check)
 
     def claim() -> None:
         session.tls.do_handshake()
@@ -135,7 +135,7 @@ def _session(wrap: Callable[..., ssl.SSLObject], **options: object) -> Session:
     return Session(wrap(incoming, outgoing, **options), incoming, outgoing)
 
 
-def _perform(link: socket.socket, session: Session, operation: Callable[[], T], wait: Wait) -> T:
+def _perform(link: socket.socket, session: Session, operation: Callable[[], T], wait: SocketWait) -> T:
     """Repeats an operation of TLS after each packet that arrives, until it is done, and sends its output.
 
     Messages of one operation travel together: the system delays small packets that follow one another.

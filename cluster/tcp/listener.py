@@ -16,7 +16,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from cluster.tcp import handshake
 from cluster.tcp.credentials import Credentials
-from cluster.tcp.handshake import AuthenticatedPeer, Wait, authenticate
+from cluster.tcp.handshake import AuthenticatedPeer, SocketWait, authenticate
 
 _MAX_HANDSHAKES = 256
 """The most handshakes at the same time; further connections wait in the system's queue."""
@@ -31,11 +31,11 @@ _LASTING_SECONDS = 10.0
 """The seconds after which ``accept`` fails, if no connection could be opened meanwhile."""
 
 
-class Link(Protocol):
+class Closable(Protocol):
     def close(self) -> None: ...
 
 
-LinkT = TypeVar("LinkT", bound=Link)
+LinkT = TypeVar("LinkT", bound=Closable)
 
 
 class Listener(abc.ABC, Generic[LinkT]):
@@ -113,7 +113,7 @@ class Listener(abc.ABC, Generic[LinkT]):
     def _authenticate(self, link: socket.socket) -> None:
         try:
             link.setblocking(False)
-            wait = Wait(time.monotonic() + handshake.HANDSHAKE_SECONDS, self.check)
+            wait = SocketWait(time.monotonic() + handshake.HANDSHAKE_SECONDS, self.check)
             peer = authenticate(link, self._context, wait)
             self._accepted.put((peer.number, self._open(link, peer)))
         except OSError:  # the other end does not have the credentials, or is gone
@@ -155,14 +155,16 @@ class Listener(abc.ABC, Generic[LinkT]):
 
 
 @contextlib.contextmanager
-def connecting(link: socket.socket, where: str, timeout: float, check: Callable[[], None]) -> Iterator[Wait]:
+def connecting(
+    link: socket.socket, where: str, timeout: float, check: Callable[[], None]
+) -> Iterator[SocketWait]:
     """The limits of waiting while ``link`` is connected, which is closed if that fails.
 
     Raises: ``ConnectionError`` for every ``OSError``.
     """
     try:
         link.setblocking(False)
-        yield Wait(time.monotonic() + timeout, check)
+        yield SocketWait(time.monotonic() + timeout, check)
     except BaseException as error:
         link.close()
         if not isinstance(error, OSError):

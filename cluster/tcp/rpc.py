@@ -18,7 +18,7 @@ import ray
 
 from cluster.tcp.credentials import Credentials
 from cluster.tcp.frames import Frame, FrameConnection, encode
-from cluster.tcp.sockets import Address, Listener
+from cluster.tcp.sockets import Address, ConnectionListener
 
 
 class Client:
@@ -91,7 +91,7 @@ class Server:
 
     def __init__(self, name: str, host: str, credentials: Credentials):
         self._name = name
-        self._listener = Listener(host, credentials)
+        self._listener = ConnectionListener(host, credentials)
         self.address: Address = self._listener.address
         self._requests: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
         self._connection: queue.SimpleQueue[FrameConnection] = queue.SimpleQueue()

@@ -23,14 +23,14 @@ _IDLE_SECONDS, _PROBE_SECONDS = 30, 10
 
 
 class Address(NamedTuple):
-    """The address and the identity of a ``Listener``: no other one can answer in its place."""
+    """The address and the identity of a ``ConnectionListener``: no other one can answer in its place."""
 
     host: str
     port: int
     identity: str
 
 
-class Listener(listener.Listener[Connection]):
+class ConnectionListener(listener.Listener[Connection]):
     """Accepts connections at a free port of a host from peers that have the credentials.
 
     Args:
@@ -55,7 +55,7 @@ def connect(
     number: int = -1,
     check: Callable[[], None] = lambda: None,
 ) -> Connection:
-    """Connects with a ``Listener``.
+    """Connects with a ``ConnectionListener``.
 
     Args:
       timeout: seconds until the listener answers, which may be late. The rest takes a few seconds at most.

@@ -43,7 +43,7 @@ class PeerLostError(RuntimeError):
         return self.args[0]
 
 
-class _Loss(NamedTuple):
+class _LostPeer(NamedTuple):
     """The loss of a peer: when, why, and the process that has to go."""
 
     since: float
@@ -75,7 +75,7 @@ class ProcessInbox(Inbox):
         self._group_of = group_of
         self.is_closed = False
         self._groups: Collection[int] | None = None  # which take part in the step; None: all
-        self._disconnected: dict[int, _Loss] = {}
+        self._disconnected: dict[int, _LostPeer] = {}
         self.lost: PeerLostError | None = None
         """The loss that has ended a wait of this step, when the driver did not say in time why it came."""
         self._listeners: dict[int, HeaderListener] = {}
@@ -166,7 +166,7 @@ class ProcessInbox(Inbox):
 
     def mark_disconnected(self, process: int, reason: str = "its process has closed its connections") -> None:
         """Records that a peer was lost."""
-        self._disconnected.setdefault(process, _Loss(time.monotonic(), reason, process))
+        self._disconnected.setdefault(process, _LostPeer(time.monotonic(), reason, process))
         self.wake()
 
     def mark_unreadable(self, process: int, here: int, error: Exception) -> None:
@@ -180,7 +180,7 @@ class ProcessInbox(Inbox):
         if isinstance(error, CorruptedError):
             reason, culprit = f"what it sends to {me} does not arrive as it was sent: {error}", process
         since = time.monotonic() - ABORT_REASON_SECONDS
-        self._disconnected.setdefault(process, _Loss(since, reason, culprit))
+        self._disconnected.setdefault(process, _LostPeer(since, reason, culprit))
         self.wake()
 
     def close(self) -> None:

@@ -13,13 +13,13 @@ from mpmd.arguments.leaves import host_value
 from mpmd.arrays.array import MpmdArray
 from mpmd.ir.placement import Placement
 from mpmd.ir.stack import Stack
-from mpmd.runtime.argument_cache import Delivery, Piece
+from mpmd.runtime.argument_cache import Delivery, PlacedPiece
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
 
 
 @dataclasses.dataclass(eq=False)
-class Argument:
+class DeliveredArgument:
     """An argument leaf of a call.
 
     Attributes:
@@ -47,7 +47,7 @@ class Argument:
         # Only an array that cannot change or be deleted is the same at the next call.
         lasts = isinstance(leaf, jax.Array) and not isinstance(leaf, MpmdArray) and not self.donated
         name = self.stack.names[layer_range] if self.stack else ""
-        piece = Piece(leaf, name, placement) if lasts else None
+        piece = PlacedPiece(leaf, name, placement) if lasts else None
         handle = None if piece is None else delivery.find(piece)
         return delivery.send(self._values[layer_range], placement, piece) if handle is None else handle
 

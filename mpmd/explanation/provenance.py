@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import operands, size, subjaxprs
-from mpmd.compiler.jaxprs.source import Frame, origin_of
+from mpmd.compiler.jaxprs.source import SourceFrame, origin_of
 from mpmd.compiler.jaxprs.work import operations
 from mpmd.explanation.tasks import FunctionShare
 from mpmd.explanation.uses import SourceLine
@@ -135,7 +135,7 @@ def _line(eqn: JaxprEqn) -> SourceLine | None:
     return SourceLine(line.file_name, line.line_num, _functions_of(line)[-1], callee)
 
 
-def _functions_of(frame: Frame) -> list[str]:
+def _functions_of(frame: SourceFrame) -> list[str]:
     """Returns the names of the functions around a function, and its own; lambdas have no names."""
     names = frame.function_name.split(".<locals>.")
     return [name for name in names if not name.startswith("<")] or names[-1:]

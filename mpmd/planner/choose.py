@@ -17,7 +17,7 @@ from mpmd.planner.constraints import Constraints
 from mpmd.planner.layer_profile import Kind
 from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.planner.reasons import StepDoesNotFit, shortage, slower_because
-from mpmd.planner.rerank import Limits, Ranking, rerank
+from mpmd.planner.rerank import PlanningLimits, Ranking, rerank
 from mpmd.planner.search.multi_loop import loops_as_written, search_loops
 from mpmd.planner.search.unsliced import advice_on_slices
 from mpmd.planner.trials.realize import decisions_of
@@ -149,7 +149,7 @@ def plan(
             trials.realize,
             trials.measure,
             trials.cluster,
-            Limits(simulate, seconds, measure),
+            PlanningLimits(simulate, seconds, measure),
         )
     except StepDoesNotFit as error:
         if not memory_margin:

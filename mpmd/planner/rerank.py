@@ -16,7 +16,7 @@ from mpmd.planner.choice_table import candidate_text, time_text
 from mpmd.planner.labels import relabelled
 from mpmd.planner.pools import AnyCluster
 from mpmd.planner.reasons import StepDoesNotFit, memory_share, shortage, slower_because
-from mpmd.planner.simplicity import Option, complexity, in_order, may_be_as_fast
+from mpmd.planner.simplicity import TimedCandidate, complexity, in_order, may_be_as_fast
 from mpmd.planner.trials.realize import Realized
 
 _logger = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ Search = Callable[[float], Sequence[Row]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
-    """Limits of planning and measuring.
+class PlanningLimits:
+    """PlanningLimits of planning and measuring.
 
     Attributes:
       simulate: the number of candidates that are planned, beside the alternatives to a pipeline.
@@ -71,7 +71,7 @@ class Ranking:
 
 
 def rerank(
-    search: Search, realize: Realize, measure: Measure, cluster: AnyCluster, limits: Limits
+    search: Search, realize: Realize, measure: Measure, cluster: AnyCluster, limits: PlanningLimits
 ) -> Ranking:
     """Plans and simulates the best candidates and the alternatives to a pipeline, and ranks the plans.
 
@@ -143,7 +143,11 @@ def _fitting(planned: Iterable[_Planned]) -> list[_Planned]:
 
 
 def _plan_rows(
-    rows: Sequence[Row], planned: list[_Planned], realize: Realize, cluster: AnyCluster, limits: Limits
+    rows: Sequence[Row],
+    planned: list[_Planned],
+    realize: Realize,
+    cluster: AnyCluster,
+    limits: PlanningLimits,
 ) -> tuple[list[Row], str]:
     """Appends the candidates of rows to ``planned`` until the limits, or much slower rows, are reached.
 
@@ -227,7 +231,7 @@ def _nothing_can_be_run(refused: Sequence[Row], cluster: AnyCluster) -> ValueErr
 
 
 def _measured(
-    planned: Sequence[_Planned], measure: Measure, cluster: AnyCluster, limits: Limits
+    planned: Sequence[_Planned], measure: Measure, cluster: AnyCluster, limits: PlanningLimits
 ) -> list[_Planned]:
     """Measures ``limits.measure`` candidates, and more until no unmeasured candidate may be the fastest.
 
@@ -281,7 +285,7 @@ def _preferred(planned: Iterable[_Planned]) -> list[_Planned]:
     fitting = _fitting(planned)
     pool = [one for one in fitting if one.is_measured] or fitting
     options = [
-        Option(one.row.candidate, one.seconds, one.row.prediction.expected_error, one.realized.size)
+        TimedCandidate(one.row.candidate, one.seconds, one.row.prediction.expected_error, one.realized.size)
         for one in pool
         if one.realized is not None
     ]

@@ -16,7 +16,7 @@ AS_FAST = 1.01
 """Steps whose times differ by less are as fast: no prediction is more exact."""
 
 
-class Option(NamedTuple):
+class TimedCandidate(NamedTuple):
     """A candidate with its time, from formulas, a plan or a measurement.
 
     Attributes:
@@ -31,7 +31,7 @@ class Option(NamedTuple):
     size: float
 
 
-def in_order(options: Sequence[Option]) -> list[int]:
+def in_order(options: Sequence[TimedCandidate]) -> list[int]:
     """The positions of the options that may be the fastest, the preferred one first, then the simplest.
 
     Among the simplest, an option with fewer tasks and messages precedes an option that is faster by less

@@ -11,7 +11,7 @@ from typing import NamedTuple
 IDLE = "idle"
 
 
-class Kind(enum.Enum):
+class ActivityKind(enum.Enum):
     """A task, or a part of loading a program, which nothing can interrupt; or else, such as a wait."""
 
     TASK = "task"
@@ -22,13 +22,13 @@ class Kind(enum.Enum):
 class Loading(str):
     """The text for a part of loading a program, such as compiling one executable."""
 
-    kind = Kind.LOAD
+    kind = ActivityKind.LOAD
 
 
 class Computing(str):
     """The text for a wait for computations of the devices."""
 
-    kind = Kind.TASK
+    kind = ActivityKind.TASK
 
 
 FINISHING = Computing("waiting for the devices at the end")
@@ -47,7 +47,7 @@ class Doing(NamedTuple):
 
     what: str
     step: int | None
-    kind: Kind
+    kind: ActivityKind
     seconds: float
 
     def __str__(self) -> str:
@@ -86,4 +86,4 @@ class Activity:
     def read(self) -> Doing:
         """The current activity. May be called from any thread."""
         (what, since), step = self.now, self.step
-        return Doing(str(what), step, getattr(what, "kind", Kind.OTHER), time.perf_counter() - since)
+        return Doing(str(what), step, getattr(what, "kind", ActivityKind.OTHER), time.perf_counter() - since)

@@ -18,7 +18,7 @@ from mpmd.ir.placement import Placement
 from mpmd.runtime.requests import Handle
 
 
-class Piece(NamedTuple):
+class PlacedPiece(NamedTuple):
     """A caller's array, or a part of it such as ``[0:2]``, and the placement that groups need."""
 
     array: jax.Array
@@ -34,7 +34,7 @@ _Key = tuple[int, str, Placement]
 """A piece, with its array by its ``id``."""
 
 
-class _Entry(NamedTuple):
+class _CachedArgument(NamedTuple):
     array: weakref.ref[jax.Array]
     handle: Handle
     mpmd_idxs: tuple[int, ...]
@@ -64,7 +64,7 @@ class ArgumentCache:
         self.free = free
         self._delivering = [threading.Lock() for _ in range(num_groups)]
         self._changing = threading.Lock()
-        self._entries: dict[_Key, _Entry] = {}
+        self._entries: dict[_Key, _CachedArgument] = {}
         self._oldest: list[Handle] = [0] * num_groups
         # Arrays die in garbage collection, at any point of any thread, where no lock may be taken.
         self._invalid: collections.deque[tuple[_Key, Handle]] = collections.deque()
@@ -86,7 +86,7 @@ class ArgumentCache:
                 self._free_invalid(frozenset(mpmd_idxs))
             yield Delivery(self, mpmd_idxs)
 
-    def find(self, piece: Piece) -> Handle | None:
+    def find(self, piece: PlacedPiece) -> Handle | None:
         """The handle of an array, if these groups have it so."""
         entry = self._entries.get(piece.key)
         if entry is None or entry.array() is not piece.array:
@@ -94,14 +94,16 @@ class ArgumentCache:
         is_there = all(entry.handle >= self._oldest[mpmd_idx] for mpmd_idx in entry.mpmd_idxs)
         return entry.handle if is_there else None
 
-    def add(self, piece: Piece, handle: Handle) -> _Key:
+    def add(self, piece: PlacedPiece, handle: Handle) -> _Key:
         """Records that groups hold an array under ``handle``. From now on only the cache frees the handle."""
         key = piece.key
         died = functools.partial(self._died, key, handle)
         with self._changing:
             if key in self._entries:  # of an array that has died since, or an invalid one
                 self.free(self._entries[key].mpmd_idxs, self._entries[key].handle)
-            self._entries[key] = _Entry(weakref.ref(piece.array, died), handle, piece.placement.mpmd_idxs)
+            self._entries[key] = _CachedArgument(
+                weakref.ref(piece.array, died), handle, piece.placement.mpmd_idxs
+            )
         return key
 
     def invalidate(self, entries: Iterable[tuple[_Key, Handle]]) -> None:
@@ -145,15 +147,15 @@ class Delivery:
         self._cache = cache
         self.host_arrays: dict[int, dict[Handle, np.ndarray]] = {group: {} for group in mpmd_idxs}
         self._transient: dict[Handle, tuple[int, ...]] = {}
-        self._to_cache: dict[_Key, tuple[Piece, Handle]] = {}
+        self._to_cache: dict[_Key, tuple[PlacedPiece, Handle]] = {}
 
-    def find(self, piece: Piece) -> Handle | None:
+    def find(self, piece: PlacedPiece) -> Handle | None:
         """The handle of an array, if these groups have it so, or are sent it with this step."""
         if added := self._to_cache.get(piece.key):
             return added[1]
         return self._cache.find(piece)
 
-    def send(self, value: np.ndarray, placement: Placement, piece: Piece | None) -> Handle:
+    def send(self, value: np.ndarray, placement: Placement, piece: PlacedPiece | None) -> Handle:
         """Adds a value to send to groups; they keep it for later steps if it is the value of ``piece``."""
         handle = self._cache.next_handle()
         for mpmd_idx in placement.mpmd_idxs:

@@ -97,7 +97,7 @@ def trace_of(
     return None if content is None else jax.profiler.ProfileData.from_serialized_xspace(content)
 
 
-class _Operation(NamedTuple):
+class _DeviceOperation(NamedTuple):
     """An operation of a compiled program that a device ran.
 
     Attributes:
@@ -157,7 +157,7 @@ def program_name(executable: str) -> str:
     return _NO_NAME.sub("_", executable)
 
 
-def _operations_of(trace_dir: str | os.PathLike) -> Iterator[_Operation]:
+def _operations_of(trace_dir: str | os.PathLike) -> Iterator[_DeviceOperation]:
     """The operations of all processes of the last run. Raises ``FileNotFoundError`` when there is none."""
     raise_faults(path_fault("trace_dir", trace_dir))
     runs = sorted(pathlib.Path(trace_dir).glob("plugins/profile/*/"))
@@ -168,7 +168,7 @@ def _operations_of(trace_dir: str | os.PathLike) -> Iterator[_Operation]:
         yield from _operations(file)
 
 
-def _operations(file: pathlib.Path) -> Iterator[_Operation]:
+def _operations(file: pathlib.Path) -> Iterator[_DeviceOperation]:
     """The operations of a process: of its accelerators if they recorded any; else of the CPU's devices."""
     trace = jax.profiler.ProfileData.from_file(str(file))
     accelerators = [plane for plane in trace.planes if plane.name.startswith("/device:")]
@@ -179,4 +179,4 @@ def _operations(file: pathlib.Path) -> Iterator[_Operation]:
                 if "hlo_op" in known:
                     device = plane.name if accelerators else known.get("device_ordinal")
                     program, name = str(known.get("hlo_module", "")), str(known["hlo_op"])
-                    yield _Operation((file, device), program, name, event.duration_ns / 1e9)
+                    yield _DeviceOperation((file, device), program, name, event.duration_ns / 1e9)

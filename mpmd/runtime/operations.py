@@ -24,7 +24,7 @@ from mpmd.ir.plan import (
     Task,
 )
 from mpmd.ir.process_times import SendTime, TaskTime, WaitTime
-from mpmd.runtime.activity import Activity, Kind
+from mpmd.runtime.activity import Activity, ActivityKind
 from mpmd.runtime.digests import DigestedEvent, EventKind
 from mpmd.runtime.nonfinite import NonFinitePolicy, first_refused, passed_on
 from mpmd.runtime.recording import Recording
@@ -76,7 +76,7 @@ class RunTask:
     outputs: tuple[int, ...]
     donated: tuple[int, ...]
     synchronous: bool
-    kind: ClassVar[Kind] = Kind.TASK
+    kind: ClassVar[ActivityKind] = ActivityKind.TASK
 
     def __str__(self) -> str:
         return f"running {self.text}"

@@ -36,7 +36,7 @@ class UnequalReplicas:
         return f"copies of a {self.type} differ: {'; '.join(self.holders)}"
 
 
-class _Copy(NamedTuple):
+class _Replica(NamedTuple):
     process: ProcessDigests
     device: str
     digest: int
@@ -50,11 +50,11 @@ def unequal_replicas(processes: Iterable[ProcessDigests]) -> tuple[UnequalReplic
     group have computed on different processors, with other threads, flags or versions, may rightly differ:
     then that is not conclusive.
     """
-    copies: dict[tuple[int, str, Box], list[_Copy]] = collections.defaultdict(list)
+    copies: dict[tuple[int, str, Box], list[_Replica]] = collections.defaultdict(list)
     for process in processes:
         for handle, value in process.values.items():
             for device, box, digest in value.shards:
-                copies[handle, value.type, box].append(_Copy(process, device, digest, value.is_received))
+                copies[handle, value.type, box].append(_Replica(process, device, digest, value.is_received))
     return tuple(
         _unequal(type, comparable)
         for (_, type, _), of_shard in copies.items()
@@ -63,17 +63,17 @@ def unequal_replicas(processes: Iterable[ProcessDigests]) -> tuple[UnequalReplic
     )
 
 
-def _comparable(copies: Sequence[_Copy]) -> list[list[_Copy]]:
+def _comparable(copies: Sequence[_Replica]) -> list[list[_Replica]]:
     """Groups copies that must be equal: all copies together or, if several groups computed the value, the
     copies of each group."""
-    by_group: dict[int, list[_Copy]] = collections.defaultdict(list)
+    by_group: dict[int, list[_Replica]] = collections.defaultdict(list)
     for copy in copies:
         by_group[copy.process.mpmd_idx].append(copy)
     computed = {copy.process.mpmd_idx for copy in copies if not copy.is_received}
     return [list(copies)] if len(computed) <= 1 else list(by_group.values())
 
 
-def _unequal(type: str, copies: Sequence[_Copy]) -> UnequalReplicas:
+def _unequal(type: str, copies: Sequence[_Replica]) -> UnequalReplicas:
     devices: dict[int, list[str]] = collections.defaultdict(list)
     for process, device, digest, _ in copies:
         devices[digest].append(f"{device} of group {process.mpmd_idx} ({process.place})")

@@ -46,7 +46,7 @@ class StepEnd(NamedTuple):
     bytes_sent: int
 
 
-class Listener(Protocol):
+class StepListener(Protocol):
     """Listens to the steps of a function. Its methods are called in the thread that calls the step."""
 
     def add(self, end: StepEnd) -> None:
@@ -112,7 +112,7 @@ class StepMeter:
         self.name = name
         self._mesh = weakref.ref(mesh)
         self._lock = threading.Lock()
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: tuple[StepListener, ...] = ()
         self.totals = StepTotals(name)
         self.last_end = 0.0
         self.memory: Mapping[int, MemoryUse] = {}
@@ -142,11 +142,11 @@ class StepMeter:
         recent = list(self._recent)
         return (recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None
 
-    def add_listener(self, listener: Listener) -> None:
+    def add_listener(self, listener: StepListener) -> None:
         with self._lock:
             self._listeners += (listener,)
 
-    def remove_listener(self, listener: Listener) -> None:
+    def remove_listener(self, listener: StepListener) -> None:
         with self._lock:
             self._listeners = tuple(other for other in self._listeners if other is not listener)
 

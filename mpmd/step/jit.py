@@ -166,7 +166,7 @@ class StepOptions:
     sequence_parallel: SequenceParallel | None = None
 
 
-class _Kind(NamedTuple):
+class _CallKind(NamedTuple):
     """Calls that one compiled step serves.
 
     Attributes:
@@ -201,7 +201,7 @@ class MpmdFunction(ShownAsText):
             options.in_specs, options.kwarg_specs, mesh.abstract_submeshes, mesh.mpmd_axis_name
         )
         # A mesh that was closed has another runtime when it is used again; nothing here keeps the old one.
-        self._loaded: weakref.WeakKeyDictionary[Runtime, dict[_Kind, LoadedStep]]
+        self._loaded: weakref.WeakKeyDictionary[Runtime, dict[_CallKind, LoadedStep]]
         self._loaded = weakref.WeakKeyDictionary()
 
     def shown(self) -> str:
@@ -312,7 +312,7 @@ class MpmdFunction(ShownAsText):
     def _load(self, call: Call) -> LoadedStep:
         """The step that serves a call, compiled if none of its kind came before."""
         loaded = self._loaded.setdefault(self._mesh.runtime, {})
-        anywhere = _Kind(trace_context(), self._in_specs.of(call), call.key)
+        anywhere = _CallKind(trace_context(), self._in_specs.of(call), call.key)
         if step := loaded.get(anywhere):
             return step
         # Without a loop, what runs where follows from where the arguments are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mpmd.arguments.call import Call
-from mpmd.arguments.delivered import Argument
+from mpmd.arguments.delivered import DeliveredArgument
 from mpmd.ir.placement import Placement
 from mpmd.ir.stack import Leaf
 from mpmd.runtime.argument_cache import Delivery
@@ -44,7 +44,7 @@ class StepRequests:
         """A handle for each argument that is read; values that groups lack are added to the delivery."""
         handles: dict[int, Handle] = {}
         for i, leaf in enumerate(self._argument_leaves):
-            argument = Argument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
+            argument = DeliveredArgument(call.leaves[i], call.avals[i], call.donated[i], leaf.stack)
             for layer_range, position in enumerate(self._ranges[i]):
                 if (placement := self._placements.get(position)) is not None:
                     handles[position] = argument.on(placement, layer_range, runtime, delivery)

@@ -252,7 +252,10 @@ def test_a_bit_that_flips_in_a_vote_ends_the_connection_of_a_group(offset):
 def test_a_bit_that_flips_in_a_handshake_keeps_nobody_waiting():
     credentials = make_credentials(False)
     for offset in (0, 12, 100, 700, 1000):
-        with sockets.Listener("127.0.0.1", credentials) as listener, ThreadPoolExecutor(1) as thread:
+        with (
+            sockets.ConnectionListener("127.0.0.1", credentials) as listener,
+            ThreadPoolExecutor(1) as thread,
+        ):
             flips = Flips()
             flips.arm(offset)
             accepting = thread.submit(listener.accept)

@@ -26,10 +26,10 @@ CREDENTIALS = make_credentials(encryption=True)
 ANSWERER = """
 import pickle, resource, sys, threading
 from cluster.tcp.frames import FrameConnection, encode
-from cluster.tcp.sockets import Listener
+from cluster.tcp.sockets import ConnectionListener
 
 credentials = pickle.load(sys.stdin.buffer)
-with Listener("127.0.0.1", credentials) as listener:
+with ConnectionListener("127.0.0.1", credentials) as listener:
     sys.stdout.buffer.write(pickle.dumps(tuple(listener.address)))
     sys.stdout.buffer.flush()
     while True:

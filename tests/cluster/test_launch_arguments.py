@@ -12,7 +12,7 @@ from cluster.mesh import abstract_submesh
 from cluster.protocol.process_info import Location
 from cluster.protocol.versions import Versions
 from cluster.start.connect import open_groups
-from cluster.start.shapes import Request, axis_types_of, fewest_processes, shapes_of, submeshes_of
+from cluster.start.shapes import LaunchRequest, axis_types_of, fewest_processes, shapes_of, submeshes_of
 from tests.support.processes import endpoints
 
 
@@ -58,7 +58,7 @@ def test_axis_types_that_groups_cannot_have(axis_types, error, message):
 
 
 def test_steps_see_axes_of_the_types_asked_for():
-    request = Request(
+    request = LaunchRequest(
         {"stage": 2, "data": 4, "model": 2}, "stage", None, axis_types={"data": AxisType.Explicit}
     )
     assert axis_types_of(request) == {"data": AxisType.Explicit}
@@ -142,11 +142,13 @@ def test_values_of_wrong_types(arguments, message):
 
 
 def test_submeshes_have_all_axes():
-    assert submeshes_of(Request(None, None, [{"data": 4}, {"model": 2, "data": 2}])) == [
+    assert submeshes_of(LaunchRequest(None, None, [{"data": 4}, {"model": 2, "data": 2}])) == [
         {"data": 4, "model": 1},
         {"data": 2, "model": 2},
     ]
-    assert submeshes_of(Request({"data": 2, "stage": 2}, "stage", None)) == [{"data": 2, "stage": 1}] * 2
+    assert (
+        submeshes_of(LaunchRequest({"data": 2, "stage": 2}, "stage", None)) == [{"data": 2, "stage": 1}] * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_groups_get_as_few_processes_as_the_gpus_of_nodes_allow(gpus, nodes, exp
 
 
 def test_gpus_that_are_asked_for_divide_over_the_processes():
-    request = Request(None, None, [{"data": 6}], gpus_per_group=8)
+    request = LaunchRequest(None, None, [{"data": 6}], gpus_per_group=8)
     (shape,) = shapes_of(request, "cuda", [4, 4])
     assert shape.num_processes == 2
     with pytest.raises(ValueError, match="gives each of the 1 processes of group 0 4 GPUs for 6 devices"):

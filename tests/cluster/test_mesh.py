@@ -4,13 +4,15 @@ import pytest
 
 import mpmd
 from cluster.mesh import ClusterMesh
-from cluster.protocol.process_info import Placement
+from cluster.protocol.process_info import ProcessPlacement
 from mpmd.ir.routes import GroupShape, Topology
 
 
 def mesh_of(submeshes, parts=None):
     topology = Topology(tuple(map(GroupShape, submeshes)))
-    return ClusterMesh(topology, "stage", {}, "cpu", None, Placement((), {}), {}, [], [], lambda: None, parts)
+    return ClusterMesh(
+        topology, "stage", {}, "cpu", None, ProcessPlacement((), {}), {}, [], [], lambda: None, parts
+    )
 
 
 @pytest.mark.parametrize(

@@ -260,11 +260,11 @@ def test_a_process_that_stays_without_descriptors_says_so(monkeypatch, exhausted
 ACCEPTS = """
 import pickle, resource, sys
 from cluster.tcp import handshake
-from cluster.tcp.sockets import Listener
+from cluster.tcp.sockets import ConnectionListener
 
 handshake.HANDSHAKE_SECONDS = 0.5
 credentials = pickle.load(sys.stdin.buffer)
-with Listener("127.0.0.1", credentials) as listener:
+with ConnectionListener("127.0.0.1", credentials) as listener:
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     sys.stdout.buffer.write(pickle.dumps(tuple(listener.address)))
     sys.stdout.buffer.flush()

@@ -9,7 +9,7 @@ from mpmd.errors import CompileError
 from mpmd.planner.candidate import Candidate, Memory, Prediction, Row
 from mpmd.planner.cluster import Cluster
 from mpmd.planner.reasons import StepDoesNotFit
-from mpmd.planner.rerank import Limits, rerank
+from mpmd.planner.rerank import PlanningLimits, rerank
 from mpmd.planner.trials.realize import Realized
 from mpmd.schedules import Std1F1B, ZeroBubble
 from mpmd.simulate import Costs, Link
@@ -69,7 +69,7 @@ def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=Non
         searched.append(share)
         return rows if share == 1.0 else again
 
-    result = rerank(search, realize, measure_tasks, CLUSTER, Limits(simulate, seconds, measure))
+    result = rerank(search, realize, measure_tasks, CLUSTER, PlanningLimits(simulate, seconds, measure))
     return [found.candidate.num_microbatches for found in result.rows], planned, result
 
 

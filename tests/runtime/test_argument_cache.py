@@ -11,7 +11,7 @@ import pytest
 
 import mpmd
 from mpmd.ir.placement import Placement
-from mpmd.runtime.argument_cache import ArgumentCache, Piece
+from mpmd.runtime.argument_cache import ArgumentCache, PlacedPiece
 from mpmd.runtime.requests import StepRequest
 from tests.support.models import batch, mse, weights
 from tests.support.parity import mesh_of
@@ -199,7 +199,7 @@ def test_numpy_arguments_are_copied_once(mesh):
 
 def test_an_array_that_one_of_its_groups_has_lost_is_sent_again():
     cache = ArgumentCache(itertools.count(1).__next__, lambda mpmd_idxs, handle: None, num_groups=2)
-    piece = Piece(jnp.ones(3), "", Placement((0, 1), ()))
+    piece = PlacedPiece(jnp.ones(3), "", Placement((0, 1), ()))
     cache.add(piece, 1)
     assert cache.find(piece) == 1
     cache.forget_before(2, [1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.runtime.activity import Kind
+from mpmd.runtime.activity import ActivityKind
 from tests.support.models import batch, init, make_step, mse, weights
 
 SECONDS = 60
@@ -72,10 +72,10 @@ def test_a_group_in_a_task_names_it(monkeypatch):
         step = mpmd.jit(train_step, mpmd_mesh=mesh)
         x = np.ones((1, 2, 2), "float32")
         step([x[0], x[0]], x, x).block_until_ready()
-        assert (seen["task"].what, seen["task"].kind) == ("running fwd_0__0", Kind.TASK)
+        assert (seen["task"].what, seen["task"].kind) == ("running fwd_0__0", ActivityKind.TASK)
         assert (seen["wait"].what, seen["wait"].kind) == (
             "waiting for message 0 of group 0",
-            Kind.OTHER,
+            ActivityKind.OTHER,
         )
         assert seen["task"].step == seen["wait"].step is not None
 

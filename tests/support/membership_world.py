@@ -252,7 +252,7 @@ class World:
                 for mpmd_idx in self.left_out.groups & losses.keys():
                     assert self.groups[mpmd_idx].chain == ()
                     self.known[mpmd_idx] = ()
-            case do.Replay(entries):
+            case do.ReplayLog(entries):
                 for group in self.groups:
                     assert group.is_open and group.is_loaded, "all were replaced as a whole"
                 for entry in entries:
@@ -549,10 +549,10 @@ class World:
                 if attempt != self.journal.attempt:
                     raise SupersededError
                 self.check_alive(self.logged)
-            case do.Report(report):
+            case do.ReportRecovery(report):
                 self.enter("report")
                 self.reports.append(report)
-            case do.Release():
+            case do.ReleaseAll():
                 self.release()
         return None
 

@@ -16,7 +16,7 @@ import cluster
 import mpmd
 import mpmd.simulate.compare
 from cluster.mesh import ClusterMesh
-from cluster.protocol.process_info import Placement
+from cluster.protocol.process_info import ProcessPlacement
 from mpmd.ir.reshard import GroupShape
 from mpmd.ir.routes import Topology
 from mpmd.ir.tasks import Task
@@ -91,7 +91,7 @@ def two_parts() -> mpmd.AbstractMpmdMesh:
 def cluster_mesh() -> ClusterMesh:
     """A mesh on Ray of which nothing runs."""
     topology = Topology((GroupShape({"stage": 1}),) * 4)
-    return ClusterMesh(topology, "stage", {}, "cpu", None, Placement((), {}), {}, [], [], lambda: None)  # type: ignore[arg-type]
+    return ClusterMesh(topology, "stage", {}, "cpu", None, ProcessPlacement((), {}), {}, [], [], lambda: None)  # type: ignore[arg-type]
 
 
 def choice() -> Choice:

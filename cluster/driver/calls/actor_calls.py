@@ -22,11 +22,11 @@ import ray
 from ray.actor import ActorHandle, ActorMethod
 from ray.util.placement_group import PlacementGroup
 
-from cluster.driver.calls.liveness import Limits, Liveness
+from cluster.driver.calls.liveness import Liveness, TimeLimits
 from cluster.driver.calls.pending_calls import AbortRequest, PendingCall, PendingCalls
 from cluster.driver.calls.post_mortem import death_report, location_of, translate
 from cluster.driver.ray_session import RaySession
-from cluster.driver.status import ProcessStatus, Status
+from cluster.driver.status import ProcessesStatus, ProcessStatus
 from cluster.process.world import WorldLostError
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.process_info import ProcessInfo
@@ -67,7 +67,7 @@ class ActorCalls:
         placement_groups: Collection[PlacementGroup],
         connections: Sequence[Connection],
         infos: Sequence[ProcessInfo],
-        limits: Limits,
+        limits: TimeLimits,
         on_death: Callable[[GroupDiedError], object] = lambda error: None,
     ):
         self.actors = tuple(actors)
@@ -304,7 +304,7 @@ class ActorCalls:
                     if process.mpmd_idx in abort.mpmd_idxs:
                         self.actors[process.number].abort.remote(abort.step, abort.reason)
 
-    def status(self) -> Status:
+    def status(self) -> ProcessesStatus:
         """The activity of every process. Waits ``STATUS_SECONDS`` at most for the answers."""
         living = [p.number for p in self.processes if self._pending.death_of(p.mpmd_idx) is None]
         answers: dict[int, ray.ObjectRef] = {}
@@ -313,7 +313,7 @@ class ActorCalls:
             ready, _ = ray.wait([*answers.values()], num_returns=len(answers), timeout=STATUS_SECONDS)
             answers = {number: answer for number, answer in answers.items() if answer in ready}
         states = (self._status_of(number, answers.get(number)) for number in range(len(self.actors)))
-        return Status(tuple(states))
+        return ProcessesStatus(tuple(states))
 
     def _status_of(self, number: int, answer: ray.ObjectRef | None) -> ProcessStatus:
         process = self.processes[number]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from cluster.driver.calls.pending_calls import PendingCalls, PendingStep
 from cluster.protocol.endpoint import Endpoint
 from mpmd.errors import GroupDiedError, GroupStuckError, StepTimeoutError
-from mpmd.runtime.activity import Doing, Kind
+from mpmd.runtime.activity import ActivityKind, Doing
 
 PING_SECONDS = 10.0
 """The seconds between two pings of processes while a reply is awaited."""
@@ -40,7 +40,7 @@ _LEAST_INTERVAL = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class TimeLimits:
     """The user's limits of time; ``None`` is without limit.
 
     Attributes:
@@ -55,26 +55,34 @@ class Limits:
 
     def exceeded(self, doing: Doing) -> str | None:
         """The limit that a process with the activity ``doing`` exceeds, as text; ``None`` without one."""
-        if doing.kind is Kind.TASK and self.stuck_after is not None and doing.seconds >= self.stuck_after:
+        if (
+            doing.kind is ActivityKind.TASK
+            and self.stuck_after is not None
+            and doing.seconds >= self.stuck_after
+        ):
             return f"it is in one task for longer than stuck_after={self.stuck_after:g} s"
-        if doing.kind is Kind.LOAD and self.load_timeout is not None and doing.seconds >= self.load_timeout:
+        if (
+            doing.kind is ActivityKind.LOAD
+            and self.load_timeout is not None
+            and doing.seconds >= self.load_timeout
+        ):
             return f"it is in one part of loading for longer than load_timeout={self.load_timeout:g} s"
         return None
 
     def exclude(self, doing: Doing) -> bool:
         """Whether a process exceeds a limit, whoever watches its steps."""
         return self.exceeded(doing) is not None or (
-            doing.kind is Kind.TASK
+            doing.kind is ActivityKind.TASK
             and self.step_timeout is not None
             and doing.seconds >= self.step_timeout + LEAVE_SECONDS
         )
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = TimeLimits()
 
 
 @dataclasses.dataclass
-class _Loss:
+class _DeathCause:
     """A cause of death that counts from a time on, unless Ray has a better reason before."""
 
     due: float
@@ -98,7 +106,7 @@ class Liveness:
     def __init__(
         self,
         processes: Sequence[Endpoint],
-        limits: Limits,
+        limits: TimeLimits,
         pending: PendingCalls,
         locations: Sequence[str] = (),
     ):
@@ -106,8 +114,8 @@ class Liveness:
         self._limits = limits
         self._pending = pending
         self._locations = locations
-        self._disconnections: dict[int, _Loss] = {}
-        self._breaks: dict[int, _Loss] = {}
+        self._disconnections: dict[int, _DeathCause] = {}
+        self._breaks: dict[int, _DeathCause] = {}
         self._unanswered: dict[int, float] = {}  # when the process was pinged
         self._reports: dict[int, tuple[Doing, float]] = {}  # and when it came
         self._stuck: set[int] = set()  # the processes that were found so
@@ -120,7 +128,7 @@ class Liveness:
     def mark_disconnected(self, number: int, cause: str, now: float) -> None:
         """The process's connection has ended; the first non-empty ``cause`` is kept. May be repeated."""
         message = f"{self._processes[number].name} is gone: its connection to the driver has ended"
-        loss = self._disconnections.setdefault(number, _Loss(now + DEATH_REPORT_SECONDS, message))
+        loss = self._disconnections.setdefault(number, _DeathCause(now + DEATH_REPORT_SECONDS, message))
         if loss.message == message:
             loss.message += cause
 
@@ -137,7 +145,7 @@ class Liveness:
             f"group {process.mpmd_idx} has failed as a whole: its processes have lost one another; "
             f"process {process.rank} reports: {error}"
         )
-        self._breaks.setdefault(number, _Loss(now + DEATH_REPORT_SECONDS + _DOUBT_SECONDS, message))
+        self._breaks.setdefault(number, _DeathCause(now + DEATH_REPORT_SECONDS + _DOUBT_SECONDS, message))
 
     def mark_answered(self, number: int, doing: Doing | None, now: float) -> None:
         """The process has answered its ping; without an activity if it has died, which other calls report."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from cluster.tcp.connection import Connection
 from cluster.transports.inbox import ProcessInbox
-from cluster.transports.network.frames import Header, Kind
+from cluster.transports.network.frames import FrameKind, Header
 from cluster.transports.network.peer import Peer
 from mpmd.ir.plan import Spec
 from mpmd.runtime.transport import Array, MessageId
@@ -86,7 +86,7 @@ class DevicePeer(Peer):
             self._offering.await_pull(number, pulled)
         offers = [OfferedArray(a.shape, a.dtype, spec) for a, spec in zip(offered, specs, strict=True)]
         content = pickle.dumps((number, offers))
-        self._writer.put([Header(Kind.OFFER, len(content), message.step, message.tag).pack(), content])
+        self._writer.put([Header(FrameKind.OFFER, len(content), message.step, message.tag).pack(), content])
         self._window.count_sent()
 
     def _spec_of(self, array: Array) -> Spec | None:
@@ -95,7 +95,7 @@ class DevicePeer(Peer):
         return spec_of(array.sharding, self._submesh, array.ndim)
 
     def _receive(self, header: Header) -> None:
-        if header.kind != Kind.OFFER:
+        if header.kind != FrameKind.OFFER:
             super()._receive(header)
             return
         number, offers = pickle.loads(self._read_bytes(header.number))

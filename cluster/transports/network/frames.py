@@ -18,7 +18,7 @@ _COPIED_BYTES = 16 * 1024
 """Values up to this size are copied together; larger ones are written from where they are."""
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """The kind of a frame."""
 
     LAYOUT = 0
@@ -34,7 +34,7 @@ class Kind(enum.IntEnum):
 class Header(NamedTuple):
     """The beginning of a frame; a message sets ``step`` and ``tag``."""
 
-    kind: Kind
+    kind: FrameKind
     number: int
     step: int = 0
     tag: int = 0
@@ -45,7 +45,7 @@ class Header(NamedTuple):
     @classmethod
     def unpack(cls, packed: bytearray) -> Header:
         kind, *numbers = _HEADER.unpack(packed)
-        return cls(Kind(kind), *numbers)
+        return cls(FrameKind(kind), *numbers)
 
 
 _HEADER = struct.Struct("<BQqi")

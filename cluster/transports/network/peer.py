@@ -19,8 +19,8 @@ from cluster.transports.layouts import ArrayTypes, MessageLayout, decode_types, 
 from cluster.transports.network.buffers import BufferPool
 from cluster.transports.network.frames import (
     HEADER_BYTES,
+    FrameKind,
     Header,
-    Kind,
     Piece,
     host_views,
     pieces_of,
@@ -74,8 +74,8 @@ class Peer:
         if layout is None:
             announced = encode_types(types)
             layout = self._layouts_sent[types] = MessageLayout.of(len(self._layouts_sent), types)
-            pieces += [Header(Kind.LAYOUT, len(announced)).pack(), announced]
-        pieces.append(Header(Kind.MESSAGE, layout.number, message.step, message.tag).pack())
+            pieces += [Header(FrameKind.LAYOUT, len(announced)).pack(), announced]
+        pieces.append(Header(FrameKind.MESSAGE, layout.number, message.step, message.tag).pack())
         self._writer.put(pieces + content)
         self._window.count_sent()
 
@@ -105,10 +105,10 @@ class Peer:
 
     def _receive(self, header: Header) -> None:
         match header.kind:
-            case Kind.LAYOUT:
+            case FrameKind.LAYOUT:
                 types = decode_types(self._read_bytes(header.number))
                 self._layouts_received.append(MessageLayout.of(len(self._layouts_received), types))
-            case Kind.MESSAGE:
+            case FrameKind.MESSAGE:
                 layout = self._layouts_received[header.number]
                 buffer = self._buffers.take(layout.nbytes)
                 self._connection.read_into(buffer.data)
@@ -116,7 +116,7 @@ class Peer:
                 self._confirm(self._receipts.count_arrived(header.step))
                 self._inbox.add(message, _MessageArrival(self, layout, buffer))
                 self._inbox.wake()
-            case Kind.TAKEN:
+            case FrameKind.TAKEN:
                 self._num_confirmed = max(self._num_confirmed, header.number)
                 if self._is_waiting:
                     self._inbox.wake()
@@ -132,7 +132,7 @@ class Peer:
 
     def _confirm(self, num_taken: int | None) -> None:
         if num_taken is not None:
-            self._writer.put([Header(Kind.TAKEN, num_taken).pack()])
+            self._writer.put([Header(FrameKind.TAKEN, num_taken).pack()])
 
     def trim(self) -> None:
         """Releases memory that no message occupies."""

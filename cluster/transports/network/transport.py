@@ -25,7 +25,7 @@ class NetworkTransport(ConnectedTransport[Connection]):
         return Peer(self._inbox, self._process, process, connection)
 
     def listen(self, host: str, credentials: Credentials) -> Any:
-        listener = self._listener = sockets.Listener(host, credentials)
+        listener = self._listener = sockets.ConnectionListener(host, credentials)
         return listener.address
 
     def connect(self, addresses: Mapping[int, Any]) -> Mapping[int, MessageSender]:

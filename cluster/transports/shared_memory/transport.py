@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from cluster.tcp.credentials import Credentials
-from cluster.tcp.handshake import Wait
+from cluster.tcp.handshake import SocketWait
 from cluster.tcp.local import LocalAddress, LocalListener, connect_locally
 from cluster.transports.connections import CONNECT_SECONDS, ConnectedTransport, connect_peers
 from cluster.transports.inbox import ProcessInbox
@@ -37,14 +37,14 @@ class SharedMemoryTransport(ConnectedTransport[socket.socket]):
         self._connections = connect_peers(self._listening, connect_locally, self._process, addresses)
         for peer, connection in self._connections.items():
             self._receivers[peer] = Receiver(self._inbox, peer, self._process, connection)
-        wait = Wait(time.monotonic() + CONNECT_SECONDS, self._listening.check)
+        wait = SocketWait(time.monotonic() + CONNECT_SECONDS, self._listening.check)
         for peer, connection in self._connections.items():
             self._senders[peer] = self._sender(peer, connection, wait)
         self._watcher = threading.Thread(target=self._watch, name="peers of this node", daemon=True)
         self._watcher.start()
         return self._senders
 
-    def _sender(self, peer: int, connection: socket.socket, wait: Wait) -> Sender:
+    def _sender(self, peer: int, connection: socket.socket, wait: SocketWait) -> Sender:
         """Makes the sender to a peer, once the peer has said where its inbox is."""
         try:
             wait.until(connection, select.POLLIN)

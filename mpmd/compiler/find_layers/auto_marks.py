@@ -15,7 +15,7 @@ from jax.tree_util import DictKey, SequenceKey
 from mpmd.compat import api_boundary
 from mpmd.compiler.find_layers.crossing import Crossing
 from mpmd.compiler.find_layers.even_stages import even_stages
-from mpmd.compiler.find_layers.find_layers import Layer, LayerEnd, find_layers, opened_for_layers
+from mpmd.compiler.find_layers.find_layers import FoundLayer, LayerEnd, find_layers, opened_for_layers
 from mpmd.compiler.find_layers.remat_options import RematOptions
 from mpmd.compiler.find_layers.run_marked import MarkedRun
 from mpmd.compiler.jaxprs.equations import contains
@@ -94,7 +94,7 @@ def auto_marks(loss_fn: Function, num_stages: int | None = None) -> Function:
 
 
 def _remat_of_layers(
-    layers: Sequence[Layer], counts: Sequence[int], policies: tuple[Remat, ...]
+    layers: Sequence[FoundLayer], counts: Sequence[int], policies: tuple[Remat, ...]
 ) -> dict[LayerEnd, RematOptions | None]:
     """The options of each layer, by its end; the policies are of stages, or one is of all layers."""
     if len(policies) == 1:
@@ -165,7 +165,7 @@ def _name(fun: Callable) -> str:
     return getattr(fun, "__name__", type(fun).__name__)
 
 
-def _last_lines(layers: Sequence[Layer], jaxpr: Jaxpr) -> list[str]:
+def _last_lines(layers: Sequence[FoundLayer], jaxpr: Jaxpr) -> list[str]:
     last = [layer.end.equation - (not layer.end.iterations) for layer in layers]
     return [where(jaxpr.eqns[i]) if jaxpr.eqns else "" for i in last]
 
@@ -175,7 +175,7 @@ class _NamedLayers:
     """The layers of a function, with its name and the lines at which they end."""
 
     name: str
-    layers: Sequence[Layer]
+    layers: Sequence[FoundLayer]
     lines: Sequence[str]
 
     def layers_per_stage(self, decided: tuple[int, ...] | None, num_stages: int | None) -> tuple[int, ...]:

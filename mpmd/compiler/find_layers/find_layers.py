@@ -18,7 +18,7 @@ from mpmd.compiler.find_layers.crossing import Crossing
 from mpmd.compiler.find_layers.layer_scans import is_layer_scan
 from mpmd.compiler.find_layers.open_function import OpenFunction, open_function
 from mpmd.compiler.find_layers.pieces import best_pieces
-from mpmd.compiler.find_layers.repeats import Run, find_runs
+from mpmd.compiler.find_layers.repeats import Repeat, find_runs
 from mpmd.compiler.jaxprs.equations import aval_of, avals_of, is_remat, subjaxprs
 from mpmd.compiler.jaxprs.printing import type_text
 from mpmd.compiler.jaxprs.scans import Scan
@@ -52,7 +52,7 @@ class LayerEnd:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class FoundLayer:
     """A part of a function.
 
     Attributes:
@@ -69,7 +69,7 @@ class Layer:
 
 def find_layers(
     jaxpr: Jaxpr, crossing: Crossing | None = None, count: int | None = None
-) -> tuple[Layer, ...]:
+) -> tuple[FoundLayer, ...]:
     """Returns the layers of a function in order, or a single layer for a function that cannot be cut.
 
     Args:
@@ -131,7 +131,7 @@ class _Finder:
     def work_between(self, start: int, stop: int) -> float:
         return self._before[stop] - self._before[start]
 
-    def layers(self, count: int | None) -> tuple[Layer, ...]:
+    def layers(self, count: int | None) -> tuple[FoundLayer, ...]:
         ends = sorted({*self._of_blocks(), *self._of_the_rest()})
         ends = [LayerEnd(0), *(end for end in ends if self._leaving(end)), LayerEnd(len(self._eqns))]
         layers = [self._layer(start, end) for start, end in itertools.pairwise(ends)]
@@ -140,7 +140,7 @@ class _Finder:
             _merged(layers, lambda layer: usual * (_SMALL if self._has_product(layer) else 1.0), count)
         )
 
-    def _find_runs(self) -> Iterator[Run]:
+    def _find_runs(self) -> Iterator[Repeat]:
         tokens = _tokens(self._eqns)
         for start, stop in _gaps(self.scan_ranges, len(self._eqns)):
             runs = find_runs(
@@ -190,7 +190,7 @@ class _Finder:
         leaving = [self._leaving(end) for end in self._of_blocks()]
         return statistics.median(leaving) if leaving else None
 
-    def _has_product(self, layer: Layer) -> bool:
+    def _has_product(self, layer: FoundLayer) -> bool:
         stop = layer.end.equation + bool(layer.end.iterations)
         return any(map(has_product, self._eqns[layer.start.equation : stop]))
 
@@ -200,9 +200,9 @@ class _Finder:
         eqn = self._eqns[end.equation]
         return sum(map(nbytes, eqn.invars[Scan.of(eqn).carry]))
 
-    def _layer(self, start: LayerEnd, end: LayerEnd) -> Layer:
+    def _layer(self, start: LayerEnd, end: LayerEnd) -> FoundLayer:
         leaving = self._leaving(end) if end.equation < len(self._eqns) else 0
-        return Layer(start, end, self._work_before(end) - self._work_before(start), leaving)
+        return FoundLayer(start, end, self._work_before(end) - self._work_before(start), leaving)
 
     def _work_before(self, end: LayerEnd) -> float:
         work = self._before[end.equation]
@@ -217,7 +217,9 @@ def _gaps(ranges: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int,
     yield from ((start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop)
 
 
-def _merged(layers: Sequence[Layer], least: Callable[[Layer], float], count: int | None) -> list[Layer]:
+def _merged(
+    layers: Sequence[FoundLayer], least: Callable[[FoundLayer], float], count: int | None
+) -> list[FoundLayer]:
     """Layers of sufficient work: a smaller one is merged with the neighbour with which it shares more.
 
     Args:
@@ -234,7 +236,7 @@ def _merged(layers: Sequence[Layer], least: Callable[[Layer], float], count: int
         to_previous = merged[i - 1].leaving if i else -1
         first = i if to_next >= to_previous else i - 1
         left, right = merged[first : first + 2]
-        merged[first : first + 2] = [Layer(left.start, right.end, left.work + right.work, right.leaving)]
+        merged[first : first + 2] = [FoundLayer(left.start, right.end, left.work + right.work, right.leaving)]
     return merged
 
 

@@ -38,7 +38,7 @@ def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]
     Functions with derivatives of their own stay calls. Equations that no result needs are left out.
     """
     live, _ = partial_eval.dce_jaxpr(function.jaxpr, [True] * len(function.jaxpr.outvars), instantiate=True)
-    opening = _Opening(should_open)
+    opening = _LayerOpening(should_open)
     renamed = opening.constants_of(function)
     opening.add(live.eqns, renamed)
     outvars = [lookup(atom, renamed) for atom in live.outvars]
@@ -46,7 +46,7 @@ def open_function(function: ClosedJaxpr, should_open: Callable[[JaxprEqn], bool]
     return OpenFunction(jaxpr, opening.constants, tuple(opening.remat))
 
 
-class _Opening(Inliner):
+class _LayerOpening(Inliner):
     """An inliner of ``jit`` and rematerialised functions.
 
     Attributes:

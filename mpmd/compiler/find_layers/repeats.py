@@ -26,7 +26,7 @@ _LESS = 0.99
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Repeat:
     """``count`` equal parts of ``period`` elements each, from ``start`` on."""
 
     start: int
@@ -43,7 +43,7 @@ class Run:
         return range(self.start, self.stop + 1, self.period)
 
 
-def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[int | None]) -> list[Run]:
+def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[int | None]) -> list[Repeat]:
     """The repetitions in a sequence that have most of its work, in order; they do not overlap.
 
     Parts begin where the fewest bytes are handed from one to the next. So a block of a residual network
@@ -57,7 +57,7 @@ def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[i
     """
     ids = np.asarray(tokens)
     before = np.concatenate([[0.0], np.cumsum(work)])
-    all_runs: list[Run] = []
+    all_runs: list[Repeat] = []
     pending = [(0, len(ids))]
     while pending:
         start, stop = pending.pop()
@@ -72,7 +72,7 @@ def find_runs(tokens: Sequence[int], work: Sequence[float], crossing: Sequence[i
     return sorted(all_runs, key=lambda run: run.start)
 
 
-def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -> list[Run]:
+def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -> list[Repeat]:
     """Among the periods that cover most of the work, chooses the period that passes the fewest bytes on,
     and returns its runs."""
     matches = {period: list(_matches(ids, period)) for period in range(1, len(ids) // 2 + 1)}
@@ -84,7 +84,7 @@ def _best(ids: np.ndarray, before: np.ndarray, crossing: Sequence[int | None]) -
     largest = max(share.values(), default=0.0)
     if largest < _LEAST * (before[-1] - before[0]):
         return []
-    best: tuple[float, list[Run]] | None = None
+    best: tuple[float, list[Repeat]] | None = None
     work = np.diff(before)
     for period in sorted(period for period, covered in share.items() if covered >= _MOST * largest):
         rotated = [_rotated(start, period, length, work, crossing) for start, length in matches[period]]
@@ -115,7 +115,7 @@ def _work_of(before: np.ndarray, start: int, period: int, length: int) -> float:
 
 def _rotated(
     start: int, period: int, length: int, work: np.ndarray, crossing: Sequence[int | None]
-) -> tuple[float, Run] | None:
+) -> tuple[float, Repeat] | None:
     """The run within a repetition that hands over least, on average; ``None`` if no part can end anywhere.
 
     Of several such runs, the first whose parts begin with much work is taken: a dense layer begins with its
@@ -135,5 +135,5 @@ def _rotated(
     return least, _run(chosen, start, period, length)
 
 
-def _run(first: int, start: int, period: int, length: int) -> Run:
-    return Run(first, period, (start + length - first) // period)
+def _run(first: int, start: int, period: int, length: int) -> Repeat:
+    return Repeat(first, period, (start + length - first) // period)

@@ -133,7 +133,7 @@ replace_calls(remat_p, keep_choices)
 
 def _named(jaxpr: Jaxpr, name: str) -> Jaxpr:
     """A function with names for its choices, and with the functions under ``jax.jit`` in it inlined."""
-    opening = _Opening()
+    opening = _ChoiceOpening()
     renamed: dict[Var, Atom] = {}
     opening.add(jaxpr.eqns, renamed)
     choices = choices_in(opening.eqns)
@@ -158,7 +158,7 @@ def _with_named(param: Any, name: str) -> Any:
     return tuple(_with_named(each, name) for each in param) if isinstance(param, tuple) else param
 
 
-class _Opening(Inliner):
+class _ChoiceOpening(Inliner):
     def callee(self, eqn: JaxprEqn) -> ClosedJaxpr | None:
         return eqn.params["jaxpr"] if eqn.primitive.name == "jit" and not eqn.params["jaxpr"].consts else None
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.equations import Atom, is_remat
-from mpmd.compiler.jaxprs.kernels import Around, Call, kernel_around
+from mpmd.compiler.jaxprs.kernels import Around, KernelCall, kernel_around
 from mpmd.compiler.jaxprs.scans import Scan
 
 Value = int
@@ -34,7 +34,7 @@ class Operation(NamedTuple):
     reads: tuple[Value | None, ...]
     makes: tuple[Value, ...]
     times: int
-    kernel: Call | None = None
+    kernel: KernelCall | None = None
 
     @property
     def values(self) -> set[Value]:

@@ -25,7 +25,7 @@ arXiv:2205.14135, section 3). Masked scores count.
 """
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """A call of a kernel, and its work over the work of one of its equations.
 
     Attributes:
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 class Around(NamedTuple):
     """The surroundings of an equation: its kernel, and whether they are of a backward."""
 
-    kernel: Call | None = None
+    kernel: KernelCall | None = None
     is_backward: bool = False
 
 
@@ -65,7 +65,7 @@ def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool = False) 
       flash_attention: whether ``jax.nn.dot_product_attention`` is a kernel.
     """
     if kernel := kernel_of(eqn):
-        return Around(Call(kernel, id(eqn), kernel.factor, kernel.bytes_factor))
+        return Around(KernelCall(kernel, id(eqn), kernel.factor, kernel.bytes_factor))
     is_repeated = "rematted_computation" in str(eqn.source_info.name_stack)
     is_backward = (around.is_backward or is_transposed(eqn)) and not is_repeated
     call = around.kernel
@@ -73,7 +73,7 @@ def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool = False) 
         is_forward_again = call.kernel.is_backward and not is_backward
         call = call._replace(factor=0.0 if is_forward_again else call.kernel.factor)
     elif call is not None or (flash_attention and _is_attention(eqn)):
-        call = Call(None, 0, _FLASH_BACKWARD if is_backward else _FLASH_FORWARD)
+        call = KernelCall(None, 0, _FLASH_BACKWARD if is_backward else _FLASH_FORWARD)
     return Around(call, is_backward)
 
 
@@ -102,7 +102,7 @@ NO_KERNEL_VALUES: KernelValues[Any] = KernelValues(frozenset(), frozenset())
 
 
 def kernel_values(
-    operations: Iterable[tuple[Call | None, Iterable[Named], Iterable[Named]]],
+    operations: Iterable[tuple[KernelCall | None, Iterable[Named], Iterable[Named]]],
     kept: Iterable[Named] = (),
 ) -> KernelValues[Named]:
     """The values of operations, each of a kernel or of none, with the values that it reads and makes.

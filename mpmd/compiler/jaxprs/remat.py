@@ -27,7 +27,7 @@ def without_remat(
     Args:
       should_open: whether to inline the function of a ``remat`` equation; by default each that is no kernel.
     """
-    opening = _Opening(should_open)
+    opening = _RematOpening(should_open)
     renamed: dict[Var, Atom] = {}
     opening.add(eqns, renamed)
     results = [var for var in renamed if not is_dropped(var)]
@@ -38,7 +38,7 @@ def with_remat_open(jaxpr: Jaxpr, should_open: Callable[[JaxprEqn], bool]) -> Ja
     return with_eqns(jaxpr, without_remat(jaxpr.eqns, should_open))
 
 
-class _Opening(Inliner):
+class _RematOpening(Inliner):
     def __init__(self, should_open: Callable[[JaxprEqn], bool]):
         super().__init__()
         self._should_open = should_open

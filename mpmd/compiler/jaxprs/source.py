@@ -23,7 +23,7 @@ _STANDARD = re.escape(str(Path(os.__file__).parent))
 _LIBRARY = re.compile(rf"(.*[/\\](site|dist)-packages|{_STANDARD})[/\\]")
 
 
-class Frame(NamedTuple):
+class SourceFrame(NamedTuple):
     """A call: its file, the number of its line, and the function that the line is in."""
 
     file_name: str
@@ -49,7 +49,7 @@ class Frame(NamedTuple):
         return PurePath(self.path_in_library).with_suffix("").parts[0]
 
 
-class Origin(NamedTuple):
+class SourceLines(NamedTuple):
     """The lines that a value comes from. As text: the user's line, and behind it the library's in brackets.
 
     Attributes:
@@ -57,17 +57,17 @@ class Origin(NamedTuple):
       called: the innermost call in a library, if ``line`` leads to it.
     """
 
-    line: Frame
-    called: Frame | None
+    line: SourceFrame
+    called: SourceFrame | None
 
     @classmethod
-    def among(cls, calls: Iterable[tuple[str, int, str]]) -> Origin | None:
+    def among(cls, calls: Iterable[tuple[str, int, str]]) -> SourceLines | None:
         """The origin of a value that these calls make, innermost first.
 
         JAX and this project make values for their callers, and are never named: ``None`` if all calls are
         theirs.
         """
-        frames = [Frame(*call) for call in calls if not call[0].startswith(_NEVER_NAMED)]
+        frames = [SourceFrame(*call) for call in calls if not call[0].startswith(_NEVER_NAMED)]
         if not frames:
             return None
         line = next((frame for frame in frames if not frame.is_of_library), frames[0])
@@ -79,7 +79,7 @@ class Origin(NamedTuple):
         return f"{self.line} [{self.called._replace(file_name=self.called.path_in_library)}]"
 
 
-def origin_of(eqn: JaxprEqn) -> Origin | None:
+def origin_of(eqn: JaxprEqn) -> SourceLines | None:
     """The origin of an equation.
 
     The calls end where tracing began, so an equation that a pass of the compiler made has none.
@@ -88,9 +88,9 @@ def origin_of(eqn: JaxprEqn) -> Origin | None:
 
 
 @functools.lru_cache(maxsize=4096)  # a function that is called often has the same tracebacks, slow to read
-def _origin_of(traceback: Any) -> Origin | None:
+def _origin_of(traceback: Any) -> SourceLines | None:
     frames = traceback.frames if traceback else ()
-    return Origin.among((frame.file_name, frame.line_num, frame.function_name) for frame in frames)
+    return SourceLines.among((frame.file_name, frame.line_num, frame.function_name) for frame in frames)
 
 
 def nearness_to_user(eqn: JaxprEqn) -> int:

@@ -68,7 +68,7 @@ def with_residuals_sharded(
       whole: for outer values, the dimension that counts microbatches.
       submeshes: the submeshes of all groups.
     """
-    writer = _Writer(parallel, submeshes)
+    writer = _ConstraintWriter(parallel, submeshes)
     known = writer.known(graph, outer, whole)
     eqns = {}
     for member in graph.stage_work:
@@ -85,7 +85,7 @@ class _Followed:
     named: Known
 
 
-class _Writer:
+class _ConstraintWriter:
     def __init__(self, parallel: SequenceParallel, submeshes: Sequence[AbstractMesh]):
         self._parallel, self._submesh = parallel, submeshes[0]
 

@@ -86,7 +86,7 @@ def accumulate(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
+class _AccumulatorPart:
     """The variables of the accumulator of a part of a sum."""
 
     state: Var
@@ -163,18 +163,18 @@ class _Builder:
             by_stage.setdefault((self.work(summand) or latest).stage, []).append(summand)
         if len(by_stage) == 1:
             # A sum with what depends on a weight alone may be on the weight's stage, behind its summands.
-            part = _Part(Var(result.aval), self._start(jnp.copy, initial), result)
+            part = _AccumulatorPart(Var(result.aval), self._start(jnp.copy, initial), result)
             self._add_part(self.work(value) or latest, [value], part)
             return
         self._split_sums.update(inner_sums)
-        parts: dict[TaskType, _Part] = {}
+        parts: dict[TaskType, _AccumulatorPart] = {}
         for _, of_stage in sorted(by_stage.items()):
             work = self._latest(self.work(summand) or latest for summand in of_stage)
             # A stage's forwards, and its backwards, on all slices add to the same state.
             on_all_slices = TaskType(work.kind, self._order.numbers.stage_of(work.stage))
             if on_all_slices not in parts:
                 start = self._start(_copied_zeros if parts else jnp.copy, initial)
-                parts[on_all_slices] = _Part(Var(result.aval), start, Var(result.aval))
+                parts[on_all_slices] = _AccumulatorPart(Var(result.aval), start, Var(result.aval))
             self._add_part(work, of_stage, parts[on_all_slices])
         self._add_up([part.result for part in parts.values()], result)
 
@@ -192,7 +192,7 @@ class _Builder:
     def _latest(self, works: Iterable[TaskType]) -> TaskType:
         return self._order.work(self._order.latest(map(self._order.position, works)))
 
-    def _add_part(self, work: TaskType, summands: Sequence[Atom], part: _Part) -> None:
+    def _add_part(self, work: TaskType, summands: Sequence[Atom], part: _AccumulatorPart) -> None:
         eqns, (updated,) = traced_eqns(
             lambda state, *values: [lax.add(state, _sum_in_order(values, state.dtype))],
             [part.state, *summands],

@@ -29,7 +29,7 @@ from mpmd.compiler.jaxprs.choices import choices_in
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
 from mpmd.compiler.jaxprs.equations import free_variables, needed_eqns, operands
 from mpmd.compiler.split.duplicates import Duplicate
-from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, Row
+from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, ScanRow
 from mpmd.ir.plan import TaskType
 from mpmd.keys import to_aval
 
@@ -170,7 +170,7 @@ class _Residuals:
         return derivations
 
     def _is_cheap(self, node: Node) -> bool:
-        if isinstance(node, Row):
+        if isinstance(node, ScanRow):
             return self._scans.is_cheap(node)
         eqn = self._maker.get(node)
         if eqn is None or node in self._choices:
@@ -181,7 +181,7 @@ class _Residuals:
         return is_cheaper_than_memory(eqn) if duplicate is None else not duplicate.once_per_stage
 
     def _cost(self, node: Node) -> int:
-        if isinstance(node, Row):
+        if isinstance(node, ScanRow):
             return self._scans.nbytes(node) + _ARRAY_BYTES
         if node in self._handed_on:
             return _ARRAY_BYTES // 2
@@ -189,8 +189,10 @@ class _Residuals:
         return to_aval(node).nbytes + (_ARRAY_BYTES // 2 if is_output_anyway else _ARRAY_BYTES)
 
     def _sources(self, node: Node) -> set[Node]:
-        read = self._scans.sources(node) if isinstance(node, Row) else operands(self._maker[node])
-        return {one for one in read if isinstance(one, Row) or one in self._maker or one in self._unavailable}
+        read = self._scans.sources(node) if isinstance(node, ScanRow) else operands(self._maker[node])
+        return {
+            one for one in read if isinstance(one, ScanRow) or one in self._maker or one in self._unavailable
+        }
 
 
 def _minimum_cut(

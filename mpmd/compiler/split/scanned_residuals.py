@@ -33,7 +33,7 @@ Eqns = Sequence[JaxprEqn]
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ScanRow:
     """A value in the body of a forward's scan, which is different in each iteration.
 
     Attributes:
@@ -45,7 +45,7 @@ class Row:
     var: Var
 
 
-Node = Var | Row
+Node = Var | ScanRow
 """A value that may be kept."""
 
 
@@ -66,29 +66,29 @@ class ForwardScans:
         by_rows = _read_by_rows(backward) - read - elsewhere
         scans = [eqn for eqn in forward if _is_open(eqn) and not by_rows.isdisjoint(eqn.outvars)]
         self._scans = [_ForwardScan(number, eqn, by_rows) for number, eqn in enumerate(scans)]
-        self.rows: dict[Var, Row] = {}
+        self.rows: dict[Var, ScanRow] = {}
         for scan in self._scans:
             self.rows |= scan.rows
 
-    def sources(self, row: Row) -> list[Node]:
+    def sources(self, row: ScanRow) -> list[Node]:
         """Returns the operands from which the body of the row's scan computes it."""
         scan = self._scans[row.scan]
         nodes = (scan.node(atom) for atom in operands(scan.maker[row.var]))
         return [node for node in nodes if node is not None]
 
-    def is_cheap(self, row: Row) -> bool:
+    def is_cheap(self, row: ScanRow) -> bool:
         """Whether making a value once more costs less than to write and read it."""
         scan = self._scans[row.scan]
         maker = scan.maker.get(row.var)
         return maker is not None and row.var not in scan.choices and is_cheaper_than_memory(maker)
 
-    def nbytes(self, row: Row) -> int:
+    def nbytes(self, row: ScanRow) -> int:
         """Returns the bytes of the row's stack: of its values in all iterations."""
         return to_aval(row.var).nbytes * self._scans[row.scan].length
 
     def keeping(self, forward: Eqns, backward: Eqns, kept: Collection[Node]) -> tuple[list, list]:
         """Rewrites the forward to stack the rows among ``kept``, and the backward to read these stacks."""
-        stacks: dict[Row, Var] = {}
+        stacks: dict[ScanRow, Var] = {}
         replaced: dict[int, list[JaxprEqn]] = {}
         for scan in self._scans:
             replaced[id(scan.eqn)], new_stacks = scan.keeping(kept)
@@ -96,7 +96,7 @@ class ForwardScans:
         new_forward = [new for eqn in forward for new in replaced.get(id(eqn), [eqn])]
         return new_forward, [new for eqn in backward for new in self._reading(eqn, stacks)]
 
-    def _reading(self, eqn: JaxprEqn, stacks: Mapping[Row, Var]) -> list[JaxprEqn]:
+    def _reading(self, eqn: JaxprEqn, stacks: Mapping[ScanRow, Var]) -> list[JaxprEqn]:
         """Rewrites an equation of the backward to recompute the rows that it reads from the kept stacks."""
         read = {var: self.rows[var] for var in operands(eqn) if var in self.rows}
         if all(stacks.get(row) is var for var, row in read.items()):
@@ -146,7 +146,7 @@ class _ForwardScan:
         self.rows = {
             var: node
             for var, atom in scan.stacked
-            if var in by_rows and isinstance(node := self.node(atom), Row)
+            if var in by_rows and isinstance(node := self.node(atom), ScanRow)
         }
 
     @property
@@ -157,14 +157,14 @@ class _ForwardScan:
         """The node of a value of the body: a variable outside, a row, or ``None`` for a literal."""
         if not isinstance(atom, Var):
             return None
-        outside = self.constants.get(atom, self.stacked.get(atom, Row(self.number, atom)))
-        return outside if isinstance(outside, Var | Row) else None
+        outside = self.constants.get(atom, self.stacked.get(atom, ScanRow(self.number, atom)))
+        return outside if isinstance(outside, Var | ScanRow) else None
 
-    def keeping(self, kept: Collection[Node]) -> tuple[list[JaxprEqn], dict[Row, Var]]:
+    def keeping(self, kept: Collection[Node]) -> tuple[list[JaxprEqn], dict[ScanRow, Var]]:
         """Returns the scan that stacks the rows among ``kept`` and all that is read whole; and the stacks."""
         carry = self._scan.body.invars[self._scan.carry]
-        rows = [row for var in (*carry, *self.maker) if (row := Row(self.number, var)) in kept]
-        named: dict[Row, Var] = {}
+        rows = [row for var in (*carry, *self.maker) if (row := ScanRow(self.number, var)) in kept]
+        named: dict[ScanRow, Var] = {}
         for var, row in self.rows.items():
             if row in rows:
                 named.setdefault(row, var)
@@ -199,11 +199,11 @@ class _Again:
 
     def __init__(self) -> None:
         self.eqns: list[JaxprEqn] = []
-        self.names: dict[Row, Var] = {}
+        self.names: dict[ScanRow, Var] = {}
         self.stacked: dict[Var, Atom] = {}
         self.constants: dict[Var, Atom] = {}
 
-    def add(self, scan: _ForwardScan, values: Sequence[Var], stacks: Mapping[Row, Var]) -> None:
+    def add(self, scan: _ForwardScan, values: Sequence[Var], stacks: Mapping[ScanRow, Var]) -> None:
         """Appends the equations that recompute ``values`` from the rows of the scan that are kept."""
         kept = {row.var: var for row, var in stacks.items() if row.scan == scan.number}
         eqns = scan.making(values, {*kept, *scan.constants, *scan.stacked})
@@ -219,7 +219,7 @@ class _Again:
             self.eqns.append(substitute(eqn, renamed).replace(outvars=outvars))
             for var, new in zip(eqn.outvars, outvars, strict=True):
                 renamed.setdefault(var, new)
-        self.names |= {Row(scan.number, var): renamed[var] for var in values}
+        self.names |= {ScanRow(scan.number, var): renamed[var] for var in values}
 
 
 def _read_by_rows(eqns: Eqns) -> set[Var]:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mpmd.compiler.jaxprs.source import Origin
+from mpmd.compiler.jaxprs.source import SourceLines
 from mpmd.errors import CompileError
 from mpmd.util.tree import argument_paths
 
@@ -47,5 +47,5 @@ def _listed(paths: Sequence[str]) -> str:
 
 def _line(error: ValueError) -> str:
     frames = reversed(traceback.extract_tb(error.__traceback__))
-    origin = Origin.among((frame.filename, frame.lineno or 0, frame.name) for frame in frames)
+    origin = SourceLines.among((frame.filename, frame.lineno or 0, frame.name) for frame in frames)
     return str(origin or "an unknown line")

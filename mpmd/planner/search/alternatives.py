@@ -9,13 +9,13 @@ from mpmd.planner.candidate import Candidate
 from mpmd.planner.labels import ALTERNATIVES
 from mpmd.planner.layer_profile import Kind
 from mpmd.planner.search.candidates import best_cut, best_of
-from mpmd.planner.search.formula import Evaluation
+from mpmd.planner.search.formula import PricedCandidate
 from mpmd.planner.search.search_space import SearchSpace, divisors
 from mpmd.planner.submesh import Submesh
 from mpmd.schedules import ForwardOnly, Interleaved1F1B, Schedule, Std1F1B
 
 
-def alternatives(space: SearchSpace) -> list[tuple[str, Evaluation]]:
+def alternatives(space: SearchSpace) -> list[tuple[str, PricedCandidate]]:
     """The fastest candidate of each alternative that the constraints and the cluster allow, even if it does
     not fit in memory."""
     labelled = []
@@ -26,7 +26,7 @@ def alternatives(space: SearchSpace) -> list[tuple[str, Evaluation]]:
     return labelled
 
 
-def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> Evaluation | None:
+def _best(space: SearchSpace, kind: Kind | None, fsdp: bool) -> PricedCandidate | None:
     """The best number of microbatches, with as many devices as can be used."""
     schedule = _schedule_of_one_group(space)
     if schedule is None:

@@ -10,13 +10,13 @@ from mpmd.language.remat import Remat
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.collectives import device_ranges_of, message_link
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.search.formula import Evaluation, evaluate
+from mpmd.planner.search.formula import PricedCandidate, evaluate
 from mpmd.planner.search.orders import stages_in_flight
 from mpmd.planner.search.partition import StageRangeCosts, cuts
 from mpmd.planner.search.search_space import SearchSpace
 
 
-def best_cut(space: SearchSpace, candidate: Candidate) -> Evaluation | None:
+def best_cut(space: SearchSpace, candidate: Candidate) -> PricedCandidate | None:
     """Returns the candidate with the cut of its layers that fits in memory and gives the shortest step.
 
     If no cut fits, returns the cut that lacks the least memory.
@@ -27,7 +27,7 @@ def best_cut(space: SearchSpace, candidate: Candidate) -> Evaluation | None:
     return space.best_cuts[candidate]
 
 
-def best_of(evaluations: list[Evaluation], cluster: AnyCluster) -> Evaluation | None:
+def best_of(evaluations: list[PricedCandidate], cluster: AnyCluster) -> PricedCandidate | None:
     """The shortest step that fits; if no step fits, the step that lacks the least memory."""
     fitting = [evaluation for evaluation in evaluations if evaluation.missing_bytes(cluster) <= 0]
     if fitting:

@@ -106,7 +106,7 @@ class _Cell(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Table:
+class _EstimateTable:
     """The estimates for some settings: rows are ``families``, columns are ``arrangements``."""
 
     settings: Candidate
@@ -197,7 +197,7 @@ def _of_pool(space: SearchSpace, pool: str, uses_all: bool) -> Iterator[Groups]:
                 yield (submesh,) * number
 
 
-def _tables(space: SearchSpace) -> Iterator[_Table]:
+def _tables(space: SearchSpace) -> Iterator[_EstimateTable]:
     arrangements = [*_arrangements(space)]
     forms = {number: Forms.of(space, number) for number in space.numbers_of_microbatches}
     variants: dict[frozenset[Submesh], list[Candidate]] = {}
@@ -211,10 +211,10 @@ def _tables(space: SearchSpace) -> Iterator[_Table]:
             ]
         for settings in variants[distinct]:
             columns.setdefault(settings, []).append(column)
-    parts = _Parts.of(space, arrangements)
+    parts = _ArrangementParts.of(space, arrangements)
     for settings, chosen in columns.items():
         of_number = forms[settings.num_microbatches]
-        yield _Table(
+        yield _EstimateTable(
             settings,
             of_number.families,
             [arrangements[column] for column in chosen],
@@ -223,7 +223,7 @@ def _tables(space: SearchSpace) -> Iterator[_Table]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parts:
+class _ArrangementParts:
     """The parts of arrangements, each of equal groups: arrays by part and arrangement.
 
     Attributes:
@@ -239,7 +239,7 @@ class _Parts:
     bandwidths: Array
 
     @staticmethod
-    def of(space: SearchSpace, arrangements: Sequence[Groups]) -> _Parts:
+    def of(space: SearchSpace, arrangements: Sequence[Groups]) -> _ArrangementParts:
         """The parts of arrangements of groups."""
         counts = [collections.Counter(groups) for groups in arrangements]
         submeshes = [*dict.fromkeys(itertools.chain(*counts))]
@@ -258,12 +258,12 @@ class _Parts:
                 link = links[previous, submesh]
                 latencies[part, column], bandwidths[part, column] = link.latency, link.bandwidth
                 previous = submesh
-        return _Parts(submeshes, index, numbers, latencies, bandwidths)
+        return _ArrangementParts(submeshes, index, numbers, latencies, bandwidths)
 
-    def of_columns(self, columns: list[int]) -> _Parts:
+    def of_columns(self, columns: list[int]) -> _ArrangementParts:
         """The parts of some of the arrangements."""
         arrays = (self.index, self.numbers, self.latencies, self.bandwidths)
-        return _Parts(self.submeshes, *(array[:, columns] for array in arrays))
+        return _ArrangementParts(self.submeshes, *(array[:, columns] for array in arrays))
 
 
 class _Layers(NamedTuple):
@@ -309,7 +309,9 @@ def _layers_on(space: SearchSpace, submesh: Submesh, settings: Candidate) -> lis
     ]
 
 
-def _costs(space: SearchSpace, forms: Forms, settings: Candidate, parts: _Parts) -> tuple[Array, Array]:
+def _costs(
+    space: SearchSpace, forms: Forms, settings: Candidate, parts: _ArrangementParts
+) -> tuple[Array, Array]:
     """The seconds of a step, and the needed memory over the memory of all groups."""
     used = np.unique(parts.index)
     of_submesh = np.zeros((len(parts.submeshes), len(_Layers._fields)))

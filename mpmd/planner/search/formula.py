@@ -12,11 +12,11 @@ from mpmd.planner.pools import AnyCluster
 from mpmd.planner.reasons import missing_bytes
 from mpmd.planner.search.orders import Order, order_of, prolong, simulated_numbers
 from mpmd.planner.search.stages import CostModel, Stages
-from mpmd.planner.search.timed_order import Loop
+from mpmd.planner.search.timed_order import LoopTimes
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class PricedCandidate:
     """A candidate with its prediction by the formulas.
 
     Attributes:
@@ -36,7 +36,7 @@ class Evaluation:
         return missing_bytes(self.candidate, self.prediction, cluster)
 
 
-def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
+def evaluate(model: CostModel, candidate: Candidate) -> PricedCandidate:
     """The cost of a candidate, by formulas for its tasks and the simulation of its schedule.
 
     Raises: ``ValueError`` where the schedule does.
@@ -66,7 +66,7 @@ def evaluate(model: CostModel, candidate: Candidate) -> Evaluation:
         ),
         source="formula",
     )
-    return Evaluation(candidate, prediction, num_tasks=sum(order.num_tasks for order in orders))
+    return PricedCandidate(candidate, prediction, num_tasks=sum(order.num_tasks for order in orders))
 
 
 def _loop(
@@ -75,7 +75,7 @@ def _loop(
     simulated: tuple[int, ...],
     times: Mapping[TaskType, float],
     least: float,
-) -> Loop:
+) -> LoopTimes:
     """The time at which each group ends the loop, and the seconds that it computes.
 
     Args:
@@ -84,13 +84,15 @@ def _loop(
     """
     messages, number = stages.messages(), stages.candidate.num_microbatches
     loops = [order.timed.run(times, *messages, stages.groups_at_once) for order in orders]
-    return Loop(
+    return LoopTimes(
         ends=prolong([loop.ends for loop in loops], simulated, number, least),
         busy=prolong([loop.busy for loop in loops], simulated, number),
     )
 
 
-def _all_reduce_seconds(stages: Stages, together: float, loop: Loop, works: Sequence[float]) -> list[float]:
+def _all_reduce_seconds(
+    stages: Stages, together: float, loop: LoopTimes, works: Sequence[float]
+) -> list[float]:
     """For each group, the seconds of a step that go into all-reduces and gathered weights.
 
     Args:

@@ -10,7 +10,7 @@ from mpmd.planner.constraints import Constraints
 from mpmd.planner.hardware import Hardware
 from mpmd.planner.search.candidates import best_cut
 from mpmd.planner.search.estimates import estimates
-from mpmd.planner.search.formula import Evaluation
+from mpmd.planner.search.formula import PricedCandidate
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
 from mpmd.util.tables import human_bytes
@@ -70,7 +70,7 @@ def _nodes_text(pool: Hardware) -> str:
     return f"{pool.nodes} nodes of {devices}"
 
 
-def _first_that_fits(space: SearchSpace) -> Evaluation | None:
+def _first_that_fits(space: SearchSpace) -> PricedCandidate | None:
     found = estimates(space)
     for estimate in found.fastest[:MOST_CANDIDATES] + found.smallest[:MOST_CANDIDATES]:
         evaluation = best_cut(space, estimate.candidate)

@@ -24,7 +24,7 @@ from mpmd.planner.reasons import StepDoesNotFit, missing_bytes, ranked, shortage
 from mpmd.planner.search.candidates import best_cut, best_of
 from mpmd.planner.search.contradictions import combined, contradictions
 from mpmd.planner.search.families import family_of
-from mpmd.planner.search.formula import Evaluation
+from mpmd.planner.search.formula import PricedCandidate
 from mpmd.planner.search.search import NUM_ROWS, USUAL, SearchBudget, as_written, search
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stages import CostModel
@@ -32,7 +32,7 @@ from mpmd.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
-class _Loop:
+class _TypicalLoop:
     """A loop that stands for all loops like it.
 
     Attributes:
@@ -161,7 +161,7 @@ def _loops(
     cluster: AnyCluster,
     constraints: Sequence[Constraints],
     budget: SearchBudget,
-) -> dict[int, _Loop]:
+) -> dict[int, _TypicalLoop]:
     """Each kind of loop, searched by itself. Raises ``ValueError`` with all conflicts of constraints."""
     most = max(len(profile.layers) for profile in profiles)
     constraints_of, faults = {}, []
@@ -182,7 +182,7 @@ def _loops(
             raise StepDoesNotFit(f"loop {kind}: {error}") from error
         except ValueError as error:
             raise ValueError(f"loop {kind}: {error}") from error
-        loops[kind] = _Loop(SearchSpace(CostModel(profile, cluster), of_kind), rows)
+        loops[kind] = _TypicalLoop(SearchSpace(CostModel(profile, cluster), of_kind), rows)
     return loops
 
 
@@ -201,20 +201,20 @@ def _on_fewer_groups(constraints: Constraints, num_layers: int, most: int) -> Co
     return dataclasses.replace(constraints, groups=num_layers, submesh=fewer)
 
 
-def _shared_decisions(loops: Sequence[_Loop]) -> list[tuple[str, Candidate]]:
+def _shared_decisions(loops: Sequence[_TypicalLoop]) -> list[tuple[str, Candidate]]:
     """Returns a labelled candidate for each choice of the shared decisions: the best row of each loop comes
     first.
 
     Labels are empty except for alternatives.
     """
 
-    def is_open(loop: _Loop) -> bool:
+    def is_open(loop: _TypicalLoop) -> bool:
         return loop.space.profile.num_microbatches is None
 
     numbers = (row.candidate.num_microbatches for loop in loops if is_open(loop) for row in loop.rows)
     usual = next(numbers, None)
 
-    def with_number(loop: _Loop, row: Row) -> Candidate:
+    def with_number(loop: _TypicalLoop, row: Row) -> Candidate:
         """The candidate of a row, with the usual number of microbatches where the loop leaves none open."""
         if is_open(loop) or usual is None:
             return row.candidate
@@ -234,8 +234,8 @@ def _shared_decisions(loops: Sequence[_Loop]) -> list[tuple[str, Candidate]]:
 
 
 def _best_on(
-    shared: Candidate, loops: Mapping[int, _Loop], cluster: AnyCluster
-) -> tuple[dict[int, Evaluation] | None, int]:
+    shared: Candidate, loops: Mapping[int, _TypicalLoop], cluster: AnyCluster
+) -> tuple[dict[int, PricedCandidate] | None, int]:
     """The best of each loop on shared groups, ``None`` if one cannot run on them; and the simulated tasks."""
     best, num_tasks = {}, 0
     for kind, loop in loops.items():
@@ -249,7 +249,7 @@ def _best_on(
     return best, num_tasks
 
 
-def _row(label: str, shared: Candidate, loops: Sequence[Evaluation], cluster: AnyCluster) -> Row:
+def _row(label: str, shared: Candidate, loops: Sequence[PricedCandidate], cluster: AnyCluster) -> Row:
     """The row of a step: the sum of the times of its loops, and the memory of the loop that lacks the most
     memory."""
     first, *later = (dataclasses.replace(e.candidate, submeshes=shared.submeshes) for e in loops)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpmd.planner.search.layer_arrays import Array
-from mpmd.planner.search.stages import Table
+from mpmd.planner.search.stages import LayerTable
 
 SLACKS = (1.0, 1.1, math.inf)
 """Limits for the slowest stage of a cut, as multiples of the slowest stage of the most balanced cut."""
@@ -50,7 +50,7 @@ class StageRangeCosts:
     of_other_policies: tuple[StageRangeCosts, ...] = ()
 
     @staticmethod
-    def of(table: Table, overhead: float, hops: Array) -> StageRangeCosts:
+    def of(table: LayerTable, overhead: float, hops: Array) -> StageRangeCosts:
         """Returns the costs of all ranges of a table's layers; ``overhead`` is the seconds of overhead of
         the tasks of a microbatch."""
 

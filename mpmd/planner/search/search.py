@@ -27,7 +27,7 @@ from mpmd.planner.search.estimates import estimates
 from mpmd.planner.search.exhaustive import every_candidate, is_small, lower_bound
 from mpmd.planner.search.families import family_of
 from mpmd.planner.search.forms import Forms
-from mpmd.planner.search.formula import Evaluation, evaluate
+from mpmd.planner.search.formula import PricedCandidate, evaluate
 from mpmd.planner.search.infeasible import infeasible
 from mpmd.planner.search.search_space import SearchSpace
 from mpmd.planner.search.stage_policies import best_by_stage, may_have_policies, with_policies
@@ -138,7 +138,7 @@ def as_written(
     return Row(best.candidate, best.prediction, "as written") if best else None
 
 
-def _evaluations(space: SearchSpace, budget: SearchBudget) -> list[Evaluation]:
+def _evaluations(space: SearchSpace, budget: SearchBudget) -> list[PricedCandidate]:
     heap = _Heap(space, budget)
     if budget.exhaustive and is_small(space):
         heap.limit(math.inf)
@@ -161,7 +161,7 @@ def _evaluations(space: SearchSpace, budget: SearchBudget) -> list[Evaluation]:
     return heap.evaluations
 
 
-class _Entry(NamedTuple):
+class _HeapEntry(NamedTuple):
     """A candidate of the heap; ``number`` keeps equal keys in order.
 
     Attributes:
@@ -180,17 +180,17 @@ class _Heap:
 
     def __init__(self, space: SearchSpace, budget: SearchBudget):
         self._space, self._budget = space, budget
-        self._entries: list[_Entry] = []
+        self._entries: list[_HeapEntry] = []
         self._pushed: set[tuple[Candidate, bool]] = set()
         self._num_tasks, self._most_tasks = 0, float(budget.tasks)
         self._shortest = math.inf  # the seconds of the best step that fits
-        self.evaluations: list[Evaluation] = []
+        self.evaluations: list[PricedCandidate] = []
 
     def push(self, key: float, candidate: Candidate, by_stage: bool = False) -> None:
         """Adds a candidate whose step takes about ``key`` seconds; once, if it is pushed again."""
         if (candidate, by_stage) not in self._pushed:
             self._pushed.add((candidate, by_stage))
-            heapq.heappush(self._entries, _Entry(key, len(self._pushed), candidate, by_stage))
+            heapq.heappush(self._entries, _HeapEntry(key, len(self._pushed), candidate, by_stage))
 
     def limit(self, tasks: float) -> None:
         """Lets at most ``tasks`` more tasks be simulated."""
@@ -223,14 +223,14 @@ class _Heap:
                     self._shortest = min(self._shortest, evaluation.seconds)
                 self._push_policies(entry, is_short)
 
-    def _evaluate(self, entry: _Entry) -> Evaluation | None:
+    def _evaluate(self, entry: _HeapEntry) -> PricedCandidate | None:
         if entry.by_stage:
             return best_by_stage(self._space, entry.candidate)
         if entry.candidate.layers_per_stage:
             return evaluate(self._space.model, entry.candidate)
         return best_cut(self._space, entry.candidate)
 
-    def _push_policies(self, entry: _Entry, is_short: bool) -> None:
+    def _push_policies(self, entry: _HeapEntry, is_short: bool) -> None:
         """Adds the tried candidate with a policy for each stage, if it needs any or does not fit."""
         space, candidate = self._space, entry.candidate
         if entry.by_stage or not may_have_policies(space, candidate) or candidate.remat not in space.policies:
@@ -242,16 +242,16 @@ class _Heap:
             if len(by_stage.remat) > 1:
                 self.push(lower_bound(space, by_stage), by_stage)
 
-    def best_first(self) -> list[Evaluation]:
+    def best_first(self) -> list[PricedCandidate]:
         """The evaluations by missing memory, which is 0 for candidates that fit, then by the seconds."""
 
-        def rank(evaluation: Evaluation) -> tuple[float, float]:
+        def rank(evaluation: PricedCandidate) -> tuple[float, float]:
             return max(0.0, evaluation.missing_bytes(self._space.model.cluster)), evaluation.seconds
 
         return sorted(self.evaluations, key=rank)
 
 
-def _uneven(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[float, Candidate]]:
+def _uneven(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[tuple[float, Candidate]]:
     """Yields uncut candidates with groups of different sizes, under the settings and schedules of the best
     candidates in ``ordered``, and the estimated seconds of their steps."""
     if space.constraints.submesh is not None:
@@ -270,12 +270,12 @@ def _uneven(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[flo
                 yield seconds, candidate
 
 
-def _other_schedules(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[tuple[float, Candidate]]:
+def _other_schedules(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[tuple[float, Candidate]]:
     """Yields the best candidates with groups of different sizes under all schedules, and the
     estimated seconds of their steps."""
     if space.constraints.submesh is not None:
         return
-    unequal: dict[Any, Evaluation] = {}
+    unequal: dict[Any, PricedCandidate] = {}
     for evaluation in ordered:
         candidate = evaluation.candidate
         if not _are_equal(candidate) and candidate.remat in space.policies:
@@ -311,7 +311,7 @@ def _under_schedules(
                 yield seconds * work, dataclasses.replace(candidate, schedule=schedule, submeshes=submeshes)
 
 
-def _plain(space: SearchSpace, ordered: list[Evaluation]) -> Iterator[Candidate]:
+def _plain(space: SearchSpace, ordered: list[PricedCandidate]) -> Iterator[Candidate]:
     """Yields the best candidates with equal groups under 1F1B, whose estimates may be too slow."""
     if space.constraints.schedule is not None:
         return

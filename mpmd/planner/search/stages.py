@@ -40,7 +40,7 @@ MODEL = INNERMOST_FIRST.index("model")
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class LayerTable:
     """The costs of layers in a group, by the field names of ``LayerSeconds`` and ``LayerBytes``.
 
     Seconds are those while no other group computes.
@@ -64,7 +64,7 @@ class CostModel:
     def __init__(self, profile: LayerProfile, cluster: AnyCluster):
         self.profile, self.cluster = profile, cluster
         self._arrays = LayerArrays(profile), LayerArrays(profile, sequence_parallel=True)
-        self._tables: dict[GroupSettings, Table] = {}
+        self._tables: dict[GroupSettings, LayerTable] = {}
         self._axis_costs: dict[DeviceRange, tuple[AxisCosts, ...]] = {}
 
     def task_overhead(self, pool: str, devices: int) -> float:
@@ -75,7 +75,7 @@ class CostModel:
         """The numbers of layers as a group divides them."""
         return self._arrays[group_settings.sequence_parallel]
 
-    def table(self, group_settings: GroupSettings) -> Table:
+    def table(self, group_settings: GroupSettings) -> LayerTable:
         """The costs of all layers in a group with these settings."""
         if group_settings not in self._tables:
             pool = self.cluster.pool(group_settings.pool)
@@ -86,7 +86,7 @@ class CostModel:
                 layer_bytes(arrays, group_settings)
             )
             until = {name: np.concatenate([[0.0], np.cumsum(values)]) for name, values in layers.items()}
-            self._tables[group_settings] = Table(layers, until)
+            self._tables[group_settings] = LayerTable(layers, until)
         return self._tables[group_settings]
 
     def group_settings(

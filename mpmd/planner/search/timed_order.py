@@ -18,7 +18,7 @@ from mpmd.simulate.workload import Workload, run
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
+class LoopTimes:
     """Seconds after which each group ends a loop, and seconds for which it computes."""
 
     ends: list[float]
@@ -35,8 +35,8 @@ class TimedOrder:
         self._workload = schedule_workload(tasks, Costs(atomic=True), slices)
         cells = [cell.tasks for row in tasks for cell in row]
         stages = SliceNumbers(len(homes), slices)
-        self._cells = _Parts.of(cells, stages)
-        self._messages = _Parts.of(_sent_values(self._workload, cells, homes), stages)
+        self._cells = _TasksOfCells.of(cells, stages)
+        self._messages = _TasksOfCells.of(_sent_values(self._workload, cells, homes), stages)
 
     def run(
         self,
@@ -44,7 +44,7 @@ class TimedOrder:
         messages: Mapping[TaskType, float],
         links: Mapping[Edge, Link],
         at_once: float = math.inf,
-    ) -> Loop:
+    ) -> LoopTimes:
         """Simulates the loop.
 
         Args:
@@ -58,7 +58,7 @@ class TimedOrder:
         workload = self._with(times, messages, costs)
         [step] = runs(workload, steps=1)
         busy = [sum(step.durations[start:stop]) for start, stop in itertools.pairwise(workload.bounds)]
-        return Loop(step.group_ends, busy)
+        return LoopTimes(step.group_ends, busy)
 
     def _with(self, times, messages, costs: Costs) -> Workload:
         return dataclasses.replace(
@@ -70,7 +70,7 @@ class TimedOrder:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parts:
+class _TasksOfCells:
     """The tasks of cells, or those whose values are in messages.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Parts:
     kinds: list[int]
 
     @classmethod
-    def of(cls, parts: list[tuple[Task, ...]], stages: SliceNumbers) -> _Parts:
+    def of(cls, parts: list[tuple[Task, ...]], stages: SliceNumbers) -> _TasksOfCells:
         of_parts = [
             tuple(TaskType(task.kind, stages.stage_of(task.stage)) for task in part) for part in parts
         ]

@@ -34,7 +34,7 @@ MOST_RESULTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class _Option:
+class _SubmeshOption:
     """A submesh that a group may have.
 
     Attributes:
@@ -81,7 +81,7 @@ def uneven_submeshes(
 
 
 def _of_stage(
-    space: SearchSpace, candidate: Candidate, options: list[_Option], number: int
+    space: SearchSpace, candidate: Candidate, options: list[_SubmeshOption], number: int
 ) -> list[GroupOption]:
     """The options of a stage with ``number - 1`` stages behind it."""
     in_flight = min(number, candidate.num_microbatches)
@@ -140,7 +140,7 @@ def _option(
     unit: int,
     bounds: list[int],
     policies: Sequence[tuple[Remat, ...]],
-) -> _Option:
+) -> _SubmeshOption:
     device_range = DeviceRange(0, submesh)
     link = message_link(space.model.cluster, device_range, DeviceRange(submesh.num_devices, submesh))
 
@@ -152,4 +152,4 @@ def _option(
     range_costs = dataclasses.replace(costs_of(candidate.remat), of_other_policies=others)
     table = space.model.table(space.model.group_settings(device_range, candidate))
     until = table.until["step"][bounds]
-    return _Option(submesh, submesh.num_devices // unit, range_costs, until[None, :] - until[:, None])
+    return _SubmeshOption(submesh, submesh.num_devices // unit, range_costs, until[None, :] - until[:, None])

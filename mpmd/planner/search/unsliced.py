@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from mpmd.planner.candidate import Candidate, Row
 from mpmd.planner.layer_profile import LayerProfile
 from mpmd.planner.pools import AnyCluster
-from mpmd.planner.search.formula import Evaluation, evaluate
+from mpmd.planner.search.formula import PricedCandidate, evaluate
 from mpmd.planner.search.stages import CostModel
 from mpmd.planner.simplicity import AS_FAST
 from mpmd.schedules import Seq1F1B
@@ -43,7 +43,7 @@ def advice_on_slices(profile: LayerProfile, cluster: AnyCluster, rows: Iterable[
     return _text(base, shortest)
 
 
-def _with_slices(model: CostModel, candidate: Candidate) -> Iterator[Evaluation]:
+def _with_slices(model: CostModel, candidate: Candidate) -> Iterator[PricedCandidate]:
     """A candidate with each number of slices that cuts its sequences evenly."""
     stages, groups = candidate.schedule.num_stages, candidate.schedule.mpmd_dim
     if stages % groups or not model.profile.has_backward or model.profile.slices > 1:
@@ -54,7 +54,7 @@ def _with_slices(model: CostModel, candidate: Candidate) -> Iterator[Evaluation]
             yield evaluate(model, dataclasses.replace(candidate, schedule=schedule))
 
 
-def _text(base: Evaluation, sliced: Evaluation) -> str:
+def _text(base: PricedCandidate, sliced: PricedCandidate) -> str:
     one, other = base.prediction, sliced.prediction
     return (
         f"{sliced.candidate.schedule_text} would take {other.seconds / one.seconds:.2f} times as long by the "

@@ -9,7 +9,7 @@ from cluster.process.agreement import Agreement
 from cluster.process.world import WorldLostError
 from cluster.tcp.credentials import make_credentials
 from mpmd.errors import StepAborted
-from mpmd.runtime.activity import Activity, Kind
+from mpmd.runtime.activity import Activity, ActivityKind
 
 SECONDS = 20
 CREDENTIALS = make_credentials(encryption=True)
@@ -144,7 +144,7 @@ def test_a_process_that_waits_for_the_others_says_so():
     assert (doing.what, doing.step, doing.kind) == (
         "agreeing with the other processes of the group",
         5,
-        Kind.OTHER,
+        ActivityKind.OTHER,
     )
     assert activity.read().what == "idle"
     first.close()

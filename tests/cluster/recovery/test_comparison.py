@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cluster.recovery.comparison import Run, compare
+from cluster.recovery.comparison import StepsRun, compare
 from mpmd.runtime.digests import (
     DeviceDigest,
     DigestedEvent,
@@ -43,7 +43,7 @@ def values(mpmd_idx, digest=1):
 def run(*steps, of_values=(1, 1)):
     """A run of two groups, whose steps are numbered from 5."""
     replies = steps or ((first_group(), second_group()),)
-    return Run(
+    return StepsRun(
         {5 + i: dict(enumerate(step)) for i, step in enumerate(replies)},
         tuple(map(values, (0, 1), of_values)),
     )

@@ -14,7 +14,7 @@ from cluster.recovery.policy import check_recovery, left_out_groups
 from mpmd.errors import GroupDiedError, RecoveryError, StateLostError, TaskError
 from mpmd.ir.placement import Placement
 from mpmd.ir.plan import Aval, GroupProgram, InputLeaf, OutputLeaf, Plan, Recv, Send
-from mpmd.runtime.argument_cache import Piece
+from mpmd.runtime.argument_cache import PlacedPiece
 from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import (
     StepReply,
@@ -106,7 +106,7 @@ def test_others_do_not_go_back_for_a_death_and_what_a_replaced_group_had_is_refu
     outputs = driven.next_handle()
     drawn = driven.step(outputs=(outputs,), groups=(2,))
     array = jnp.ones(3)
-    piece = Piece(array, "", Placement((2,), ()))
+    piece = PlacedPiece(array, "", Placement((2,), ()))
     with driven.arguments.delivery([2]) as delivery:
         delivery.send(np.ones(3), piece.placement, piece)
         delivery.commit([])

@@ -353,7 +353,7 @@ def close_during(world, phase):
     """The mesh is closed during a phase, which may have started a process."""
     world.at(phase, lambda: (world.done.clear(), world.close()))
     world.settle_all()
-    assert {type(job) for job in world.done[1:]} <= {do.Report, do.Release}
+    assert {type(job) for job in world.done[1:]} <= {do.ReportRecovery, do.ReleaseAll}
     world.check_quiet()
 
 
@@ -363,4 +363,4 @@ def test_connections_that_come_too_late_are_closed():
     membership.state = State.ENDED
     recovering = do.Recover(frozenset(), frozenset(), 0, Phases())
     ended = membership.handle(Done(recovering, Reconnected(["one"], frozenset())))
-    assert ended == [do.Disconnect(["one"]), do.Release()]
+    assert ended == [do.Disconnect(["one"]), do.ReleaseAll()]

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.driver.calls.liveness import Limits
-from cluster.protocol.process_info import Placement, ProcessInfo
+from cluster.driver.calls.liveness import TimeLimits
+from cluster.protocol.process_info import ProcessInfo, ProcessPlacement
 from cluster.recovery import processes as processes_module
 from cluster.recovery.processes import Processes, SupersededError
 from cluster.recovery.report import DRAINED, GROWN, REPLACED
@@ -69,8 +69,8 @@ def processes(monkeypatch):
     monkeypatch.setattr(processes_module, "Process", Process)
     started = StartingActors(["actor"] * 3, endpoints([1, 1, 1]), 9.0)
     topology = SimpleNamespace(gathering=frozenset())
-    connected = Connected(topology, Placement(tuple(INFOS), {}), [])
-    return Processes(Spares(), started, connected, "auto", None, Limits())
+    connected = Connected(topology, ProcessPlacement(tuple(INFOS), {}), [])
+    return Processes(Spares(), started, connected, "auto", None, TimeLimits())
 
 
 def test_processes_that_share_devices_say_with_which_group(processes, monkeypatch):

@@ -19,7 +19,7 @@ from mpmd.errors import (
     TaskError,
 )
 from mpmd.ir.placement import Placement
-from mpmd.runtime.argument_cache import Piece
+from mpmd.runtime.argument_cache import PlacedPiece
 from mpmd.runtime.lost_values import LostValueError
 from mpmd.runtime.requests import Analyses, StepReply, StepRequest
 from mpmd.runtime.survey import measured_peaks
@@ -228,7 +228,7 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
 def test_an_argument_that_groups_have_lost_is_sent_again():
     driven = runtime(failures=[TOGETHER])
     array = jax.numpy.arange(3.0)
-    piece = Piece(array, "", Placement((0, 1)))
+    piece = PlacedPiece(array, "", Placement((0, 1)))
     handles = []
     for _ in range(2):
         with driven.arguments.delivery((0, 1)) as delivery:

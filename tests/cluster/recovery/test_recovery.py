@@ -6,7 +6,7 @@ import pytest
 import cluster
 from cluster.protocol.process_info import ProcessInfo
 from cluster.recovery import policy
-from cluster.recovery.keepers import Copy, choose_keepers, missing_copies
+from cluster.recovery.keepers import MissingCopy, choose_keepers, missing_copies
 from cluster.recovery.policy import FailureCounter, Recovery
 from cluster.recovery.report import DRAINED, SHRUNK, RecoveryReport
 from mpmd.runtime.requests import StepReply, StepRequest
@@ -148,8 +148,8 @@ def test_copies_that_are_missing_come_from_who_has_them():
     keepers = {0: 1, 1: 2, 2: 0}
     assert missing_copies({0: {0, 1}, 1: {1, 2}, 2: {2, 0}}, keepers) == []
     without_one = {0: {0}, 1: {2}, 2: {2, 0}}
-    assert missing_copies(without_one, keepers) == [Copy(0, 0, 1), Copy(1, 2, 1)]
-    assert missing_copies(without_one, {**keepers, 0: 2}) == [Copy(0, 0, 2), Copy(1, 2, 1)]
+    assert missing_copies(without_one, keepers) == [MissingCopy(0, 0, 1), MissingCopy(1, 2, 1)]
+    assert missing_copies(without_one, {**keepers, 0: 2}) == [MissingCopy(0, 0, 2), MissingCopy(1, 2, 1)]
 
 
 def test_a_report_reads_as_a_sentence():

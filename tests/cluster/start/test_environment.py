@@ -10,7 +10,7 @@ from cluster.protocol.endpoint import Endpoint
 from cluster.start.environment import _DRIVERS, actor_environment, gpu_memory, without_effect
 from cluster.start.process_resources import resources_of
 from cluster.start.processes import PlannedProcesses
-from cluster.start.shapes import Request
+from cluster.start.shapes import LaunchRequest
 from mpmd.ir.reshard import GroupShape
 
 
@@ -75,7 +75,7 @@ def test_groups_get_their_part_of_the_memory_of_a_gpu(platform, shared, monkeypa
     shape = GroupShape({"stage": 1}, 1)
     members = tuple(Endpoint(mpmd_idx, 0, (shape, shape)) for mpmd_idx in range(2))
     processes, nodes = PlannedProcesses(platform, members, [{"CPU": 1.0, "GPU": 0.25}] * 2), ["a", "a"]
-    request = Request({"stage": 2}, "stage", None, gpus_per_group=0.25)
+    request = LaunchRequest({"stage": 2}, "stage", None, gpus_per_group=0.25)
     for given in ({}, {FRACTION: "0.5"}):
         resources = resources_of(processes, nodes, request, {"env_vars": given}, may_share=False)
         for each in resources:

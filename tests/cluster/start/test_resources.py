@@ -5,7 +5,7 @@ import pytest
 from cluster.start import processes, resources
 from cluster.start.processes import bundles_of
 from cluster.start.resources import assign_bundles, describe_shortage, fitting_cpus
-from cluster.start.shapes import Request
+from cluster.start.shapes import LaunchRequest
 from mpmd.ir.reshard import GroupShape
 
 
@@ -91,7 +91,7 @@ def test_meshes_of_the_same_program_that_are_in_the_way_are_named(monkeypatch, a
 
 
 SMALL_CLUSTER = [{"Resources": {"CPU": 2.0, "memory": 2.0 * 2**30}}]
-REQUEST = Request({"stage": 4}, "stage", None)
+REQUEST = LaunchRequest({"stage": 4}, "stage", None)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_cluster_that_may_grow_is_waited_for(monkeypatch, request_, platform, 
 def test_groups_ask_for_nodes_of_their_accelerator_type(monkeypatch):
     monkeypatch.setattr(processes, "live_nodes", lambda: SMALL_CLUSTER)
     shapes = [GroupShape({"stage": 2}, 2), GroupShape({"stage": 2})]
-    request = Request(None, None, [{"stage": 2}] * 2, accelerator_types=["H100", "A100"])
+    request = LaunchRequest(None, None, [{"stage": 2}] * 2, accelerator_types=["H100", "A100"])
     *first, second = bundles_of(request, "cuda", shapes, 0)
     assert [{**bundle, "CPU": 0} for bundle in first] == [
         {"CPU": 0, "GPU": 1, "accelerator_type:H100": 0.001}

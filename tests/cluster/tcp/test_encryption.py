@@ -23,7 +23,7 @@ CREDENTIALS = make_credentials(encryption=True)
 
 @pytest.fixture
 def listener():
-    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener:
+    with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener:
         yield listener
 
 
@@ -64,7 +64,10 @@ def test_by_default_what_leaves_the_machine_is_encrypted(listener):
     with both_ends(listener, credentials) as ends:
         assert [type(end) for end in ends] == [Connection] * 2
     # Who connects is 127.0.0.1 here, too.
-    with sockets.Listener("127.0.0.2", credentials) as elsewhere, both_ends(elsewhere, credentials) as ends:
+    with (
+        sockets.ConnectionListener("127.0.0.2", credentials) as elsewhere,
+        both_ends(elsewhere, credentials) as ends,
+    ):
         assert [type(end) for end in ends] == [EncryptedConnection] * 2
         ends[0].write([memoryview(b"hello")])
         assert read(ends[1], 5) == b"hello"
@@ -140,7 +143,7 @@ def test_the_end_that_accepts_checks_the_certificate_too(monkeypatch, listener, 
 
 
 def test_another_listener_cannot_answer_in_place_of_the_one_that_is_meant(listener):
-    with ThreadPoolExecutor(1) as thread, sockets.Listener("127.0.0.1", CREDENTIALS) as meant:
+    with ThreadPoolExecutor(1) as thread, sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as meant:
         accepting = thread.submit(listener.accept)
         redirected = meant.address._replace(port=listener.address.port)
         with pytest.raises(ConnectionError, match="another listener answers"):

@@ -22,7 +22,7 @@ ALERT_BYTES = 7
 
 @pytest.fixture
 def listener():
-    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener:
+    with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener:
         yield listener
 
 
@@ -99,7 +99,7 @@ def test_silent_connections_keep_nobody_waiting_for_longer_than_their_handshakes
     """Also more of them than there can be handshakes at a time."""
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.5)
     monkeypatch.setattr(listener_module, "_MAX_HANDSHAKES", 16)
-    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener, contextlib.ExitStack() as stack:
+    with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener, contextlib.ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(stranger(listener.address))
         sockets.connect(listener.address, CREDENTIALS, SECONDS).close()
@@ -146,7 +146,7 @@ def test_a_listener_goes_on_when_the_system_has_refused_it_a_thread(monkeypatch,
 
 
 def test_a_closed_listener_leaves_nothing_open():
-    listener = sockets.Listener("127.0.0.1", CREDENTIALS)
+    listener = sockets.ConnectionListener("127.0.0.1", CREDENTIALS)
     tcp = stranger(listener.address)
     listener.close()
     assert is_refused(tcp)
@@ -156,7 +156,7 @@ def test_a_closed_listener_leaves_nothing_open():
 
 
 def test_a_listener_that_is_interrupted_accepts_nobody_now_and_later():
-    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener, ThreadPoolExecutor(1) as thread:
+    with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener, ThreadPoolExecutor(1) as thread:
         accepting = thread.submit(listener.accept)
         with stranger(listener.address) as silent:
             listener.interrupt()
@@ -179,8 +179,8 @@ def test_a_listener_may_be_interrupted_before_it_accepts(listener):
 
 def test_who_waits_for_a_peer_in_vain_closes_the_connections_that_it_has():
     """Process 1 is connected with 2, and waits for 0."""
-    with sockets.Listener("127.0.0.1", CREDENTIALS) as later, ThreadPoolExecutor(2) as threads:
-        listener = sockets.Listener("127.0.0.1", CREDENTIALS)
+    with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as later, ThreadPoolExecutor(2) as threads:
+        listener = sockets.ConnectionListener("127.0.0.1", CREDENTIALS)
         accepting = threads.submit(later.accept)
         addresses = {0: listener.address, 2: later.address}
         connecting = threads.submit(connect_peers, listener, sockets.connect, 1, addresses)
@@ -242,7 +242,7 @@ def test_a_peer_that_is_stopped_in_the_middle_of_its_handshake_is_not_waited_for
 
 def test_to_interrupt_a_listener_ends_the_connecting_with_peers_too(silent):
     """Process 0 has to connect with 1, which is stopped, before it accepts."""
-    listener = sockets.Listener("127.0.0.1", CREDENTIALS)
+    listener = sockets.ConnectionListener("127.0.0.1", CREDENTIALS)
     with ThreadPoolExecutor(1) as thread:
         connecting = thread.submit(connect_peers, listener, sockets.connect, 0, {1: silent})
         time.sleep(0.1)

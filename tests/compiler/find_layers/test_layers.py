@@ -14,7 +14,7 @@ from jax import lax
 from mpmd.compiler.find_layers.even_stages import even_stages
 from mpmd.compiler.find_layers.find_layers import find_layers, opened_for_layers
 from mpmd.compiler.find_layers.pieces import best_pieces
-from mpmd.compiler.find_layers.repeats import Run, find_runs
+from mpmd.compiler.find_layers.repeats import Repeat, find_runs
 from mpmd.compiler.jaxprs.equations import is_remat
 
 WIDTH = 32
@@ -255,8 +255,8 @@ def test_a_block_and_not_its_half_repeats():
     """Blocks end where one value is handed over, not between their halves, where it is two."""
     tokens = [0, *[1, 2, 1, 2, 3] * 4, 4]
     crossing = [None, *[1, 2, 2, 2, 2] * 4, 1, None]
-    assert find_runs(tokens, [1.0] * 22, crossing) == [Run(1, 5, 4)]
-    assert find_runs([1, 2, 1, 2], [1.0] * 4, [1] * 5) == [Run(0, 2, 2)]
+    assert find_runs(tokens, [1.0] * 22, crossing) == [Repeat(1, 5, 4)]
+    assert find_runs([1, 2, 1, 2], [1.0] * 4, [1] * 5) == [Repeat(0, 2, 2)]
 
 
 def test_repetitions_of_several_kinds():

@@ -10,7 +10,7 @@ import ray
 from cluster.driver.calls import actor_calls
 from cluster.driver.calls.actor_calls import ActorCalls
 from cluster.driver.calls.joined import failed
-from cluster.driver.calls.liveness import Limits
+from cluster.driver.calls.liveness import TimeLimits
 from cluster.protocol.process_info import ProcessInfo
 from cluster.transports.inbox import PeerLostError
 from mpmd.errors import GroupDiedError
@@ -40,7 +40,7 @@ def calls(monkeypatch, deaths):
         MagicMock(),
         [],
         infos,
-        Limits(),
+        TimeLimits(),
         lambda error: deaths.append(error.mpmd_idx),
     )
     yield calls

@@ -10,20 +10,20 @@ from cluster.driver.calls.liveness import (
     LEAVE_SECONDS,
     PING_SECONDS,
     UNRESPONSIVE_SECONDS,
-    Limits,
     Liveness,
+    TimeLimits,
 )
 from cluster.driver.calls.pending_calls import AbortRequest, PendingCalls
-from cluster.driver.status import ProcessStatus, Status
+from cluster.driver.status import ProcessesStatus, ProcessStatus
 from cluster.protocol.process_info import ProcessInfo
 from mpmd.errors import GroupDiedError, GroupStuckError, StepAborted, StepTimeoutError, TaskError
-from mpmd.runtime.activity import Doing, Kind
+from mpmd.runtime.activity import ActivityKind, Doing
 from tests.support.processes import endpoints
 
 TWO = endpoints([1, 1])
-WAITS = Doing("waiting for message 2 of group 1", 7, Kind.OTHER, 33.0)
-RUNS = Doing("running bwd_1__3", 7, Kind.TASK, 34.0)
-COMPILES = Doing("compiling fwd_1", None, Kind.LOAD, 90.0)
+WAITS = Doing("waiting for message 2 of group 1", 7, ActivityKind.OTHER, 33.0)
+RUNS = Doing("running bwd_1__3", 7, ActivityKind.TASK, 34.0)
+COMPILES = Doing("compiling fwd_1", None, ActivityKind.LOAD, 90.0)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def pending():
 
 
 def liveness_of(pending, processes=TWO, **limits):
-    return Liveness(processes, Limits(**limits), pending)
+    return Liveness(processes, TimeLimits(**limits), pending)
 
 
 def deaths(liveness, now):
@@ -270,7 +270,7 @@ def test_limits_that_are_none(limits, error, message):
 
 def test_a_status_is_a_table_of_the_processes():
     infos = [ProcessInfo(i, 0, f"10.0.0.{i}", "node", 10 + i, (), ()) for i in range(2)]
-    status = Status(
+    status = ProcessesStatus(
         (ProcessStatus(infos[0], str(WAITS), 3), ProcessStatus(infos[1], f"dead: {'x' * 99}\nlog", 0))
     )
     assert str(status).splitlines() == [
@@ -281,12 +281,12 @@ def test_a_status_is_a_table_of_the_processes():
 
 
 def test_what_a_task_may_take_when_nobody_watches_the_steps():
-    assert not Limits().exclude(RUNS)
-    assert Limits(stuck_after=34).exclude(RUNS)
-    assert not Limits(stuck_after=34.1).exclude(RUNS)
-    assert Limits(step_timeout=34 - LEAVE_SECONDS).exclude(RUNS)
-    assert not Limits(step_timeout=34.1 - LEAVE_SECONDS).exclude(RUNS)
-    assert not Limits(step_timeout=1, stuck_after=1, load_timeout=1).exclude(WAITS)
-    assert not Limits(step_timeout=1, stuck_after=1).exclude(COMPILES)
-    assert Limits(load_timeout=90).exclude(COMPILES)
-    assert not Limits(load_timeout=90.1).exclude(COMPILES)
+    assert not TimeLimits().exclude(RUNS)
+    assert TimeLimits(stuck_after=34).exclude(RUNS)
+    assert not TimeLimits(stuck_after=34.1).exclude(RUNS)
+    assert TimeLimits(step_timeout=34 - LEAVE_SECONDS).exclude(RUNS)
+    assert not TimeLimits(step_timeout=34.1 - LEAVE_SECONDS).exclude(RUNS)
+    assert not TimeLimits(step_timeout=1, stuck_after=1, load_timeout=1).exclude(WAITS)
+    assert not TimeLimits(step_timeout=1, stuck_after=1).exclude(COMPILES)
+    assert TimeLimits(load_timeout=90).exclude(COMPILES)
+    assert not TimeLimits(load_timeout=90.1).exclude(COMPILES)

@@ -3,7 +3,7 @@
 import pytest
 from ray import exceptions
 
-from cluster.driver.calls.liveness import UNRESPONSIVE_SECONDS, Limits, Liveness
+from cluster.driver.calls.liveness import UNRESPONSIVE_SECONDS, Liveness, TimeLimits
 from cluster.driver.calls.pending_calls import PendingCalls
 from cluster.driver.calls.post_mortem import death_report, translate
 from cluster.protocol.process_info import ProcessInfo
@@ -76,7 +76,7 @@ def test_a_process_that_does_not_answer_is_named_with_its_place():
     pending = PendingCalls()
     pending.add(endpoints([1, 1]))
     places = ["node 10.0.0.1, pid 12", "node 10.0.0.2, pid 5"]
-    liveness = Liveness(endpoints([1, 1]), Limits(), pending, places)
+    liveness = Liveness(endpoints([1, 1]), TimeLimits(), pending, places)
     assert liveness.pings(100.0) == [0, 1]
     liveness.mark_answered(0, None, 100.0)
     (error,) = liveness.deaths(100.0 + UNRESPONSIVE_SECONDS)
