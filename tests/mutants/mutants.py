@@ -42,15 +42,15 @@ MUTANTS = (
     Mutant(
         "cut-nested-callbacks",
         "mpmd/compiler/cut_layers/host_callbacks.py",
-        "scans=(around, *member.scans)",
-        "scans=(*member.scans, around)",
+        'scans=(around, *each.params["callback"].scans)',
+        'scans=(*each.params["callback"].scans, around)',
         "takes the inner one of two scans around a callback for the outer one",
     ),
     Mutant(
         "cut-reversed-stack",
         "mpmd/compiler/cut_layers/rewrite.py",
-        "dim, length - s.stop, length - s.start, eqn)",
-        "dim, s.start, s.stop, eqn)",
+        "start, stop = length - stop, length - start",
+        "pass",
         "reverses a stack of layers range by range, and leaves the ranges in their order",
     ),
     Mutant(

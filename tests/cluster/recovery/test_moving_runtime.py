@@ -165,7 +165,8 @@ def test_a_group_does_not_move_when_another_one_dies_meanwhile(elastic):
     elastic.step()
     elastic._processes.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
-    await_snapshot(elastic, 2)
+    with elastic.changed:
+        assert elastic.changed.wait_for(lambda: elastic._membership.moves.is_ready, SOON)
     elastic.die(0)
     looking.result(SOON)
     assert elastic._processes.restored == [0]
