@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec as P
 import cluster
 import mpmd
 from mpmd.errors import GroupDiedError
-from tests.ray.test_parts import BATCH, step_of
+from tests.ray.test_parts import BATCH
 from tests.ray.test_parts import WEIGHTS as WEIGHTS_OF_JAX
+from tests.support.small_plans import stacked_step
 
 WEIGHTS = np.array(WEIGHTS_OF_JAX)  # which no step deletes
 PARTS = {"trainer": {"stage": 2}, "sampler": {"stage": 1, "model": 2}}
@@ -52,7 +53,7 @@ class Run:
     def __init__(self, mesh):
         self.mesh = mesh
         self.failures = []
-        self.train = mpmd.jit(step_of(2), mesh.part("trainer"), donate_argnums=0).compile(WEIGHTS, BATCH)
+        self.train = mpmd.jit(stacked_step(2), mesh.part("trainer"), donate_argnums=0).compile(WEIGHTS, BATCH)
         specs = (P(None, None, "model"), None)
         self.sample = mpmd.jit(sample_step, mesh.part("sampler"), in_shardings=specs).compile(WEIGHTS, BATCH)
 

@@ -8,8 +8,9 @@ import ray
 
 import cluster
 import mpmd
-from tests.ray.test_parts import BATCH, WEIGHTS, step_of
+from tests.ray.test_parts import BATCH, WEIGHTS
 from tests.support.sleeping_tasks import sleep_in_tasks
+from tests.support.small_plans import stacked_step
 
 TASK_SECONDS = 0.05
 ROUNDS = 6
@@ -46,7 +47,7 @@ def test_two_parts_are_at_work_at_once(local_ray):
     parts = {"trainer": {"stage": 2}, "sampler": {"stage": 1}}
     with cluster.launch(parts=parts, cpus_per_group=0.05, timeout=200) as mesh:
         ray.get([actor.__ray_call__.remote(begin_to_sleep) for actor in mesh.runtime.actors])
-        train = mpmd.jit(step_of(2), mesh.part("trainer")).compile(WEIGHTS, BATCH)
+        train = mpmd.jit(stacked_step(2), mesh.part("trainer")).compile(WEIGHTS, BATCH)
         sample = mpmd.jit(sample_step, mesh.part("sampler")).compile(WEIGHTS, BATCH)
         weights, steps = WEIGHTS, []
         copy, drawn = mpmd.reshard(weights, to=sample), BATCH

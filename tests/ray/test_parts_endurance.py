@@ -9,8 +9,9 @@ import ray
 import cluster
 import mpmd
 from tests.ray.test_left_out_parts import sample_step
-from tests.ray.test_parts import BATCH, WEIGHTS, step_of
+from tests.ray.test_parts import BATCH, WEIGHTS
 from tests.support.endurance import assert_flat, held
+from tests.support.small_plans import stacked_step
 
 SECONDS, COUNT = 60, 2000
 
@@ -20,7 +21,7 @@ class Rounds:
 
     def __init__(self, mesh):
         self._mesh = mesh
-        self._train = mpmd.jit(step_of(2), mesh.part("trainer"), donate_argnums=0)
+        self._train = mpmd.jit(stacked_step(2), mesh.part("trainer"), donate_argnums=0)
         self._weights = np.array(WEIGHTS)
         self._train = self._train.compile(self._weights, BATCH)
         self._sample = mpmd.jit(sample_step, mesh.part("sampler")).compile(WEIGHTS, BATCH)
