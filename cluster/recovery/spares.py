@@ -156,9 +156,10 @@ class Spares:
 
     def _ready(self) -> list[_Standby]:
         """The spares that have started on nodes that are not about to end."""
-        good = self.allocations.good_nodes() if self._spares else frozenset()
+        spares = list(self._spares)  # another thread may take one meanwhile
+        good = self.allocations.good_nodes() if spares else frozenset()
         node_of = self.allocations.node_of
-        return [each for each in self._spares if each.has_started and node_of(each.allocation) in good]
+        return [each for each in spares if each.has_started and node_of(each.allocation) in good]
 
     def prepare(self, allocations: Mapping[int, Allocation], timeout: float) -> None:
         """Starts processes that are to replace running ones, and waits until they are up.

@@ -137,6 +137,19 @@ def test_a_process_that_has_died_is_started_where_it_was(make):
     assert (actor.number, actor.allocation) == (1, Reservation(1, 0))
 
 
+def test_a_spare_that_is_taken_while_spares_are_counted_hides_no_other_spare(make):
+    standing_by = make(num_spares=2)
+    taken = iter(standing_by._spares[:1])
+
+    def node_of(allocation):
+        for spare in taken:
+            standing_by._spares.remove(spare)
+        return "good"
+
+    standing_by.allocations.node_of = node_of
+    assert standing_by.count_ready() == 2
+
+
 def test_a_spare_takes_the_place_and_another_one_starts_where_that_was(make):
     standing_by = make(num_spares=1)
     (spare,) = standing_by.starter.started
