@@ -159,7 +159,8 @@ class Ledger:
     def end_rewind(self, ending: EndRewind) -> None:
         """Hands the end of a rewind to its caller; if the caller is gone, has groups drop the kept tasks."""
         if ending.ended is not None and ending.ended.set_running_or_notify_cancel():
-            ending.ended.set_result(ending)  # else they keep each other alive
+            # Without the future, which would be kept alive by its own result.
+            ending.ended.set_result(dataclasses.replace(ending, ended=None))
         else:
             self._drop_kept(ending.rewound)
 
