@@ -49,7 +49,8 @@ class Process:
             doing = ray.get(ping)
         except ray.exceptions.RayActorError as error:
             return f"has died: {error}"
-        return f"is stuck: it is {doing}" if limits.exclude(doing) else None
+        is_recent = now - since <= liveness.PING_SECONDS  # the wait that has pinged may have ended long ago
+        return f"is stuck: it is {doing}" if is_recent and limits.exclude(doing) else None
 
     def answers(self, timeout: float) -> bool:
         return has_succeeded(self.actor.health.remote(), timeout)
