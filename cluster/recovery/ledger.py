@@ -146,7 +146,8 @@ class Ledger:
                 try:
                     self.wait_for(ended.done)
                 except BaseException:
-                    ended.cancel()
+                    if not ended.cancel():  # it has ended, and this caller does not look at it
+                        self._drop_kept(ended.result().rewound)
                     raise
                 ending = ended.result()
                 if not ending.is_interrupted:
@@ -158,7 +159,8 @@ class Ledger:
     def end_rewind(self, ending: EndRewind) -> None:
         """Hands the end of a rewind to its caller; if the caller is gone, has groups drop the kept tasks."""
         if ending.ended is not None and ending.ended.set_running_or_notify_cancel():
-            ending.ended.set_result(ending)
+            # Without the future, which would be kept alive by its own result.
+            ending.ended.set_result(dataclasses.replace(ending, ended=None))
         else:
             self._drop_kept(ending.rewound)
 

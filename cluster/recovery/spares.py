@@ -49,7 +49,8 @@ class Process:
             doing = ray.get(ping)
         except ray.exceptions.RayActorError as error:
             return f"has died: {error}"
-        return f"is stuck: it is {doing}" if limits.exclude(doing) else None
+        is_recent = now - since <= liveness.PING_SECONDS  # the wait that has pinged may have ended long ago
+        return f"is stuck: it is {doing}" if is_recent and limits.exclude(doing) else None
 
     def answers(self, timeout: float) -> bool:
         return has_succeeded(self.actor.health.remote(), timeout)
@@ -156,9 +157,10 @@ class Spares:
 
     def _ready(self) -> list[_Standby]:
         """The spares that have started on nodes that are not about to end."""
-        good = self.allocations.good_nodes() if self._spares else frozenset()
+        spares = list(self._spares)  # another thread may take one meanwhile
+        good = self.allocations.good_nodes() if spares else frozenset()
         node_of = self.allocations.node_of
-        return [each for each in self._spares if each.has_started and node_of(each.allocation) in good]
+        return [each for each in spares if each.has_started and node_of(each.allocation) in good]
 
     def prepare(self, allocations: Mapping[int, Allocation], timeout: float) -> None:
         """Starts processes that are to replace running ones, and waits until they are up.

@@ -85,7 +85,9 @@ class Executor:
         for operation in self._operations if state.refused is None else self._checking:
             operation.perform(state)
         # A result that was received may still be in the host's memory.
-        return [
+        outputs = [
             jax.device_put(value, sharding) if isinstance(value := table[slot], np.ndarray) else value
             for slot, sharding in self._outputs
         ]
+        table.clear()  # ``state`` refers to it: a batch would count as memory in use after the step
+        return outputs

@@ -111,7 +111,7 @@ class StepMeter:
     def __init__(self, name: str, mesh: MeshWithRecoveries):
         self.name = name
         self._mesh = weakref.ref(mesh)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the handler of a signal may close metrics at any point
         self._listeners: tuple[StepListener, ...] = ()
         self.totals = StepTotals(name)
         self.last_end = 0.0
@@ -134,7 +134,8 @@ class StepMeter:
     @property
     def under_way(self) -> int:
         """The number of steps that were called and have not ended."""
-        return self._begun - self.totals.ended - self.totals.failed
+        over = self.totals.ended + self.totals.failed  # read first: steps may begin and end meanwhile
+        return self._begun - over
 
     @property
     def seconds_per_step(self) -> float | None:

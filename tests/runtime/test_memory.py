@@ -1,12 +1,15 @@
 """What groups hold while a step runs is what its plan says."""
 
 import collections
+import weakref
 
 import jax
+import numpy as np
 import pytest
 
 import mpmd
 from mpmd.runtime import operations, worker
+from mpmd.runtime.executor import Executor
 from mpmd.schedules.families import FAMILIES, build
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of
@@ -42,16 +45,18 @@ class Watch:
         monkeypatch.setattr(operation, "perform", watched)
 
 
+def wait_for(arrays):
+    """Waits without a look at the arrays, which would keep their buffers from being donated."""
+    for array in jax.tree.leaves(arrays):
+        array.block_until_ready()
+
+
 @pytest.mark.usual("DualPipeV")
 @pytest.mark.parametrize("name", TRAINING)
 def test_groups_hold_what_the_plan_says(name, monkeypatch):
     monkeypatch.setattr(worker, "INLINE_BYTES", 0)  # numpy's view of a result keeps it from being donated
     schedule = build(name, GROUPS)
     step = make_step(mse, schedule)
-
-    def wait_for(arrays):  # without a look at them, which would keep their buffers from being donated
-        for array in jax.tree.leaves(arrays):
-            array.block_until_ready()
 
     with mesh_of(GROUPS) as mesh:
         compiled = mpmd.jit(step, mpmd_mesh=mesh, donate_argnums=0).compile(
@@ -64,3 +69,23 @@ def test_groups_hold_what_the_plan_says(name, monkeypatch):
         planned = {group.mpmd_idx: group.memory.live_bytes for group in compiled.report().groups}
     assert watch.peak_bytes == planned
     assert not watch.copied
+
+
+def test_a_batch_is_gone_when_memory_is_measured(monkeypatch):
+    given, alive, execute, memory_use = [], [], Executor.execute, worker.memory_use
+
+    def watched(executor, state, inputs):
+        given.extend(map(weakref.ref, inputs))
+        return execute(executor, state, inputs)
+
+    def measured(devices):
+        alive.extend(array for each in given if (array := each()) is not None)
+        return memory_use(devices)
+
+    monkeypatch.setattr(Executor, "execute", watched)
+    monkeypatch.setattr(worker, "memory_use", measured)
+    with mesh_of(1) as mesh:
+        step = mpmd.jit(make_step(mse, mpmd.GPipe(1)), mpmd_mesh=mesh, donate_argnums=0)
+        state, _ = step(init(weights(1)), *map(np.asarray, batch()))
+        wait_for(state)
+    assert given and not alive

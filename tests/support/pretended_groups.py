@@ -1,4 +1,4 @@
-"""Groups and a pool that only pretend, for the runtime that recovers."""
+"""Groups and processes that only pretend, for the runtime that recovers."""
 
 import dataclasses
 import threading

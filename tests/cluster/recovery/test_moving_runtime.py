@@ -1,4 +1,4 @@
-"""Groups that move, with groups, a pool and allocations that only pretend."""
+"""Groups that move, with groups, processes and allocations that only pretend."""
 
 import dataclasses
 import threading

@@ -1,8 +1,9 @@
-"""The runtime that recovers, with groups and a pool that only pretend."""
+"""The runtime that recovers, with groups and processes that only pretend."""
 
+import gc
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from cluster.protocol.packing import PackedValue, pack
 from cluster.recovery import Recovery
+from cluster.recovery.actions import EndRewind, KeptHere, Rewound
 from cluster.recovery.journal import BEGINNING
 from mpmd.errors import (
     RecoveryError,
@@ -21,7 +23,7 @@ from mpmd.errors import (
 from mpmd.ir.placement import Placement
 from mpmd.runtime.argument_cache import PlacedPiece
 from mpmd.runtime.lost_values import LostValueError
-from mpmd.runtime.requests import Analyses, StepReply, StepRequest
+from mpmd.runtime.requests import Analyses, Capture, Captured, StepReply, StepRequest
 from mpmd.runtime.survey import measured_peaks
 from tests.support.pretended_groups import (
     SOON,
@@ -323,6 +325,37 @@ def test_an_interrupt_while_a_group_is_asked_keeps_no_later_error_waiting(monkey
         future.set_exception(TaskError("out of memory", 0, "fwd_0__0"))
     with pytest.raises(TaskError, match="out of memory"):
         futures[0].result(SOON)
+
+
+def test_an_interrupt_right_after_a_rewind_has_groups_drop_the_tasks_that_they_kept(monkeypatch):
+    ledger, waits = runtime()._ledger, iter([True])
+    captured = Captured(Capture(None, 99), 1, "fwd_0__0", "fwd_0__0", 0, (), "cpu", "cpu", {})
+    rewound = Rewound(kept=[KeptHere(1, 0, captured, ValueError())])
+
+    def wait_for(condition):
+        if not next(waits, False):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        ledger, "tell", lambda event: ledger.end_rewind(EndRewind(event.ended, rewound, False))
+    )
+    monkeypatch.setattr(ledger, "wait_for", wait_for)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.rewind(None)
+    assert ledger._released.take(1).handles == (99,)
+
+
+def test_the_end_of_a_rewind_is_kept_by_its_caller_alone():
+    ended = Future()
+    gc.disable()
+    try:
+        runtime()._ledger.end_rewind(EndRewind(ended, Rewound(), is_interrupted=False))
+        kept = weakref.ref(ended)
+        assert ended.result().rewound == Rewound()
+        del ended
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_the_status_says_which_groups_are_being_replaced():

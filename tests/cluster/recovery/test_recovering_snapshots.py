@@ -1,4 +1,4 @@
-"""Snapshots of the runtime that recovers, with groups and a pool that only pretend."""
+"""Snapshots of the runtime that recovers, with groups and processes that only pretend."""
 
 import threading
 

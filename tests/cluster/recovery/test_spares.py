@@ -3,11 +3,12 @@
 import pytest
 
 from cluster.driver.calls import liveness
+from cluster.driver.calls.liveness import Limits
 from cluster.recovery import spares
 from cluster.recovery.spares import Spares
 from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import Reservation, SharedDevices
-from mpmd.runtime.activity import Activity
+from mpmd.runtime.activity import Activity, Doing, Kind
 from tests.support.processes import endpoints
 
 IDLE = Activity().read()
@@ -137,6 +138,19 @@ def test_a_process_that_has_died_is_started_where_it_was(make):
     assert (actor.number, actor.allocation) == (1, Reservation(1, 0))
 
 
+def test_a_spare_that_is_taken_while_spares_are_counted_hides_no_other_spare(make):
+    standing_by = make(num_spares=2)
+    taken = iter(standing_by._spares[:1])
+
+    def node_of(allocation):
+        for spare in taken:
+            standing_by._spares.remove(spare)
+        return "good"
+
+    standing_by.allocations.node_of = node_of
+    assert standing_by.count_ready() == 2
+
+
 def test_a_spare_takes_the_place_and_another_one_starts_where_that_was(make):
     standing_by = make(num_spares=1)
     (spare,) = standing_by.starter.started
@@ -222,3 +236,14 @@ def test_prepared_processes_that_are_not_used_end(make):
     standing_by.discard()
     assert standing_by._session.killed == standing_by.starter.started
     assert take_over(standing_by, 1)[1].allocation == Reservation(1, 0)
+
+
+def test_an_answer_that_nobody_has_read_for_long_does_not_tell_what_a_process_does_now(make, monkeypatch):
+    process, now, limits = spares.Process(Actor(0, None)), [0.0], Limits(stuck_after=10)
+    monkeypatch.setattr(spares.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Ray, "get", lambda call: Doing("running bwd_1__3", 7, Kind.TASK, 34.0))
+    process.actor.is_ready = False
+    assert process.loss(limits) is None
+    process.actor.is_ready, now[0] = True, 3600.0
+    assert process.loss(limits) is None
+    assert process.loss(limits).startswith("is stuck: it is running bwd_1__3")
