@@ -96,8 +96,10 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 def replace_calls(
     primitive: Primitive, results_of: Callable[[Sequence[Any], Mapping[str, Any]], list[Any] | None]
-) -> None:
+) -> Callable[..., list[Any]]:
     """Replaces the results of a primitive by ``results_of(operands, parameters)``, unless that is ``None``.
+
+    Returns the function that binds the primitive itself.
 
     A scan or a rematerialised function has to be replaced where a function calls it: later, within
     ``jax.grad``, ``jax.vmap`` or ``jax.checkpoint``, its body is another one. JAX has no public hook there.
@@ -112,6 +114,7 @@ def replace_calls(
         return bind_to_equation(*operands, **params) if results is None else results
 
     primitive.bind = bind  # type: ignore[method-assign]
+    return bind_to_equation
 
 
 def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:

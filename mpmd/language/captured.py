@@ -44,23 +44,25 @@ def captured_named(fun: Callable, args: tuple, kwargs: dict[str, Any], rows: int
 def _captured(fun: Callable, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
     """The arrays with rows that ``fun`` reads besides ``args``, each with its variable ("" if none is known).
 
-    NumPy arrays in a variable count as read: JAX reads a copy, which has another identity.
+    NumPy arrays in a variable count as read: JAX reads a copy, which has another identity. No arrays are
+    known of a function that fails of the whole batch, too, or whose variables have no value yet or are no
+    pytrees: the error that is being raised then says all.
     """
     try:
         consts = jax.make_jaxpr(lambda: jax.tree.leaves(fun(*args, **kwargs)))().consts
-    except Exception:  # the loss fails of the whole batch, too
+        passed = {id(leaf) for leaf in jax.tree.leaves(args)}
+        read = {id(const): const for const in consts if np.ndim(const) and id(const) not in passed}
+        function = inspect.unwrap(fun)
+        around = inspect.getclosurevars(function) if inspect.isfunction(function) else None
+        variables = {**around.globals, **around.nonlocals, **kwargs} if around else kwargs
+        named = {
+            id(leaf): (name + jax.tree_util.keystr(path), leaf)
+            for name, value in variables.items()
+            for path, leaf in jax.tree_util.tree_leaves_with_path(value)
+            if id(leaf) in read or (isinstance(leaf, np.ndarray) and leaf.ndim and id(leaf) not in passed)
+        }
+    except Exception:
         return []
-    passed = {id(leaf) for leaf in jax.tree.leaves(args)}
-    read = {id(const): const for const in consts if np.ndim(const) and id(const) not in passed}
-    function = inspect.unwrap(fun)
-    around = inspect.getclosurevars(function) if inspect.isfunction(function) else None
-    variables = {**around.globals, **around.nonlocals, **kwargs} if around else kwargs
-    named = {
-        id(leaf): (name + jax.tree_util.keystr(path), leaf)
-        for name, value in variables.items()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(value)
-        if id(leaf) in read or (isinstance(leaf, np.ndarray) and leaf.ndim and id(leaf) not in passed)
-    }
     return [*named.values()] or [("", const) for const in read.values()]
 
 

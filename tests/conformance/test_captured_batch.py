@@ -183,6 +183,31 @@ def test_an_error_that_has_no_such_reason_has_no_note():
     assert not notes_of(info.value)
 
 
+def test_a_variable_without_a_value_hides_no_error():
+    def step(params, x, y):
+        def loss_fn(params):
+            return mse(params, x, later if later_is_set else y)
+
+        later_is_set = False
+        result = differentiated(loss_fn)(params)
+        later = y
+        return result, later
+
+    assert "what is passed has no array with rows to cut" in refused(step, weights(2), X, Y)
+
+
+def test_a_variable_that_is_no_pytree_hides_no_error():
+    scales = {"y": 2.0, 1: 3.0}  # JAX cannot sort its keys
+
+    def step(params, x, y):
+        def loss_fn(params):
+            return mse(params, x, y) * scales["y"]
+
+        return differentiated(loss_fn)(params)
+
+    assert "what is passed has no array with rows to cut" in refused(step, weights(2), X, Y)
+
+
 def test_one_microbatch_is_the_whole_batch():
     """So nothing that is captured has other rows than it."""
 

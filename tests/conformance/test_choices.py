@@ -55,6 +55,11 @@ def predicates(logits):
     return jnp.ones((TOKENS, 1)), jnp.stack(experts)
 
 
+def top_k_of_logits(logits):
+    gates, experts = jax.lax.top_k(logits, 1)
+    return gates, experts[:, 0]
+
+
 def layer(route, weights, x):
     """Adds to each token the vector of its expert; the tokens' experts are the forward's."""
     gates, experts = route(unsteady_p.bind(x @ weights["router"]))
@@ -79,8 +84,10 @@ def scanned(function, params, x):
     return jax.lax.scan(body, x, params)
 
 
-def routes_of_passes(route, layers=in_turn, checkpoint=jax.checkpoint, keep=True, wrapped=None):
-    """The experts that the forwards and the backwards chose, for each layer."""
+def routes_of_passes(
+    route, layers=in_turn, checkpoint=jax.checkpoint, keep=True, wrapped=None, gradients_of="experts"
+):
+    """The experts that the forwards chose, and the experts with gradients of a weight, for each layer."""
 
     def loss(params, x):
         with mpmd.Remat.keep_choices(keep):
@@ -108,7 +115,9 @@ def routes_of_passes(route, layers=in_turn, checkpoint=jax.checkpoint, keep=True
     routes, gradients = compiled(params, batch)
     routes = np.asarray(routes)
     forward = [set(routes[:, i].ravel().tolist()) for i in range(4)]
-    backward = [set(np.flatnonzero(rows.any(-1)).tolist()) for rows in np.asarray(gradients["experts"])]
+    axis = {"experts": -1, "router": 0}[gradients_of]
+    by_layer = np.asarray(gradients[gradients_of])
+    backward = [set(np.flatnonzero(gradient.any(axis)).tolist()) for gradient in by_layer]
     return forward, backward, compiled.only_step
 
 
@@ -127,6 +136,29 @@ def test_backwards_take_the_routes_of_forwards(route):
 
 def test_routes_in_a_scan_of_layers():
     forward, backward, _ = routes_of_passes(top_k, scanned)
+    assert forward == backward
+
+
+@pytest.mark.parametrize("route", [top_k_of_logits, sorted_experts])
+def test_gates_have_their_gradients_from_the_routes_of_forwards(route):
+    forward, backward, _ = routes_of_passes(route, gradients_of="router")
+    assert forward == backward
+
+
+def under_checkpoint_twice(function):
+    inner = jax.checkpoint(function)
+    return jax.checkpoint(lambda weights, x: inner(weights, x))
+
+
+def with_constants_under_jit(function):
+    ones = np.ones((EXPERTS, WIDTH), np.float32)
+    jitted = jax.jit(lambda weights, x: function({**weights, "experts": ones * weights["experts"]}, x))
+    return jax.checkpoint(lambda weights, x: jitted(weights, x))
+
+
+@pytest.mark.parametrize("checkpoint", [under_checkpoint_twice, with_constants_under_jit])
+def test_routes_in_functions_within_a_checkpoint(checkpoint):
+    forward, backward, _ = routes_of_passes(top_k, checkpoint=checkpoint)
     assert forward == backward
 
 

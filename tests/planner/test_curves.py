@@ -187,6 +187,10 @@ def attention_loss(kernel):
     return loss
 
 
+def sorted_attention(q, k, v):
+    return attention(q[:, jnp.argsort(jnp.sum(q, (0, 2, 3)))], k, v)
+
+
 ATTENTION_WEIGHTS = {**{name: shaped(32, 4, 8) for name in "qkv"}, "o": shaped(4, 8, 32)}
 SCORES = 4 * 4 * 4 * LENGTH * LENGTH
 """The bytes of the scores of a microbatch."""
@@ -222,11 +226,15 @@ def layer_of_equations():
     return the_layer(attention_loss(attention), ATTENTION_WEIGHTS)
 
 
-@pytest.mark.usual("remat inside")
+@pytest.mark.usual("remat inside", "choices inside")
 @pytest.mark.parametrize(
     ("around", "function"),
-    [*((around, attention) for around in AROUND), ("plain", jax.checkpoint(attention))],
-    ids=[*AROUND, "remat inside"],
+    [
+        *((around, attention) for around in AROUND),
+        ("plain", jax.checkpoint(attention)),
+        ("plain", sorted_attention),
+    ],
+    ids=[*AROUND, "remat inside", "choices inside"],
 )
 def test_the_values_within_a_kernel_are_in_no_memory(around, function):
     by_equations, as_kernel = layer_of_equations(), layer_of_kernel(around, function)

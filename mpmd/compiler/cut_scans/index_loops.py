@@ -27,6 +27,10 @@ _COUNTING = frozenset(
 )
 """Primitives of which indices are made; random bits and remainders of a counter are none."""
 
+_ADDING = frozenset("add sub convert_element_type".split())
+"""Primitives that make a counter of a carried number. A number that a loop doubles, limits or sets back, such
+as a dilation, numbers no layers."""
+
 _TAKING = frozenset("dynamic_slice gather dynamic_update_slice scatter scatter-add scatter-mul".split())
 
 
@@ -64,7 +68,9 @@ def index_faults(params: Mapping[str, Any], mark: str) -> list[str | None]:
     counters = [
         before
         for before, after in carried
-        if _is_number(before) and after is not before and is_among(after, _indices(eqns, [before], fixed))
+        if _is_number(before)
+        and after is not before
+        and is_among(after, _indices(eqns, [before], fixed, _ADDING))
     ]
     if by_counter := faults(counters):
         raise CompileError(list(by_counter))
@@ -106,19 +112,23 @@ def _faults(eqns: Iterable[JaxprEqn], counting: set[Var]) -> Iterator[str]:
             counting.update(eqn.outvars)
 
 
-def _indices(eqns: Iterable[JaxprEqn], numbers: Iterable[Var], fixed: Set[Var]) -> set[Var]:
+def _indices(
+    eqns: Iterable[JaxprEqn], numbers: Iterable[Var], fixed: Set[Var], primitives: Set[str] = _COUNTING
+) -> set[Var]:
     """The indices that equations compute of numbers and of ``fixed`` values, which no iteration changes."""
     counting = set(numbers)
     for eqn in eqns:
-        if _counts_on(eqn, counting, fixed):
+        if _counts_on(eqn, counting, fixed, primitives):
             counting.update(eqn.outvars)
     return counting
 
 
-def _counts_on(eqn: JaxprEqn, counting: Set[Var], fixed: Set[Var] = frozenset()) -> bool:
+def _counts_on(
+    eqn: JaxprEqn, counting: Set[Var], fixed: Set[Var] = frozenset(), primitives: Set[str] = _COUNTING
+) -> bool:
     """Whether an equation computes an index of counters, and of values that no iteration changes."""
     read = set(operands(eqn))
-    return eqn.primitive.name in _COUNTING and not read.isdisjoint(counting) and read <= counting | fixed
+    return eqn.primitive.name in primitives and not read.isdisjoint(counting) and read <= counting | fixed
 
 
 def _takes_rows(eqn: JaxprEqn, arrays: Set[Var], counting: Set[Var], length: int) -> bool:

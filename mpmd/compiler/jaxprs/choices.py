@@ -26,18 +26,24 @@ from mpmd.compat import replace_calls
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,
-    closed,
+    is_among,
     is_dropped,
+    is_remat,
     lookup,
+    needed_eqns,
     operands,
     subjaxprs,
+    substitute,
+    variables,
     with_eqns,
+    with_params,
 )
 from mpmd.compiler.jaxprs.inline import Inliner
 from mpmd.compiler.jaxprs.marks import marks_in
 from mpmd.compiler.jaxprs.work import nbytes
 from mpmd.language.choices import are_choices_kept
 from mpmd.language.decisions import slices_of_loop
+from mpmd.language.kernels import Kernel
 
 KEPT, RECOMPUTED = "kept choice", "recomputed choice"
 """The names of choices in rematerialised functions, as of ``jax.ad_checkpoint.checkpoint_name``."""
@@ -48,7 +54,7 @@ MOST = 0.01
 _CHOOSING = frozenset("approx_top_k argmax argmin sort top_k".split())
 """The primitives whose integer results are choices, whoever reads them."""
 
-_WITH_BODIES = frozenset("cond scan shard_map".split())
+_WITH_BODIES = frozenset("cond jit scan shard_map".split())
 
 _FIRST_INDEX = {
     "cond": 0,
@@ -61,6 +67,7 @@ _FIRST_INDEX = {
     "scatter-max": 1,
     "scatter-min": 1,
     "scatter-mul": 1,
+    "scatter-sub": 1,
     "sort": 0,
 }
 """For primitives that read indices, sort keys or predicates: the position of the first."""
@@ -101,8 +108,8 @@ class _Policy:
     keeps_choices: bool
 
     def __call__(self, primitive: Primitive, *avals: Any, **params: Any) -> Any:
-        if self.keeps_choices and primitive is name_p and params["name"] == KEPT:
-            return True
+        if primitive is name_p and params["name"] in (KEPT, RECOMPUTED):
+            return self.keeps_choices and params["name"] == KEPT
         return self.user is not None and self.user(primitive, *avals, **params)
 
 
@@ -110,52 +117,76 @@ def keep_choices(args: Sequence[Any], params: Mapping[str, Any]) -> list[Any] | 
     """The results of a rematerialised function that keeps its choices; ``None`` if it has none to keep.
 
     A function is bound once more where it is differentiated, with choices that only the derivative makes,
-    such as the sort order of a sort.
+    such as the sort order of a sort. A kernel keeps nothing.
     """
     policy, jaxpr = params["policy"], params["jaxpr"]
-    is_own = isinstance(policy, _Policy)
-    if params["differentiated"] or not slices_of_loop() or (is_own and not policy.keeps_choices):
+    if params["differentiated"] or not slices_of_loop() or isinstance(policy, Kernel):
         return None
-    user = policy.user if is_own else policy
-    if not are_choices_kept():
-        return remat_p.bind(*args, **{**params, "policy": _Policy(user, keeps_choices=False)})
-    named = _named(jaxpr, KEPT)
-    choices = choice_bytes(named, KEPT)
-    if choices == choice_bytes(jaxpr, KEPT):
+    if not isinstance(policy, _Policy):
+        policy = _Policy(policy, are_choices_kept())
+    elif not policy.keeps_choices:
         return None
-    if choices > MOST * sum(map(nbytes, _activations(jaxpr))):
-        return remat_p.bind(*args, **{**params, "jaxpr": _named(jaxpr, RECOMPUTED)})
-    return remat_p.bind(*args, **{**params, "jaxpr": named, "policy": _Policy(user, keeps_choices=True)})
+    if policy.keeps_choices:
+        named = _named(jaxpr, KEPT)
+        if not choice_bytes(named, KEPT, RECOMPUTED):
+            return None
+        is_too_large = choice_bytes(named, KEPT) > MOST * sum(map(nbytes, _activations(jaxpr)))
+        jaxpr = _named(jaxpr, RECOMPUTED) if is_too_large else named
+    return _bind_to_equation(*args, **{**params, "jaxpr": jaxpr, "policy": policy})
 
 
-replace_calls(remat_p, keep_choices)
+_bind_to_equation = replace_calls(remat_p, keep_choices)
 
 
 def _named(jaxpr: Jaxpr, name: str) -> Jaxpr:
-    """A function with names for its choices, and with the functions under ``jax.jit`` in it inlined."""
+    """A function with a name for each of its choices, also in its bodies; ``RECOMPUTED`` choices stay so.
+
+    Functions under ``jax.jit`` in it are inlined. All equations read a choice by its name, also equations of
+    a derivative that were made before the name, as by the rule of ``top_k``. Without choices the function
+    stays the same object.
+    """
     opening = _ChoiceOpening()
-    renamed: dict[Var, Atom] = {}
-    opening.add(jaxpr.eqns, renamed)
-    choices = choices_in(opening.eqns)
-    eqns = []
+    opened: dict[Var, Atom] = {}
+    opening.add(jaxpr.eqns, opened)
+    defined = {var for eqn in opening.eqns for var in eqn.outvars}
+    names: dict[Var, str] = {}
+    named: dict[Var, Atom] = {}
+    unnamed: list[JaxprEqn] = []
     for eqn in opening.eqns:
-        if eqn.primitive.name in _WITH_BODIES:
-            eqn = eqn.replace(params={key: _with_named(value, name) for key, value in eqn.params.items()})
-        unnamed = {var: Var(var.aval) for var in eqn.outvars if var in choices}
-        eqns.append(eqn.replace(outvars=[unnamed.get(var, var) for var in eqn.outvars]))
-        for var, new in unnamed.items():
-            named = eqn.replace(primitive=name_p, params={"name": name}, effects=frozenset())
-            eqns.append(named.replace(invars=[new], outvars=[var]))
-    return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])
+        eqn = substitute(eqn, named)
+        if (old := choice_name(eqn)) and is_among(eqn.invars[0], defined):
+            named[eqn.outvars[0]] = eqn.invars[0]
+            names[eqn.invars[0]] = old
+        else:
+            unnamed.append(eqn)
+    if name == RECOMPUTED:
+        names = dict.fromkeys(names, RECOMPUTED)
+    names = dict.fromkeys(choices_in(unnamed), name) | names
+    outvars = [lookup(lookup(atom, opened), named) for atom in jaxpr.outvars]
+    read = set(variables(outvars)).union(*map(operands, needed_eqns(unnamed, outvars)))
+    names = {var: text for var, text in names.items() if var in read}
+    eqns: list[JaxprEqn] = []
+    are_changed = bool(names)
+    for eqn in unnamed:
+        if _has_choices_inside(eqn):
+            new = with_params(eqn, (Jaxpr,), lambda inner: _named(inner, name))
+            are_changed |= new is not eqn
+            eqn = new
+        nameless = {var: Var(var.aval) for var in eqn.outvars if var in names}
+        eqns.append(eqn.replace(outvars=[nameless.get(var, var) for var in eqn.outvars]))
+        for var, new_var in nameless.items():
+            naming = eqn.replace(primitive=name_p, params={"name": names[var]}, effects=frozenset())
+            eqns.append(naming.replace(invars=[new_var], outvars=[var]))
+    if not are_changed:
+        return jaxpr
+    return with_eqns(jaxpr, eqns, outvars=outvars)
 
 
-def _with_named(param: Any, name: str) -> Any:
-    """A parameter of an equation with bodies, with names for the choices in it."""
-    if isinstance(param, ClosedJaxpr):
-        return closed(_named(param.jaxpr, name), param.consts)
-    if isinstance(param, Jaxpr):
-        return _named(param, name)
-    return tuple(_with_named(each, name) for each in param) if isinstance(param, tuple) else param
+def _has_choices_inside(eqn: JaxprEqn) -> bool:
+    """Whether choices in an equation's bodies are named; rematerialised functions have decided it."""
+    if is_remat(eqn):
+        return isinstance(eqn.params["policy"], _Policy) and eqn.params["policy"].keeps_choices
+    return eqn.primitive.name in _WITH_BODIES
 
 
 class _ChoiceOpening(Inliner):

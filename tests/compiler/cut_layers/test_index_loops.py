@@ -36,6 +36,16 @@ def counted_in_the_carry(w, x):
     return lax.scan(body, (x, LAYERS - 1), None, LAYERS)[0][0]
 
 
+def carried(following):
+    """Scans over the weights; a layer reads a row of a table by a number that ``following`` changes."""
+
+    def body(carry, weights):
+        h, i = carry
+        return (layer(weights, h @ jnp.asarray(TABLE)[i]), following(i)), None
+
+    return lambda w, x: lax.scan(body, (x, jnp.int32(1)), w)[0][0]
+
+
 def of_each_layer(change, numbers=None):
     """Scans over the weights and the numbers of layers; ``change`` reads something by the number."""
 
@@ -99,6 +109,9 @@ SERVED = {
     "one of two tables": of_each_layer(lambda h, i: h @ jnp.asarray(TABLE)[:2][i % 2]),
     "a kind of each layer": of_each_layer(lambda h, i: h @ jnp.asarray(TABLE)[i], np.array([0, 1, 0, 1])),
     "rows that are drawn": of_each_layer(lambda h, i: h + jnp.asarray(TABLE)[drawn(i, 0, LAYERS), 0]),
+    "a dilation in the carry": carried(lambda i: 2 * i),
+    "a limited number in the carry": carried(lambda i: jnp.minimum(i + 1, 2)),
+    "a number that is set back": carried(lambda i: jnp.where(i < 2, i + 1, 0)),
     "a loop within a layer": lambda w, x: lax.scan(lambda h, each: (layer(each, smoothed(h)), None), x, w)[0],
 }
 
