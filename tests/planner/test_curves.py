@@ -17,6 +17,7 @@ from mpmd.language.decisions import planning
 from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
+from mpmd.planner.cluster_file import cluster_data
 from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.curves import Curve, ProductWork
 from mpmd.planner.hardware import seconds_by_part
@@ -585,6 +586,7 @@ def test_a_cluster_is_read_as_it_was_written(tmp_path):
     [
         ({"version": 6}, "has version 6 of a cluster, and this is version 5"),
         ({"speed": 1}, "it has speed; it may have nodes, devices_per_node, "),
+        ({"alone_of": {"memory": 1.5}}, "alone_of is gone: leave it out"),
         ({"flops": "1e12"}, r"cluster\.json: flops: expected a number, not '1e12'"),
         ({"flops": -1}, "flops must be a number of operations per second above 0, not -1"),
         ({"rates": {"product bfloat16": 3.0}}, r"rates\['product bfloat16'\]: expected an object, not 3.0"),
@@ -631,3 +633,19 @@ def test_the_message_of_a_wrong_file_is_short(content, tmp_path):
     with pytest.raises(ValueError, match=r"cluster\.json") as caught:
         Cluster.load(path)
     assert len(str(caught.value)) <= 2_000
+
+
+def test_a_file_may_have_a_former_field_that_says_nothing(tmp_path):
+    cluster = Cluster.preset("h100")
+    data = cluster_data(cluster) | {"alone_of": {}}
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"version": 5, **data}))
+    assert Cluster.load(path) == cluster
+    path.write_text(json.dumps({"version": 5, "pools": [data | {"kind": "H100"}]}))
+    assert Cluster.load(path).pools[0].flops == cluster.flops
+    with pytest.raises(TypeError, match="alone_of is gone: leave it out"):
+        Cluster(**vars(cluster), alone_of={})
+    with pytest.raises(ValueError, match="alone_of is gone: leave it out"):
+        Cluster.preset("h100", alone_of={})
+    with pytest.raises(TypeError, match="loads is gone: leave it out"):
+        mpmd.simulate.Costs(loads=(1.0, 2.0))
