@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Primitive, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
 from mpmd.compat import api_boundary
@@ -158,7 +158,7 @@ def cost(
 
         def of_operands(*operands):
             captured, own = operands[len(arrays) :], operands[: len(arrays)]
-            return jax.core.eval_jaxpr(jaxpr.jaxpr, captured, *own)
+            return jaxpr_as_fun(ClosedJaxpr(jaxpr.jaxpr, captured))(*own)
 
         whole += ((),) * len(jaxpr.consts)
         leaves = one_equation(of_operands, whole, _is_for_reverse(jaxpr))(*arrays, *jaxpr.consts)
