@@ -18,7 +18,9 @@ import numbers
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard, get_type_hints
+from typing import Any, TypeGuard, TypeVar, get_type_hints
+
+Class = TypeVar("Class")
 
 Fault = TypeError | ValueError
 Rule = Callable[[str, Any], "Fault | Iterable[Fault | None] | None"]
@@ -245,3 +247,21 @@ def size_fault(name: str, value: Any, most: int = MOST_DEVICES) -> Fault | None:
 def counted(number: int) -> str:
     """A number, as short as one that a user has mistyped needs to be."""
     return str(number) if number < 10**18 else "more than 10**18"
+
+
+def refusing(**errors: str) -> Callable[[type[Class]], type[Class]]:
+    """Decorates a dataclass: fields that it once had raise ``TypeError`` with the text of ``errors``."""
+
+    def decorated(cls: type[Class]) -> type[Class]:
+        init: Callable[..., None] = cls.__init__
+
+        @functools.wraps(init)
+        def __init__(self: Class, *args: Any, **values: Any) -> None:
+            for name in errors.keys() & values.keys():
+                raise TypeError(errors[name])
+            init(self, *args, **values)
+
+        cls.__init__ = __init__  # type: ignore[method-assign, assignment]
+        return cls
+
+    return decorated

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, jaxprs_in_params
+from jax.interpreters import ad, batching, mlir
 
 from mpmd.compat import api_boundary
 from mpmd.language.decisions import is_planned
@@ -42,7 +42,7 @@ class Kernel:
     Attributes:
       factor: from the operations of its equations to those of the kernel; 0 where ``mpmd.cost`` says these.
       bytes_factor: 0 where ``mpmd.cost`` says the bytes that the kernel moves; else 1.
-      is_backward: whether it is a backward, whose equations compute the forward once more.
+      is_backward: whether it is a derivative. The equations of a backward compute the forward once more.
     """
 
     factor: float = 1.0
@@ -57,8 +57,9 @@ class Kernel:
 boundary_p = Primitive("kernel_boundary")
 """The operands, or the results, within a kernel of which ``mpmd.cost`` has numbers or dimensions.
 
-Parameters: ``work``: of a call, for its operands, and none for results; ``calls``: of how many calls under
-``vmap``; ``whole``: for each operand, the dimensions along which devices do not divide it.
+Parameters: ``work``: of a call, for operands and for the tangents or cotangents of results, else none;
+``of_tangents``: the work of differentiated calls; ``calls``: of how many calls under ``vmap``; ``whole``: for
+each operand, the dimensions along which devices do not divide it.
 """
 boundary_p.multiple_results = True
 
@@ -92,8 +93,8 @@ def cost(
     The function computes the same values as without ``cost``. A plan counts its operands and results as
     memory traffic and not the values between them, which are no residuals either: the backward computes them
     again. So a plan needs no device that has the kernel: plan with the equations of a reference
-    implementation, run with the kernel. Elsewhere ``cost`` changes nothing. It may be differentiated (in a
-    plan in reverse), mapped, rematerialised and scanned.
+    implementation, run with the kernel. Elsewhere ``cost`` changes nothing. It may be differentiated, mapped,
+    rematerialised and scanned.
 
     Args:
       fun: of arrays.
@@ -152,37 +153,51 @@ def cost(
             args, kwargs = jax.tree.unflatten(treedef, values.values())
             return fun(*args, **kwargs)
 
-        of_arrays, closed_over = jax.closure_convert(on_arrays, *arrays)
-        whole += ((),) * len(closed_over)
-        return one_equation(of_arrays, whole)(*arrays, *closed_over)
-
-    def one_equation(fun: Callable, whole: Whole) -> Callable:
-        """A function of arrays as one equation, and its derivative as another one."""
-
-        def bounded_results(results):
-            leaves, treedef = jax.tree.flatten(results)
-            whole = _whole(leaves, letters_of_results, divides)
-            return jax.tree.unflatten(treedef, _bounded(leaves, whole))
+        # Captured arrays become operands: masks, too, which ``jax.closure_convert`` leaves in the closure.
+        jaxpr, results = jax.make_jaxpr(on_arrays, return_shape=True)(*arrays)
 
         def of_operands(*operands):
-            return bounded_results(fun(*_bounded(operands, whole, work[0])))
+            captured, own = operands[len(arrays) :], operands[: len(arrays)]
+            return jaxpr_as_fun(ClosedJaxpr(jaxpr.jaxpr, captured))(*own)
 
-        def of_cotangents(operands, cotangents):
-            transpose = jax.vjp(fun, *_bounded(operands, whole, work[1]))[1]
-            gradients = _bounded(transpose(bounded_results(cotangents)), whole)
-            return [gradient for gradient in gradients if gradient.dtype != jax.dtypes.float0]
+        whole += ((),) * len(jaxpr.consts)
+        leaves = one_equation(of_operands, whole, _is_for_reverse(jaxpr))(*arrays, *jaxpr.consts)
+        return jax.tree.unflatten(jax.tree.structure(results), leaves)
 
-        @jax.custom_vjp
-        def kernel(*operands):
-            return jax.checkpoint(of_operands, policy=kernels[0])(*operands)
+    def one_equation(fun: Callable, whole: Whole, is_for_reverse: bool) -> Callable:
+        """A function of arrays as one equation, and its derivative as another one.
 
-        def transposed(operands, cotangents):
-            gradients = iter(jax.checkpoint(of_cotangents, policy=kernels[1])(operands, cotangents))
-            are_floats = (jnp.issubdtype(operand.dtype, jnp.inexact) for operand in operands)
-            return tuple(next(gradients) if is_float else None for is_float in are_floats)
+        Args:
+          is_for_reverse: whether JAX differentiates the function in reverse alone.
+        """
 
-        kernel.defvjp(lambda *operands: (kernel(*operands), operands), transposed)
-        return kernel
+        def bounded(work, of_tangents, *operands):
+            results = fun(*_bounded(operands, whole, work, NO_WORK))
+            return _bounded(results, _whole(results, letters_of_results, divides), NO_WORK, of_tangents)
+
+        forward = jax.checkpoint(functools.partial(bounded, work[0], NO_WORK), policy=kernels[0])
+        derivative = jax.checkpoint(functools.partial(bounded, NO_WORK, work[1]), policy=kernels[1])
+        if is_for_reverse:
+            reverse = jax.custom_vjp(forward)
+            reverse.defvjp(
+                lambda *operands: (reverse(*operands), operands),
+                lambda operands, cotangents: jax.vjp(derivative, *operands)[1](cotangents),
+            )
+            return reverse
+
+        def differentiated(operands, tangents):
+            positions = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
+
+            def of_positions(*values):
+                replaced = dict(enumerate(operands)) | dict(zip(positions, values, strict=True))
+                return derivative(*replaced.values())
+
+            primals, live = ([values[i] for i in positions] for values in (operands, tangents))
+            return either(*operands), jax.jvp(of_positions, primals, live)[1]
+
+        either = jax.custom_jvp(forward)
+        either.defjvp(differentiated, symbolic_zeros=True)
+        return either
 
     return functools.update_wrapper(kernel, fun)  # type: ignore[return-value]
 
@@ -220,17 +235,19 @@ def _whole(arrays: Sequence[Any], letters: Sequence[str] | None, divides: str | 
     )
 
 
-def _bounded(arrays: Sequence[Any], whole: Whole, work: KernelWork = NO_WORK) -> Sequence[Any]:
-    """The arrays behind a boundary, if it would say anything; but for gradients of integers."""
-    bounded = [*arrays]
-    live = [i for i, array in enumerate(arrays) if array.dtype != jax.dtypes.float0]
-    if live and (any(work) or any(whole)):
-        behind = boundary_p.bind(
-            *(arrays[i] for i in live), work=work, calls=1, whole=tuple(whole[i] for i in live)
-        )
-        for i, array in zip(live, behind, strict=True):
-            bounded[i] = array
-    return bounded
+def _is_for_reverse(jaxpr: Any) -> bool:
+    """Whether a jaxpr has calls of functions under ``jax.custom_vjp``."""
+    return any(
+        eqn.primitive.name.startswith("custom_vjp") or any(map(_is_for_reverse, jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _bounded(arrays: Sequence[Any], whole: Whole, work: KernelWork, of_tangents: KernelWork) -> Sequence[Any]:
+    """The arrays behind a boundary, if it would say anything."""
+    if not any(work) and not any(of_tangents) and not any(whole):
+        return arrays
+    return boundary_p.bind(*arrays, work=work, of_tangents=of_tangents, calls=1, whole=whole)
 
 
 @boundary_p.def_impl
@@ -252,5 +269,27 @@ def _batch(args, dims, *, whole, calls, **params):
     return boundary_p.bind(*args, whole=moved, calls=calls * rows, **params), dims
 
 
+def _linear(values: Sequence[Any], *, whole: Whole, **params: Any) -> list[Any]:
+    """Binds the boundary of the tangents or cotangents that are no symbolic zeros."""
+    results = [*values]
+    live = [i for i, value in enumerate(values) if not isinstance(value, ad.Zero)]
+    if live:
+        bounded = boundary_p.bind(*(values[i] for i in live), whole=tuple(whole[i] for i in live), **params)
+        for i, value in zip(live, bounded, strict=True):
+            results[i] = value
+    return results
+
+
+def _jvp(primals, tangents, *, of_tangents, **params):
+    results = boundary_p.bind(*primals, of_tangents=of_tangents, **params)
+    return results, _linear(tangents, **params | {"work": of_tangents, "of_tangents": NO_WORK})
+
+
+def _transpose(cotangents, *args, **params):
+    return _linear(cotangents, **params)
+
+
+ad.primitive_jvps[boundary_p] = _jvp
+ad.primitive_transposes[boundary_p] = _transpose
 batching.primitive_batchers[boundary_p] = _batch
 mlir.register_lowering(boundary_p, lambda ctx, *args, **params: args)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpmd.memory import Holding
-from mpmd.planner.hardware import Hardware
+from mpmd.planner.hardware import ALONE_OF_IS_GONE, Hardware
 from mpmd.planner.pools import AnyCluster, Pools
 from mpmd.util.guarded_files import parse_json, read_text
 from mpmd.util.json_data import JsonFormat
@@ -75,6 +75,22 @@ def _load(path: str | os.PathLike[str], load: Any) -> Any:
     if version not in range(OLDEST_VERSION, VERSION + 1) or isinstance(version, bool):
         raise ValueError(f"{path} has version {shown(version)} of a cluster, and this is version {VERSION}")
     try:
+        data = _without_alone_of(data)
         return load(Pools if isinstance(data, dict) and "pools" in data else Hardware, data)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _without_alone_of(data: Any) -> Any:
+    """The data without ``alone_of`` that says nothing, as earlier files of this version have it.
+
+    Raises: ``ValueError`` for ``alone_of`` with numbers.
+    """
+    if not isinstance(data, dict):
+        return data
+    if data.get("alone_of"):
+        raise ValueError(ALONE_OF_IS_GONE)
+    kept = {name: value for name, value in data.items() if name != "alone_of"}
+    if isinstance(pools := kept.get("pools"), list):
+        kept["pools"] = [*map(_without_alone_of, pools)]
+    return kept

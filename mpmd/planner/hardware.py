@@ -33,6 +33,7 @@ from mpmd.validation import (
     int_fault,
     number_fault,
     raise_faults,
+    refusing,
     str_fault,
     type_fault,
 )
@@ -65,6 +66,10 @@ def link_fault(name: str, value: Any) -> Fault | None:
     return type_fault(name, value, Link, what) or finite_fault(f"the latency of {name}", value.latency)
 
 
+ALONE_OF_IS_GONE = "alone_of is gone: leave it out, because alone is the factor of all kinds of work"
+"""The error for an attribute that clusters once had."""
+
+
 def _above_0(unit: str) -> Rule:
     return functools.partial(number_fault, what=f"a number of {unit}", above=0)
 
@@ -80,6 +85,7 @@ _Flag = Annotated[bool, bool_fault]
 _LinkBetween = Annotated[Link, link_fault]
 
 
+@refusing(alone_of=ALONE_OF_IS_GONE)
 @dataclasses.dataclass(frozen=True)
 class Hardware:
     """Equal devices on equal nodes.
@@ -268,6 +274,8 @@ def products_by_kind(
 def check_known(known: Mapping[str, Any]) -> None:
     """Raises ``ValueError`` for names that are no attributes of a cluster, and as ``Hardware`` for values."""
     fields = [field.name for field in dataclasses.fields(Hardware)]
+    if "alone_of" in known:
+        raise ValueError(ALONE_OF_IS_GONE)
     if unknown := [name for name in known if name not in fields]:
         raise ValueError(f"a cluster has no {', '.join(unknown)}; it has {', '.join(fields)}")
     raise_faults(*faults_of(Hardware, known), title=_TITLE)

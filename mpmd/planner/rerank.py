@@ -96,10 +96,10 @@ def rerank(
         rows = [row for row in rows if row.candidate not in tried]
         rows = [row for row in rows if row.label or not shortage(row, smaller)]
         waiting, stopped_by = _plan_rows(rows, planned, realize, cluster, limits)
-    if not _fitting(planned):
-        raise _nothing_can_be_run([one.row for one in planned], cluster)
     if limits.measure:
         planned = _measured(planned, measure, cluster, limits)
+    if not _fitting(planned):  # by their plans, or by the memory of their measured tasks
+        raise _nothing_can_be_run([one.row for one in planned], cluster)
     return _ranking(planned, waiting, stopped_by, cluster)
 
 

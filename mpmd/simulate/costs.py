@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mpmd.ir.events import Event, checked_events
 from mpmd.ir.plan import Cell, Edge, OutsideTask, TaskKind, TaskType
-from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, type_fault
+from mpmd.validation import Fault, bool_fault, number_fault, raise_faults, refusing, type_fault
 
 DEFAULT_TIMES: Mapping[TaskKind, float] = {"fwd": 1, "bwd": 2, "bwdA": 1, "bwdW": 1}
 """The default durations of tasks."""
@@ -35,6 +35,7 @@ class Link:
         )
 
 
+@refusing(loads="loads is gone: leave it out, because every group at work counts as one")
 @dataclasses.dataclass(frozen=True)
 class Costs:
     """The costs of tasks and messages, in any unit of time; bandwidths are in bytes per unit of time.

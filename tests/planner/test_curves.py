@@ -17,6 +17,7 @@ from mpmd.language.decisions import planning
 from mpmd.planner.all_reduces import AllReduces
 from mpmd.planner.candidate import Candidate
 from mpmd.planner.cluster import Cluster
+from mpmd.planner.cluster_file import cluster_data
 from mpmd.planner.collectives import DeviceRange
 from mpmd.planner.curves import Curve, ProductWork
 from mpmd.planner.hardware import seconds_by_part
@@ -410,6 +411,65 @@ def test_a_kernel_closes_over_traced_values_and_takes_what_is_no_array():
     assert of_scale == 4
 
 
+@pytest.mark.parametrize("numbers", [{}, FEW | {"dimensions": "ab,bc->ac", "divides": "a"}])
+@pytest.mark.parametrize(
+    "derived",
+    [
+        lambda f: lambda x: jax.jvp(f, (x,), (x,))[1],
+        lambda f: jax.vmap(lambda row: jax.jvp(lambda row: f(row[None])[0], (row,), (row,))[1]),
+        lambda f: lambda x: jax.jvp(jax.grad(lambda x: f(x).sum()), (x,), (x,))[1],
+    ],
+    ids=["forward", "forward of rows", "forward over reverse"],
+)
+def test_a_kernel_may_be_differentiated_in_either_mode_while_a_plan_is_made(derived, numbers):
+    def product(x, w):
+        return jnp.tanh(x @ w)
+
+    def gradient(function):
+        return jax.grad(lambda x: jnp.sum(derived(lambda x: function(x, w))(x) ** 2))(x)
+
+    x, w = np.random.default_rng(0).normal(size=(2, 3, 3)).astype(np.float32)
+    with planning():
+        planned = gradient(mpmd.cost(product, **numbers))
+    np.testing.assert_allclose(planned, gradient(product), rtol=1e-4)
+
+
+@pytest.mark.parametrize("numbers", [{}, FEW | {"dimensions": "ab,b,b->ab,b", "divides": "a"}])
+def test_a_kernel_with_a_derivative_of_its_own_and_integers_is_differentiated_for_each_row(numbers):
+    @jax.custom_vjp
+    def tripled(x):
+        return x
+
+    def taken(x, scale, order):
+        return tripled(x * scale)[:, order], order
+
+    def gradients(function):
+        def loss(x, scale):
+            return jnp.sum(jax.vmap(lambda rows: function(rows, scale, np.array([2, 0, 1]))[0])(x) ** 2)
+
+        return jax.grad(loss, (0, 1))(x, x[0, 0])
+
+    tripled.defvjp(lambda x: (x, None), lambda _, cotangent: (3 * cotangent,))
+    x = np.random.default_rng(0).normal(size=(2, 4, 3)).astype(np.float32)
+    with planning():
+        planned = gradients(mpmd.cost(taken, **numbers))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), planned, gradients(taken))
+
+
+@pytest.mark.usual("plain")
+@pytest.mark.parametrize("around", [lambda function: function, jax.vmap], ids=["plain", "vmap"])
+def test_a_kernel_closes_over_masks_and_indices_of_its_layer(around):
+    def masked(x):
+        mask, order = x > 0, jnp.argsort(x[:, 0])
+        return mpmd.cost(lambda x: jnp.where(mask, x * jnp.sin(x), 0)[order])(x)
+
+    def loss(weights, x):
+        return jnp.sum((around(masked)(x @ weights["up"]) @ weights["down"]) ** 2)
+
+    shapes = {"up": shaped(32, 32), "down": shaped(32, 32)}
+    assert the_layer(loss, shapes).backward.operations > 0
+
+
 def layers_in_a_scan(kernel):
     """A loss whose three layers are a scan over stacked weights."""
 
@@ -534,6 +594,7 @@ def test_a_cluster_is_read_as_it_was_written(tmp_path):
     [
         ({"version": 6}, "has version 6 of a cluster, and this is version 5"),
         ({"speed": 1}, "it has speed; it may have nodes, devices_per_node, "),
+        ({"alone_of": {"memory": 1.5}}, "alone_of is gone: leave it out"),
         ({"flops": "1e12"}, r"cluster\.json: flops: expected a number, not '1e12'"),
         ({"flops": -1}, "flops must be a number of operations per second above 0, not -1"),
         ({"rates": {"product bfloat16": 3.0}}, r"rates\['product bfloat16'\]: expected an object, not 3.0"),
@@ -580,3 +641,19 @@ def test_the_message_of_a_wrong_file_is_short(content, tmp_path):
     with pytest.raises(ValueError, match=r"cluster\.json") as caught:
         Cluster.load(path)
     assert len(str(caught.value)) <= 2_000
+
+
+def test_a_file_may_have_a_former_field_that_says_nothing(tmp_path):
+    cluster = Cluster.preset("h100")
+    data = cluster_data(cluster) | {"alone_of": {}}
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"version": 5, **data}))
+    assert Cluster.load(path) == cluster
+    path.write_text(json.dumps({"version": 5, "pools": [data | {"kind": "H100"}]}))
+    assert Cluster.load(path).pools[0].flops == cluster.flops
+    with pytest.raises(TypeError, match="alone_of is gone: leave it out"):
+        Cluster(**vars(cluster), alone_of={})
+    with pytest.raises(ValueError, match="alone_of is gone: leave it out"):
+        Cluster.preset("h100", alone_of={})
+    with pytest.raises(TypeError, match="loads is gone: leave it out"):
+        mpmd.simulate.Costs(loads=(1.0, 2.0))

@@ -40,7 +40,18 @@ def prediction(seconds, memory, source):
     return Prediction(seconds, 0.1, 0.2, Memory(0, memory, 0, 0, 0, 0, 0), (seconds,), source)
 
 
-def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=None, sizes=(), measured=()):
+def run(
+    rows,
+    plans,
+    simulate=8,
+    measure=0,
+    seconds=None,
+    again=(),
+    searched=None,
+    sizes=(),
+    measured=(),
+    needed=50.0,
+):
     """The numbers of microbatches in the order of the result; what was planned; and the result.
 
     Args:
@@ -49,6 +60,7 @@ def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=Non
       searched: gets the share of the memory of each search.
       sizes: by the number of microbatches, the size of a plan.
       measured: by the number of microbatches, the seconds that are measured; 10 less those of the plan.
+      needed: the bytes that measured tasks need.
     """
     planned, searched = [], [] if searched is None else searched
 
@@ -63,7 +75,7 @@ def run(rows, plans, simulate=8, measure=0, seconds=None, again=(), searched=Non
 
     def measure_tasks(realized, candidate):
         seconds = dict(measured).get(candidate.num_microbatches, 10 - realized.prediction.seconds)
-        return dataclasses.replace(realized, prediction=prediction(seconds, 50.0, "measurement"))
+        return dataclasses.replace(realized, prediction=prediction(seconds, needed, "measurement"))
 
     def search(share):
         searched.append(share)
@@ -236,3 +248,8 @@ def test_nothing_can_be_run():
     with pytest.raises(ValueError, match="marks are wrong") as raised:
         run([row(2, 1.0)], plans)
     assert not isinstance(raised.value, StepDoesNotFit)
+
+
+def test_nothing_can_be_run_whose_measured_tasks_need_more_memory_than_their_plan():
+    with pytest.raises(StepDoesNotFit, match=r"(?s)no candidate can be run:.*needs 150 B of 100"):
+        run([row(1, 1.0)], {}, measure=1, needed=150.0)

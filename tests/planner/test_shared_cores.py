@@ -106,10 +106,13 @@ def test_measured_groups_share_cores(monkeypatch, size, nodes, holding, at_once,
     monkeypatch.setattr(realize, "measure_tasks", lambda step, devices: given.append(devices) or tasks)
     cluster = dataclasses.replace(SHARED, nodes=nodes, holding=holding)
     before = realize.simulated(step, candidate, cluster)
-    costs = realize.measured(before, candidate, cluster, devices=list(range(8))).costs
+    before = dataclasses.replace(before, prediction=dataclasses.replace(before.prediction, communication=0.3))
+    measured = realize.measured(before, candidate, cluster, devices=list(range(8)))
+    costs = measured.costs
     assert given == [[0, 1, 2, 3]], "those of one node"
     assert [*costs.tasks.values()] == pytest.approx([seconds] * len(costs.tasks))
     assert costs.at_once == pytest.approx(groups_at_once)
+    assert measured.prediction.communication == 0.3, "a share, whatever the times"
 
 
 def test_cores_are_shared_by_no_less_than_alone():

@@ -70,8 +70,8 @@ def kernel_around(eqn: JaxprEqn, around: Around, flash_attention: bool = False) 
     is_backward = (around.is_backward or is_transposed(eqn)) and not is_repeated
     call = around.kernel
     if call is not None and call.kernel is not None:
-        is_forward_again = call.kernel.is_backward and not is_backward
-        call = call._replace(factor=0.0 if is_forward_again else call.kernel.factor)
+        if call.kernel.is_backward and is_repeated:  # of the forward, which the kernel's factor has
+            call = call._replace(factor=0.0)
     elif call is not None or (flash_attention and _is_attention(eqn)):
         call = KernelCall(None, 0, _FLASH_BACKWARD if is_backward else _FLASH_FORWARD)
     return Around(call, is_backward)

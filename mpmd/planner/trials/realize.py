@@ -178,8 +178,12 @@ def measured(
         (group, name): alone[group] * (time / time_alone(cluster, at_work[group]) + cluster.task_overhead)
         for (group, name), time in times.items()
     }
-    reducing = before.prediction.communication * before.prediction.seconds
-    return _realized(before.step, tasks.plan, seconds, cluster, device_ranges, "measurement", reducing)
+    realized = _realized(before.step, tasks.plan, seconds, cluster, device_ranges, "measurement", 0.0)
+    # The all-reduces are in the measured times, of which they are taken to have the same share.
+    share = before.prediction.communication
+    return dataclasses.replace(
+        realized, prediction=dataclasses.replace(realized.prediction, communication=share)
+    )
 
 
 def _realized(
