@@ -73,7 +73,7 @@ class Answerer:
 def heard():
     """What a peer has sent to a listener with the same credentials: its first message, and all."""
     with (
-        sockets.Listener("127.0.0.1", CREDENTIALS) as listener,
+        sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener,
         Proxy(listener.address) as proxy,
         sockets.connect(proxy.address, CREDENTIALS, SECONDS),
     ):

@@ -236,7 +236,7 @@ def exhausted(monkeypatch):
 
 
 def test_a_process_without_descriptors_tries_now_and_then_to_accept(exhausted):
-    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener, ThreadPoolExecutor(2) as threads:
+    with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener, ThreadPoolExecutor(2) as threads:
         accepting = threads.submit(listener.accept)
         connecting = threads.submit(sockets.connect, listener.address, CREDENTIALS, SECONDS)
         while exhausted.num_failed < 3:
@@ -251,7 +251,7 @@ def test_a_process_without_descriptors_tries_now_and_then_to_accept(exhausted):
 
 def test_a_process_that_stays_without_descriptors_says_so(monkeypatch, exhausted):
     monkeypatch.setattr(listener_module, "_LASTING_SECONDS", 0.2)
-    with sockets.Listener("127.0.0.1", CREDENTIALS) as listener:
+    with sockets.ConnectionListener("127.0.0.1", CREDENTIALS) as listener:
         with pytest.raises(ConnectionError, match=r"Too many open files, for 0.2 s") as caught:
             listener.accept()
         assert caught.value.errno == errno.EMFILE

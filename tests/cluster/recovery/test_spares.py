@@ -3,12 +3,12 @@
 import pytest
 
 from cluster.driver.calls import liveness
-from cluster.driver.calls.liveness import Limits
+from cluster.driver.calls.liveness import TimeLimits
 from cluster.recovery import spares
 from cluster.recovery.spares import Spares
 from cluster.start.process_resources import ProcessResources
 from cluster.start.resources import Reservation, SharedDevices
-from mpmd.runtime.activity import Activity, Doing, Kind
+from mpmd.runtime.activity import Activity, ActivityKind, Doing
 from tests.support.processes import endpoints
 
 IDLE = Activity().read()
@@ -239,9 +239,9 @@ def test_prepared_processes_that_are_not_used_end(make):
 
 
 def test_an_answer_that_nobody_has_read_for_long_does_not_tell_what_a_process_does_now(make, monkeypatch):
-    process, now, limits = spares.Process(Actor(0, None)), [0.0], Limits(stuck_after=10)
+    process, now, limits = spares.Process(Actor(0, None)), [0.0], TimeLimits(stuck_after=10)
     monkeypatch.setattr(spares.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Ray, "get", lambda call: Doing("running bwd_1__3", 7, Kind.TASK, 34.0))
+    monkeypatch.setattr(Ray, "get", lambda call: Doing("running bwd_1__3", 7, ActivityKind.TASK, 34.0))
     process.actor.is_ready = False
     assert process.loss(limits) is None
     process.actor.is_ready, now[0] = True, 3600.0
