@@ -1,4 +1,4 @@
-"""Processes that stand by: spares, and processes that were started for a move. They take over from others."""
+"""Processes that stand by: spares, and processes that were started for a move, until they have a group."""
 
 from __future__ import annotations
 

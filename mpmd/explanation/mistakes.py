@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
-from mpmd.compiler.jaxprs.equations import aval_of, free_variables, is_among, operands, subjaxprs
+from mpmd.compiler.jaxprs.equations import aval_of, dependents, free_variables, is_among, operands, subjaxprs
 from mpmd.compiler.jaxprs.printing import type_text
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import nearness_to_user, where
@@ -42,7 +42,7 @@ _LARGE = 0.05
 
 def warn_of_mistakes(step: CutStep, plan: Plan, jaxprs: Jaxprs) -> None:
     """Warns of loops and groups that are probably not as the user meant, once for each kind and loop."""
-    of_arguments = _dependent(itertools.chain(*step.outside), [leaf.var for leaf in step.arguments])
+    of_arguments = dependents(itertools.chain(*step.outside), [leaf.var for leaf in step.arguments])
     for loop in step.loops:
         if loop.num_microbatches > 1:
             _warn(UnreadMicrobatchWarning, unread_microbatch(loop, step))
@@ -92,14 +92,14 @@ def unread_microbatch(loop: Loop, step: CutStep) -> Iterator[str]:
     """The warning of a loop that sums, once for each microbatch, one value that depends on its arguments."""
     if any(result.is_carry for result in loop.results):
         return
-    of_operations = _dependent(loop.eqns, loop.states)
-    read = _dependent([eqn for eqn in loop.eqns if of_operations.isdisjoint(eqn.outvars)], [loop.index])
+    of_operations = dependents(loop.eqns, loop.states)
+    read = dependents([eqn for eqn in loop.eqns if of_operations.isdisjoint(eqn.outvars)], [loop.index])
     sums = [result.value for result in loop.results if result.state is None]
     # An operation computes with the index, too, but not with other numbers than integers.
     if any(jnp.issubdtype(aval_of(var).dtype, jnp.inexact) for var in read) or not read.isdisjoint(sums):
         return
     outer = [var for var in free_variables(loop.eqns) if var is not loop.index and var not in loop.states]
-    computed = _dependent(loop.eqns, outer)
+    computed = dependents(loop.eqns, outer)
     if not computed.isdisjoint(sums):
         yield (
             f"the function of the loop at {loop.where} does not read its microbatch: it computes the same in "
@@ -121,7 +121,7 @@ def _read_around(step: CutStep, outer: set[Var]) -> str:
     read = [
         f"{name} ({type_text(aval_of(var))})"
         for var, name in inputs
-        if aval_of(var).shape and not outer.isdisjoint(_dependent(eqns, [var]))
+        if aval_of(var).shape and not outer.isdisjoint(dependents(eqns, [var]))
     ]
     return f": it reads {first_few(read)}" if read else ""
 
@@ -134,8 +134,8 @@ def shared_keys(loop: Loop, of_arguments: set[Var]) -> Iterator[str]:
     Args:
       of_arguments: the variables outside of loops that depend on the step's arguments.
     """
-    varying = _dependent(loop.eqns, [loop.index, *loop.states])
-    of_step = _dependent(loop.eqns, of_arguments)
+    varying = dependents(loop.eqns, [loop.index, *loop.states])
+    of_step = dependents(loop.eqns, of_arguments)
     lines = dict.fromkeys(where(draw) for eqn in loop.eqns for draw in _draws_alike(eqn, of_step, varying))
     if lines:
         yield (
@@ -159,15 +159,6 @@ def idle_groups(plan: Plan) -> Iterator[str]:
             f"{groups_text(idle)} {have} no work: the step's loops compute on {busy} of {num_groups} groups. "
             f"Have a mesh of {busy} group{'s' * (busy > 1)}, or more stages of work"
         )
-
-
-def _dependent(eqns: Iterable[JaxprEqn], seeds: Iterable[Var]) -> set[Var]:
-    """Returns the variables that depend on the seeds, and the seeds."""
-    dependent = set(seeds)
-    for eqn in eqns:
-        if not dependent.isdisjoint(operands(eqn)):
-            dependent.update(eqn.outvars)
-    return dependent
 
 
 def _draws_alike(eqn: JaxprEqn, of_step: set[Var], varying: set[Var]) -> Iterator[JaxprEqn]:
@@ -194,9 +185,9 @@ def _within(eqn: JaxprEqn, inner: Jaxpr, dependent: set[Var]) -> set[Var]:
         seeds = {var for var, atom in pairs if is_among(atom, dependent)}
     else:  # such as a while loop, whose functions take some of the operands: whichever are dependent
         seeds = set() if dependent.isdisjoint(operands(eqn)) else set(inner.invars)
-    inside = _dependent(inner.eqns, seeds)
+    inside = dependents(inner.eqns, seeds)
     if eqn.primitive.name == "scan":
         carry = Scan.of(eqn).carried
         while further := {before for before, after in carry if is_among(after, inside)} - inside:
-            inside = _dependent(inner.eqns, inside | further)
+            inside = dependents(inner.eqns, inside | further)
     return inside

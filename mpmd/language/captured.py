@@ -61,7 +61,7 @@ def _captured(fun: Callable, args: tuple, kwargs: dict[str, Any]) -> list[tuple[
             for path, leaf in jax.tree_util.tree_leaves_with_path(value)
             if id(leaf) in read or (isinstance(leaf, np.ndarray) and leaf.ndim and id(leaf) not in passed)
         }
-    except Exception:
+    except Exception:  # of the user's function: the error that is being raised is the one to see
         return []
     return [*named.values()] or [("", const) for const in read.values()]
 

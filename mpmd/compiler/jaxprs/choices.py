@@ -1,4 +1,4 @@
-"""Keeps the discrete choices of rematerialised functions, so that a backward makes no others.
+"""Keeps the discrete choices of rematerialised functions, so that a backward has the choices of its forward.
 
 Under ``jax.checkpoint`` a backward computes ``top_k``, ``argmax``, sort orders and predicates again, in
 another executable than the forward's. XLA may round their floating-point operands in another way there, and a

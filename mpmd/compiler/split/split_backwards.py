@@ -54,7 +54,7 @@ def split_backwards(
 def _halves(
     backward: Sequence[JaxprEqn], outside: Set[Var], duplicates: Set[Var]
 ) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of ``bwdA`` and ``bwdW``, given those of a stage's ``bwd``.
+    """Divides the equations of a stage's ``bwd`` between its ``bwdA`` and its ``bwdW``.
 
     Rematerialized functions are opened, since their barriers against merging with the forward have no use in
     another executable, and scans are divided, so that only cheap equations are in both halves.

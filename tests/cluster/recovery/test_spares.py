@@ -1,4 +1,4 @@
-"""Processes that take over from others: spares, prepared and new ones. Nothing is started."""
+"""Spares, prepared and new processes that take over from dead processes. Nothing is started."""
 
 import pytest
 

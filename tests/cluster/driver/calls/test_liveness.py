@@ -1,4 +1,4 @@
-"""When a group counts as dead, when a step or a task takes too long, and what is said of it."""
+"""When a group counts as dead, when a step or a task takes too long, and the errors that say so."""
 
 import pytest
 
