@@ -79,7 +79,7 @@ class Rewinds:
         return [do.EndRewind(ended, rewound, is_interrupted)]
 
     def compare(self, job: do.Rewind, rewound: Rewound) -> tuple[Actions, CorruptionReport | None]:
-        """Compares the two runs of the steps. Returns reports of wrong bits, and the report of a difference."""
+        """Compares the two runs of the steps. Reports wrong bits, and a difference."""
         texts = dict.fromkeys(rewound.damaged)
         reports: Actions = [do.ReportCorruption(CorruptionReport.of_copies(text)) for text in texts]
         ordinary, repeated = rewound.runs
