@@ -7,13 +7,7 @@ from typing import ClassVar
 
 from mpmd.ir.plan import Cell
 from mpmd.schedules.base import RoundRobin, check_num_microbatches
-from mpmd.schedules.orders import (
-    forwards_before_backwards,
-    fuse_forward_with_backward,
-    in_rounds,
-    merge,
-    rounds_of,
-)
+from mpmd.schedules.orders import fuse_forward_with_backward, in_turn, rounds_of
 from mpmd.validation import bool_fault, raise_faults
 
 
@@ -51,20 +45,12 @@ class Interleaved1F1B(RoundRobin):
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         check_num_microbatches(num_microbatches)
         rounds = rounds_of(num_microbatches, self.mpmd_dim)
-        groups = [self._group_tasks(mpmd_idx, rounds) for mpmd_idx in range(self.mpmd_dim)]
+        groups = [
+            # Each hop from a group to the last one and back gives time for one more forward.
+            in_turn(self.stages_of(i), rounds, 2 * hops + self.extra_warmup, fused=self.fuse_steady_state)
+            for i, hops in enumerate(reversed(range(self.mpmd_dim)))
+        ]
         return [*groups[:-1], fuse_forward_with_backward(groups[-1], self.num_stages - 1)]
-
-    def _group_tasks(self, mpmd_idx: int, rounds: list[range]) -> list[Cell]:
-        stages = self.stages_of(mpmd_idx)
-        # Each hop from this group to the last one and back gives time for one more forward.
-        ahead = 2 * (self.mpmd_dim - 1 - mpmd_idx) + self.extra_warmup
-        counts = forwards_before_backwards(rounds, self.stages_per_group)
-        return merge(
-            in_rounds("fwd", stages, rounds),
-            in_rounds("bwd", stages[::-1], rounds),
-            (count + ahead for count in counts),
-            self.fuse_steady_state,
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mpmd.ir.plan import Cell
 from mpmd.schedules.base import OneStagePerGroup, check_num_microbatches
-from mpmd.schedules.orders import alternate, tasks_of
+from mpmd.schedules.orders import in_turn
 from mpmd.validation import bool_fault, raise_faults
 
 
@@ -25,15 +25,10 @@ class _Alternating(OneStagePerGroup):
 
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         check_num_microbatches(num_microbatches)
-        microbatches = range(num_microbatches)
+        rounds, hops = [range(num_microbatches)], reversed(range(self.num_stages))
         return [
-            alternate(
-                tasks_of("fwd", [stage], microbatches),
-                tasks_of("bwd", [stage], microbatches),
-                self._forwards_per_hop * (self.num_stages - 1 - stage),
-                self.fuse_steady_state,
-            )
-            for stage in range(self.num_stages)
+            in_turn([stage], rounds, self._forwards_per_hop * hops_to_last, fused=self.fuse_steady_state)
+            for stage, hops_to_last in enumerate(hops)
         ]
 
 
@@ -49,12 +44,13 @@ class Std1F1B(_Alternating):
     After the warm-up a group waits for messages of its neighbours with every microbatch, so that the cost of
     a latency grows with the number of microbatches; see ``Eager1F1B``.
 
+    Attributes:
+      fuse_steady_state: whether a forward and the backward after it are one task. Here groups wait longer for
+        it.
+
     Source: the PipeDream-Flush schedule, Narayanan et al., "Efficient Large-Scale Language Model Training
     on GPU Clusters Using Megatron-LM", 2021, arXiv:2104.04473, section 2.2.1.
     """
-
-    fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
-    """Whether a forward and the backward after it are one task. Here groups wait longer for it."""
 
     _forwards_per_hop: ClassVar[int] = 1
 
@@ -69,11 +65,12 @@ class Eager1F1B(_Alternating):
       hop there and back, and not once per microbatch;
     - memory: the residuals of ``min(2 (p - i) - 1, m)`` microbatches on stage ``i``.
 
+    Attributes:
+      fuse_steady_state: whether a forward and the backward after it are one task, which XLA may overlap; no
+        task waits more.
+
     Source: Zhuang et al., "On Optimizing the Communication of Model Parallelism", 2022, arXiv:2211.05322
     (eager-1F1B).
     """
-
-    fuse_steady_state: bool = dataclasses.field(default=False, repr=False)
-    """Whether a forward and the backward after it are one task, which XLA may overlap; no task waits more."""
 
     _forwards_per_hop: ClassVar[int] = 2

@@ -79,9 +79,23 @@ def merge(
     return merged
 
 
-def alternate(forwards: list[Cell], backwards: list[Cell], warmup: int, fused: bool = False) -> list[Cell]:
-    """``warmup`` forwards, then forwards and backwards alternately, then the remaining backwards."""
-    return merge(forwards, backwards, range(warmup + 1, warmup + 1 + len(backwards)), fused)
+def in_turn(
+    stages: Sequence[int], rounds: list[range], ahead: int, *, delay: int | None = None, fused: bool = False
+) -> list[Cell]:
+    """The tasks of a group that runs its first backward when it can, and then a forward before each backward.
+
+    Args:
+      stages: the stages of the group, in the order in which forwards pass them.
+      rounds: the microbatches, as of ``rounds_of``; one round for a group with one stage.
+      ahead: the number of forwards by which the group is ahead of a last group that waits for no message.
+      delay: the number of ``bwdA`` between a ``bwdA`` and its ``bwdW``; ``None``: backwards are whole.
+      fused: as of ``merge``.
+    """
+    forwards = in_rounds("fwd", stages, rounds)
+    backwards = in_rounds("bwd" if delay is None else "bwdA", stages[::-1], rounds)
+    counts = (count + ahead for count in forwards_before_backwards(rounds, len(stages)))
+    order = merge(forwards, backwards, counts, fused)
+    return order if delay is None else with_weight_gradients(order, delay)
 
 
 def rounds_of(num_microbatches: int, mpmd_dim: int) -> list[range]:

@@ -8,7 +8,7 @@ import itertools
 from mpmd.ir.plan import Cell, Task, TaskKind
 from mpmd.schedules.base import VShaped, check_num_microbatches, v_shape
 from mpmd.schedules.dispatch import dispatch, in_order
-from mpmd.schedules.orders import alternate, tasks_of
+from mpmd.schedules.orders import merge, tasks_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ZeroBubbleV(VShaped):
             *_in_turn(fwd_down[alone + mpmd_idx :], fwd_up[p:]),
         ]
         backwards = [*bwd_up[: p - mpmd_idx], *_in_turn(bwd_down, bwd_up[p - mpmd_idx :])]
-        order = alternate(forwards, backwards, warmup=2 * p - 1)
+        order = merge(forwards, backwards, range(2 * p, 2 * p + len(backwards)))
         return [task for cell in order for task in cell.tasks if task.microbatch < num_microbatches]
 
 

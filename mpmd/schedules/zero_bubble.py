@@ -6,15 +6,7 @@ import dataclasses
 
 from mpmd.ir.plan import Cell
 from mpmd.schedules.base import OneStagePerGroup, RoundRobin, check_num_microbatches
-from mpmd.schedules.orders import (
-    alternate,
-    forwards_before_backwards,
-    in_rounds,
-    merge,
-    rounds_of,
-    tasks_of,
-    with_weight_gradients,
-)
+from mpmd.schedules.orders import in_turn, rounds_of
 from mpmd.validation import int_fault, raise_faults
 
 
@@ -86,13 +78,9 @@ def _limited(num_stages: int, num_microbatches: int, limit: int) -> list[list[Ce
     # A warm-up that is longer than the step would only delay the weight gradients.
     limit = min(limit, 2 * num_stages - 1, max(num_microbatches, num_stages))
     groups = []
-    for stage in range(num_stages):
-        forwards = tasks_of("fwd", [stage], range(num_microbatches))
-        backwards = tasks_of("bwdA", [stage], range(num_microbatches))
-        hops = num_stages - 1 - stage
+    for stage, hops in enumerate(reversed(range(num_stages))):
         warmup = hops + min(hops, limit - num_stages)
-        order = alternate(forwards, backwards, warmup)
-        groups.append(with_weight_gradients(order, delay=limit - 1 - warmup))
+        groups.append(in_turn([stage], [range(num_microbatches)], warmup, delay=limit - 1 - warmup))
     return groups
 
 
@@ -117,14 +105,7 @@ class InterleavedZeroBubble(RoundRobin):
     def tasks(self, num_microbatches: int) -> list[list[Cell]]:
         check_num_microbatches(num_microbatches)
         rounds = rounds_of(num_microbatches, self.mpmd_dim)
-        return [self._group_tasks(mpmd_idx, rounds) for mpmd_idx in range(self.mpmd_dim)]
-
-    def _group_tasks(self, mpmd_idx: int, rounds: list[range]) -> list[Cell]:
-        stages = self.stages_of(mpmd_idx)
-        counts = forwards_before_backwards(rounds, self.stages_per_group)
-        order = merge(
-            in_rounds("fwd", stages, rounds),
-            in_rounds("bwdA", stages[::-1], rounds),
-            (count + self.mpmd_dim - 1 - mpmd_idx for count in counts),
-        )
-        return with_weight_gradients(order, delay=mpmd_idx)
+        return [
+            in_turn(self.stages_of(mpmd_idx), rounds, self.mpmd_dim - 1 - mpmd_idx, delay=mpmd_idx)
+            for mpmd_idx in range(self.mpmd_dim)
+        ]
