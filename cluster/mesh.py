@@ -26,8 +26,6 @@ from mpmd.validation import bool_fault, int_fault, number_fault, path_fault, rai
 class ClusterMesh(WholeMesh):
     """Running groups, an actor for each process, made by ``mpmd.launch``.
 
-    It is an ``mpmd.meshes.group_mesh.GroupMesh``.
-
     ``close``, or leaving ``with``, ends the actors and gives their resources back. So do the end of the last
     reference to the mesh, its steps and its arrays, and the exit of the interpreter.
 
@@ -78,10 +76,6 @@ class ClusterMesh(WholeMesh):
     def submeshes(self) -> tuple[dict[str, int], ...]:
         """The axis names and sizes of each group's submesh."""
         return tuple(dict(group.axes) for group in self.topology.groups)
-
-    @property
-    def mpmd_dim(self) -> int:
-        return len(self.submeshes)
 
     @property
     def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:

@@ -9,8 +9,6 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType
 
 from mpmd.compat import api_boundary
-from mpmd.ir.reshard import GroupShape
-from mpmd.ir.routes import Topology
 from mpmd.meshes.part import WholeMesh, parts_faults
 from mpmd.runtime.protocol import Runtime
 from mpmd.validation import (
@@ -76,24 +74,9 @@ class AbstractMpmdMesh(WholeMesh):
         super().__init__(parts)
 
     @property
-    def mpmd_dim(self) -> int:
-        """The number of groups."""
-        return len(self._submeshes)
-
-    @property
     def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
         """The shape of each group's submesh."""
         return self._submeshes
-
-    @property
-    def topology(self) -> Topology:
-        """The topology of one process for each group."""
-        return Topology(tuple(GroupShape(dict(submesh.shape)) for submesh in self._submeshes))
-
-    @property
-    def recovery_seconds(self) -> tuple[float, ...]:
-        """None: there are no groups."""
-        return ()
 
     @property
     def runtime(self) -> Runtime:

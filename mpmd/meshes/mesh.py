@@ -14,8 +14,6 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from mpmd.compat import api_boundary
-from mpmd.ir.reshard import GroupShape
-from mpmd.ir.routes import Topology
 from mpmd.meshes.part import WholeMesh, parts_faults
 from mpmd.runtime.captures import collection_fault
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
@@ -99,10 +97,6 @@ class MpmdMesh(WholeMesh):
         raise_faults(*parts_faults(parts, self.mpmd_dim))
         super().__init__(parts)
 
-    @property
-    def mpmd_dim(self) -> int:
-        return len(self.unstack)
-
     @functools.cached_property
     def unstack(self) -> list[Mesh]:
         """The submesh of each group."""
@@ -119,19 +113,9 @@ class MpmdMesh(WholeMesh):
         return tuple(submesh.abstract_mesh for submesh in self.unstack)
 
     @property
-    def topology(self) -> Topology:
-        """The topology of one process, in which values are handed over whole."""
-        return Topology(tuple(GroupShape(submesh.shape) for submesh in self.unstack))
-
-    @property
     def platform(self) -> str:
         """The platform of the devices of the first group: ``cpu``, ``cuda``, ``tpu``."""
         return self.unstack[0].devices.flat[0].platform
-
-    @property
-    def recovery_seconds(self) -> tuple[float, ...]:
-        """None: groups of this process cannot be replaced."""
-        return ()
 
     @functools.cached_property
     def runtime(self) -> InProcessRuntime:

@@ -30,24 +30,17 @@ from mpmd.validation import Fault, int_fault, raise_faults, shown, str_fault, ty
 PARTS = 'a dict of names and numbers of groups, as {"actor": 4, "sampler": 2}'
 
 
-class WholeMesh:
+class WholeMesh(GroupMesh):
     """The base of meshes of groups, which may have parts.
 
     Args:
       parts: the number of groups of each part by its name, in the order of the groups; without faults.
     """
 
-    part_name: str | None = None
-
     def __init__(self, parts: Mapping[str, int] | None):
         self._ranges = ranges_of(parts or {})
         # Parts refer to the mesh, which ends with the last reference to it.
         self._parts: weakref.WeakValueDictionary[str, PartMesh] = weakref.WeakValueDictionary()
-
-    @property
-    def whole(self: Any) -> GroupMesh:
-        """This mesh."""
-        return self
 
     @property
     def parts(self) -> dict[str, range]:
@@ -132,7 +125,7 @@ def ranges_of(parts: Mapping[str, int]) -> dict[str, range]:
     return {name: range(*span) for name, span in zip(parts, itertools.pairwise(ends), strict=True)}
 
 
-class PartMesh:
+class PartMesh(GroupMesh):
     """Some groups of a mesh: ``mesh.part("sampler")``, for which steps are compiled as for a mesh.
 
     Steps of different parts run at the same time. A step of a part takes arrays of the part, and of the host;
@@ -144,30 +137,29 @@ class PartMesh:
       mpmd_idxs: the numbers of its groups there, ascending.
     """
 
+    part_name: str
+
     def __init__(self, whole: GroupMesh, part_name: str, mpmd_idxs: Sequence[int]):
-        self.whole = whole
+        self._whole = whole
         self.part_name = part_name
-        self.mpmd_idxs = tuple(mpmd_idxs)
+        self.mpmd_axis_name = whole.mpmd_axis_name
+        self._mpmd_idxs = tuple(mpmd_idxs)
 
     @property
-    def mpmd_dim(self) -> int:
-        """The number of its groups."""
-        return len(self.mpmd_idxs)
+    def whole(self) -> GroupMesh:
+        return self._whole
+
+    @property
+    def mpmd_idxs(self) -> tuple[int, ...]:
+        return self._mpmd_idxs
 
     @property
     def abstract_submeshes(self) -> tuple[AbstractMesh, ...]:
-        """The shape of each group's submesh."""
         submeshes = self.whole.abstract_submeshes
         return tuple(submeshes[group] for group in self.mpmd_idxs)
 
-    @property
-    def mpmd_axis_name(self) -> str | None:
-        """The axis along which the groups are."""
-        return self.whole.mpmd_axis_name
-
-    @property
+    @functools.cached_property
     def topology(self) -> Topology:
-        """The processes of its groups."""
         topology, numbers = self.whole.topology, self.numbers
         gathering = frozenset(
             (numbers[src], numbers[dst])
@@ -185,11 +177,6 @@ class PartMesh:
     def recovery_seconds(self) -> Sequence[float]:
         """The duration of each recovery of the whole mesh so far."""
         return self.whole.recovery_seconds
-
-    @functools.cached_property
-    def numbers(self) -> dict[int, int]:
-        """The number in the part of each of its groups, by that in the mesh."""
-        return {group: number for number, group in enumerate(self.mpmd_idxs)}
 
     def __repr__(self) -> str:
         return f"part {self.part_name!r}, groups {first_few(map(str, self.mpmd_idxs))}, of {self.whole!r}"

@@ -32,7 +32,7 @@ from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.step_meter import StepMeter
 from mpmd.step.loaded_step import LoadedStep
 from mpmd.step.lowered_step import LoweredStep
-from mpmd.step.part_numbers import of_part, parts_of, placements_in
+from mpmd.step.part_numbers import of_part, placements_in
 from mpmd.step.tracing import TracedFunction, described
 from mpmd.util.notebook import ShownAsText
 from mpmd.util.tracers import TracedArgumentError
@@ -369,7 +369,7 @@ class MpmdFunction(ShownAsText):
             gather=options.gather,
             sequence_parallel=options.sequence_parallel,
             argument_placements=held,
-            parts=parts_of(self._mesh),
+            parts=self._mesh.parts,
         )
         compiled = compile_step(request)
         compiled = dataclasses.replace(compiled, program=of_part(compiled.program, self._mesh))

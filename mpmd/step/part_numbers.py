@@ -11,7 +11,7 @@ from mpmd.ir.placement import Placement
 from mpmd.ir.process_times import RecordedStep
 from mpmd.ir.renumber import renumbered
 from mpmd.meshes.group_mesh import GroupMesh
-from mpmd.meshes.part import PartMesh, WholeMesh
+from mpmd.meshes.part import PartMesh
 from mpmd.program import Program
 from mpmd.runtime.protocol import LoadedProgram, Runtime
 from mpmd.util.tables import first_few
@@ -20,15 +20,13 @@ from mpmd.util.tables import first_few
 def placements_in(
     mesh: GroupMesh, placements: Sequence[Placement], paths: Sequence[str]
 ) -> tuple[Placement, ...]:
-    """Converts the placements of a call's leaves to the numbers of a part's groups; a whole mesh's stay.
+    """Converts the placements of a call's leaves to the numbers that the groups have in ``mesh``.
 
     Args:
       paths: the names of the leaves to users.
 
     Raises: ``ValueError`` naming the leaves with a layer range that no group of the part holds.
     """
-    if not isinstance(mesh, PartMesh):
-        return tuple(placements)
     numbers = mesh.numbers
     elsewhere = [
         path
@@ -61,14 +59,13 @@ def check_in_part(mesh: GroupMesh, call: Call, runtime: Runtime) -> None:
 
 
 def peaks_in(mesh: GroupMesh, peaks: Sequence[int | None]) -> tuple[int | None, ...]:
-    groups = mesh.mpmd_idxs if isinstance(mesh, PartMesh) else range(len(peaks))
-    return tuple(peaks[group] for group in groups)
+    return tuple(peaks[group] for group in mesh.mpmd_idxs)
 
 
 def program_of_whole(program: Program, mesh: GroupMesh) -> Program:
     """A program that was compiled for a part, with the numbers of the whole mesh."""
     if not isinstance(mesh, PartMesh):  # the plan may have been made for a part of another mesh
-        return dataclasses.replace(program, plan=dataclasses.replace(program.plan, part=None))
+        return of_part(program, mesh)
     return _renumbered(program, dict(enumerate(mesh.mpmd_idxs)), mesh.whole)
 
 
@@ -79,7 +76,7 @@ def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
     numbers, holdings = mesh.numbers, loaded.holdings
     return dataclasses.replace(
         loaded,
-        program=_renumbered(loaded.program, numbers, mesh, _part(mesh)),
+        program=_renumbered(loaded.program, numbers, mesh),
         # A step that needs no group is answered by one that may be of another part.
         replies={numbers[i]: reply for i, reply in loaded.replies.items() if i in numbers},
         holdings={
@@ -90,38 +87,29 @@ def loaded_in(loaded: LoadedProgram, mesh: GroupMesh) -> LoadedProgram:
     )
 
 
-def parts_of(mesh: GroupMesh) -> Mapping[str, Sequence[int]]:
-    return mesh.parts if isinstance(mesh, WholeMesh) else {}
-
-
 def of_part(program: Program, mesh: GroupMesh) -> Program:
-    """A program that was compiled for a part, whose plan says so."""
-    if not isinstance(mesh, PartMesh):
+    """The program with a plan that names the part for which it was compiled, if ``mesh`` is one."""
+    if (part := _part(mesh)) == program.plan.part:
         return program
-    return dataclasses.replace(program, plan=dataclasses.replace(program.plan, part=_part(mesh)))
+    return dataclasses.replace(program, plan=dataclasses.replace(program.plan, part=part))
 
 
 def times_in(mesh: GroupMesh, steps: Sequence[RecordedStep]) -> tuple[RecordedStep, ...]:
-    if not isinstance(mesh, PartMesh):
-        return tuple(steps)
-    numbers = mesh.numbers
     return tuple(
         dataclasses.replace(
-            step, processes=tuple(of_process.renumbered(numbers) for of_process in step.processes)
+            step, processes=tuple(of_process.renumbered(mesh.numbers) for of_process in step.processes)
         )
         for step in steps
     )
 
 
-def _part(mesh: PartMesh) -> Part:
-    return Part(mesh.part_name, mesh.mpmd_idxs)
+def _part(mesh: GroupMesh) -> Part | None:
+    return None if mesh.part_name is None else Part(mesh.part_name, mesh.mpmd_idxs)
 
 
-def _renumbered(
-    program: Program, numbers: Mapping[int, int], mesh: GroupMesh, part: Part | None = None
-) -> Program:
+def _renumbered(program: Program, numbers: Mapping[int, int], mesh: GroupMesh) -> Program:
     """The program with the numbers that its groups have in a mesh, or in a part of one."""
     submeshes = [tuple(submesh.shape.items()) for submesh in mesh.abstract_submeshes]
-    plan = renumbered(program.plan, numbers, submeshes, part)
+    plan = renumbered(program.plan, numbers, submeshes, _part(mesh))
     jaxprs = {(numbers[group], task): jaxpr for (group, task), jaxpr in program.jaxprs.items()}
     return dataclasses.replace(program, plan=plan, jaxprs=jaxprs)

@@ -56,6 +56,8 @@ def test_processes_of_other_kinds_may_compute_other_bits(kind, is_conclusive):
 class PretendedMesh(WholeMesh):
     """Groups whose processes have these digests. Group 1, which is left out, is dead if it has none."""
 
+    abstract_submeshes, mpmd_dim, runtime = (), 0, None
+
     def __init__(self, mpmd_dim, *processes):
         super().__init__(None)
         self.mpmd_dim = mpmd_dim
