@@ -36,9 +36,9 @@ class CallSignature:
     def of(
         cls,
         fun: Callable,
-        static_argnums: tuple[int, ...],
-        static_argnames: tuple[str, ...],
-        donate_argnums: tuple[int, ...],
+        static_argnums: tuple[int, ...] = (),
+        static_argnames: tuple[str, ...] = (),
+        donate_argnums: tuple[int, ...] = (),
         donate_argnames: tuple[str, ...] = (),
     ) -> CallSignature:
         """An argument that is named by position may be passed by name, and the other way round.

@@ -49,8 +49,6 @@ class SpecsOfCalls:
 
     def are_asked(self, call: Call) -> tuple[bool, ...]:
         """Returns for each leaf whether its spec comes from the user, and not from the passed array."""
-        if self._is_open:
-            return (False,) * len(call.leaves)
         return tuple(spec is not None for spec in self._explicit_specs(call))
 
     def of(self, call: Call) -> tuple[Spec | None, ...] | None:
@@ -60,16 +58,13 @@ class SpecsOfCalls:
         """
         if self._is_open and not self._can_shard:
             return None
-        if self._is_open:
-            specs = tuple(map(self._of_array, call.leaves))
-            return specs if any(specs) else None
-        specs_of_leaves = self._explicit_specs(call)
-        if None not in specs_of_leaves:
-            return specs_of_leaves
-        pairs = zip(specs_of_leaves, call.leaves, strict=True)
-        return tuple(self._of_array(leaf) if spec is None else spec for spec, leaf in pairs)
+        pairs = zip(self._explicit_specs(call), call.leaves, strict=True)
+        specs = tuple(self._of_array(leaf) if spec is None else spec for spec, leaf in pairs)
+        return None if self._is_open and not any(specs) else specs
 
     def _explicit_specs(self, call: Call) -> tuple[Spec | None, ...]:
+        if self._is_open:
+            return (None,) * len(call.leaves)
         specs_of_leaves = self._explicit.get(call.key)
         if specs_of_leaves is None:
             specs = input_specs(
