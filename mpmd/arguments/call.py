@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from mpmd.arrays.array import MpmdArray
-from mpmd.ir.placement import ANYWHERE, Placement
+from mpmd.arrays.array import MpmdArray, placement_on
+from mpmd.ir.placement import Placement
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.step_future import StepFuture
 from mpmd.util.tables import first_few, group_leaves
@@ -135,10 +135,7 @@ class Call:
 
     def placements(self, runtime: Runtime) -> tuple[Placement, ...]:
         """The placement of each leaf on the groups of a runtime; ``ANYWHERE`` for other leaves."""
-        return tuple(
-            leaf.placement if isinstance(leaf, MpmdArray) and leaf.runtime is runtime else ANYWHERE
-            for leaf in self.leaves
-        )
+        return tuple(placement_on(leaf, runtime) for leaf in self.leaves)
 
     def check_held(self, runtime: Runtime) -> None:
         """Raises ``ValueError`` naming the leaves that groups of another runtime hold."""

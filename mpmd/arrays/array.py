@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from mpmd.arrays.delegation import delegate_to_value
 from mpmd.compat import api_boundary, key_impl, register_array_type
-from mpmd.ir.placement import Placement
+from mpmd.ir.placement import ANYWHERE, Placement
 from mpmd.ir.plan import Spec
 from mpmd.ir.specs import fitting
 from mpmd.ir.stack import Stack
@@ -37,10 +37,16 @@ class Copy(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A value of groups that an array stands for, with the attributes that ``MpmdArray`` documents."""
+    """A value of groups that an array stands for.
 
-    mpmd_idxs: tuple[int, ...]
-    spec: Spec
+    Attributes:
+      placement: the groups that hold the value, and its spec, which is not open.
+      submeshes: the shapes of the submeshes of these groups.
+      handle: the number by which the groups know the value.
+      future: the step, or the read from storage, that makes the value.
+    """
+
+    placement: Placement
     submeshes: tuple[AbstractMesh, ...]
     handle: Handle
     future: StepFuture
@@ -82,23 +88,10 @@ class MpmdArray(jax.Array):
     _deleted = True  # until there is a value
     _donation: _Donation | None = None
 
-    def __init__(
-        self,
-        aval: jax.ShapeDtypeStruct,
-        mpmd_idxs: tuple[int, ...],
-        spec: Spec,
-        submeshes: tuple[AbstractMesh, ...],
-        runtime: Runtime,
-        handle: Handle,
-        future: StepFuture,
-    ):
+    def __init__(self, aval: jax.ShapeDtypeStruct, runtime: Runtime, held: Held):
         self._aval = aval
-        self.mpmd_idxs = mpmd_idxs
-        self.submeshes = submeshes
-        self._spec = spec
         self.runtime = runtime
-        self._handle = handle
-        self._future = future
+        self._held = held
         self._copying: Future[jax.Array | np.ndarray] | None = None
         self._deleted = False
 
@@ -136,8 +129,20 @@ class MpmdArray(jax.Array):
         return self.size * self.itemsize
 
     @property
+    def mpmd_idxs(self) -> tuple[int, ...]:
+        return self.placement.mpmd_idxs
+
+    @property
+    def submeshes(self) -> tuple[AbstractMesh, ...]:
+        return self._held.submeshes
+
+    @property
     def submesh(self) -> AbstractMesh:
         return self.submeshes[0]
+
+    @property
+    def _spec(self) -> Spec:
+        return self.placement.spec or ()
 
     @property
     def spec(self) -> jax.sharding.PartitionSpec:
@@ -165,7 +170,7 @@ class MpmdArray(jax.Array):
     @property
     def placement(self) -> Placement:
         """Its groups, its spec and its layer ranges, as data."""
-        return Placement(self.mpmd_idxs, self._spec)
+        return self._held.placement
 
     @property
     def parts(self) -> tuple[MpmdArray, ...]:
@@ -177,23 +182,18 @@ class MpmdArray(jax.Array):
         """The groups' number for the value. Raises ``RuntimeError`` if the array was donated or deleted."""
         if self.is_deleted():
             raise RuntimeError(f"{self!r} was donated to a step or deleted")
-        return self._handle
-
-    @property
-    def held(self) -> Held:
-        return Held(self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future)
+        return self._held.handle
 
     def hold(self, held: Held) -> None:
         """Makes the array stand for another value and drop its own; also a deleted array."""
         if not self._deleted:
-            self.runtime.free(self.mpmd_idxs, self._handle)
-        self.mpmd_idxs, self._spec, self.submeshes, self._handle, self._future = held
-        self._deleted, self._copying = False, None
+            self.runtime.free(self.mpmd_idxs, self._held.handle)
+        self._held, self._deleted, self._copying = held, False, None
 
     def take_over(self, other: MpmdArray) -> None:
         """Makes the array stand for the value of another one, which is deleted then."""
-        held, other._deleted = other.held, True
-        self.hold(held)
+        other._deleted = True
+        self.hold(other._held)
 
     def is_on(self, runtime: Runtime, mpmd_idxs: tuple[int, ...]) -> bool:
         return self.runtime is runtime and set(mpmd_idxs) <= set(self.mpmd_idxs)
@@ -209,16 +209,16 @@ class MpmdArray(jax.Array):
         if not self.is_deleted():
             self._deleted = True
             self._copying = None
-            self.runtime.free(self.mpmd_idxs, self._handle)
+            self.runtime.free(self.mpmd_idxs, self._held.handle)
 
     def donate_to(self, future: StepFuture) -> None:
         """Gives the value to a step. If groups go back when the step fails, the array has it again."""
         if not self.runtime.goes_back or not self.runtime.left_out.isdisjoint(self.mpmd_idxs):
             self.delete()
             return
-        self._deleted, self._donation, self._copying = True, _Donation(future, self.held), None
+        self._deleted, self._donation, self._copying = True, _Donation(future, self._held), None
         array, runtime = weakref.ref(self), weakref.ref(self.runtime)
-        mpmd_idxs, handle = self.mpmd_idxs, self._handle
+        mpmd_idxs, handle = self.mpmd_idxs, self._held.handle
 
         def settle(has_failed: bool) -> None:
             groups, donated = runtime(), array()
@@ -230,7 +230,7 @@ class MpmdArray(jax.Array):
 
     def _may_hold(self, handle: Handle) -> bool:
         """Whether the array stands for the value, or will again if the step that took it fails."""
-        return handle in (self._handle, self._donation and self._donation.held.handle)
+        return handle in (self._held.handle, self._donation and self._donation.held.handle)
 
     def __del__(self) -> None:
         if not self._deleted or self._donation is not None:
@@ -241,7 +241,7 @@ class MpmdArray(jax.Array):
         """Waits until all groups of the array have computed its value."""
         self.runtime.check_process()
         for mpmd_idx in self.mpmd_idxs:
-            self._future.reply(mpmd_idx)
+            self._held.future.reply(mpmd_idx)
         return self
 
     @property
@@ -253,7 +253,7 @@ class MpmdArray(jax.Array):
         """
         self.runtime.check_process()
         for mpmd_idx in self.mpmd_idxs:
-            self._future.reply(mpmd_idx)
+            self._held.future.reply(mpmd_idx)
         fetching = [self.runtime.fetch(mpmd_idx, self.handle) for mpmd_idx in self.mpmd_idxs]
         values = [self._typed(fetched.result()) for fetched in fetching]
         return {
@@ -283,7 +283,7 @@ class MpmdArray(jax.Array):
 
     def _fetch(self, mpmd_idx: int) -> jax.Array | np.ndarray:
         self.runtime.check_process()
-        self._future.reply(mpmd_idx)
+        self._held.future.reply(mpmd_idx)
         return self.runtime.fetch(mpmd_idx, self.handle).result()
 
     def copy_to_host_async(self) -> None:
@@ -295,7 +295,7 @@ class MpmdArray(jax.Array):
         """The value on the host; of a key array, the integers inside."""
         handle, mpmd_idx = self.handle, self.mpmd_idxs[0]
         self.runtime.check_process()
-        inline = self._future.reply(mpmd_idx).inline
+        inline = self._held.future.reply(mpmd_idx).inline
         if handle in inline:
             return inline[handle]
         copying, self._copying = self._copying, None
@@ -340,8 +340,8 @@ class MpmdArray(jax.Array):
         """A few numbers that have come with the reply of their step, such as a loss. Does not wait."""
         if self.is_deleted() or is_key(self) or self.size > _MOST_SHOWN:
             return None
-        reply = self._future.reply_now(self.mpmd_idxs[0])
-        return None if reply is None else reply.inline.get(self._handle)
+        reply = self._held.future.reply_now(self.mpmd_idxs[0])
+        return None if reply is None else reply.inline.get(self._held.handle)
 
 
 @api_boundary
@@ -365,6 +365,11 @@ def _leaf_to_host(leaf: Any) -> Any:
     if not isinstance(leaf, MpmdArray):
         return jax.device_get(leaf)
     return leaf.value if is_key(leaf) else np.asarray(leaf)
+
+
+def placement_on(leaf: Any, runtime: Runtime) -> Placement:
+    """The placement of a leaf that groups of ``runtime`` hold; ``ANYWHERE`` for others."""
+    return leaf.placement if isinstance(leaf, MpmdArray) and leaf.runtime is runtime else ANYWHERE
 
 
 def values_of(arrays: Sequence[MpmdArray]) -> list[jax.Array]:

@@ -11,7 +11,6 @@ from jax.sharding import AbstractMesh
 from mpmd.arrays.array import Copy, MpmdArray, values_of
 from mpmd.compat import register_array_type
 from mpmd.ir.placement import Placement
-from mpmd.ir.plan import Spec
 from mpmd.ir.stack import Stack
 from mpmd.runtime.protocol import Runtime
 from mpmd.runtime.requests import Handle
@@ -45,20 +44,13 @@ class StackedMpmdArray(MpmdArray):
     # Each layer range says where it is, and may come to stand for another value.
 
     @property
-    def mpmd_idxs(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.placement.mpmd_idxs
-
-    @property
-    def submeshes(self) -> tuple[AbstractMesh, ...]:  # type: ignore[override]
+    def submeshes(self) -> tuple[AbstractMesh, ...]:
         return self.parts[0].submeshes
 
     @property
-    def _spec(self) -> Spec:  # type: ignore[override]
-        return self.parts[0].placement.spec or ()
-
-    @property
     def placement(self) -> Placement:
-        return Placement.of_ranges(self.stack, tuple(part.mpmd_idxs for part in self.parts), self._spec)
+        spec = self.parts[0].placement.spec
+        return Placement.of_ranges(self.stack, tuple(part.mpmd_idxs for part in self.parts), spec)
 
     @property
     def handle(self) -> Handle:

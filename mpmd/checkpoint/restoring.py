@@ -11,7 +11,7 @@ import jax
 from orbax.checkpoint import type_handlers
 
 from mpmd.arguments.leaves import ArgumentLeaf
-from mpmd.arrays.array import MpmdArray
+from mpmd.arrays.array import Held, MpmdArray
 from mpmd.arrays.stacked_array import StackedMpmdArray
 from mpmd.checkpoint import orbax_internals
 from mpmd.checkpoint.group_calls import ask, results
@@ -136,13 +136,14 @@ def _array(
     """The array, which is complete when the groups in ``reading`` have replied."""
     arrays = tuple(
         MpmdArray(
-            aval=layers.aval,
-            mpmd_idxs=layers.placement.mpmd_idxs,
-            spec=arg.spec,
-            submeshes=submeshes,
-            runtime=arg.runtime,
-            handle=handle,
-            future=StepFuture({i: reading[i] for i in layers.placement.mpmd_idxs}),
+            layers.aval,
+            arg.runtime,
+            Held(
+                layers.placement,
+                submeshes,
+                handle,
+                StepFuture({i: reading[i] for i in layers.placement.mpmd_idxs}),
+            ),
         )
         for layers, submeshes, handle in zip(ranges, arg.submeshes, handles, strict=True)
     )

@@ -152,7 +152,7 @@ class LoadedStep(PlannedStep):
         raise_faults(callable_fault("fun", fun))
         check_argnum(argnum)
         runtime = self._running()
-        signature = CallSignature.of(fun, (), (), ())
+        signature = CallSignature.of(fun)
         call = signature.bind(args, {})
         enable_x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         key = (argnum, call.key, call.placements(runtime), enable_x64)
@@ -351,12 +351,10 @@ class LoadedStep(PlannedStep):
         runtime.wait_to_submit(self._groups)
         results = [runtime.next_handle() for _ in self.plan.outputs]
         with runtime.arguments.delivery(self._groups) as delivery:
-            arguments = self._requests.arguments(call, runtime, delivery)
-            number = runtime.next_step()
             measure_memory = self.meter.asks_for_memory()
             captures = failures_captured(runtime, self._groups) | dict(captures or {})
             requests = self._requests.of_step(
-                number, arguments, results, delivery, profile, measure_memory, captures
+                call, runtime, delivery, results, profile, measure_memory, captures
             )
             with DeferredInterrupt():
                 try:
@@ -388,10 +386,10 @@ class LoadedStep(PlannedStep):
         captured = failure_capture(runtime, self._writer, replies)
         future = StepFuture(replies, called, runtime.callbacks, captured)
         call.donate_to(future)
-        arrays = self._results.arrays(runtime, handles, future)
+        result = self._results.of_step(runtime, handles, future)
         on_end = self.meter.begin(self._sent_bytes)
         runtime.in_flight.leave_after(ends, on_end, self.mesh.part_name)
-        return self._results.joined(arrays), future
+        return result, future
 
 
 def _unload(runtime: weakref.ref[Runtime], program: int) -> None:

@@ -22,12 +22,12 @@ from jax.sharding import AbstractMesh
 from mpmd.arguments.call import check_argnum
 from mpmd.arguments.leaves import ArgumentLeaf, describe, fault_of
 from mpmd.arguments.signature import CallSignature
-from mpmd.arrays.array import MpmdArray, to_host
+from mpmd.arrays.array import MpmdArray, placement_on, to_host
 from mpmd.arrays.stacked_array import StackedMpmdArray
 from mpmd.compat import api_boundary
 from mpmd.compiler.pipeline import compile_step
 from mpmd.compiler.request import CompileRequest
-from mpmd.ir.placement import ANYWHERE, Placement
+from mpmd.ir.placement import Placement
 from mpmd.ir.plan import Spec
 from mpmd.meshes.group_mesh import GroupMesh
 from mpmd.meshes.part import PartMesh
@@ -121,11 +121,11 @@ def _copied(tree: Any, target: Any, dtype: Any, mesh: GroupMesh, owner: LoadedSt
     raise_faults(*_faults(tree, target, dtype, runtime), title="mpmd.reshard: ")
     leaves, treedef = jax.tree.flatten(_known_to_driver(tree, target, runtime))
     copies = tuple(
-        LeafCopy(describe(leaf), _placement(leaf, runtime), read.placement, read.aval)
+        LeafCopy(describe(leaf), placement_on(leaf, runtime), read.placement, read.aval)
         for leaf, read in zip(leaves, jax.tree.leaves(target), strict=True)
     )
     held = [[*leaf.parts] if copy.held.stack else [leaf] for leaf, copy in zip(leaves, copies, strict=True)]
-    signature = CallSignature.of(functools.partial(_copy_ranges, copies), (), (), ())
+    signature = CallSignature.of(functools.partial(_copy_ranges, copies))
     call = signature.bind((held,), {})
     compiled = _COMPILED.setdefault(owner, weakref.WeakKeyDictionary()).setdefault(runtime, {})
     key = (call.key, copies)
@@ -145,7 +145,7 @@ def _known_to_driver(tree: Any, target: Any, runtime: Runtime) -> Any:
     left_out = runtime.left_out
 
     def known(leaf: Any, read: ArgumentLeaf) -> Any:
-        is_left_out = not left_out.isdisjoint(_placement(leaf, runtime).mpmd_idxs)
+        is_left_out = not left_out.isdisjoint(placement_on(leaf, runtime).mpmd_idxs)
         return to_host(leaf) if is_left_out and left_out.isdisjoint(read.placement.mpmd_idxs) else leaf
 
     return jax.tree.map(known, tree, target) if left_out else tree
@@ -240,10 +240,6 @@ def _layers(array: jax.Array, start: int, stop: int, axis: int) -> jax.Array:
     if stop - start == array.shape[axis]:
         return array
     return jax.lax.slice_in_dim(array, start, stop, axis=axis)
-
-
-def _placement(leaf: Any, runtime: Runtime) -> Placement:
-    return leaf.placement if isinstance(leaf, MpmdArray) and leaf.runtime is runtime else ANYWHERE
 
 
 def _cast(value: Any, dtype: Any) -> Any:

@@ -40,7 +40,7 @@ class StepRequests:
             for group, (inputs, _) in self._leaves.items()
         }
 
-    def arguments(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
+    def _arguments(self, call: Call, runtime: Runtime, delivery: Delivery) -> dict[int, Handle]:
         """A handle for each argument that is read; values that groups lack are added to the delivery."""
         handles: dict[int, Handle] = {}
         for i, leaf in enumerate(self._argument_leaves):
@@ -52,10 +52,10 @@ class StepRequests:
 
     def of_step(
         self,
-        number: int,
-        arguments: Mapping[int, Handle],
-        results: Sequence[Handle],
+        call: Call,
+        runtime: Runtime,
         delivery: Delivery,
+        results: Sequence[Handle],
         profile: bool,
         measure_memory: bool,
         captures: Mapping[int, Capture],
@@ -63,13 +63,13 @@ class StepRequests:
         """The request to each group that takes part.
 
         Args:
-          number: the step's.
-          arguments, results: the handles, by their positions.
-          delivery: the values that groups are sent.
+          delivery: gets the values that groups are sent.
+          results: the handles, by their positions.
           profile, measure_memory: as in the requests.
           captures: the tasks that groups are to keep.
         """
-        refused = NonFinitePolicy.here()
+        arguments = self._arguments(call, runtime, delivery)
+        number, refused = runtime.next_step(), NonFinitePolicy.here()
         return {
             group: StepRequest(
                 program=self._program,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,9 +10,10 @@ import jax
 from jax.sharding import AbstractMesh
 
 from mpmd.arguments.call import Call
-from mpmd.arrays.array import MpmdArray
+from mpmd.arrays.array import Held, MpmdArray
 from mpmd.arrays.stacked_array import StackedMpmdArray
 from mpmd.compiler.steps import CutStep
+from mpmd.ir.placement import Placement
 from mpmd.ir.plan import OutputLeaf
 from mpmd.ir.stack import Leaf, Stack, per_layer_range
 from mpmd.runtime.protocol import Runtime
@@ -33,27 +33,24 @@ class StepResults:
         self._leaves = step.result_leaves
         avals = _part_avals(self._leaves, [result.var.aval for result in step.results])
         self._arrays = [
-            functools.partial(
-                MpmdArray,
-                aval=aval,
-                mpmd_idxs=leaf.mpmd_idxs,
-                spec=leaf.spec or (),
-                submeshes=tuple(submeshes[mpmd_idx] for mpmd_idx in leaf.mpmd_idxs),
+            (
+                aval,
+                Placement(leaf.mpmd_idxs, leaf.spec or ()),
+                tuple(submeshes[mpmd_idx] for mpmd_idx in leaf.mpmd_idxs),
             )
             for aval, leaf in zip(avals, outputs, strict=True)
         ]
         self._tree = jax.tree.structure(step.out_shape)
 
-    def arrays(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> list[MpmdArray]:
-        return [
-            array(runtime=runtime, handle=handle, future=future)
-            for array, handle in zip(self._arrays, handles, strict=True)
-        ]
-
-    def joined(self, arrays: Sequence[MpmdArray]) -> Any:
-        rest = iter(arrays)
+    def of_step(self, runtime: Runtime, handles: Sequence[Handle], future: StepFuture) -> Any:
+        """The result of a step, a pytree of arrays."""
+        arrays = (
+            MpmdArray(aval, runtime, Held(placement, submeshes, handle, future))
+            for (aval, placement, submeshes), handle in zip(self._arrays, handles, strict=True)
+        )
         leaves = [
-            next(rest) if leaf.stack is None else _stacked(leaf, leaf.stack, rest) for leaf in self._leaves
+            next(arrays) if leaf.stack is None else _stacked(leaf, leaf.stack, arrays)
+            for leaf in self._leaves
         ]
         return jax.tree.unflatten(self._tree, leaves)
 

@@ -8,8 +8,9 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh
 
-from mpmd.arrays.array import MpmdArray, StepFuture
+from mpmd.arrays.array import Held, MpmdArray, StepFuture
 from mpmd.errors import TaskError
+from mpmd.ir.placement import Placement
 from mpmd.runtime.requests import StepReply
 
 AVAL = jax.ShapeDtypeStruct((4,), "float32")
@@ -30,7 +31,7 @@ class Groups:
 
 def donated(groups):
     """An array of group 0 that a step of two groups has taken over, and the replies of these."""
-    array = MpmdArray(AVAL, (0,), (), SUBMESHES, groups, 7, SimpleNamespace())
+    array = MpmdArray(AVAL, groups, Held(Placement((0,), ()), SUBMESHES, 7, SimpleNamespace()))
     replies = {0: Future(), 1: Future()}
     array.donate_to(StepFuture(replies))
     return array, replies
@@ -80,7 +81,7 @@ def test_what_has_taken_over_the_result_of_a_step_goes_back_when_the_step_fails(
     """As after an interrupt of the call, which so returns no result."""
     groups = Groups(goes_back=True)
     array, replies = donated(groups)
-    result = MpmdArray(AVAL, (1,), (), SUBMESHES, groups, 8, StepFuture(replies))
+    result = MpmdArray(AVAL, groups, Held(Placement((1,), ()), SUBMESHES, 8, StepFuture(replies)))
     array.take_over(result)
     assert result.is_deleted() and array.handle == 8 and array.mpmd_idxs == (1,) and not groups.freed
     for reply in replies.values():

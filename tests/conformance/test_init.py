@@ -122,7 +122,7 @@ def draws(compiled):
 
 
 def test_what_several_groups_want_is_drawn_once_and_each_group_makes_its_share(mesh, step):
-    call = CallSignature.of(init_fn, (), (), ()).bind((jax.random.key(0),), {})
+    call = CallSignature.of(init_fn).bind((jax.random.key(0),), {})
     compiled = compile_init(init_fn, call, step.argument_leaves(), mesh)
     assert draws(compiled) == [0]
     plan = compiled.program.plan
