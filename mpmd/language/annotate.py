@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Primitive, Var
-from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.extend.core import JaxprEqn, Var
+from jax.interpreters import ad, batching, partial_eval
 
 from mpmd.compat import api_boundary
+from mpmd.language.identities import bind_to_tangents, identity
 from mpmd.validation import int_fault, int_faults, is_sequence, raise_faults, shown, str_fault
 
 Tree = TypeVar("Tree")
@@ -52,11 +53,10 @@ class Boundary:
         return ", ".join(filter(None, (stage, self.name))) or "end of a stage"
 
 
-mark_p = Primitive("stage_end")
+mark_p = identity("stage_end")
 """Parameters: ``boundary``; ``forward``: the data flow from the stage to the next one rather than back;
 ``linear``: derived by differentiation, so it accompanies another mark and ends no stage of its own. A mark
 that is neither is the user's, transposed by ``jax.linear_transpose``, and loops refuse it."""
-mark_p.multiple_results = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,38 +142,12 @@ pipeline_enter_stage = mark_stage_end
 mark_pipeline_boundary = mark_stage_end
 
 
-@mark_p.def_impl
-def _impl(*args, **params):
-    return args
+def _jvp(primals, tangents, **params):
+    return mark_p.bind(*primals, **params), bind_to_tangents(mark_p, tangents, **params | {"linear": True})
 
 
-@mark_p.def_abstract_eval
-def _abstract_eval(*avals, **params):
-    return avals
-
-
-def _jvp(primals, tangents, *, boundary, forward, linear):
-    out = mark_p.bind(*primals, boundary=boundary, forward=forward, linear=linear)
-    # Integer, boolean and key leaves have symbolic-zero tangents and pass by.
-    live = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
-    out_tangents = list(tangents)
-    if live:
-        marked = mark_p.bind(*(tangents[i] for i in live), boundary=boundary, forward=forward, linear=True)
-        for i, tangent in zip(live, marked, strict=True):
-            out_tangents[i] = tangent
-    return out, out_tangents
-
-
-def _transpose(cotangents, *args, boundary, forward, linear):
-    live = [i for i, cotangent in enumerate(cotangents) if not isinstance(cotangent, ad.Zero)]
-    out: list = [None] * len(args)
-    if live:
-        marked = mark_p.bind(
-            *(cotangents[i] for i in live), boundary=boundary, forward=not forward, linear=linear
-        )
-        for i, cotangent in zip(live, marked, strict=True):
-            out[i] = cotangent
-    return out
+def _transpose(cotangents, *args, forward, **params):
+    return bind_to_tangents(mark_p, cotangents, forward=not forward, **params)
 
 
 def _batch(args, dims, **params):
@@ -183,7 +157,6 @@ def _batch(args, dims, **params):
 ad.primitive_jvps[mark_p] = _jvp
 ad.primitive_transposes[mark_p] = _transpose
 batching.primitive_batchers[mark_p] = _batch
-mlir.register_lowering(mark_p, lambda ctx, *args, **params: args)
 
 
 def _saved_by_remat(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, jaxprs_in_params
-from jax.interpreters import ad, batching, mlir
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, jaxprs_in_params
+from jax.interpreters import ad, batching
 
 from mpmd.compat import api_boundary
 from mpmd.language.decisions import is_planned
+from mpmd.language.identities import bind_to_tangents, identity
 from mpmd.validation import Fault, callable_fault, number_fault, raise_faults, str_fault
 
 Function = TypeVar("Function", bound=Callable)
@@ -54,14 +56,13 @@ class Kernel:
         return False
 
 
-boundary_p = Primitive("kernel_boundary")
+boundary_p = identity("kernel_boundary")
 """The operands, or the results, within a kernel of which ``mpmd.cost`` has numbers or dimensions.
 
 Parameters: ``work``: of a call, for operands and for the tangents or cotangents of results, else none;
 ``of_tangents``: the work of differentiated calls; ``calls``: of how many calls under ``vmap``; ``whole``: for
 each operand, the dimensions along which devices do not divide it.
 """
-boundary_p.multiple_results = True
 
 
 @api_boundary
@@ -250,16 +251,6 @@ def _bounded(arrays: Sequence[Any], whole: Whole, work: KernelWork, of_tangents:
     return boundary_p.bind(*arrays, work=work, of_tangents=of_tangents, calls=1, whole=whole)
 
 
-@boundary_p.def_impl
-def _impl(*args, **params):
-    return args
-
-
-@boundary_p.def_abstract_eval
-def _abstract_eval(*avals, **params):
-    return avals
-
-
 def _batch(args, dims, *, whole, calls, **params):
     rows = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
     moved = tuple(
@@ -270,14 +261,8 @@ def _batch(args, dims, *, whole, calls, **params):
 
 
 def _linear(values: Sequence[Any], *, whole: Whole, **params: Any) -> list[Any]:
-    """Binds the boundary of the tangents or cotangents that are no symbolic zeros."""
-    results = [*values]
-    live = [i for i, value in enumerate(values) if not isinstance(value, ad.Zero)]
-    if live:
-        bounded = boundary_p.bind(*(values[i] for i in live), whole=tuple(whole[i] for i in live), **params)
-        for i, value in zip(live, bounded, strict=True):
-            results[i] = value
-    return results
+    live = [not isinstance(value, ad.Zero) for value in values]
+    return bind_to_tangents(boundary_p, values, whole=tuple(itertools.compress(whole, live)), **params)
 
 
 def _jvp(primals, tangents, *, of_tangents, **params):
@@ -292,4 +277,3 @@ def _transpose(cotangents, *args, **params):
 ad.primitive_jvps[boundary_p] = _jvp
 ad.primitive_transposes[boundary_p] = _transpose
 batching.primitive_batchers[boundary_p] = _batch
-mlir.register_lowering(boundary_p, lambda ctx, *args, **params: args)
