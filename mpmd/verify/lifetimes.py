@@ -20,27 +20,26 @@ from mpmd.ir.plan import (
 )
 
 
-def check_lifetimes(plan: Plan, program: GroupProgram) -> Lifetimes:
-    """Follows one group's program from the values it holds before the step to those it holds after.
+def check_lifetimes(plan: Plan, program: GroupProgram) -> list[str]:
+    """Returns the faults of a group's program, from the values it holds before the step to those after it.
 
     Every value is defined once, before its use, and has the shape and dtype that its readers were compiled
     for. Only values that the step may give up are freed or donated, and they are not used afterwards. A
     donated value is no other input of the same run, and was not sent: its message might still be in flight.
     At the end the group holds only the step's results and the values that the caller keeps.
     """
-    lifetimes = Lifetimes(plan, program)
+    lifetimes = _Lifetimes(plan, program)
     for position, instruction in enumerate(program.instructions):
         lifetimes.check_instruction(position, instruction)
     lifetimes.end(plan.outputs_of(program.mpmd_idx).values())
-    return lifetimes
+    return lifetimes.faults
 
 
-class Lifetimes:
+class _Lifetimes:
     """The values of one group after the instructions so far.
 
-    ``faults`` has the faults so far, and ``peak_values`` the most values that the group has held at once.
-    ``_kept`` are the values that the caller keeps, ``_sent`` the positions of the sends of values, and
-    ``_arriving`` the receives whose message nothing has used yet.
+    ``faults`` has the faults so far. ``_kept`` are the values that the caller keeps, and ``_sent`` the
+    positions of the sends of values.
     """
 
     def __init__(self, plan: Plan, program: GroupProgram):
@@ -53,8 +52,6 @@ class Lifetimes:
         self._kept = {name for name in self._held if name not in given_up}
         self._gone: dict[Name, str] = {}
         self._sent: dict[Name, int] = {}
-        self._arriving: dict[Name, Recv] = {}
-        self._values = self.peak_values = len(self._held)
 
     def check_instruction(self, position: int, instruction: Instruction) -> None:
         self._position, self._instruction = position, instruction
@@ -68,7 +65,6 @@ class Lifetimes:
             case Recv(values=values):
                 for name in values:
                     self._define(name)
-                    self._arriving[name] = instruction
             case HostCall(values=values):
                 for name in values:
                     self._read(name)
@@ -76,13 +72,9 @@ class Lifetimes:
                 for name in values:
                     self._read(name)
                     self._remove(name, "freed")
-        self.peak_values = max(self.peak_values, self._values)
 
     def end(self, results: Collection[OutputLeaf]) -> None:
         """Checks the values that are left after the last instruction."""
-        for name in list(self._arriving):
-            self._take(name)
-        self.peak_values = max(self.peak_values, self._values)
         where = f"group {self._mpmd_idx}"
         for leaf in results:
             if leaf.name not in self._held:
@@ -107,27 +99,12 @@ class Lifetimes:
             self._remove(name, "donated")
         for name in run.outputs:
             self._define(name)
-            self._hold(name)
 
     def _read(self, name: Name) -> Aval | None:
         held = self._held.get(name)
         if held is None:
             self._fault(f"uses {name}, which {self._why_absent(name)}")
-        elif name in self._arriving:
-            self._take(name)
         return held
-
-    def _take(self, name: Name) -> None:
-        """Takes the message that brings a value, with all its values."""
-        if name in self._arriving:
-            for value in self._arriving[name].values:
-                if self._arriving.pop(value, None):
-                    self._hold(value)
-
-    def _hold(self, name: Name) -> None:
-        """Counts a value that is in the group's memory from now on."""
-        if name in self._held:
-            self._values += 1
 
     def _define(self, name: Name) -> None:
         if name in self._held or name in self._gone:
@@ -140,7 +117,6 @@ class Lifetimes:
             self._fault(f"{name} is {how}, but the caller keeps it")
         if name in self._held:
             del self._held[name]
-            self._values -= 1
             self._gone[name] = f"was {how} in instruction {self._position}"
 
     def _why_absent(self, name: Name) -> str:

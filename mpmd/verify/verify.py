@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from mpmd.errors import PlanError
 from mpmd.ir.plan import Edge, Plan
-from mpmd.memory import EarliestArrival, GroupMemory, group_memories
+from mpmd.memory import EarliestArrival, GroupMemory, group_memories, most_values
 from mpmd.verify.channels import (
     channels_of,
     check_deadlock,
@@ -57,8 +57,7 @@ def verify(plan: Plan) -> Verified:
     the lifetimes of values and in the messages; if there is none, with the deadlocks and the unread messages.
     """
     _raise(check_structure(plan))
-    lifetimes = [check_lifetimes(plan, program) for program in plan.programs]
-    faults = [fault for of_group in lifetimes for fault in of_group.faults]
+    faults = [fault for program in plan.programs for fault in check_lifetimes(plan, program)]
     _raise([*check_avals(plan), *faults, *check_messages(plan)])
     order = rendezvous_order(plan)
     _raise(check_deadlock(plan, order))
@@ -66,7 +65,7 @@ def verify(plan: Plan) -> Verified:
     _raise(f"edge {a} -> {b}, message {tag}: nothing of it is read" for (a, b), tag in channels.unread)
     return Verified(
         memory=group_memories(plan, channels.arrivals),
-        peak_values=tuple(of_group.peak_values for of_group in lifetimes),
+        peak_values=tuple(most_values(plan, program) for program in plan.programs),
         capacities=channels.capacities,
         arrivals=channels.arrivals,
     )
