@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 MESH_CLOSED = "the mesh was closed"
 """So begin all messages of which a closed mesh is the reason."""
@@ -52,16 +53,27 @@ class PlanError(AssertionError):
     """A plan breaks one of its invariants; a fault of the compiler, or of a hand-written plan."""
 
 
-class TaskError(RuntimeError):
-    """A task failed on a group. Names the task's kind, stage and microbatch, and the group."""
+class _GroupError(RuntimeError):
+    """An error of group ``mpmd_idx``. All arguments of the constructor are in ``args``, for ``pickle``."""
 
-    def __init__(self, message: str, mpmd_idx: int, label: str):
-        super().__init__(message, mpmd_idx, label)
+    mpmd_idx: Any
+
+    def __init__(self, message: str, mpmd_idx: Any, *details: Any):
+        super().__init__(message, mpmd_idx, *details)
         self.mpmd_idx = mpmd_idx
-        self.label = label
 
     def __str__(self) -> str:
         return self.args[0]
+
+
+class TaskError(_GroupError):
+    """A task failed on a group. Names the task's kind, stage and microbatch, and the group."""
+
+    mpmd_idx: int
+
+    def __init__(self, message: str, mpmd_idx: int, label: str):
+        super().__init__(message, mpmd_idx, label)
+        self.label = label
 
 
 class NonFiniteError(TaskError, FloatingPointError):
@@ -72,15 +84,10 @@ class CallbackError(RuntimeError):
     """A function that a step calls back has raised; the message has its line, ``__cause__`` the exception."""
 
 
-class GroupDiedError(RuntimeError):
+class GroupDiedError(_GroupError):
     """The process that hosts a group is gone, and the values in its memory are lost."""
 
-    def __init__(self, message: str, mpmd_idx: int):
-        super().__init__(message, mpmd_idx)
-        self.mpmd_idx = mpmd_idx
-
-    def __str__(self) -> str:
-        return self.args[0]
+    mpmd_idx: int
 
 
 class StepTimeoutError(TimeoutError):
@@ -124,8 +131,7 @@ class StateLostError(GroupDiedError):
     """
 
     def __init__(self, message: str, mpmd_idx: int, checkpoint: str | None = None):
-        super().__init__(message, mpmd_idx)
-        self.args = (message, mpmd_idx, checkpoint)
+        super().__init__(message, mpmd_idx, checkpoint)
         self.checkpoint = checkpoint
 
 
@@ -133,19 +139,14 @@ class StepAborted(RuntimeError):
     """A group stopped waiting because another group failed; ``__cause__`` or the message says why."""
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(_GroupError):
     """A checkpoint could not be written or read; the message has the path and the reason.
 
     Attributes:
       mpmd_idx: the group that could not; ``None`` when it was the driver.
     """
 
-    def __init__(self, message: str, mpmd_idx: int | None):
-        super().__init__(message, mpmd_idx)
-        self.mpmd_idx = mpmd_idx
-
-    def __str__(self) -> str:
-        return self.args[0]
+    mpmd_idx: int | None
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -156,6 +157,5 @@ class DamagedCheckpointError(CheckpointError):
     """
 
     def __init__(self, message: str, mpmd_idx: int | None, last_whole: str | None):
-        super().__init__(message, mpmd_idx)
-        self.args = (message, mpmd_idx, last_whole)
+        super().__init__(message, mpmd_idx, last_whole)
         self.last_whole = last_whole
