@@ -35,14 +35,14 @@ INDEX_PATTERN = "index_%d"
 """``index_name`` with ``%d`` for the microbatch."""
 
 
-def output_pattern(kind: TaskKind, stage: int, position: int) -> str:
+def operand(position: int) -> str:
+    """The place of an operand of a callback, where an output of a task has its position: ``operand0``."""
+    return f"operand{position}"
+
+
+def output_pattern(kind: TaskKind, stage: int, position: int | str) -> str:
     """The name of an output of a task, with ``%d`` for the microbatch: ``fwd_2__%d.0``."""
     return f"{kind}_{stage}__%d.{position}"
-
-
-def callback_operand_pattern(kind: TaskKind, stage: int, position: int) -> str:
-    """The name of an operand of a callback: ``fwd_2__%d.operand0``, with ``%d`` for the microbatch."""
-    return f"{kind}_{stage}__%d.operand{position}"
 
 
 def state_pattern(kind: TaskKind, stage: int, accumulator: int) -> str:
@@ -54,14 +54,9 @@ def state_pattern(kind: TaskKind, stage: int, accumulator: int) -> str:
     return f"{kind}_{stage}.state{accumulator}@%d"
 
 
-def outside_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
+def outside_name(task: OutsideTask, mpmd_idx: int, position: int | str) -> Name:
     """The name of a value made outside the loop: ``after_0.2.1``."""
     return f"{task}.{mpmd_idx}.{position}"
-
-
-def outside_callback_operand_name(task: OutsideTask, mpmd_idx: int, position: int) -> Name:
-    """The name of an operand of a callback outside the loop: ``after_0.2.operand0``."""
-    return f"{task}.{mpmd_idx}.operand{position}"
 
 
 def variant_name(name: str, number: int) -> str:

@@ -12,7 +12,7 @@ from mpmd.compiler.graph import Accumulator, TaskGraph
 from mpmd.compiler.jaxprs.equations import make_jaxpr, operands
 from mpmd.compiler.lower.executables import ExecutableTable
 from mpmd.compiler.lower.fuse import FusedWork, fuse
-from mpmd.ir.names import INDEX_PATTERN, callback_operand_pattern, output_pattern, state_pattern
+from mpmd.ir.names import INDEX_PATTERN, operand, output_pattern, state_pattern
 from mpmd.ir.plan import Cell, TaskKind, TaskType
 from mpmd.language.callbacks import HostCallback
 
@@ -152,7 +152,7 @@ class CellLowering:
             first = count[work, offset]
             count[work, offset] += len(eqn.invars)
             patterns = (
-                callback_operand_pattern(work.kind, work.stage, first + i) for i in range(len(eqn.invars))
+                output_pattern(work.kind, work.stage, operand(first + i)) for i in range(len(eqn.invars))
             )
             yield CellCallback(eqn.params["callback"], work, offset, tuple(patterns))
 

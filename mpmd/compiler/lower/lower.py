@@ -24,7 +24,7 @@ from mpmd.compiler.lower.executables import ExecutableTable
 from mpmd.compiler.lower.group_meshes import GroupMeshes
 from mpmd.compiler.lower.liveness import add_frees_and_donations
 from mpmd.errors import CompileError
-from mpmd.ir.names import constant_name, index_name, outside_callback_operand_name, outside_name
+from mpmd.ir.names import constant_name, index_name, operand, outside_name
 from mpmd.ir.plan import (
     AnyTask,
     Aval,
@@ -241,7 +241,7 @@ class _Lowering:
         executable = self._table.add(f"{task}.{group}", group, reads, eqns, makes, callback_operands)
         self._jaxprs[group, task] = make_jaxpr(reads, eqns, [*makes, *callback_operands])
         inputs, outputs = ([self._names[var] for var in variables] for variables in (reads, makes))
-        operand_names = [outside_callback_operand_name(task, group, i) for i in range(len(callback_operands))]
+        operand_names = [outside_name(task, group, operand(i)) for i in range(len(callback_operands))]
         self._programs[group].append(Run(task, executable, tuple(inputs), (*outputs, *operand_names)))
         rest = iter(operand_names)
         for eqn in callbacks:
