@@ -16,12 +16,18 @@ from mpmd.schedules import (
     ZeroBubbleH2,
     ZeroBubbleV,
 )
-from tests.support.lists import peaks, simulate
+from mpmd.simulate import Costs, Link, simulate
+from tests.support.lists import waits
 
 groups = st.integers(1, 5)
 stages_per_group = st.integers(1, 3)
 microbatches = st.integers(1, 12)
 times = st.sampled_from([0.25, 0.5, 1, 1.75, 3])
+
+
+def figures(lists):
+    simulated = simulate(lists)
+    return simulated.makespan, list(simulated.peaks)
 
 
 def shortest(p, v, m):
@@ -34,14 +40,15 @@ def shortest(p, v, m):
 @given(p=groups, m=microbatches)
 def test_zero_bubble_has_the_memory_of_1f1b(p, m):
     lists = ZeroBubble(p).tasks(m)
-    assert (simulate(lists).makespan, peaks(lists)) == (shortest(p, 1, m), [min(p, m)] * p)
-    assert peaks(lists, until=("bwdA",)) == [min(p - i, m) for i in range(p)]
+    assert figures(lists) == (shortest(p, 1, m), [min(p, m)] * p)
+    until_bwd_a = simulate(lists, Costs(held_for_bwdw=0.0)).peaks
+    assert until_bwd_a == tuple(min(p - i, m) for i in range(p))
 
 
 @given(p=groups, extra=st.integers(0, 12), fwd=times, bwd_a=times, bwd_w=times)
 def test_the_bubble_of_zero_bubble_for_any_times(p, extra, fwd, bwd_a, bwd_w):
     m, lasts = p + extra, {"fwd": fwd, "bwdA": bwd_a, "bwdW": bwd_w}
-    simulated = simulate(ZeroBubble(p).tasks(m), time=lambda task: lasts[task.kind])
+    simulated = simulate(ZeroBubble(p).tasks(m), Costs(lasts))
     bubble = (p - 1) * max(fwd, bwd_a, fwd + bwd_a - bwd_w)
     assert simulated.makespan == m * (fwd + bwd_a + bwd_w) + bubble
 
@@ -50,17 +57,16 @@ def test_the_bubble_of_zero_bubble_for_any_times(p, extra, fwd, bwd_a, bwd_w):
 def test_zero_bubble_h2_turns_memory_into_less_waiting(p, m, extra):
     limit = min(p + extra, 2 * p - 1)
     lists = ZeroBubbleH2(p, memory_limit=p + extra).tasks(m)
-    simulated = simulate(lists)
-    assert (simulated.makespan, peaks(lists)) == (shortest(p, 1, m), [min(limit, m)] * p)
+    assert figures(lists) == (shortest(p, 1, m), [min(limit, m)] * p)
     if m >= limit:
-        assert max(simulated.idle) == 2 * p - 1 - limit
+        assert max(waits(simulate(lists))) == 2 * p - 1 - limit
 
 
 @given(p=groups, extra=st.integers(0, 12), c=st.sampled_from([0.25, 0.5, 1]))
 def test_with_enough_microbatches_latency_is_paid_once(p, extra, c):
     def paid(schedule):
         lists = schedule.tasks(2 * p - 1 + extra)
-        return simulate(lists, hop=c).makespan - simulate(lists).makespan
+        return simulate(lists, Costs(link=Link(c))).makespan - simulate(lists).makespan
 
     assert paid(ZeroBubbleH2(p)) == (p - 1) * c
     assert paid(ZeroBubbleV(2 * p, p)) == 5 * (p - 1) * c
@@ -82,16 +88,15 @@ def test_interleaved_zero_bubble_needs_less_memory_than_interleaved_1f1b(p, v, m
     lists = InterleavedZeroBubble(p * v, p).tasks(m)
     first_round = -(-m // max(1, m // p))
     held = [min(v * m, (v - 1) * first_round + p)] * p
-    assert (simulate(lists).makespan, peaks(lists)) == (shortest(p, v, m), held)
+    assert figures(lists) == (shortest(p, v, m), held)
 
 
 @given(p=groups, m=microbatches)
 def test_zero_bubble_v_has_the_memory_of_1f1b_evenly_and_no_waiting(p, m):
     lists = ZeroBubbleV(2 * p, p).tasks(m)
-    simulated = simulate(lists)
-    assert (simulated.makespan, peaks(lists)) == (shortest(p, 2, m), [2 * min(p, m)] * p)
+    assert figures(lists) == (shortest(p, 2, m), [2 * min(p, m)] * p)
     if m >= 2 * p - 1:
-        assert simulated.idle == [0] * p
+        assert waits(simulate(lists)) == [0] * p
 
 
 def test_zero_bubble_v_goes_down_and_up():
@@ -114,7 +119,8 @@ def test_v_half_and_v_min_pay_for_memory_with_a_bubble(schedule, held, slowdown,
     if 2 * min(p, m) <= held(p):
         assert lists == ZeroBubbleV(2 * p, p).tasks(m)
     else:
-        assert (simulate(lists).makespan, max(peaks(lists))) == (6 * m + slowdown(p), held(p))
+        makespan, peaks = figures(lists)
+        assert (makespan, max(peaks)) == (6 * m + slowdown(p), held(p))
 
 
 @given(p=groups, m=microbatches)
@@ -123,8 +129,8 @@ def test_dual_pipe_v_loses_what_fused_tasks_hold_back(p, m):
     if m < 2 * p:
         assert lists == ZeroBubbleV(2 * p, p).tasks(m)
     else:
-        assert (simulate(lists).makespan, peaks(lists)) == (6 * m + p - 1, [2 * p + 1] * p)
-        assert simulate(lists, fused=True).makespan == 6 * m + 2 * (p - 1)
+        assert figures(lists) == (6 * m + p - 1, [2 * p + 1] * p)
+        assert simulate(lists, Costs(atomic=True)).makespan == 6 * m + 2 * (p - 1)
 
 
 @given(p=groups, m=microbatches)

@@ -24,8 +24,8 @@ from mpmd.ir.plan import Cell, OutsideTask, Task, TaskKind, parse_task
 from mpmd.ir.slices import SliceNumbers
 from mpmd.schedules import Eager1F1B, GPipe, Interleaved1F1B, Std1F1B
 from mpmd.schedules.check import makes, needs
-from mpmd.simulate import Costs, Gap, Link, Simulation, simulate
-from tests.support.lists import parse
+from mpmd.simulate import Costs, Gap, Link, simulate
+from tests.support.lists import parse, spans, waits
 
 EXPECTED = json.loads((pathlib.Path(__file__).parent / "expected_simulation.json").read_text())
 MADE_HERE = {schedule.__name__: schedule for schedule in (GPipe, Std1F1B, Eager1F1B)}
@@ -73,12 +73,6 @@ def any_costs(draw: st.DrawFn) -> Costs:
     )
 
 
-def spans(simulation: Simulation) -> list[tuple[float, float]]:
-    """For each group the start of its first event and the end of its last."""
-    rows = [[e for e in simulation.events if e.mpmd_idx == i] for i in range(simulation.mpmd_dim)]
-    return [(row[0].start, row[-1].end) for row in rows]
-
-
 @pytest.mark.parametrize("name", sorted({record["schedule"] for record in EXPECTED}))
 def test_the_figures_of_a_schedule_are_those_expected(name):
     for record in [record for record in EXPECTED if record["schedule"] == name]:
@@ -89,7 +83,7 @@ def test_the_figures_of_a_schedule_are_those_expected(name):
             "makespan_atomic": atomic.makespan,
             "makespan_latency": simulate(tasks, Costs(link=LATENCY)).makespan,
             "makespan_blocking": simulate(tasks, Costs(link=LATENCY, blocking=True)).makespan,
-            "span_idle": [b - a - busy for (a, b), busy in zip(spans(plain), plain.busy, strict=True)],
+            "span_idle": waits(plain),
             "first_start": [start for start, _ in spans(plain)],
             "peaks": list(plain.peaks),
             "peaks_until_bwda": list(simulate(tasks, Costs(held_for_bwdw=0.0)).peaks),
