@@ -154,7 +154,6 @@ def test_only_the_groups_of_a_part_load_and_unload_its_programs(mesh):
         ({"actor": 0, "sampler": 2}, ValueError, r"parts\['actor'\]"),
         ({"actor": "2"}, TypeError, r"parts\['actor'\]"),
         ({1: 2}, TypeError, "the name of a part"),
-        (["actor"], TypeError, "parts must be a dict of names and numbers of groups"),
     ],
 )
 def test_bad_parts(parts, error, message):
