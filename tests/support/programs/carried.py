@@ -1,7 +1,5 @@
 """What a microbatch hands to the next one: batch statistics, counts, keys."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,14 +78,11 @@ def through(norm, stages=3):
 
 
 def updated_on_their_stages(loaded):
-    """Each stage's statistics are on its group alone, and its forwards hand them on."""
-    for group, program_ in enumerate(loaded.plan.programs):
+    """Each stage's statistics are on its group alone."""
+    for group in range(len(loaded.plan.programs)):
         read = [leaf.path for leaf in loaded.plan.inputs_of(group).values()]
         held = {path for path in read if path.startswith("args[0][1]")}
         assert held == {f"args[0][1][{group}][{name!r}]" for name in ("mean", "var")}
-        forwards = [run for run in program_.runs if str(run.task).startswith("fwd")]
-        for first, second in itertools.pairwise(forwards):
-            assert set(first.outputs[:2]) <= set(second.inputs)
 
 
 @program(
