@@ -13,7 +13,7 @@ from mpmd.ir.plan import HostCall, Run
 from tests.support.models import batch, init, layer, make_step, mse, weights
 from tests.support.parity import assert_close, mesh_of
 from tests.support.programs.scanned_layers import stacked
-from tests.support.programs.table import descend
+from tests.support.programs.table import by_index, descend
 
 SCHEDULES = {"1F1B": mpmd.Std1F1B(2), "zero-bubble": mpmd.ZeroBubble(2)}
 
@@ -93,31 +93,27 @@ def test_scans_conditionals_and_remat(mesh):
     seen = []
     tell = noting(seen, ordered=True)
 
-    def step(state, xs, ys):
-        def twice(h, i):
-            @jax.jit
-            def body(h, k):
-                tell("scan", 10 * i + k, h[0, 0])
-                jax.lax.cond(
-                    (i + k) % 2 == 0,
-                    lambda: tell("even", i, h[0, 0]),
-                    lambda: jax.lax.scan(
-                        lambda c, x: (c, tell("odd", x, c)), h[0, 0], jnp.arange(2), reverse=True
-                    )[1],
-                )
-                return jnp.tanh(h), None
+    def twice(h, i):
+        @jax.jit
+        def body(h, k):
+            tell("scan", 10 * i + k, h[0, 0])
+            jax.lax.cond(
+                (i + k) % 2 == 0,
+                lambda: tell("even", i, h[0, 0]),
+                lambda: jax.lax.scan(
+                    lambda c, x: (c, tell("odd", x, c)), h[0, 0], jnp.arange(2), reverse=True
+                )[1],
+            )
+            return jnp.tanh(h), None
 
-            return jax.lax.scan(body, h, jnp.arange(3))[0]
+        return jax.lax.scan(body, h, jnp.arange(3))[0]
 
-        def loss(params, i):
-            h = mpmd.mark_stage_end(layer(params[0], xs[i]))
-            h = h + 0 * twice(jax.lax.stop_gradient(h), i)
-            return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+    def loss(params, i, xs, ys):
+        h = mpmd.mark_stage_end(layer(params[0], xs[i]))
+        h = h + 0 * twice(jax.lax.stop_gradient(h), i)
+        return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
 
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.Std1F1B(2), mpmd.Add
-        )
-        return descend(state, grads), total
+    step = by_index(loss)
 
     wanted = in_order(step, mesh, seen, *arguments())
     assert [(name, i) for name, i, _ in wanted[:5]] == [
@@ -132,24 +128,20 @@ def test_scanned_layers_tell_on_their_groups(mesh, computed_again):
     seen = []
     tell = noting(seen)
 
-    def step(state, xs, ys):
-        def loss(params, i):
-            def body(h, p):
-                h = layer(p, h)
-                tell("layer", i, h[0, 0])
-                return mpmd.mark_stage_end(h, num_stages=2), None
+    def loss(params, i, xs, ys):
+        def body(h, p):
+            h = layer(p, h)
+            tell("layer", i, h[0, 0])
+            return mpmd.mark_stage_end(h, num_stages=2), None
 
-            def run(h, layers):
-                once = jax.checkpoint(body) if computed_again == "layers" else body
-                return jax.lax.scan(once, h, layers)[0]
+        def run(h, layers):
+            once = jax.checkpoint(body) if computed_again == "layers" else body
+            return jax.lax.scan(once, h, layers)[0]
 
-            run = jax.checkpoint(run) if computed_again == "all layers" else run
-            return jnp.mean((run(xs[i], params["layers"]) - ys[i]) ** 2)
+        run = jax.checkpoint(run) if computed_again == "all layers" else run
+        return jnp.mean((run(xs[i], params["layers"]) - ys[i]) ** 2)
 
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.Std1F1B(2), mpmd.Add
-        )
-        return descend(state, grads), total
+    step = by_index(loss)
 
     args = stacked(4), *batch()
     wanted = in_order(step, mesh, seen, *args)
@@ -192,18 +184,14 @@ def test_what_functions_are_called_with(mesh):
     """JAX arrays, keys as keys, Python values as they are."""
     seen = []
 
-    def step(state, xs, ys):
-        def loss(params, i):
-            key = jax.random.fold_in(jax.random.key(0), i)
-            jax.debug.callback(lambda *a, **k: seen.append((a, k)), key, i, "text", flag=True, big=xs[i])
-            io_callback(lambda v: seen.append(v), None, xs[i].astype(jnp.bfloat16))
-            h = mpmd.mark_stage_end(layer(params[0], xs[i]))
-            return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+    def loss(params, i, xs, ys):
+        key = jax.random.fold_in(jax.random.key(0), i)
+        jax.debug.callback(lambda *a, **k: seen.append((a, k)), key, i, "text", flag=True, big=xs[i])
+        io_callback(lambda v: seen.append(v), None, xs[i].astype(jnp.bfloat16))
+        h = mpmd.mark_stage_end(layer(params[0], xs[i]))
+        return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
 
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.Std1F1B(2), mpmd.Add
-        )
-        return descend(state, grads), total
+    step = by_index(loss)
 
     float(mpmd.jit(step, mpmd_mesh=mesh)(*arguments())[1])
     assert len(seen) == 8
@@ -298,18 +286,14 @@ def test_of_a_step_that_fails_all_that_was_told_is_called(mesh):
             raise ValueError("a fault of the user's")
         return value
 
-    def step(state, xs, ys):
-        def loss(params, i):
-            jax.debug.callback(lambda i: seen.append(("first", int(i))), i)
-            h = mpmd.mark_stage_end(layer(params[0], xs[i]))
-            h = h + 0 * jax.pure_callback(boom, jax.ShapeDtypeStruct((), jnp.float32), i.astype(jnp.float32))
-            jax.debug.callback(lambda i, h: seen.append(("second", int(i))), i, h)
-            return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
+    def loss(params, i, xs, ys):
+        jax.debug.callback(lambda i: seen.append(("first", int(i))), i)
+        h = mpmd.mark_stage_end(layer(params[0], xs[i]))
+        h = h + 0 * jax.pure_callback(boom, jax.ShapeDtypeStruct((), jnp.float32), i.astype(jnp.float32))
+        jax.debug.callback(lambda i, h: seen.append(("second", int(i))), i, h)
+        return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
 
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.GPipe(2), mpmd.Add
-        )
-        return descend(state, grads), total
+    step = by_index(loss, mpmd.GPipe(2))
 
     total = mpmd.jit(step, mpmd_mesh=mesh)(*arguments())[1]
     with pytest.raises(mpmd.TaskError, match="fwd_1__2 failed on group 1"):

@@ -7,7 +7,7 @@ import pytest
 import mpmd
 from tests.support.models import batch, layer, weights
 from tests.support.parity import assert_close
-from tests.support.programs.table import descend
+from tests.support.programs.table import by_index
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -30,17 +30,12 @@ def test_a_callback_whose_result_is_read_runs_once_for_each_microbatch(mesh, kin
             return jax.pure_callback(note, value, i, value)
         return jax.experimental.io_callback(note, value, i, value, ordered=kind == "ordered")
 
-    def step(state, xs, ys):
-        def loss(params, i):
-            h = mpmd.mark_stage_end(layer(params[0], xs[i]))
-            extra = report(i, h)
-            return jnp.mean((layer(params[1], h) - ys[i]) ** 2) + extra
+    def loss(params, i, xs, ys):
+        h = mpmd.mark_stage_end(layer(params[0], xs[i]))
+        extra = report(i, h)
+        return jnp.mean((layer(params[1], h) - ys[i]) ** 2) + extra
 
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)(state, i), len(xs), mpmd.Std1F1B(2), mpmd.Add
-        )
-        return descend(state, grads), total
-
+    step = by_index(loss)
     expected = jax.jit(step)(*arguments())
     jax.effects_barrier()
     seen.clear()

@@ -8,7 +8,7 @@ import pytest
 import mpmd
 from tests.support.models import batch, layer, weights
 from tests.support.parity import assert_close
-from tests.support.programs.table import descend, trains
+from tests.support.programs.table import by_index, descend, trains
 
 
 def train(state, xs, ys):
@@ -55,16 +55,6 @@ def fails_in_backward(check):
         return jnp.mean((layer(params[1], h) - ys[i]) ** 2)
 
     return loss
-
-
-def by_index(loss):
-    def step(state, xs, ys):
-        total, grads = mpmd.treduce_i(
-            lambda i: jax.value_and_grad(loss)(state, i, xs, ys), len(xs), mpmd.Std1F1B(2), mpmd.Add
-        )
-        return descend(state, grads), total
-
-    return step
 
 
 def fails_before_the_loop(check):

@@ -8,8 +8,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import mpmd
-from tests.support.models import WIDTH, batch, keys
-from tests.support.programs.table import Case, program
+from tests.support.models import WIDTH, init, keys
+from tests.support.programs.table import program, train
 
 EXPERTS = 4
 OWN_AXIS = "expert"
@@ -76,7 +76,6 @@ def mixture_of_experts_on_a_mesh_of_its_own(variant):
         return {"router": router[0], "experts": {"up": up, "down": down}}
 
     params = [make(key) for key in keys(2)]
-    state = params, optimizer.init(params)
-    specs = jax.tree.map(lambda leaf: P("fsdp") if jnp.ndim(leaf) == 3 else P(), state)
-    options = {"in_specs": (specs, ROWS, ROWS)}
-    return Case(step, state, batch(), 2, {"fsdp": 2}, options, steps=3)
+    specs = jax.tree.map(lambda leaf: P("fsdp") if jnp.ndim(leaf) == 3 else P(), init(params, optimizer))
+    of_case = {"axes": {"fsdp": 2}, "options": {"in_specs": (specs, ROWS, ROWS)}, "steps": 3}
+    return train(loss, params, 2, optimizer=optimizer, operation=mpmd.Mean, **of_case)

@@ -127,3 +127,18 @@ def trains(params: Any, data: Any, loss: Callable[..., Any] = mse, stages: int =
 def descend(params: Any, grads: Any, rate: Any = 0.1) -> Any:
     """A step of gradient descent."""
     return jax.tree.map(lambda p, g: p - rate * g, params, grads)
+
+
+def by_index(loss: Callable[..., Any], schedule: mpmd.Schedule | None = None) -> Callable[..., Any]:
+    """A step of ``loss(params, i, xs, ys)`` of a microbatch's index, by default of two stages under 1F1B."""
+
+    def step(state: Any, xs: Any, ys: Any) -> tuple[Any, Any]:
+        total, grads = mpmd.treduce_i(
+            lambda i: jax.value_and_grad(loss)(state, i, xs, ys),
+            len(xs),
+            schedule or mpmd.Std1F1B(2),
+            mpmd.Add,
+        )
+        return descend(state, grads), total
+
+    return step
