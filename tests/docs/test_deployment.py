@@ -1,4 +1,8 @@
-"""The files of ``examples/deploy`` are what Ray, KubeRay and a shell accept."""
+"""The files of ``examples/deploy`` are what Ray, KubeRay and a shell accept.
+
+``kuberay_rayjob.json`` is KubeRay's definition of a RayJob without its descriptions; an object in it has no
+field that it does not name, and one that occurs several times is a definition.
+"""
 
 import copy
 import json
