@@ -88,6 +88,11 @@ def compiles():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def copied(tree):
+    """The pytree with arrays of its own, which a step may take over."""
+    return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, jax.Array) else leaf, tree)
+
+
 def parts_of(tree):
     """The arrays of a pytree, and those that arrays of stacked layers consist of."""
     return [part for array in jax.tree.leaves(tree) for part in array.parts]
@@ -142,11 +147,11 @@ def assert_parity_on(mesh, step, state, *batch, steps=2, tolerance=2e-5, **optio
         expected_results.append(result)
     compiled = mpmd.jit(step, mpmd_mesh=mesh, **options)
     loaded = compiled.compile(state, *batch)
-    if "donate_argnums" in options:
-        state = jax.tree.map(jnp.copy, state)
+    state = copied(state)
     for number, expected in enumerate(expected_results):
+        data = copied(batch)
         with compiles() as counted:
-            state, result = compiled(state, *batch)
+            state, result = compiled(state, *data)
             jax.tree.map(lambda array: array.block_until_ready(), (state, result))
         assert number == 0 or not counted, f"step {number} compiled {len(counted)} times"
         assert_close(result, expected, tolerance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import mpmd
-from tests.support.models import CLIPPED_ADAM, SGD, WIDTH
+from tests.support.models import CLIPPED_ADAM, SGD, WIDTH, make_step
 from tests.support.random_programs.description import Described
 
 POLICIES = {
@@ -192,23 +193,7 @@ def loss_of(program, params, x, y):
 
 
 def scanned_step(program):
-    """``state, *batch`` to ``state, loss``."""
-    optimizer = OPTIMIZERS[program.optimizer]
+    """``state, *batch`` to ``state, (loss, gradients)``."""
+    loss = within(program, "loss", functools.partial(loss_of, program))
     schedule = SCHEDULES[program.schedule](program.stages)
-
-    def step(state, xs, ys):
-        params, opt_state = state
-
-        def loss(params, x, y):
-            return loss_of(program, params, x, y)
-
-        value, grads = mpmd.treduce(
-            lambda mb: jax.value_and_grad(within(program, "loss", loss))(params, *mb),
-            (xs, ys),
-            schedule=schedule,
-            operation=mpmd.Add,
-        )
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), value
-
-    return step
+    return make_step(loss, schedule, OPTIMIZERS[program.optimizer])
