@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import mpmd
 from mpmd.attribution.gaps import Causes
@@ -27,7 +28,7 @@ def train_step(params, xs):
 
 def test_the_profile_of_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    state, (xs, _) = weights(2), batch()
+    state, (xs, _) = jax.tree.map(np.asarray, weights(2)), batch()
     with mesh_of(2) as mesh:
         step = mpmd.jit(train_step, mesh, donate_argnums=0).compile(state, xs)
         names = run(blocks("profiles.md"), step=step, params=state, xs=xs)
