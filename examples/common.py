@@ -16,7 +16,7 @@ TRANSPORTS = ("auto", "shared_memory", "network", "device", "object_store")
 
 
 def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--ray``, and what is said of Ray, to an example that runs in one process by default."""
+    """Adds ``--ray`` and the options of a Ray cluster to an example that runs in one process by default."""
     parser.add_argument("--ray", action="store_true", help="Ray actors instead of one process")
     add_ray_arguments(parser)
 

@@ -154,7 +154,7 @@ def loss(params: dict, tokens: jax.Array, targets: jax.Array, config: GPTConfig)
 def sliced_loss(
     params: dict, tokens: jax.Array, targets: jax.Array, config: GPTConfig, bounds: Sequence[int]
 ) -> jax.Array:
-    """``loss``, of one slice of the sequences after another; ``bounds`` are those of the slices.
+    """Computes ``loss`` slice by slice of the sequences, which the positions ``bounds`` cut.
 
     A layer hands its keys and values to the slices after it. A schedule with slices pipelines them.
     """

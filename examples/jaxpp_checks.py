@@ -31,7 +31,7 @@ TUTORIAL_TASKS = {
 
 
 class Result(NamedTuple):
-    """The state after the last step, the loss of each step, and the seconds of those that were timed."""
+    """The state after the last step, the loss of each step, and the seconds of the timed steps."""
 
     state: TrainState
     losses: list[float]

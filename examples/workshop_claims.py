@@ -59,7 +59,7 @@ CLAIMS = (
 
 
 def check_claims(results: Mapping[str, Result], noise: float) -> None:
-    """Prints for each claim on strategies that ran what it compares, and raises if one does not hold.
+    """Prints the numbers behind each claim on strategies that ran, and raises if a claim does not hold.
 
     The selected strategy is to be no slower than any other one.
 

@@ -20,13 +20,13 @@ class Result:
     """The predictions for a strategy, what XLA compiled for it, and the measurements.
 
     Attributes:
-      peak_bytes: what each device of the worst group needs: what its allocator counted, or else, as on CPUs,
-        values and XLA's temporaries in what was compiled.
-      residual_bytes: the largest share of it that tasks leave for later tasks.
-      num_devices: those that compute.
-      stage_seconds: of one microbatch, by stage.
+      peak_bytes: the bytes that each device of the worst group needs, as its allocator counted them, or else,
+        as on CPUs, the values and XLA's temporaries of the compiled step.
+      residual_bytes: the largest share of ``peak_bytes`` that tasks leave for later tasks.
+      num_devices: the number of devices that compute.
+      stage_seconds: the seconds of one microbatch in each stage.
       collectives: seconds by the kind of collective, in a step of ``profiled_seconds``; ``None`` where the
-        platform does not record what devices run.
+        platform does not record the work of devices.
       seconds: the fastest of several steps; ``None`` if none was timed.
     """
 

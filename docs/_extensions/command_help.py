@@ -1,4 +1,4 @@
-"""The directive ``command-help``: the help of a command of ``mpmd``, as ``mpmd COMMAND --help`` prints it."""
+"""The directive ``command-help``: the help of commands of ``mpmd``, as ``mpmd COMMAND --help`` prints it."""
 
 import os
 import subprocess
@@ -11,16 +11,19 @@ COLUMNS = "72"
 
 
 class CommandHelp(SphinxDirective):
-    """Takes the words of the command as its content."""
+    """Takes a line with the words of each command as its content."""
 
     has_content = True
 
     def run(self):
+        return [self.help_of(words) for words in self.content]
+
+    def help_of(self, words):
         command = [
             sys.executable,
             "-m",
             "mpmd",
-            *" ".join(self.content).split(),
+            *words.split(),
             "--help",
         ]
         environment = {
@@ -37,11 +40,9 @@ class CommandHelp(SphinxDirective):
         )
         if done.returncode:
             raise self.error(f"{' '.join(command)}: {done.stderr}")
-        return [
-            nodes.literal_block(
-                done.stdout, done.stdout, language="none"
-            )
-        ]
+        return nodes.literal_block(
+            done.stdout, done.stdout, language="none"
+        )
 
 
 def setup(app):

@@ -42,12 +42,13 @@ class Finding:
     """A fact about a measured step, and the time that a change would save.
 
     Attributes:
-      text: in plain words.
+      text: a sentence for the user.
       cause: the cause of idle time, as in ``Causes``; ``"cores"`` for shared cores.
-      saves_ns: the nanoseconds by which the step would be shorter, by simulation; 0 where no simulation says
-        it, as for ``"fill"``.
+      saves_ns: the nanoseconds by which the simulated step is shorter after the change; 0 for ``"fill"``,
+        which is not simulated.
       share_saved: ``saves_ns`` by the length of the simulated step.
-      operation: the number of the task that has most to do with it, or that waits most for it; -1 for none.
+      operation: the number of the slowest task behind the fact, or of the task that waits longest; -1 where
+        the fact is about no task.
     """
 
     text: str
@@ -192,7 +193,7 @@ class _FindingWriter:
         return f"{text}; without that the step would take {less}", next(measured.tasks(last), -1)
 
     def _cores(self, less: str) -> _Sentence:
-        """Counts the groups, and compares the times of their tasks with those that each would take alone."""
+        """Counts the groups, and compares the times of their tasks with the times of each task alone."""
         measured, model = self.attribution.measured, self.model
         tasks = [task for group in self._groups for task in measured.tasks(group)]
         groups = sum(any(measured.tasks(group)) for group in self._groups)

@@ -19,12 +19,12 @@ class ParentLink(NamedTuple):
     """The time between an operation and its parent.
 
     Attributes:
-      parent: the operation that it started after; -1 for the first one of a group.
-      start: when the parent ended, as far as the group waited for the parent: by clocks that are wrong, a
-        message can be taken in before it was sent.
+      parent: the sender that the group waited for, or the operation before; -1 for a group's first operation.
+      start: the end of the parent, or the end of the wait for it where clocks are wrong: there a message can
+        be taken in before it was sent.
       message, handling: the parts of the time from ``start`` to the start of the operation.
       awaited: the number of the last message that the group waited for; -1 if the group waited for none.
-      is_after_sender: whether the parent is the sender of that message, and not the operation before.
+      is_after_sender: whether the parent sent the awaited message; otherwise it is the operation before.
     """
 
     parent: int

@@ -101,12 +101,12 @@ def types_of_operations(workload: Workload) -> list[TypeKey | None]:
 
 
 def measure(plan: Plan, steps: Sequence[MatchedStep], topology: Topology | None = None) -> Measured:
-    """The recorded step of median length, and the medians over all recorded steps.
+    """Returns the recorded step of median length with the medians over all recorded steps.
 
     Steps for which groups were replaced are left out, unless all steps are.
 
     Args:
-      steps: at least one, of this plan, by the driver's clock. ``Profile.load`` checks those of a file.
+      steps: at least one, of this plan, by the driver's clock. ``Profile.load`` checks the steps of a file.
       topology: of the groups, for the bytes of messages; ``None``: whole values travel.
 
     """

@@ -49,10 +49,11 @@ EXAMPLES = """\
 examples:
   mpmd doctor
   mpmd doctor --no-ray
-  mpmd doctor --address auto        on the Ray cluster that runs on this machine
+  mpmd doctor --address auto        on the Ray cluster of this machine
   mpmd doctor --json | jq .nodes    for programs
 
-exit code: 0 if all is well, 1 if something has a fault; warnings are no faults
+exit code: 0 if all is well, 1 if something has a fault; warnings are no
+faults
 """
 
 

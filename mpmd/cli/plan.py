@@ -23,20 +23,23 @@ if TYPE_CHECKING:
     from mpmd.step.lowered_step import LoweredStep
 
 EPILOG = """\
-STEP and SHAPES are names in a module or a file, as package.module:name or path/file.py:name.
+STEP and SHAPES are names in a module or a file, as package.module:name
+or path/file.py:name.
 
-STEP is a train step, or a result of mpmd.jit, which has a mesh of its own. This mesh may be an
-mpmd.AbstractMpmdMesh. With a cluster, the groups, stages, shardings, schedule and microbatches of the step
-are chosen, as mpmd.plan does; without one, the step is planned as it is, for --groups. SHAPES are the step's
-arguments, arrays or jax.ShapeDtypeStructs: a tuple of them, or a function without arguments that returns one;
-anything else is the only argument. Functions are called for their shapes alone: nothing that they make is in
-memory.
+STEP is a train step, or a result of mpmd.jit, which has a mesh of its
+own. This mesh may be an mpmd.AbstractMpmdMesh. With a cluster, the
+groups, stages, shardings, schedule and microbatches of the step are
+chosen, as mpmd.plan does; without one, the step is planned as it is,
+for --groups. SHAPES are the step's arguments, arrays or
+jax.ShapeDtypeStructs: a tuple of them, or a function without arguments
+that returns one; anything else is the only argument. Functions are
+called for their shapes alone: nothing that they make is in memory.
 
 examples:
-  mpmd plan train.py:train_step --shapes train.py:example_arguments --groups 4
-  mpmd plan train.py:train_step --shapes train.py:example_arguments --groups 4 --submesh data=2 model=4
-  mpmd plan my.package.training:step --shapes my.package.training:shapes -o timeline.svg -o timeline.json
-  mpmd plan train.py:train_step --shapes train.py:example_arguments --cluster cluster.json -o table.html
+  mpmd plan train.py:step --shapes train.py:shapes --groups 4
+  mpmd plan my.package:step --shapes my.package:shapes -o step.svg
+  mpmd plan train.py:step --shapes train.py:shapes --preset h100 --nodes 4
+  mpmd plan train.py:step --shapes train.py:shapes --cluster c.json
 """
 
 

@@ -15,16 +15,19 @@ from mpmd.replay.files import read_task
 from mpmd.util.guarded_files import naming, parse_json, read_bytes
 
 EPILOG = """\
-A directory is what step.capture(..., to="DIR") writes, or a mesh with capture="DIR" for a task that fails.
-The command needs JAX and numpy alone. It prints the first equation of the task that had made a NaN or an
-infinity, runs the executable, and compares the bits of its results with the recorded ones.
+A directory is what step.capture(..., to="DIR") writes, or a mesh with
+capture="DIR" for a task that fails. The command needs JAX and numpy
+alone. It prints the first equation of the task that had made a NaN or
+an infinity, runs the executable, and compares the bits of its results
+with the recorded ones.
 
-It sets NPROC and XLA_FLAGS as they were on the group, and as many devices, before it imports JAX.
+It sets NPROC and XLA_FLAGS as they were on the group, and as many
+devices, before it imports JAX.
 
 examples:
   mpmd replay captured/fwd_2__0
-  mpmd replay captured/fwd_2__0 --digests here.json     on one machine
-  mpmd replay captured/fwd_2__0 --against here.json     on another one: the results that differ
+  mpmd replay captured/fwd_2__0 --digests here.json   on one machine
+  mpmd replay captured/fwd_2__0 --against here.json   on another one
 """
 
 

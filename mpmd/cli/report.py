@@ -13,13 +13,14 @@ from mpmd.profile.profile import Profile
 from mpmd.util.printable import printable
 
 EPILOG = """\
-A profile is what step.profile(...).save("step.json") writes. The page is one file for a browser, which loads
-nothing: why groups waited, by cause, above a simulated step; memory, tasks and messages.
+A profile is what step.profile(...).save("step.json") writes. The page
+is one file for a browser, which loads nothing: why groups waited, by
+cause, above a simulated step; memory, tasks and messages.
 
 examples:
-  mpmd report step.json                                 writes step.html
+  mpmd report step.json                              writes step.html
   mpmd report step.json -o page.html --title "four groups"
-  mpmd report before.json after.json -o change.html     two steps, and what changed
+  mpmd report before.json after.json -o change.html  the changes, too
 """
 
 

@@ -29,32 +29,36 @@ GRID_LINES = 200
 SHOW = """\
 examples:
   mpmd schedule show Std1F1B --groups 4 --microbatches 8
-  mpmd schedule show Interleaved1F1B --stages 8 --groups 4 -o picture.svg -o trace.json
-  mpmd schedule show ZeroBubble --groups 8 --microbatches 32 --bwd-w 0.8 --latency 0.1
+  mpmd schedule show Interleaved1F1B --stages 8 -o s.svg -o s.json
+  mpmd schedule show ZeroBubble --groups 8 --bwd-w 0.8 --latency 0.1
   mpmd schedule show Seq1F1B --groups 4 --slices 4 --microbatches 2
   mpmd schedule show mine.csv
 """
 
 COMPARE = """\
-Times are those of all stages of a group together. Memory is in residuals of a microbatch of all stages of a
-group. The period is the time from step to step if nothing makes the groups wait for one another in between.
+Times are those of all stages of a group together. Memory is in
+residuals of a microbatch of all stages of a group. The period is the
+time from step to step if nothing makes the groups wait for one another
+in between.
 
 examples:
   mpmd schedule compare --groups 8 --microbatches 32
-  mpmd schedule compare --groups 8 --microbatches 32 --memory-limit 8 --latency 0.1 -o page.svg
-  mpmd schedule compare --groups 4 --microbatches 16 --stages-per-group 2 4
+  mpmd schedule compare --groups 8 --microbatches 32 -o page.svg
+  mpmd schedule compare --groups 8 --microbatches 32 --memory-limit 8
   mpmd schedule compare --groups 8 --microbatches 8 --slices 8
 """
 
 CHECK = """\
-A file has one row of tasks per group; between tasks are white space, "|" or ",". Tasks are written as F0
-(the forward of microbatch 0), B0 (its backward), A0 and W0 (its gradients of inputs and of weights), with the
-stage before the letter where it is not the group's number (5F0); F0+B0 is one fused task, and "." is idle.
-If microbatches are cut into slices, the slice comes last (F0s3).
+A file has one row of tasks per group; between tasks are white space,
+"|" or ",". Tasks are written as F0 (the forward of microbatch 0), B0
+(its backward), A0 and W0 (its gradients of inputs and of weights), with
+the stage before the letter where it is not the group's number (5F0);
+F0+B0 is one fused task, and "." is idle. If microbatches are cut into
+slices, the slice comes last (F0s3).
 
 examples:
   mpmd schedule check mine.csv
-  mpmd schedule show Std1F1B --groups 2 -o mine.txt && mpmd schedule check mine.txt
+  mpmd schedule show Std1F1B -o mine.txt; mpmd schedule check mine.txt
 """
 
 

@@ -24,9 +24,9 @@ _FORMAT = JsonFormat({AnyTask: parse_task, Task | OutsideTask: parse_task})
 
 
 def write_profile(profile: Any, path: str | os.PathLike[str]) -> None:
-    """Writes a profile without its result. The file is there as a whole or not at all.
+    """Writes a profile without its result. Readers of ``path`` find a whole file or none.
 
-    Raises: ``OSError`` when it cannot be written.
+    Raises: ``OSError`` when the file cannot be written.
     """
     content = {"format": FORMAT, "version": VERSION, "profile": _FORMAT.dump(type(profile), profile)}
     target = pathlib.Path(path)

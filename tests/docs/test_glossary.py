@@ -1,4 +1,4 @@
-"""The glossary has every public name, no name that does not exist, and short entries."""
+"""The glossary has no name that does not exist, one entry for each word, and short entries."""
 
 import functools
 import re
@@ -7,7 +7,6 @@ from pathlib import Path
 import cluster
 import mpmd
 from mpmd.ir.tasks import parse_task
-from tests.docs.test_reference import PACKAGES, PUBLIC
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "glossary.md").read_text()
@@ -15,8 +14,6 @@ ENTRIES = re.findall(r"^- \*\*(.+?)\*\*: (.+?)(?=\n-|\n\n|\n*\Z)", TEXT, re.MULT
 NAMES = sorted(set(re.findall(r"`([^`]+)`", " ".join(text for _, text in ENTRIES))))
 
 SOURCES = [path for folder in ("mpmd", "cluster") for path in (ROOT / folder).rglob("*.py")]
-
-PUBLISHED = {name for name in PACKAGES.union(PUBLIC) if not name.startswith("mpmd.checkpoint.")}
 
 
 @functools.cache
@@ -35,10 +32,6 @@ def exists(name):
     if re.fullmatch(r"\w+__\d+", name):
         return str(parse_task(name)) == name
     return set(re.findall(r"\w+", re.sub(r"_\d+$", "", name))) <= words_of_code()
-
-
-def test_every_public_name_has_an_entry_or_is_in_one():
-    assert not PUBLISHED - set(NAMES)
 
 
 def test_every_name_of_the_glossary_exists():

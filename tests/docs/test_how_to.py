@@ -44,7 +44,6 @@ def test_input_pipelines(cells, capsys, monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
     names = run(cells)
     printed = capsys.readouterr().out.splitlines()
-    assert printed[:3] == ["tokens go to group 0", "targets go to group 1", "weights go to group 0 1"]
     assert printed[-1] == "True"
     compiled = [line.partition("lengths ")[2] for line in printed if "compiled for" in line]
     exact, padded, bucketed, by_grain = map(eval, compiled)

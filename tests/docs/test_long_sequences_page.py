@@ -3,12 +3,13 @@
 import itertools
 
 import jax
+import numpy as np
 import pytest
 
 import mpmd
-from mpmd.simulate import Costs, Link, simulate
+from mpmd.simulate import Costs, simulate
 from tests.support.pages import DOCS, blocks, run
-from tests.support.parity import assert_close
+from tests.support.parity import assert_close, mesh_of
 
 TEXT = (DOCS / "long_sequences.md").read_text()
 GROUPS, SLICES = 8, 8
@@ -23,18 +24,39 @@ def table_after(heading):
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows][2:]
 
 
-@pytest.fixture(scope="module")
-def names():
-    """The names of all blocks, run in their order."""
-    names = run(blocks("long_sequences.md"))
-    yield names
-    names["mesh"].close()
+WIDTH, VOCABULARY, LENGTH = 16, 32, 64
+
+
+def init_params(key):
+    keys = iter(jax.random.split(key, 11))
+
+    def dense(*shape):
+        return jax.random.normal(next(keys), shape) / np.sqrt(shape[0])
+
+    def layer():
+        return {
+            "qkv": dense(WIDTH, 3 * WIDTH),
+            "out": dense(WIDTH, WIDTH),
+            "up": dense(WIDTH, 4 * WIDTH),
+            "down": dense(4 * WIDTH, WIDTH),
+        }
+
+    return {
+        "tokens": dense(VOCABULARY, WIDTH),
+        "positions": dense(LENGTH, WIDTH),
+        "layers": [layer(), layer()],
+        "head": dense(WIDTH, VOCABULARY),
+    }
 
 
 @pytest.mark.slow
-def test_the_step_trains_as_plain_jax(names):
-    arguments = names["params"], names["tokens"], names["targets"]
-    assert_close((names["trained"], names["loss"]), jax.jit(names["train_step"])(*arguments))
+def test_the_step_trains_as_plain_jax():
+    names = run(blocks("long_sequences.md"))
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (4, LENGTH))
+    arguments = init_params(jax.random.key(0)), tokens, np.roll(tokens, -1, axis=1)
+    with mesh_of(2) as mesh:
+        actual = mpmd.jit(names["train_step"], mesh)(*arguments)
+        assert_close(actual, jax.jit(names["train_step"])(*arguments))
 
 
 def test_the_bounds_that_the_page_says():
@@ -90,14 +112,3 @@ def test_equal_slices_wait_for_attention(row):
         bubble(one, fair, attention),
         bubble(two, equal, attention),
     ]
-
-
-@pytest.mark.parametrize("row", table_after("### Latency"), ids=lambda row: row[0])
-def test_latency_counts_more_for_slices(row):
-    def makespan(schedule):
-        costs = Costs({"fwd": 1, "bwd": 2}, link=Link(latency=float(row[0]) * schedule.slices))
-        simulation = simulate(schedule.tasks(16), costs, slices=schedule.slices)
-        return f"{simulation.makespan / schedule.slices:.1f}"
-
-    sliced = [mpmd.Seq1F1B(8, slices, eager=eager) for eager in (False, True) for slices in (4, 8)]
-    assert row[1:] == [makespan(schedule) for schedule in (mpmd.Std1F1B(8), *sliced)]

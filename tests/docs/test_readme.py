@@ -132,17 +132,6 @@ def test_the_example_of_a_loop():
     assert_close(actual, (jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss))
 
 
-@pytest.mark.slow
-def test_the_example_of_a_step_of_one_batch():
-    names = defined_in("A step of one batch")
-    names["loss_fn"] = mse
-    params, (x, y) = weights(2), (rows.reshape(-1, rows.shape[-1]) for rows in batch())
-    with mesh_of(2) as mesh:
-        actual = mpmd.jit(names["train_step"], mesh)(params, x, y)
-    loss, grads = jax.value_and_grad(mse)(params, x, y)
-    assert_close(actual, (jax.tree.map(lambda p, g: p - 0.01 * g, params, grads), loss))
-
-
 def test_the_examples_of_several_loops_and_passes():
     layers = {
         "network": mlp,

@@ -31,19 +31,6 @@ def test_trainer_and_sampler_compute_what_plain_jax_computes(page):
         page["sample"](page["params"], page["x"])
 
 
-def test_loops_of_one_step_compute_what_plain_jax_computes(page):
-    def loss_of(encoder, model):
-        return page["model_loss"](model, page["encode"](encoder, page["x"]), page["y"])
-
-    encoder, model = page["encoder"], page["model"]
-    loss, grads = jax.value_and_grad(loss_of, argnums=(0, 1))(encoder, model)
-    expected = jax.tree.map(lambda p, g: p - 0.1 * g, (encoder, model), grads)
-    assert_close((page["new_encoder"], page["new_model"]), expected)
-    assert_close(page["joint_loss"], loss)
-    used = [array.mpmd_idxs for array in jax.tree.leaves((page["new_encoder"], page["new_model"]))]
-    assert used == [(0,), (1,), (2,)]
-
-
 def test_the_numbers_of_groups(page):
     assert str(page["sample"].report()).startswith("part 'sampler': its group 0 is group 2 of the mesh")
     assert page["mesh"].parts == {"trainer": range(2), "sampler": range(2, 3)}

@@ -100,8 +100,8 @@ def test_the_documented_job_brings_its_libraries(tmp_path_factory):
     """The command of ``docs/clusters.md``, with the JAX that is installed here."""
     text = (ROOT / "docs" / "clusters.md").read_text()
     runtime_env = json.loads(re.search(r"--runtime-env-json '(.*)'", text)[1])
-    assert {"optax", "flax"} <= {*runtime_env["pip"]}
-    packages = [package for package in runtime_env["pip"] if not package.startswith("jax==")]
+    listed = (ROOT / runtime_env["pip"]).read_text().splitlines()
+    packages = [package for package in listed if not package.startswith(("#", "jax=="))]
     options = ["--runtime-env-json", json.dumps({"pip": [f"jax=={jax.__version__}", *packages]})]
     entrypoint = shlex.split(re.search(r"^ +-- (.*)$", text, re.MULTILINE)[1])
     assert "examples/alpa_tutorial.py" in entrypoint
