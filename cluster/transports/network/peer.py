@@ -102,9 +102,9 @@ class Peer:
         return pieces + content
 
     def _wait_until_ready(self, step: int) -> None:
-        self._window.begin(step)
+        required = self._window.required(step)
         self._is_waiting = True  # from now on, the reader wakes this thread
-        self._inbox.wait(step, lambda: self._window.is_open(self._num_confirmed))
+        self._inbox.wait(step, lambda: self._num_confirmed >= required)
         self._is_waiting = False
         if self._disconnected.is_set():
             self._inbox.wait(step, lambda: False)
