@@ -41,7 +41,7 @@ BENCHMARKS: Mapping[str, str] = {
     "transport": "messages between processes, beside memory and TCP, encrypted or not",
     "overhead": "steps of tiny tasks, beside other ways to run them",
     "throughput": "compute-bound steps, beside other ways to run them and their bound",
-    "planner": "searches; predicted steps, choices and memory beside measured ones",
+    "planner": "searches; predicted steps and choices beside measured ones",
     "published": "predictions of step times that others have published",
     "compile": "seconds to compile train steps, beside jax.jit",
     "scale": "large plans, and the driver's time for a step",
@@ -179,6 +179,7 @@ def environment_of_run() -> Iterator[None]:
             "JAX_COMPILATION_CACHE_DIR": directory,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "RAY_raylet_start_wait_time_s": "120",
+            "RAY_worker_niceness": "0",  # as processes have that Ray does not start
         }
         with changed_environment(variables):
             yield

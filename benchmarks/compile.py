@@ -14,18 +14,19 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import mpmd
 from benchmarks import model
 from benchmarks.frame import Row, Rows, Setup, in_process_mesh, ratio
 from benchmarks.host import Host
-from benchmarks.llama import llama3
 from benchmarks.workload import Workload
+from examples import gpt
 from mpmd.runtime.compiling import compile_executable
 
-GPT, LLAMA = "gpt", "llama3"
-"""The GPT of the examples, with a Python loop over its layers, and Llama 3 with a scan."""
+WRITTEN_OUT, SCANNED = "gpt", "gpt, scanned"
+"""The GPT of the examples, with a Python loop over its layers, and with a scan."""
 
 WALL, PROCESSORS = "s", "s of processors"
 PASSES_APART = ("jax", "export", "load")
@@ -33,9 +34,10 @@ PASSES_APART = ("jax", "export", "load")
 
 
 class Case(NamedTuple):
-    """A model, and its groups.
+    """A GPT, and its groups.
 
     Attributes:
+      model: how its layers are written.
       devices: of each group, data parallel.
       processes: of each group on Ray; 0 for groups in one process.
     """
@@ -53,14 +55,14 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case(GPT, 8, 2),
-    Case(GPT, 24, 8),
-    Case(LLAMA, 10, 4),
-    Case(LLAMA, 16, 8),
-    Case(LLAMA, 96, 8),
-    Case(GPT, 24, 4, devices=4),
-    Case(GPT, 24, 2, processes=1),
-    Case(GPT, 24, 2, devices=4, processes=2),
+    Case(WRITTEN_OUT, 8, 2),
+    Case(WRITTEN_OUT, 24, 8),
+    Case(SCANNED, 10, 4),
+    Case(SCANNED, 16, 8),
+    Case(SCANNED, 96, 8),
+    Case(WRITTEN_OUT, 24, 4, devices=4),
+    Case(WRITTEN_OUT, 24, 2, processes=1),
+    Case(WRITTEN_OUT, 24, 2, devices=4, processes=2),
 )
 
 
@@ -102,13 +104,15 @@ class Compiler:
 
     def __init__(self, case: Case, setup: Setup):
         self._case, self._setup = case, setup
-        if case.model == LLAMA:
-            self._step, self._args = llama3(case.layers, case.stages)
-        else:
-            sizes = {"layers": case.layers, "d_model": 128, "heads": 4, "seq_len": 64, "batch": 32}
-            workload = Workload(case.stages, microbatches=8, **sizes)
-            self._step = model.train_step(workload)
-            self._args = (model.state_shapes(workload), *model.batch(workload))
+        sizes = {"layers": case.layers, "d_model": 128, "heads": 4, "seq_len": 64, "batch": 32}
+        workload = Workload(case.stages, microbatches=8, **sizes)
+        params = jax.eval_shape(lambda: gpt.init_params(jax.random.key(0), model.config_of(workload)))
+        loss = gpt.loss
+        if case.model == SCANNED:
+            params, loss = jax.eval_shape(stacked, params), scanned_loss
+        self._step = model.train_step(workload, loss=loss)
+        state = params, jax.eval_shape(model.OPTIMIZER.init, params)
+        self._args = (state, *model.batch(workload))
         rows = P(None, "data")
         self._shardings = (P(), *[rows] * (len(self._args) - 1))
 
@@ -160,6 +164,20 @@ class Compiler:
             groups.append(clock.seconds())
         longest = max(groups, key=lambda seconds: seconds[WALL])
         return {kind: passes[kind] + longest[kind] for kind in passes}
+
+
+def stacked(params: dict) -> dict:
+    """The parameters with one array for all layers."""
+    return {**params, "blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *params["blocks"])}
+
+
+def scanned_loss(params: dict, tokens: jax.Array, targets: jax.Array, config: gpt.GPTConfig) -> jax.Array:
+    def body(x, layer):
+        x = gpt.block(layer, x, config.num_heads)
+        return mpmd.mark_stage_end(x, num_stages=config.num_stages), None
+
+    x, _ = jax.lax.scan(body, model.embed(params, tokens), params["blocks"])
+    return model.head_loss(params, x, targets)
 
 
 class Clock:

@@ -25,7 +25,6 @@ from benchmarks.workload import Workload
 from mpmd.ir.plan import Executable
 from mpmd.program import arguments
 from mpmd.runtime.compiling import compile_executable
-from mpmd.runtime.device_trace import executable_seconds, program_name
 from tests.support.digests import digests
 
 STAGES = 4
@@ -68,24 +67,24 @@ def _on_one_group(setup: Setup, mesh: Any) -> Any:
 
 
 def _profile(setup: Setup, faults: list[str]) -> Rows:
-    """The seconds of each executable on the device, beside the seconds of the host's tasks."""
+    """The milliseconds of each executable in a step, by the host's clock and as the devices have recorded."""
     state, batch = model.init_state(workload(setup)), model.batch(workload(setup))
     with in_process_mesh(1) as mesh, tempfile.TemporaryDirectory() as folder:
         step = _on_one_group(setup, mesh).compile(state, *batch)
         jax.block_until_ready(step(state, *batch))
-        _, events = step.profile(state, *batch, trace_dir=folder)
-        on_device = executable_seconds(folder) or {}
-    tasks: dict[str, set[str]] = {}
+        by_host = step.profile(state, *batch).events
+        on_device = step.profile(state, *batch, trace_dir=folder).events
+        is_traced = mpmd.collective_seconds(folder) is not None
+    labels: dict[str, set[str]] = {}
     for each in (run for program in step.plan.programs for run in program.runs):
-        tasks.setdefault(each.executable, set()).add(str(each.task))
-    for executable, labels in tasks.items():
-        host = sum(event.duration for event in events if event.label in labels)
+        labels.setdefault(each.executable, set()).add(str(each.task))
+    for executable, tasks in labels.items():
         ms = {
-            "ms of the host's tasks": 1e3 * host,
-            "ms on the device": 1e3 * on_device.get(program_name(executable), 0.0),
+            source: sum(1e3 * event.duration for event in events if event.label in tasks)
+            for source, events in (("ms by the host", by_host), ("ms on the device", on_device))
         }
         yield "Executables in one step", {"": executable, **ms}
-    if not on_device:
+    if not is_traced:
         faults.append("the trace has no operations of the device")
 
 

@@ -176,8 +176,7 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def resident_bytes(pid: int | str, peak: bool = False) -> int:
-    """The memory of a process of this machine: now, or at its worst moment."""
+def resident_bytes(pid: int) -> int:
+    """The memory of a process of this machine."""
     with open(f"/proc/{pid}/status") as file:
-        status = file.read()
-    return 1024 * int(status.partition("VmHWM:" if peak else "VmRSS:")[2].split()[0])
+        return 1024 * int(file.read().partition("VmRSS:")[2].split()[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -40,11 +41,6 @@ def init_state(workload: Workload) -> State:
     return params, OPTIMIZER.init(params)
 
 
-def state_shapes(workload: Workload) -> State:
-    params = jax.eval_shape(lambda: gpt.init_params(jax.random.key(0), config_of(workload)))
-    return params, jax.eval_shape(OPTIMIZER.init, params)
-
-
 def batch(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and targets, each int32[microbatches, sequences, seq_len]; the same in every step."""
     shape = (workload.microbatches, workload.batch // workload.microbatches, workload.seq_len)
@@ -53,17 +49,17 @@ def batch(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
     return tokens, targets
 
 
-def train_step(workload: Workload, schedule: mpmd.Schedule | None = None):
+def train_step(workload: Workload, schedule: mpmd.Schedule | None = None, loss: Callable = gpt.loss):
     """The step for ``mpmd``, by default with 1F1B, and for ``jax.jit``, where it accumulates by a scan."""
     config, schedule = config_of(workload), schedule or mpmd.Std1F1B(workload.groups)
 
     def step(state: State, tokens, targets) -> tuple[State, jax.Array]:
         def loss_and_gradients(microbatch):
-            return jax.value_and_grad(gpt.loss)(state[0], *microbatch, config)
+            return jax.value_and_grad(loss)(state[0], *microbatch, config)
 
         sums = mpmd.treduce(loss_and_gradients, (tokens, targets), schedule=schedule, operation=mpmd.Add)
-        loss, gradients = jax.tree.map(lambda leaf: leaf / len(tokens), sums)
-        return updated(state, gradients), loss
+        value, gradients = jax.tree.map(lambda leaf: leaf / len(tokens), sums)
+        return updated(state, gradients), value
 
     return step
 

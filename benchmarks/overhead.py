@@ -19,7 +19,8 @@ LIMITS = {
 
 def run(setup: Setup) -> Rows:
     if setup.options.path:
-        yield from (("Overhead: calls on the path", row) for row in path_counts())
+        setup.join_ray()  # before JAX has threads, which no fork survives
+        yield from (("Overhead: calls on the path", row) for row in path_counts(setup))
         return
     cases = [tiny(*size) for size in ((2, 8), (2, 32), (4, 8), (4, 32))]
     for case in setup.cases(cases, cases[:1]):

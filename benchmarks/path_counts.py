@@ -1,7 +1,7 @@
-"""Counts what Python does for a step and for a task of tiny steps in process: ``overhead --path``.
+"""Counts what Python does for a step and a task of tiny steps, in process and on Ray: ``overhead --path``.
 
 Times depend on the machine and its load; these counts depend on the code alone, so that two commits compare.
-Thread switches within C code, and what XLA does, are not counted.
+Thread switches within C code, what XLA does, and locks of actors are not counted.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from benchmarks.frame import Row, in_process_mesh
-from benchmarks.workload import tiny
+from benchmarks.frame import Row, Setup, in_process_mesh
+from benchmarks.workload import Workload, tiny
 
 CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "time", "process_time_ns")
 DIGESTS = ("add_message", "digest", "digest_of", "crc32", "blake2b")
 HANDED_OVER = ("put", "notify", "set_result")
+STEPS = 9
 KINDS = ("Python calls", "C calls", "locks", "objects", "clock reads", "digests", "hand-overs")
 
 
@@ -103,14 +104,33 @@ class PathCounts:
         self.counts["hand-overs"] += name in HANDED_OVER
 
 
-def _count_step(groups: int, microbatches: int, steps: int) -> tuple[dict[str, float], int]:
-    """Returns the median counts of a step, and its number of tasks."""
+def path_counts(setup: Setup, groups: int = 2, microbatches: int = 8) -> Iterator[Row]:
+    """The counts of a step; of a task: the difference of two steps, by the difference of their tasks."""
+    for open_mesh in (in_process_mesh, functools.partial(_on_ray, setup)):
+        small, tasks = _count_steps(tiny(groups, microbatches), open_mesh)
+        large, more_tasks = _count_steps(tiny(groups, 2 * microbatches), open_mesh)
+        for where in small:
+            for kind in KINDS:
+                of_task = (large[where][kind] - small[where][kind]) / (more_tasks - tasks)
+                beside = small[where][kind] - of_task * tasks
+                yield {"": where, "of": kind, "a task": of_task, "a step beside its tasks": beside}
+
+
+def _on_ray(setup: Setup, groups: int) -> Any:
+    return setup.launch({"stage": groups}, "stage")
+
+
+def _count_steps(case: Workload, open_mesh: Callable[[int], Any]) -> tuple[dict[str, dict[str, float]], int]:
+    """Returns the median counts of a step by process, and its number of tasks."""
     import mpmd
     from benchmarks import model  # imports JAX, which the command does without
 
-    case = tiny(groups, microbatches)
     with PathCounts() as counter:
-        mesh = in_process_mesh(groups)
+        is_here = open_mesh is in_process_mesh
+        if not is_here:
+            threading.setprofile(counter.record)  # of the threads that receive replies
+        mesh = open_mesh(case.groups)
+        threading.setprofile(None)
         state, batch = model.init_state(case), model.batch(case)
         step = mpmd.jit(model.train_step(case), mesh, donate_argnums=0).compile(state, *batch)
 
@@ -119,20 +139,41 @@ def _count_step(groups: int, microbatches: int, steps: int) -> tuple[dict[str, f
             state, loss = step(state, *batch)
             float(loss)
 
-        for group in mesh.runtime._groups:  # after the compilation, which would take minutes
-            group.submit(functools.partial(sys.setprofile, counter.record)).result()
+        if is_here:  # after the compilation, which would take minutes
+            for group in mesh.runtime._groups:
+                group.submit(functools.partial(sys.setprofile, counter.record)).result()
+        else:
+            _ask_actors(mesh, _begin_to_count)
         for _ in range(3):  # which bring the arguments to the groups, and fill caches of JAX
             train()
-        recorded = [counter.of(train) for _ in range(steps)]
+        before = {} if is_here else {"groups": _counts_of_actors(mesh)}
+        recorded = [counter.of(train) for _ in range(STEPS)]
+        counts = {kind: statistics.median(each[kind] for each in recorded) for kind in KINDS}
+        found = {"in process" if is_here else "driver": counts}
+        for where, earlier in before.items():
+            later = _counts_of_actors(mesh)
+            found[where] = {kind: (later[kind] - earlier[kind]) / STEPS for kind in KINDS}
         tasks = sum(len(program.runs) for program in step.plan.programs)
         mesh.close()
-    return {kind: statistics.median(each[kind] for each in recorded) for kind in KINDS}, tasks
+    return found, tasks
 
 
-def path_counts(groups: int = 2, microbatches: int = 8, steps: int = 9) -> Iterator[Row]:
-    """The counts of a step; of a task: the difference of two steps, by the difference of their tasks."""
-    small, tasks = _count_step(groups, microbatches, steps)
-    large, more_tasks = _count_step(groups, 2 * microbatches, steps)
-    for kind in KINDS:
-        of_task = (large[kind] - small[kind]) / (more_tasks - tasks)
-        yield {"of": kind, "a task": of_task, "a step beside its tasks": small[kind] - of_task * tasks}
+def _ask_actors(mesh: Any, call: Callable[[Any], Any]) -> list[Any]:
+    import ray
+
+    return ray.get([actor.__ray_call__.remote(call) for actor in mesh.runtime.actors])
+
+
+def _begin_to_count(actor: Any) -> None:
+    """In an actor: counts in the thread that answers the driver, from its next request on."""
+    counter, answer = PathCounts(), actor._worker.answer
+
+    def counted(request: Any) -> Any:
+        sys.setprofile(counter.record)
+        return answer(request)
+
+    actor._worker.answer, actor.path_counts = counted, counter.counts
+
+
+def _counts_of_actors(mesh: Any) -> collections.Counter[str]:
+    return sum(_ask_actors(mesh, lambda actor: actor.path_counts), collections.Counter())

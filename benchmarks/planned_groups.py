@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import ray
 
 import mpmd
-from benchmarks.frame import Limited, Row, Setup, interleaved, ratio, resident_bytes, scaled
+from benchmarks.frame import Limited, Row, Setup, interleaved, ratio, scaled
 from benchmarks.planned_models import MODELS, HandMade, Model, by_hand, mlp
 from mpmd.ir.events import Event
 from mpmd.ir.plan import Plan, Task
@@ -27,7 +27,6 @@ from mpmd.planner.choice import Choice
 from mpmd.planner.choice_table import candidate_text
 from mpmd.planner.hardware import Hardware, completed
 from mpmd.planner.record_steps import record_steps
-from mpmd.planner.trials.predict import memories_of
 from mpmd.planner.trials.realize import Realized, decisions_of, lower, measured, simulated
 from mpmd.planner.trials.trials import StepSpec, Trials
 from mpmd.simulate import Costs, simulate
@@ -42,10 +41,7 @@ SLOWER = 1.5
 """Alternatives to a pipeline run if their predicted time is at most this factor of the choice's time."""
 
 SLEEP_SECONDS = 0.01
-RETURNED_BYTES = 2**18
-"""The size from which on freed memory is given back to the system, so that it does not count any more."""
 
-MEMORY_STEP = mlp([2048] * 5, rows=8192), HandMade("equal layers", (2, 2), mpmd.Std1F1B(2), 4)
 SIMULATION, MEASUREMENT, OF_THE_RUN = "by simulation", "by measured tasks", "tasks of the run"
 BARS = {SIMULATION: 1.10, MEASUREMENT: 1.05}
 """The most that a choice by these numbers may take, over the best way that ran."""
@@ -94,28 +90,21 @@ class Groups:
     Args:
       setup: of the run, if the groups are on Ray.
       sleeps: factors of ``SLEEP_SECONDS`` for which the tasks of each stage sleep, if they do.
-      gives_back: whether actors give large buffers back to the system when they are freed. That makes tasks
-        slower.
     """
 
-    def __init__(self, groups: int, setup: Setup | None, sleeps: Sequence[float], gives_back: bool):
+    def __init__(self, groups: int, setup: Setup | None, sleeps: Sequence[float]):
         self._groups = groups
-        if sleeps:
-            sleep_in_tasks(functools.partial(_sleep_seconds, sleeps))
         axes = {"data": 1, "sequence": 1, "model": 1}  # those of a candidate's submesh
         if setup:
-            hook = {
-                "worker_process_setup_hook": lambda: sleep_in_tasks(
-                    functools.partial(_sleep_seconds, sleeps)
-                ),
-                "env_vars": {"PYTHONPATH": str(pathlib.Path(__file__).parents[1])},  # to find this file
-            }
-            setup.join_ray(**({"runtime_env": hook} if sleeps else {}))
-            variables = {"env_vars": {"MALLOC_MMAP_THRESHOLD_": str(RETURNED_BYTES)}} if gives_back else {}
-            self._mesh: Any = setup.launch(groups=[axes] * groups, runtime_env=variables)
+            self._mesh: Any = setup.launch(groups=[axes] * groups)
         else:
             devices = jax.devices()[:groups]
             self._mesh = mpmd.MpmdMesh([jax.make_mesh((1, 1, 1), tuple(axes), devices=[d]) for d in devices])
+        if sleeps:
+            begin = functools.partial(sleep_in_tasks, functools.partial(_sleep_seconds, sleeps))
+            begin()
+            actors = self._mesh.runtime.actors if setup else ()
+            ray.get([actor.__ray_call__.remote(lambda _: begin()) for actor in actors])
 
     @functools.cached_property
     def cluster(self) -> Hardware:
@@ -202,19 +191,6 @@ class Groups:
         return ways
 
     def _by_hand(self, model: Model, plan: HandMade) -> Way:
-        formula, measure = self._predicted(model, plan)
-        predicted = {SIMULATION: _seconds(formula), MEASUREMENT: _seconds(measure())}
-        return Way(str(plan), self._running(model, plan), predicted)
-
-    def _running(self, model: Model, plan: HandMade) -> RunningStep:
-        batch = model.microbatches(plan.microbatches)
-        step = mpmd.jit(
-            model.scheduled_step(plan.layers_per_stage, plan.schedule), self._mesh, donate_argnums=0
-        )
-        return RunningStep(step.compile(jax.eval_shape(model.state), *batch), model.state, batch)
-
-    def _predicted(self, model: Model, plan: HandMade) -> tuple[Realized, Callable[[], Realized]]:
-        """The prediction from the plan's equations, and a function that predicts from measured tasks."""
         step = model.scheduled_step(plan.layers_per_stage, plan.schedule)
         args = jax.eval_shape(model.state), *model.microbatches(plan.microbatches)
         submeshes = ({"data": 1},) * self._groups
@@ -223,7 +199,16 @@ class Groups:
         )
         lowered = lower(step, candidate, Decisions(), args, {}, (None, None), (0,))
         formula = simulated(lowered, candidate, self.cluster)
-        return formula, lambda: measured(formula, candidate, self.cluster, None)
+        measure = measured(formula, candidate, self.cluster, None)
+        predicted = {SIMULATION: _seconds(formula), MEASUREMENT: _seconds(measure)}
+        return Way(str(plan), self._running(model, plan), predicted)
+
+    def _running(self, model: Model, plan: HandMade) -> RunningStep:
+        batch = model.microbatches(plan.microbatches)
+        step = mpmd.jit(
+            model.scheduled_step(plan.layers_per_stage, plan.schedule), self._mesh, donate_argnums=0
+        )
+        return RunningStep(step.compile(jax.eval_shape(model.state), *batch), model.state, batch)
 
     def sleeping(self, sleeps: Sequence[float]) -> list[Row]:
         """Runs steps of tasks that sleep, beside the simulator with exact times."""
@@ -250,34 +235,6 @@ class Groups:
                 }
             )
         return rows
-
-    def peaks(self) -> list[Row]:
-        """The memory that processes of groups allocate for a step, once it is compiled."""
-        formula, measure = self._predicted(*MEMORY_STEP)
-        pids = [group.pid for group in self._mesh.groups]
-        before = [resident_bytes(pid) for pid in pids]
-        step = self._running(*MEMORY_STEP)
-        for pid in pids:
-            pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
-        step.seconds()
-        allocated = [resident_bytes(pid, peak=True) - start for pid, start in zip(pids, before, strict=True)]
-        planned, compiled = (self._peaks_of(realized) for realized in (formula, measure()))
-        return [
-            {
-                "group": str(i),
-                "allocated": allocated[i] / 2**20,
-                "from the plan": planned[i] / 2**20,
-                "with XLA's temporaries": compiled[i] / 2**20,
-                "miss": Limited(abs(compiled[i] / allocated[i] - 1), 0.1),
-            }
-            for i in range(self._groups)
-        ]
-
-    def _peaks_of(self, realized: Realized) -> list[float]:
-        """Bytes of each group's device at its worst moment."""
-        arrivals = realized.step.compiled.verified.arrivals
-        memories = memories_of(realized.plan, arrivals, self.cluster.holding, ())
-        return [float(memory.peak_bytes) for memory in memories]
 
     def close(self) -> None:
         self._mesh.close()

@@ -1,4 +1,4 @@
-"""The planner: seconds of its searches, and its predictions and choices beside measured steps and memory.
+"""The planner: seconds of its searches, and its predictions and choices beside measured steps.
 
 Each model's step leaves all open: layers, stages, groups, schedule and microbatches. ``mpmd.plan`` chooses by
 simulation, and with measured tasks; the best rows of both tables and plans by hand then run in turns. Times
@@ -63,7 +63,7 @@ PLACES = tuple(Where(groups, on_ray) for on_ray in (True, False) for groups in (
 STEPS = tuple(
     Steps(where, model) for where in PLACES for model in MODELS if model == "chain" or where == (2, False)
 )
-SLEEPING, MEMORY = (Where(2, False), Where(4, True)), Where(2, True)
+SLEEPING = (Where(2, False), Where(4, True))
 
 
 def run(setup: Setup) -> Rows:
@@ -82,10 +82,6 @@ def run(setup: Setup) -> Rows:
         with groups_at(where, setup, sleeps=sleeps) as host:
             for row in host.call("sleeping", sleeps):
                 yield "Tasks that sleep, uneven stages", {"groups": str(where), **row}
-    if setup.cases(["memory"], []):
-        with groups_at(MEMORY, setup, gives_back=True) as host:
-            for row in host.call("peaks"):
-                yield "Memory of a group's process, MiB", row
 
 
 def searches(setup: Setup) -> Rows:
@@ -111,9 +107,7 @@ def searches(setup: Setup) -> Rows:
 
 
 @contextlib.contextmanager
-def groups_at(
-    where: Where, setup: Setup, sleeps: Sequence[float] = (), gives_back: bool = False
-) -> Iterator[Host]:
+def groups_at(where: Where, setup: Setup, sleeps: Sequence[float] = ()) -> Iterator[Host]:
     """Opens groups of one device each, from a process of their own.
 
     That process has as many devices as all groups, on which tasks are measured. It has the threads of all
@@ -124,6 +118,6 @@ def groups_at(
         setup.join_ray()
     threads = max(1, setup.cores // where.groups) if where.on_ray else setup.cores
     environment = setup.environment(where.groups, threads) | ({} if where.on_ray else KEEPING)
-    arguments = (where.groups, setup if where.on_ray else None, sleeps, gives_back)
+    arguments = (where.groups, setup if where.on_ray else None, sleeps)
     with Host("benchmarks.planned_groups:Groups", arguments, environment) as host:
         yield host

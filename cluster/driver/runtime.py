@@ -30,7 +30,7 @@ from mpmd.ir.plan import Edge, Executable, Spec
 from mpmd.ir.routes import Topology
 from mpmd.memory import Holding
 from mpmd.program import Function, Program, check_exportable
-from mpmd.runtime.compiled_program import LoadReply
+from mpmd.runtime.compiling import LoadReply
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT
 from mpmd.runtime.protocol import LoadedProgram, Runtime
 from mpmd.runtime.requests import Fetch, Release, Released, Request, StepReply, StepRequest

@@ -34,7 +34,7 @@ from mpmd.ir.reshard import GroupShape, box_of
 from mpmd.ir.routes import Routes, Topology
 from mpmd.program import Program
 from mpmd.runtime.activity import Activity, Doing, Loading
-from mpmd.runtime.compiled_program import LoadReply
+from mpmd.runtime.compiling import LoadReply
 from mpmd.runtime.device_values import HostSlices
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS
 from mpmd.runtime.requests import Fetch, Release, Released, Request, StepReply, StepRequest

@@ -109,12 +109,6 @@ class SliceTransport(Transport):
         """As of ``Transport``: when the last slice had arrived."""
         return self._arrived
 
-    def abort(self, step: int, reason: str) -> None:
-        self._transport.abort(step, reason)
-
-    def close(self) -> None:
-        self._transport.close()
-
 
 def _landing(submesh: jax.sharding.Mesh, process: int, route: Route) -> _Landing:
     scattered = tuple(i for i, passage in enumerate(route.passages) if passage.landing != passage.spec)

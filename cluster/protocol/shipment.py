@@ -17,7 +17,7 @@ from jax import export
 from mpmd.compat import export_two_bit_integers
 from mpmd.ir.plan import Executable, Name, Plan, Spec
 from mpmd.program import Function, Variant
-from mpmd.runtime.compiled_program import LoadReply
+from mpmd.runtime.compiling import LoadReply
 from mpmd.runtime.requests import Request
 
 

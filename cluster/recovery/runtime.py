@@ -91,7 +91,7 @@ class RecoveringRuntime(Runtime):
             groups,
             processes,
             self._released,
-            self._handles.__next__,
+            self.next_handle,
             self.arguments,
             takes_digests=policy.verify_every is not None,
         )

@@ -33,6 +33,13 @@ class Frame(NamedTuple):
     def decode(self) -> Any:
         return pickle.loads(self.content, buffers=self.buffers)
 
+    @property
+    def pieces(self) -> list[memoryview]:
+        """The bytes that travel."""
+        head = _HEAD.pack(self.number, len(self.content), len(self.buffers))
+        sizes = [_SIZE.pack(view.nbytes) for view in self.buffers]
+        return [memoryview(b"".join([head, *sizes, self.content])), *self.buffers]
+
 
 def encode(number: int, message: object, dumps: Callable[..., bytes] = pickle.dumps) -> Frame:
     """Makes a frame of a message; its buffers are views of the message's. Raises what pickling raises.
@@ -67,10 +74,7 @@ class FrameConnection:
 
     def write(self, message: Frame) -> None:
         """Returns when the network has taken the frame. After an ``OSError`` the connection must end."""
-        number, content, buffers = message
-        head = _HEAD.pack(number, len(content), len(buffers))
-        sizes = [_SIZE.pack(view.nbytes) for view in buffers]
-        self._connection.write([memoryview(b"".join([head, *sizes, content])), *buffers])
+        self._connection.write(message.pieces)
 
     def read(self) -> Frame:
         """Waits for a frame, whose buffers belong to the caller.

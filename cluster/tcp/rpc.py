@@ -16,56 +16,50 @@ from typing import Any
 
 import ray
 
+from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
 from cluster.tcp.frames import Frame, FrameConnection, encode
 from cluster.tcp.sockets import Address, ConnectionListener
+from cluster.tcp.writer import Writer
 
 
 class Client:
-    """The driver's end: sends requests and receives replies in threads of its own, so no caller waits.
+    """The driver's end: sends requests, and receives replies in a thread of its own, so no caller waits.
 
     Args:
       connection: the connection with a group's ``Server``.
       on_reply: is called with each reply, in the order of the requests.
       on_disconnect: is called with the reason when the connection ends, once or more.
+
+    Attributes:
+      thread: calls ``on_reply``.
     """
 
     def __init__(
         self,
-        connection: FrameConnection,
+        connection: Connection,
         on_reply: Callable[[Frame], None],
         on_disconnect: Callable[[BaseException], None],
     ):
-        self._connection = connection
+        self._connection = FrameConnection(connection)
+        self._writer = Writer(connection, "mpmd requests")
         self._on_reply = on_reply
         self._on_disconnect = on_disconnect
-        self._requests: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=loop, name=f"mpmd {name}", daemon=True)
-            for loop, name in ((self._write_requests, "requests"), (self._read_replies, "replies"))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self.thread = threading.Thread(target=self._read_replies, name="mpmd replies", daemon=True)
+        self._writer.start()
+        self.thread.start()
 
     def send(self, request: Frame) -> None:
-        """Queues a request. Requests are sent in the order of the calls to ``send``."""
-        self._requests.put(request)
-
-    def _write_requests(self) -> None:
-        while (request := self._requests.get()) is not None:
-            try:
-                self._connection.write(request)
-            except Exception as error:  # after any of them, a part of the request may have been sent
-                self._on_disconnect(error)
-                self._connection.end()
-            del request  # an idle thread must not keep the last request's arrays
+        """Sends a request, now or later. Requests are sent in the order of the calls to ``send``."""
+        self._writer.put(request.pieces)
 
     def _read_replies(self) -> None:
         try:
             while True:
                 self._on_reply(self._connection.read())
         except Exception as error:  # after any of them, the rest of the reply is still to come
-            self._on_disconnect(error)
+            for reason in filter(None, (self._writer.error, error)):
+                self._on_disconnect(reason)
             self._connection.end()
 
     def end(self) -> None:
@@ -74,9 +68,8 @@ class Client:
 
     def close(self) -> None:
         self._connection.end()
-        self._requests.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._writer.close()
+        self.thread.join()
         self._connection.close()
 
 

@@ -129,7 +129,8 @@ class ProcessInbox(Inbox):
         if step in self._aborted:
             raise StepAborted(self._aborted[step])
         # Headers of a lost peer are still read.
-        if (lost := self._lost_peer()) is not None and not self._poll.poll(0):
+        lost = self._lost_peer() if self._disconnected else None
+        if lost is not None and not self._poll.poll(0):
             remaining = self._seconds_for_reason(lost)
             seconds = remaining if seconds is None else min(seconds, remaining)
         if seconds is not None and not self._poll.poll(seconds * 1000):

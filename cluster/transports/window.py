@@ -17,18 +17,18 @@ class SendWindow:
         self._step: int | None = None
         self._sent = 0
         self._sent_before_step = 0
-        self._required = 0  # messages that must have been received before more are sent
+        self._required = 0
 
-    def begin(self, step: int) -> None:
-        """The messages sent from now on belong to ``step``; may be repeated."""
+    def required(self, step: int) -> int:
+        """The number of messages that the receiver must have taken before a message of ``step`` is sent.
+
+        The messages sent from now on belong to ``step``.
+        """
         if step != self._step:
             self._step = step
             if self._sent > self._sent_before_step:  # a step in which nothing was sent does not count
                 self._required, self._sent_before_step = self._sent_before_step, self._sent
-
-    def is_open(self, num_received: int) -> bool:
-        """Whether a message may be sent when the receiver has taken ``num_received`` messages so far."""
-        return num_received >= self._required
+        return self._required
 
     def count_sent(self) -> None:
         self._sent += 1

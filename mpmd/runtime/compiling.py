@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import jax
@@ -11,8 +11,9 @@ import jax
 from mpmd.compat import forget_lowered, with_any_sub_byte_layout
 from mpmd.ir.executable_memory import ExecutableMemory
 from mpmd.ir.plan import Executable, Spec
-from mpmd.program import Function, arguments, jitted
+from mpmd.program import Function, Variant, arguments, jitted
 from mpmd.sharding import spec_of, to_sharding
+from mpmd.util.stopwatch import Stopwatch
 
 Compiling = Callable[[], AbstractContextManager]
 """Makes a context in which XLA compiles."""
@@ -70,3 +71,31 @@ def memory_of(compiled: jax.stages.Compiled) -> ExecutableMemory | None:
         temporaries=analysis.temp_size_in_bytes,
         code=analysis.generated_code_size_in_bytes,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledAhead:
+    """The compiled executables of a program that is not loaded yet, and the seconds of XLA."""
+
+    calls: dict[Variant, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
+    watch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReply:
+    """The reply of a process of a group that has loaded a program.
+
+    Attributes:
+      xla_seconds: how long XLA took.
+      memory: the need of each executable, where the backend says it.
+      memory_limit: the bytes that each of its devices has.
+    """
+
+    xla_seconds: float
+    memory: Mapping[str, ExecutableMemory]
+    memory_limit: int
+
+    def __or__(self, other: LoadReply) -> LoadReply:
+        both = {name: self.memory[name] | other.memory[name] for name in self.memory.keys() & other.memory}
+        limit = min(self.memory_limit, other.memory_limit)
+        return LoadReply(max(self.xla_seconds, other.xla_seconds), both, limit)

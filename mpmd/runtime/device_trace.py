@@ -9,8 +9,7 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import jax
 
@@ -26,7 +25,6 @@ _FILES = (_XPLANE, "trace.json.gz")
 ALL_GROUPS = "all_groups"
 """The name in traces of a process that has all groups."""
 
-_NO_NAME = re.compile(r"[^\w.-]")
 _OPERATION = re.compile(rf"({'|'.join(OPERATIONS)})(-start|-done)?(\.\d+)?")
 
 
@@ -97,20 +95,6 @@ def trace_of(
     return None if content is None else jax.profiler.ProfileData.from_serialized_xspace(content)
 
 
-class _DeviceOperation(NamedTuple):
-    """An operation of a compiled program that a device ran.
-
-    Attributes:
-      device: identifies the device among the devices of all processes.
-      program: the name of the compiled program, such as ``jit_fwd_0``.
-    """
-
-    device: object
-    program: str
-    name: str
-    seconds: float
-
-
 def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
     """The seconds that a device spends in each kind of collective: the mean over the devices of the last run.
 
@@ -126,57 +110,25 @@ def collective_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
     """
     devices = set()
     seconds: dict[str, float] = collections.defaultdict(float)
-    for operation in _operations_of(trace_dir):
-        devices.add(operation.device)
-        if match := _OPERATION.fullmatch(operation.name):
-            seconds[match[1]] += operation.seconds
+    for file in _files_of_last_run(trace_dir):
+        trace = jax.profiler.ProfileData.from_file(str(file))
+        # Of accelerators if they recorded any operations; else of the CPU's devices.
+        accelerators = [plane for plane in trace.planes if plane.name.startswith("/device:")]
+        for plane in accelerators or trace.planes:
+            for event in (event for line in plane.lines for event in line.events):
+                known = dict(event.stats)
+                if "hlo_op" in known:
+                    devices.add((file, plane.name if accelerators else known.get("device_ordinal")))
+                    if match := _OPERATION.fullmatch(str(known["hlo_op"])):
+                        seconds[match[1]] += event.duration_ns / 1e9
     return {name: total / len(devices) for name, total in seconds.items()} if devices else None
 
 
-def executable_seconds(trace_dir: str | os.PathLike) -> dict[str, float] | None:
-    """The seconds that devices compute each executable of a plan: the sum over its runs and all devices.
-
-    The time counts the operations on the device, without dispatch and without waits for messages.
-    Operations of one device that run at the same time count one by one.
-
-    Args:
-      trace_dir: the directory of ``step.profile``, of which the last run is read.
-
-    Returns: seconds by the name that XLA has of the executable, such as ``"fwd_0"``: ``program_name`` of that
-      in ``step.plan``. ``None`` where the platform does not record the operations of devices.
-    Raises: ``FileNotFoundError`` when there is no trace.
-    """
-    seconds: dict[str, float] = collections.defaultdict(float)
-    for operation in _operations_of(trace_dir):
-        seconds[operation.program.removeprefix("jit_")] += operation.seconds
-    return dict(seconds) or None
-
-
-def program_name(executable: str) -> str:
-    """The name of an executable as JAX gives it to XLA: other characters become underscores."""
-    return _NO_NAME.sub("_", executable)
-
-
-def _operations_of(trace_dir: str | os.PathLike) -> Iterator[_DeviceOperation]:
-    """The operations of all processes of the last run. Raises ``FileNotFoundError`` when there is none."""
+def _files_of_last_run(trace_dir: str | os.PathLike) -> list[pathlib.Path]:
+    """The traces of all processes. Raises ``FileNotFoundError`` when there is none."""
     raise_faults(path_fault("trace_dir", trace_dir))
     runs = sorted(pathlib.Path(trace_dir).glob("plugins/profile/*/"))
     files = sorted(runs[-1].glob("*.xplane.pb")) if runs else []
     if not files:
         raise FileNotFoundError(f"there is no trace in {os.fspath(trace_dir)!r}")
-    for file in files:
-        yield from _operations(file)
-
-
-def _operations(file: pathlib.Path) -> Iterator[_DeviceOperation]:
-    """The operations of a process: of its accelerators if they recorded any; else of the CPU's devices."""
-    trace = jax.profiler.ProfileData.from_file(str(file))
-    accelerators = [plane for plane in trace.planes if plane.name.startswith("/device:")]
-    for plane in accelerators or trace.planes:
-        for line in plane.lines:
-            for event in line.events:
-                known = dict(event.stats)
-                if "hlo_op" in known:
-                    device = plane.name if accelerators else known.get("device_ordinal")
-                    program, name = str(known.get("hlo_module", "")), str(known["hlo_op"])
-                    yield _DeviceOperation((file, device), program, name, event.duration_ns / 1e9)
+    return files

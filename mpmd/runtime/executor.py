@@ -7,14 +7,16 @@ how a transport moves data.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from mpmd.ir.plan import Name, Plan
 from mpmd.ir.routes import held_specs
-from mpmd.runtime.device_values import put
+from mpmd.runtime.device_values import is_readable, put
 from mpmd.runtime.operations import CheckValues, Compiled, Operations, StepState
+from mpmd.runtime.requests import INLINE_BYTES
 from mpmd.runtime.transport import Transport
 from mpmd.sharding import to_sharding
 
@@ -30,7 +32,12 @@ class Executor:
       transport: this group's end of the edges.
 
     Attributes:
+      executables: as the argument.
       shardings: for each value that this group has, its sharding.
+      donated: for each input, whether the program takes it over.
+      inline: the positions of the outputs that travel with the reply: small ones that this process can read.
+      received: the positions of the outputs that other groups send.
+      enable_x64: JAX's setting when the executables were compiled, under which they have to run.
       synchronous: wait for each task to end before going on, so that a failure belongs to the task that
         was running. This is for tasks that run on the host's own cores; the queue of an accelerator is to
         be kept full.
@@ -47,9 +54,21 @@ class Executor:
     ):
         specs = held_specs(plan, mpmd_idx, submesh.shape)
         self.shardings = {name: to_sharding(spec, submesh) for name, spec in specs.items()}
+        self.executables: Mapping[str, Any] = executables  # compiled by JAX, or what wraps that
+        self.enable_x64: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         self.synchronous = submesh.devices.flat[0].platform == "cpu"
-        self.input_names = tuple(leaf.name for leaf in plan.inputs_of(mpmd_idx).values() if leaf.name)
-        self.output_names = tuple(leaf.name for leaf in plan.outputs_of(mpmd_idx).values())
+        inputs, results = plan.inputs_of(mpmd_idx).values(), plan.outputs_of(mpmd_idx).values()
+        self.input_names = tuple(leaf.name for leaf in inputs if leaf.name)
+        self.input_shardings = tuple(self.shardings[name] for name in self.input_names)
+        self.donated = tuple(leaf.donated for leaf in inputs)
+        self.output_names = tuple(leaf.name for leaf in results)
+        self.inline = tuple(
+            i
+            for i, leaf in enumerate(results)
+            if leaf.aval.nbytes <= INLINE_BYTES and is_readable(self.shardings[leaf.name])
+        )
+        received = plan.programs[mpmd_idx].received
+        self.received = tuple(i for i, name in enumerate(self.output_names) if name in received)
         names = [leaf.name for leaf in plan.constants_of(mpmd_idx)]
         self._constants = [put(constants[name], self.shardings[name]) for name in names]
         slots = {name: slot for slot, name in enumerate([*self.input_names, *names])}

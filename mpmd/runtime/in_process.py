@@ -69,12 +69,6 @@ class InProcessTransport:
     def arrived(self) -> int:
         return self._inboxes[self._mpmd_idx].arrived
 
-    def abort(self, step: int, reason: str) -> None:
-        self._inboxes[self._mpmd_idx].abort(step, reason)
-
-    def close(self) -> None:
-        pass
-
 
 def _moved(array: Array, here: jax.sharding.Mesh, there: jax.sharding.Mesh) -> jax.sharding.Sharding:
     """The sharding over another submesh that an array has over its own; replicated where it does not fit."""

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import itertools
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,7 +18,7 @@ from mpmd.program import Program
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.callbacks import CallbackThreads
 from mpmd.runtime.captures import Captures
-from mpmd.runtime.compiled_program import LoadReply
+from mpmd.runtime.compiling import LoadReply
 from mpmd.runtime.in_flight import MAX_IN_FLIGHT, StepsInFlight
 from mpmd.runtime.requests import NOTHING_RELEASED, Answer, Fetch, Handle, Released, Request
 from mpmd.runtime.step_meter import StepMeters
@@ -66,6 +66,8 @@ class Runtime(abc.ABC):
     Attributes:
       arguments: knows which arguments the groups keep for later calls.
       callbacks: make the calls that steps ask of the driver.
+      next_handle: returns a number never given before on this runtime; numbers ascend.
+      next_step: returns the number of the next step that is submitted; the first is 1.
       meters: count the steps of each function.
       in_flight: how many more steps may be submitted; who asks for a step enters it before.
       goes_back: whether groups go back to before a step that has failed, so that what it has taken over is
@@ -92,14 +94,14 @@ class Runtime(abc.ABC):
         self.captures = Captures()
         self.in_flight = StepsInFlight(max_in_flight)
         self.traced_groups: Sequence[int] = range(num_groups)
-        self._handles = itertools.count()
-        self._steps = itertools.count(1)
+        self.next_handle: Callable[[], Handle] = itertools.count().__next__
+        self.next_step: Callable[[], int] = itertools.count(1).__next__
         self._runs = itertools.count(1)
         self._programs = itertools.count()
         self._participants: dict[int, tuple[int, ...]] = {}  # of each program
         self._released = ReleaseQueue(num_groups)
         # It gets no method of this object, which would then live until the garbage collector finds it.
-        self.arguments = ArgumentCache(self._handles.__next__, self._released.add_handle, num_groups)
+        self.arguments = ArgumentCache(self.next_handle, self._released.add_handle, num_groups)
 
     @property
     def attempt(self) -> int:
@@ -159,14 +161,6 @@ class Runtime(abc.ABC):
         Callable as ``unload`` is.
         """
         self._released.add_handle(mpmd_idxs, handle)
-
-    def next_handle(self) -> Handle:
-        """A number never given before on this runtime; numbers ascend."""
-        return next(self._handles)
-
-    def next_step(self) -> int:
-        """The number of the next step that is submitted; the first is 1."""
-        return next(self._steps)
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -46,9 +46,3 @@ class Transport(Protocol):
         Raises: ``StepAborted`` when the step was aborted instead.
         """
         ...
-
-    def abort(self, step: int, reason: str) -> None:
-        """Ends every wait of ``step`` at this end, now and later; its messages are dropped."""
-        ...
-
-    def close(self) -> None: ...

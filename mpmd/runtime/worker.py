@@ -18,24 +18,24 @@ from mpmd.runtime import requests as ask
 from mpmd.runtime import storage
 from mpmd.runtime.activity import FINISHING, Activity, Loading
 from mpmd.runtime.collectives import ExecutableAnalysis
-from mpmd.runtime.compiled_program import CompiledAhead, CompiledProgram, LoadReply
 from mpmd.runtime.compiling import (
     Compile,
+    CompiledAhead,
     Compiling,
+    LoadReply,
     compile_executable,
     compile_with_open_specs,
     memory_of,
 )
 from mpmd.runtime.device_memory import memory_limit, memory_use
 from mpmd.runtime.device_trace import ALL_GROUPS, DeviceTrace, process_name
-from mpmd.runtime.device_values import HostSlices, is_readable, put
+from mpmd.runtime.device_values import HostSlices, put
 from mpmd.runtime.digests import ProcessEvents, process_digests
 from mpmd.runtime.executor import Executor
 from mpmd.runtime.lost_values import DONATED_IN_PROCESS, LostValue, LostValueError
 from mpmd.runtime.operations import StepState
 from mpmd.runtime.recording import Recording
 from mpmd.runtime.requests import (
-    INLINE_BYTES,
     Captured,
     Handle,
     JsonSpec,
@@ -49,7 +49,6 @@ from mpmd.runtime.requests import (
 )
 from mpmd.runtime.task_keeper import TaskKeeper
 from mpmd.runtime.transport import Transport
-from mpmd.sharding import to_sharding
 from mpmd.util.stopwatch import Stopwatch
 
 
@@ -96,7 +95,7 @@ class GroupWorker:
         self._received: set[Handle] = set()  # of these, and of some that are gone, those not computed here
         self._captured: dict[Handle, tuple[jax.Array, ...]] = {}  # operands and results of tasks
         self._copies: dict[Handle, dict[Handle, tuple[storage.HostShard, ...]]] = {}
-        self._programs: dict[int, CompiledProgram] = {}
+        self._programs: dict[int, Executor] = {}
         self._ahead: dict[int, CompiledAhead] = {}
         self._trace = DeviceTrace()
         self.activity = activity or Activity()
@@ -143,41 +142,19 @@ class GroupWorker:
             return compile(executable, program.functions[executable.name], self.submesh, compiling)
 
         compiled = {e.name: compiled_call(e) for e in program.plan.executables_of(self.mpmd_idx)}
-        self._programs[number] = self._compiled_program(program, compiled)
+        self._programs[number] = Executor(
+            plan=program.plan,
+            mpmd_idx=self.mpmd_idx,
+            submesh=self.submesh,
+            executables=compiled,
+            constants=program.constants,
+            transport=self._transport_of(program.plan),
+        )
         memory = {name: memory_of(call) for name, call in compiled.items()}
         return LoadReply(
             xla_seconds=ahead.watch.seconds.get("xla", 0.0),
             memory={name: needed for name, needed in memory.items() if needed},
             memory_limit=memory_limit(self.submesh.local_devices),
-        )
-
-    def _compiled_program(
-        self, program: Program, compiled: Mapping[str, jax.stages.Compiled]
-    ) -> CompiledProgram:
-        plan = program.plan
-        executor = Executor(
-            plan=plan,
-            mpmd_idx=self.mpmd_idx,
-            submesh=self.submesh,
-            executables=compiled,
-            constants=program.constants,
-            transport=self._transport_of(plan),
-        )
-        leaves = plan.inputs_of(self.mpmd_idx).values()
-        results = plan.outputs_of(self.mpmd_idx).values()
-        received = plan.programs[self.mpmd_idx].received
-        return CompiledProgram(
-            executor=executor,
-            executables=compiled,
-            shardings=tuple(to_sharding(leaf.spec, self.submesh) for leaf in leaves),
-            donated=tuple(leaf.donated for leaf in leaves),
-            inline=tuple(
-                i
-                for i, leaf in enumerate(results)
-                if leaf.aval.nbytes <= INLINE_BYTES and is_readable(executor.shardings[leaf.name])
-            ),
-            received=tuple(i for i, leaf in enumerate(results) if leaf.name in received),
-            enable_x64=jax.config.jax_enable_x64,  # type: ignore[attr-defined]
         )
 
     def answer(self, request: Request) -> Any:
@@ -218,7 +195,7 @@ class GroupWorker:
     def _run_step(self, request: StepRequest) -> StepReply:
         """Runs one step. When it fails, its outputs are lost, and reading them raises the reason."""
         program, capture = self._programs[request.program], request.capture
-        synchronous = program.executor.synchronous
+        synchronous = program.synchronous
         state = StepState(request.run, self.activity, request.refused)
         if request.profile:
             received = time.perf_counter_ns()
@@ -240,7 +217,7 @@ class GroupWorker:
                 inputs = self._take_inputs(program, request, host_arrays)
                 if state.recording is not None:
                     state.recording.mark_ready(inputs)
-                outputs = program.executor.execute(state, inputs)
+                outputs = program.execute(state, inputs)
                 if state.recording is not None:
                     state.recording.finished = time.perf_counter_ns()
                 self.activity.now = (FINISHING, time.perf_counter())
@@ -280,18 +257,18 @@ class GroupWorker:
 
     def _take_inputs(
         self,
-        program: CompiledProgram,
+        program: Executor,
         request: StepRequest,
         host_arrays: dict[Handle, np.ndarray | HostSlices],
     ) -> list[jax.Array]:
-        for handle, sharding in zip(request.inputs, program.shardings, strict=True):
+        for handle, sharding in zip(request.inputs, program.input_shardings, strict=True):
             if handle in host_arrays:
                 self._values[handle] = put(host_arrays[handle], sharding)
                 self._received.add(handle)
                 del host_arrays[handle]
         inputs = self._agreed_inputs(request)
         holders = collections.Counter(map(id, self._values.values())) if any(program.donated) else {}
-        for i, (value, sharding) in enumerate(zip(inputs, program.shardings, strict=True)):
+        for i, (value, sharding) in enumerate(zip(inputs, program.input_shardings, strict=True)):
             if value.sharding != sharding:
                 inputs[i] = jax.device_put(value, sharding)
             if program.donated[i]:

@@ -16,7 +16,7 @@ from cluster.process.world import WorldLostError
 from cluster.protocol.digests import CorruptedError
 from cluster.tcp import sockets
 from cluster.tcp.credentials import make_credentials
-from cluster.tcp.frames import FrameConnection, encode
+from cluster.tcp.frames import encode
 from cluster.tcp.rpc import Client, Server
 from cluster.transports import inbox as inbox_module
 from cluster.transports.inbox import HEADER_BYTES, PeerLostError
@@ -211,7 +211,7 @@ def call_through_proxy(offset, of_reply):
 
     with ThreadPoolExecutor(1) as thread, Proxy(server.address, change) as proxy:
         serving = thread.submit(server.serve, lambda request: request)
-        connection = FrameConnection(sockets.connect(proxy.address, credentials, SECONDS))
+        connection = sockets.connect(proxy.address, credentials, SECONDS)
         client = Client(connection, replies.put, ends.put)
         client.send(encode(0, ("echo", (SMALL,))))
         replies.get(timeout=SECONDS)

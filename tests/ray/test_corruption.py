@@ -101,8 +101,7 @@ def flip_results(times):
 
             return flipped
 
-        for program in actor._worker._programs.values():
-            executor = program.executor
+        for executor in actor._worker._programs.values():
             executor._operations = tuple(
                 dataclasses.replace(each, call=wrong(each.call))
                 if getattr(each, "label", "").startswith("bwd") and getattr(each, "label", "").endswith("_1")

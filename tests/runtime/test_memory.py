@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpmd
-from mpmd.runtime import operations, worker
+from mpmd.runtime import executor, operations, worker
 from mpmd.runtime.executor import Executor
 from mpmd.schedules.families import FAMILIES, build
 from tests.support.models import batch, init, make_step, mse, weights
@@ -54,7 +54,7 @@ def wait_for(arrays):
 @pytest.mark.usual("DualPipeV")
 @pytest.mark.parametrize("name", TRAINING)
 def test_groups_hold_what_the_plan_says(name, monkeypatch):
-    monkeypatch.setattr(worker, "INLINE_BYTES", 0)  # numpy's view of a result keeps it from being donated
+    monkeypatch.setattr(executor, "INLINE_BYTES", 0)  # numpy's view of a result keeps it from being donated
     schedule = build(name, GROUPS)
     step = make_step(mse, schedule)
 

@@ -56,7 +56,7 @@ def test_an_abort_ends_the_waiting_for_its_step_alone(ends):
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    receiver.abort(1, "the sender failed")
+    receiver._inboxes[1].abort(1, "the sender failed")
     waiting.join(SECONDS)
     assert raised
     sender.send(message(1), [np.array(1)])

@@ -1,7 +1,7 @@
-"""The actors of one mesh, one for each process: calls as futures, and one thread that settles the futures.
+"""The actors of one mesh, one for each process: calls as futures, and one thread that handles their failures.
 
-To read top-down: ``ask``, ``ask_step`` and ``call_ray`` make calls; ``_run`` is the thread, which handles
-one event after the other; ``_settle`` and ``_mark_dead`` handle replies and deaths.
+To read top-down: ``ask``, ``ask_step`` and ``call_ray`` make calls; ``_on_reply`` settles their futures;
+``_run`` is the thread, which handles one event after the other: errors, deaths, replies that come by Ray.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cluster.process.world import WorldLostError
 from cluster.protocol.endpoint import Endpoint
 from cluster.protocol.process_info import ProcessInfo
 from cluster.tcp.connection import Connection
-from cluster.tcp.frames import Frame, FrameConnection, encode
+from cluster.tcp.frames import Frame, encode
 from cluster.tcp.rpc import Client
 from cluster.transports.inbox import PeerLostError
 from mpmd.errors import MESH_CLOSED, GroupDiedError, StepAborted
@@ -84,7 +84,7 @@ class ActorCalls:
         self._liveness = Liveness(self.processes, limits, self._pending, locations)
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._clients = [
-            Client(FrameConnection(tcp), self._on_reply, functools.partial(self._on_disconnect, number))
+            Client(tcp, self._on_reply, functools.partial(self._on_disconnect, number))
             for number, tcp in enumerate(connections)
         ]
         self._thread = threading.Thread(target=self._run, name="mpmd groups", daemon=True)
@@ -191,8 +191,15 @@ class ActorCalls:
     def _on_reply(self, reply: Frame) -> None:
         """Called in the thread of a connection."""
         pending = self._pending.find(reply.number)
-        if pending is not None:  # its group or its step may have failed before the reply came
-            self._events.put(functools.partial(self._settle, pending, functools.partial(_result, reply)))
+        if pending is None:  # its group or its step has failed before the reply came
+            return
+        try:
+            result = _result(reply)
+        except Exception as error:
+            translated = translate(error, pending.process)
+            self._events.put(functools.partial(self._settle_by_error, pending, translated))
+        else:  # at once: to wake the other thread for it would cost more than the rest
+            self._pending.succeed(pending, result)
 
     def _on_disconnect(self, number: int, error: BaseException | None) -> None:
         """Called in any thread, at least once for each connection that ends."""
@@ -332,7 +339,8 @@ class ActorCalls:
     def close(self) -> None:
         """Fails all calls, kills the actors and gives their resources back. May be called again."""
         self.close_soon()
-        if threading.current_thread() is not self._thread:  # a future's callback may close the mesh
+        settling = (self._thread, *(client.thread for client in self._clients))
+        if threading.current_thread() not in settling:  # a future's callback may close the mesh
             self._thread.join()
 
     def detach(self, reason: BaseException) -> None:

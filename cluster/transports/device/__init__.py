@@ -13,5 +13,5 @@ The server neither encrypts nor authenticates: only offer numbers that cannot be
 and whoever sends it a few bytes ends the process. So it is used only if it is asked for by name, in a network
 that is trusted. The connections between the processes are as everywhere: authenticated, and encrypted.
 
-Start reading at ``transport``; ``peer`` is the connection to one other group.
+The connection is ``cluster.transports.network.peer``'s; ``transfers`` is its payload here.
 """

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from cluster.tcp import sockets
-from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
-from cluster.transports.device.peer import DevicePeer
+from cluster.transports.device.transfers import Transfers
 from cluster.transports.inbox import ProcessInbox
 from cluster.transports.network.transport import NetworkTransport
 from cluster.transports.peer_transport import MessageSender
@@ -40,7 +37,6 @@ class DeviceTransport(NetworkTransport):
     def __init__(self, inbox: ProcessInbox, process: int, submesh: jax.sharding.Mesh):
         super().__init__(inbox, process)
         self._submesh = submesh
-        self._numbers = itertools.count(secrets.randbits(62))
 
     def listen(self, host: str, credentials: Credentials) -> DeviceAddress:
         from jax.experimental import transfer  # not at the top: on some systems JAX does not have it
@@ -58,15 +54,5 @@ class DeviceTransport(NetworkTransport):
         self._servers = {peer: each.server for peer, each in addresses.items()}
         return super().connect({peer: each.connections for peer, each in addresses.items()})
 
-    def _peer(self, process: int, connection: Connection) -> DevicePeer:
-        pulling = self._server.connect(self._servers[process])
-        return DevicePeer(
-            inbox=self._inbox,
-            here=self._process,
-            process=process,
-            connection=connection,
-            submesh=self._submesh,
-            offering=self._server,
-            pulling=pulling,
-            numbers=self._numbers,
-        )
+    def _transfers(self, process: int) -> Transfers:
+        return Transfers(self._submesh, self._server, self._server.connect(self._servers[process]))

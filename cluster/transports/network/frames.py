@@ -28,7 +28,7 @@ class FrameKind(enum.IntEnum):
     TAKEN = 2
     """The sender of this has taken ``number`` messages since the beginning."""
     OFFER = 3
-    """A message that can be pulled; a pickle in ``number`` bytes follows (``DevicePeer``)."""
+    """A message that can be pulled; a pickle in ``number`` bytes follows (``Transfers``)."""
 
 
 class Header(NamedTuple):

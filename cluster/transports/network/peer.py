@@ -6,7 +6,7 @@ import errno
 import ssl
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -14,6 +14,8 @@ import numpy as np
 from cluster.protocol.digests import CorruptedError
 from cluster.tcp.connection import Connection
 from cluster.tcp.sockets import UNREACHABLE_SECONDS
+from cluster.tcp.writer import Writer
+from cluster.transports.device.transfers import Transfers
 from cluster.transports.inbox import ProcessInbox
 from cluster.transports.layouts import ArrayTypes, MessageLayout, decode_types, encode_types
 from cluster.transports.network.buffers import BufferPool
@@ -26,9 +28,12 @@ from cluster.transports.network.frames import (
     pieces_of,
     types_of,
 )
-from cluster.transports.network.writer import Writer
 from cluster.transports.window import ReceiptWindow, SendWindow
+from mpmd.runtime.inbox import Arrival
 from mpmd.runtime.transport import Array, MessageId
+
+_DETECTION_SECONDS = 1.0
+"""Within this time of a failed pull it is known whether the peer's connection has ended."""
 
 _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -41,13 +46,22 @@ class Peer:
       here: the number of this process.
       process: the number of the peer's process.
       connection: the connection to the peer, which ``close`` closes.
+      transfers: by which devices exchange the larger arrays; ``None``: all go by the connection.
     """
 
-    def __init__(self, inbox: ProcessInbox, here: int, process: int, connection: Connection):
+    def __init__(
+        self,
+        inbox: ProcessInbox,
+        here: int,
+        process: int,
+        connection: Connection,
+        transfers: Transfers | None = None,
+    ):
         self._inbox = inbox
         self._here = here
         self._process = process
         self._connection = connection
+        self._transfers = transfers
         self._buffers = BufferPool()
         self._writer = Writer(connection, f"to {process}")
         self._window = SendWindow()
@@ -67,6 +81,15 @@ class Peer:
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         """As in ``Transport``. Raises ``StepAborted`` when the peer is gone."""
         self._wait_until_ready(message.step)
+        offer = None if self._transfers is None else self._transfers.offer(arrays)
+        if offer is None:
+            pieces = self._pieces(message, arrays)
+        else:
+            pieces = [Header(FrameKind.OFFER, len(offer), message.step, message.tag).pack(), offer]
+        self._writer.put(pieces)
+        self._window.count_sent()
+
+    def _pieces(self, message: MessageId, arrays: Sequence[Array]) -> list[Piece]:
         values = host_views(arrays)
         types, content = types_of(values), pieces_of(values)  # nothing is announced if this fails
         pieces: list[Piece] = []
@@ -76,13 +99,12 @@ class Peer:
             layout = self._layouts_sent[types] = MessageLayout.of(len(self._layouts_sent), types)
             pieces += [Header(FrameKind.LAYOUT, len(announced)).pack(), announced]
         pieces.append(Header(FrameKind.MESSAGE, layout.number, message.step, message.tag).pack())
-        self._writer.put(pieces + content)
-        self._window.count_sent()
+        return pieces + content
 
     def _wait_until_ready(self, step: int) -> None:
-        self._window.begin(step)
+        required = self._window.required(step)
         self._is_waiting = True  # from now on, the reader wakes this thread
-        self._inbox.wait(step, lambda: self._window.is_open(self._num_confirmed))
+        self._inbox.wait(step, lambda: self._num_confirmed >= required)
         self._is_waiting = False
         if self._disconnected.is_set():
             self._inbox.wait(step, lambda: False)
@@ -112,14 +134,36 @@ class Peer:
                 layout = self._layouts_received[header.number]
                 buffer = self._buffers.take(layout.nbytes)
                 self._connection.read_into(buffer.data)
-                message = MessageId(header.step, self._process, self._here, header.tag)
-                self._confirm(self._receipts.count_arrived(header.step))
-                self._inbox.add(message, _MessageArrival(self, layout, buffer))
-                self._inbox.wake()
+                self._add(header, _MessageArrival(self, layout, buffer))
+            case FrameKind.OFFER:
+                self._pull(header, self._read_bytes(header.number))
             case FrameKind.TAKEN:
                 self._num_confirmed = max(self._num_confirmed, header.number)
                 if self._is_waiting:
                     self._inbox.wake()
+
+    def _add(self, header: Header, arrival: Arrival) -> None:
+        self._confirm(self._receipts.count_arrived(header.step))
+        self._inbox.add(MessageId(header.step, self._process, self._here, header.tag), arrival)
+        self._inbox.wake()
+
+    def _pull(self, header: Header, content: bytearray) -> None:
+        assert self._transfers is not None, "only peers with transfers make offers"
+        message = MessageId(header.step, self._process, self._here, header.tag)
+        try:
+            self._add(header, _TransferArrival(self, message, self._transfers.pull(content)))
+        except jax.errors.JaxRuntimeError as error:  # there is not enough memory
+            self._confirm(self._receipts.count_arrived(header.step))
+            self.count_taken()
+            receiver, sender = self._inbox.name_of(self._here), self._inbox.name_of(self._process)
+            self._inbox.abort(header.step, f"{receiver} could not receive from {sender}: {error}")
+
+    def lose(self, message: MessageId, error: Exception) -> NoReturn:
+        """Raises the error of a message that could not be pulled; ``StepAborted`` when the peer is gone."""
+        if self._disconnected.wait(_DETECTION_SECONDS):
+            self._inbox.wait(message.step, lambda: False)
+        sender = self._inbox.name_of(self._process)
+        raise RuntimeError(f"message {message.tag} of {sender} was lost on the way: {error}") from error
 
     def _read_bytes(self, num_bytes: int) -> bytearray:
         content = bytearray(num_bytes)
@@ -168,6 +212,29 @@ class _MessageArrival(NamedTuple):
         self.peer.count_taken()
         self.buffer.flags.writeable = False  # executables read it in place
         return self.layout.views(self.buffer, 0)
+
+    def drop(self) -> None:
+        self.peer.count_taken()
+
+
+class _TransferArrival(NamedTuple):
+    """A message whose arrays are being pulled."""
+
+    peer: Peer
+    message: MessageId
+    arrays: Sequence[jax.Array]
+
+    def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[jax.Array]:
+        try:
+            jax.block_until_ready(self.arrays)
+        except jax.errors.JaxRuntimeError as error:
+            self.peer.lose(self.message, error)
+        finally:
+            self.peer.count_taken()
+        return [
+            array if array.sharding == sharding else jax.device_put(array, sharding)
+            for array, sharding in zip(self.arrays, shardings, strict=True)
+        ]
 
     def drop(self) -> None:
         self.peer.count_taken()

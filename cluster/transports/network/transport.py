@@ -9,6 +9,7 @@ from cluster.tcp import sockets
 from cluster.tcp.connection import Connection
 from cluster.tcp.credentials import Credentials
 from cluster.transports.connections import ConnectedTransport, connect_peers
+from cluster.transports.device.transfers import Transfers
 from cluster.transports.inbox import ProcessInbox
 from cluster.transports.network.peer import Peer
 from cluster.transports.peer_transport import MessageSender
@@ -21,8 +22,9 @@ class NetworkTransport(ConnectedTransport[Connection]):
         super().__init__(inbox, process)
         self._peers: dict[int, Peer] = {}
 
-    def _peer(self, process: int, connection: Connection) -> Peer:
-        return Peer(self._inbox, self._process, process, connection)
+    def _transfers(self, process: int) -> Transfers | None:
+        """Transfers between the devices of both groups, in place of messages in host memory."""
+        return None
 
     def listen(self, host: str, credentials: Credentials) -> Any:
         listener = self._listener = sockets.ConnectionListener(host, credentials)
@@ -30,7 +32,10 @@ class NetworkTransport(ConnectedTransport[Connection]):
 
     def connect(self, addresses: Mapping[int, Any]) -> Mapping[int, MessageSender]:
         connections = connect_peers(self._listening, sockets.connect, self._process, addresses)
-        self._peers = {peer: self._peer(peer, connection) for peer, connection in connections.items()}
+        self._peers = {
+            peer: Peer(self._inbox, self._process, peer, connection, self._transfers(peer))
+            for peer, connection in connections.items()
+        }
         for connected in self._peers.values():
             connected.start()
         return self._peers

@@ -107,9 +107,10 @@ class _SlotArrival(NamedTuple):
 
     def open(self, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[np.ndarray]:
         try:
-            if digest_of(self.slot.content(self.layout).data) != self.digest:
+            content = self.slot.content(self.layout)
+            if digest_of(content.data) != self.digest:
                 raise CorruptedError(f"the content of message {self.message.tag} was changed on the way")
-            values = self.slot.lend(self.layout)
+            values = self.slot.lend(content, self.layout)
         except Exception as error:
             self.receiver.lose(self.message, error)
         self.receiver.count_received()

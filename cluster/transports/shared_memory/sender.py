@@ -63,9 +63,9 @@ class Sender:
 
     def send(self, message: MessageId, arrays: Sequence[Array]) -> None:
         step = message.step
-        self._window.begin(step)
-        if not self._window.is_open(self._num_received[0]):
-            self._wait(step, lambda: self._window.is_open(self._num_received[0]))
+        required = self._window.required(step)
+        if self._num_received[0] < required:
+            self._wait(step, lambda: self._num_received[0] >= required)
         layout = self._layout(step, tuple([(array.dtype, array.shape) for array in arrays]))
         slot = self._free_slot(step, slot_size(layout.nbytes))
         try:
@@ -149,7 +149,7 @@ class Sender:
 
 def _fill(slot: Slot, layout: MessageLayout, arrays: Sequence[Array]) -> int:
     """Copies a message to its slot. Returns the digest of the slot's content."""
-    views, content, digest = slot.occupy(layout), slot.content(layout), Digest()
+    (views, content), digest = slot.occupy(layout), Digest()
     num_digested = 0
     for value, destination, array in zip(layout.values, views, arrays, strict=True):
         if not isinstance(array, np.ndarray) and not array.is_fully_replicated:

@@ -41,29 +41,29 @@ class Slot:
         self.number = number
         self._memory = memory
         self._start = start
-        self._views: dict[int, list[np.ndarray]] = {}
+        self._views: dict[int, tuple[list[np.ndarray], np.ndarray]] = {}
         self._lent: weakref.ref | None = None
 
     @property
     def free(self) -> bool:
         return self._memory[self._start] == _FREE
 
-    def occupy(self, layout: MessageLayout) -> list[np.ndarray]:
-        """The sender marks the slot as in use, and gets arrays to write a message to."""
+    def occupy(self, layout: MessageLayout) -> tuple[list[np.ndarray], np.ndarray]:
+        """The sender marks the slot as in use, and gets arrays to write a message to, and their bytes."""
         self._memory[self._start] = _IN_USE
         if layout.number not in self._views:
-            self._views[layout.number] = layout.views(self._memory, self._start + ALIGNMENT)
+            views = layout.views(self._memory, self._start + ALIGNMENT)
+            self._views[layout.number] = views, self.content(layout)
         return self._views[layout.number]
 
     def content(self, layout: MessageLayout) -> np.ndarray:
         return np.ndarray((layout.nbytes,), np.uint8, self._memory, self._start + ALIGNMENT)
 
-    def lend(self, layout: MessageLayout) -> list[np.ndarray]:
+    def lend(self, content: np.ndarray, layout: MessageLayout) -> list[np.ndarray]:
         """The receiver's arrays, read-only. The slot is free again when nothing refers to these arrays."""
-        whole = self.content(layout)
-        whole.flags.writeable = False
-        self._lent = weakref.ref(whole, self.release)
-        return layout.views(whole, 0)
+        content.flags.writeable = False
+        self._lent = weakref.ref(content, self.release)
+        return layout.views(content, 0)
 
     def release(self, _: object = None) -> None:
         """Marks the slot as free: called by the receiver, or by a sender that sends nothing in it."""

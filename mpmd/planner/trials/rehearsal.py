@@ -119,12 +119,6 @@ class _Present:
     def recv(self, message: MessageId, shardings: Sequence[jax.sharding.Sharding]) -> Sequence[Array]:
         return self._messages[message.src, message.tag]
 
-    def abort(self, step: int, reason: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
 
 def some_values(aval: Aval) -> np.ndarray:
     """An array of small numbers: equal ones would take some devices less power, and so less time."""

@@ -79,7 +79,7 @@ class WaitingClient:
 
     def __init__(self, address):
         self.replies, self.ends = queue.SimpleQueue(), queue.SimpleQueue()
-        self.connection = FrameConnection(sockets.connect(address, CREDENTIALS, SECONDS))
+        self.connection = sockets.connect(address, CREDENTIALS, SECONDS)
         self.client = Client(self.connection, self.replies.put, self.ends.put)
 
     def send(self, number, method, *arguments):
@@ -198,11 +198,13 @@ def test_both_ends_notice_the_end_of_the_connection(group, driver):
 def test_a_request_that_breaks_off_ends_the_connection(group, driver, monkeypatch):
     """The group would take the next request for the rest of it."""
 
-    def breaks_off(message):
-        driver.connection._connection.write([memoryview(message.content[:5])])
+    write_some = driver.connection.write_some
+
+    def breaks_off(record, wait):
+        write_some([record[0][:5]], wait)
         raise MemoryError("no room for the rest")
 
-    monkeypatch.setattr(driver.connection, "write", breaks_off)
+    monkeypatch.setattr(driver.connection, "write_some", breaks_off)
     driver.send(1, "echo", 1)
     assert "no room for the rest" in str(driver.ends.get(timeout=SECONDS))
     group.thread.join(SECONDS)

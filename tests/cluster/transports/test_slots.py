@@ -49,9 +49,9 @@ def test_a_slot_is_free_again_when_all_lent_arrays_are_dead(ends):
     sender, reader = ends
     layout = MessageLayout.of(0, TYPES)
     assert sender.free
-    for value in sender.occupy(layout):
+    for value in sender.occupy(layout)[0]:
         value[...] = 1
-    matrix, flag, empty = reader.lend(layout)
+    matrix, flag, empty = reader.lend(reader.content(layout), layout)
     assert (matrix.sum(), bool(flag), empty.shape, empty.dtype) == (15, True, (0, 4), ml_dtypes.bfloat16)
     assert not matrix.flags.writeable
     del flag, empty
@@ -68,8 +68,9 @@ def test_a_slot_is_held_while_jax_reads_it(ends, how):
     sender, reader = ends
     types = ((np.dtype("float32"), (512,)),)
     layout = MessageLayout.of(1, types)
-    sender.occupy(layout)[0][...] = 3
-    (value,) = reader.lend(layout)
+    (written,), _ = sender.occupy(layout)
+    written[...] = 3
+    (value,) = reader.lend(reader.content(layout), layout)
     if how == "put":
         array = jax.device_put(value)
         assert array.unsafe_buffer_pointer() == value.ctypes.data, "nothing is copied"

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from cluster.tcp.connection import Connection
-from cluster.transports.network.frames import Piece
 
 _INLINE_BYTES = 2 * 2**20
 """Up to this size, the caller itself writes what the network takes at once. To write more takes time, in
@@ -30,14 +29,14 @@ class Writer:
         self._is_idle = True  # nothing is in the queue or in the thread's hands
         self._queue: queue.SimpleQueue[Iterator[list[memoryview]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         """The error by which writing has shown that the connection has ended, if it has."""
 
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
 
-    def put(self, pieces: Sequence[Piece]) -> None:
+    def put(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Writes all pieces, now or later. They must not change until then. Never waits for the network.
 
         When the connection has ended, nothing happens: who reads from it notices.
@@ -46,37 +45,38 @@ class Writer:
         with self._lock:
             if self._is_closed or self.error is not None:
                 return
-            records = self._connection.encoded(views)
-            if self._is_idle and sum(view.nbytes for view in views) <= _INLINE_BYTES:
-                for record in records:
-                    self._write(record, wait=False)
-                    if record:
-                        records = chain([record], records)
-                        break
-                else:
-                    return
+            try:
+                rest = self._connection.encoded(views)
+                if self._is_idle and sum(view.nbytes for view in views) <= _INLINE_BYTES:
+                    for record in rest:
+                        self._connection.write_some(record, wait=False)
+                        if record:
+                            rest = chain([record], rest)
+                            break
+                    else:
+                        return
+            except Exception as error:
+                self._fail(error)
+                return
             self._is_idle = False
-            self._queue.put(records)
+            self._queue.put(rest)
 
     def _run(self) -> None:
         while (records := self._queue.get()) is not None:
-            for record in records:
-                while record and self.error is None:
-                    self._write(record, wait=True)
-                if self.error is not None:
-                    break
+            try:
+                for record in records:
+                    while record and self.error is None:
+                        self._connection.write_some(record, wait=True)
+            except Exception as error:
+                self._fail(error)
             del records, record  # an idle thread must not keep the last message's arrays
             with self._lock:
                 self._is_idle = self._queue.empty()
 
-    def _write(self, record: list[memoryview], wait: bool) -> None:
-        """Writes bytes from the front of the record, and removes them; after an error, empties the record."""
-        try:
-            self._connection.write_some(record, wait)
-        except OSError as error:
-            self.error = error
-            record.clear()
-            self._connection.end()  # so that the end that reads notices, too
+    def _fail(self, error: Exception) -> None:
+        """Ends the connection, whatever the error is: a part of the pieces may have been written."""
+        self.error = error
+        self._connection.end()  # so that the end that reads notices, too
 
     def close(self) -> None:
         """Ends the thread, after the connection has ended."""
