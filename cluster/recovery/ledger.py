@@ -21,20 +21,17 @@ from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.recovery.journal import Journal, Outcome
 from cluster.recovery.left_out import LeftOut
-from cluster.recovery.logged import Asked, LoggedSnapshot, LoggedStep
+from cluster.recovery.logged import Asked, LoggedStep
 from cluster.recovery.policy import Recovery
 from cluster.recovery.releases import Releases
-from cluster.recovery.store import Snapshot
 from mpmd.errors import GroupDiedError, RecoveryError, StateLostError
 from mpmd.runtime.argument_cache import ArgumentCache
 from mpmd.runtime.nonfinite import NonFinitePolicy
 from mpmd.runtime.protocol import ReleaseQueue
 from mpmd.runtime.requests import (
-    NOTHING_RELEASED,
     Capture,
     CopyOut,
     Handle,
-    Release,
     Released,
     Request,
     StepRequest,
@@ -167,11 +164,22 @@ class Ledger:
         """A new error that says why groups cannot be asked for values that requests name."""
         if self.error is not None:
             return copy_of(self.error)
-        for mpmd_idx, (first, loss) in self._lost_before.items():
-            request = requests.get(mpmd_idx)
-            if request is not None and min(request.handles, default=first) < first:
-                return copy_of(loss)
-        return None
+        lost = self.left_out.lost
+        losses: list[BaseException] = [
+            loss
+            for mpmd_idx, (first, loss) in self._lost_before.items()
+            if mpmd_idx in requests and min(requests[mpmd_idx].handles, default=first) < first
+        ]
+        if lost:
+            losses += [
+                lost[handle] for each in requests.values() for handle in each.handles if handle in lost
+            ]
+        if not losses:
+            return None
+        for request in requests.values():
+            if isinstance(request, StepRequest):  # what reads its results is refused, too
+                lost |= dict.fromkeys(request.outputs, losses[0])
+        return copy_of(losses[0])
 
     def wait_until_running(self) -> None:
         """Waits until groups are asked for what the user wants, or nothing works any more."""
@@ -334,23 +342,6 @@ class Ledger:
                 return  # in the second case the copy is made again, and then written
             _settle(self._writes.pop(copy).future, None if error else written.result(), error)
             self.drop_copies({copy})
-
-    # Snapshots.
-
-    def begin_snapshot(self) -> tuple[LoggedSnapshot, list[Future]]:
-        """Has groups, which have answered all, copy their values. Returns the futures of their answers, too.
-
-        Groups that recovery leaves out, and that nothing may be asked of for long, drop what was released.
-        """
-        for mpmd_idx, released in self.releases.take(self.left_out.groups).items():
-            if released != NOTHING_RELEASED:
-                self.ask_once({mpmd_idx: Release(released)}, {})
-        snapshot = self.journal.begin_snapshot(self.releases.take(self.logged))
-        asked = {
-            mpmd_idx: Snapshot(snapshot.number, self.journal.committed, released)
-            for mpmd_idx, released in snapshot.released.items()
-        }
-        return snapshot, list(self.groups.ask(asked).values())
 
     # What the user is told.
 

@@ -28,7 +28,7 @@ class LeftOut:
       groups: their numbers.
       dead: the error of each group that has died and is not replaced yet.
       wanted: the dead groups that the user wants replaced.
-      lost: deaths, by the results that they ended. The user may free a result at any time.
+      lost: errors, by the results of steps that they ended. The user may free a result at any time.
     """
 
     groups: frozenset[int]

@@ -13,6 +13,8 @@ from cluster.recovery.ledger import Ledger
 from cluster.recovery.logged import LoggedSnapshot
 from cluster.recovery.policy import Recovery, copying_fault
 from cluster.recovery.processes import Processes
+from cluster.recovery.store import Snapshot
+from mpmd.runtime.requests import NOTHING_RELEASED, Release
 
 _DEATH_SECONDS = 90.0
 """The seconds within which the driver hears of a death that made a snapshot fail."""
@@ -57,9 +59,15 @@ class Snapshots:
         """Has groups, which have answered all, copy their values before they carry out later requests."""
         self.is_due = False
         self._num_travelling += 1
-        base = self._journal.committed
-        snapshot, copied = self._ledger.begin_snapshot()
-        copying = functools.partial(self._copy_away, self._journal.attempt, snapshot, base, copied)
+        ledger, journal = self._ledger, self._journal
+        for mpmd_idx, each in ledger.releases.take(ledger.left_out.groups).items():
+            if each != NOTHING_RELEASED:  # nothing else may be asked of groups that are left out for long
+                ledger.ask_once({mpmd_idx: Release(each)}, {})
+        released, base = ledger.releases.take(ledger.logged), journal.committed
+        snapshot = journal.begin_snapshot(released)
+        asked = {i: Snapshot(snapshot.number, base, each) for i, each in released.items()}
+        copied = list(ledger.groups.ask(asked).values())
+        copying = functools.partial(self._copy_away, journal.attempt, snapshot, base, copied)
         self._background.start("snapshot", copying)
 
     def _copy_away(self, attempt: int, snapshot: LoggedSnapshot, base: int, copied: Sequence[Future]) -> None:

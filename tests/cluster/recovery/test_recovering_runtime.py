@@ -203,13 +203,15 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
         assert caught.value.checkpoint == "/checkpoints/300"
     assert driven._processes.restored == [BEGINNING]
     old = driven._ledger._lost_before[0][0] - 1
-    requests = {i: StepRequest(0, 0, (old,), (driven.next_handle(),)) for i in range(2)}
+    unmade = driven.next_handle()
+    requests = {i: StepRequest(0, 0, (old,), (unmade,)) for i in range(2)}
     of_old_values = [
         driven.fetch(0, old),
         driven.read(0, {old: "stored"}),
         driven.copy_out(0, driven.next_handle(), [old]),
         driven.write(0, old, [[]]),
         *driven.ask(requests).values(),
+        *driven.step(inputs=(unmade,)).values(),
     ]
     for future in of_old_values:
         with pytest.raises(StateLostError):
