@@ -109,19 +109,15 @@ class RecoverableActor(GroupActor):
         return None
 
     @ray.method(concurrency_group="snapshots")
-    def count_chunks(self, process: int, number: int, base: int) -> int:
-        """The times to call ``hand_over``, for what the snapshot of a process has and its base has not."""
-        return len(self._stores[process].chunks(number, base))
-
-    @ray.method(concurrency_group="snapshots")
     def hand_over(self, process: int, number: int, base: int, index: int) -> Chunk:
         """A chunk of a process's snapshot, for ``keep``."""
         return self._stores[process].chunks(number, base)[index]
 
     @ray.method(concurrency_group="snapshots")
-    def keep(self, process: int, number: int, base: int, index: int, chunk: Chunk) -> None:
+    def keep(self, process: int, number: int, base: int, index: int, chunk: Chunk) -> bool:
         """Takes in a chunk of a process's snapshot. With the first one, all but the base is dropped.
 
+        Returns: whether this was the last chunk of the snapshot.
         Raises: ``DamagedCopyError`` when it is not as it was made.
         """
         store = self._stores[process]
@@ -134,6 +130,7 @@ class RecoverableActor(GroupActor):
             raise DamagedCopyError(
                 f"{me.name} cannot keep values of {me.name_of(process)}: {error}"
             ) from error
+        return chunk.handles is not None
 
     @ray.method(concurrency_group="snapshots")
     def find_damaged(self, number: int, processes: Collection[int]) -> dict[int, list[Handle]]:

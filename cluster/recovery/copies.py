@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -62,6 +63,12 @@ class Copies:
             raise CopiesLostError(" and ".join(map(self._loss_of, lost)))
         return tuple(damaged)
 
+    def go_back(self, snapshot: int) -> tuple[str, ...]:
+        """Has all groups, which have answered all requests, go back to a snapshot. As ``check``."""
+        damaged = self.check(snapshot)
+        self.restore(snapshot)
+        return damaged
+
     def _lose_copy(self, owner: int, holder: int, handles: Sequence[Handle]) -> str:
         self._holders[owner].discard(holder)
         values = f"value{'s' if len(handles) > 1 else ''} {', '.join(map(str, handles))}"
@@ -110,22 +117,20 @@ class Copies:
     ) -> None:
         """Copies chunk by chunk, so that neither the driver nor Ray's memory has to hold a whole snapshot."""
         actors, wait_for = self._processes.actors, self._processes.wait_for
-        counting: Calls = {
-            actors[copy.src].count_chunks.remote(copy.owner, snapshot, base): copy.src for copy in copies
-        }
-        wait_for(counting, is_wanted)
-        counts = dict(zip(copies, ray.get(list(counting)), strict=True))
-        for index in range(max(counts.values(), default=0)):
-            current = [copy for copy in copies if index < counts[copy]]
+        for index in itertools.count():
+            if not copies:
+                return
             chunks: list[ray.ObjectRef] = [
-                actors[c.src].hand_over.remote(c.owner, snapshot, base, index) for c in current
+                actors[c.src].hand_over.remote(c.owner, snapshot, base, index) for c in copies
             ]
             # An actor's later calls wait for those whose arguments are not there yet, so they have to be.
-            handing_over = {chunk: copy.src for chunk, copy in zip(chunks, current, strict=True)}
+            handing_over = {chunk: copy.src for chunk, copy in zip(chunks, copies, strict=True)}
             wait_for(handing_over, is_wanted, fetch=False)
             keeping: Calls = {
                 actors[c.dst].keep.remote(c.owner, snapshot, base, index, chunk): c.dst
-                for c, chunk in zip(current, chunks, strict=True)
+                for c, chunk in zip(copies, chunks, strict=True)
             }
             del chunks, handing_over
             wait_for(keeping, is_wanted)
+            are_whole = ray.get(list(keeping))
+            copies = [copy for copy, is_whole in zip(copies, are_whole, strict=True) if not is_whole]

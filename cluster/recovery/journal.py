@@ -5,12 +5,10 @@ snapshots that were begun and committed. It decides which answers are final, whi
 a snapshot counts, and which requests to repeat when a group has died. It knows no group, thread or clock:
 events go in and outcomes come out.
 
-- A *snapshot* is a request, too: each group copies its values between the same two steps. It is *committed*
-  when all copies are where they outlive their group, and everything asked before is answered. Then the log
-  before it is forgotten.
-- A snapshot that fails is given up: the snapshot before it stays in force, and the log grows. A snapshot that
-  is under way when a death is noted has not failed: it is asked again with the log, under a new number. If
-  its copy fails before the death is noted, it is given up as well.
+- A *snapshot* is begun when groups have answered all requests: each group copies its values. It is
+  *committed* when all copies are where they outlive their group. Then the log before it is forgotten.
+- A snapshot that fails, or that is under way when groups go back, is given up: the snapshot before it stays
+  in force, and the log grows.
 - A result is given to the user at once. An error is given only when the whole request, and all that was asked
   before, is answered: until then it may be a consequence of a death that is not known yet.
 - The results of a step that is recorded are given together, when all groups have answered in one attempt:
@@ -32,9 +30,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cluster.recovery.logged import Asked, Logged, LoggedSnapshot, LoggedStep
-from mpmd.errors import StepAborted
+from cluster.recovery.logged import Asked, LoggedSnapshot, LoggedStep
+from mpmd.errors import RecoveryError, StepAborted
 from mpmd.runtime.requests import CopyOut, Fetch, Handle, Released, Request, StepReply, StepRequest
+
+FROM_DISK = "Start again from a checkpoint on disk"
 
 BEGINNING = 0
 """The number of the snapshot that is committed from the start: groups have no values."""
@@ -49,18 +49,17 @@ class Outcome(NamedTuple):
     error: BaseException | None = None
 
 
-class ResultChangedError(RuntimeError):
-    """A repeated request has had another result than the first time, or failed with ``error``."""
-
-    def __init__(self, request: Asked, mpmd_idx: int, error: BaseException | None = None):
-        what = "gave another result" if error is None else "failed"
-        why = "" if error is None else f": {error}"
-        super().__init__(
-            f"{request} {what} on group {mpmd_idx} when it was repeated after a failure{why}. "
-            "Recovery needs steps that compute the same bits each time, and checkpoints that stay"
-        )
-        self.mpmd_idx = mpmd_idx
-        self.__cause__ = error
+def changed_result(request: Asked, mpmd_idx: int, error: BaseException | None = None) -> RecoveryError:
+    """The error that ends the run: a repeated request has another result, or has failed with ``error``."""
+    what = "gave another result" if error is None else "failed"
+    why = "" if error is None else f": {error}"
+    changed = RecoveryError(
+        f"{request} {what} on group {mpmd_idx} when it was repeated after a failure{why}. "
+        f"Recovery needs steps that compute the same bits each time, and checkpoints that stay. {FROM_DISK}",
+        mpmd_idx,
+    )
+    changed.__cause__ = error
+    return changed
 
 
 class Journal:
@@ -68,18 +67,25 @@ class Journal:
 
     Attributes:
       attempt: how often the groups have gone back. Answers name the attempt that they are answers in.
+      is_suspended: whether groups are about to go back, so that no answer counts.
+      num_asked: the steps that were ever asked.
+      num_failed: the snapshots that have failed since the last that is committed, or since groups went back.
       committed: the number of the snapshot to go back to.
+      snapshot: the snapshot under way.
       failed: the step because of which groups are to go back now.
     """
 
     def __init__(self) -> None:
-        self._log: list[Logged] = []
+        self._log: list[Asked] = []
         self._snapshots = itertools.count(BEGINNING + 1)
         self._dropped: set[Asked] = set()  # copies
-        self._is_suspended = False
+        self._num_before_snapshot = 0  # steps asked before the last snapshot was begun
         self.attempt = 0
-        self.num_asked = 0  # steps
+        self.is_suspended = False
+        self.num_asked = 0
+        self.num_failed = 0
         self.committed = BEGINNING
+        self.snapshot: LoggedSnapshot | None = None
         self.failed: LoggedStep | None = None
 
     # What is asked.
@@ -97,19 +103,17 @@ class Journal:
         return asked
 
     def begin_snapshot(self, released: Mapping[int, Released]) -> LoggedSnapshot:
-        """Groups are asked to copy their values; one snapshot at a time."""
+        """Groups, which have answered all requests, are asked to copy their values."""
         assert self.snapshot is None, f"snapshot {self.snapshot} is still under way"
-        snapshot = LoggedSnapshot(next(self._snapshots), released)
-        self._log.append(snapshot)
-        return snapshot
+        assert not self.unasked, "groups have not answered all requests"
+        self.snapshot = LoggedSnapshot(next(self._snapshots), released, frozenset(self._log))
+        self._num_before_snapshot = self.num_asked
+        return self.snapshot
 
-    def abandon(self, snapshot: LoggedSnapshot) -> None:
-        """Removes a snapshot that not all groups were asked for; the caller releases its values again."""
-        self._log.remove(snapshot)
-
-    def fail_snapshot(self, snapshot: LoggedSnapshot) -> None:
+    def fail_snapshot(self) -> None:
         """Values could not be copied. What groups were to drop before has to be released again."""
-        snapshot.has_failed = True
+        self.snapshot = None
+        self.num_failed += 1
 
     def find_copy(self, copy: Handle) -> Asked | None:
         """The record of a request for a copy; ``None`` when the copy would not be made again."""
@@ -117,13 +121,9 @@ class Journal:
 
     @property
     def _copies(self) -> Iterator[Asked]:
-        for entry in self._asked:
+        for entry in self._log:
             if entry.kind is CopyOut and entry not in self._dropped:
                 yield entry
-
-    @property
-    def _asked(self) -> Iterator[Asked]:
-        return (entry for entry in self._log if isinstance(entry, Asked))
 
     @property
     def _steps(self) -> list[LoggedStep]:
@@ -132,16 +132,6 @@ class Journal:
     @property
     def keeps_copies(self) -> bool:
         return any(True for _ in self._copies)
-
-    @property
-    def snapshot(self) -> LoggedSnapshot | None:
-        snapshots = (entry for entry in self._log if isinstance(entry, LoggedSnapshot))
-        return next((snapshot for snapshot in snapshots if not snapshot.has_failed), None)
-
-    @property
-    def num_failed(self) -> int:
-        """The snapshots that have failed since the last one that is committed, or since groups went back."""
-        return sum(isinstance(entry, LoggedSnapshot) and entry.has_failed for entry in self._log)
 
     @property
     def num_steps(self) -> int:
@@ -154,18 +144,13 @@ class Journal:
 
     @property
     def steps_since_snapshot(self) -> int:
-        """The steps asked since the last snapshot was begun."""
-        since = 0
-        for entry in reversed(self._log):
-            if isinstance(entry, LoggedSnapshot):
-                break
-            since += isinstance(entry, LoggedStep)
-        return since
+        """The steps asked since the last snapshot was begun, or since the one that groups went back to."""
+        return self.num_asked - self._num_before_snapshot
 
     @property
     def repeatable(self) -> tuple[Asked, ...]:
         """The requests that have made the values since the snapshot, in order."""
-        return tuple(entry for entry in self._asked if entry.makes_values)
+        return tuple(entry for entry in self._log if entry.makes_values)
 
     # What is answered.
 
@@ -173,7 +158,7 @@ class Journal:
         """A group has answered, by an error that is not the death of a group, or else by a result.
 
         Returns: what the user is to be told now.
-        Raises: ``ResultChangedError`` when the user was given another result in an earlier attempt.
+        Raises: ``RecoveryError`` when the user was given another result in an earlier attempt.
         """
         request, mpmd_idx, result, error = outcome
         if attempt != self.attempt or mpmd_idx not in request.waiting:
@@ -189,40 +174,41 @@ class Journal:
         if mpmd_idx not in request.answers:
             request.results[mpmd_idx] = result
         elif not _repeats(request.answers[mpmd_idx], result):
-            raise ResultChangedError(request, mpmd_idx)
+            raise changed_result(request, mpmd_idx)
         is_whole = not request.waiting and not request.errors
         outcomes = _give_results(request) if is_whole or not request.is_of_one_attempt else []
         return outcomes + self._go_on()
 
-    def drop_copies(self, copies: Collection[Handle] | None = None) -> list[Outcome]:
+    def drop_copies(self, copies: Collection[Handle] | None = None) -> None:
         """These copies, or all, need not be made again: they are written, or nobody waits for them.
 
-        One that is not answered yet still will be. As ``answer``.
+        A copy that is not answered yet still will be.
         """
-        for entry in list(self._copies):
-            if copies is None or not _copies_of(entry).isdisjoint(copies):
-                self._dropped.add(entry)
-        return [] if self._is_suspended else self._go_on()
+        self._dropped.update(
+            entry for entry in self._copies if copies is None or not _copies_of(entry).isdisjoint(copies)
+        )
+        self._commit()
 
-    def mark_copied(self, attempt: int, snapshot: LoggedSnapshot) -> list[Outcome]:
-        """All copies of a snapshot are where they outlive their group. As ``answer``."""
-        if attempt != self.attempt:
-            return []
-        snapshot.is_copied = True
-        return self._go_on()
+    def mark_copied(self, attempt: int, snapshot: LoggedSnapshot) -> None:
+        """All copies of a snapshot are where they outlive their group."""
+        if attempt == self.attempt:
+            snapshot.is_copied = True
+            self._commit()
+
+    def _commit(self) -> None:
+        """Commits the snapshot under way, unless a copy before it has to be made again, or groups go back."""
+        snapshot = self.snapshot
+        if snapshot is None or not snapshot.is_copied or self.is_suspended:
+            return
+        if snapshot.covered.isdisjoint(self._copies):
+            self.committed, self.snapshot, self.num_failed = snapshot.number, None, 0
+            self._log = [entry for entry in self._log if entry not in snapshot.covered]
 
     def _go_on(self) -> list[Outcome]:
-        """Returns outcomes that are final now, drops log entries that no replay needs, commits snapshots."""
+        """Returns outcomes that are final now, and drops log entries that no replay needs."""
         outcomes: list[Outcome] = []
-        kept: list[Logged] = []
+        kept: list[Asked] = []
         for position, entry in enumerate(self._log):
-            if isinstance(entry, LoggedSnapshot):
-                if not entry.is_copied or any(_is_copy(before) for before in kept):
-                    kept.append(entry)
-                    continue
-                self.committed = entry.number
-                kept.clear()
-                continue
             if entry.waiting:
                 kept += self._log[position:]
                 break
@@ -232,12 +218,12 @@ class Journal:
             if failed is not None:
                 self._give_up(position, believed)
                 self.failed = failed
-                kept += self._log[position:]  # a snapshot behind it lacks the inputs
+                kept += self._log[position:]
                 break
             if not self._is_done(entry):
                 kept.append(entry)
         self._log = kept
-        self._dropped.intersection_update(entry for entry in kept if isinstance(entry, Asked))
+        self._dropped.intersection_update(kept)
         return outcomes
 
     def _give_up(self, position: int, outcomes: Sequence[Outcome]) -> None:
@@ -263,7 +249,7 @@ class Journal:
                 request.answers[mpmd_idx] = None
                 outcomes.append(Outcome(request, mpmd_idx, None, error))
             elif request.answers[mpmd_idx] is not None:
-                raise ResultChangedError(request, mpmd_idx, error)
+                raise changed_result(request, mpmd_idx, error)
         request.errors.clear()
         return outcomes
 
@@ -275,56 +261,43 @@ class Journal:
     def suspend(self) -> None:
         """A group has died: nothing that is answered from now on counts, until the groups have gone back."""
         self.attempt += 1
-        self._is_suspended = True
+        self.is_suspended = True
 
-    def go_back(self) -> tuple[Logged, ...]:
+    def go_back(self) -> tuple[Asked, ...]:
         """All groups have the values of the snapshot ``committed``. Returns what to ask them, in order."""
         self.attempt += 1
-        self._is_suspended = False
-        self.failed = None
-        self._log = [
-            entry
-            for entry in self._log
-            if not (
-                entry.has_failed
-                if isinstance(entry, LoggedSnapshot)
-                else entry.answers and self._is_done(entry)
-            )
-        ]
+        self.is_suspended = False
+        self.failed = self.snapshot = None
+        self.num_failed = 0
+        self._log = [entry for entry in self._log if not (entry.answers and self._is_done(entry))]
+        self._num_before_snapshot = self.num_asked - self.num_steps
         for entry in self._log:
-            if isinstance(entry, LoggedSnapshot):
-                entry.number, entry.is_copied = next(self._snapshots), False
-            else:
-                entry.waiting.update(entry.groups)
-                entry.errors.clear()
-                entry.results.clear()
+            entry.waiting.update(entry.groups)
+            entry.errors.clear()
+            entry.results.clear()
         return tuple(self._log)
 
     @property
     def unasked(self) -> tuple[Asked, ...]:
         """The requests since all was quiet, for groups that were not asked meanwhile."""
-        return tuple(entry for entry in self._asked if entry.waiting)
+        return tuple(entry for entry in self._log if entry.waiting)
 
     def lose_values(self, error: BaseException) -> list[Outcome]:
         """No process has a value any more: fails unanswered requests with ``error``, and empties the log."""
         outcomes = [
             Outcome(entry, mpmd_idx, None, error)
-            for entry in self._asked
+            for entry in self._log
             for mpmd_idx in sorted(entry.groups - entry.answers.keys())
         ]
         self._log.clear()
         self._dropped.clear()
-        self.failed = None
+        self.failed = self.snapshot = None
         self.committed = BEGINNING
         return outcomes
 
     @property
     def programs(self) -> set[int]:
         return {request.program for step in self._steps for request in step.steps.values()}
-
-
-def _is_copy(entry: Logged) -> bool:
-    return isinstance(entry, Asked) and entry.kind is CopyOut
 
 
 def _copies_of(entry: Asked) -> set[Handle]:

@@ -1,8 +1,8 @@
 """The groups that recovery leaves out: the groups of parts in ``Recovery(parts={"sampler": None})``.
 
-Their requests are not logged (``Asked.is_logged``) and their values are not copied. They do not go back: when
-another group dies, their steps under way end first. When such a group dies, the rest of the mesh goes on, and
-the group stays dead until the user has it replaced. Nothing here knows Ray, a thread or the clock.
+Their requests are not logged and their values are not copied. They do not go back: when another group dies,
+their steps under way end first. When such a group dies, the rest of the mesh goes on, and the group stays
+dead until the user has it replaced. Nothing here knows Ray, a thread or the clock.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from cluster.driver.calls.pending_calls import copy_of
-from cluster.recovery.journal import Outcome
-from cluster.recovery.logged import Asked
 from cluster.recovery.report import REPLACED
 from mpmd.errors import GroupDiedError
 from mpmd.ir.participants import participants
@@ -30,35 +28,26 @@ class LeftOut:
       groups: their numbers.
       dead: the error of each group that has died and is not replaced yet.
       wanted: the dead groups that the user wants replaced.
-      pending: requests that are not logged, until they are answered.
-      lost: deaths, by the results that they ended. The user may free a result at any time.
+      lost: errors, by the results of steps that they ended. The user may free a result at any time.
     """
 
     groups: frozenset[int]
     dead: dict[int, GroupDiedError] = dataclasses.field(default_factory=dict)
     wanted: set[int] = dataclasses.field(default_factory=set)
-    pending: set[Asked] = dataclasses.field(default_factory=set)
     lost: dict[Handle, BaseException] = dataclasses.field(default_factory=dict)
 
-    def answer(self, outcome: Outcome) -> list[Outcome]:
-        """A group has answered a request that is not logged. Returns what the user is to be told now.
+    def explain(self, request: Request, error: BaseException | None) -> BaseException | None:
+        """The error to tell the user when a request that is not logged has failed with ``error``.
 
         Where a step has lost its input by a death, the error is that death, with what the group has sent.
         """
-        asked, mpmd_idx, _, error = outcome
-        if mpmd_idx not in asked.waiting:
-            return []
-        asked.waiting.remove(mpmd_idx)
-        if not asked.waiting:
-            self.pending.discard(asked)
-        request = asked.requests[mpmd_idx]
         if isinstance(request, StepRequest):
             if isinstance(error, LostValueError):
                 deaths = [self.lost.get(handle) for handle in request.inputs]
                 error = next((_instead_of(error, death) for death in deaths if death is not None), error)
             if isinstance(error, GroupDiedError):
                 self.lost |= dict.fromkeys(request.outputs, copy_of(error))
-        return [outcome._replace(error=error)]
+        return error
 
     def moves(self, kinds: Mapping[int, str]) -> dict[int, str]:
         """The groups to move, and why: living groups of ``kinds``, and dead groups of ``wanted``."""

@@ -1,7 +1,7 @@
 """Records of requests with the answers of groups.
 
-The journal's log consists of such records and of snapshots. ``Ledger`` makes records, also of requests that
-are not logged.
+The journal's log consists of such records. ``LoggedSnapshot`` is a snapshot of values that begins between two
+of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class Asked:
     Attributes:
       requests: by group.
       released: by group, the values to drop before it answers. No programs: a replay may need them.
-      is_logged: whether the groups are asked again after a death. Otherwise the first answer is the user's.
       kind: the class of the requests.
       waiting: the groups that have not answered in this attempt.
       errors: by group, errors that the user was not given yet.
@@ -33,7 +32,6 @@ class Asked:
 
     requests: Mapping[int, Request]
     released: Mapping[int, Released] = dataclasses.field(default_factory=dict)
-    is_logged: bool = True
     kind: type[Request] = dataclasses.field(init=False)
     waiting: set[int] = dataclasses.field(init=False)
     errors: dict[int, BaseException] = dataclasses.field(init=False, default_factory=dict)
@@ -132,17 +130,15 @@ class LoggedStep(Asked):
 
 @dataclasses.dataclass(eq=False)
 class LoggedSnapshot:
-    """A snapshot under way, or one that has failed since the last that is committed.
+    """A snapshot under way.
 
     Attributes:
-      number: another one each time it is begun; numbers ascend.
+      number: the numbers of snapshots ascend.
       released: what each group is to drop before it copies.
+      covered: the requests before it, which a replay from this snapshot does not repeat.
     """
 
     number: int
     released: Mapping[int, Released]
+    covered: frozenset[Asked]
     is_copied: bool = False
-    has_failed: bool = False
-
-
-Logged = Asked | LoggedSnapshot

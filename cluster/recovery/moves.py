@@ -1,21 +1,31 @@
-"""Moves of groups to other nodes or devices while steps run: a part of the state machine of ``membership``.
+"""Moves groups to other nodes or devices while steps run.
 
 A move is a recovery from a death that was awaited: steps wait, all values are copied, other processes take
-the place of the group's, and nothing has to be run again.
+the place of the group's, and nothing has to be run again. Groups move one after the other, since the keepers
+of the moving group's values have to stay.
 """
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+import dataclasses
+import queue
+import threading
+import weakref
+from collections.abc import Sequence
 
-from cluster.recovery import actions as do
-from cluster.recovery.actions import Actions
-from cluster.recovery.journal import Journal
-from cluster.recovery.left_out import LeftOut
+from cluster.recovery.background import Background
+from cluster.recovery.ledger import Ledger
+from cluster.recovery.processes import Processes
 from cluster.recovery.report import DRAINED, GROWN, REPLACED, SHRUNK, Phases
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.requests import Handle
+
+_LOOK_SECONDS = 1.0
+"""The seconds between two looks whether groups are to move."""
+
+_SAVE_SECONDS = 10.0
+"""The seconds that a checkpoint may keep a group on a node that is to end; other moves wait for it."""
 
 _REASONS = {
     DRAINED: "its node is to end",
@@ -25,138 +35,213 @@ _REASONS = {
 }
 
 
-class Moves:
-    """Moves one group at a time, since the keepers of the moving group's values have to stay.
-
-    Args:
-      journal: the requests to groups.
-      left_out: the groups that recovery leaves out.
+@dataclasses.dataclass
+class Move:
+    """A group moves, for a reason that ``kind`` names, as of ``RecoveryReport``.
 
     Attributes:
-      is_ready: processes are ready for the group that moves, which leaves when groups have answered all.
+      attempt: the attempt of the journal in which the move has begun.
+      is_ready: processes are ready for the group, which leaves when groups have answered all.
+      has_left: the group is being replaced.
+      has_arrived: all groups have run the steps since the last snapshot again, of which there are few.
+    """
+
+    mpmd_idx: int
+    kind: str
+    attempt: int
+    phases: Phases = dataclasses.field(default_factory=Phases)
+    is_ready: bool = False
+    has_left: bool = False
+    has_arrived: bool = False
+
+    @property
+    def how(self) -> str:
+        return "begin anew" if self.kind == REPLACED else "move"
+
+    @property
+    def death(self) -> GroupDiedError:
+        """The end of the group's processes, as a death."""
+        how = "begins anew" if self.kind == REPLACED else "moves"
+        return GroupDiedError(f"group {self.mpmd_idx} {how}: {_REASONS[self.kind]}", self.mpmd_idx)
+
+
+class Moves:
+    """Looks after the places of groups.
+
+    Args:
+      ledger: the requests to groups; its lock guards all attributes.
+      processes: of the groups.
+      background: looks and moves groups while steps run.
+
+    Attributes:
+      under_way: the move that was begun, until what the group has left is given back.
       leaving: the groups whose nodes are to end, or that move: their death is no failure.
-      unwritten: copies that are perhaps still to be written to storage.
       said: by group, why it does not move, as the user was told; ``None`` stands for all groups.
     """
 
-    def __init__(self, journal: Journal, left_out: LeftOut):
-        self.is_ready = False
+    def __init__(self, ledger: Ledger, processes: Processes, background: Background):
+        self.under_way: Move | None = None
         self.leaving: set[int] = set()
-        self.unwritten: set[Handle] = set()
         self.said: dict[int | None, str] = {}
-        self._journal = journal
-        self._left_out = left_out
-        self._next: collections.deque[tuple[int, str]] = collections.deque()
-        self._mpmd_idx: int | None = None  # the group that moves; and of this move:
-        self._kind = DRAINED
-        self._phases = Phases()
-        self._attempt = 0  # of the journal, at the start
-        self._has_waited = False  # for checkpoints that are being saved
+        self._ledger = ledger
+        self._processes = processes
+        self._background = background
+        self._is_looking = False
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether a move was begun, and the resources that the group has left are not given back yet."""
-        return self._mpmd_idx is not None
+    def is_ready(self) -> bool:
+        """Whether a group waits for quiet, to leave then."""
+        move = self.under_way
+        return move is not None and move.is_ready and self._is_possible(move)
+
+    def start(self) -> None:
+        """Has a thread look after the places of groups, as long as this is in use."""
+        watching = weakref.ref(self), self._ledger.freed
+        threading.Thread(target=_watch, args=watching, name="mpmd places", daemon=True).start()
 
     @property
-    def is_blocked(self) -> bool:
-        """Whether the group that is to leave waits for a checkpoint that is being saved."""
-        return bool(self.unwritten) and not self._has_waited
+    def has_ended(self) -> bool:
+        return self._background.has_ended
 
-    def begin(self, kinds: Mapping[int, str]) -> Actions:
-        """These groups are to move. Without any, there may be room for spares that was not there before."""
-        kinds = self._left_out.moves(kinds)
-        self.leaving |= {mpmd_idx for mpmd_idx, kind in kinds.items() if kind == DRAINED}
-        self._next = collections.deque(kinds.items())
-        return self._begin_next() if kinds else [do.StartSpares()]
+    def look_after(self) -> None:
+        """Moves the groups that are to move, in another thread. Is called now and then, by one thread."""
+        if not self._is_looking and not self._ledger.dead:
+            self._is_looking = True
+            self._background.start("moves", self._look)
 
-    def _begin_next(self) -> Actions:
-        self._mpmd_idx, self.is_ready, self._has_waited = None, False, False
-        if not self._next:
-            return []
-        self._mpmd_idx, self._kind = self._next.popleft()
-        self._attempt, self._phases = self._journal.attempt, Phases()
-        if self._has_to_stay:
-            return self._stay(_SAVING)
-        return [do.Prepare(self._mpmd_idx, self._kind, self._phases)]
+    def note_freed(self, copy: Handle) -> None:
+        """A copy for storage is written, or nobody will write it."""
+        with self._ledger.changed:
+            self._ledger.unwritten.discard(copy)
+            self._ledger.notify()
 
-    @property
-    def _has_to_stay(self) -> bool:
-        """Whether a checkpoint that is being saved keeps the group, whose node stays, where it is."""
-        return bool(self.unwritten) and self._kind != DRAINED
+    def _look(self) -> None:
+        """Moves the groups that are to move. Gives back what nobody uses, and starts missing spares."""
+        try:
+            kinds = self._processes.groups_to_move()
+            with self._ledger.changed:
+                kinds = self._ledger.left_out.moves(kinds)
+                self.leaving |= {mpmd_idx for mpmd_idx, kind in kinds.items() if kind == DRAINED}
+            for mpmd_idx, kind in kinds.items():
+                self._move(mpmd_idx, kind)
+            self._give_back()
+        except Exception as error:
+            self._say_of_all(error)
+        with self._ledger.changed:
+            self._is_looking = False
+            self._ledger.notify()
 
-    def prepare(self, silent: Collection[int] | None) -> Actions:
-        """Processes are ready, or there is no place for them.
+    def _move(self, mpmd_idx: int, kind: str) -> None:
+        ledger = self._ledger
+        with ledger.changed:
+            if ledger.error is not None:
+                return
+            self.under_way = move = Move(mpmd_idx, kind, ledger.journal.attempt)
+        try:
+            if why := self._prepare(move) or self._leave(move):
+                self._stay(move, why)
+            self._give_back()
+        except RuntimeError as error:
+            self._stay(move, str(error))
+        except Exception as error:
+            self._say_of_all(error)
+        finally:
+            with ledger.changed:
+                self.under_way = None
+                ledger.notify()
+            self._processes.spares.discard()
+
+    def _give_back(self) -> None:
+        if self._ledger.error is None:
+            self._processes.spares.start_missing()
+
+    def _prepare(self, move: Move) -> str | None:
+        """Has processes ready, while steps run. Returns why the group stays, if it does.
 
         If another group is silent, the moving group stays: the silent one may hold the only other copy of its
         values.
-
-        Args:
-          silent: the groups of which a process does not answer; ``None`` without a place.
         """
-        if silent is None:
-            return self._stay("there is no other place for it")
-        silent = sorted(set(silent) - self._left_out.dead.keys())
+        if self._has_to_stay(move):
+            return _SAVING
+        move.phases.enter("prepared")
+        self._ledger.groups.ask_health()
+        if not self._processes.prepare_move(move.mpmd_idx, move.kind):
+            return "there is no other place for it"
+        move.phases.enter("copied")
+        silent = sorted(self._processes.find_dead() - self._ledger.left_out.dead.keys())
         said = f"no answer from {', '.join(f'group {mpmd_idx}' for mpmd_idx in silent)}"
-        if silent and silent != [self._mpmd_idx]:
-            return self._stay(said)
-        self.is_ready = True
-        actions = self._say(self._mpmd_idx, said) if silent else []
-        return [*actions, do.AwaitCheckpoints()] if self.unwritten else actions
+        if silent and silent != [move.mpmd_idx]:
+            return said
+        if silent:
+            self._say_once(move.mpmd_idx, said)
+        return None
 
-    def expire(self) -> Actions:
-        """Checkpoints that are being saved have had their time."""
-        self._has_waited = True
-        return []
+    def _leave(self, move: Move) -> str | None:
+        """Waits until the group has left and all steps are answered again, or returns why it stays.
 
-    def give_up(self) -> Actions:
-        """Gives up a move that is ready, if a group has died since it has begun, or has to stay."""
-        if self._attempt != self._journal.attempt:  # the next look shows what is to be done now
-            return [do.Discard(), *self._begin_next()]
-        return self._stay(_SAVING) if self._has_to_stay else []
+        Without a reason it stays if a group has died meanwhile: the next look shows what is to be done then.
+        """
+        ledger = self._ledger
+        with ledger.changed:
+            ledger.changed.wait_for(
+                lambda: not ledger.unwritten or not self._is_of_attempt(move) or ledger.error, _SAVE_SECONDS
+            )
+            move.is_ready = True
+            ledger.notify()
+            ledger.changed.wait_for(
+                lambda: ledger.error or move.has_left or (ledger.is_running and not self._is_possible(move))
+            )
+            move.is_ready = False
+            if not move.has_left:
+                return _SAVING if self._has_to_stay(move) and self._is_of_attempt(move) else None
+            ledger.changed.wait_for(lambda: ledger.error or move.has_arrived)
+            self.leaving.discard(move.mpmd_idx)
+            self.said.pop(move.mpmd_idx, None)
+        return None
 
-    def leave(self) -> tuple[GroupDiedError, str, Phases]:
-        """The group leaves. Returns this as a death, why it moves, and the seconds so far."""
-        assert self._mpmd_idx is not None, "no group moves"
-        self.is_ready = False
-        self.leaving.add(self._mpmd_idx)
-        how = "begins anew" if self._kind == REPLACED else "moves"
-        death = GroupDiedError(f"group {self._mpmd_idx} {how}: {_REASONS[self._kind]}", self._mpmd_idx)
-        return death, self._kind, self._phases
+    def _is_of_attempt(self, move: Move) -> bool:
+        return move.attempt == self._ledger.journal.attempt
 
-    def end(self) -> Actions:
-        """The group has moved."""
-        assert self._mpmd_idx is not None, "no group moves"
-        self.leaving.discard(self._mpmd_idx)
-        self.said.pop(self._mpmd_idx, None)
-        return self._begin_next()
+    def _has_to_stay(self, move: Move) -> bool:
+        """Whether a checkpoint that is being saved keeps the group, whose node stays, where it is."""
+        return bool(self._ledger.unwritten) and move.kind != DRAINED
+
+    def _is_possible(self, move: Move) -> bool:
+        return self._is_of_attempt(move) and not self._has_to_stay(move)
 
     def explain(self, late: Sequence[int]) -> tuple[str, str]:
         """The names of groups that have not moved in time, and why, as the user was told."""
         names = ", ".join(f"group {mpmd_idx}" for mpmd_idx in late)
         return names, "".join(f"; {self.said[mpmd_idx]}" for mpmd_idx in late if mpmd_idx in self.said)
 
-    def fail(self, job: do.Job, error: BaseException) -> Actions:
-        """A job has failed, of the move or of who looks after all places."""
-        of_move = isinstance(job, do.Prepare) or job == do.StartSpares(ends_move=True)
-        if of_move and isinstance(error, RuntimeError):
-            return self._stay(str(error))
-        message = f"the places of groups cannot be looked after: {type(error).__name__}: {error}"
-        actions = self._say(None, message)
-        return [do.Discard(), *actions, *self._begin_next()] if of_move else actions
+    def _stay(self, move: Move, why: str) -> None:
+        how = f"group {move.mpmd_idx} does not {move.how}, though {_REASONS[move.kind]}"
+        self._say_once(move.mpmd_idx, f"{how}: {why}")
 
-    def _stay(self, why: str) -> Actions:
-        """Gives up the move until the next look, and tells the user why."""
-        how = "begin anew" if self._kind == REPLACED else "move"
-        message = f"group {self._mpmd_idx} does not {how}, though {_REASONS[self._kind]}: {why}"
-        return [do.Discard(), *self._say(self._mpmd_idx, message), *self._begin_next()]
+    def _say_of_all(self, error: Exception) -> None:
+        self._say_once(None, f"the places of groups cannot be looked after: {type(error).__name__}: {error}")
 
-    def _say(self, mpmd_idx: int | None, message: str) -> Actions:
+    def _say_once(self, mpmd_idx: int | None, message: str) -> None:
         """Tells the user about a group, or about all groups, unless the last message was the same."""
-        if self.said.get(mpmd_idx) == message:
-            return []
-        self.said[mpmd_idx] = message
-        return [do.Say(message)]
+        if self.said.get(mpmd_idx) != message:
+            self.said[mpmd_idx] = message
+            self._background.say_unless_ended(message)
 
 
 _SAVING = "a checkpoint is being saved"
+
+
+def _watch(moves: weakref.ref[Moves], wake: queue.SimpleQueue[Handle | None]) -> None:
+    """Looks after the places now and then, in a thread that does not keep the mesh alive."""
+    while True:
+        freed = None
+        with contextlib.suppress(queue.Empty):
+            freed = wake.get(timeout=_LOOK_SECONDS)
+        alive = moves()
+        if alive is None or alive.has_ended:
+            return
+        if freed is None:
+            alive.look_after()
+        else:
+            alive.note_freed(freed)
+        del alive

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from cluster.recovery.journal import BEGINNING, Journal, LoggedStep
+from cluster.recovery.journal import BEGINNING, FROM_DISK, Journal, LoggedStep
 from mpmd.errors import GroupDiedError, StateLostError
 from mpmd.meshes.part import ranges_of
 from mpmd.validation import (
@@ -22,8 +22,6 @@ from mpmd.validation import (
     str_fault,
     type_fault,
 )
-
-FROM_DISK = "Start again from a checkpoint on disk"
 
 RAISE, REPLACE, WARN = REACTIONS = ("raise", "replace", "warn")
 """The reactions to wrong bits."""

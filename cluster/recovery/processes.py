@@ -177,21 +177,13 @@ class Processes:
         for number, actor in self.spares.take_over(gone, self.infos, self.check_open).items():
             self._processes[number] = Process(actor)
 
-    def open(self, groups: Collection[int], on_lost: Callable[[GroupDiedError], object]) -> None:
-        """Has new processes take their devices.
-
-        Args:
-          on_lost: is called when a process that is reset has died. It starts a replacement, or sets ``stop``.
-        """
+    def open(self, groups: Collection[int]) -> None:
+        """Has new processes take their devices."""
 
         def check() -> None:
             self.check_open()
             is_reset = set(self._resetting.values())
             self.allocations.check_nodes(n for n in range(len(self.infos)) if n not in is_reset)
-            try:
-                self.check_alive(is_reset, self._limits)
-            except GroupDiedError as error:
-                on_lost(error)
 
         numbers = self._numbers_of(groups)
         opened = open_groups(self._starting(numbers, check), versions_here())

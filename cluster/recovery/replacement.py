@@ -1,41 +1,21 @@
-"""One replacement of groups, or going back without one: a part of the state machine of ``membership``."""
+"""One replacement of groups, or going back without one: its phases, and when to try again or to give up."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from cluster.recovery import actions as do
-from cluster.recovery.journal import BEGINNING
+from cluster.driver.runtime import LoadRequests
+from cluster.recovery.allocations import NoAllocationError, NodeGoneError
+from cluster.recovery.copies import Copies
+from cluster.recovery.journal import BEGINNING, FROM_DISK
 from cluster.recovery.keepers import CopiesLostError
-from cluster.recovery.logged import Logged, LoggedStep
-from cluster.recovery.policy import FROM_DISK, FailureCounter
+from cluster.recovery.logged import Asked, LoggedStep
+from cluster.recovery.policy import FailureCounter
+from cluster.recovery.processes import Processes, SupersededError
 from cluster.recovery.report import Phases, RecoveryReport
+from cluster.tcp.connection import Connection
 from mpmd.errors import GroupDiedError, RecoveryError
-
-
-class GroupLostError(RuntimeError):
-    """Groups could not be replaced, because of ``__cause__``.
-
-    Attributes:
-      dead: the groups of which a process is gone or does not answer; empty if none is.
-      beside: the groups that have died while new processes of other groups took their devices.
-      unopened: the groups whose new processes have not taken their devices.
-      node_is_gone: whether the node of a process is, which explains the death of a new process.
-    """
-
-    def __init__(
-        self,
-        dead: Collection[int],
-        beside: Collection[int] = (),
-        unopened: Collection[int] = (),
-        node_is_gone: bool = False,
-    ):
-        super().__init__(f"groups {sorted(dead)} are dead, and groups {sorted(unopened)} have not started")
-        self.dead = frozenset(dead)
-        self.beside = frozenset(beside)
-        self.unopened = frozenset(unopened)
-        self.node_is_gone = node_is_gone
 
 
 @dataclasses.dataclass
@@ -51,10 +31,10 @@ class Replacement:
       processes_per_group: the number of processes of each group.
       failures: counts the failures of the run.
       phases: the seconds so far.
+      dead: the groups whose processes are to be replaced now.
+      replaced: all groups with new processes that have not loaded their programs yet, ``dead`` among them.
       snapshot: number of the snapshot to go back to.
       lost: why no group has a value any more, if so.
-      replaced: all groups with new processes, which have to load their programs.
-      is_detached: no call on a group can be made any more, or the calls are about to be ended.
       attempt, replayed: the attempt of the journal after this, and the steps that it repeats.
     """
 
@@ -64,69 +44,119 @@ class Replacement:
     processes_per_group: tuple[int, ...]
     failures: FailureCounter
     phases: Phases = dataclasses.field(default_factory=Phases)
+    dead: set[int] = dataclasses.field(default_factory=set)
+    replaced: set[int] = dataclasses.field(default_factory=set)
     snapshot: int = BEGINNING
     lost: str | None = None
-    replaced: set[int] = dataclasses.field(default_factory=set)
-    is_detached: bool = False
     attempt: int = 0
     replayed: Sequence[LoggedStep] = ()
 
-    def begin(self, dead: Collection[int], is_failure: bool, snapshot: int) -> do.Recover:
+    def begin(self, dead: Collection[int], is_failure: bool, snapshot: int) -> None:
         """Begins when no call on a group can be made any more and the ``dead`` groups are known."""
         if is_failure and (reason := self.failures.count(self.death.mpmd_idx, self.step)):
-            raise self._unrecoverable(reason, self.death)
+            raise self.unrecoverable(reason, self.death)
         self.snapshot = snapshot
-        return self._replace(dead)
+        self._replace(dead)
 
-    def _replace(self, dead: Collection[int]) -> do.Recover:
-        self.replaced.update(dead)
-        return do.Recover(frozenset(dead), frozenset(self.replaced), self.snapshot, self.phases)
+    def _replace(self, dead: Collection[int]) -> None:
+        self.dead = set(dead)
+        self.replaced |= self.dead
 
-    def begin_again(self, error: BaseException) -> do.Recover:
-        """Tries again when other groups have died, when there is no room, or without copies."""
-        if not isinstance(error, GroupLostError):
-            raise self._unrecoverable(str(error), error)
-        if isinstance(error.__cause__, CopiesLostError):
-            self.snapshot, self.lost = BEGINNING, str(error.__cause__)
-            self.replaced |= error.beside
-            return self._replace(())
-        self._count(error)
-        self.replaced |= error.beside
-        return self._replace(error.dead | self._unusable(error))
+    def carry_out(
+        self, processes: Processes, copies: Copies, loads: Mapping[int, LoadRequests]
+    ) -> Sequence[Connection]:
+        """Replaces the processes of dead groups, connects all processes again, and has all groups go back.
 
-    def _count(self, lost: GroupLostError) -> None:
-        """Counts a failure, unless groups have died that this replaces for the first time.
+        Tries again when other groups have died, when there is no room, or without copies.
 
-        They may have died together: of a node that is gone, Ray reports one process after the other. So one
-        recovery is one failure. Neither are new processes to blame when their node is gone.
+        Args:
+          loads: by program number, the requests by which groups load the program.
+
+        Returns: the driver's new connections with all processes.
+        Raises: ``SupersededError`` when the mesh was closed.
         """
-        dead = lost.dead | lost.beside
-        if lost.node_is_gone or (dead and not self.replaced & dead):
-            return
-        if reason := self.failures.count(self.death.mpmd_idx, None):
-            cause = lost.__cause__ or lost
-            raise self._unrecoverable(f"{reason}; the last time because {cause}", cause)
+        enter = self.phases.enter
+        while True:
+            unopened = self.dead
+            processes.check_open()
+            try:
+                enter("started")
+                copies.lose(processes.kill(self.dead))
+                processes.reset(self.dead, list(loads))
+                processes.start(self.dead)
+                processes.open(self.dead)
+                unopened = set()
+                processes.await_reset()
+                copies.check(self.snapshot)
+                enter("connected")
+                processes.connect()  # after which a process knows what a program's messages need
+                enter("loaded")
+                processes.load(self.replaced, loads)
+                enter("restored")
+                copies.restore(self.snapshot)
+                enter("connected")
+                connections = processes.connect_driver()
+                enter("replayed")  # until the report
+                return connections
+            except SupersededError:
+                raise
+            except CopiesLostError as lost:
+                self.snapshot, self.lost = BEGINNING, str(lost)
+                self._replace(())
+            except Exception as error:
+                # Of another error it is not known whose death it is a consequence of.
+                dead = {error.mpmd_idx} if isinstance(error, GroupDiedError) else processes.find_dead()
+                self.begin_again(error, dead, unopened, _node_is_gone(processes, error))
 
-    def _unusable(self, lost: GroupLostError) -> set[int]:
+    def begin_again(
+        self, error: Exception, dead: set[int], unopened: set[int], node_is_gone: bool = False
+    ) -> None:
+        """Decides which groups to replace next, when groups could not be replaced because of ``error``.
+
+        One recovery is one failure, unless a new process has died: groups that this replaces for the first
+        time may have died together, since of a node that is gone Ray reports one process after the other.
+        Neither are new processes to blame when their node is gone.
+
+        Args:
+          dead: the groups of which a process is gone or does not answer; empty if none is.
+          unopened: the groups whose new processes have not taken their devices.
+          node_is_gone: whether the node of a process is.
+        """
+        is_failure = not node_is_gone and (not dead or bool(self.replaced & dead))
+        if is_failure and (reason := self.failures.count(self.death.mpmd_idx, None)):
+            raise self.unrecoverable(f"{reason}; the last time because {error}", error)
+        self._replace(dead | self._unusable(dead, unopened))
+
+    def _unusable(self, dead: set[int], unopened: set[int]) -> set[int]:
         """The groups whose new processes cannot be kept when they could not be replaced."""
-        if lost.unopened or not lost.dead:  # the new processes may be why
-            return set(lost.unopened or self.replaced)
+        if unopened or not dead:  # the new processes may be why
+            return unopened or self.replaced
         # Processes of one group may be meeting, and one of them has perhaps given up.
         return {i for i in self.replaced if self.processes_per_group[i] > 1}
 
-    def _unrecoverable(self, reason: str, cause: BaseException) -> RecoveryError:
+    def unrecoverable(self, reason: str, cause: BaseException) -> RecoveryError:
         message = f"{self.death}. The groups do not recover: {reason}. {FROM_DISK}"
         error = RecoveryError(message, self.death.mpmd_idx)
         error.__cause__ = cause
         return error
 
-    def begin_replay(self, attempt: int, entries: Iterable[Logged]) -> None:
+    def begin_replay(self, attempt: int, entries: Iterable[Asked]) -> None:
         """Groups repeat ``entries``, in an attempt of the journal."""
         self.attempt = attempt
         self.replayed = [entry for entry in entries if isinstance(entry, LoggedStep)]
 
-    def report(self) -> do.ReportRecovery:
-        report = RecoveryReport(
+    def has_ended(self, attempt: int) -> bool:
+        """Whether all steps of the replay are answered, or groups go back once more."""
+        return self.attempt != attempt or not any(step.waiting for step in self.replayed)
+
+    def report(self, shares_with: Mapping[int, int]) -> RecoveryReport:
+        """The report, at the end of the replay.
+
+        Args:
+          shares_with: the groups without a place of their own, each with the group whose devices it shares.
+        """
+        self.phases.enter(None)
+        return RecoveryReport(
             mpmd_idxs=tuple(sorted(self.replaced)),
             reason=str(self.death),
             step=self.step.ordinal if self.step else None,
@@ -134,5 +164,15 @@ class Replacement:
             seconds=self.phases.seconds,
             lost=self.lost,
             kind=self.kind,
+            shares_with={guest: host for guest, host in shares_with.items() if guest in self.replaced},
         )
-        return do.ReportRecovery(report, self.phases)
+
+
+def _node_is_gone(processes: Processes, error: Exception) -> bool:
+    if isinstance(error, NoAllocationError):
+        return False
+    try:
+        processes.allocations.check_nodes(range(len(processes.infos)))
+    except NodeGoneError:  # the processes on this node will get other allocations
+        return True
+    return False

@@ -20,16 +20,14 @@ from cluster.driver.calls.joined import failed
 from cluster.driver.calls.pending_calls import copy_of
 from cluster.driver.runtime import RayRuntime
 from cluster.driver.status import ProcessesStatus, while_recovering
-from cluster.recovery.actions import KeptHere
 from cluster.recovery.copies import Copies
-from cluster.recovery.events import Closed, CopyAsked, Died, State, StepAsked, Wanted
-from cluster.recovery.ledger import Ledger
+from cluster.recovery.ledger import Ledger, State
 from cluster.recovery.left_out import crossing_fault, host_arrays_fault
-from cluster.recovery.membership import Membership
 from cluster.recovery.policy import Recovery
 from cluster.recovery.processes import Processes
 from cluster.recovery.report import CorruptionReport, FoundValue, RecoveryReport
-from cluster.recovery.shell import Shell
+from cluster.recovery.rewinds import KeptHere
+from cluster.recovery.supervisor import Supervisor
 from cluster.tcp.connection import Connection
 from mpmd.errors import MESH_CLOSED, GroupDiedError
 from mpmd.program import Program
@@ -83,32 +81,25 @@ class RecoveringRuntime(Runtime):
         self._groups = groups
         self._processes = processes
         self._has_spares = policy.spares > 0
-        # None of them gets this object or a method of it: it ends when its last user drops it.
         self.left_out = frozenset(left_out)
-        self._membership = Membership(policy, self.processes_per_group, left_out)
+        # None of them gets this object or a method of it: it ends when its last user drops it.
         self._ledger = Ledger(
-            self._membership,
-            groups,
-            processes,
-            self._released,
-            self.next_handle,
-            self.arguments,
-            takes_digests=policy.verify_every is not None,
+            groups, policy, self.left_out, self._released, self.next_handle, self.arguments
         )
-        self._shell = Shell(self._ledger, copies, on_recovery, on_corruption)
+        self._supervisor = Supervisor(self._ledger, processes, copies, policy, on_recovery, on_corruption)
 
     def attach(self, connections: Sequence[Connection]) -> None:
         """Begins to send requests to groups over the driver's connections, and to look after the groups."""
-        self._shell.attach(connections)
-        self._shell.start()
+        self._supervisor.attach(connections)
+        self._supervisor.moves.start()
 
     @property
     def last_checkpoint(self) -> str | None:
-        return self._membership.last_checkpoint
+        return self._supervisor.last_checkpoint
 
     @last_checkpoint.setter
     def last_checkpoint(self, path: str | None) -> None:
-        self._membership.last_checkpoint = path
+        self._supervisor.last_checkpoint = path
 
     @property
     def actors(self) -> tuple[ActorHandle, ...]:
@@ -116,20 +107,20 @@ class RecoveringRuntime(Runtime):
 
     @property
     def is_recovering(self) -> bool:
-        return self._membership.state is State.RECOVERING
+        return self._ledger.state is State.RECOVERING
 
     @property
     def attempt(self) -> int:
-        return self._membership.times_back
+        return self._ledger.journal.attempt + self._supervisor.rewinds.count
 
     @property
     def logged_bytes(self) -> int:
         """The host arrays of the steps that would be run again."""
-        return self._membership.journal.nbytes
+        return self._ledger.journal.nbytes
 
     @property
     def is_copying(self) -> bool:
-        return self._membership.journal.snapshot is not None
+        return self._ledger.journal.snapshot is not None
 
     def load(self, program: Program) -> LoadedProgram:
         """As ``RayRuntime.load``. When a group dies meanwhile, loads again after the recovery.
@@ -142,9 +133,9 @@ class RecoveringRuntime(Runtime):
         ledger, journal = self._ledger, self._ledger.journal
         while True:
             with ledger.changed:
-                ledger.wait_for(lambda: self._membership.is_running)
+                ledger.wait_for(lambda: ledger.is_running)
                 attempt = journal.attempt
-                ledger.unload_unused()
+                ledger.releases.unload_unused()
             try:
                 loaded, load_requests = self._groups.load_with_requests(program)
             except GroupDiedError as death:
@@ -158,12 +149,12 @@ class RecoveringRuntime(Runtime):
                 continue
             with ledger.changed:
                 if attempt == journal.attempt:
-                    ledger.loads[loaded.number] = load_requests
+                    ledger.releases.loads[loaded.number] = load_requests
                     return loaded
                 self._groups.unload(loaded.number)  # new processes do not have it
 
     def unload(self, number: int) -> None:
-        self._ledger.unload(number)
+        self._ledger.releases.unload(number)
 
     def wait_to_submit(self, mpmd_idxs: Collection[int]) -> None:
         """As in the protocol. Only steps that are logged wait for a snapshot that is late."""
@@ -197,31 +188,31 @@ class RecoveringRuntime(Runtime):
             if refusal is not None:
                 return {mpmd_idx: failed(copy_of(refusal)) for mpmd_idx in requests}
             if is_left_out or not (kind.is_repeatable or kind is Write):
-                ledger.unload_unused()
-                return ledger.ask_once(requests, ledger.take_released(self.left_out & requests.keys()))
+                ledger.releases.unload_unused()
+                return ledger.ask_once(requests, ledger.releases.take(self.left_out & requests.keys()))
             if kind is StepRequest:
                 return self._submit_step(requests)
             return {mpmd_idx: self._ask_group(mpmd_idx, request) for mpmd_idx, request in requests.items()}
 
     def _submit_step(self, requests: Mapping[int, Request]) -> dict[int, Future]:
         ledger = self._ledger
-        futures = ledger.ask_first(ledger.journal.add(requests, ledger.take_released(requests)))
-        self._shell.tell(StepAsked())
+        futures = ledger.ask_first(ledger.journal.add(requests, ledger.releases.take(requests)))
+        self._supervisor.note_step()
         return futures
 
     def _ask_group(self, mpmd_idx: int, request: Request) -> Future:
         """Asks a group for something that is not a step, and that is asked again after a death."""
         match request:
             case CopyOut(copy):
-                self._ledger.tell(CopyAsked(copy))
+                self._ledger.unwritten.add(copy)
             case Write():
                 return self._ledger.write(mpmd_idx, request)
         return self._ledger.ask_first(self._ledger.journal.add({mpmd_idx: request}))[mpmd_idx]
 
     def free(self, mpmd_idxs: tuple[int, ...], handle: Handle) -> None:
-        if handle in self._membership.moves.unwritten:
+        if handle in self._ledger.unwritten:
             self._ledger.freed.put(handle)
-        self._membership.left_out.lost.pop(handle, None)
+        self._ledger.left_out.lost.pop(handle, None)
         super().free(mpmd_idxs, handle)
 
     def find_nonfinite(self, refused: NonFinitePolicy, to: Path | None) -> FoundValue | None:
@@ -234,7 +225,7 @@ class RecoveringRuntime(Runtime):
           to: the directory for the task that has made the value; ``None`` not to write the task.
         """
         self.check_process()
-        rewound = self._ledger.rewind(refused)
+        rewound = self._supervisor.rewinds.find(refused)
         found = rewound.found
         for kept in rewound.kept:
             at = (kept.step, kept.captured.mpmd_idx)
@@ -258,11 +249,11 @@ class RecoveringRuntime(Runtime):
     def status(self) -> ProcessesStatus:
         """As ``RayRuntime.status``. While groups recover, says which are being replaced."""
         self.check_process()
-        if self.is_recovering and not self._shell.has_ended:
-            dead = dict(self._membership.dead)
+        if self.is_recovering and not self._supervisor.background.has_ended:
+            dead = dict(self._ledger.dead)
             return while_recovering(self._processes.infos, dead, self._ledger.count_waiting())
         status = self._groups.status()
-        if not self._has_spares or self._shell.has_ended:
+        if not self._has_spares or self._supervisor.background.has_ended:
             return status
         return dataclasses.replace(status, ready_spares=self._processes.spares.count_ready())
 
@@ -278,7 +269,7 @@ class RecoveringRuntime(Runtime):
           dead that recovery leaves out; groups then move as soon as they can.
         """
         self.check_process()
-        ledger, membership, allocations = self._ledger, self._membership, self._processes.allocations
+        ledger, moves, allocations = self._ledger, self._supervisor.moves, self._processes.allocations
         if num_places < len(self.processes_per_group) and not allocations.can_share:
             raise RuntimeError(
                 "resize: groups may not share devices here: the mesh was launched with "
@@ -286,12 +277,12 @@ class RecoveringRuntime(Runtime):
             )
         with ledger.changed:
             allocations.num_own = num_places
-            self._shell.wake()
-            ledger.wait_for(lambda: self._is_settled or membership.left_out.fault_of(self._late), timeout)
-            if fault := membership.left_out.fault_of(self._late):
+            ledger.freed.put(None)
+            ledger.wait_for(lambda: self._is_settled or ledger.left_out.fault_of(self._late), timeout)
+            if fault := ledger.left_out.fault_of(self._late):
                 raise RuntimeError(f"resize({num_places}): {fault}")
             if late := self._late:
-                names, why = membership.moves.explain(late)
+                names, why = moves.explain(late)
                 raise RuntimeError(
                     f"resize({num_places}): {names} did not move within {timeout:g} s{why}. "
                     "A group moves by itself as soon as there is a place for it"
@@ -300,7 +291,7 @@ class RecoveringRuntime(Runtime):
     @property
     def _is_settled(self) -> bool:
         """Whether each group is where it is to be, and no move is under way: its end gives resources back."""
-        return not self._late and not self._membership.moves.is_under_way
+        return not self._late and self._supervisor.moves.under_way is None
 
     @property
     def _late(self) -> list[int]:
@@ -310,7 +301,7 @@ class RecoveringRuntime(Runtime):
         late = [
             i for i in range(len(self.processes_per_group)) if (i in sharing) == (i < allocations.num_own)
         ]
-        return late or sorted(self._membership.dead)
+        return late or sorted(self._ledger.dead)
 
     def replace(self, mpmd_idxs: Collection[int], timeout: float) -> None:
         """Has dead groups of ``mpmd_idxs`` restart without values. Returns when all the groups live.
@@ -318,23 +309,24 @@ class RecoveringRuntime(Runtime):
         Raises: ``RuntimeError`` when they do not within ``timeout`` seconds.
         """
         self.check_process()
-        ledger, membership, dead = self._ledger, self._membership, self._membership.left_out.dead
+        ledger, moves, wanted = self._ledger, self._supervisor.moves, self._ledger.left_out.wanted
         deadline = time.monotonic() + timeout
         with ledger.changed:
-            may_begin = ledger.wait_for(lambda: membership.is_running, timeout)
+            may_begin = ledger.wait_for(lambda: ledger.is_running, timeout)
             for mpmd_idx in range(len(self.processes_per_group)):
-                # Who was told by a step may be earlier than the membership, also of a group of another part.
-                if membership.is_running and (death := self._groups.death_of(mpmd_idx)) is not None:
-                    ledger.tell(Died(death))
-            ledger.tell(Wanted(frozenset(dead.keys() & set(mpmd_idxs))))
-            self._shell.wake()
+                # Who was told by a step may be earlier than the ledger, also of a group of another part.
+                if ledger.is_running and (death := self._groups.death_of(mpmd_idx)) is not None:
+                    self._supervisor.note_death(death)
+            dead = ledger.left_out.dead
+            wanted.update(dead.keys() & set(mpmd_idxs))
+            ledger.freed.put(None)
             has_ended = ledger.wait_for(
-                lambda: not (membership.dead or dead.keys() & set(mpmd_idxs)),
+                lambda: not (ledger.dead or dead.keys() & set(mpmd_idxs)),
                 max(0.0, deadline - time.monotonic()),
             )
             if late := sorted(dead.keys() & set(mpmd_idxs)):
-                ledger.tell(Wanted(frozenset(late), given_up=True))
-                names, why = membership.moves.explain(late)
+                wanted.difference_update(late)
+                names, why = moves.explain(late)
                 raise RuntimeError(f"replace: {names} did not begin anew within {timeout:g} s{why}")
             if not may_begin or not has_ended:
                 raise RuntimeError(f"replace: other groups have recovered or moved for {timeout:g} s")
@@ -344,7 +336,6 @@ class RecoveringRuntime(Runtime):
         if os.getpid() != self._process:
             return
         self.is_closed = True
-        with self._ledger.changed:
-            self._shell.tell(Closed(RuntimeError(MESH_CLOSED)))
+        self._supervisor.close(RuntimeError(MESH_CLOSED))
         self._groups.close()
         self._processes.release()

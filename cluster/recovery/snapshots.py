@@ -1,63 +1,113 @@
-"""Decisions about snapshots under way and failed snapshots: a part of the state machine of ``membership``."""
+"""Has groups copy their values, and the copies travel to where they outlive their group."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from cluster.recovery import actions as do
-from cluster.recovery.actions import Actions
-from cluster.recovery.journal import BEGINNING, Journal
+from cluster.driver.calls.post_mortem import raised_by
+from cluster.recovery.background import Background
+from cluster.recovery.copies import Copies
+from cluster.recovery.ledger import Ledger
 from cluster.recovery.logged import LoggedSnapshot
-from cluster.recovery.policy import Recovery
+from cluster.recovery.policy import Recovery, copying_fault
+from cluster.recovery.processes import Processes
+from cluster.recovery.store import Snapshot
+from mpmd.runtime.requests import NOTHING_RELEASED, Release
+
+_DEATH_SECONDS = 90.0
+"""The seconds within which the driver hears of a death that made a snapshot fail."""
 
 
 class Snapshots:
-    """The snapshots that travel to their keepers.
+    """The snapshots that travel.
 
     Args:
-      journal: has the snapshots.
+      ledger: the requests to groups; its lock guards all attributes.
+      processes: of the groups.
+      copies: of the values of processes.
       policy: when to begin a snapshot, and when a failed snapshot ends the run.
+      background: has snapshots travel while steps run.
+
+    Attributes:
+      is_due: whether a snapshot is to begin when groups have answered all.
     """
 
-    def __init__(self, journal: Journal, policy: Recovery):
-        self._journal = journal
+    def __init__(
+        self, ledger: Ledger, processes: Processes, copies: Copies, policy: Recovery, background: Background
+    ):
+        self.is_due = False
+        self._ledger = ledger
+        self._journal = ledger.journal
+        self._processes = processes
+        self._copies = copies
         self._policy = policy
-        self._num_copying = 0
-        self._marked = BEGINNING  # the snapshot of the last ``MarkCommitted``
+        self._background = background
+        self._num_travelling = 0
 
     @property
-    def is_copying(self) -> bool:
-        """Whether a snapshot travels, or one that is given up is not told yet."""
-        return self._num_copying > 0
+    def is_travelling(self) -> bool:
+        """Whether a snapshot travels, or one that is given up has not ended yet."""
+        return self._num_travelling > 0
 
-    def copy(self, snapshot: LoggedSnapshot, copied: Sequence[Future]) -> Actions:
-        """Groups were asked for the copies of a snapshot."""
-        self._num_copying += 1
-        return [do.CopyAway(self._journal.attempt, snapshot, self._journal.committed, copied)]
+    def note_step(self) -> None:
+        """A step was asked of groups, or was repeated."""
+        self.is_due |= self._policy.snapshot_is_due(self._journal)
 
-    def end_copying(self) -> None:
-        self._num_copying -= 1
+    def begin(self) -> None:
+        """Has groups, which have answered all, copy their values before they carry out later requests."""
+        self.is_due = False
+        self._num_travelling += 1
+        ledger, journal = self._ledger, self._journal
+        for mpmd_idx, each in ledger.releases.take(ledger.left_out.groups).items():
+            if each != NOTHING_RELEASED:  # nothing else may be asked of groups that are left out for long
+                ledger.ask_once({mpmd_idx: Release(each)}, {})
+        released, base = ledger.releases.take(ledger.logged), journal.committed
+        snapshot = journal.begin_snapshot(released)
+        asked = {i: Snapshot(snapshot.number, base, each) for i, each in released.items()}
+        copied = list(ledger.groups.ask(asked).values())
+        copying = functools.partial(self._copy_away, journal.attempt, snapshot, base, copied)
+        self._background.start("snapshot", copying)
 
-    def mark_committed(self) -> Actions:
-        """The journal may have committed a snapshot, or lost all of them."""
-        if self._marked == self._journal.committed:
-            return []
-        self._marked = self._journal.committed
-        return [] if self._marked == BEGINNING else [do.MarkCommitted()]
+    def _copy_away(self, attempt: int, snapshot: LoggedSnapshot, base: int, copied: Sequence[Future]) -> None:
+        ledger = self._ledger
+        fault: BaseException | None = None
+        try:
+            for each in copied:
+                each.result()
+            self._copies.copy_away(snapshot.number, base, lambda: attempt == self._journal.attempt)
+        except Exception as error:
+            fault = raised_by(error)
+            self._await_death(attempt)
+        with ledger.changed:
+            self._num_travelling -= 1
+            if ledger.error is None and attempt == self._journal.attempt:
+                if fault is None:
+                    self._journal.mark_copied(attempt, snapshot)
+                else:
+                    self._give_up(snapshot, fault)
+            ledger.notify()
 
-    def fail(self, copying: do.CopyAway, error: BaseException, by_death: bool) -> Actions:
-        """Goes on without a snapshot if the log may still grow; else looks for a death that explains it."""
-        if copying.attempt != self._journal.attempt:
-            return []
+    def _await_death(self, attempt: int) -> None:
+        """Waits until the driver has heard of a death, if there is one that explains a failed snapshot."""
+        ledger = self._ledger
+        if self._processes.find_dead() - ledger.left_out.dead.keys():
+            with ledger.changed:
+                ledger.changed.wait_for(
+                    lambda: ledger.error or attempt != self._journal.attempt, _DEATH_SECONDS
+                )
+
+    def _give_up(self, snapshot: LoggedSnapshot, error: BaseException) -> None:
+        """Goes on without a snapshot if the log may still grow."""
         if not self._policy.may_go_on(self._journal):
-            return [do.AwaitDeath(copying, error)]
-        self._journal.fail_snapshot(copying.snapshot)
-        giving_back = do.GiveBack(copying.snapshot)
-        if by_death:  # which is told by itself
-            return [giving_back]
-        message = (
+            ending = copying_fault(self._journal, error)
+            ending.__cause__ = error
+            self._ledger.end(ending)
+            return
+        self._journal.fail_snapshot()
+        self._ledger.releases.give_back(snapshot.released)
+        self._background.say_unless_ended(
             f"the groups' values could not be copied, which is tried again after {self._policy.every} steps; "
             f"until then a death goes back to the copies before: {type(error).__name__}: {error}"
         )
-        return [giving_back, do.Say(message)]

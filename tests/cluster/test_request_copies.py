@@ -9,13 +9,12 @@ import pytest
 import mpmd
 from cluster.driver.runtime import RayRuntime
 from cluster.process.actor import GroupActor
-from cluster.recovery import Recovery
 from mpmd.ir.routes import Topology
 from mpmd.runtime.requests import StepRequest
 from mpmd.runtime.worker import GroupWorker
 from tests.support.models import batch, init, make_step, mse, weights
 from tests.support.parity import mesh_of
-from tests.support.pretended_groups import Calls, Driven, Processes, Whole
+from tests.support.pretended_groups import Calls, Driven, Processes, Whole, WithoutSnapshots
 from tests.support.processes import endpoints
 
 
@@ -79,7 +78,7 @@ class ActorProcesses(Processes):
 
 @pytest.mark.parametrize(("verify_every", "copies"), [(None, 1), (100, 2)])
 def test_only_groups_whose_runs_are_compared_get_a_second_copy(made, verify_every, copies):
-    driven = Driven(ActorProcesses(), Recovery(every=100, verify_every=verify_every))
+    driven = Driven(ActorProcesses(), WithoutSnapshots(every=100, verify_every=verify_every))
     submit(driven)
     assert made == {(0,): 1 + copies, (1,): 1 + copies}
     driven.die(1)

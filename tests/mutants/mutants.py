@@ -336,8 +336,8 @@ MUTANTS = (
     Mutant(
         "recovery-unwritten-copy",
         "cluster/recovery/journal.py",
-        "if not entry.is_copied or any(_is_copy(before) for before in kept):",
-        "if not entry.is_copied:",
+        "if snapshot.covered.isdisjoint(self._copies):",
+        "if snapshot.is_copied:",
         "commits a snapshot behind a copy that is still to be written",
     ),
     Mutant(
@@ -369,7 +369,7 @@ MUTANTS = (
     ),
     Mutant(
         "recovery-move-as-failure",
-        "cluster/recovery/membership.py",
+        "cluster/recovery/supervisor.py",
         "is_failure = bool(dead - self.moves.leaving)",
         "is_failure = bool(dead)",
         "counts a group that moves as a failure",

@@ -1,34 +1,24 @@
-"""Groups, threads and places that only pretend, for the state machine of membership."""
+"""Groups, threads and places that only pretend, below a runtime that recovers.
+
+Threads of the runtime run one at a time, when the test has them go on, from one phase or wait to the next.
+"""
 
 import collections
 import itertools
+import threading
 from concurrent.futures import Future
 
 import numpy as np
 
 from cluster.driver.calls.joined import failed
-from cluster.recovery import Recovery, procedures
-from cluster.recovery import actions as do
+from cluster.recovery import Recovery
 from cluster.recovery.allocations import NodeGoneError
-from cluster.recovery.events import (
-    Answered,
-    Closed,
-    CopyAsked,
-    Copying,
-    Died,
-    Done,
-    Faulted,
-    Freed,
-    RewindAsked,
-    Sent,
-    StepAsked,
-    Unneeded,
-    Wanted,
-)
-from cluster.recovery.journal import BEGINNING, Outcome
-from cluster.recovery.logged import Asked, LoggedSnapshot, LoggedStep
-from cluster.recovery.membership import Membership
+from cluster.recovery.journal import BEGINNING
+from cluster.recovery.ledger import State
 from cluster.recovery.processes import SupersededError
+from cluster.recovery.rewinds import RewindRequest
+from cluster.recovery.runtime import RecoveringRuntime
+from cluster.recovery.store import Snapshot
 from mpmd.errors import GroupDiedError, NonFiniteError, StepAborted, StepTimeoutError, TaskError
 from mpmd.runtime.digests import (
     DeviceDigest,
@@ -40,11 +30,85 @@ from mpmd.runtime.digests import (
     ValueDigest,
 )
 from mpmd.runtime.lost_values import LostValueError
-from mpmd.runtime.requests import CopyOut, Fetch, Read, Released, StepReply, StepRequest
+from mpmd.runtime.requests import CopyOut, Digests, Fetch, Read, StepReply, StepRequest
 
 MANY = 10**4
-STATE = 10**6
-"""The handle of what steps make."""
+STATE, DONATED = 10**6, 10**6 + 1
+"""The handles of what steps make, and take over."""
+
+
+class Thread:
+    """A thread that runs only within ``go_on``.
+
+    Attributes:
+      at: the phase or wait where it has stopped.
+      condition: what it waits for; and whether the wait has a time limit.
+    """
+
+    def __init__(self, operation):
+        self.at, self.condition, self.may_expire = "begin", None, False
+        self.is_alive, self.fault = True, None
+        self._turns = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, args=(operation,), daemon=True)
+        self._thread.start()
+
+    def _run(self, operation):
+        self._turns[0].acquire()
+        try:
+            operation()
+        except BaseException as fault:
+            self.fault = fault
+        self.is_alive = False
+        self._turns[1].release()
+
+    def is_ready(self, expired=False):
+        return self.condition is None or self.condition() or (expired and self.may_expire)
+
+    def go_on(self):
+        self._turns[0].release()
+        self._turns[1].acquire()
+        if self.fault is not None:
+            raise self.fault
+
+    def stop(self, at, condition=None, may_expire=False):
+        self.at, self.condition, self.may_expire = at, condition, may_expire
+        self._turns[1].release()
+        self._turns[0].acquire()
+
+
+class Condition:
+    """In place of a ledger's lock: at most one thread runs, and it stops only where it would wait."""
+
+    def __init__(self, world):
+        self.world = world
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def notify_all(self):
+        pass
+
+    def wait_for(self, condition, timeout=None):
+        if not condition():
+            assert self.world.running is not None, "the test itself would wait"
+            self.world.running.stop("wait", condition, timeout is not None)
+        return condition()
+
+
+class Awaited(Future):
+    """The answer of a group to the request for a snapshot, for which a thread waits."""
+
+    def __init__(self, world):
+        super().__init__()
+        self.world = world
+
+    def result(self, timeout=None):
+        if not self.done():
+            self.world.running.stop("copied", self.done)
+        return super().result(0)
 
 
 class Group:
@@ -61,13 +125,103 @@ class Group:
         self.inbox.clear()
 
 
+class Groups:
+    """In place of the ``RayRuntime``: requests come to the inboxes of groups.
+
+    Attributes:
+      pending: the futures of all groups, by request.
+      heard: the groups of whose death the driver has heard.
+    """
+
+    left_out = frozenset()
+
+    def __init__(self, world, num_groups):
+        self.world = world
+        self.processes_per_group = (1,) * num_groups
+        self.pending = []
+        self.heard = {}
+        self.is_attached = True
+
+    def ask(self, requests):
+        kind = type(next(iter(requests.values())))
+        if self.world.processes.stop.is_set():
+            return {i: failed(RuntimeError("the mesh was closed")) for i in requests}
+        if kind is Digests:
+            return self.digests(requests)
+        if self.world.ledger.state is State.RECOVERING:
+            return {i: self.world.repeat(i, request) for i, request in requests.items()}
+        assert self.is_attached
+        if dead := self.heard.keys() & requests.keys():
+            return {i: failed(self.heard[min(dead)]) for i in requests}
+        futures = {i: Awaited(self.world) if kind is Snapshot else Future() for i in requests}
+        self.pending.append(futures)
+        for i, request in requests.items():
+            if self.world.groups[i].is_alive:
+                self.world.groups[i].inbox.append((request, futures[i]))
+        return futures
+
+    def digests(self, requests):
+        self.world.enter("digests")
+        died = {i: GroupDiedError(f"group {i} died", i) for i in self.world.dead}
+        return {i: failed(died[i]) if i in died else self.world.digests_of(i) for i in requests}
+
+    def hear(self, error):
+        self.heard[error.mpmd_idx] = error
+        for futures in self.pending:
+            if error.mpmd_idx in futures:
+                fail(futures.values(), error)
+
+    def detach(self, reason):
+        world = self.world
+        world.enter("detach")
+        assert self.is_attached
+        world.claim(not world.ledger.unlogged, "what is not logged was lost")
+        self.is_attached = False
+        world.unheard.clear()
+        for group in world.groups:
+            group.inbox.clear()
+        for futures in self.pending:
+            fail(futures.values(), reason)
+        self.pending.clear()
+
+    def attach(self, calls):
+        self.heard, self.is_attached = {}, True
+        for group in self.world.groups:
+            self.world.claim(group.is_open and group.is_loaded, "all were replaced as a whole")
+
+    def death_of(self, mpmd_idx):
+        return self.heard.get(mpmd_idx)
+
+    def release(self, *released):
+        pass
+
+    unload = release
+
+    def ask_health(self):
+        pass
+
+    def close(self):
+        for futures in self.pending:
+            fail(futures.values(), RuntimeError("closed"))
+
+
+def fail(futures, error):
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+
+
 class Processes:
-    """In place of ``Processes``, ``Copies`` and ``Allocations``. Each method is a phase of ``procedures``."""
+    """In place of ``Processes``, ``Copies``, ``Spares`` and ``Allocations``. Its methods are phases."""
 
     def __init__(self, world):
         self.world = world
-        self.allocations = self
+        self.allocations = self.spares = self
         self.infos = ()
+        self.stop = threading.Event()
+
+    def calls(self, connections, on_death):
+        self.on_death = on_death
 
     def kill(self, groups):
         self.world.enter("kill", set(groups))
@@ -77,36 +231,39 @@ class Processes:
         self.world.resetting = self.world.resetting - set(groups)
         return list(groups)
 
-    def lose(self, numbers):
+    def lose(self, *numbers):
         pass
+
+    mark_committed = lose
 
     def reset(self, but, programs):
         self.world.enter("reset")
         self.world.resetting = set(range(len(self.world.groups))) - but
-        assert all(self.world.groups[mpmd_idx].is_open for mpmd_idx in self.world.resetting)
+        are_open = all(self.world.groups[mpmd_idx].is_open for mpmd_idx in self.world.resetting)
+        self.world.claim(are_open, "a process that has no connections is reset")
 
     def start(self, groups):
         self.world.enter("start", set(groups))
+        self.check_open()
         for mpmd_idx in groups:
             group = self.world.groups[mpmd_idx]
-            assert not group.is_alive, "a group has two processes of a rank"
+            self.world.claim(not group.is_alive, "a group has two processes of a rank")
             place = self.world.prepared.pop(mpmd_idx, group.place)
-            if place not in self.world.places:
-                assert self.world.membership.error is not None, "it was given back"
-                raise SupersededError
+            self.world.claim(place in self.world.places, "the place was given back")
             self.world.groups[mpmd_idx] = group = Group(place)
             group.is_open = group.is_loaded = False
 
-    def open(self, groups, on_lost):
+    def open(self, groups):
         self.world.enter("open", set(groups))
-        for mpmd_idx in self.world.resetting & self.world.dead:
-            on_lost(GroupDiedError(f"group {mpmd_idx} has died", mpmd_idx))
-        if self.world.membership.error is not None:
-            raise SupersededError
+        self.check_open()
         self.world.check_alive(groups, RuntimeError("it could not start"))
         for mpmd_idx in groups:
-            assert not self.world.groups[mpmd_idx].is_open
+            self.world.claim(not self.world.groups[mpmd_idx].is_open, "a process takes its devices twice")
             self.world.groups[mpmd_idx].is_open = True
+
+    def check_open(self):
+        if self.stop.is_set():
+            raise SupersededError
 
     def await_reset(self):
         self.world.enter("await_reset")
@@ -117,10 +274,15 @@ class Processes:
         self.world.check_alive()
         return self.world.damaged
 
+    def go_back(self, snapshot):
+        damaged = self.check(snapshot)
+        self.restore(snapshot)
+        return damaged
+
     def connect(self):
         self.world.enter("connect")
         self.world.check_alive()
-        assert all(group.is_open for group in self.world.groups)
+        self.world.claim(all(group.is_open for group in self.world.groups), "some have no devices")
 
     def load(self, groups, loads):
         self.world.enter("load", set(groups))
@@ -137,7 +299,13 @@ class Processes:
     def connect_driver(self):
         self.world.enter("connect_driver")
         self.world.check_alive()
-        return ["connection"]
+        return []
+
+    def copy_away(self, snapshot, base, is_wanted):
+        self.world.enter("copy_away")
+        if not is_wanted():
+            raise SupersededError
+        self.world.check_alive(self.world.logged)
 
     def find_dead(self):
         self.world.enter("find_dead")
@@ -147,280 +315,238 @@ class Processes:
         if self.world.gone:
             raise NodeGoneError
 
+    def groups_to_move(self):
+        self.world.enter("look")
+        self.world.places.add(next(self.world.numbers))
+        return self.world.kinds
+
+    def prepare_move(self, mpmd_idx, kind):
+        self.world.enter("prepare")
+        self.check_open()
+        if self.world.has_place:
+            self.world.prepared[mpmd_idx] = next(self.world.numbers)
+            self.world.places.add(self.world.prepared[mpmd_idx])
+        return self.world.has_place
+
+    def discard(self):
+        self.world.prepared.clear()  # also if one cannot be killed: Ray ends a process that nobody has
+        self.world.enter("discard")
+
+    def start_missing(self):
+        self.world.enter("start_spares")
+        self.world.places = {group.place for group in self.world.groups} | set(self.world.prepared.values())
+
+    def release(self):
+        self.stop.set()
+        for group in self.world.groups:
+            group.end()
+        self.world.places.clear()
+        self.world.prepared.clear()
+
 
 class World:
-    """Carries out actions as the ``Shell`` does, on groups that only pretend.
+    """A runtime that recovers, on groups that only pretend.
 
-    Jobs have phases, such as ``connect``: there a test has a fault raised, or something happen meanwhile, by
-    ``at``. The last ``num_left_out`` groups are left out of recovery.
+    Its threads stop at phases, such as ``connect``: there a test has a fault raised, or something happen
+    meanwhile, by ``at``. The last ``num_left_out`` groups are left out of recovery.
 
     Attributes:
-      threads: the jobs that each has still to carry out.
+      threads: those that have not ended.
       phases: the phases that were entered, each with its groups, its snapshot or nothing.
       gone: whether a node is, which explains all deaths.
       unheard: the groups whose deaths the driver has not heard of.
-      futures: what the user waits for; and what the user was told.
+      futures: what the user waits for, or was told, by a name and the group.
       chain: the steps that have made the values of the user.
       copies: the chain of each group, by snapshot.
       flips: the groups that compute wrong bits, each in so many of its next steps.
-      unreadable: the reads that fail from now on.
+      unreadable: whether reads fail from now on.
       refusing: the steps that make a NaN, which is an error where it is refused.
       late: the steps that take too long when they are repeated.
       garbled: the groups that receive messages with other bits than they were sent with.
       rewound: the ends of rewinds.
       places: those that are reserved; and those of processes that were prepared, by group.
+      broken: the claims that did not hold.
     """
 
     def __init__(self, policy=None, num_groups=3, num_left_out=0):
         self.logged = range(num_groups)
         num_groups += num_left_out
-        self.membership = Membership(
-            policy or Recovery(every=3, max_failures=3),
-            [1] * num_groups,
-            left_out=range(len(self.logged), num_groups),
-        )
-        self.journal = self.membership.journal
-        self.left_out = self.membership.left_out
-        self.known = dict.fromkeys(self.left_out.groups, ())  # what the user knows of their chains
+        self.left_out = range(len(self.logged), num_groups)
         self.groups = [Group(place) for place in range(num_groups)]
+        self.running, self.threads = None, []
+        self.processes, self.driver = Processes(self), Groups(self, num_groups)
+        self.reports, self.corruptions, self.said, self.rewound = [], [], [], []
+        self.runtime = RecoveringRuntime(
+            self.driver,
+            self.processes,
+            self.processes,
+            policy or Recovery(every=3, max_failures=3),
+            self.reports.append,
+            self.corruptions.append,
+            left_out=self.left_out,
+        )
+        self.ledger, self.supervisor = self.runtime._ledger, self.runtime._supervisor
+        self.journal, self.moves = self.ledger.journal, self.supervisor.moves
+        self.ledger.changed = Condition(self)
+        background, rewinds = self.supervisor.background, self.supervisor.rewinds
+        background.start = lambda name, operation: self.threads.append(
+            Thread(lambda: background._run(operation))
+        )
+        background.say_unless_ended = self.said.append
+        ended = rewinds._end
+        rewinds._end = lambda rewound: (rewinds.asked and self.rewound.append(rewound), ended(rewound))
+        repeat = self.ledger.repeat
+        self.ledger.repeat = lambda *arguments: (self.enter("repeat"), repeat(*arguments))[1]
+        lose = self.ledger.lose_values
+        self.ledger.lose_values = lambda losses: (lose(losses), self.lose_values(losses))
+        self.supervisor.attach([])
+        self.known = dict.fromkeys(self.left_out, ())  # what the user knows of their chains
         self.numbers = itertools.count(num_groups)
-        self.num_steps = 0
-        self.threads = []
-        self.is_attached = True
-        self.unheard = []
-        self.resetting = set()
-        self.fails = set()
-        self.corrupts = False
-        self.flips = collections.Counter()
-        self.unreadable = set()
-        self.refusing = set()
-        self.late = set()
-        self.garbled = set()
-        self.damaged = ()
-        self.rewound = []
-        self.corruptions = []
-        self.chain = ()
-        self.futures = set()
-        self.told = {}
+        self.unheard, self.resetting, self.broken = [], set(), []
+        self.fails, self.unreadable, self.refusing = set(), False, set()
+        self.late, self.garbled, self.damaged = set(), set(), ()
+        self.flips, self.corrupts = collections.Counter(), False
+        self.chain, self.futures = (), {}
         self.copies = {BEGINNING: dict.fromkeys(self.logged, ())}
-        self.places = set(range(num_groups))
-        self.prepared = {}
-        self.has_place = True
-        self.looking = None
-        self.done = []
-        self.phases = []
-        self.meanwhile = collections.defaultdict(list)
-        self.is_acting = False
-        self.gone = False
-        self.processes = Processes(self)
-        self.reports = []
-        self.said = []
-        self.given_back = []
+        self.places, self.prepared, self.has_place = set(range(num_groups)), {}, True
+        self.kinds, self.gone = {}, False
+        self.phases, self.meanwhile = [], collections.defaultdict(list)
 
-    # Events.
+    def claim(self, holds, text):
+        """Claims are checked when a thread stops: it may take an error for the fault of a group."""
+        if not holds:
+            self.broken.append(text)
 
-    def tell(self, event):
-        self.threads += map(collections.deque, self.act(event))
-
-    def act(self, event):
-        """The jobs that follow, a list for each thread."""
-        is_cause, self.is_acting = not self.is_acting, True
-        threads = [self.carry_out_all(self.membership.handle(event))]
-        while is_cause and (actions := self.membership.advance()):
-            threads.append(self.carry_out_all(actions))
-        self.is_acting = not is_cause
-        return [jobs for jobs in threads if jobs]
-
-    def carry_out_all(self, actions):
-        for action in actions:
-            if not isinstance(action, do.Job):
-                self.carry_out(action)
-        return [action for action in actions if isinstance(action, do.Job)]
-
-    def carry_out(self, action):
-        match action:
-            case do.Tell(outcomes):
-                for request, mpmd_idx, result, error in outcomes:
-                    self.settle((request, mpmd_idx), result if error is None else error)
-            case do.Attach():
-                assert not self.is_attached
-                self.is_attached = True
-            case do.LoseValues(losses):
-                if not losses.keys() <= self.left_out.groups:
-                    assert losses.keys() == set(self.logged)
-                    self.chain = ()
-                for mpmd_idx in self.left_out.groups & losses.keys():
-                    assert self.groups[mpmd_idx].chain == ()
-                    self.known[mpmd_idx] = ()
-            case do.ReplayLog(entries):
-                for group in self.groups:
-                    assert group.is_open and group.is_loaded, "all were replaced as a whole"
-                for entry in entries:
-                    self.ask(entry)
-            case do.MarkCommitted():
-                assert self.journal.committed != BEGINNING
-            case do.BeginSnapshot():
-                self.begin_snapshot()
-            case do.EndRewind():
-                self.rewound.append(action)
-            case do.ReportCorruption(report):
-                self.corruptions.append(report)
-            case do.GiveBack(snapshot):
-                self.given_back.append(snapshot)
-            case do.Say(message):
-                self.said.append(message)
-            case do.End(error):
-                for future in sorted(self.futures, key=str):
-                    self.settle(future, error)
-
-    def settle(self, future, result):
-        assert future not in self.told, "the user is told once"
-        self.futures.remove(future)
-        self.told[future] = result
+    def lose_values(self, losses):
+        if not losses.keys() <= set(self.left_out):
+            self.chain = ()
+        for mpmd_idx in losses.keys() & set(self.left_out):
+            self.claim(self.groups[mpmd_idx].chain == (), "a new process has old values")
+            self.known[mpmd_idx] = ()
 
     # What the user does.
 
-    def step(self, donated=(), fails=False):
-        self.num_steps += 1
-        step = self.journal.add({i: self.request(donated) for i in self.logged})
-        if fails:
-            self.fails.add(step)
-        else:
-            self.chain = (*self.chain, step.ordinal)
-        self.ask_first(step)
-        self.tell(StepAsked())
-        return step
+    @property
+    def error(self):
+        return self.ledger.error
 
-    def request(self, donated):
-        return StepRequest(0, self.num_steps, donated, (STATE,), donated=donated)
-
-    def rewind(self, refused=None):
-        self.tell(RewindAsked(None, refused))
+    @property
+    def is_running(self):
+        return self.ledger.is_running
 
     @property
     def may_submit(self):
-        membership = self.membership
-        if not membership.is_running:
-            return False
-        if membership.snapshot_is_late and self.journal.keeps_copies:
-            self.tell(Unneeded())
-        return membership.is_running and not membership.snapshot_is_late
+        return self.ledger.is_running and self.ledger._may_submit()
+
+    def ask(self, name, requests):
+        asked = self.runtime.ask(requests)
+        self.futures |= {(name, mpmd_idx): future for mpmd_idx, future in asked.items()}
+        return name
+
+    def step(self, is_donated=False, fails=False):
+        step = self.runtime.next_step()
+        if fails:
+            self.fails.add(step)
+        else:
+            self.chain = (*self.chain, step)
+        return self.ask(step, {i: self.request(step, is_donated) for i in self.logged})
+
+    def request(self, step, is_donated=False):
+        donated = (DONATED,) if is_donated else ()
+        return StepRequest(0, step, donated, (STATE,), donated=donated)
 
     def sample(self, *mpmd_idxs):
         """A request that is not logged, such as a copy from a logged group to one that is left out."""
-        request = Asked({mpmd_idx: self.request(()) for mpmd_idx in mpmd_idxs}, is_logged=False)
-        self.tell(Sent(request))
-        self.ask_first(request)
-        if any(self.left_out.dead.get(mpmd_idx) for mpmd_idx in mpmd_idxs):
-            self.end_unlogged(request, GroupDiedError("a group is dead", mpmd_idxs[-1]))
-        return request
+        step = self.runtime.next_step()
+        return self.ask(step, {mpmd_idx: self.request(step) for mpmd_idx in mpmd_idxs})
 
-    def end_unlogged(self, request, death):
-        """No group answers any more, since one of them is dead."""
-        for mpmd_idx in sorted(request.waiting):
-            self.tell(Answered(self.journal.attempt, Outcome(request, mpmd_idx, error=death)))
-
-    def replace(self, *mpmd_idxs):
-        self.tell(Wanted(frozenset(self.left_out.dead.keys() & set(mpmd_idxs))))
+    def read(self, mpmd_idx):
+        return self.ask(f"read {next(self.numbers)}", {mpmd_idx: Read({})})
 
     def fetch(self, mpmd_idx):
-        self.ask_first(self.journal.add({mpmd_idx: Fetch(0)}))
+        return self.ask(f"fetch {next(self.numbers)}", {mpmd_idx: Fetch(STATE)})
 
     def save(self, mpmd_idx):
-        copy = next(self.numbers)
-        self.tell(CopyAsked(copy))
-        self.ask_first(self.journal.add({mpmd_idx: CopyOut(copy, ())}))
+        copy = self.runtime.next_handle()
+        self.ask(f"copy {copy}", {mpmd_idx: CopyOut(copy, ())})
         return copy
 
     def finish_saving(self, copy):
-        self.tell(Freed(copy))
-        self.tell(Unneeded(frozenset([copy])))
+        self.moves.note_freed(copy)
+        self.ledger.drop_copies({copy})
+
+    def rewind(self, refused=None):
+        self.supervisor.rewinds.ask(RewindRequest(refused))
+
+    def replace(self, *mpmd_idxs):
+        self.ledger.left_out.wanted.update(self.ledger.left_out.dead.keys() & set(mpmd_idxs))
 
     def close(self):
-        self.tell(Closed(RuntimeError("the mesh was closed")))
-        self.release()
+        self.runtime.close()
 
-    # What groups are asked.
+    def told(self, name, mpmd_idx=0):
+        """What the user was told: a result or an error; ``None`` if nothing yet."""
+        future = self.futures[name, mpmd_idx]
+        return (future.exception(0) or future.result(0)) if future.done() else None
 
-    def ask_first(self, request):
-        self.futures |= {(request, mpmd_idx) for mpmd_idx in request.groups}
-        self.ask(request)
-
-    def begin_snapshot(self):
-        self.ask(self.journal.begin_snapshot(dict.fromkeys(self.logged, Released())))
-
-    def ask(self, entry):
-        is_snapshot = isinstance(entry, LoggedSnapshot)
-        if not is_snapshot and entry.is_logged and not self.membership.is_running:
-            return
-        for mpmd_idx in self.logged if is_snapshot else entry.groups:
-            if self.groups[mpmd_idx].is_alive:
-                number = entry.number if is_snapshot else 0
-                self.groups[mpmd_idx].inbox.append((self.journal.attempt, entry, number))
-        if is_snapshot:
-            self.tell(Copying(entry, [entry.number]))
+    # What groups do.
 
     def answer(self, mpmd_idx):
         """A group carries out the next request, and says so."""
+        request, future = self.groups[mpmd_idx].inbox.popleft()
+        if future.done():
+            return  # a group that takes part in the step is dead
+        result, error = self.carry_out(mpmd_idx, request)
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def carry_out(self, mpmd_idx, request, is_repeated=False):
+        """The result of a request, and its error."""
         group = self.groups[mpmd_idx]
-        attempt, entry, number = group.inbox.popleft()
-        match entry:
-            case Asked(is_logged=False):
-                if mpmd_idx in entry.waiting:
-                    self.carry_out_unlogged(mpmd_idx, entry)
-                    self.tell(Answered(attempt, Outcome(entry, mpmd_idx, StepReply({}))))
-            case LoggedSnapshot():
+        match request:
+            case Snapshot(number):
                 self.copies.setdefault(number, {})[mpmd_idx] = group.chain
-            case _:
-                result, error = self.carry_out_request(mpmd_idx, entry)
-                self.tell(Answered(attempt, Outcome(entry, mpmd_idx, result, error)))
-
-    def carry_out_unlogged(self, mpmd_idx, request):
-        """Functions give other values to groups that are left out; recovering groups only send values."""
-        group = self.groups[mpmd_idx]
-        if mpmd_idx in self.left_out.groups:
-            assert request not in group.chain, "a request has run twice"
-            self.known[mpmd_idx] = group.chain = (*group.chain, request)
-
-    def carry_out_request(self, mpmd_idx, entry, is_repeated=False, refused=None):
-        """The result of a request that is logged, and its error."""
-        group = self.groups[mpmd_idx]
-        match entry:
-            case LoggedStep(failure=str() as why):
-                return None, LostValueError(why)
-            case LoggedStep() if entry in self.fails:
-                return None, StepAborted("a fault") if mpmd_idx else TaskError("a fault", 0, "fwd_0__0")
-            case LoggedStep() if is_repeated and entry in self.late:
-                return None, StepTimeoutError("step 9 has taken longer than step_timeout=5 s")
-            case LoggedStep() if refused and entry in self.refusing:
-                return None, NonFiniteError("a nan", mpmd_idx, "fwd_0__0")
-            case LoggedStep():
-                assert entry.ordinal not in group.chain, "a step has run twice"
-                is_wrong = self.flips[mpmd_idx] > 0
-                self.flips[mpmd_idx] -= is_wrong
-                group.chain = (*group.chain, entry.ordinal + is_wrong * next(self.numbers) / MANY)
-                value, self.corrupts = hash(group.chain) + self.corrupts, False
-                return StepReply({entry.ordinal: np.array(value)}, events=self.events_of(mpmd_idx)), None
-            case _ if entry.kind is Fetch:
+            case Fetch():
                 return group.chain, None
-            case _ if entry in self.unreadable:
+            case Read() if self.unreadable:
                 return None, RuntimeError("no such file")
-        return StepReply({}) if entry.kind is Read else None, None
+            case Read():
+                return StepReply({}), None
+            case StepRequest():
+                return self.carry_out_step(mpmd_idx, request, is_repeated)
+        return None, None
 
-    def repeat(self, entries, refused):
-        """The answers of groups to requests that are repeated, which all are there."""
-        self.enter("repeat")
-        answers = {}
-        for entry in entries:
-            for mpmd_idx in entry.groups:
-                answer = Future()
-                result, error = None, GroupDiedError(f"group {mpmd_idx} died", mpmd_idx)
-                if self.groups[mpmd_idx].is_alive:
-                    result, error = self.carry_out_request(mpmd_idx, entry, True, refused)
-                if error is None:
-                    answer.set_result(result)
-                answers[entry, mpmd_idx] = answer if error is None else failed(error)
-        return answers
+    def carry_out_step(self, mpmd_idx, request, is_repeated):
+        group, step = self.groups[mpmd_idx], request.step
+        is_logged = step in self.chain or step in self.fails
+        if request.failed is not None:
+            return None, LostValueError(request.failed)
+        if step in self.fails:
+            return None, StepAborted("a fault") if mpmd_idx else TaskError("a fault", 0, "fwd_0__0")
+        if is_repeated and step in self.late:
+            return None, StepTimeoutError("step 9 has taken longer than step_timeout=5 s")
+        if request.refused and step in self.refusing:
+            return None, NonFiniteError("a nan", mpmd_idx, "fwd_0__0")
+        if not is_logged and mpmd_idx in self.logged:
+            return StepReply({}), None  # it only sends values
+        self.claim(step not in group.chain, "a step has run twice")
+        is_wrong = self.flips[mpmd_idx] > 0
+        self.flips[mpmd_idx] -= is_wrong
+        group.chain = (*group.chain, step + is_wrong * next(self.numbers) / MANY)
+        if not is_logged:
+            self.known[mpmd_idx] = group.chain
+            return StepReply({}), None
+        value, self.corrupts = hash(group.chain) + self.corrupts, False
+        return StepReply({step: np.array(value)}, events=self.events_of(mpmd_idx)), None
+
+    def repeat(self, mpmd_idx, request):
+        """The answer of a group to a request that is repeated, which is there at once."""
+        if not self.groups[mpmd_idx].is_alive:
+            return failed(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
+        result, error = self.carry_out(mpmd_idx, request, is_repeated=True)
+        return failed(error) if error is not None else done(result)
 
     def events_of(self, mpmd_idx):
         others = (mpmd_idx - 1) % len(self.groups), (mpmd_idx + 1) % len(self.groups)
@@ -431,29 +557,24 @@ class World:
         )
         return (ProcessEvents(0, events),)
 
-    def digests(self):
-        self.enter("digests")
-        self.check_alive(self.logged)
-        return tuple(map(self.digests_of, sorted(self.logged)))
-
     def digests_of(self, mpmd_idx):
         shards = (ShardDigest("cpu:0", (), hash(self.groups[mpmd_idx].chain)),)
         values = {STATE: ValueDigest("float32[]", shards, False)}
-        return ProcessDigests(mpmd_idx, 0, f"process {mpmd_idx}", ("cpu",), values)
+        return done((ProcessDigests(mpmd_idx, 0, f"process {mpmd_idx}", ("cpu",), values),))
 
     # Deaths.
 
     def die(self, mpmd_idx):
         self.groups[mpmd_idx].end()
-        if self.is_attached:
+        if self.driver.is_attached:
             self.unheard.append(mpmd_idx)
 
     def hear(self):
         """The driver hears of the next death."""
         mpmd_idx = self.unheard.pop(0)
-        for request in [each for each in self.left_out.pending if mpmd_idx in each.groups]:
-            self.end_unlogged(request, GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
-        self.tell(Died(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx)))
+        error = GroupDiedError(f"group {mpmd_idx} died", mpmd_idx)
+        self.driver.hear(error)
+        self.processes.on_death(error)
 
     def kill(self, mpmd_idx):
         self.die(mpmd_idx)
@@ -464,111 +585,27 @@ class World:
         return {i for i, group in enumerate(self.groups) if not group.is_alive}
 
     @property
-    def dead_logged(self):
-        return self.dead.intersection(self.logged)
+    def dead_left_out(self):
+        return self.ledger.left_out.dead.keys()
 
-    # Jobs.
-
-    def look(self, kinds):
-        """These groups are to move, and why. One thread looks at a time."""
-        before = len(self.threads)
-        self.tell(Done(do.Look(), kinds))
-        self.looking = self.threads[before] if len(self.threads) > before else collections.deque()
-
-    def is_blocked(self, job, expired=False):
-        match job:
-            case _ if self.membership.is_void(job):
-                return False
-            case do.AwaitCheckpoints():
-                return not expired and self.membership.awaits(job)
-            case do.AwaitDeath():
-                is_dead = bool(self.dead - self.left_out.dead.keys())
-                return is_dead and not expired and self.membership.awaits(job)
-            case do.CopyAway(_, snapshot):
-                return any(entry is snapshot for group in self.groups for _, entry, _ in group.inbox)
-        return False
-
-    def run(self, thread, fault=None):
-        """A thread carries out its next job, which may have a fault."""
-        job = thread.popleft()
-        if self.membership.is_void(job):
-            return
-        try:
-            if fault is not None:
-                raise fault
-            event = Done(job, self.run_job(job))
-        except AssertionError:
-            raise
-        except Exception as error:
-            event = Faulted(job, error, isinstance(job, do.CopyAway) and isinstance(error, GroupDiedError))
-        self.done.append(job)
-        threads = list(map(collections.deque, self.act(event)))
-        if threads and not thread:
-            thread.extend(threads.pop(0))
-        self.threads += threads
-
-    def run_job(self, job):
-        match job:
-            case do.Detach():
-                assert self.is_attached
-                assert not self.left_out.pending, "what is not logged was lost"
-                self.enter("detach")
-                self.is_attached = False
-                self.unheard.clear()
-                for group in self.groups:
-                    group.inbox.clear()
-            case do.Recover():
-                return procedures.recover(job, self.processes, self.processes, {})
-            case do.GoBack():
-                self.check_answered()
-                return procedures.go_back(job, self.processes)
-            case do.Rewind():
-                self.check_answered()
-                return procedures.rewind(job, self.processes, self.repeat, self.digests)
-            case do.Look():
-                self.enter("look")
-                self.places.add(next(self.numbers))
-                return {}
-            case do.Prepare(mpmd_idx):
-                self.enter("prepare")
-                if not self.has_place:
-                    return None
-                self.prepared[mpmd_idx] = next(self.numbers)
-                self.places.add(self.prepared[mpmd_idx])
-                return self.processes.find_dead()
-            case do.Discard():
-                self.prepared.clear()  # also if one cannot be killed: Ray ends a process that nobody has
-                self.enter("discard")
-            case do.StartSpares():
-                self.enter("start_spares")
-                self.places = {group.place for group in self.groups} | set(self.prepared.values())
-            case do.AwaitDeath():
-                self.processes.find_dead()
-            case do.CopyAway(attempt):
-                self.enter("copy_away")
-                if attempt != self.journal.attempt:
-                    raise SupersededError
-                self.check_alive(self.logged)
-            case do.ReportRecovery(report):
-                self.enter("report")
-                self.reports.append(report)
-            case do.ReleaseAll():
-                self.release()
-        return None
-
-    def check_answered(self):
-        """Groups go back when they have answered all that the user was not told of by a death."""
-        assert all(
-            (entry, i) in self.told for i, group in enumerate(self.groups) for _, entry, _ in group.inbox
-        )
+    def check_alive(self, groups=None, error=None):
+        if dead := self.dead & (self.dead if groups is None else set(groups)):
+            raise error or GroupDiedError("a group has died", min(dead))
 
     # Phases.
+
+    def look(self, kinds):
+        """These groups are to move, and why."""
+        self.kinds = kinds
+        self.moves.look_after()
 
     def at(self, phase, *events):
         """Has these exceptions raised, or functions called, one after the other the next times of a phase."""
         self.meanwhile[phase] += events
 
     def enter(self, phase, of=None):
+        if self.running is not None:
+            self.running.stop(phase)
         self.phases.append((phase, of))
         if self.meanwhile[phase]:
             event = self.meanwhile[phase].pop(0)
@@ -580,68 +617,69 @@ class World:
         """The groups or the snapshot of all times of a phase."""
         return [of for name, of in self.phases if name == phase]
 
-    def release(self):
-        for group in self.groups:
-            group.end()
-        self.places.clear()
-        self.prepared.clear()
+    # Threads.
 
-    def check_alive(self, groups=None, error=None):
-        if dead := self.dead & (self.dead if groups is None else set(groups)):
-            raise error or GroupDiedError("a group has died", min(dead))
-
-    def settle_inboxes(self):
-        for mpmd_idx, group in enumerate(self.groups):
-            while group.inbox:
-                self.answer(mpmd_idx)
-
-    # Until all is quiet.
+    def run(self, thread):
+        """A thread goes on to its next phase or wait."""
+        before, self.running = self.running, thread
+        try:
+            thread.go_on()
+        finally:
+            self.running = before
+            self.threads = [each for each in self.threads if each.is_alive]
+        assert self.broken == []
 
     def run_threads(self, until=None, expired=False):
-        """All threads go on, as far as they do by themselves; until one would carry out such a job."""
+        """All threads go on, as far as they do by themselves, or until one is at a phase."""
         for _ in range(MANY):
-            self.threads = [thread for thread in self.threads if thread]
-            ready = [thread for thread in self.threads if not self.is_blocked(thread[0], expired)]
-            if until is not None and any(isinstance(thread[0], until) for thread in ready):
-                return next(thread for thread in ready if isinstance(thread[0], until))
+            if until is not None and any(thread.at == until for thread in self.threads):
+                return True
+            ready = [thread for thread in self.threads if thread.is_ready(expired)]
             if not ready:
-                return None
+                return False
             self.run(ready[0])
         raise AssertionError("threads go on for ever")
 
     def settle_all(self, until=None):
-        """Groups answer all, the driver hears of all, and threads go on, until nothing happens any more."""
+        """Groups answer all, the driver hears of all, and threads go on, until nothing happens any more.
+
+        Returns: whether a thread has come to the phase ``until``.
+        """
         for _ in range(MANY):
-            if thread := self.run_threads(until):
-                return thread
+            if self.run_threads(until):
+                return True
             if any(group.inbox for group in self.groups):
                 self.answer(next(i for i, group in enumerate(self.groups) if group.inbox))
             elif self.unheard:
                 self.hear()
-            elif not any(not self.is_blocked(thread[0], expired=True) for thread in self.threads):
-                return None
-            elif thread := self.run_threads(until, expired=True):
-                return thread
+            elif not any(thread.is_ready(expired=True) for thread in self.threads):
+                return False
+            elif self.run_threads(until, expired=True):
+                return True
         raise AssertionError("something goes on for ever")
 
     def check_quiet(self):
         """Nobody waits for what does not come, and nothing is kept that nobody uses."""
         self.settle_all()
-        assert self.threads == [] and self.futures == set()
-        assert not self.membership.moves.is_under_way or self.membership.error is not None
-        if self.membership.error is None:
-            assert self.dead == self.left_out.dead.keys() and self.membership.dead == {} and self.is_attached
+        assert self.threads == [] and all(future.done() for future in self.futures.values())
+        if self.error is None:
+            assert self.dead == self.dead_left_out and self.ledger.dead == {} and self.driver.is_attached
             assert [self.groups[i].chain for i in self.logged] == [self.chain] * len(self.logged)
-            assert all(self.groups[i].chain == self.known[i] for i in self.left_out.groups - self.dead)
+            assert all(self.groups[i].chain == self.known[i] for i in set(self.left_out) - self.dead)
             self.has_place = True
-            self.replace(*self.left_out.groups)
-            self.look({})
-            self.settle_all()
-            self.look({})
-            self.settle_all()
-            assert self.dead == set() or self.membership.error is not None
-        if self.membership.error is None:
+            self.replace(*self.left_out)
+            for _ in range(2):
+                self.look({})
+                self.settle_all()
+            assert self.dead == set() or self.error is not None
+        if self.error is None:
             assert self.places == {group.place for group in self.groups}, "reservations are given back"
             self.close()
             self.settle_all()
         assert len(self.dead) == len(self.groups) and self.places == set() and self.prepared == {}
+
+
+def done(result):
+    future = Future()
+    future.set_result(result)
+    return future

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from concurrent.futures import Future
 
 import numpy as np
@@ -122,13 +123,17 @@ class Processes:
     def restore(self, snapshot):
         self.restored.append(snapshot)
 
+    def go_back(self, snapshot):
+        self.check(snapshot)
+        self.restore(snapshot)
+
     def connect_driver(self):
         return []
 
     def _do_nothing(self, *arguments):
         pass
 
-    kill = lose = reset = start = open = await_reset = connect = load = check_nodes = _do_nothing
+    check_open = kill = lose = reset = start = open = await_reset = connect = load = check_nodes = _do_nothing
 
     def copy_away(self, snapshot, base, is_wanted):
         assert self.may_copy.wait(SOON)
@@ -165,14 +170,14 @@ class Driven(RecoveringRuntime):
         super().__init__(
             groups, processes, processes, recovery, on_recovery, lambda report: None, max_in_flight, left_out
         )
-        self._shell.attach([])  # nobody looks after the groups
+        self._supervisor.attach([])  # nobody looks after the groups
         self.attempts = processes.attempts
-        self.changed, self.journal = self._ledger.changed, self._membership.journal
+        self.changed, self.journal = self._ledger.changed, self._ledger.journal
 
     @property
     def error(self):
         """Why nothing works any more."""
-        return self._membership.error
+        return self._ledger.error
 
     def step(self, host_arrays=None, inputs=(), outputs=(), donated=(), groups=(0, 1)):
         request = StepRequest(0, self.next_step(), inputs, outputs, donated=donated)
@@ -199,22 +204,38 @@ class Driven(RecoveringRuntime):
             assert self.changed.wait_for(lambda: len(self.attempts) > before or self.error is not None, SOON)
 
 
+class WithoutSnapshots(Recovery):
+    """So that steps never wait for groups to be quiet."""
+
+    def snapshot_is_due(self, journal):
+        return False
+
+
 def runtime(recovery=None, failures=(), max_in_flight=16):
-    recovery = recovery or Recovery(every=100)
+    """By default without snapshots."""
+    recovery = recovery or WithoutSnapshots(every=100)
     return Driven(Processes(failures), recovery, max_in_flight=max_in_flight)
 
 
 def runtime_with_a_group_left_out(recovery=None, failures=()):
-    """Group 2 is."""
-    return Driven(Processes(failures, num_groups=3), recovery or Recovery(every=100), left_out=(2,))
+    """Group 2 is. By default without snapshots."""
+    recovery = recovery or WithoutSnapshots(every=100)
+    return Driven(Processes(failures, num_groups=3), recovery, left_out=(2,))
 
 
 def begin_recovery(driven, mpmd_idx):
     """A group dies, and is not replaced before ``end_recovery``."""
     driven._processes.may_replace.clear()
     driven._processes.on_death(GroupDiedError(f"group {mpmd_idx} died", mpmd_idx))
-    with driven.changed:
-        assert driven.changed.wait_for(lambda: driven.attempts[-1].detached is not None, SOON)
+    await_that(lambda: driven.attempts[-1].detached is not None)
+
+
+def await_that(condition):
+    """Waits for something of which nobody is notified."""
+    deadline = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def end_recovery(driven):
@@ -225,7 +246,9 @@ def end_recovery(driven):
 
 
 def commit_snapshot(driven):
-    """Ends the snapshot that is under way."""
+    """Ends the snapshot that is under way, or is due when groups have answered all."""
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: driven.journal.snapshot is not None, SOON)
     driven._processes.may_copy.set()
     end_snapshot(driven, lambda copied: copied.set_result(None))
 

@@ -5,10 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from cluster.recovery.journal import (
-    BEGINNING,
-    ResultChangedError,
-)
+from cluster.recovery.journal import BEGINNING
+from mpmd.errors import RecoveryError
 from mpmd.runtime.requests import Released, StepReply, StepRequest
 from tests.support.counting_journal import CountingJournal
 
@@ -71,7 +69,7 @@ def test_results_of_a_recorded_step_are_of_one_attempt():
     journal.go_back()
     assert answered_by_all(journal, step, 2.0) == [[], [], []], "each is told once"
     journal.go_back()
-    with pytest.raises(ResultChangedError):
+    with pytest.raises(RecoveryError):
         answered_by_all(journal, step, 3.0)
 
 
@@ -127,7 +125,7 @@ def test_what_is_answered_twice_is_given_once_and_has_to_be_the_same():
     journal.go_back()
     assert told(journal.answer(journal.attempt, step, 0, reply(np.nan))) == []
     journal.go_back()
-    with pytest.raises(ResultChangedError, match="step 1 gave another result on group 0"):
+    with pytest.raises(RecoveryError, match="step 1 gave another result on group 0"):
         journal.answer(journal.attempt, step, 0, reply(0.0))
 
 
@@ -138,7 +136,7 @@ def test_a_step_that_fails_when_it_is_run_again_has_changed():
     journal.go_back()
     for i in (0, 1):
         journal.answer(journal.attempt, step, i, reply())
-    with pytest.raises(ResultChangedError, match=r"step 1 failed on group 2 .*: out of memory\.") as caught:
+    with pytest.raises(RecoveryError, match=r"step 1 failed on group 2 .*: out of memory\.") as caught:
         journal.answer(journal.attempt, step, 2, error=(error := RuntimeError("out of memory")))
     assert caught.value.__cause__ is error
 
@@ -154,44 +152,30 @@ def test_a_step_that_fails_again_is_told_once():
     assert not step.waiting
 
 
-def test_a_snapshot_is_committed_when_it_is_copied_and_all_before_is_answered():
+def test_a_snapshot_is_committed_when_it_is_copied_and_what_comes_before_it_is_forgotten():
     journal = CountingJournal()
-    step = journal.add_step(requests())
-    fetch = journal.add_fetch(1, 7)
+    answered_by_all(journal, journal.add_step(requests()))
     snapshot = journal.begin_snapshot({})
     later = journal.add_step(requests())
-    answered_by_all(journal, later)
-    answered_by_all(journal, step)
+    assert (journal.committed, journal.snapshot) == (BEGINNING, snapshot)
     journal.mark_copied(journal.attempt, snapshot)
-    assert journal.committed == BEGINNING  # the fetch waits
-    journal.answer(journal.attempt, fetch, 1, np.ones(2))
-    assert journal.committed == snapshot.number
-    assert journal.snapshot is None
+    assert (journal.committed, journal.snapshot) == (snapshot.number, None)
     assert journal.go_back() == (later,)
 
 
-def test_a_snapshot_under_way_is_taken_again_where_it_was():
+def test_a_snapshot_under_way_is_given_up_when_groups_go_back():
     journal = CountingJournal()
     first = journal.add_step(requests())
+    answered_by_all(journal, first)
     snapshot = journal.begin_snapshot({0: Released((5,))})
     second = journal.add_step(requests())
-    number = snapshot.number
+    assert journal.steps_since_snapshot == 1
     old = journal.attempt
     journal.suspend()
     journal.mark_copied(old, snapshot)  # too late
-    assert journal.go_back() == (first, snapshot, second)
+    assert journal.go_back() == (first, second)
     journal.mark_copied(old, snapshot)
-    assert snapshot.number > number
-    assert not snapshot.is_copied
-    assert journal.committed == BEGINNING
-
-
-def test_a_snapshot_that_not_all_were_asked_for_is_as_if_it_had_not_begun():
-    journal = CountingJournal()
-    first = journal.add_step(requests())
-    journal.abandon(journal.begin_snapshot({}))
-    assert (journal.snapshot, journal.steps_since_snapshot) == (None, 1)
-    assert journal.go_back() == (first,)
+    assert (journal.committed, journal.snapshot, journal.steps_since_snapshot) == (BEGINNING, None, 2)
 
 
 def test_a_value_that_was_given_is_not_asked_again():
@@ -202,22 +186,12 @@ def test_a_value_that_was_given_is_not_asked_again():
     assert journal.go_back() == (step, waiting)
 
 
-def test_a_snapshot_waits_for_what_is_being_read():
-    journal = CountingJournal()
-    read = journal.add_read(2, {5: "stored"})
-    snapshot = journal.begin_snapshot({})
-    journal.mark_copied(0, snapshot)
-    assert journal.committed == BEGINNING
-    journal.answer(0, read, 2, StepReply({}))
-    assert journal.committed == snapshot.number
-
-
 def test_what_can_no_longer_be_read_has_changed():
     journal = CountingJournal()
     read = journal.add_read(1, {5: "stored"})
     journal.answer(0, read, 1, StepReply({}))
     journal.go_back()
-    with pytest.raises(ResultChangedError, match=r"reading from storage failed on group 1 .*: no such file"):
+    with pytest.raises(RecoveryError, match=r"reading from storage failed on group 1 .*: no such file"):
         journal.answer(journal.attempt, read, 1, error=OSError("no such file"))
 
 
@@ -244,26 +218,25 @@ def test_no_snapshot_is_committed_while_groups_are_being_replaced():
     """They go back to the one that was committed when the first of them died."""
     journal = CountingJournal()
     copy = journal.add_copy(1, 9, [5])
-    snapshot = journal.begin_snapshot({})
     journal.answer(0, copy, 1, None)
-    journal.mark_copied(0, snapshot)
+    journal.mark_copied(0, journal.begin_snapshot({}))
     journal.suspend()
     journal.drop_copies()
     assert journal.committed == BEGINNING
-    assert journal.go_back() == (snapshot,)
+    assert journal.go_back() == ()
 
 
 def test_when_values_are_lost_all_that_is_not_answered_fails_and_nothing_is_asked_again():
     journal = CountingJournal()
     answered_by_all(journal, journal.add_step(requests()))
     commit(journal)
+    journal.begin_snapshot({})
     step, fetch, read = (
         journal.add_step(requests(program=4)),
         journal.add_fetch(0, 1),
         journal.add_read(2, {}),
     )
     copy = journal.add_copy(1, 9, [5])
-    journal.begin_snapshot({})
     journal.answer(0, step, 1, reply())
     journal.suspend()
     error = RuntimeError("lost")
@@ -289,7 +262,7 @@ def test_the_size_of_the_log():
     answered_by_all(journal, step)
     commit(journal)
     assert (journal.num_steps, journal.nbytes, journal.steps_since_snapshot) == (0, 0, 0)
-    journal.add_step(requests())
+    answered_by_all(journal, journal.add_step(requests()))
     journal.begin_snapshot({})
     journal.add_step(requests())
     assert (journal.num_steps, journal.steps_since_snapshot) == (2, 1)

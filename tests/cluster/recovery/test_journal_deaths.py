@@ -145,7 +145,7 @@ class Deaths(RuleBasedStateMachine):
         """Also while groups are being replaced: what was given up."""
         copy = data.draw(st.sampled_from(sorted(self.copies)))
         del self.copies[copy]
-        self.tell(self.journal.drop_copies([copy]))
+        self.journal.drop_copies([copy])
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -154,7 +154,7 @@ class Deaths(RuleBasedStateMachine):
         del self.alive[handle]
         self.to_free.append(handle)
 
-    @precondition(lambda self: not self.suspended and self.journal.snapshot is None)
+    @precondition(lambda self: not (self.suspended or self.journal.snapshot or self.journal.unasked))
     @rule()
     def snapshot(self):
         released = self.freed()
@@ -163,9 +163,12 @@ class Deaths(RuleBasedStateMachine):
     @precondition(lambda self: not self.suspended and self.journal.snapshot is not None)
     @rule()
     def fail_snapshot(self):
-        snapshot = self.journal.snapshot
-        self.journal.fail_snapshot(snapshot)
-        self.to_free += snapshot.released[0].handles
+        self.give_back_released()
+        self.journal.fail_snapshot()
+
+    def give_back_released(self):
+        if (snapshot := self.journal.snapshot) is not None:
+            self.to_free += snapshot.released[0].handles
 
     @rule(counts=COUNTS)
     def work(self, counts):
@@ -186,8 +189,8 @@ class Deaths(RuleBasedStateMachine):
         for i in GROUPS:
             for attempt, snapshot, number in self.groups[i].made:
                 self.copied[attempt, number].add(i)
-                if self.copied[attempt, number] == set(GROUPS) and not snapshot.has_failed:
-                    self.tell(self.journal.mark_copied(attempt, snapshot))
+                if self.copied[attempt, number] == set(GROUPS) and snapshot is self.journal.snapshot:
+                    self.journal.mark_copied(attempt, snapshot)
             self.groups[i].made.clear()
 
     @rule()
@@ -220,6 +223,7 @@ class Deaths(RuleBasedStateMachine):
             group.values = dict(values)
             group.inbox.clear()
         self.suspended = False
+        self.give_back_released()
         for entry in self.journal.go_back():
             self.send(entry)
 
@@ -244,7 +248,7 @@ class Deaths(RuleBasedStateMachine):
             assert {h: group.values[h] for h in self.alive} == self.alive
         for copy, (mpmd_idx, value) in self.copies.items():
             assert self.groups[mpmd_idx].copied_out[copy] == [value]
-        self.tell(self.journal.drop_copies())
+        self.journal.drop_copies()
         assert self.journal.snapshot is None
 
 

@@ -89,7 +89,7 @@ def test_a_death_is_the_error_of_what_reads_the_results_of_the_step_that_it_has_
 def test_the_error_of_a_step_has_what_its_group_has_sent_until_then():
     driven = runtime_with_a_group_left_out()
     failed, lost = driven.step(outputs=(3,), groups=(2,)), driven.step(inputs=(4,), groups=(2,))
-    driven._membership.left_out.lost[4] = GroupDiedError("group 0 died", 0)
+    driven._ledger.left_out.lost[4] = GroupDiedError("group 0 died", 0)
     errors = TaskError("out of memory", 2, "fwd_0__0"), LostValueError("group 0 died")
     for index, (error, future) in enumerate(zip(errors, (failed[2], lost[2]), strict=True)):
         add_reply(error, StepReply({}, callback_operands=("operands",), captured="task"))
@@ -139,24 +139,27 @@ def test_a_group_that_is_left_out_has_its_values_when_those_of_the_others_are_lo
 
 
 def test_a_snapshot_is_of_the_others_and_tells_what_is_released():
-    driven = runtime_with_a_group_left_out()
+    driven = runtime_with_a_group_left_out(Recovery(every=100))
     driven.free((2,), 5)
     driven.step()
     calls = driven.attempts[0]
+    calls.reply(0)
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: driven.journal.snapshot is not None, SOON)
     assert {number for number, *_ in calls.named("Snapshot")} == {0, 1}
     assert [number for number, released in calls.named("Release") if released.handles == (5,)] == [2]
     for *_, future in calls.made:
         if not future.done():
             future.set_result(None)
-    calls.reply(0)
-    commit_snapshot(driven)
-    assert driven.journal.committed == 1
+    driven._processes.may_copy.set()
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: driven.journal.committed == 1, SOON)
 
 
 def test_a_step_does_not_wait_for_a_late_snapshot_of_the_others():
     driven = runtime_with_a_group_left_out(Recovery(every=1))
     driven._processes.may_copy.clear()
-    while not driven._membership.snapshot_is_late:
+    while not driven._ledger._policy.is_late(driven.journal):
         driven.step()
         driven.attempts[0].reply(-1)
     trained, drawn = threading.Event(), threading.Event()
@@ -185,7 +188,7 @@ def test_the_end_of_the_run_is_the_end_of_waiting_for_a_replacement():
     die_left_out(driven)
     with pytest.raises(RuntimeError, match=r"replace: group 2 did not begin anew within 0\.01 s"):
         driven.replace([2], 0.01)
-    driven._membership.error = RecoveryError("over", 0)
+    driven._ledger.error = RecoveryError("over", 0)
     with pytest.raises(RecoveryError, match="over"):
         driven.replace([2], SOON)
 

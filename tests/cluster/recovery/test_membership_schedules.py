@@ -5,10 +5,9 @@ import functools
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster.recovery import actions as do
 from cluster.recovery.allocations import NoAllocationError
-from cluster.recovery.events import State
 from cluster.recovery.keepers import CopiesLostError
+from cluster.recovery.ledger import State
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from mpmd.errors import GroupDiedError
 from mpmd.runtime.nonfinite import NonFinitePolicy
@@ -18,7 +17,7 @@ GROUPS = st.integers(0, 2)
 LEFT_OUT = st.integers(3, 4)
 PHASES = st.sampled_from(
     """detach kill reset start open await_reset check connect load restore connect_driver digests repeat
-    copy_away prepare find_dead discard start_spares report look""".split()
+    copy_away prepare find_dead discard start_spares look""".split()
 )
 FAULTS = {
     "start": [NoAllocationError("no room")],
@@ -47,12 +46,12 @@ class Schedules(RuleBasedStateMachine):
 
     @property
     def is_running(self):
-        return self.world.membership.error is None
+        return self.world.error is None
 
     @precondition(lambda self: self.world.may_submit)
     @rule(fails=st.sampled_from([False, False, False, True]), donated=st.booleans())
     def step(self, fails, donated):
-        self.world.step((0,) if donated else (), fails)
+        self.world.step(donated, fails)
 
     @precondition(lambda self: self.is_running)
     @rule(mpmd_idx=GROUPS)
@@ -60,7 +59,7 @@ class Schedules(RuleBasedStateMachine):
         """Also while groups are replaced."""
         self.world.fetch(mpmd_idx)
 
-    @precondition(lambda self: self.is_running and self.world.membership.is_running)
+    @precondition(lambda self: self.is_running and self.world.is_running)
     @rule(mpmd_idx=GROUPS)
     def save(self, mpmd_idx):
         self.saved.append(self.world.save(mpmd_idx))
@@ -70,7 +69,7 @@ class Schedules(RuleBasedStateMachine):
     def finish_saving(self):
         self.world.finish_saving(self.saved.pop())
 
-    @precondition(lambda self: self.is_running and self.world.membership.is_running)
+    @precondition(lambda self: self.is_running and self.world.is_running)
     @rule(refused=st.sampled_from([None, NonFinitePolicy(nans=True, infs=False)]))
     def rewind(self, refused):
         """All groups are to go back with nobody dead."""
@@ -115,16 +114,14 @@ class Schedules(RuleBasedStateMachine):
     @precondition(lambda self: self.world.threads)
     @rule(data=st.data(), count=COUNTS, expired=st.booleans())
     def go_on(self, data, count, expired):
-        """A thread carries out some jobs."""
+        """A thread goes on for some phases and waits."""
         world = self.world
-        thread = data.draw(st.sampled_from(range(len(world.threads))), "thread")
-        thread = world.threads[thread]
+        thread = world.threads[data.draw(st.sampled_from(range(len(world.threads))), "thread")]
         for _ in range(count):
-            if thread and not world.is_blocked(thread[0], expired):
+            if thread.is_alive and thread.is_ready(expired):
                 world.run(thread)
-        world.threads = [thread for thread in world.threads if thread]
 
-    @precondition(lambda self: self.is_running and not self.is_looking)
+    @precondition(lambda self: self.is_running)
     @rule(
         kinds=st.dictionaries(GROUPS, st.sampled_from([DRAINED, SHRUNK, GROWN]), max_size=2),
         has_place=st.booleans(),
@@ -132,12 +129,6 @@ class Schedules(RuleBasedStateMachine):
     def look(self, kinds, has_place):
         self.world.has_place = has_place
         self.world.look(kinds)
-
-    @property
-    def is_looking(self):
-        return self.world.membership.moves.is_under_way or any(
-            isinstance(job, do.StartSpares) for thread in self.world.threads for job in thread
-        )
 
     @precondition(lambda self: self.is_running)
     @rule(really=st.sampled_from([False] * 29 + [True]))
@@ -148,12 +139,10 @@ class Schedules(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_the_dead(self):
         """After a death groups are replaced at once, or when requests that are not logged are answered."""
-        membership = self.world.membership
-        if membership.dead and self.is_running:
-            jobs = [job for thread in self.world.threads for job in thread]
-            is_replaced = any(isinstance(job, do.Detach | do.Recover | do.GoBack | do.Rewind) for job in jobs)
-            assert membership.state is State.RECOVERING
-            assert is_replaced or self.world.left_out.pending
+        world = self.world
+        if world.ledger.dead and self.is_running:
+            assert world.ledger.state is State.RECOVERING
+            assert world.threads or world.ledger.unlogged
 
     @invariant()
     def nobody_is_accused(self):
@@ -174,12 +163,12 @@ class SchedulesWithAPartLeftOut(Schedules):
         super().__init__()
         self.world = World(num_left_out=2)
 
-    @precondition(lambda self: self.is_running and self.world.membership.is_running)
+    @precondition(lambda self: self.is_running and self.world.is_running)
     @rule(mpmd_idx=LEFT_OUT)
     def sample(self, mpmd_idx):
         self.world.sample(mpmd_idx)
 
-    @precondition(lambda self: self.is_running and self.world.membership.is_running)
+    @precondition(lambda self: self.is_running and self.world.is_running)
     @rule(src=GROUPS, mpmd_idx=LEFT_OUT)
     def copy(self, src, mpmd_idx):
         self.world.sample(src, mpmd_idx)
@@ -192,7 +181,7 @@ class SchedulesWithAPartLeftOut(Schedules):
     def die_left_out(self, mpmd_idx):
         self.die(mpmd_idx)
 
-    @precondition(lambda self: self.is_running and not self.is_looking)
+    @precondition(lambda self: self.is_running)
     @rule(
         kinds=st.dictionaries(LEFT_OUT, st.sampled_from([DRAINED, GROWN]), max_size=1),
         mpmd_idxs=st.sets(LEFT_OUT),
@@ -205,9 +194,8 @@ class SchedulesWithAPartLeftOut(Schedules):
     @invariant()
     def the_others_do_not_go_back_for_a_death(self):
         """Unless one of them has died, has failed or moves, too, or the user asks for it."""
-        membership = self.world.membership
-        only_left_out = membership.dead and membership.dead.keys() <= self.world.left_out.groups
-        assert not only_left_out or self.world.membership.moves.is_under_way
+        dead = self.world.ledger.dead.keys()
+        assert not dead or not dead <= set(self.world.left_out) or self.world.moves.under_way
 
 
 test_schedules = Schedules.TestCase

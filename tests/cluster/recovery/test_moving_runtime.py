@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from cluster.recovery import Recovery, shell
-from cluster.recovery.events import Freed, Unneeded
+from cluster.recovery import Recovery
+from cluster.recovery import moves as moves_module
 from cluster.recovery.processes import SupersededError
 from cluster.recovery.report import DRAINED, GROWN, SHRUNK
 from mpmd.errors import GroupDiedError, RecoveryError
@@ -57,17 +57,15 @@ class Elastic(Driven):
     def look_after(self):
         """Has groups moved, and waits until they have."""
         self.take_freed()
-        self._shell.look_after()
+        moves = self._supervisor.moves
+        moves.look_after()
         with self.changed:
-            moves, shell = self._membership.moves, self._shell
-            assert self.changed.wait_for(
-                lambda: self.error or not (shell._is_looking or moves.is_under_way), SOON
-            )
+            assert self.changed.wait_for(lambda: self.error or not moves._is_looking, SOON)
 
     def take_freed(self):
         """In place of the thread that looks after the groups."""
         while not self._ledger.freed.empty():
-            self._shell.tell(Freed(self._ledger.freed.get()))
+            self._supervisor.moves.note_freed(self._ledger.freed.get())
 
     def reply_to_all(self):
         """Answers all steps and copies that are asked, also those that are asked next."""
@@ -82,7 +80,7 @@ class Elastic(Driven):
 
 @pytest.fixture
 def elastic(monkeypatch):
-    monkeypatch.setattr(shell, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(moves_module, "_SAVE_SECONDS", 0.0)
     recovery = Recovery(every=100, max_failures=1)
     reports = []
     driven = Elastic(MovedProcesses(), recovery, reports.append)
@@ -122,17 +120,19 @@ def await_snapshot(driven, count):
 
 
 def test_a_group_moves_at_a_snapshot_of_all_steps_while_others_wait(elastic, capsys):
+    elastic.step()
+    elastic.attempts[0].reply(0)
+    commit_snapshot(elastic)
     futures = [elastic.step(), elastic.step()]
     elastic._processes.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     with elastic.changed:
-        assert elastic.changed.wait_for(lambda: not elastic._membership.is_running, SOON)
-    submitting = None
-    for count in (2, 4):  # first, the snapshot after the first step
-        await_snapshot(elastic, count)
-        submitting = submitting or in_thread(elastic.step)
-        assert not submitting.done()
-        elastic.reply_to_all()
+        assert elastic.changed.wait_for(lambda: not elastic._ledger.is_running, SOON)
+    submitting = in_thread(elastic.step)
+    elastic.reply_to_all()
+    await_snapshot(elastic, 4)
+    assert not submitting.done()
+    elastic.reply_to_all()
     looking.result(SOON)
     submitting.result(SOON)
     assert [future.result(SOON).inline[7] for two in futures for future in two.values()] == [1.0] * 4
@@ -166,7 +166,7 @@ def test_a_group_does_not_move_when_another_one_dies_meanwhile(elastic):
     elastic._processes.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     with elastic.changed:
-        assert elastic.changed.wait_for(lambda: elastic._membership.moves.is_ready, SOON)
+        assert elastic.changed.wait_for(lambda: elastic._supervisor.moves.is_ready, SOON)
     elastic.die(0)
     looking.result(SOON)
     assert elastic._processes.restored == [0]
@@ -176,7 +176,7 @@ def test_a_group_does_not_move_when_another_one_dies_meanwhile(elastic):
     while not elastic.reports and time.monotonic() < deadline:
         time.sleep(0.001)
     assert [report.kind for report in elastic.reports] == ["died"]
-    assert not elastic._membership.moves.is_under_way
+    assert elastic._supervisor.moves.under_way is None
 
 
 def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
@@ -199,9 +199,7 @@ def test_a_checkpoint_is_waited_for_unless_the_node_is_to_end(elastic, capsys):
     elastic._processes.kinds = {1: DRAINED}
     looking = in_thread(elastic.look_after)
     with elastic.changed:
-        assert elastic.changed.wait_for(
-            lambda: len(elastic.attempts) > 1 and not elastic._membership.dead, SOON
-        )
+        assert elastic.changed.wait_for(lambda: len(elastic.attempts) > 1 and not elastic._ledger.dead, SOON)
     calls = elastic.attempts[1]
     assert (len(calls.steps), calls.named("CopyOut")) == (1, [(0, handle, (1,))]), "both are done again"
     elastic.reply_to_all()
@@ -223,7 +221,7 @@ def test_a_copy_that_the_log_has_given_up_is_not_lost_by_a_move(elastic, capsys)
     elastic.copy_out(0, handle, [1])
     elastic.attempts[0].future("CopyOut").set_result(None)
     with elastic.changed:
-        elastic._shell.tell(Unneeded())  # as a step does that the copy has kept waiting
+        elastic._ledger.drop_copies()  # as a step does that the copy has kept waiting
     elastic._processes.kinds = {0: SHRUNK}
     elastic.look_after()
     assert "a checkpoint is being saved" in capsys.readouterr().err
@@ -255,7 +253,7 @@ def test_a_group_whose_copies_may_be_gone_does_not_move(elastic, capsys):
     assert why in capsys.readouterr().err
     with pytest.raises(RuntimeError, match=rf"group 1 did not move within 0 s; {why}"):
         elastic.resize(1, 0.0)
-    assert elastic._processes.discarded == 1 and not elastic._membership.moves.is_under_way
+    assert elastic._processes.discarded == 1 and elastic._supervisor.moves.under_way is None
     elastic._processes.kinds, elastic._processes.silent = {1: GROWN}, set()
     elastic.look_after()
     assert [report.kind for report in elastic.reports] == [GROWN]
@@ -266,13 +264,13 @@ def test_groups_that_are_asked_to_move_are_pinged_until_they_answer(elastic, cap
     elastic._processes.kinds, elastic._processes.silent = {1: GROWN}, {1}
     looking = in_thread(elastic.look_after)
     with elastic.changed:
-        assert elastic.changed.wait_for(lambda: elastic._membership.moves.is_ready, SOON)
+        assert elastic.changed.wait_for(lambda: elastic._supervisor.moves.is_ready, SOON)
     assert elastic.attempts[0].named("health") == [(0,), (1,)]
     assert not elastic.attempts[0].future("health").done(), "which is why the driver pings"
     assert "no answer from group 1" in capsys.readouterr().err
     elastic.die(1)
     looking.result(SOON)
-    assert elastic._processes.discarded == 1 and not elastic._membership.moves.is_under_way
+    assert elastic._processes.discarded == 1 and elastic._supervisor.moves.under_way is None
 
 
 def test_that_there_is_no_other_place_is_said_once(elastic, capsys):
@@ -322,6 +320,7 @@ def test_numbers_of_places_that_cannot_be(number):
 
 def test_closing_ends_a_move(elastic, capsys):
     elastic.step()
+    elastic.attempts[0].reply(0)
     elastic._processes.kinds = {1: GROWN}
     looking = in_thread(elastic.look_after)
     await_snapshot(elastic, 2)

@@ -75,7 +75,7 @@ def processes(monkeypatch):
 
 def test_processes_that_share_devices_say_with_which_group(processes, monkeypatch):
     monkeypatch.setattr(processes_module, "open_groups", lambda actors, versions: INFOS[1:])
-    processes.open({1, 2}, on_lost=None)
+    processes.open({1, 2})
     assert [info.shares_with for info in processes.infos] == [None, None, 0]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from cluster.protocol.packing import PackedValue, pack
 from cluster.recovery import Recovery
-from cluster.recovery.actions import EndRewind, KeptHere, Rewound
 from cluster.recovery.journal import BEGINNING
+from cluster.recovery.rewinds import KeptHere, RewindRequest, Rewound
 from mpmd.errors import (
     RecoveryError,
     StateLostError,
@@ -30,6 +30,7 @@ from tests.support.pretended_groups import (
     TOGETHER,
     Driven,
     Processes,
+    WithoutSnapshots,
     begin_recovery,
     commit_snapshot,
     end_recovery,
@@ -75,7 +76,7 @@ def wait_until_back(driven, count):
     driven._processes.may_copy.set()
     with driven.changed:
         assert driven.changed.wait_for(
-            lambda: len(driven._processes.restored) == count and driven._membership.is_running, SOON
+            lambda: len(driven._processes.restored) == count and driven._ledger.is_running, SOON
         )
 
 
@@ -92,7 +93,7 @@ def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
     calls.fail(1, OUT_OF_MEMORY, StepAborted("out of memory"))
     with pytest.raises(TaskError, match="out of memory"):
         second[0].result(SOON)
-    assert not driven._membership.is_running and driven._processes.restored == [], "groups answer all before"
+    assert not driven._ledger.is_running and driven._processes.restored == [], "groups answer all before"
     calls.steps[2][1][1].set_exception(LOST)
     calls.reply(3)
     wait_until_back(driven, 1)
@@ -117,7 +118,7 @@ def test_groups_go_back_when_a_step_fails_that_has_taken_its_inputs_over():
 
 def test_deaths_count_and_failed_steps_do_not():
     reports = []
-    driven = Driven(Processes(), Recovery(every=100, max_failures=1), reports.append)
+    driven = Driven(Processes(), WithoutSnapshots(every=100, max_failures=1), reports.append)
     (calls,) = driven.attempts
     for count in (1, 2, 3):
         driven.step(inputs=(1,), outputs=(2,), donated=(1,))
@@ -173,7 +174,7 @@ def test_a_step_that_kills_twice_ends_the_run():
 
 @pytest.mark.parametrize("failures", [[], [RuntimeError("no room")] * 9], ids=["deaths", "no room"])
 def test_after_so_many_failures_the_run_ends(failures):
-    driven = runtime(Recovery(every=100, max_failures=2), failures)
+    driven = runtime(WithoutSnapshots(every=100, max_failures=2), failures)
     for mpmd_idx in (0, 1, 0):
         driven.step()
         if driven.error is None:
@@ -184,7 +185,7 @@ def test_after_so_many_failures_the_run_ends(failures):
 
 
 def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
-    driven = runtime(failures=[TOGETHER])
+    driven = runtime(Recovery(every=100), failures=[TOGETHER])
     driven.last_checkpoint = "/checkpoints/300"
     first = driven.step()
     driven.attempts[0].reply(0)
@@ -202,13 +203,15 @@ def test_values_of_which_no_copy_is_left_are_lost_and_the_mesh_goes_on():
         assert caught.value.checkpoint == "/checkpoints/300"
     assert driven._processes.restored == [BEGINNING]
     old = driven._ledger._lost_before[0][0] - 1
-    requests = {i: StepRequest(0, 0, (old,), (driven.next_handle(),)) for i in range(2)}
+    unmade = driven.next_handle()
+    requests = {i: StepRequest(0, 0, (old,), (unmade,)) for i in range(2)}
     of_old_values = [
         driven.fetch(0, old),
         driven.read(0, {old: "stored"}),
         driven.copy_out(0, driven.next_handle(), [old]),
         driven.write(0, old, [[]]),
         *driven.ask(requests).values(),
+        *driven.step(inputs=(unmade,)).values(),
     ]
     for future in of_old_values:
         with pytest.raises(StateLostError):
@@ -328,30 +331,31 @@ def test_an_interrupt_while_a_group_is_asked_keeps_no_later_error_waiting(monkey
 
 
 def test_an_interrupt_right_after_a_rewind_has_groups_drop_the_tasks_that_they_kept(monkeypatch):
-    ledger, waits = runtime()._ledger, iter([True])
+    driven, waits = runtime(), iter([True])
+    rewinds = driven._supervisor.rewinds
     captured = Captured(Capture(None, 99), 1, "fwd_0__0", "fwd_0__0", 0, (), "cpu", "cpu", {})
-    rewound = Rewound(kept=[KeptHere(1, 0, captured, ValueError())])
 
     def wait_for(condition):
         if not next(waits, False):
+            rewinds.settle(Rewound(kept=[KeptHere(1, 0, captured, ValueError())]))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(
-        ledger, "tell", lambda event: ledger.end_rewind(EndRewind(event.ended, rewound, False))
-    )
-    monkeypatch.setattr(ledger, "wait_for", wait_for)
+    monkeypatch.setattr(driven._ledger, "wake", lambda: None)
+    monkeypatch.setattr(driven._ledger, "wait_for", wait_for)
     with pytest.raises(KeyboardInterrupt):
-        ledger.rewind(None)
-    assert ledger._released.take(1).handles == (99,)
+        rewinds.find(None)
+    assert driven._released.take(1).handles == (99,)
 
 
 def test_the_end_of_a_rewind_is_kept_by_its_caller_alone():
-    ended = Future()
+    ended, driven = Future(), runtime()
     gc.disable()
     try:
-        runtime()._ledger.end_rewind(EndRewind(ended, Rewound(), is_interrupted=False))
+        with driven.changed:
+            driven._supervisor.rewinds.asked = RewindRequest(None, ended)
+            driven._supervisor.rewinds.settle(Rewound())
         kept = weakref.ref(ended)
-        assert ended.result().rewound == Rewound()
+        assert ended.result() == Rewound()
         del ended
         assert kept() is None
     finally:
@@ -419,7 +423,7 @@ def test_a_fault_in_what_follows_a_recovery_ends_the_run_and_not_the_thread_alon
     def attach(connections):
         raise OSError("no descriptors are left")
 
-    monkeypatch.setattr(driven._shell, "attach", attach)
+    monkeypatch.setattr(driven._supervisor, "attach", attach)
     driven.die(1)
     for failed in (waiting, driven.step()[0], driven.fetch(0, 3)):
         with pytest.raises(RuntimeError, match=r"cannot be looked after: OSError.*no descriptors are left"):

@@ -6,17 +6,20 @@ import pytest
 
 from cluster.recovery import Recovery
 from mpmd.errors import GroupDiedError
-from tests.support.pretended_groups import SOON, commit_snapshot, fail_snapshot, runtime
+from tests.support.pretended_groups import SOON, await_that, commit_snapshot, fail_snapshot, runtime
 
 
 def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
     driven = runtime(Recovery(every=2))
-    futures = [driven.step()]
+    driven.step()
     calls = driven.attempts[0]
+    assert calls.named("Snapshot") == [], "groups answer all steps before"
+    calls.reply(0)
+    await_snapshot(driven)
     copying = [future for _, method, _, future in calls.made if method == "Snapshot"]
     assert len(copying) == 2
-    futures += [driven.step() for _ in range(7)]
-    for index in range(8):
+    for index in range(1, 8):
+        driven.step()
         calls.reply(index)
     submitted = threading.Event()
     threading.Thread(target=lambda: (driven.step(), submitted.set()), daemon=True).start()
@@ -32,11 +35,17 @@ def test_snapshots_commit_while_steps_run_and_late_ones_make_steps_wait():
 
 
 def answered_steps(driven, count):
-    futures = [driven.step() for _ in range(count)]
-    steps = driven.attempts[-1].steps
-    for index in range(len(steps) - count, len(steps)):
-        driven.attempts[-1].reply(index)
-    return futures
+    """Steps, of which the last one is followed by a snapshot if one is due."""
+    for _ in range(count):
+        driven.step()
+        driven.attempts[-1].reply(-1)
+        await_snapshot(driven)
+
+
+def await_snapshot(driven):
+    """Until the snapshot that is due has begun."""
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: driven._ledger.is_running or driven.error, SOON)
 
 
 def test_a_snapshot_that_fails_is_tried_again_and_the_one_before_stays(capsys):
@@ -59,11 +68,16 @@ def test_a_snapshot_that_fails_is_tried_again_and_the_one_before_stays(capsys):
     assert driven.error is None
 
 
-def test_a_snapshot_that_fails_because_of_a_death_says_nothing(capsys):
+def test_a_snapshot_that_fails_because_of_a_death_says_nothing(monkeypatch, capsys):
     driven = runtime(Recovery(every=2))
+    monkeypatch.setattr(driven._processes, "find_dead", lambda: {1})
     answered_steps(driven, 1)
-    fail_snapshot(driven, GroupDiedError("group 1 died", 1))
-    assert "could not be copied" not in capsys.readouterr().err
+    for _, method, _, copied in driven.attempts[0].made:
+        if method == "Snapshot":
+            copied.set_exception(GroupDiedError("group 1 died", 1))
+    driven.die(1)
+    await_that(lambda: not driven._supervisor.snapshots.is_travelling)
+    assert "could not be copied" not in capsys.readouterr().err and driven.error is None
 
 
 def test_what_a_failed_snapshot_was_to_release_is_released_with_the_next_step():
@@ -73,7 +87,7 @@ def test_what_a_failed_snapshot_was_to_release_is_released_with_the_next_step():
     answered_steps(driven, 1)
     driven.free((0, 1), 41)
     with driven.changed:
-        driven._ledger.begin_snapshot()
+        driven._supervisor.snapshots.begin()
     fail_snapshot(driven, MemoryError())
     answered_steps(driven, 1)
     assert [each.handles for each in driven.journal._log[-1].released.values()] == [(41,), (41,)]
@@ -102,28 +116,3 @@ def test_a_slow_snapshot_that_fails_when_the_log_is_full_does_not_end_the_run():
     answered_steps(driven, 2)
     fail_snapshot(driven, MemoryError("no room"))
     assert "4 times in a row" in str(driven.error)
-
-
-def test_an_interrupt_while_copies_are_asked_for_leaves_no_snapshot_waiting(monkeypatch):
-    driven = runtime(Recovery(every=2))
-    driven.step()
-    driven.attempts[0].reply(0)
-    driven._processes.may_copy.set()
-    for _, _, _, copied in driven.attempts[0].made:
-        copied.set_result(None)
-    with driven.changed:
-        assert driven.changed.wait_for(lambda: driven.journal.committed == 1, SOON)
-    driven.step()
-    ask, calls = driven.attempts[0].ask, driven.attempts[0]
-
-    def interrupted(number, request):
-        if number == 1:
-            raise KeyboardInterrupt
-        return ask(number, request)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(calls, "ask", interrupted)
-        driven.step()
-    assert driven.journal.snapshot is None
-    driven.step()
-    assert driven.journal.snapshot is not None  # another one

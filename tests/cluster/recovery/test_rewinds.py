@@ -8,7 +8,6 @@ from cluster.recovery.keepers import CopiesLostError
 from cluster.recovery.report import CORRUPTED, DIED, DRAINED, FAILED
 from mpmd.errors import SilentCorruptionError
 from mpmd.runtime.nonfinite import NonFinitePolicy
-from mpmd.runtime.requests import Read
 from tests.support.membership_world import World
 
 NANS = NonFinitePolicy(nans=True, infs=False)
@@ -40,10 +39,7 @@ def chains(world):
 
 
 def ended(world):
-    return [
-        (ending.rewound.found and ending.rewound.found.step, ending.is_interrupted)
-        for ending in world.rewound
-    ]
+    return [(rewound.found and rewound.found.step, rewound.is_interrupted) for rewound in world.rewound]
 
 
 # Without faults.
@@ -52,7 +48,7 @@ def ended(world):
 def test_all_go_back_and_have_the_same_values_again():
     world = committed()
     world.rewind()
-    assert not world.membership.is_running
+    assert not world.is_running
     world.settle_all()
     assert phases(world) == [*PHASES, "digests"]
     assert chains(world) == [(1, 2, 3)] * 3
@@ -67,7 +63,7 @@ def test_what_is_asked_meanwhile_is_answered_afterwards():
     world.rewind()
     world.at("repeat", lambda: world.fetch(1))
     world.settle_all()
-    assert (1, 2, 3) in world.told.values()
+    assert [future.result(0) for (_, i), future in world.futures.items()][-1] == (1, 2, 3)
     world.check_quiet()
 
 
@@ -117,14 +113,13 @@ def test_a_group_moves_though_groups_repeat_their_steps_while_its_process_starts
 def test_a_checkpoint_that_is_gone_ends_the_run():
     """Values that it had cannot be read again."""
     world = committed(steps=0)
-    read = world.journal.add({0: Read({})})
-    world.ask_first(read)
+    world.read(0)
     world.step()
     world.settle_all()
     world.rewind()
-    world.at("check", lambda: world.unreadable.add(read))
+    world.at("check", lambda: setattr(world, "unreadable", True))
     world.settle_all()
-    assert "checkpoints that stay" in str(world.membership.error)
+    assert "checkpoints that stay" in str(world.error)
     world.check_quiet()
 
 
@@ -171,8 +166,8 @@ def test_a_group_that_is_wrong_in_one_run_is_named(reaction, when):
     assert "group 1 (process 1; cpu:0) has computed or kept other bits in step 2" in str(report)
     assert phases(world).count("repeat") == 1
     if reaction == "raise":
-        assert isinstance(world.membership.error, SilentCorruptionError)
-        assert world.membership.error.mpmd_idxs == (1,)
+        assert isinstance(world.error, SilentCorruptionError)
+        assert world.error.mpmd_idxs == (1,)
     else:
         assert chains(world) == [(1, 2, 3)] * 3
         replaced = [(CORRUPTED, {1})] if reaction == "replace" else []
@@ -182,7 +177,7 @@ def test_a_group_that_is_wrong_in_one_run_is_named(reaction, when):
         assert len(world.corruptions) == 1
         world.kill(2)  # what the user was told is not taken for what is right
         world.settle_all()
-        assert world.membership.error is None
+        assert world.error is None
     world.check_quiet()
 
 
@@ -210,7 +205,7 @@ def test_a_message_that_changes_on_its_way_does_not_tell_which_group_is_wrong(re
     (report,) = world.corruptions
     assert (report.kind, report.mpmd_idxs, report.step) == ("unlocated", (0, 1), 2)
     assert world.reports == []
-    error = world.membership.error
+    error = world.error
     if reaction == "warn":
         assert error is None and chains(world) == [(1, 2, 3)] * 3
     else:
@@ -224,12 +219,12 @@ def test_a_repeated_step_that_takes_too_long_is_no_wrong_bit(refused):
     world = committed()
     world.settle_all()
     (late, _) = world.journal.repeatable
-    world.late.add(late)
+    world.late.add(late.ordinal)
     world.rewind(refused)
     world.settle_all()
-    assert world.corruptions == [] and world.membership.error is None
+    assert world.corruptions == [] and world.error is None
     assert ended(world) == [(None, True)]
-    assert "step 9 has taken longer" in str(world.rewound[0].rewound.late)
+    assert "step 9 has taken longer" in str(world.rewound[0].late)
     assert [(each.kind, set(each.mpmd_idxs)) for each in world.reports] == [(FAILED, set())]
     assert chains(world) == [(1, 2, 3)] * 3
     world.check_quiet()
@@ -253,7 +248,7 @@ def test_damaged_copies_are_reported():
     world.rewind()
     world.settle_all()
     assert [(report.kind, "damaged copy" in str(report)) for report in world.corruptions] == [("copy", True)]
-    assert world.membership.error is None
+    assert world.error is None
     world.check_quiet()
 
 
@@ -272,7 +267,7 @@ def test_copies_that_are_lost_when_groups_have_gone_back_once_are_lost_to_all():
     """Groups have failed where a NaN was refused, so they cannot stay as they are."""
     world = committed()
     world.settle_all()
-    world.refusing.update(world.journal.repeatable)
+    world.refusing.update(step.ordinal for step in world.journal.repeatable)
     world.rewind(NANS)
     lost = CopiesLostError("both copies are damaged")
     world.at("check", lambda: None, lost, lost)
@@ -289,11 +284,11 @@ def test_the_first_step_that_makes_a_nan_is_found_and_all_is_as_before():
     world = committed(steps=3)
     world.settle_all()
     (_, step, _) = world.journal.repeatable
-    world.refusing.add(step)
+    world.refusing.add(step.ordinal)
     world.rewind(NANS)
     world.settle_all()
     assert ended(world) == [(3, False)] and world.corruptions == []
-    assert world.rewound[0].rewound.found.task == "fwd_0__0"
+    assert world.rewound[0].found.task == "fwd_0__0"
     assert phases(world).count("repeat") == 2
     assert chains(world) == [(1, 2, 3, 4)] * 3
     world.check_quiet()
@@ -342,7 +337,7 @@ def test_groups_that_cannot_go_back_do_so_as_after_a_death():
 
 def test_a_step_that_has_failed_has_groups_go_back_for_it():
     world = committed()
-    world.step(donated=(0,), fails=True)
+    world.step(is_donated=True, fails=True)
     world.rewind()
     world.settle_all()
     assert ended(world) == [(None, True)]

@@ -20,7 +20,7 @@ from tests.support.pretended_groups import (
 
 
 def test_what_was_read_from_a_checkpoint_is_read_again_unless_a_snapshot_has_it():
-    driven = runtime()
+    driven = runtime(Recovery(every=100))
     futures = [driven.read(i, {5: "stored"}) for i in range(2)]
     driven.attempts[0].future("Read").set_result(StepReply({}))
     assert futures[1].result(SOON) == StepReply({})
@@ -133,6 +133,8 @@ def test_a_snapshot_waits_for_what_is_being_saved_and_a_step_does_not():
     driven.step()
     driven.attempts[0].reply(0)
     driven._processes.may_copy.set()
+    with driven.changed:
+        assert driven.changed.wait_for(lambda: driven.journal.snapshot is not None, SOON)
     for future in [future for _, method, _, future in driven.attempts[0].made if method == "Snapshot"]:
         future.set_result(None)
     with driven.changed:
