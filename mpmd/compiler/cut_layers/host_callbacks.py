@@ -29,7 +29,6 @@ from mpmd.compiler.jaxprs.equations import (
     variables,
     with_eqns,
 )
-from mpmd.compiler.jaxprs.scan_parts import part_of_scan
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.jaxprs.traced import traced_eqns
@@ -116,13 +115,11 @@ def _lift_from_scan(eqn: JaxprEqn, at: Position) -> list[JaxprEqn]:
     eqns, callbacks = _opened(whole.jaxpr, (*at, None))
     if not callbacks:
         return [eqn]
-    smaller = closed(with_eqns(whole.jaxpr, eqns))
-    scan = Scan.of(eqn.replace(params={**eqn.params, "jaxpr": smaller}))
     results = set(range(len(whole.jaxpr.outvars)))
-    scans, stacks = part_of_scan(scan, eqns, results, extra_outputs=_read_by(callbacks))
-    around = Iterations(scan.length, eqn.params["reverse"])
+    scan, stacks = Scan.of(eqn).part(eqns, results, extra_outputs=_read_by(callbacks))
+    around = Iterations(eqn.params["length"], eqn.params["reverse"])
     callbacks = [_changed(each, scans=(around, *each.params["callback"].scans)) for each in callbacks]
-    return [*scans, *_reading(callbacks, stacks)]
+    return [scan, *_reading(callbacks, stacks)]
 
 
 def _lift_from_remat(eqn: JaxprEqn, at: Position) -> list[JaxprEqn]:

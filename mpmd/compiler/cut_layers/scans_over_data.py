@@ -12,7 +12,6 @@ from mpmd.compiler.cut_scans import MarkedScan, layers_p
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, dependents, is_among, operands, shape_of
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.source import where
-from mpmd.compiler.steps import Loop
 from mpmd.errors import SharedWeightsWarning
 from mpmd.language.reduce import treduce_p
 from mpmd.util.warn import warn_user
@@ -20,15 +19,17 @@ from mpmd.util.warn import warn_user
 
 def warn_of_scans_over_data(jaxpr: Jaxpr) -> None:
     """Warns, by a ``SharedWeightsWarning``, of marks in scans that read other data, but the same weights."""
-    loops = [Loop.of(eqn) for eqn in jaxpr.eqns if eqn.primitive is treduce_p]
+    loops = (eqn for eqn in jaxpr.eqns if eqn.primitive is treduce_p)
     for message in dict.fromkeys(message for loop in loops for message in _of_loop(loop)):
         warn_user(message, SharedWeightsWarning)
 
 
-def _of_loop(loop: Loop) -> Iterator[str]:
-    of_microbatch = dependents(loop.eqns, [loop.index, *loop.states])
+def _of_loop(loop: JaxprEqn) -> Iterator[str]:
+    body: Jaxpr = loop.params["body"]
+    index_and_states = body.invars[len(loop.invars) - len(loop.outvars) :]
+    of_microbatch = dependents(body.eqns, index_and_states)
     rows: dict[Var, MarkedScan] = {}  # what the ranges of scans with marks scan over
-    for eqn in loop.eqns:
+    for eqn in body.eqns:
         scan = next((rows[var] for var in operands(eqn) if var in rows), None)
         if eqn.primitive is layers_p and eqn.params["scan"]:
             rows[eqn.outvars[0]] = eqn.params["scan"]

@@ -15,7 +15,6 @@ from mpmd.compiler.jaxprs.canonical import canonical
 from mpmd.compiler.jaxprs.equations import aval_of, is_among, operands, shape_of
 from mpmd.compiler.jaxprs.remat import without_remat
 from mpmd.compiler.jaxprs.source import where
-from mpmd.compiler.steps import Loop
 from mpmd.errors import CompileError
 from mpmd.language.reduce import treduce_p
 
@@ -104,7 +103,9 @@ def _faults(eqns: Iterable[JaxprEqn], counting: set[Var]) -> Iterator[str]:
     """The faults of a step, or of one of its loops; adds to the variables ``counting`` that number layers."""
     for eqn in eqns:
         if eqn.primitive is treduce_p:
-            yield from _faults(Loop.of(eqn).eqns, counting)
+            body: Jaxpr = eqn.params["body"]
+            closed_over = zip(body.invars, eqn.invars[: len(eqn.invars) - len(eqn.outvars)], strict=False)
+            yield from _faults(body.eqns, {var for var, atom in closed_over if is_among(atom, counting)})
         elif eqn.primitive is layers_p and (scan := eqn.params["scan"]) and scan.index_fault:
             if is_among(eqn.invars[0], counting):
                 yield scan.index_fault

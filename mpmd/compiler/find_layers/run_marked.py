@@ -14,8 +14,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from mpmd.compiler.cut_scans import cut_scan
 from mpmd.compiler.find_layers.crossing import Crossing
 from mpmd.compiler.find_layers.find_layers import OPERATIONS_PER_BYTE, LayerEnd
-from mpmd.compiler.find_layers.open_function import OpenFunction
-from mpmd.compiler.find_layers.remat_options import RematOptions, under_remat
+from mpmd.compiler.find_layers.open_function import OpenFunction, RematOptions, under_remat
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     aval_of,

@@ -43,7 +43,7 @@ def is_dropped(var: Var) -> bool:
 
 
 def substitute(eqn: JaxprEqn, replacement: Mapping[Var, Atom]) -> JaxprEqn:
-    if not any(var in replacement for var in operands(eqn)):
+    if replacement.keys().isdisjoint(operands(eqn)):
         return eqn
     return eqn.replace(invars=[lookup(atom, replacement) for atom in eqn.invars])
 
@@ -160,11 +160,12 @@ def needed_eqns(
 
 
 def size(atom: Atom) -> int:
-    return math.prod(aval_of(atom).shape)
+    return math.prod(shape_of(atom))
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
-    return tuple(aval_of(atom).shape)
+    aval: Any = atom.aval
+    return aval.shape
 
 
 def aval_of(atom: Atom) -> Any:

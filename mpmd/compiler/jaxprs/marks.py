@@ -1,14 +1,15 @@
-"""Marks in jaxprs, at any depth: which there are, and jaxprs without them."""
+"""Marks in jaxprs, at any depth, and microbatch loops: which there are, and jaxprs with others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jax.extend.core import Jaxpr, JaxprEqn, Primitive, Var
 
 from mpmd.compiler.jaxprs.equations import (
     Atom,
     any_inside,
+    are_same,
     as_called,
     lookup,
     subjaxprs,
@@ -53,8 +54,25 @@ def without_identities(jaxpr: Jaxpr, *primitives: Primitive) -> Jaxpr:
         eqn = substitute(eqn, renamed)
         if eqn.primitive in primitives:
             renamed.update(zip(eqn.outvars, eqn.invars, strict=True))
-            continue
-        if eqn.primitive is not treduce_p and any(any_inside(eqn, each) for each in primitives):
-            eqn = with_params(eqn, (Jaxpr,), lambda inner: without_identities(inner, *primitives))
-        eqns.append(eqn)
+        elif eqn.primitive is treduce_p:
+            eqns.append(eqn)
+        else:
+            eqns.append(with_params(eqn, (Jaxpr,), lambda inner: without_identities(inner, *primitives)))
+    if are_same(eqns, jaxpr.eqns):
+        return jaxpr
     return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])
+
+
+def in_loops(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
+    eqns: list[JaxprEqn] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is treduce_p:
+            body = change(eqn.params["body"])
+            eqn = eqn.replace(params={**eqn.params, "body": body}, effects=body.effects)
+        eqns.append(eqn)
+    return with_eqns(jaxpr, eqns)
+
+
+def everywhere(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:
+    """A step that is changed after the bodies of its loops are."""
+    return change(in_loops(jaxpr, change))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,9 @@ from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.cost import draws_random_bits, has_reduction, is_cheap, is_renamed
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size
+from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
+from mpmd.ir.plan import TaskType
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,3 +85,32 @@ def _takes_slice(eqn: JaxprEqn, index: Var, duplicates: Mapping[Var, Duplicate])
     """Whether this is where a microbatch is taken out of a loop constant: one array, the rest scalars."""
     arrays = [var for var in operands(eqn) if size(var) > 1]
     return len(arrays) == 1 and arrays[0] not in duplicates and size(eqn.outvars[0]) < size(arrays[0])
+
+
+def copy_duplicates(
+    eqns: Mapping[TaskType, Sequence[JaxprEqn]],
+    body: LoopBody,
+    duplicates: Mapping[Var, Duplicate],
+    order: MicrobatchOrder,
+) -> dict[TaskType, tuple[JaxprEqn, ...]]:
+    """Each work with the duplicates that it reads, in the order in which a microbatch passes through it."""
+    readers: dict[Var, set[TaskType]] = {}
+
+    def add_reader(work: TaskType, eqn: JaxprEqn) -> None:
+        for var in operands(eqn):
+            if var in duplicates:
+                readers.setdefault(var, set()).add(work)
+
+    for work, eqns_of_work in eqns.items():
+        for eqn in eqns_of_work:
+            add_reader(work, eqn)
+    copied: dict[TaskType, list[JaxprEqn]] = {}
+    for eqn in (member.eqn for member in reversed(body.eqns)):
+        works = set().union(*(readers.get(var, ()) for var in eqn.outvars))
+        if works and duplicates[eqn.outvars[0]].once_per_stage:
+            latest_first = sorted(works, key=order.position, reverse=True)
+            works = {*{work.stage: work for work in latest_first}.values()}  # the first work of each stage
+        for work in works:
+            copied.setdefault(work, []).append(eqn)
+            add_reader(work, eqn)
+    return {work: (*reversed(copied.get(work, ())), *eqns[work]) for work in sorted(eqns, key=order.position)}

@@ -17,7 +17,6 @@ again, so time is not weighed against memory.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
@@ -43,24 +42,13 @@ _MOST = 2**30
 Eqns = Sequence[JaxprEqn]
 
 
-@dataclasses.dataclass(frozen=True)
-class MinimizedWork:
-    """Work of which the backwards recompute what need not be kept for them.
-
-    ``recomputed`` are the variables that forwards and backwards now both define.
-    """
-
-    eqns: dict[TaskType, Eqns]
-    recomputed: Set[Var]
-
-
 def minimize_residuals(
     eqns: Mapping[TaskType, Eqns],
     results: Set[Var],
     states: Set[Var],
     duplicates: Mapping[Var, Duplicate],
     handed_on: Set[Var] = frozenset(),
-) -> MinimizedWork:
+) -> tuple[dict[TaskType, Eqns], Set[Var]]:
     """Moves cheap equations of forwards that only the stage's own backward reads to that backward.
 
     Args:
@@ -71,7 +59,8 @@ def minimize_residuals(
       handed_on: the variables that a slice of a microbatch reads from earlier slices, such as keys. They are
         kept for the backwards of the earlier slices, which run later.
 
-    Returns: the work in the same order, without equations that nothing reads any more.
+    Returns: the work in the same order, without equations that nothing reads any more; and the variables that
+      forwards and backwards now both define.
     """
     minimized = dict(eqns)
     recomputed: set[Var] = set()
@@ -91,7 +80,7 @@ def minimize_residuals(
             minimized[work] = forward
             minimized[backward] = _with_recomputed(forward, again, reading)
             recomputed.update(again)
-    return MinimizedWork(_without_dead(minimized, results), recomputed)
+    return _without_dead(minimized, results), recomputed
 
 
 def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:

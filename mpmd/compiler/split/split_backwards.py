@@ -21,7 +21,6 @@ from mpmd.compiler.jaxprs.equations import (
     needed_eqns,
 )
 from mpmd.compiler.jaxprs.remat import without_remat
-from mpmd.compiler.jaxprs.scan_parts import part_of_scan
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.plan import Cell, TaskType
 
@@ -115,6 +114,6 @@ def _take_scan_apart(eqn: JaxprEqn, now: set[int]) -> tuple[list[JaxprEqn], list
     known = {var for inner in first for var in inner.outvars} | {carry[i] for i in now if i < len(carry)}
     results = [atom for i in later if isinstance(atom := body.outvars[i], Var)]
     stacked = [var for var in dict.fromkeys([*free_variables(second), *results]) if var in known]
-    one, stacks = part_of_scan(scan, first, now, extra_outputs=stacked)
-    two, _ = part_of_scan(scan, second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))
-    return one, two
+    one, stacks = scan.part(first, now, extra_outputs=stacked)
+    two, _ = scan.part(second, later, extra_inputs=dict(zip(stacked, stacks, strict=True)))
+    return [one], [two]

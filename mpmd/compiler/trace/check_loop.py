@@ -65,7 +65,7 @@ def _faults_outside(eqn: JaxprEqn, outer: JaxprEqn) -> Iterator[str]:
             f"the treduce at {where(eqn)} is inside {name}; call it directly in the step, or in functions "
             f"under jax.jit{at}{_INSTEAD.get(name, '')}"
         )
-    elif is_in_scope(eqn, SCOPE) and any_inside(eqn, mark_p):
+    elif any_inside(eqn, mark_p) and is_in_scope(eqn, SCOPE):
         yield (
             f"the treduce at {where(eqn)} is differentiated, but a loop has no gradient of its own: call "
             "jax.grad inside the function that treduce applies to each microbatch"
