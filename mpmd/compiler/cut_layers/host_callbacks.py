@@ -20,12 +20,12 @@ from jax.extend.core.primitives import remat_p, scan_p
 
 from mpmd.compiler.jaxprs.equations import (
     Atom,
+    all_eqns,
     aval_of,
     avals_of,
     closed,
     make_jaxpr,
     operands,
-    subjaxprs,
     variables,
     with_eqns,
 )
@@ -47,9 +47,7 @@ def with_host_callbacks(jaxpr: Jaxpr) -> Jaxpr:
 def has_callback(eqn: JaxprEqn) -> bool:
     """Whether a callback that may give nothing back is inside what the equation calls."""
     return bool(eqn.effects) and any(
-        inner.primitive.name in GIVING_NOTHING_BACK or has_callback(inner)
-        for jaxpr in subjaxprs(eqn)
-        for inner in jaxpr.eqns
+        one.primitive.name in GIVING_NOTHING_BACK for one in all_eqns([eqn]) if one is not eqn
     )
 
 

@@ -15,6 +15,7 @@ from mpmd.compiler.cut_layers.concat_and_slice import ConcatOrSlice, concats_and
 from mpmd.compiler.cut_layers.values import Values
 from mpmd.compiler.jaxprs.common_dimension import CommonDimension
 from mpmd.compiler.jaxprs.equations import Atom, closed, is_dropped, shape_of, with_eqns
+from mpmd.compiler.jaxprs.marks import closed_over
 from mpmd.compiler.jaxprs.rules import exact_dimensions, part_params
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.ir.stack import Stack
@@ -69,11 +70,9 @@ def _add_cond(values: Values, eqn: JaxprEqn) -> None:
 
 
 def _add_loop(values: Values, eqn: JaxprEqn) -> None:
-    body: Jaxpr = eqn.params["body"]
-    closed_over = body.invars[: len(eqn.invars) - len(eqn.outvars)]
     stacks = list(map(values.planned, eqn.outvars))
-    new = _rewritten_body(values, body, eqn)
-    read = _as_planned(values, eqn.invars, [*map(values.planned, closed_over), *stacks], eqn)
+    new = _rewritten_body(values, eqn.params["body"], eqn)
+    read = _as_planned(values, eqn.invars, [*map(values.planned, closed_over(eqn)), *stacks], eqn)
     flags = {
         name: tuple(
             flag

@@ -68,7 +68,7 @@ def _faults(eqns: Iterable[JaxprEqn], seen: set[int]) -> Iterator[str]:
     for eqn in eqns:
         if eqn.primitive.name in _CALLS:
             yield f"{eqn.primitive} is a call"
-        for body in bodies_of(eqn):
+        for body in _bodies_of(eqn) if eqn.primitive.name in _BODIES else ():
             if body.consts:
                 yield f"a body of {eqn.primitive} closes over arrays"
             if id(body.jaxpr) not in seen:
@@ -110,9 +110,9 @@ _CALLS: Mapping[str, Callable[[JaxprEqn], ClosedJaxpr]] = {
 """The functions that primitives only call."""
 
 
-def bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+def _bodies_of(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     bodies: list[ClosedJaxpr] = []
-    for name in _BODIES.get(eqn.primitive.name, ()):
+    for name in _BODIES[eqn.primitive.name]:
         value = eqn.params[name]
         bodies += value if isinstance(value, tuple) else [value]
     return [body if isinstance(body, ClosedJaxpr) else closed(body) for body in bodies]
@@ -188,7 +188,7 @@ class _Scope(Inliner):
         """The equation with canonical bodies, whose constants are among its operands."""
         if eqn.primitive.name not in _BODIES:
             return eqn
-        before = bodies_of(eqn)
+        before = _bodies_of(eqn)
         name, params, invars = eqn.primitive.name, dict(eqn.params), list(eqn.invars)
         canonical = [self._body(body, name in _WITH_OWN_VARIABLES) for body in before]
         bodies = [jaxpr for jaxpr, _ in canonical]

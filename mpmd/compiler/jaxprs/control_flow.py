@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxpr_as_fun
 from jax.extend.core.primitives import while_p
 from jax.interpreters import partial_eval
 
-from mpmd.compiler.jaxprs.equations import Atom, as_called, free_variables, is_among, make_jaxpr
+from mpmd.compiler.jaxprs.equations import Atom, as_called, free_variables, is_among, make_jaxpr, makers_of
 from mpmd.compiler.jaxprs.scans import Scan
 from mpmd.compiler.jaxprs.traced import named, traced_eqns
 
@@ -62,7 +62,7 @@ def _labels_through(body: Jaxpr, labels: Sequence[Labels], carry: slice = slice(
 
 def live_eqns(eqns: Sequence[JaxprEqn], results: Iterable[Atom]) -> tuple[JaxprEqn, ...]:
     """Returns the equations, or parts of equations, that ``results`` need, and equations with effects."""
-    computed = {var for eqn in eqns for var in eqn.outvars}
+    computed = makers_of(eqns)
     outvars = [atom for atom in results if is_among(atom, computed)]
     live, _ = partial_eval.dce_jaxpr(make_jaxpr(free_variables(eqns), eqns, outvars), True)
     return tuple(live.eqns)

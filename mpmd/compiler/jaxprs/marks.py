@@ -8,6 +8,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Primitive, Var
 
 from mpmd.compiler.jaxprs.equations import (
     Atom,
+    all_eqns,
     any_inside,
     are_same,
     as_called,
@@ -27,12 +28,8 @@ def has_mark(eqn: JaxprEqn) -> bool:
 
 
 def marks_in(jaxpr: Jaxpr) -> Iterator[tuple[JaxprEqn, Mark]]:
-    """Yields the marks in a jaxpr and in the bodies of its equations."""
-    for eqn in jaxpr.eqns:
-        if mark := mark_of(eqn):
-            yield eqn, mark
-        for inner in subjaxprs(eqn):
-            yield from marks_in(inner)
+    """The marks in a jaxpr and in the bodies of its equations."""
+    return ((eqn, mark) for eqn in all_eqns(jaxpr.eqns) if (mark := mark_of(eqn)))
 
 
 def first_mark(eqn: JaxprEqn) -> str:
@@ -61,6 +58,12 @@ def without_identities(jaxpr: Jaxpr, *primitives: Primitive) -> Jaxpr:
     if are_same(eqns, jaxpr.eqns):
         return jaxpr
     return with_eqns(jaxpr, eqns, outvars=[lookup(atom, renamed) for atom in jaxpr.outvars])
+
+
+def closed_over(loop: JaxprEqn) -> dict[Var, Atom]:
+    """The outer values that a microbatch loop reads, by the variables that stand for them in its body."""
+    count = len(loop.invars) - len(loop.outvars)
+    return dict(zip(loop.params["body"].invars[:count], loop.invars, strict=False))
 
 
 def in_loops(jaxpr: Jaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Jaxpr:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.canonical import canonical
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, substitute
+from mpmd.compiler.jaxprs.equations import Atom, aval_of, lookup, makers_of, substitute
 
 
 def traced_eqns(fun: Callable, inputs: Sequence[Atom]) -> tuple[list[JaxprEqn], list[Any]]:
@@ -45,7 +45,7 @@ def named(eqns: Sequence[JaxprEqn], values: Sequence[Atom], names: Sequence[Var]
 
     A value that no equation computes, such as an operand that is returned, or that occurs twice, is copied.
     """
-    computed = {var for eqn in eqns for var in eqn.outvars}
+    computed = makers_of(eqns)
     renamed: dict[Var, Var] = {}
     copied: list[tuple[Var, Atom]] = []
     for name, value in zip(names, values, strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.sharding import AbstractMesh
 
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, avals_of, make_jaxpr, subjaxprs
+from mpmd.compiler.jaxprs.equations import Atom, all_eqns, aval_of, avals_of, make_jaxpr
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.lower.call import call_p
 from mpmd.compiler.lower.fingerprint import fingerprint
@@ -102,11 +102,9 @@ class ExecutableTable:
 
 def python_calls(eqns: Iterable[JaxprEqn]) -> Iterator[str]:
     """The callbacks into Python among equations, at any depth, each with the user's line."""
-    for eqn in eqns:
-        if eqn.primitive.name in PYTHON_CALLS:
-            yield f"{eqn.primitive} at {where(eqn)}"
-        for inner in subjaxprs(eqn):
-            yield from python_calls(inner.eqns)
+    return (
+        f"{eqn.primitive} at {where(eqn)}" for eqn in all_eqns(eqns) if eqn.primitive.name in PYTHON_CALLS
+    )
 
 
 def function_of(

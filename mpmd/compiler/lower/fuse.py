@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import StageWork
-from mpmd.compiler.jaxprs.equations import substitute
+from mpmd.compiler.jaxprs.equations import makers_of, substitute
 from mpmd.ir.plan import TaskType
 from mpmd.language.callbacks import callback_of
 
@@ -45,7 +45,7 @@ def fuse(members: Sequence[tuple[StageWork, int]], in_loop: Set[Var], states: Ma
     for stage, microbatch in members:
         names = dict(fused.names[microbatch])
         if microbatch != first:
-            of_stage = (*stage.reads, *(var for eqn in stage.eqns for var in eqn.outvars))
+            of_stage = (*stage.reads, *makers_of(stage.eqns))
             names |= {var: Var(var.aval) for var in of_stage if var in in_loop and var not in names}
         renamed = {**names, **current}  # what a task reads is the state before it
         for eqn in stage.eqns:

@@ -19,6 +19,7 @@ from mpmd.compiler.jaxprs.equations import (
     aval_of,
     free_variables,
     make_jaxpr,
+    makers_of,
     operands,
 )
 from mpmd.compiler.jaxprs.traced import copy_of, traced_eqns
@@ -109,7 +110,7 @@ class _Builder:
         for assigned_eqn in assigned:
             for var in operands(assigned_eqn.eqn):
                 self._readers[var].add(assigned_eqn.work)
-        self._maker = {var: member.eqn for member in body.eqns for var in member.eqn.outvars}
+        self._maker = makers_of(member.eqn for member in body.eqns)
         read = (atom for member in body.eqns for atom in member.eqn.invars)
         values = (result.value for result in body.results)
         self._uses = collections.Counter(a for a in (*read, *values) if isinstance(a, Var))
@@ -263,7 +264,7 @@ def _scan_outside(loop: Loop, body: LoopBody, result: LoopResult) -> list[JaxprE
     """The equations of a result that no stage has a part in."""
     eqns = [member.eqn for member in body.eqns]
     inputs = [loop.index] if result.state is None else [loop.index, result.state]
-    inside = {loop.index, *loop.states, *(var for eqn in eqns for var in eqn.outvars)}
+    inside = {loop.index, *loop.states, *makers_of(eqns)}
     read = [*free_variables(eqns), *([result.value] if isinstance(result.value, Var) else [])]
     outer = [var for var in dict.fromkeys(read) if var not in inside]
     whole = make_jaxpr([*outer, *inputs], eqns, [result.value])

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.cost import draws_random_bits, has_reduction, is_cheap, is_renamed
-from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size
+from mpmd.compiler.jaxprs.equations import Atom, is_inexact, makers_of, operands, size
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
 from mpmd.compiler.split.remove_marks import LoopBody
 from mpmd.ir.plan import TaskType
@@ -50,7 +48,7 @@ def find_duplicates(body: LoopBody, index: Var, has_scalar_weights: bool = False
     eqns = [member.eqn for member in body.eqns]
     states = {result.state for result in body.results}  # each belongs to one stage
     duplicates: dict[Var, Duplicate] = {}
-    computed = {var for eqn in eqns for var in eqn.outvars}
+    computed = makers_of(eqns)
     for eqn in eqns:
         reads = list(operands(eqn))
         if not is_cheap(eqn) or any(var in states for var in reads):
@@ -75,10 +73,7 @@ def find_duplicates(body: LoopBody, index: Var, has_scalar_weights: bool = False
 
 def is_weight(var: Atom, has_scalar_weights: bool = False) -> bool:
     """Whether an outer value may be a parameter: floating-point, and not a scalar unless those may be."""
-    dtype = aval_of(var).dtype
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return False
-    return (has_scalar_weights or size(var) > 1) and jnp.issubdtype(dtype, jnp.inexact)
+    return (has_scalar_weights or size(var) > 1) and is_inexact(var)
 
 
 def _takes_slice(eqn: JaxprEqn, index: Var, duplicates: Mapping[Var, Duplicate]) -> bool:

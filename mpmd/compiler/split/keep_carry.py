@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 
 from mpmd.compiler.graph import Accumulator, StageWork
-from mpmd.compiler.jaxprs.equations import free_variables, operands, substitute
+from mpmd.compiler.jaxprs.equations import free_variables, makers_of, operands, substitute
 from mpmd.compiler.jaxprs.source import where
 from mpmd.compiler.jaxprs.traced import copy_of
 from mpmd.compiler.split.microbatch_order import MicrobatchOrder
@@ -68,7 +68,7 @@ def check_carry(schedule: Schedule, stages: Sequence[StageWork], accumulators: S
 
 def _fault(a: Accumulator, early: TaskType, eqns: Mapping[TaskType, Eqns], order: MicrobatchOrder) -> str:
     reader = next(eqn for eqn in eqns[early] if a.state in operands(eqn))
-    makers = {var: eqn for eqn in eqns[a.work] for var in eqn.outvars}
+    makers = makers_of(eqns[a.work])
     copied = next(iter(operands(makers[a.updated])), a.updated)
     updater = makers.get(copied, makers[a.updated])
     if order.slices > 1:

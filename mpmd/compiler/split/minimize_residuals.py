@@ -26,7 +26,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from mpmd.compiler.jaxprs.choices import choices_in
 from mpmd.compiler.jaxprs.cost import is_cheaper_than_memory
-from mpmd.compiler.jaxprs.equations import free_variables, needed_eqns, operands
+from mpmd.compiler.jaxprs.equations import free_variables, makers_of, needed_eqns, operands
 from mpmd.compiler.split.duplicates import Duplicate
 from mpmd.compiler.split.scanned_residuals import ForwardScans, Node, ScanRow
 from mpmd.ir.plan import TaskType
@@ -85,8 +85,8 @@ def minimize_residuals(
 
 def _with_recomputed(forward: Eqns, again: Set[Var], backward: Eqns) -> Eqns:
     """Returns the backward after the equations of the forward that it repeats, in the forward's order."""
-    of_forward = {var for eqn in forward for var in eqn.outvars}
-    of_backward = again | {var for eqn in backward for var in eqn.outvars}
+    of_forward = makers_of(forward).keys()
+    of_backward = again | makers_of(backward).keys()
     shared = [eqn for eqn in forward if not of_backward.isdisjoint(eqn.outvars)]
     return [*shared, *(eqn for eqn in backward if of_forward.isdisjoint(eqn.outvars))]
 
@@ -124,7 +124,7 @@ class _Residuals:
         self._unavailable = unavailable
         self._elsewhere = elsewhere
         self._duplicates = duplicates
-        self._maker = {var: eqn for eqn in forward for var in eqn.outvars}
+        self._maker = makers_of(forward)
         self._choices = choices_in([*forward, *backward])
         self._scans = scans
         self._read: list[Node] = [

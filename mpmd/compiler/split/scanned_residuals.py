@@ -20,6 +20,7 @@ from mpmd.compiler.jaxprs.equations import (
     free_variables,
     is_dropped,
     lookup,
+    makers_of,
     needed_eqns,
     operands,
     substitute,
@@ -132,7 +133,7 @@ class _ForwardScan:
         self.number = number
         self.eqn = eqn
         self._scan = scan = Scan.of(eqn)
-        self.maker = {var: inner for inner in scan.body.eqns for var in inner.outvars}
+        self.maker = makers_of(scan.body.eqns)
         self.choices = choices_in(scan.body.eqns)
         self.constants = scan.operands(scan.consts)
         self.stacked = scan.operands(scan.xs)

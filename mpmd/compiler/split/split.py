@@ -25,14 +25,17 @@ def split(step: CutStep) -> TaskGraph:
 
     Raises: ``CompileError`` when a schedule gives lists of tasks that cannot run or do not fit its loop.
     """
-    outer, work, accumulators, tasks = [*step.outside[0]], [], [], []
-    for loop, eqns in zip(step.loops, step.outside[1:], strict=True):
-        accumulation, stage_work, tasks_of_loop = _split_loop(loop)
+    loops = [_split_loop(loop) for loop in step.loops]
+    outer = [*step.outside[0]]
+    for (accumulation, _, _), eqns in zip(loops, step.outside[1:], strict=True):
         outer += (*accumulation.before, *accumulation.after, *eqns)
-        work += stage_work
-        accumulators += accumulation.accumulators
-        tasks.append(tasks_of_loop)
-    return TaskGraph(step, tuple(outer), tuple(work), tuple(accumulators), tuple(tasks))
+    return TaskGraph(
+        step=step,
+        outer=tuple(outer),
+        stage_work=tuple(member for _, stage_work, _ in loops for member in stage_work),
+        accumulators=tuple(a for accumulation, _, _ in loops for a in accumulation.accumulators),
+        tasks=tuple(tasks for _, _, tasks in loops),
+    )
 
 
 def _split_loop(

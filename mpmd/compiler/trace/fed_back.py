@@ -13,6 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from mpmd.compiler.jaxprs.control_flow import live_eqns
 from mpmd.compiler.jaxprs.equations import Atom, aval_of, operands, size, variables
+from mpmd.compiler.jaxprs.marks import closed_over
 from mpmd.language.reduce import treduce_p
 
 
@@ -126,12 +127,11 @@ def _find_batches(step: Jaxpr, eqns: Sequence[JaxprEqn]) -> set[Var]:
 def _taken_by(loop: JaxprEqn) -> set[Var]:
     """The values that a loop reads at the microbatch index alone."""
     body: Jaxpr = loop.params["body"]
-    closed_over = len(loop.invars) - len(loop.outvars)
-    whole = _read_whole(body, [body.invars[closed_over]])
+    outer = closed_over(loop)
+    whole = _read_whole(body, [body.invars[len(outer)]])
     read = {var for eqn in body.eqns for var in operands(eqn)} - whole
-    pairs = zip(body.invars[:closed_over], loop.invars, strict=False)
-    taken = set(variables(atom for var, atom in pairs if var in read))
-    return taken.difference(variables(loop.invars[closed_over:]))
+    taken = set(variables(atom for var, atom in outer.items() if var in read))
+    return taken.difference(variables(loop.invars[len(outer) :]))
 
 
 def _read_whole(jaxpr: Jaxpr, indices: Collection[Var]) -> set[Var]:
